@@ -1,6 +1,7 @@
-"""The convolutions of ResNet-50 as shares of the multiply-add peak of one core, measured in turns.
+"""The convolutions of ResNet-50 as shares of the multiply-add peak of a class of processors,
+measured in turns.
 
-    python benchmarks/conv_peak.py
+    python benchmarks/conv_peak.py [--class host x86-64-v3] [--threads 2]
 
 Counted are all taps, those in the border of zeros included, as in the usual figures of 4.1 GFLOP
 per image.
@@ -8,18 +9,19 @@ per image.
 
 from __future__ import annotations
 
-import statistics
+import argparse
 import time
 
 import numpy as np
-from matmul_peak import Kernel, build, seconds
+from matmul_peak import Kernel, build, class_target, processor, shared_peak
+from peers import clock_for, seconds
 
 from ekiden import te
-from ekiden.driver.peak import chains, peak_loop, peak_work
+from ekiden.driver.peak import peak_work
 from ekiden.runtime import Tensor, num_threads, tensor
 from ekiden.target import Target
 from ekiden.topi.nn import conv
-from ekiden.topi.rule import FAMILIES, schedule
+from ekiden.topi.rule import FAMILIES, choose, schedule
 from ekiden.topi.rule.family import Product
 
 # fmt: off
@@ -52,10 +54,9 @@ SHAPES = [   # height = width, in channels, out channels, kernel, stride, how of
 
 
 def convolution(
-    size: int, c: int, o: int, k: int, stride: int
-) -> tuple[Kernel, list[Tensor], float]:
-    """A kernel with its arguments, and the milliseconds that making it took."""
-    target = Target.host()
+    size: int, c: int, o: int, k: int, stride: int, target: Target
+) -> tuple[Kernel, list[Tensor], float, str]:
+    """A kernel with its arguments, the milliseconds that making it took, and what was chosen."""
     pixels, pad = (size // stride) ** 2, k // 2
     tile = FAMILIES["conv_nhwc_pack"].panel_of(Product(pixels, o, c * k * k), target, {})
     start = time.thread_time()
@@ -70,31 +71,45 @@ def convolution(
     random = np.random.default_rng(0)
     shapes = [tuple(int(d.value) for d in t.shape) for t in (data, weight, anchor)]  # type: ignore[attr-defined]
     arguments = [tensor(random.standard_normal(s).astype("float32")) for s in shapes]
-    return kernel, arguments, scheduled + spent
+    return kernel, arguments, scheduled + spent, str(choose([anchor], target).decision)
 
 
-def main() -> None:
-    """Print a line per convolution and the sum over the network."""
-    num_threads(1)
-    target = Target.host()
-    peak, _ = build(peak_loop(target), target)
-    out = tensor(np.zeros(chains(target) * target.lanes("float32"), np.float32))
-    work = peak_work(target)
+def print_table(name: str, options: argparse.Namespace) -> None:
+    """A line per convolution and the sum over the network, on one class of processors."""
+    target, clock = class_target(name, options.threads), clock_for(options.threads)
+    limit, work = shared_peak(target, options.threads), peak_work(target) * options.threads
     total = ideal = 0.0
+    print(f"\n{name}, convolutions of ResNet-50: {target}")
     print(f"{'convolution':>28} {'us':>9} {'share':>7} {'compile ms':>11}")
     for size, c, o, k, stride, count in SHAPES:
-        kernel, arguments, spent = convolution(size, c, o, k, stride)
+        kernel, arguments, spent, chosen = convolution(size, c, o, k, stride, target)
         operations = 2 * (size // stride) ** 2 * c * o * k * k
         repeat = max(1, int(3e8 // operations))
         ours, best = [], []
-        for _ in range(9):
-            best.append(work / seconds(lambda: peak(out), 1))
-            ours.append(seconds(lambda: kernel(*arguments), repeat))  # noqa: B023
-        taken, limit = statistics.median(ours), statistics.median(best)
-        total, ideal = total + count * taken, ideal + count * operations / limit
-        name = f"{size}x{size} {c}->{o} {k}x{k}/{stride} *{count}"
-        print(f"{name:>28} {taken * 1e6:9.1f} {operations / taken / limit:7.1%} {spent:11.1f}")
-    print(f"{'all 53':>28} {total * 1e6:9.1f} {ideal / total:7.1%}")
+        for _ in range(options.rounds):
+            best.append(work / seconds(limit, 1, clock))
+            ours.append(seconds(lambda: kernel(*arguments), repeat, clock))  # noqa: B023
+        taken, reached = min(ours), max(best)
+        total, ideal = total + count * taken, ideal + count * operations / reached
+        label = f"{size}x{size} {c}->{o} {k}x{k}/{stride} *{count}"
+        share = operations / taken / reached
+        print(f"{label:>28} {taken * 1e6:9.1f} {share:7.1%} {spent:11.1f}  {chosen}", flush=True)
+    print(f"{'all 53':>28} {total * 1e6:9.1f} {ideal / total:7.1%}", flush=True)
+
+
+def main() -> None:
+    """Print a table for each class."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--class", dest="classes", nargs="+", default=["host"], metavar="CPU")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    num_threads(options.threads)
+    print(f"{processor()}, {options.threads} thread(s), least of {options.rounds} rounds")
+    for name in options.classes:
+        print_table(name, options)
 
 
 if __name__ == "__main__":

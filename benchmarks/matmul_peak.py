@@ -1,5 +1,6 @@
 """Matrix products as shares of the multiply-add peak of a class of processors, products of one row
-as shares of the bandwidth of reading; beside ONNX Runtime. All in this process, turn by turn.
+as shares of the bandwidth of reading; beside ONNX Runtime, and OpenVINO if it is there. All in this
+process, turn by turn.
 
     python benchmarks/matmul_peak.py [MxNxK ...] [--class host x86-64-v3] [--threads 2] [--variable]
 
@@ -7,7 +8,7 @@ The peak is a loop of independent multiply-adds on full vectors on each thread, 
 for the class like any kernel; the bandwidth that of reading as many bytes as the weights have, and
 adding them up. Weights are constants and packed beforehand, or with `--variable` operands as any
 other. A class is a processor of the table with the caches of this one. Shares are of the least
-times over the rounds, ratios medians over them; ONNX Runtime uses what this machine has, whatever
+times over the rounds, ratios medians over them; other engines use what this machine has, whatever
 the class.
 """
 
@@ -20,8 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from peers import PEERS, clock_for, seconds
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
@@ -125,41 +125,6 @@ def shared_peak(target: Target, threads: int) -> Call:
     return lambda: kernel(result)
 
 
-def onnx_runtime(shape: Shape, variable: bool, threads: int) -> Call:
-    """The same product by ONNX Runtime, its results written in place."""
-    (m, n, k), (x, w) = shape, operands(shape)
-    right = np.ascontiguousarray(w.T)
-
-    def value(name: str, *dims: int) -> object:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
-
-    inputs = [value("x", m, k), *([value("w", k, n)] if variable else [])]
-    weights = [] if variable else [numpy_helper.from_array(right, "w")]
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    graph = helper.make_graph([node], PRODUCT, inputs, [value("y", m, n)], weights)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(
-        made.SerializeToString(), options, ["CPUExecutionProvider"]
-    )
-    binding = session.io_binding()
-    for name, array in (("x", x), *([("w", right)] if variable else [])):
-        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
-    result = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((m, n), np.float32))
-    binding.bind_ortvalue_output("y", result)
-    return lambda: session.run_with_iobinding(binding)
-
-
-def seconds(call: Call, repeat: int, clock: Callable[[], float] = time.thread_time) -> float:
-    """Time of one call, averaged over `repeat`."""
-    start = clock()
-    for _ in range(repeat):
-        call()
-    return (clock() - start) / repeat
-
-
 def limit_of(
     shape: Shape, arguments: list[Tensor], options: argparse.Namespace, target: Target
 ) -> tuple[Call, float]:
@@ -178,24 +143,26 @@ def measure(shape: Shape, options: argparse.Namespace, target: Target) -> str:
     """A line of the table."""
     m, n, k = shape
     kernel, arguments, spent, chosen = product(shape, options.variable, target)
-    # On one thread time of the processor: other programs on the machine do not count.
-    clock = time.thread_time if options.threads == 1 else time.perf_counter
+    clock = clock_for(options.threads)
     limit, share = limit_of(shape, arguments, options, target)
     repeat = max(1, int(2e8 // (2 * m * n * k)))
-    peer = onnx_runtime(shape, options.variable, options.threads)
+    sides = operands(shape)
+    peers = {n: make(*sides, not options.variable, options.threads) for n, make in PEERS.items()}
     best: list[float] = []
     ours: list[float] = []
-    theirs: list[float] = []
+    theirs: dict[str, list[float]] = {name: [] for name in peers}
     for _ in range(options.rounds):
         best.append(seconds(limit, repeat if m == 1 else 1, clock) * share)
         ours.append(seconds(lambda: kernel(*arguments), repeat, clock))
-        theirs.append(seconds(peer, repeat, clock))
+        for name, peer in peers.items():
+            theirs[name].append(seconds(peer, repeat, clock))
     taken = min(ours)
     rate, bytes_ = 2 * m * n * k / taken / 1e9, 4 * n * k / taken / 1e9
-    ratio = statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
-    other = f"{min(theirs) * 1e6:9.1f} {ratio:6.2f}"
     numbers = f"{taken * 1e6:9.1f} {rate:8.1f} {bytes_:6.1f} {min(best) / taken:8.1%}"
-    return f"{numbers} {other} {spent:10.1f}  {chosen}"
+    for times in theirs.values():
+        ratio = statistics.median(t / o for t, o in zip(times, ours, strict=True))
+        numbers += f" {min(times) * 1e6:9.1f} {ratio:6.2f}"
+    return f"{numbers} {spent:10.1f}  {chosen}"
 
 
 def processor() -> str:
@@ -213,6 +180,20 @@ def class_target(name: str, threads: int) -> Target:
     return Target(f"llvm -mcpu={name} -mtune=native -cores={threads}")
 
 
+def print_table(name: str, options: argparse.Namespace) -> None:
+    """A line for each shape, on one class of processors."""
+    target = class_target(name, options.threads)
+    others = "".join(f" {f'{each} us':>9} {'times':>6}" for each in PEERS)
+    print(f"\n{name}, {'variable operands' if options.variable else 'constant weights'}: {target}")
+    print(
+        f"{'MxNxK':>16} {'us':>9} {'GFLOP/s':>8} {'GB/s':>6} {'of limit':>8}"
+        f"{others} {'compile ms':>10}"
+    )
+    for text in options.shapes:
+        m, n, k = (int(d) for d in text.split("x"))
+        print(f"{text:>16} {measure((m, n, k), options, target)}", flush=True)
+
+
 def main() -> None:
     """Print a table for each class."""
     parser = argparse.ArgumentParser(
@@ -227,15 +208,7 @@ def main() -> None:
     num_threads(options.threads)
     print(f"{processor()}, {options.threads} thread(s), least of {options.rounds} rounds")
     for name in options.classes:
-        target = class_target(name, options.threads)
-        print(f"\n{name}: {target}")
-        print(
-            f"{'MxNxK':>16} {'us':>9} {'GFLOP/s':>8} {'GB/s':>6} {'of limit':>8}"
-            f" {'ORT us':>9} {'times':>6} {'compile ms':>10}"
-        )
-        for text in options.shapes:
-            m, n, k = (int(d) for d in text.split("x"))
-            print(f"{text:>16} {measure((m, n, k), options, target)}", flush=True)
+        print_table(name, options)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,20 @@ def attributes(definition: OpDef) -> Iterator[str]:
     yield ""
 
 
+def columns(definition: OpDef) -> Iterator[str]:
+    """What the columns say that passes read; empty where they say nothing."""
+    yield "arguments may change places" if definition.commutes else ""
+    yield f"linear: {definition.linear.value}" if definition.linear.name != "NO" else ""
+    yield f"transposed: {definition.turns.value}" if definition.turns.name != "NO" else ""
+    yield f"makes borders of {definition.borders.value}" if definition.borders.name != "NO" else ""
+    if definition.channels is not None:
+        result, weight = definition.channels
+        yield f"output channels: axis {result} of the result, {weight} of the weight"
+    yield f"faster and less exact: `{definition.fast}`" if definition.fast else ""
+    yield "costs more than a read" if definition.costly else ""
+    yield "reads shapes alone" if definition.shape_only else ""
+
+
 def section(definition: OpDef) -> Iterator[str]:
     """What the page says about one operator."""
     yield f"### `{signature(definition)}`"
@@ -76,6 +90,7 @@ def section(definition: OpDef) -> Iterator[str]:
         facts.append("has no kernel")
     if definition.reference is None:
         facts.append("is not interpreted")
+    facts += [text for text in columns(definition) if text]
     yield "; ".join(facts) + "."
     yield ""
     yield from attributes(definition)

@@ -65,7 +65,7 @@ static int32_t type_of(const ek_value *value) {
 
 static const ek_type_info *fields_of(const ek_value *value) {
   const ek_type_info *info = ek_type_get(value->type_index);
-  return info != NULL && info->is_defined ? info : NULL;
+  return info != NULL && info->is_defined && info->build == NULL ? info : NULL;
 }
 
 /* A tensor whose elements can be compared here: packed in the memory of the host. */

@@ -708,6 +708,42 @@ int ek_executable_bind(ek_executable *e, int64_t index, const ek_value *value) {
 
 /* Linking -------------------------------------------------------------------------------------- */
 
+/* What "ek.external.<compiler>"(name, metadata) makes of a function for an external compiler. */
+static int link_external(const ek_executable *e, const char *name, ek_object **out) {
+  char maker[128];
+  ek_bytes compiler = ek_metadata_first(e->metadata, "external", name);
+  int shown = compiler.size < 64 ? (int)compiler.size : 64;
+  if (compiler.size == 0) {
+    return ek_error("LoadError",
+                    "link executable: primitive '%s' is neither in its native code "
+                    "nor a registered function",
+                    name);
+  }
+  snprintf(maker, sizeof maker, "ek.external.%.*s", shown, compiler.data);
+  ek_object *function = ek_registry_get(maker);
+  if (function == NULL) {
+    return ek_error("LoadError",
+                    "link executable: '%s' is for the external compiler '%.*s', which is not "
+                    "registered in this process: ekiden.backend.external.register_external does it",
+                    name, shown, compiler.data);
+  }
+  ek_value args[2] = {{EK_RAW_STR, 0, {0}}, ek_value_none()}, made = ek_value_none();
+  args[0].v.ptr = (void *)(uintptr_t)name;
+  int status = ek_string_new(EK_STR, e->metadata.data, e->metadata.size, &args[1]);
+  if (status == 0) status = ek_function_call(function, args, 2, &made);
+  ek_value_release(&args[1]);
+  ek_release(function);
+  if (status != 0) return -1;
+  if (made.type_index == EK_FUNCTION) {
+    *out = made.v.obj;
+    return 0;
+  }
+  ek_error("TypeError", "link executable: '%s' must give a function, got %s", maker,
+           ek_value_type_name(&made));
+  ek_value_release(&made);
+  return -1;
+}
+
 static int link_primitive(ek_executable *e, int32_t index, ek_object *image, ek_object *library,
                           ek_object **out) {
   ek_bytes name = e->primitives[index];
@@ -720,12 +756,7 @@ static int link_primitive(ek_executable *e, int32_t index, ek_object *image, ek_
   if (*out == NULL) e->keeps_arguments = true;
   if (status == 0 && *out == NULL && library != NULL) status = ek_module_get(library, key, out);
   if (status == 0 && *out == NULL) *out = ek_registry_get(key);
-  if (status == 0 && *out == NULL) {
-    status = ek_error("LoadError",
-                      "link executable: primitive '%s' is neither in its native code "
-                      "nor a registered function",
-                      key);
-  }
+  if (status == 0 && *out == NULL) status = link_external(e, key, out);
   ek_free(key);
   return status;
 }

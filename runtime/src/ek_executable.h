@@ -119,6 +119,15 @@ ek_bytes ek_executable_param(const ek_vm_function *function, int32_t i);
 /* The index of a function, or -1. */
 int32_t ek_executable_find(const ek_executable *executable, const char *name);
 
+/* The executable of a module of one, borrowed; NULL for another module. */
+const ek_executable *ek_program_executable(ek_object *module);
+
+/* A text of the metadata, as it is written there; empty where there is none. */
+ek_bytes ek_metadata_text(ek_bytes metadata, const char *key);
+
+/* The first text of the list that a table of the metadata has under a key; empty without one. */
+ek_bytes ek_metadata_first(ek_bytes metadata, const char *table, const char *key);
+
 /* Writes the file anew: it appears whole or not at all. 0 or -1. */
 int ek_executable_save(const ek_executable *executable, const char *path);
 

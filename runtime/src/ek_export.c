@@ -1,6 +1,6 @@
-/* Inside a library that Executable.export_library made: its executable, run for whoever loads it.
+/* Inside a library that export_library made: its executable or modules, run for whoever loads it.
 **
-** Ekiden's own loader runs the executable with the runtime of the process and calls nothing here
+** Ekiden's own loader runs them with the runtime of the process and calls nothing here
 ** (ek_library.c). Every other loader finds functions with the signature of ek_packed under their
 ** symbols, and those lead here. Types registered at run time have other indices there, so nothing
 ** of such a type crosses: tuples leave as arrays. Errors are left with TVM-FFI's runtime where
@@ -10,8 +10,7 @@
 #include "ek_executable.h"
 
 static ek_mutex lock = EK_MUTEX_INIT;
-static ek_object *module;      /* the executable's; as long as the process lives */
-static ek_executable *loaded;  /* it, which the module owns */
+static ek_object *module;      /* as long as the process lives */
 
 /* Errors --------------------------------------------------------------------------------------- */
 
@@ -80,7 +79,8 @@ static int leave(const char *name, const ek_value *value, int depth, ek_value *o
 static int check_args(const char *name, const ek_value *args, int32_t nargs) {
   for (int32_t i = 0; i < nargs; i++) {
     if (args[i].type_index < EK_DYNAMIC) continue;
-    int32_t at = ek_executable_find(loaded, name);
+    const ek_executable *loaded = ek_program_executable(module);
+    int32_t at = loaded == NULL ? -1 : ek_executable_find(loaded, name);
     bool is_input = at >= 0 && i < loaded->functions[at].n_params;
     ek_bytes input = is_input ? ek_executable_param(&loaded->functions[at], i) : ek_bytes_of("?");
     return ek_error("InputError", "input '%.*s': expected tensors, numbers and arrays of them, got an "
@@ -93,15 +93,8 @@ static int check_args(const char *name, const ek_value *args, int32_t nargs) {
 
 /* Under the lock. */
 static int load(const ek_export *program) {
-  ek_object *executable;
   if (module != NULL) return 0;
-  if (ek_executable_from_bytes(program->begin, (size_t)program->size, 0, &executable) != 0) {
-    return -1;
-  }
-  int code = ek_program_new(executable, &module);
-  loaded = (ek_executable *)(void *)executable;
-  ek_release(executable);
-  return code;
+  return ek_module_from_bytes(program->begin, (size_t)program->size, &module);
 }
 
 /* The function of a name, found once; NULL with an error. */

@@ -199,17 +199,38 @@ static int make(const ek_type_info *info, ek_object **out) {
   return *out == NULL ? -1 : 0;
 }
 
+static int missing(const ek_type_info *info, const ek_field *field) {
+  return ek_error("TypeError", "make '%s': field '%s' is missing", info->key, field->name);
+}
+
 static int fill(ek_object *object, const ek_type_info *info, const ek_value *values, int32_t n) {
   for (int32_t i = 0; i < info->n_fields; i++) {
     const ek_field *field = &info->fields[i];
     const ek_value *value = i < n ? &values[i] : &field->standard;
     if (value->type_index == EK_ANY) value = &field->standard;
     if (value == &field->standard && (field->flags & EK_FIELD_DEFAULT) == 0) {
-      return ek_error("TypeError", "make '%s': field '%s' is missing", info->key, field->name);
+      return missing(info, field);
     }
     if (value->type_index != EK_ANY && store(object, field, value) != 0) return -1;
   }
   return 0;
+}
+
+/* Has the values of all fields made into an object. */
+static int build(const ek_type_info *info, const ek_value *values, int32_t n, ek_object **out) {
+  ek_value *all = ek_alloc_or_error((size_t)info->n_fields * sizeof *all + 1);
+  if (all == NULL) return -1;
+  int code = 0;
+  for (int32_t i = 0; i < info->n_fields && code == 0; i++) {
+    const ek_field *field = &info->fields[i];
+    all[i] = i < n ? values[i] : (ek_value){EK_ANY, 0, {0}};
+    if (all[i].type_index == EK_ANY && (field->flags & EK_FIELD_DEFAULT) == 0) {
+      code = missing(info, field);
+    }
+  }
+  if (code == 0) code = info->build(info, all, info->n_fields, out);
+  ek_free(all);
+  return code;
 }
 
 int ek_object_new(int32_t type_index, const ek_value *values, int32_t n, ek_object **out) {
@@ -223,6 +244,7 @@ int ek_object_new(int32_t type_index, const ek_value *values, int32_t n, ek_obje
     return ek_error("TypeError", "make '%s': at most %d fields expected, got %d", info->key,
                     info->n_fields, n);
   }
+  if (info->build != NULL) return build(info, values, n, out);
   if (make(info, &object) != 0) return -1;
   if (fill(object, info, values, n) != 0) {
     ek_release(object);

@@ -314,7 +314,7 @@ static void graph_destroy(void *context) {
 }
 
 static const ek_module_kind graph_kind = {"GraphExecutor", graph_get, graph_names, NULL,
-                                          graph_destroy};
+                                          graph_destroy, NULL};
 
 /* Whether instructions run one after the other. */
 static int expect_straight(const ek_executable *e, int32_t function) {

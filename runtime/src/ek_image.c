@@ -27,7 +27,7 @@ static const char *const architectures[] = {"x86-64", "AArch64", "RISC-V"};
 static const unsigned char magic[8] = {'E', 'K', 'I', 'M', 'G', 0, ARCHITECTURE, 1};
 
 typedef struct image_export {
-  ek_bytes name;               /* points into 'names' of the image */
+  ek_bytes name;               /* points into 'tail' of the image */
   uint64_t offset;
 } image_export;
 
@@ -36,7 +36,9 @@ typedef struct image {
   size_t mapped;
   image_export *exports;       /* sorted by name */
   uint32_t export_count;
-  char *names;                 /* a copy of the export table, whose names it holds */
+  unsigned char *head;         /* a copy of the header's page */
+  unsigned char *tail;         /* of all behind the text: the tables, whose names it holds */
+  uint64_t text_size, total;
   uintptr_t *table;            /* an address per import, to be copied behind the text */
   ek_call_site *sites;         /* with names of their own */
   uint32_t site_count;
@@ -208,14 +210,12 @@ static int check_exports_unique(const image *self) {
   return 0;
 }
 
-static int read_exports(image *self, const unsigned char *bytes, const header *h) {
+static int read_exports(image *self, const header *h) {
   size_t size = (size_t)(h->import_offset - h->export_offset);
-  self->names = ek_alloc_or_error(size + 1);
-  if (self->names == NULL) return -1;
+  const unsigned char *table = self->tail + (h->export_offset - PAGE - h->text_size);
   self->exports = ek_alloc_or_error((size_t)h->exports * sizeof(image_export) + 1);
   if (self->exports == NULL) return -1;
-  memcpy(self->names, bytes + h->export_offset, size);
-  reader r = {(unsigned char *)self->names, (unsigned char *)self->names + size, NULL};
+  reader r = {table, table + size, NULL};
   for (uint32_t i = 0; i < h->exports; i++) {
     ek_bytes name = name_of(&r);
     uint64_t offset = u64(&r);
@@ -341,7 +341,8 @@ static void image_delete(image *self) {
   ek_free(self->sites);
   ek_free(self->table);
   ek_free(self->exports);
-  ek_free(self->names);
+  ek_free(self->head);
+  ek_free(self->tail);
   ek_free(self);
 }
 
@@ -377,13 +378,41 @@ static int image_names(void *context, ek_object **out) {
   return 0;
 }
 
-static const ek_module_kind image_kind = {"image", image_get, image_names, NULL, image_destroy};
+/* The image again: its code is as it was, for nothing in it is relocated. */
+static int image_bytes(void *context, ek_value *out) {
+  const image *self = context;
+  size_t text = (size_t)self->text_size;
+  char *whole = ek_alloc_or_error((size_t)self->total);
+  if (whole == NULL) return -1;
+  memcpy(whole, self->head, PAGE);
+  if (text != 0) memcpy(whole + PAGE, self->pages, text);
+  memcpy(whole + PAGE + text, self->tail, (size_t)self->total - PAGE - text);
+  int code = ek_string_new(EK_BYTES, whole, (size_t)self->total, out);
+  ek_free(whole);
+  return code;
+}
+
+static const ek_module_kind image_kind = {"image", image_get,     image_names,
+                                          NULL,    image_destroy, image_bytes};
+
+/* What is not among the pages of the code, for image_bytes. */
+static int keep_rest(image *self, const unsigned char *bytes, const header *h) {
+  size_t behind = (size_t)(h->total - PAGE - h->text_size);
+  self->head = ek_alloc_or_error(PAGE);
+  self->tail = ek_alloc_or_error(behind + 1);
+  if (self->head == NULL || self->tail == NULL) return -1;
+  memcpy(self->head, bytes, PAGE);
+  memcpy(self->tail, bytes + PAGE + h->text_size, behind);
+  self->text_size = h->text_size;
+  self->total = h->total;
+  return 0;
+}
 
 static int fill(image *self, const unsigned char *bytes, size_t size) {
   header h = {0};
   if (read_header(bytes, size, &h) != 0 || check_header(&h, size) != 0) return -1;
-  if (check_gap(bytes, &h) != 0) return -1;
-  if (read_exports(self, bytes, &h) != 0 || read_imports(self, bytes, &h) != 0) return -1;
+  if (check_gap(bytes, &h) != 0 || keep_rest(self, bytes, &h) != 0) return -1;
+  if (read_exports(self, &h) != 0 || read_imports(self, bytes, &h) != 0) return -1;
   if (map(self, bytes, &h) != 0) return -1;
   name_for_perf(self, &h);
   return 0;

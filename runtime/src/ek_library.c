@@ -92,7 +92,8 @@ static void library_destroy(void *self) {
   ek_free(self);
 }
 
-static const ek_module_kind library_kind = {"library", library_get, NULL, NULL, library_destroy};
+static const ek_module_kind library_kind = {"library", library_get, NULL, NULL, library_destroy,
+                                            NULL};
 
 /* Loading -------------------------------------------------------------------------------------- */
 
@@ -147,17 +148,13 @@ void ek_libraries_clear(void) {
   }
 }
 
-/* A library that export_library made: its executable is run here, and not by the runtime inside. */
+/* A library that export_library made: what is in it runs here, and not by the runtime inside. */
 static int program_in(const char *path, void *handle, ek_object **out) {
   const unsigned char *begin = ek_dl_symbol(handle, "__ek_executable");
   const uint64_t *size = ek_dl_symbol(handle, "__ek_executable_size");
-  ek_object *executable;
   if (begin == NULL || size == NULL) return 0;
   if (ek_dl_pin(path) != 0) return ek_error("OSError", "load library '%s': it cannot stay", path);
-  if (ek_executable_from_bytes(begin, (size_t)*size, 0, &executable) != 0) return -1;
-  int code = ek_program_new(executable, out);
-  ek_release(executable);
-  return code;
+  return ek_module_from_bytes(begin, (size_t)*size, out);
 }
 
 static int library_module(void *handle, ek_object **out) {

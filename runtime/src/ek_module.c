@@ -170,6 +170,9 @@ int ek_module_part(ek_object *object, int32_t part, ek_value *out) {
                                  : ek_array_new(NULL, 0, &array);
       break;
     case EK_MODULE_IMPORTS: code = imports_of(module, &array); break;
+    case EK_MODULE_BYTES:
+      if (kind->bytes != NULL) return kind->bytes(module->self, out);
+      return ek_error("ValueError", "save module: modules of kind '%s' cannot be saved", kind->name);
     default: return ek_error("ValueError", "read module: there is no part %d", part);
   }
   if (code == 0) *out = ek_value_object(array);

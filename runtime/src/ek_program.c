@@ -5,7 +5,8 @@
 ** callers at once.
 **
 ** Beside its functions a module gives the kernels of the executable, its constants (get_constant),
-** the executable itself (get_executable), and under the name "default" a factory of graph executors (ek_graph.c). */
+** the executable itself (get_executable), and a factory of graph executors (ek_graph.c) as
+** "default" and under the name that was given when it was compiled. */
 #include "ek_executable.h"
 
 typedef struct spare {
@@ -65,13 +66,13 @@ static void delete_function(void *context) {
   ek_free(function);
 }
 
-/* What TVM's factories give under the name "default": (device, ...) -> a graph executor. */
+/* What TVM's factories give under their name: (device, ...) -> a graph executor. */
 static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
   const program_function *function = context;
   ek_object *made;
   for (int32_t i = 0; i < nargs; i++) {
     if (args[i].type_index == EK_DEVICE && args[i].v.device.type == EK_CPU) continue;
-    return ek_error("TypeError", "default: the host as a device expected, got %s",
+    return ek_error("TypeError", "make graph executor: the host as a device expected, got %s",
                     ek_value_type_name(&args[i]));
   }
   if (ek_graph_new(function->of->executable, NULL, &made) != 0) return -1;
@@ -99,8 +100,10 @@ static int get_executable(void *context, const ek_value *args, int32_t nargs, ek
 }
 
 /* What a module gives beside the functions of its program; NULL for a name that is none. */
-static ek_packed find_extra(const char *name) {
-  if (strcmp(name, "default") == 0) return make_graph;
+static ek_packed find_extra(const ek_executable *executable, const char *name) {
+  ek_bytes own = ek_metadata_text(executable->metadata, "mod_name");
+  bool is_own = own.size != 0 && own.size == strlen(name) && memcmp(own.data, name, own.size) == 0;
+  if (is_own || strcmp(name, "default") == 0) return make_graph;
   if (strcmp(name, "get_constant") == 0) return get_constant;
   return strcmp(name, "get_executable") == 0 ? get_executable : NULL;
 }
@@ -109,7 +112,7 @@ static int program_get(void *context, ek_object *module, const char *name, ek_ob
   program *self = context;
   ek_executable *executable = (ek_executable *)(void *)self->executable;
   int32_t index = ek_executable_find(executable, name);
-  ek_packed target = index >= 0 ? call : find_extra(name);
+  ek_packed target = index >= 0 ? call : find_extra(executable, name);
   if (target == NULL) return ek_executable_kernel(executable, name, out);
   program_function *function = ek_alloc_or_error(sizeof *function);
   if (function == NULL) return -1;
@@ -152,8 +155,17 @@ static void program_destroy(void *context) {
   ek_free(self);
 }
 
-static const ek_module_kind program_kind = {"executable", program_get, program_names, program_save,
-                                            program_destroy};
+static int program_bytes(void *context, ek_value *out) {
+  return ek_executable_item(((program *)context)->executable, EK_PART_FILE, 0, out);
+}
+
+static const ek_module_kind program_kind = {"executable", program_get,     program_names,
+                                            program_save, program_destroy, program_bytes};
+
+const ek_executable *ek_program_executable(ek_object *module) {
+  const program *self = ek_module_self(module, &program_kind);
+  return self == NULL ? NULL : (const ek_executable *)(const void *)self->executable;
+}
 
 int ek_program_new(ek_object *executable, ek_object **out) {
   if (!ek_is(executable, EK_EXECUTABLE)) {

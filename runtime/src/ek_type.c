@@ -9,7 +9,7 @@
 enum { MAX_TYPES = 4096 };
 
 #define STATIC_TYPE(index, parent, depth, key) \
-  [index] = {key, "", index, parent, depth, 0, 0, 0, 0, 0, 0, 0}
+  [index] = {key, "", index, parent, depth, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* clang-format off */
 static const ek_type_info static_types[EK_FIRST_FREE] = {
@@ -292,6 +292,7 @@ static int fill(ek_type_info *info, const ek_type_info *parent, const ek_type_de
                     "constructor; give one", info->key, parent->key);
   }
   info->create = def->create;
+  info->build = def->build;
   info->doc = keep_text(def->doc);
   if (info->doc == NULL || add_fields(info, parent, def) != 0) return -1;
   info->is_defined = 1;
@@ -315,7 +316,7 @@ static int check_definition(const ek_type_info *old, const ek_type_def *def) {
     return ek_error("ValueError", "define type '%s': '%s', derived from it, is defined already",
                     old->key, child->key);
   }
-  if (def->create != NULL && def->size == 0) {
+  if ((def->create != NULL || def->build != NULL) && def->size == 0) {
     return ek_error("ValueError", "define type '%s': a size goes with a constructor", old->key);
   }
   return 0;

@@ -256,7 +256,7 @@ static void debugger_destroy(void *context) {
 }
 
 static const ek_module_kind debugger_kind = {"virtual machine", debugger_get, debugger_names, NULL,
-                                             debugger_destroy};
+                                             debugger_destroy, NULL};
 
 int ek_vm_module(ek_object *vm, ek_object **out) {
   if (!ek_is(vm, EK_VM)) return ek_error("TypeError", "make module: a virtual machine expected");

@@ -65,6 +65,19 @@ static bool enter_key(json *j, const char *key, size_t size) {
   return give_up(j);
 }
 
+ek_bytes ek_metadata_text(ek_bytes metadata, const char *key) {
+  json j = {metadata.data, metadata.data + metadata.size};
+  ek_bytes found, none = {"", 0};
+  return enter_key(&j, key, strlen(key)) && take_string(&j, &found) ? found : none;
+}
+
+ek_bytes ek_metadata_first(ek_bytes metadata, const char *table, const char *key) {
+  json j = {metadata.data, metadata.data + metadata.size};
+  ek_bytes found, none = {"", 0};
+  if (!enter_key(&j, table, strlen(table)) || !enter_key(&j, key, strlen(key))) return none;
+  return take(&j, '[') && take_string(&j, &found) ? found : none;
+}
+
 static int64_t take_number(json *j) {
   int64_t number = 0;
   for (; j->at < j->end && *j->at >= '0' && *j->at <= '9' && number < INT32_MAX; j->at++) {

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ekiden.codegen.build import build
     from ekiden.driver import Executable, compile, export, load, verify
+    from ekiden.driver.lowering import build, lower
     from ekiden.error import TVMError
     from ekiden.ir.json import load_json, save_json
     from ekiden.ir.module import IRModule
@@ -23,20 +23,32 @@ if TYPE_CHECKING:
         PackedFunc,
         Tensor,
         VirtualMachine,
+        cl,
         convert,
         cpu,
+        cuda,
         device,
+        ext_dev,
         from_dlpack,
         get_global_func,
+        gpu,
+        hexagon,
         list_global_func_names,
         load_params,
+        metal,
+        mtl,
         nd,
+        opencl,
         register_error,
         register_func,
         register_object,
         remove_global_func,
+        rocm,
         save_params,
         tensor,
+        vpi,
+        vulkan,
+        webgpu,
     )
     from ekiden.runtime.errors import (
         CompileError,
@@ -51,7 +63,6 @@ if TYPE_CHECKING:
         TypeInferenceError,
         UnsupportedError,
     )
-    from ekiden.tir.transform import lower
 
 __version__ = "0.1.0"
 
@@ -77,35 +88,47 @@ __all__ = [
     "VirtualMachine",
     "__version__",
     "build",
+    "cl",
     "compile",
     "convert",
     "cpu",
+    "cuda",
     "device",
     "export",
+    "ext_dev",
     "from_dlpack",
     "get_global_func",
+    "gpu",
+    "hexagon",
     "list_global_func_names",
     "load",
     "load_json",
     "load_params",
     "lower",
+    "metal",
+    "mtl",
     "nd",
+    "opencl",
     "register_error",
     "register_func",
     "register_object",
     "remove_global_func",
+    "rocm",
     "save_json",
     "save_params",
     "structural_equal",
     "structural_hash",
     "tensor",
     "verify",
+    "vpi",
+    "vulkan",
+    "webgpu",
 ]
 
 _ERRORS = "ekiden.runtime.errors"
 _HOMES = {
-    "build": "ekiden.codegen.build",
-    "lower": "ekiden.tir.transform",
+    "build": "ekiden.driver.lowering",
+    "lower": "ekiden.driver.lowering",
     "compile": "ekiden.driver",
     "export": "ekiden.driver",
     "load": "ekiden.driver",
@@ -122,6 +145,10 @@ _HOMES = {
     "DataType": "ekiden.runtime",
     "convert": "ekiden.runtime",
     "cpu": "ekiden.runtime",
+    **dict.fromkeys(
+        "cl cuda ext_dev gpu hexagon metal mtl opencl rocm vpi vulkan webgpu".split(),
+        "ekiden.runtime",
+    ),
     "device": "ekiden.runtime",
     "get_global_func": "ekiden.runtime",
     "list_global_func_names": "ekiden.runtime",
@@ -138,8 +165,8 @@ _HOMES = {
     "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
-    "arith backend codegen contrib driver error frontend instrument ir parser relay runtime script"
-    " target te testing tir topi transform".split()
+    "_ffi arith backend codegen container contrib driver error frontend instrument ir parser relay"
+    " runtime script target te testing tir topi transform".split()
 )
 
 

@@ -7,6 +7,7 @@ from ekiden.ir.transform import (
     PassContext,
     PassInfo,
     PassInstrument,
+    PrintIR,
     Sequential,
     module_pass,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "PassContext",
     "PassInfo",
     "PassInstrument",
+    "PrintIR",
     "Sequential",
     "module_pass",
 ]

@@ -202,10 +202,26 @@ def test_the_executors_of_relay_agree() -> None:
 def test_building_with_an_executor() -> None:
     lib = relay.build(module_of(COUNTING), executor=relay.backend.Executor("aot"))
     assert lib.raw.metadata["executor"] == "aot"
-    with pytest.raises(CompileError, match="Executor: 'graph' or 'aot' expected, got 'vm'"):
+    with pytest.raises(CompileError, match="\"vm\" is not defined; expected 'graph' or 'aot'"):
         relay.backend.Executor("vm")
-    with pytest.raises(CompileError, match="Executor: no option 'link-params'"):
-        relay.backend.Executor("aot", {"link-params": True})
+    with pytest.raises(CompileError, match='Attribute "woof" is not available on this Executor'):
+        relay.backend.Executor("aot", {"woof": True})
+    with pytest.raises(CompileError, match='"interface-api" should have type "runtime.String"'):
+        relay.backend.Executor("aot", {"interface-api": True})
+    packed = relay.backend.Executor("aot", {"interface-api": "c", "link-params": True})
+    assert packed["interface-api"] == "c" and "interface-api" in packed and "woof" not in packed
+    with pytest.raises(CompileError, match="Executor 'aot': interface-api='c' has no effect here"):
+        relay.build(module_of(COUNTING), executor=packed)
+
+
+def test_building_for_a_runtime_under_a_name() -> None:
+    run_time = relay.backend.Runtime("cpp", {"system-lib": False})
+    lib = relay.build(module_of(COUNTING), runtime=run_time, mod_name="net")
+    assert lib.libmod_name == "net" and not run_time["system-lib"]
+    assert "crt" in relay.backend.Runtime.list_registered()
+    assert relay.backend.Runtime.list_registered_options("crt") == {"system-lib": "IntImm"}
+    with pytest.raises(CompileError, match="Runtime 'crt': code is made for the runtime library"):
+        relay.build(module_of(COUNTING), runtime="crt")
 
 
 def test_an_executor_that_there_is_not() -> None:

@@ -5,7 +5,9 @@ else in the program.
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +15,12 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.codegen.llvm import compile_object, emit, link
+from ekiden.contrib.graph_executor import GraphModule
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Var, const
 from ekiden.relay import op
 from ekiden.runtime import load_image, num_threads
+from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, BufferStore, For, ForKind, PrimFunc, seq
@@ -120,3 +124,105 @@ def test_saturated_gates(kind: str) -> None:
     assert is_kept()
     for one, other in zip(wanted, found, strict=True):
         np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=1e-5, atol=1e-13)
+
+
+WORD, FLUSHES, SEEN = (7, 0x8040, 0x3F) if platform.machine() == "x86_64" else (0, 1 << 24, 0)
+"""Of glibc's fenv_t: the word with the mode of vector arithmetic, the bits that flush, those that
+say what has happened."""
+
+
+def mode() -> int:
+    """The mode of this thread's arithmetic."""
+    state = (ctypes.c_uint32 * 8)()
+    assert ctypes.CDLL("libm.so.6").fegetenv(state) == 0
+    return int(state[WORD]) & ~SEEN
+
+
+def halving() -> ekiden.IRModule:
+    """x / 2 in two kernels, of which one shares its loop."""
+    x = relay.var("x", relay.tensor_type((1 << 18,)))
+    half = op.multiply(x, relay.const(np.float32(0.5)))
+    body = relay.Tuple([half, op.sum(op.multiply(half, relay.const(np.float32(2.0**20))))])
+    return relay.IRModule.from_expr(relay.Function((x,), body))
+
+
+def check_flushed(run: Callable[..., object], flushed: bool = True) -> None:
+    before, x = mode(), np.full(1 << 18, TINY)
+    half, total = (np.asarray(t) for t in run(x))  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(half, 0 if flushed else x * np.float32(0.5))
+    assert (total == 0) is np.bool_(flushed)
+    assert mode() == before
+    assert is_kept()
+
+
+@pytest.mark.parametrize("text", processors())
+@pytest.mark.parametrize("executor", ["vm", "aot", "async"])
+def test_models_flush_where_it_is_asked_for(executor: str, text: str) -> None:
+    before = num_threads()
+    num_threads(2)
+    try:
+        module = halving()
+        check_flushed(ekiden.compile(module, text, executor=executor, denormals="flush"))
+        check_flushed(ekiden.compile(module, text, executor=executor), flushed=False)
+    finally:
+        num_threads(before)
+
+
+def test_the_code_of_c_flushes(tmp_path: Path) -> None:
+    made = ekiden.compile(halving(), "c", denormals="flush")
+    check_flushed(made)
+    made.save(tmp_path / "model.eki")
+    found = ekiden.load(tmp_path / "model.eki")
+    assert found.raw.metadata["denormals"] == "flush"
+    check_flushed(found)
+    assert "denormals" not in ekiden.compile(halving(), "c").raw.metadata
+
+
+def test_a_library_flushes(tmp_path: Path) -> None:
+    ekiden.export(halving(), tmp_path / "model.so", denormals="flush")
+    run = ekiden.runtime.load_module(str(tmp_path / "model.so"))["main"]
+    check_flushed(lambda x: run(ekiden.runtime.tensor(x)))
+
+
+def test_the_graph_executor_flushes() -> None:
+    with ekiden.transform.PassContext(config={"kernels.denormals": "flush"}):
+        built = relay.build(halving(), "llvm")
+    graph = GraphModule(built["default"](ekiden.cpu(0)))
+
+    def run(x: np.ndarray) -> list[np.ndarray]:
+        graph.run(x=x)
+        return [graph.get_output(n).numpy() for n in range(2)]
+
+    check_flushed(run)
+
+
+def test_the_mode_of_a_caller_stays(tmp_path: Path) -> None:
+    """One that flushes itself finds its own mode after kernels that do and that do not."""
+    libm = ctypes.CDLL("libm.so.6")
+    kept, own = (ctypes.c_uint32 * 8)(), (ctypes.c_uint32 * 8)()
+    runs = [ekiden.compile(halving(), denormals=each) for each in ("flush", "keep")]
+    x = np.full(1 << 18, TINY)
+    libm.fegetenv(kept)
+    libm.fegetenv(own)
+    own[WORD] |= FLUSHES
+    for run in runs:
+        libm.fesetenv(own)
+        try:
+            run(x)
+            found = mode()
+        finally:
+            libm.fesetenv(kept)
+        assert found & FLUSHES == FLUSHES
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(CompileError, match="denormals 'keep' or 'flush' expected, got 'drop'"):
+        ekiden.compile(halving(), denormals="drop")
+    with (
+        ekiden.transform.PassContext(config={"kernels.denormals": "drop"}),
+        pytest.raises(CompileError, match="denormals 'keep' or 'flush' expected, got 'drop'"),
+    ):
+        ekiden.compile(halving())
+    riscv = "llvm -mtriple=riscv64-linux-gnu"
+    with pytest.raises(CompileError, match="'flush': a processor of riscv64 has no mode for it"):
+        ekiden.export(halving(), "/dev/null", riscv, denormals="flush")

@@ -73,7 +73,7 @@ static void calls_from_all_threads(void) {
 static int32_t pair_type(void) {
   ek_field fields[2] = {{"left", NULL, EK_ANY, 0, 0, EK_FIELD_DEFAULT, NULL, NULL, {0, 0, {0}}},
                         {"right", NULL, EK_ANY, 0, 0, EK_FIELD_DEFAULT, NULL, NULL, {0, 0, {0}}}};
-  ek_type_def def = {0, NULL, NULL, fields, NULL, 2, 0};
+  ek_type_def def = {0, NULL, NULL, fields, NULL, 2, 0, NULL};
   int32_t index = ek_type_register("soak.Pair", EK_OBJECT);
   CHECK(ek_type_define(index, &def) == 0);
   return index;

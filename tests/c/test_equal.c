@@ -117,7 +117,7 @@ static void tensors_are_equal_by_their_elements(void) {
 static void objects_are_equal_by_their_fields(void) {
   ek_field fields[2] = {{"a", NULL, EK_ANY, 0, 0, 0, NULL, NULL, {0, 0, {0}}},
                         {"note", NULL, EK_ANY, 0, 0, EK_FIELD_IGNORE, NULL, NULL, {0, 0, {0}}}};
-  ek_type_def def = {0, NULL, NULL, fields, NULL, 2, 0};
+  ek_type_def def = {0, NULL, NULL, fields, NULL, 2, 0, NULL};
   int32_t type = ek_type_register("test.Equal", EK_OBJECT);
   ek_object *objects[3] = {NULL};
   CHECK(ek_type_define(type, &def) == 0);

@@ -75,7 +75,7 @@ static int types(void) {
   ek_value values[2] = {ek_value_none()};
   ek_object *object = NULL;
   snprintf(key, sizeof key, "hard.Type%d", tries++);
-  ek_type_def def = {0, NULL, "a type", fields, NULL, 2, 0};
+  ek_type_def def = {0, NULL, "a type", fields, NULL, 2, 0, NULL};
   int32_t index = ek_type_register(key, EK_OBJECT);
   int code = index < 0 ? -1 : ek_type_define(index, &def);
   values[1] = (ek_value){EK_RAW_STR, 0, {0}};

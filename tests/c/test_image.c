@@ -267,7 +267,89 @@ static void imports_of_calls_have_names(void) {
               "load code image: import table: there is no service 'packed:'");
 }
 
+/* Two modules, of which the first imports the second. */
+typedef struct several {
+  _Alignas(64) unsigned char bytes[2 * 4608 + 256];
+  size_t size;
+} several;
+
+static void put_word(several *to, size_t at, uint64_t value) {
+  for (size_t i = 0; i < 8; i++) to->bytes[at + i] = (unsigned char)(value >> (8 * i));
+}
+
+static several two_modules(void) {
+  static const char magic[8] = {'E', 'K', 'M', 'O', 'D', 'S', 0, 1};
+  image_bytes image = make_image();
+  several made = {{0}, 0};
+  size_t first = 128, second = (first + image.size + 63) / 64 * 64;
+  memcpy(made.bytes, magic, sizeof magic);
+  const uint64_t words[] = {2, first, image.size, second, image.size, 1, 0, 1};
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) put_word(&made, 8 + 8 * i, words[i]);
+  memcpy(made.bytes + first, image.bytes, image.size);
+  memcpy(made.bytes + second, image.bytes, image.size);
+  made.size = second + image.size;
+  return made;
+}
+
+static void an_image_gives_its_bytes(void) {
+  image_bytes image = make_image();
+  ek_object *module = NULL;
+  ek_value bytes = ek_value_none();
+  ek_bytes found;
+  CHECK(ek_image_load(image.bytes, image.size, &module) == 0);
+  CHECK(ek_module_part(module, EK_MODULE_BYTES, &bytes) == 0 && ek_string_borrow(&bytes, &found));
+  CHECK(found.size == image.size && memcmp(found.data, image.bytes, image.size) == 0);
+  ek_value_release(&bytes);
+  ek_object_release(module);
+}
+
+static void modules_come_with_what_they_import(void) {
+  several given = two_modules();
+  ek_object *module = NULL;
+  ek_value imports = ek_value_none();
+  CHECK(ek_module_from_bytes(given.bytes, given.size, &module) == 0);
+  CHECK(ek_module_part(module, EK_MODULE_IMPORTS, &imports) == 0);
+  CHECK(((const ek_array *)(const void *)imports.v.obj)->size == 1);
+  CHECK(ek_module_implements(module, "answer") == 1);
+  ek_value_release(&imports);
+  ek_object_release(module);
+}
+
+static void damaged_modules_do_no_harm(void) {
+  several given = two_modules();
+  ek_object *module = NULL;
+  for (size_t size = 0; size < given.size; size += size < 200 ? 1 : 61) {
+    CHECK(ek_module_from_bytes(given.bytes, size, &module) != 0);
+    ek_object_release(ek_error_take());
+  }
+  static const struct {
+    size_t at;
+    uint64_t value;
+    const char *message;
+  } wrong[] = {
+      {8, 5000, "load modules: a table is larger than the bytes"},
+      {16, 129, "load modules: a module lies outside of the bytes"},
+      {16, UINT64_MAX - 63, "load modules: a module lies outside of the bytes"},
+      {24, UINT64_MAX, "load modules: a module lies outside of the bytes"},
+      {56, 2, "load modules: an import names no module"},
+  };
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    several damaged = given;
+    put_word(&damaged, wrong[i].at, wrong[i].value);
+    CHECK_ERROR(ek_module_from_bytes(damaged.bytes, damaged.size, &module), "LoadError",
+                wrong[i].message);
+  }
+  several cycle = given;
+  put_word(&cycle, 56, 1);
+  put_word(&cycle, 64, 1);
+  CHECK(ek_module_from_bytes(cycle.bytes, cycle.size, &module) != 0);
+  ek_object_release(ek_error_take());
+}
+
 int main(void) {
+  an_image_gives_its_bytes();
+  modules_come_with_what_they_import();
+  damaged_modules_do_no_harm();
   functions_are_found_and_keep_the_code();
   names_are_listed_sorted();
   an_empty_image_is_an_image();

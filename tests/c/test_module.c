@@ -90,8 +90,8 @@ static int holder_save(void *self, const char *path) {
 static void holder_destroy(void *self) { ((holder *)self)->destroyed++; }
 
 static const ek_module_kind holder_kind = {"holder", holder_get, holder_names, holder_save,
-                                           holder_destroy};
-static const ek_module_kind bare_kind = {"bare", holder_get, NULL, NULL, NULL};
+                                           holder_destroy, NULL};
+static const ek_module_kind bare_kind = {"bare", holder_get, NULL, NULL, NULL, NULL};
 
 static ek_object *module_of(const ek_module_kind *kind, holder *self) {
   ek_object *module = NULL;

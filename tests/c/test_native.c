@@ -44,7 +44,7 @@ static int image_get(void *self, ek_object *module, const char *name, ek_object 
   return ek_function_bind(code, NULL, out);
 }
 
-static const ek_module_kind image_kind = {"test", image_get, NULL, NULL, NULL};
+static const ek_module_kind image_kind = {"test", image_get, NULL, NULL, NULL, NULL};
 
 static int call_global(const char *name, const ek_value *args, int32_t nargs) {
   ek_object *called = ek_registry_get(name);

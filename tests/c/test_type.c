@@ -43,7 +43,7 @@ static int32_t point_type(void) {
   };
   fields[1].standard = ek_value_int(7);
   ek_type_def def = {sizeof(point), NULL, "a point", fields, NULL,
-                     (int32_t)(sizeof fields / sizeof fields[0]), 0};
+                     (int32_t)(sizeof fields / sizeof fields[0]), 0, NULL};
   CHECK(ek_type_define(index, &def) == 0);
   return index;
 }
@@ -162,7 +162,7 @@ static int32_t laid_out_type(void) {
                          NULL, {0, 0, {0}}}};
   if (index >= 0) return index;
   index = ek_type_register("test.Pair", EK_OBJECT);
-  ek_type_def def = {0, NULL, NULL, fields, NULL, 2, 0};
+  ek_type_def def = {0, NULL, NULL, fields, NULL, 2, 0, NULL};
   CHECK(ek_type_define(index, &def) == 0);
   return index;
 }
@@ -170,7 +170,7 @@ static int32_t laid_out_type(void) {
 static void types_inherit_fields(void) {
   int32_t pair = laid_out_type(), triple = ek_type_register("test.Triple", pair);
   ek_field field = {"third", NULL, EK_INT, 0, 0, 0, NULL, NULL, {0, 0, {0}}};
-  ek_type_def def = {0, NULL, NULL, &field, NULL, 1, 0};
+  ek_type_def def = {0, NULL, NULL, &field, NULL, 1, 0, NULL};
   ek_object *object = NULL;
   CHECK(ek_type_define(triple, &def) == 0);
   const ek_type_info *info = ek_type_get(triple);
@@ -221,7 +221,7 @@ static void a_constructor_makes_what_is_not_given(void) {
   int32_t index = ek_type_register("test.Made", EK_OBJECT);
   ek_field fields[] = {FIELD(x, EK_INT, EK_FIELD_DEFAULT),
                        FIELD(y, EK_INT, EK_FIELD_DEFAULT | EK_FIELD_UNSIGNED)};
-  ek_type_def def = {sizeof(point), create, NULL, fields, NULL, 2, 0}, none = {0};
+  ek_type_def def = {sizeof(point), create, NULL, fields, NULL, 2, 0, NULL}, none = {0};
   ek_value x = ek_value_int(4);
   ek_object *object = NULL;
   CHECK(ek_type_define(index, &def) == 0);
@@ -232,6 +232,47 @@ static void a_constructor_makes_what_is_not_given(void) {
   CHECK_ERROR(ek_type_define(child, &none), "TypeError",
               "define type 'test.MadeChild': objects of its parent 'test.Made' are made by a "
               "constructor; give one");
+}
+
+/* Built whole: a number that says which values it was given. */
+static int get_code(const ek_object *self, const ek_field *field, ek_value *out) {
+  (void)field;
+  *out = ek_value_int(((const point *)(const void *)self)->x);
+  return 0;
+}
+
+static int build_code(const ek_type_info *type, const ek_value *values, int32_t n,
+                      ek_object **out) {
+  if (values[0].v.i64 < 0) return ek_error("ValueError", "build '%s': negative", type->key);
+  if (create(out) != 0) return -1;
+  (*out)->type_index = type->index;
+  int64_t code = values[0].v.i64 * 10 + (values[1].type_index == EK_ANY) + n;
+  ((point *)(void *)*out)->x = (int8_t)code;
+  return 0;
+}
+
+static void objects_are_built_whole(void) {
+  int32_t index = ek_type_register("test.Built", EK_OBJECT);
+  ek_field fields[2] = {{"a", NULL, EK_INT, 0, sizeof(ek_object), EK_FIELD_READ_ONLY, get_code,
+                         NULL, {EK_ANY, 0, {0}}},
+                        {"b", NULL, EK_INT, 0, sizeof(ek_object),
+                         EK_FIELD_READ_ONLY | EK_FIELD_DEFAULT, get_code, NULL,
+                         {EK_ANY, 0, {0}}}};
+  ek_type_def def = {sizeof(point), NULL, NULL, fields, NULL, 2, 0, build_code};
+  ek_value a = ek_value_int(4), negative = ek_value_int(-1), values[2];
+  ek_object *one = NULL, *two = NULL;
+  CHECK(ek_type_define(index, &def) == 0);
+  CHECK(ek_object_new(index, &a, 1, &one) == 0 && ek_object_new(index, &a, 1, &two) == 0);
+  CHECK(get(one, "a").v.i64 == 43);
+  CHECK_ERROR(ek_object_new(index, NULL, 0, &one), "TypeError",
+              "make 'test.Built': field 'a' is missing");
+  CHECK_ERROR(ek_object_new(index, &negative, 1, &one), "ValueError",
+              "build 'test.Built': negative");
+  values[0] = ek_value_object(one);
+  values[1] = ek_value_object(two);
+  CHECK(ek_value_equal(&values[0], &values[1]) == 0 && ek_value_equal(values, values) == 1);
+  ek_object_release(one);
+  ek_object_release(two);
 }
 
 static int area(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
@@ -246,7 +287,7 @@ static void methods_are_functions(void) {
   ek_object *function = NULL, *object = new_point(3);
   CHECK(ek_function_new(NULL, area, NULL, &function) == 0);
   ek_method method = {"area", "x y", function};
-  ek_type_def def = {0, NULL, NULL, NULL, &method, 0, 1};
+  ek_type_def def = {0, NULL, NULL, NULL, &method, 0, 1, NULL};
   CHECK(ek_type_define(point_type(), &def) == 0);
   ek_object_release(function);
   const ek_type_info *info = ek_type_get(point_type());
@@ -258,7 +299,7 @@ static void methods_are_functions(void) {
 }
 
 static int define_one(const char *key, ek_field field, int64_t size) {
-  ek_type_def def = {size, NULL, NULL, &field, NULL, 1, 0};
+  ek_type_def def = {size, NULL, NULL, &field, NULL, 1, 0, NULL};
   return ek_type_define(ek_type_register(key, EK_OBJECT), &def);
 }
 
@@ -295,6 +336,7 @@ int main(void) {
   types_inherit_fields();
   a_chain_of_objects_dies_quietly();
   a_constructor_makes_what_is_not_given();
+  objects_are_built_whole();
   methods_are_functions();
   bad_definitions_are_refused();
   return 0;

@@ -11,20 +11,8 @@ from codegen_kernels import run_map, to_array
 
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import PrimExpr
+from rounding import ULP
 
-# fmt: off
-ULP: dict[str, tuple[float, float, float, float]] = {   # ulp in float32, in float64, range
-    "exp":     (1.0, 1.5, -87.0, 88.0),
-    "log":     (1.5, 1.5, 1e-30, 1e30),
-    "sqrt":    (0.51, 0.51, 0.0, 1e30),
-    "rsqrt":   (1.5, 1.5, 1e-30, 1e30),
-    "tanh":    (2.0, 3.0, -12.0, 12.0),
-    "sigmoid": (3.0, 3.5, -80.0, 80.0),
-    "erf":     (6.0, 4.0, -5.0, 5.0),
-    "sin":     (0.6, 1.5, -1e4, 1e4),
-    "cos":     (0.6, 1.5, -1e4, 1e4),
-}
-# fmt: on
 EDGES = [
     0.0,
     -0.0,

@@ -23,6 +23,7 @@ from ekiden.driver.artifact_cache import ArtifactCache
 from ekiden.driver.artifact_key import Request, file_digest, request
 from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.executable import Executable
+from ekiden.frontend.common.options import NO_OPTIONS
 from ekiden.frontend.onnx import register
 from ekiden.frontend.onnx.registry import TABLE
 from ekiden.ir import extensions
@@ -188,7 +189,7 @@ def test_a_file_written_meanwhile_is_not_what_was_compiled(
     compiles: Compiles, tmp_path: Path
 ) -> None:
     path = file_of(tmp_path / "a.onnx")
-    wanted = request(path, "llvm", None, "vm")
+    wanted = request(path, "llvm", NO_OPTIONS, "vm")
     assert wanted is not None
     early = Request(wanted.digest, wanted.path, path.stat().st_mtime_ns - 1)
     assert ArtifactCache.default().put(early, build.compile_to_bytes(model()), ()) is None
@@ -358,7 +359,7 @@ def test_errors_are_those_of_compiling(
 def test_a_pipe_is_left_to_the_compiler(tmp_path: Path) -> None:
     """What can be read but once is not even opened, which would wait for a writer."""
     os.mkfifo(tmp_path / "pipe")
-    assert request(tmp_path / "pipe", "llvm", None, "vm") is None
+    assert request(tmp_path / "pipe", "llvm", NO_OPTIONS, "vm") is None
 
 
 def test_a_digest_is_of_all_bytes(tmp_path: Path) -> None:

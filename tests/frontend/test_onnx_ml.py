@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import ekiden
+from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.onnx.trees import Questions, forest
-from ekiden.frontend.onnx.unsupported import Unsupported
 from ekiden.runtime.errors import UnsupportedError
 from onnx_runtime import run_onnx_runtime
 

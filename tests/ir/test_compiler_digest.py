@@ -9,6 +9,7 @@ import pytest
 import ekiden
 from ekiden.codegen import cache
 from ekiden.driver import artifact_key
+from ekiden.frontend.common.options import NO_OPTIONS
 from ekiden.ir import extensions
 from ekiden.ir.compiler_digest import compiler_digest, digest_of, sources
 from ekiden.relay import parse
@@ -48,7 +49,7 @@ def test_both_caches_have_it_in_their_keys(monkeypatch: pytest.MonkeyPatch) -> N
 
     def keys() -> tuple[str, str]:
         function = parse("def @main(%x: float32) { exp(%x) }")["main"]
-        made = artifact_key.request(b"a model", None, None, "vm")
+        made = artifact_key.request(b"a model", None, NO_OPTIONS, "vm")
         assert made is not None
         return cache.kernel_key(function, Target.parse("llvm")), made.digest
 

@@ -5,7 +5,31 @@ from __future__ import annotations
 import pytest
 
 from ekiden import relay
-from ekiden.ir.prim import IntImm, SizeVar, const
+from ekiden.ir.json import load_json, save_json
+from ekiden.ir.op import Op
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    Cast,
+    Div,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    Select,
+    SizeVar,
+    Sub,
+    Var,
+    const,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -21,3 +45,38 @@ def test_constants_compare_as_numbers() -> None:
 def test_names_compare_by_identity() -> None:
     n = SizeVar("n")
     assert n == n and n != SizeVar("n")
+
+
+def test_one_registry_of_operators() -> None:
+    """Those of Relay and those of loop programs, by their names and with attributes."""
+    names = Op.list_op_names()
+    assert {"nn.relu", "tir.exp", "tir.call_packed", "call_lowered"} <= set(names)
+    exp = Op.get("tir.exp")
+    assert exp is not Op.get("exp") and Op.get("exp").definition.name == "exp"
+    assert exp.get_attr("TCallEffectKind") == 1
+    assert Op.get("tir.call_packed").get_attr("TCallEffectKind") == 3
+    exp.set_attr("mine", 5)
+    assert exp.get_attr("mine") == 5 and exp.get_attr("TOpPattern") is None
+    exp.reset_attr("mine")
+    assert load_json(save_json(exp)) is exp
+    x = Var("x", "float32")
+    call = Intrinsic("float32", exp, [x])  # type: ignore[arg-type]  # TVM's order
+    assert (call.op, call.args, call.dtype) == ("exp", (x,), "float32")
+    with pytest.raises(KeyError, match=r"no operator 'tir\.exq'; did you mean"):
+        Op.get("tir.exq")
+
+
+def test_classes_make_the_node_that_they_name() -> None:
+    """As TVM's do: no dtype, no folding, numbers beside expressions."""
+    x, y = Var("x", "int32"), Var("y", "int64")
+    for kind in (Add, Sub, Mul, Div, FloorDiv, FloorMod, Min, Max):
+        made = kind(x, 0)
+        assert type(made) is kind and made.a is x and made.dtype == "int32"
+        assert isinstance(made.b, IntImm) and made.b.dtype == "int32"
+    for kind in (EQ, NE, LT, LE, GT, GE):
+        assert kind(x, x).dtype == "bool"
+    assert Select(LT(x, 1), x, 2).dtype == "int32"
+    cast_x = Cast("float32", x)  # type: ignore[arg-type]  # TVM's order
+    assert (cast_x.value, cast_x.dtype) == (x, "float32")
+    with pytest.raises(TypeError, match="Add: operands must have one dtype, got int32 and int64"):
+        Add(x, y)

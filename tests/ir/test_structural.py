@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,11 @@ import numpy as np
 import pytest
 
 from ekiden import relay
+from ekiden.ir.compare import (
+    assert_structural_equal,
+    first_mismatch,
+    get_first_structural_mismatch,
+)
 from ekiden.ir.prim import IntImm, SizeVar
 from ekiden.ir.structural import structural_digest, structural_equal, structural_hash
 from ekiden.relay import IRModule, TensorType, const, op, parse, parse_expr, tensor_type, var
@@ -175,3 +181,81 @@ def test_types_are_equal_by_structure(a: relay.Type, b: relay.Type) -> None:
 @pytest.mark.parametrize(("a", "b"), DIFFERENT_TYPES, ids=lambda t: str(t)[:20])
 def test_types_that_differ_are_not_equal(a: relay.Type, b: relay.Type) -> None:
     assert a != b
+
+
+LONG = np.arange(5000, dtype="float32")
+
+
+def _with(value: float, at: int) -> np.ndarray:
+    changed = LONG.copy()
+    changed[at] = value
+    return changed
+
+
+WHERE = [
+    ("fn (%x: int32) { %x }", "fn (%x: int64) { %x }", "params[0].type_annotation.dtype",
+     "'int32' and 'int64'"),
+    ("let %a = 1; let %b = 2; %a + %b", "let %b = 1; let %a = 2; %a + %a", "body.body.args[0]",
+     "a Var 'a' (shared) and a Var 'a' (another)"),
+    ("nn.softmax(1f)", "nn.softmax(1f, axis=1)", "attrs.axis", "-1 and 1"),
+    ("(1, 2)", "(1, 2, 3)", "fields", "2 items and 3 items"),
+    ("add(exp(1f), 2f)", "add(tanh(1f), 2f)", "args[0].op.name", "'exp' and 'tanh'"),
+    ("%0 = exp(1f); add(%0, %0)", "add(exp(1f), exp(1f))", "args[1]",
+     "a Call (shared) and a Call (another)"),
+    ("fn (%x: int32, Primitive=1) { %x }", "fn (%x: int32) { %x }", "attrs",
+     "{'Primitive': 1} and None"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b", "path", "what"), WHERE)
+def test_a_difference_is_named_by_its_path(a: str, b: str, path: str, what: str) -> None:
+    left, right = parse_expr(a), parse_expr(b)
+    found = first_mismatch(left, right)
+    assert found is not None and found.path == path
+    assert str(found).startswith(f"{path}: {what}")
+    assert get_first_structural_mismatch(left, left) is None
+    with pytest.raises(ValueError, match=re.escape(f"the two differ at {path}: ")):
+        assert_structural_equal(left, right)
+
+
+def test_two_long_constants_say_where() -> None:
+    """Both print as the same text, which leaves elements out."""
+    one, two = (IRModule.from_expr(const(a)) for a in (LONG, _with(-1, 4321)))
+    with pytest.raises(
+        ValueError, match=r"main\.body\.data\[4321\]: 4321\.0 and -1\.0 \(1 of 5000"
+    ):
+        assert_structural_equal(one, two)
+    assert first_mismatch(const(_with(np.nan, 7)), const(_with(np.nan, 7))) is None
+
+
+@pytest.mark.parametrize(("a", "b"), DIFFERENT)
+def test_every_difference_has_a_path(a: str, b: str) -> None:
+    assert first_mismatch(parse_expr(a), parse_expr(b)) is not None
+
+
+def test_modules_differ_by_their_functions() -> None:
+    one = parse("def @main() { 1 } def @f() { 2 }")
+    two = parse("def @main() { 1 } def @g() { 2 }")
+    found = first_mismatch(one, two)
+    assert found is not None and (found.path, found.lhs, found.rhs) == (
+        "functions.f",
+        "there",
+        "missing",
+    )
+
+
+def test_the_path_through_a_long_program() -> None:
+    """No recursion."""
+    left, right = (var("x", shape=()) for _ in range(2))
+    ends = [left, right]
+    for _ in range(20000):
+        ends = [op.exp(e) for e in ends]
+    found = first_mismatch(*ends)
+    assert found is not None and found.path == ".".join(["args[0]"] * 20000)
+
+
+def test_numbers_are_constants_of_the_other_sides_dtype() -> None:
+    assert structural_equal(IntImm(5, "int32"), 5) and structural_equal(5, IntImm(5))
+    assert structural_equal(2, 2) and not structural_equal(2, 3)
+    assert not structural_equal(IntImm(2), 2.5) and not structural_equal(IntImm(2), 3)
+    assert structural_equal(SizeVar("n") * 0 + 1, 1)

@@ -213,10 +213,19 @@ def test_type_errors_name_the_place_in_the_text() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_cut_text_is_refused_with_a_place_and_nothing_else(name: str) -> None:
-    text = parse(PROGRAMS[name]).astext()
+    """What is left is refused with a place, or is the program's first definitions, whole."""
+    whole = parse(PROGRAMS[name])
+    text, refused = whole.astext(), 0
     for end in range(0, len(text), 7):
-        with contextlib.suppress(ParseError, TypeInferenceError):
-            parse(text[:end])
+        try:
+            left = parse(text[:end])
+        except (ParseError, TypeInferenceError) as error:
+            assert re.search(r"\btext:\d+:\d+", str(error)), error
+            refused += 1
+        else:
+            for function in left.get_global_vars():
+                assert structural_equal(left[function], whole[function.name_hint])
+    assert refused > 0
 
 
 def test_missing_attribute_is_named() -> None:

@@ -17,16 +17,16 @@ import ekiden
 from ekiden import relay, runtime
 from ekiden.runtime.errors import LoadError
 
-SOURCE = Path(__file__).parents[1] / "c/myns.cpp"
+SOURCE = Path(__file__).parents[1] / "c/kinds.cpp"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def library(tmp_path_factory: pytest.TempPathFactory) -> runtime.Module:
-    """The C++ library with the types of `myns`; it stays loaded."""
+    """The C++ library with the types of `kinds`; it stays loaded."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler: install g++ or clang++")
-    output = tmp_path_factory.mktemp("myns") / "myns.so"
+    output = tmp_path_factory.mktemp("kinds") / "kinds.so"
     command = [compiler, "-std=c++17", "-shared", "-fPIC", f"-I{runtime.include_dir()}"]
     command += [str(SOURCE), str(runtime.library_path()), "-o", str(output)]
     subprocess.run(command, check=True)
@@ -35,12 +35,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> runtime.Module:
 
 def test_a_type_of_cpp_is_used_by_the_names_of_its_fields(tmp_path: Path) -> None:
     """Created, printed, changed, passed to a C++ function and saved, with no Python for it."""
-    my_expr = runtime.object_class("myns.MyExpr")
+    my_expr = runtime.object_class("kinds.MyExpr")
     expr = my_expr(value=3)
-    assert repr(expr) == "myns.MyExpr(value=3)"
+    assert repr(expr) == "kinds.MyExpr(value=3)"
     expr.value = 41
     assert expr.value == 41
-    result = runtime.get_global_func("myns.add_one")(expr)
+    result = runtime.get_global_func("kinds.add_one")(expr)
     assert type(result) is my_expr
     assert (result.value, expr.value) == (42, 41)
     (tmp_path / "expr.json").write_text(ekiden.save_json(result))
@@ -50,40 +50,40 @@ def test_a_type_of_cpp_is_used_by_the_names_of_its_fields(tmp_path: Path) -> Non
 
 
 def test_classes_follow_the_inheritance_of_types() -> None:
-    named = runtime.make_node("myns.Named", value=5, name="five")
-    assert isinstance(named, runtime.object_class("myns.MyExpr"))
-    assert (named.type_key, named.value, named.name, named.next) == ("myns.Named", 5, "five", None)
+    named = runtime.make_node("kinds.Named", value=5, name="five")
+    assert isinstance(named, runtime.object_class("kinds.MyExpr"))
+    assert (named.type_key, named.value, named.name, named.next) == ("kinds.Named", 5, "five", None)
     assert named.doubled() == 10
-    runtime.get_global_func("myns.bump")(named, 3)
+    runtime.get_global_func("kinds.bump")(named, 3)
     assert named.value == 8
     assert runtime.fields_of(named)["name"] == "five"
     assert {"value", "name", "next", "doubled"} <= set(dir(named))
-    named.next = runtime.make_node("myns.MyExpr", value=1)
+    named.next = runtime.make_node("kinds.MyExpr", value=1)
     assert named.next.value == 1
 
 
 def test_what_a_field_refuses() -> None:
-    expr = runtime.make_node("myns.MyExpr", value=1)
+    expr = runtime.make_node("kinds.MyExpr", value=1)
     with pytest.raises(TypeError, match="value"):
         expr.value = "text"
     with pytest.raises(AttributeError, match="'MyExpr' object has no attribute 'missing'"):
         _ = expr.missing
     with pytest.raises(TypeError, match="'colour' is not one of its fields: value"):
-        runtime.make_node("myns.MyExpr", colour=1)
+        runtime.make_node("kinds.MyExpr", colour=1)
     with pytest.raises(TypeError, match="MyExpr: expected at most 1 fields, got 2"):
-        runtime.object_class("myns.MyExpr")(1, 2)
+        runtime.object_class("kinds.MyExpr")(1, 2)
     with pytest.raises(TypeError, match="'value' is given twice"):
-        runtime.object_class("myns.MyExpr")(1, value=2)
-    with pytest.raises(ValueError, match=r"no type has the key 'myns\.Nothing'"):
-        runtime.object_class("myns.Nothing")
+        runtime.object_class("kinds.MyExpr")(1, value=2)
+    with pytest.raises(ValueError, match=r"no type has the key 'kinds\.Nothing'"):
+        runtime.object_class("kinds.Nothing")
     with pytest.raises(IndexError, match="code 7"):
-        runtime.get_global_func("myns.refuse")(7)
+        runtime.get_global_func("kinds.refuse")(7)
 
 
 def test_objects_compare_by_meaning() -> None:
     def tree(leaf: int) -> Any:  # noqa: ANN401
-        inside = runtime.make_node("myns.Named", value=leaf, name="leaf")
-        return runtime.make_node("myns.Named", value=1, name="root", next=inside)
+        inside = runtime.make_node("kinds.Named", value=leaf, name="leaf")
+        return runtime.make_node("kinds.Named", value=1, name="root", next=inside)
 
     assert runtime.structural_equal(tree(2), tree(2))
     assert not runtime.structural_equal(tree(2), tree(3))
@@ -94,11 +94,11 @@ def test_objects_compare_by_meaning() -> None:
 
 
 def test_a_python_class_for_a_type_of_cpp() -> None:
-    before = runtime.object_class("myns.Named")
+    before = runtime.object_class("kinds.Named")
     try:
 
-        @runtime.register_object("myns.Named")
-        class Named(runtime.object_class("myns.MyExpr")):  # type: ignore[misc]
+        @runtime.register_object("kinds.Named")
+        class Named(runtime.object_class("kinds.MyExpr")):  # type: ignore[misc]
             def __init__(self, name: str) -> None:
                 super().__init__(value=len(name), name=name)
 
@@ -111,7 +111,7 @@ def test_a_python_class_for_a_type_of_cpp() -> None:
         assert type(back) is Named
         assert isinstance(runtime.load_json(runtime.save_json(made)), Named)
     finally:
-        runtime.register_object("myns.Named")(before)
+        runtime.register_object("kinds.Named")(before)
 
 
 @runtime.register_object("test.Point")
@@ -219,11 +219,11 @@ def test_text_that_is_no_saved_object(text: str) -> None:
 def test_a_chain_of_objects_is_as_long_as_memory() -> None:
     head = None
     for i in range(20_000):
-        head = runtime.make_node("myns.Named", value=i, name="n", next=head)
+        head = runtime.make_node("kinds.Named", value=i, name="n", next=head)
     text = runtime.save_json(head)
     loaded: Any = runtime.load_json(text)
     assert runtime.structural_equal(head, loaded)
-    assert "next=myns.Named(...)" in repr(head)
+    assert "next=kinds.Named(...)" in repr(head)
     assert len(repr(head)) < 1000
     count = 0
     while loaded is not None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.quick
 
 def entry(cpu: str, vendor: str, family: int, model: int, without: str = "") -> dict[str, str]:
     """/proc/cpuinfo of a processor of the table, without some flags."""
-    flags = Target(f"llvm -mcpu={cpu}").needs
+    flags = Target(f"llvm -mcpu={cpu}").flags
     shown = " ".join(f for f in flags if f not in without.split())
     head = f"processor : 0\nvendor_id : {vendor}\ncpu family : {family}\nmodel : {model}"
     return probe.read_cpuinfo(f"{head}\nflags : fpu {shown}\n\nprocessor : 1\n")
@@ -79,7 +79,7 @@ def test_the_runtime_says_what_is_there() -> None:
     arch = probe.architecture()
     flags = set(probe.own_flags(arch))
     assert flags <= {flag for of, flag in BY_FLAG if of == arch}
-    assert set(Target.host().needs) == {
+    assert set(Target.host().flags) == {
         FEATURES[arch, f].flag for f in probe.features_of(flags, arch)
     } - {""}
     with pytest.raises(TypeError, match=r"^ek.runtime.cpu_has: the name of an ability expected$"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ekiden.codegen.llvm import assembly_of_text
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Cache, Target
 from ekiden.target.features import ABILITIES
@@ -109,10 +110,10 @@ def test_abilities_follow_the_processor() -> None:
         "llvm -mcpu=skylake-avx512": "fma float16 rounding",
         "llvm -mcpu=cascadelake": "fma float16 rounding dot4_u8s8",
         "llvm -mcpu=cooperlake": "fma float16 rounding dot4_u8s8 dot2_bf16",
-        "llvm -mcpu=sapphirerapids": "fma float16 rounding dot4_u8s8 dot2_bf16 amx_int8",
+        "llvm -mcpu=sapphirerapids": "fma float16 rounding dot4_u8s8 dot2_bf16",
         "llvm -mcpu=alderlake": "fma float16 rounding dot4_u8s8",
         "llvm -mcpu=arrowlake": "fma float16 rounding dot4_u8s8 dot4_s8s8",
-        "llvm -mcpu=sapphirerapids -mattr=-avx512f": "fma float16 rounding dot4_u8s8 amx_int8",
+        "llvm -mcpu=sapphirerapids -mattr=-avx512f": "fma float16 rounding dot4_u8s8",
         "llvm -mcpu=x86-64-v4 -mattr=avx512vnni": "fma float16 rounding dot4_u8s8",
         "c -mcpu=sapphirerapids": "fma float16 rounding",
         "llvm -mcpu=cortex-a72": "fma float16 rounding",
@@ -130,6 +131,21 @@ def test_abilities_follow_the_processor() -> None:
     with pytest.raises(KeyError):
         Target("llvm").has("telepathy")
     assert {"madd_s16", "madd_u8s8", "fma_fp16", "i8mm", "dot4_u8u8"} <= set(ABILITIES)
+
+
+def test_code_needs_what_code_generators_use() -> None:
+    """A tile or float16 arithmetic of the processor is switched off where code is made for it."""
+    target = Target("llvm -mcpu=sapphirerapids")
+    unused = {"amx_tile", "amx_int8", "amx_bf16", "avx512_fp16"}
+    assert unused <= set(target.flags) and not unused & set(target.needs)
+    assert {"avx512_vnni", "avx512_bf16", "fma", "avx512bw"} <= set(target.needs)
+    assert not target.has("amx_int8") and not target.has("fma_fp16")
+    arm = Target("llvm -mcpu=neoverse-v2")
+    assert "sve2" in arm.flags and "sve2" not in arm.needs and "i8mm" in arm.needs
+    text = "define half @f(half %a, half %b) {\n  %c = fadd half %a, %b\n  ret half %c\n}\n"
+    triple = 'target triple = "x86_64-unknown-linux-gnu"\n'
+    assert "vcvtph2ps" in assembly_of_text(triple + text, target)
+    assert Target("llvm -mcpu=icelake-server").serves(target)
 
 
 def test_what_is_taken_away_takes_what_needs_it() -> None:

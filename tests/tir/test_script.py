@@ -349,7 +349,7 @@ REJECTED = [
      "script:3:14: expected range(...), T.grid(...), T.serial(...), ..."),
     ("    for i, j in T.grid(4):\n        A[i] = 1.0",
      "script:3:5: T.grid has 1 extents for 2 variables"),
-    ("    while True:\n        pass", "script:3:5: a prim_func has no such statement: while"),
+    ("    del a", "script:3:5: a prim_func has no such statement: delete"),
     ("    return A", "script:3:5: a prim_func has no such statement: return"),
     ("    with open('x'):\n        pass",
      "script:3:5: expected T.block, T.init, T.LetStmt or T.alloc_buffer"),

@@ -19,13 +19,15 @@ from ekiden.target import Target
 from ekiden.te.tensor import Tensor
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import conv, dense_pack
-from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.nn.weights import pack_weight, unpack_dense_weight
 from ekiden.topi.rule import schedule
-from ekiden.topi.rule.words import DOT4, MADD, dots
+from ekiden.topi.rule.model import narrowing_pays
+from ekiden.topi.rule.words import DOT4, MADD, NARROW_DOT, dots, narrowed_words
 from processor import processors
 
 Array = np.ndarray
 WAYS = [(text, dot) for text in processors() for dot in dots(Target.parse(text))]
+NARROW_WAYS = [(text, dot) for text in processors() for dot in dots(Target.parse(text), True)]
 
 
 def compiled(
@@ -57,6 +59,8 @@ def test_what_is_chosen_follows_from_the_target() -> None:
         "x86-64": (MADD, DOT4),
     }
     assert {cpu: dots(Target(f"llvm -mcpu={cpu}")) for cpu in wanted} == wanted
+    assert dots(Target("llvm -mcpu=skylake-avx512"), True) == (NARROW_DOT, MADD, DOT4)
+    assert dots(Target("llvm -mcpu=x86-64"), True) == (MADD, DOT4)
     assert dots(Target("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1")) == (DOT4,)
 
 
@@ -87,6 +91,76 @@ def test_dense_of_any_number_of_rows(text: str, dot: str) -> None:
         got = np.full((m, 40), 7, "int32")
         kernel(x, packed, got)
         np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
+
+
+def some_weight(n: int, k: int, spread: float) -> Array:
+    """Bytes of a normal distribution, with the extreme ones among them."""
+    rng = np.random.default_rng([n, k])
+    made = np.clip(np.rint(rng.standard_normal((n, k)) * spread), -128, 127).astype("int8")
+    if spread > 40:
+        made[0, :4], made[-1, -4:] = -128, 127
+    return made
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("n", "k", "spread"), [(1, 4, 99), (70, 36, 12), (70, 36, 50), (33, 260, 33)]
+)
+def test_words_that_fit_sixteen_bits(n: int, k: int, spread: float) -> None:
+    weight = some_weight(n, k, spread)
+    words, places = narrowed_words(pack_weight(weight, "dense_u8s8", 32))
+    np.testing.assert_array_equal(unpack_dense_weight(words, n, places), weight)
+    pairs = words.reshape(*words.shape[:-1], 2, 2).astype(int)
+    for side in (np.maximum(pairs, 0), np.minimum(pairs, 0)):
+        sums = 255 * side.sum(-1)
+        assert sums.min() >= -(1 << 15)
+        assert sums.max() < 1 << 15
+    assert (places.shape[1] > 0) == (spread > 12)
+
+
+@pytest.mark.parametrize(("text", "dot"), NARROW_WAYS)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "spread"), [(1, 70, 36, 12), (9, 70, 36, 50), (None, 33, 260, 33)]
+)
+def test_dense_in_sixteen_bits(
+    text: str, dot: str, m: int | None, n: int, k: int, spread: float
+) -> None:
+    panel, w = 2 * Target.parse(text).lanes("float32"), some_weight(n, k, spread)
+    words, places = narrowed_words(pack_weight(w, "dense_u8s8", panel))
+    data = te.placeholder((SizeVar("m") if m is None else m, k), "uint8", "data")
+    weight = te.placeholder(words.shape, "int8", "weight")
+    listed = te.placeholder(places.shape, "int32", "places")
+    output = dense_pack(data, weight, n, panel, "int32", listed)
+    kernel = compiled([data, weight, listed], output, "dense_pack", text, dot)
+    for rows in (0, 1, 13) if m is None else (m,):
+        x = np.full((rows, k), 255, "uint8")
+        x[1:] = np.random.default_rng(rows).integers(0, 256, x[1:].shape)
+        got = np.full((rows, n), 7, "int32")
+        kernel(x, words, places, got)
+        np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
+
+
+@pytest.mark.parametrize("text", processors())
+@pytest.mark.parametrize(("spread", "rows"), [(12, 3), (26, 1), (90, 3)])
+def test_a_layer_whose_weight_is_known(text: str, spread: float, rows: int) -> None:
+    """Of 7 bits, of 8 bits with few large ones, of all bytes; K is no number of words."""
+    w = some_weight(70, 258, spread)
+    x = relay.var("x", relay.tensor_type((rows, 258), "uint8"))
+    layer = relay.op.nn.dense(x, relay.const(w), out_dtype="int32")
+    module = relay.IRModule.from_expr(relay.Function((x,), layer))
+    data = np.random.default_rng(0).integers(0, 256, (rows, 258)).astype("uint8")
+    data[0] = 255
+    made = ekiden.compile(module, text)(data).numpy()
+    np.testing.assert_array_equal(made, data.astype("int64") @ w.T.astype("int64"))
+
+
+@pytest.mark.quick
+def test_what_is_narrowed_follows_from_the_weight_and_the_target() -> None:
+    for cpu in ("skylake-avx512", "x86-64-v3"):
+        target = Target(f"llvm -mcpu={cpu}")
+        assert [narrowing_pays(n, 192, target) for n in (0, 20, 100)] == [True, True, False]
+    for cpu in ("cascadelake", "x86-64"):
+        assert not narrowing_pays(0, 192, Target(f"llvm -mcpu={cpu}"))
 
 
 @pytest.mark.parametrize(("text", "dot"), WAYS)
@@ -136,6 +210,10 @@ def test_there_is_code_for_every_class(cpu: str) -> None:
 
 @pytest.mark.quick
 def test_the_sum_of_two_products() -> None:
+    both = INTRINSICS["madd_u8s8"], INTRINSICS["dot4_u8s8"]
+    words = np.array([255, 255, 1, 2], np.uint8), np.array([127, 1, -128, 3], np.int8)
+    words = tuple(w.view(np.int32) for w in words)
+    assert [row.reference(10, *words) for row in both] == [10 + 255 * 128 - 122] * 2
     row = INTRINSICS["madd_s16"]
     a, b = (np.array(v, np.int16).view(np.int32) for v in ([255, 255], [-128, 127]))
     assert row.reference(10, a[0], b[0]) == 10 + 255 * -128 + 255 * 127

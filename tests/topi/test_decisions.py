@@ -15,10 +15,19 @@ from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.nn import batch_matmul, conv, conv_transpose, dense_pack, winograd_conv2d
+from ekiden.topi import scatter_nd
+from ekiden.topi.nn import (
+    attention,
+    batch_matmul,
+    conv,
+    conv_transpose,
+    dense_pack,
+    winograd_conv2d,
+)
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.nn.winograd import transform_weight
 from ekiden.topi.rule import FAMILIES, choose, nibbles, schedule
+from ekiden.topi.rule.attention import Heads
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.families import ROWS
 from ekiden.topi.rule.family import Product
@@ -293,7 +302,14 @@ def other_families() -> list[tuple[str, list[te.Tensor], te.Tensor]]:
     )
     of_each = conv_transpose(image, deep, *apart, 20, "NHWC", "HWIO")
     one_panel = conv_transpose(few, taps, *at_once, 1, "NHWC", "IOHW")
+    query, key = te.placeholder((1, 2, 37, 24)), te.placeholder((1, 2, 83, 24))
+    value, bias = te.placeholder((1, 83, 2, 32)), te.placeholder((1, 1, 37, 83))
+    heads = Heads(("bhsd", "bhsd", "bshd", "bshd"))
+    rows, updates = te.placeholder((5, 3, 40)), te.placeholder((2, 70, 40))
+    places = te.placeholder((2, 2, 70), "int64")
     return [
+        ("attention", [query, key, value, bias], attention(heads, [query, key, value, bias])),
+        ("scatter", [rows, places, updates], scatter_nd(rows, places, updates, "add")),
         ("depthwise_conv_nhwc", [image, deep], depthwise),
         ("conv_transpose_pack", [image, packed], phases),
         ("depthwise_conv_transpose", [image, deep], of_each),
@@ -301,13 +317,24 @@ def other_families() -> list[tuple[str, list[te.Tensor], te.Tensor]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(4))
+def some_array(tensor: te.Tensor) -> np.ndarray:
+    """Numbers, or indices from either end of an axis of three."""
+    shape = [int(str(d)) for d in tensor.shape]
+    if tensor.dtype == "int64":
+        return np.random.default_rng(0).integers(-3, 3, shape)
+    return random(*shape)
+
+
+@pytest.mark.parametrize("number", range(6))
 def test_no_decision_changes_what_another_family_computes(number: int) -> None:
     """Compared with what is chosen, which other tests compare with NumPy."""
     family, inputs, anchor = other_families()[number]
     assert choose([anchor], TARGET).family.name == family
-    arrays = [random(*(int(str(d)) for d in t.shape)) for t in inputs]
+    arrays = list(map(some_array, inputs))
     made = []
+    chosen, space = choose([anchor], TARGET).decision, FAMILIES[family].space(anchor, TARGET)
+    assert list(chosen) == [choice.name for choice in space]
+    assert all(chosen[choice.name] in choice.domain for choice in space)
     for fixed in ({}, *some_points(anchor, family, TARGET, 3)):
         got = np.full([int(str(d)) for d in anchor.shape], np.nan, "float32")
         compiled(inputs, anchor, family, fixed, TARGET)(*arrays, got)

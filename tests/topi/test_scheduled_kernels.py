@@ -192,5 +192,5 @@ def test_a_moved_trace_computes_the_same() -> None:
 @pytest.mark.quick
 def test_every_family_is_a_schedule_or_says_why_not() -> None:
     for family in FAMILIES.values():
-        assert (family.steps is None) != (family.build is None), family.name
-        assert bool(family.why) == (family.steps is None), family.name
+        assert family.steps or family.build, family.name
+        assert bool(family.why) == (family.build is not None), family.name

@@ -3,6 +3,7 @@ epilogues."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from ekiden.tir.transform import lower
 from ekiden.topi.nn import batch_matmul, dense_pack, matmul
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.rule import schedule
+from rounding import LEAST, ULP, UNIT, expect_within, gamma, product
 
 TARGET = Target.host()
 WIDE = Target.parse("llvm -mcpu=x86-64-v4")
@@ -71,7 +73,7 @@ def test_batch_matmul(batch: int, m: int, n: int, k: int, ta: bool, tb: bool) ->
     x, y = swap(a, ta), swap(b, tb)
     out = np.full((batch, m, n), np.nan, "float32")
     product_kernel(x.shape, y.shape, ta, tb)(x, y, out)
-    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+    expect_within(out, *product(a, b))
 
 
 @pytest.mark.parametrize("tb", [False, True])
@@ -90,7 +92,7 @@ def test_symbolic_attention_shapes(tb: bool) -> None:
         a, b = random(heads, rows, 32), random(heads, 32, columns)
         out = np.full((heads, rows, columns), np.nan, "float32")
         kernel(a, swap(b, tb), out)
-        np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+        expect_within(out, *product(a, b))
 
 
 def test_symbolic_depth() -> None:
@@ -100,7 +102,7 @@ def test_symbolic_depth() -> None:
         a, b = random(4, rows, rows), random(4, rows, 32)
         out = np.full((4, rows, 32), np.nan, "float32")
         kernel(a, b, out)
-        np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+        expect_within(out, *product(a, b))
 
 
 @pytest.mark.parametrize(("left", "right"), [(1, 3), (3, 1)])
@@ -108,7 +110,7 @@ def test_batch_of_one_is_shared(left: int, right: int) -> None:
     a, b = random(left, 5, 8), random(right, 8, 21)
     out = np.zeros((3, 5, 21), "float32")
     product_kernel(a.shape, b.shape, False, False)(a, b, out)
-    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+    expect_within(out, *product(a, b))
 
 
 @pytest.mark.parametrize("leading", [(), (1,), (2, 3, 4)])
@@ -117,7 +119,7 @@ def test_matmul_with_leading_dimensions(leading: tuple[int, ...], tb: bool) -> N
     a, b = random(*leading, 6, 9), random(9, 40)
     out = np.zeros((*leading, 6, 40), "float32")
     product_kernel(a.shape, swap(b, tb).shape, False, tb)(a, swap(b, tb), out)
-    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+    expect_within(out, *product(a, b))
 
 
 def test_epilogue_of_batch_matmul() -> None:
@@ -131,9 +133,11 @@ def test_epilogue_of_batch_matmul() -> None:
         x, y, z = random(2, rows, 8), random(2, rows, 8), random(rows)
         got = np.zeros((2, rows, rows), "float32")
         kernel(x, y, z, got)
-        np.testing.assert_allclose(
-            got, x @ swap(y, True) * np.float32(0.5) + z, rtol=1e-4, atol=1e-4
-        )
+        exact, bound = product(x, swap(y, True))
+        wanted = exact * 0.5 + z
+        # the scaled product and the sum are rounded once more each
+        bound = bound * 0.5 + gamma(2) * (np.abs(exact * 0.5) + bound + np.abs(z))
+        expect_within(got, wanted, bound)
 
 
 # dense layers with packed weights
@@ -155,11 +159,12 @@ def dense_kernel(
 
 def run_dense(
     kernel: Callable[..., object], m: int, n: int, k: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a kernel gives, the product, and how far the two may be apart."""
     x, w = random(m, k), random(n, k)
     out = np.full((m, n), np.nan, "float32")
     kernel(x, pack_weight(w, "dense", WIDTH), out)
-    return out, x @ w.T
+    return out, *product(x, w.T)
 
 
 @pytest.mark.parametrize(
@@ -178,38 +183,41 @@ def run_dense(
     ],
 )
 def test_dense(m: int, n: int, k: int) -> None:
-    got, want = run_dense(compiled(dense_kernel(m, n, k)), m, n, k)
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    expect_within(*run_dense(compiled(dense_kernel(m, n, k)), m, n, k))
 
 
 def test_dense_with_any_number_of_rows() -> None:
     kernel = compiled(dense_kernel(SizeVar("m"), 100, 13))
     for m in range(71):
-        got, want = run_dense(kernel, m, 100, 13)
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+        expect_within(*run_dense(kernel, m, 100, 13))
 
 
 def test_deep_dense() -> None:
-    got, want = run_dense(compiled(dense_kernel(19, 96, 4100)), 19, 96, 4100)
-    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+    expect_within(*run_dense(compiled(dense_kernel(19, 96, 4100)), 19, 96, 4100))
 
 
-@pytest.mark.parametrize("name", ["relu", "tanh", "erf"])
+FUNCTIONS: dict[str, tuple[Callable[[float], float], float]] = {
+    "relu": (lambda x: max(x, 0.0), 1.0),
+    "tanh": (math.tanh, 1.0),
+    "erf": (math.erf, 2 / math.sqrt(math.pi)),
+}
+"""What follows a product, and its steepest slope."""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_epilogue_of_dense(name: str) -> None:
     def after(x: te.Tensor) -> te.Tensor:
         if name == "relu":
             return te.compute(x.shape, lambda i, j: maximum(x[i, j], 0.0), tag="elemwise")
         return te.compute(x.shape, lambda i, j: call_intrin(name, x[i, j]), tag="elemwise")
 
-    got, want = run_dense(compiled(dense_kernel(SizeVar("m"), 70, 20, after)), 11, 70, 20)
-    if name == "relu":
-        np.testing.assert_allclose(got, np.maximum(want, 0), rtol=1e-4, atol=1e-4)
-    elif name == "tanh":
-        np.testing.assert_allclose(got, np.tanh(want), rtol=1e-4, atol=1e-4)
-    else:
-        from math import erf
-
-        np.testing.assert_allclose(got, np.vectorize(erf)(want), rtol=1e-4, atol=1e-4)
+    kernel = compiled(dense_kernel(SizeVar("m"), 70, 20, after))
+    got, want, bound = run_dense(kernel, 11, 70, 20)
+    function, steepest = FUNCTIONS[name]
+    wanted = np.vectorize(function)(want)
+    # the error of the product times the steepest slope, then those of the function itself
+    own = 2 * ULP[name][0] * UNIT * np.abs(wanted) if name in ULP else 0.0
+    expect_within(got, wanted, steepest * bound + own + LEAST)
 
 
 @pytest.mark.parametrize("m", [37, 1024, SizeVar("m")])

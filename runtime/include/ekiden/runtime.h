@@ -326,7 +326,15 @@ typedef struct ek_method {
 /* What a type is made of. 'create' makes an object with its header and fields set up, before the
 ** fields are set: for languages with constructors; then 'size' must be given. Without it the
 ** runtime makes zeroed objects, and drops what their fields own. With 'size' 0 it also lays the
-** fields out behind those of the parent, each as an ek_value ('offset' and 'size' are ignored). */
+** fields out behind those of the parent, each as an ek_value ('offset' and 'size' are ignored).
+**
+** 'build' is for languages whose objects are made whole and do not change: it gets the values of all
+** fields in order (borrowed; EK_ANY for one that is left out) and gives the object. Then 'create' is
+** NULL, fields have 'get', and objects are equal only to themselves. */
+struct ek_type_info;
+typedef int (*ek_build)(const struct ek_type_info *type, const ek_value *values, int32_t n,
+                        ek_object **out);
+
 typedef struct ek_type_def {
   int64_t size;                            /* bytes of an object, header included */
   int (*create)(ek_object **out);          /* or NULL */
@@ -334,6 +342,7 @@ typedef struct ek_type_def {
   const ek_field *fields;                  /* without those of the parent */
   const ek_method *methods;
   int32_t n_fields, n_methods;
+  ek_build build;                          /* or NULL */
 } ek_type_def;
 
 /* What is known of a type. Never changes, but ek_type_get gives another one once the type has been
@@ -350,6 +359,7 @@ typedef struct ek_type_info {
   const ek_field *fields;                  /* those of the parents first */
   const ek_method *methods;                /* those of the parents first; a later one hides */
   int32_t n_fields, n_methods;
+  ek_build build;                          /* or NULL */
 } ek_type_info;
 
 EK_API int32_t ek_type_register(const char *key, int32_t parent);
@@ -739,6 +749,7 @@ typedef struct ek_module_kind {
   int (*names)(void *self, ek_object **out);      /* an owned array of strings; 0 or -1 */
   int (*save)(void *self, const char *path);      /* 0 or -1 */
   void (*destroy)(void *self);
+  int (*bytes)(void *self, ek_value *out);        /* owned bytes for ek_module_from_bytes; 0 or -1 */
 } ek_module_kind;
 
 /* 'self' is taken over: destroy(self) runs when the module dies. On failure it is still the
@@ -766,7 +777,9 @@ EK_API int ek_module_import(ek_object *module, ek_object *imported);
 typedef enum ek_module_about {
   EK_MODULE_KIND = 0,      /* string: the name of its kind */
   EK_MODULE_NAMES = 1,     /* array of strings */
-  EK_MODULE_IMPORTS = 2    /* array of modules */
+  EK_MODULE_IMPORTS = 2,   /* array of modules */
+  EK_MODULE_BYTES = 3      /* bytes: it alone, for ek_module_from_bytes; ValueError where its kind */
+                           /* has none (shared libraries) */
 } ek_module_about;
 
 EK_API int ek_module_part(ek_object *module, int32_t part, ek_value *out);
@@ -780,8 +793,8 @@ static inline int ek_module_names(ek_object *module, ek_object **out) {
 
 /* The module in a file, by the suffix of its name:
 **   .so    a shared library. Kind "library": functions are its symbols "__tvm_ffi_<name>" with the
-**          signature of ek_packed. A library made by Executable.export_library is of the kind
-**          "executable". A symbol "int __ek_init(void)" is called first, once: there a library
+**          signature of ek_packed. A library made by Executable.export_library or
+**          Module.export_library gives what was exported. A symbol "int __ek_init(void)" is called first, once: there a library
 **          registers its types and functions, and it is never unloaded then; others are unloaded
 **          with the last function from them.
 **   .eki   an executable. Kind "executable": its functions by name, each safe to call from several
@@ -790,6 +803,15 @@ static inline int ek_module_names(ek_object *module, ek_object **out) {
 **          replace the two above.
 ** 0 or -1 (OSError, LoadError, ValueError for an unknown suffix). */
 EK_API int ek_module_load(const char *path, ek_object **out);
+
+/* The module that bytes hold: an executable, a native code image, or several of these that import
+** each other, of which the first is given. 'bytes' must stay as they are as long as the process, and
+** be aligned to 64. Everything is verified against 'size': 0 or -1 (LoadError). Several, all numbers
+** little-endian, begin with "EKMODS\0\1", then
+**   u64 n, then for each module u64 offset and u64 size, offset a multiple of 64,
+**   u64 m, then for each import u64 importer and u64 imported, both below n
+*/
+EK_API int ek_module_from_bytes(const void *bytes, size_t size, ek_object **out);
 
 /* Loads a native code image: a module of kind "image". Everything is verified against 'size' before
 ** memory is mapped, so hostile bytes end as a LoadError; the code itself is trusted. 'bytes' are
@@ -911,7 +933,9 @@ static inline int64_t ek_executable_count(ek_object *executable, int32_t part) {
 ** index into the globals. Arguments are borrowed: tensors, ints, ADTs; tensors that are not on the
 ** device of their parameter, alone or in an array, are copied there. They are held against the types
 ** that the function declares: an InputError names the input. Results are owned; a result
-** that views a constant or an argument keeps that alive. 0 or -1. */
+** that views a constant or an argument keeps that alive. Kernels that flush subnormal numbers set
+** the mode of the thread (MXCSR, FPCR) for themselves: after a call, failed ones included, it is what
+** the caller had set. 0 or -1. */
 EK_API int ek_vm_new(ek_object *executable, ek_object **out);
 EK_API int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,
                         ek_value *ret);

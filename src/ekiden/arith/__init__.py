@@ -1,9 +1,22 @@
 """Integer analysis: bounds, simplification and proofs over shapes and indices."""
 
 from ekiden.arith.analyzer import Analyzer, ConstIntBound, ModularSet, prove_equal, simplify
+from ekiden.arith.detect import (
+    detect_clip_bound,
+    detect_common_subexpr,
+    detect_linear_equation,
+    estimate_region_lower_bound,
+    estimate_region_strict_bound,
+    estimate_region_upper_bound,
+)
 from ekiden.arith.determine import determines, image_box
+from ekiden.arith.equations import (
+    IntConstraints,
+    IntConstraintsTransform,
+    solve_linear_equations,
+)
 from ekiden.arith.evaluate import evaluate, substitute
-from ekiden.arith.int_set import IntervalSet, eval_set
+from ekiden.arith.int_set import IntervalSet, IntSet, eval_set
 from ekiden.arith.iter_map import (
     IterMapLevel,
     IterMapResult,
@@ -13,6 +26,8 @@ from ekiden.arith.iter_map import (
     detect_iter_map,
     is_bijective,
 )
+from ekiden.arith.iter_map import IterSplit as IterSplitExpr
+from ekiden.arith.iter_map import IterSum as IterSumExpr
 from ekiden.arith.iter_space import (
     inverse_affine_iter_map,
     iter_map_simplify,
@@ -23,7 +38,6 @@ from ekiden.arith.iter_space import (
 from ekiden.arith.linear import (
     IntGroupBounds,
     deduce_bound,
-    detect_linear_equation,
     solve_inequalities_to_range,
     solve_linear_inequalities,
 )
@@ -31,18 +45,28 @@ from ekiden.arith.linear import (
 __all__ = [
     "Analyzer",
     "ConstIntBound",
+    "IntConstraints",
+    "IntConstraintsTransform",
     "IntGroupBounds",
+    "IntSet",
     "IntervalSet",
     "IterMapLevel",
     "IterMapResult",
     "IterMark",
     "IterSplit",
+    "IterSplitExpr",
     "IterSum",
+    "IterSumExpr",
     "ModularSet",
     "deduce_bound",
+    "detect_clip_bound",
+    "detect_common_subexpr",
     "detect_iter_map",
     "detect_linear_equation",
     "determines",
+    "estimate_region_lower_bound",
+    "estimate_region_strict_bound",
+    "estimate_region_upper_bound",
     "eval_set",
     "evaluate",
     "image_box",
@@ -54,6 +78,7 @@ __all__ = [
     "prove_equal",
     "simplify",
     "solve_inequalities_to_range",
+    "solve_linear_equations",
     "solve_linear_inequalities",
     "subspace_divide",
     "substitute",

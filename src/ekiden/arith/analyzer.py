@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ekiden.arith import poly, rewrite
 from ekiden.arith.canonical import DEPTH, EVERYTHING, Bound, CanonicalForm, is_number
@@ -33,11 +33,17 @@ from ekiden.ir.prim_visitor import rewrite as prim_rewrite
 from ekiden.ir.range import Range
 
 
-class ConstIntBound(NamedTuple):
-    """The lowest and the highest value; infinite where not known."""
-
+class _Ends(NamedTuple):
     min_value: Bound
     max_value: Bound
+
+
+class ConstIntBound(_Ends):
+    """The lowest and the highest value; infinite where not known."""
+
+    __slots__ = ()
+    NEG_INF: ClassVar[float] = -math.inf
+    POS_INF: ClassVar[float] = math.inf
 
 
 class ModularSet(NamedTuple):
@@ -205,8 +211,9 @@ class Analyzer(CanonicalForm):
             return expr
         return self._emit(self._poly(expr), expr.dtype)
 
-    def can_prove_equal(self, a: PrimExpr, b: PrimExpr) -> bool:
+    def can_prove_equal(self, lhs: prim.ExprLike, rhs: prim.ExprLike) -> bool:
         """Whether two integers are known to be equal. Nothing is ever known of `AnyDim`."""
+        a, b = prim.convert(lhs), prim.convert(rhs)
         difference = poly.add(self._poly(a), self._poly(b), -1)
         return not difference and not any(isinstance(e, AnyDim) for e in post_order(a, b))
 

@@ -47,6 +47,25 @@ class IntervalSet:
     max_value: End
     empty: bool = False
 
+    def __post_init__(self) -> None:
+        """Numbers become constants."""
+        for name in ("min_value", "max_value"):
+            end = getattr(self, name)
+            if end is not None and not isinstance(end, PrimExpr):
+                object.__setattr__(self, name, const(end))
+
+    @staticmethod
+    def single_point(point: ExprLike) -> IntervalSet:
+        """{point}"""
+        return single_point(point)
+
+    @staticmethod
+    def vector(vec: PrimExpr) -> IntervalSet:
+        """The values of the lanes of a vector: of base, base + stride, ... all between too."""
+        base, stride = getattr(vec, "base", vec), getattr(vec, "stride", 0)
+        last = base + stride * (getattr(vec, "lanes", 1) - 1)
+        return interval(minimum(base, last), maximum(base, last))
+
     def is_nothing(self) -> bool:
         """Whether it is known to be empty."""
         return self.empty
@@ -72,6 +91,18 @@ class IntervalSet:
         low = "-inf" if self.min_value is None else self.min_value
         high = "inf" if self.max_value is None else self.max_value
         return f"[{low}, {high}]"
+
+
+IntSet = IntervalSet
+"""TVM's name for any set; all of ours are intervals."""
+
+
+def pos_inf() -> None:
+    """The end of an interval that has no upper end."""
+
+
+def neg_inf() -> None:
+    """The end of an interval that has no lower end."""
 
 
 NOTHING = IntervalSet(None, None, True)

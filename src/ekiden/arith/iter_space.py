@@ -94,12 +94,13 @@ def iter_map_simplify(
     input_iters: Mapping[Var, Range],
     predicate: PrimExpr | bool = True,
     check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
+    simplify_trivial_iterators: bool = True,
 ) -> list[PrimExpr]:
     """The indices, simplified through their iteration map: `(i * 4 + j) // 4` with j < 4 -> `i`.
 
     An index that is none is only simplified as an expression.
     """
-    detector = Detector(input_iters, check_level, True)
+    detector = Detector(input_iters, check_level, simplify_trivial_iterators)
     starts = {v: v - s for v, s in detector.starts.items() if s != 0}
     simplify = detector.numbers.analyzer.simplify
     made: list[PrimExpr] = []

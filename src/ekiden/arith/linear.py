@@ -82,15 +82,6 @@ def _form(e: PrimExpr, inside: list[LinearForm | None], wanted: set[Var]) -> Lin
     return None
 
 
-def detect_linear_equation(expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
-    """[c0, c1, ..., base] with expr = c0 * variables[0] + ... + base; empty if it is not linear."""
-    form = linear_form(expr, variables)
-    if form is None:
-        return []
-    scales = [const(form.coefficients.get(v, 0), v.dtype) for v in variables]
-    return [*scales, Analyzer().simplify(form.base)]
-
-
 def conjuncts(condition: PrimExpr) -> list[PrimExpr]:
     """The conditions that `and` ties together, in order."""
     found: list[PrimExpr] = []
@@ -299,7 +290,6 @@ __all__ = [
     "LinearForm",
     "Solution",
     "deduce_bound",
-    "detect_linear_equation",
     "linear_form",
     "solve_inequalities_to_range",
     "solve_linear_inequalities",

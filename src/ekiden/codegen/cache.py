@@ -11,6 +11,7 @@ import platformdirs
 
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.node import Node
+from ekiden.ir.pass_context import PassContext
 from ekiden.ir.structural import structural_digest
 from ekiden.runtime import environment
 from ekiden.runtime.files import write_whole
@@ -20,9 +21,11 @@ from ekiden.target import Target
 def kernel_key(function: Node, target: Target, *extra: str) -> str:
     """The name under which the code of a function is cached.
 
-    `extra` is what the code depends on beyond the function's meaning: names in messages, options.
+    `extra` is what the code depends on beyond the function's meaning and what the current
+    PassContext says of lowering: names in messages, options.
     """
-    parts = f"{structural_digest(function)} {target} {compiler_digest()} {' '.join(extra)}"
+    said = " ".join([*extra, *PassContext.current().of_lowering()])
+    parts = f"{structural_digest(function)} {target} {compiler_digest()} {said}"
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 

@@ -132,6 +132,15 @@ def in_place(func: PrimFunc) -> tuple[int, ...]:
     return tuple(int(str(n)) for n in found)
 
 
+FLUSH = "tir.flush_subnormals"
+"""The attribute of functions in which subnormal numbers are 0."""
+
+
+def flushes(func: PrimFunc) -> bool:
+    """Whether subnormal numbers are 0 in a function."""
+    return bool((func.attrs or {}).get(FLUSH))
+
+
 BOUNDS_ERROR = "BoundsError"
 """The error of an access outside of a buffer."""
 

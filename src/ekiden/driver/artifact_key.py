@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.table import frontend_of
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.extensions import is_extended
 from ekiden.ir.pass_context import PassContext
@@ -54,13 +56,14 @@ class Request:
         """Whether no file has changed since the request was made. Raises OSError."""
         if self.path is None:
             return True
-        files = (self.path, *(self.path.parent / name for name in weight_files))
+        inside = self.path.rglob("*") if self.path.is_dir() else ()
+        files = (self.path, *inside, *(self.path.parent / name for name in weight_files))
         states = [path.stat() for path in files]
         return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.made_at for s in states)
 
 
 def request(
-    model: object, target: Targets, shape: Mapping[str, object] | None, executor: str
+    model: object, target: Targets, options: ImportOptions, executor: str
 ) -> Request | None:
     """What is asked, or None where it must be compiled: something watches the passes, the program
     has extended the compiler, the model is a module, or is none at all.
@@ -73,11 +76,11 @@ def request(
         config = compilation_config(target)
         asked = [
             compiler_digest(),
-            _model_digest(model),
+            *_model_digest(model),
             executor,
             [str(each) for each in config.primitive_targets],
             [str(each) for each in config.devices],
-            _plain(shape),
+            _plain(options.plain()),
             context.opt_level,
             sorted(context.required_pass),
             sorted(context.disabled_pass),
@@ -92,17 +95,29 @@ def _path(model: object) -> Path | None:
     return Path(model) if isinstance(model, (str, os.PathLike)) else None
 
 
-def _model_digest(model: object) -> str:
-    """Raises TypeError for what is neither a path, nor bytes, nor a model of ONNX."""
+def _model_digest(model: object) -> tuple[str, ...]:
+    """Of the model, and of what imports it: the frontend and the versions of its packages. Raises
+    TypeError for what has no bytes that say what it is.
+    """
+    row = frontend_of(model)
+    if row is None:
+        raise TypeError(f"no digest of {type(model).__name__}")
+    importer = (row.name, *(package.installed() for package in row.packages))
     path = _path(model)
     if path is not None:
-        return file_digest(path)
-    if type(model).__name__ == "ModelProto":
-        model = operator.methodcaller("SerializeToString", deterministic=True)(model)
+        return (*importer, _folder_digest(path) if path.is_dir() else file_digest(path))
     if not isinstance(model, bytes):
-        raise TypeError(f"no digest of {type(model).__name__}")
+        if row.serialize is None:
+            raise TypeError(f"{row.model} has no bytes")
+        model = row.serialize(model)
     view = memoryview(model)
-    return _tree(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF]))
+    return (*importer, _tree(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF])))
+
+
+def _folder_digest(path: Path) -> str:
+    """A digest of all files of a folder and their names. Raises OSError."""
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    return _digest([[p.relative_to(path).as_posix(), file_digest(p)] for p in files])
 
 
 def file_digest(path: Path) -> str:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import onnx
-
+from ekiden.backend.kernels.build import flush_asked
 from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.module_kernels import ModuleKernels
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.codegen.build import generator_of
 from ekiden.codegen.parallel import Progress
-from ekiden.frontend.onnx import from_onnx
-from ekiden.frontend.onnx.importer import Shapes
+from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
+from ekiden.frontend.table import frontend_of, taken
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import phase
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
@@ -33,7 +33,8 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
 from ekiden.target.virtual_device import Targets, compilation_config
 
-Model: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto | IRModule
+Model: TypeAlias = str | os.PathLike[str] | bytes | IRModule | Any
+"""A path, bytes, a module, or an object that a row of the table of frontends takes."""
 
 EXECUTORS = ("vm", "aot", "async")
 """How an executable runs: its bytecode is interpreted, has native code beside it, or is interpreted
@@ -41,14 +42,20 @@ with independent kernels at the same time."""
 
 
 @phase("import")
-def import_model(model: Model, shape: Shapes | None = None) -> IRModule:
-    """A module from whatever `compile` takes. Raises CompileError for anything else."""
+def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
+    """A module from whatever `compile` takes, with what is to be said of it as its attributes (see
+    ekiden.frontend.common.imported). Raises CompileError for anything else, and for options that
+    the model does not know.
+    """
     if isinstance(model, IRModule):
+        for name in options.given():
+            raise CompileError(f"compile: an ekiden.IRModule takes no '{name}'")
         return model
-    if not isinstance(model, (str, os.PathLike, bytes, onnx.ModelProto)):
-        kinds = "a path, bytes, an onnx.ModelProto or an ekiden.IRModule"
-        raise CompileError(f"compile: expected {kinds}, got {type(model).__name__}")
-    return from_onnx(model, shape)
+    row = frontend_of(model)
+    if row is None:
+        raise CompileError(f"compile: expected {taken()}, got {type(model).__name__}")
+    row.check_options(options)
+    return row.entry().import_model(model, options).as_module()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +69,25 @@ class Compiled:
 def compile_to_bytes(
     model: Model,
     target: Targets = None,
-    shape: Shapes | None = None,
+    options: ImportOptions = NO_OPTIONS,
     executor: str = "vm",
 ) -> bytes:
     """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
-    return bytes(compile_model(model, target, shape, executor).artifact)
+    return bytes(compile_model(model, target, options, executor).artifact)
 
 
 def compile_model(
     model: Model,
     target: Targets,
-    shape: Shapes | None,
+    options: ImportOptions,
     executor: str,
     in_place: bool = True,
     progress: Progress | None = None,
+    mod_name: str = "",
 ) -> Compiled:
-    """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`."""
+    """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`. `mod_name`
+    is the name of the factory of graph executors, "default" by default.
+    """
     if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
@@ -87,11 +97,11 @@ def compile_model(
         if executor == "aot" and each.kind.name != "llvm":
             got = f"got {each.kind.name!r}"
             raise CompileError(f"compile: executor 'aot' makes code for target kind 'llvm', {got}")
-    module = import_model(model, shape)
+    flushes = [flush_asked(each) for each in config.primitive_targets]
+    module = import_model(model, options)
+    imported = ImportedModule.of(module)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
-    weight_files = module.attrs.get("weight_files", ())
-    assert isinstance(weight_files, tuple)
     module = _with_conditions(NameDimensions()(InferType()(module)))
     targets = config.primitive_targets
     metadata: dict[str, object] = {
@@ -100,9 +110,14 @@ def compile_model(
         "main": describe(module),
         "producer": f"ekiden {version('ekiden')}",
     }
-    if tensors := module.attrs.get("tensors"):
-        assert isinstance(tensors, tuple)
-        metadata["tensors"] = {name: [node, at] for name, node, at in tensors}
+    if any(flushes):
+        metadata["denormals"] = "flush"
+    if mod_name:
+        metadata["mod_name"] = mod_name
+    if imported.states:
+        metadata["states"] = list(imported.states)
+    if imported.tensors:
+        metadata["tensors"] = {name: [node, at] for name, node, at in imported.tensors}
     if len(targets) > 1:
         metadata["variants"] = list(map(str, targets))
     concurrent = executor == "async"
@@ -118,7 +133,7 @@ def compile_model(
             for made in kernels
         )  # fmt: skip
         code = compile_variants(prepared, is_native=executor == "aot")
-    return Compiled(code, weight_files)
+    return Compiled(code, imported.weight_files)
 
 
 def _with_conditions(module: IRModule) -> IRModule:
@@ -142,11 +157,11 @@ def describe(module: IRModule) -> dict[str, object]:
     assert isinstance(main, Function)
     kinds = [p.checked_type for p in main.params]
     results = _fields(main.body.checked_type)
-    names = module.attrs.get("input_names") or [p.name_hint for p in main.params]
-    out_names = module.attrs.get("output_names") or [f"output{i}" for i in range(len(results))]
-    assert isinstance(names, Sequence) and isinstance(out_names, Sequence)
-    inputs = [_describe(str(n), k, module.attrs) for n, k in zip(names, kinds, strict=True)]
-    outputs = [_describe(str(n), k, module.attrs) for n, k in zip(out_names, results, strict=True)]
+    imported = ImportedModule.of(module)
+    names = imported.input_names or [p.name_hint for p in main.params]
+    out_names = imported.output_names or [f"output{i}" for i in range(len(results))]
+    inputs = [_describe(n, k, imported) for n, k in zip(names, kinds, strict=True)]
+    outputs = [_describe(n, k, imported) for n, k in zip(out_names, results, strict=True)]
     return {
         "inputs": inputs,
         "outputs": outputs,
@@ -175,22 +190,14 @@ def _fields(kind: Type) -> list[Type]:
     return list(kind.fields) if isinstance(kind, TupleType) else [kind]
 
 
-def _describe(name: str, kind: Type, attrs: Mapping[str, object]) -> dict[str, object]:
-    """`attrs["sequences"]` says that a List of tensors is one of Python at run time,
-    `attrs["texts"]` which tensors of bytes are strings, `attrs["maps"]` which matrices are lists of
-    dictionaries.
-    """
-    texts = attrs.get("texts", ())
-    assert isinstance(texts, Sequence)
-    if isinstance(kind, TensorType) and name in texts:
+def _describe(name: str, kind: Type, imported: ImportedModule) -> dict[str, object]:
+    if isinstance(kind, TensorType) and name in imported.texts:
         return {"name": name, "shape": [_dim(d) for d in kind.shape[:-1]], "dtype": TEXT}
-    given = attrs.get("maps", ())
-    assert isinstance(given, Sequence)
-    maps = dict(given)
+    maps = dict(imported.maps)
     if isinstance(kind, TensorType) and name in maps:
         keys, rows = list(maps[name]), [_dim(kind.shape[0])]
         return {"name": name, "shape": rows, "dtype": f"{MAPS}{kind.dtype}", "keys": keys}
-    element = kind.args[0] if attrs.get("sequences") and isinstance(kind, TypeCall) else None
+    element = kind.args[0] if imported.sequences and isinstance(kind, TypeCall) else None
     if isinstance(element, TensorType):
         shape = [_dim(d) for d in element.shape]
         return {"name": name, "shape": shape, "dtype": f"{SEQUENCE}{element.dtype}"}

@@ -17,41 +17,58 @@ from ekiden.driver.artifact_cache import ArtifactCache
 from ekiden.driver.artifact_key import request
 from ekiden.driver.executable import Executable
 from ekiden.driver.library import format_of, write_artifact
-from ekiden.ir.pass_context import DECISIONS, SIZE, with_options
-from ekiden.runtime import late_bound
+from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
+from ekiden.ir.pass_context import (
+    DECISIONS,
+    DENORMALS,
+    DENORMALS_KINDS,
+    SIZE,
+    with_options,
+)
+from ekiden.runtime import Device, late_bound
 from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
-from ekiden.target.virtual_device import Targets, with_bounds
+from ekiden.target import Target
+from ekiden.target.virtual_device import Targets, VirtualDevice, with_bounds
 
 LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from ekiden.codegen.parallel import Progress
     from ekiden.driver.build import Model
-    from ekiden.frontend.onnx.importer import Shapes
+    from ekiden.frontend.common.options import Shapes
 
 
 def compile(
     model: Model,
-    target: Targets = None,
+    target: Targets | Sequence[object] = None,
     *,
     shape: Shapes | None = None,
+    example_inputs: Sequence[object] | None = None,
+    example_kwargs: Mapping[str, object] | None = None,
+    dynamic_shapes: object = None,
+    signature: str = "",
     executor: str = "vm",
     bounds: str = "",
     num_threads: int | None = None,
     size: str = "",
+    denormals: str = "keep",
     progress: Progress | None = None,
     decisions: Mapping[str, object] | None = None,
 ) -> Executable:
-    """Compile a model: a path to an ONNX file, its bytes, an onnx.ModelProto, or an IRModule with a
-    function `main`.
+    """Compile a model: a path, bytes, an object of a framework (docs/frontends.md), or an IRModule
+    with a function `main`.
 
     `target` "llvm" is this machine; a list of targets gives variants of the code, the best first,
     of which an artifact runs the first that its machine can (docs/targets.md).
     `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says on which devices, of which the
     first is for what the model does not place (docs/vm.md).
     `shape` replaces the declared shapes of inputs by name.
+    `example_inputs` are what a module of PyTorch is traced with, and may stand in the second place:
+    `compile(module, (x,))`; `example_kwargs` are such by name, and `dynamic_shapes` says which of
+    their dimensions may be others, as torch.export has it. `signature` names one of the functions
+    of a model that has several. An option that a model does not know is a CompileError.
     `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
     "async" plans memory for kernels that run at the same time, and runs them so (docs/vm.md);
     results and errors are the same.
@@ -62,6 +79,9 @@ def compile(
     else `runtime.num_threads` says it. No part of the artifact.
     `size` "small" keeps weights as large as they are in the model, where the fastest kernels take
     some in a larger form (`ekiden inspect` shows both figures, docs/cli.md).
+    `denormals` "flush" makes every kernel take subnormal numbers for 0 and give 0 for them, in the
+    threads that share it too, and sets back what its caller had set; "keep" keeps them but in
+    recurrent layers, whose gates decay through them (docs/targets.md).
     `progress` is called with (kernels done, kernels in all, name of the one just done); without it
     a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
     long it takes: INFO each part, DEBUG each pass and kernel.
@@ -69,13 +89,17 @@ def compile(
     `{"dense_pack": {"rows": 6}}` (docs/kernels.md). Options and instruments come from the current
     PassContext.
 
-    A model of ONNX that was compiled before, by the same compiler with the same options, is mapped
-    from the cache (EKIDEN_CACHE_LIMIT), unless instruments watch.
+    A model in a file or bytes that was compiled before, by the same compiler with the same options,
+    is mapped from the cache (EKIDEN_CACHE_LIMIT), unless instruments watch.
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
     """
-    with _chosen(size, decisions):
-        made = compile_artifact(model, with_bounds(target, bounds), shape, executor, progress)
+    if example_inputs is None and _are_examples(target):
+        assert isinstance(target, Sequence)
+        target, example_inputs = None, target
+    asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
+    with _chosen(size, denormals, decisions):
+        made = compile_artifact(model, with_bounds(target, bounds), asked, executor, progress)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
     if num_threads is not None:
         found.num_threads = num_threads
@@ -88,10 +112,15 @@ def export(
     target: Targets = None,
     *,
     shape: Shapes | None = None,
+    example_inputs: Sequence[object] | None = None,
+    example_kwargs: Mapping[str, object] | None = None,
+    dynamic_shapes: object = None,
+    signature: str = "",
     executor: str = "vm",
     cc: str | None = None,
     options: Sequence[str] = (),
     size: str = "",
+    denormals: str = "keep",
     progress: Progress | None = None,
 ) -> None:
     """Compile a model and write it as the suffix of `path` says: `.eki`, `.so`, `.o`, `.c`, `.tar`.
@@ -106,22 +135,36 @@ def export(
     if isinstance(model, Executable):
         data: Bytes = late_bound.whole(model.raw)
     else:
-        with _chosen(size):
-            found = compile_artifact(model, target, shape, executor, progress)
+        asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
+        with _chosen(size, denormals):
+            found = compile_artifact(model, target, asked, executor, progress)
         data = found.to_bytes() if isinstance(found, runtime.Executable) else found
     write_artifact(data, path, cc=cc, options=options)
+
+
+def _are_examples(given: Targets | Sequence[object]) -> bool:
+    """Whether what stands in the place of targets is a sequence of anything else."""
+    targets = (str, Target, Mapping, Device, VirtualDevice)
+    if not isinstance(given, (list, tuple)):
+        return False
+    return not all(isinstance(each, targets) for each in given)
 
 
 SIZES = ("", "small")
 
 
 def _chosen(
-    size: str, decisions: Mapping[str, object] | None = None
+    size: str, denormals: str, decisions: Mapping[str, object] | None = None
 ) -> AbstractContextManager[object]:
     """The current context, with the options for the size of weights and for kernels."""
     if size not in SIZES:
         raise CompileError(f"compile: size 'small' or '' expected, got {size!r}")
+    if denormals not in DENORMALS_KINDS:
+        kinds = " or ".join(map(repr, DENORMALS_KINDS))
+        raise CompileError(f"compile: denormals {kinds} expected, got {denormals!r}")
     config: dict[str, object] = {SIZE: size} if size else {}
+    if denormals != "keep":
+        config[DENORMALS] = denormals
     if decisions:
         config[DECISIONS] = dict(decisions)
     return with_options(config) if config else nullcontext()
@@ -130,26 +173,27 @@ def _chosen(
 def compile_artifact(
     model: Model,
     target: Targets,
-    shape: Shapes | None = None,
+    options: ImportOptions = NO_OPTIONS,
     executor: str = "vm",
     progress: Progress | None = None,
 ) -> memoryview | runtime.Executable:
     """What `compile` makes: as it was found in the cache, or the bytes of the artifact, which need
     not be for this machine.
     """
-    kind: type = type(shape)
+    shape: object = options.shape
+    kind = type(shape)
     if shape is not None and not issubclass(kind, Mapping):
         wanted_shape = "a mapping of names of inputs to shapes"
         raise CompileError(f"compile: shape: expected {wanted_shape}, got {kind.__name__}")
     cache = ArtifactCache.default()
-    wanted = request(model, target, shape, executor) if cache.folder is not None else None
+    wanted = request(model, target, options, executor) if cache.folder is not None else None
     found = cache.get(wanted) if wanted is not None else None
     if found is not None:
         LOG.info("compile: the artifact is in the cache")
         return found
     started = time.perf_counter()
     build = import_module("ekiden.driver.build")
-    made = build.compile_model(model, target, shape, executor, progress=progress)
+    made = build.compile_model(model, target, options, executor, progress=progress)
     assert isinstance(made.artifact, memoryview)
     took = time.perf_counter() - started
     LOG.info("compile: %.1f MB in %.2f s", len(made.artifact) / 1e6, took)

@@ -17,6 +17,7 @@ from ekiden.backend.vm.disassemble import disassemble
 from ekiden.backend.vm.write import CALL_CLOSURE
 from ekiden.driver.binding import BoundRun, places_of, write_results
 from ekiden.driver.closures import plain, with_functions
+from ekiden.driver.kept import kept_values
 from ekiden.driver.library import FORMATS, export_library
 from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
@@ -27,6 +28,7 @@ from ekiden.runtime.files import File, PathName, write_to
 from ekiden.runtime.html import table
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
+    INITIAL,
     MAPS,
     SEQUENCE,
     TEXT,
@@ -51,6 +53,10 @@ class Executable:
     def __init__(self, raw: runtime.Executable) -> None:
         self.raw = raw
         self.inputs, self.outputs = tensor_infos(raw.metadata, raw.source)
+        self._kept = kept_values(raw.metadata, lambda: self._machines.invoke(INITIAL))
+        if self._kept is not None:
+            count = len(self._kept.names)
+            self.inputs, self.outputs = self.inputs[:-count], self.outputs[:-count]
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
@@ -103,6 +109,8 @@ class Executable:
         Checks everything once. Raises InputError as a call does, and for an array that cannot be
         read where it stands: one that is not contiguous or aligned.
         """
+        if self._kept is not None:
+            raise InputError("bind: the program keeps values between runs: call it")
         values = self._values(args, named)
         given = self._arrange(args, named)
         for info, value, source in zip(self.inputs, values, given, strict=True):
@@ -129,15 +137,33 @@ class Executable:
 
     def _run(self, values: Sequence[object], timeout: object = None) -> object:
         """What `main` gives for them, as Python has it."""
-        if timeout is None:
-            result = self._machines.invoke("main", *values)
+        if self._kept is None:
+            result = self._invoke(values, timeout)
         else:
-            result = self._machines.invoke_within(timeout, "main", *values)
+            result = self._kept.run(lambda kept: self._invoke([*values, *kept], timeout))
         if self._gives_objects:
             result = self._with_objects(result)
         if self._gives_functions:
             result = with_functions(result, self._machines)
         return result
+
+    def _invoke(self, values: Sequence[object], timeout: object) -> object:
+        if timeout is None:
+            return self._machines.invoke("main", *values)
+        return self._machines.invoke_within(timeout, "main", *values)
+
+    @property
+    def state(self) -> dict[str, runtime.Tensor]:
+        """What the program keeps between runs, by name, as it is now; most keep nothing.
+
+        Runs of a program that keeps something wait for each other.
+        """
+        return {} if self._kept is None else self._kept.now()
+
+    def reset_state(self) -> None:
+        """Let the next run begin as the first one did."""
+        if self._kept is not None:
+            self._kept.reset()
 
     def run_async(self, *args: object, **named: object) -> Future[object]:
         """Begin a run; arguments as for a call, and they stay as they are until it has ended.
@@ -182,6 +208,7 @@ class Executable:
         given = self._arrange(args, named) if named else list(args)
         self(*given)
         values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
+        values += [] if self._kept is None else self._kept.now().values()
         return profile(self.raw, "main", values, peak=_peak() if peak else None)
 
     def jit(self, calls: int = 0) -> None:

@@ -8,6 +8,7 @@ from ekiden.backend.graph.graph import Graph
 from ekiden.backend.graph.read import read_graph
 from ekiden.backend.graph.write import new_module
 from ekiden.driver.executable import Executable
+from ekiden.runtime import Executable as RawExecutable
 from ekiden.runtime import Module, Tensor, check_devices
 
 
@@ -18,7 +19,9 @@ class ExecutorFactoryModule(Executable):
     flow, shapes that are computed); calling it works for all.
     """
 
-    _read: tuple[Graph, dict[str, Tensor]] | None = None
+    def __init__(self, raw: RawExecutable) -> None:
+        super().__init__(raw)
+        self._read: tuple[Graph, dict[str, Tensor]] | None = None
 
     def _graph(self) -> tuple[Graph, dict[str, Tensor]]:
         if self._read is None:
@@ -41,12 +44,17 @@ class ExecutorFactoryModule(Executable):
         """The graph; TVM's name."""
         return self.get_graph_json()
 
+    @property
+    def libmod_name(self) -> str:
+        """What `lib[name](device)` is called by, besides "default"."""
+        return str(self.raw.metadata.get("mod_name", "default"))
+
     graph_json = property(get_graph_json)
     params = property(get_params)
 
     def __getitem__(self, name: str) -> Callable[..., object]:
-        """A function by name: "default" makes a graph executor for a device, "debug_create" one
-        that keeps what each node gives; others are those of the program.
+        """A function by name: "default", or what `mod_name` said, makes a graph executor for a
+        device, "debug_create" one that keeps what each node gives; others are those of the program.
         """
         if name == "debug_create":
             return self._debug_create

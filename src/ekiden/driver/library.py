@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
@@ -24,14 +25,14 @@ import numpy as np
 
 from ekiden import runtime
 from ekiden.runtime import late_bound
-from ekiden.runtime.artifact import Bytes, function_names, metadata_of
+from ekiden.runtime.artifact import ALIGNMENT, Bytes, function_names, metadata_of
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
 from ekiden.runtime.metadata import variants
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
 from ekiden.target import Target
 
-__all__ = ["FORMATS", "Format", "export_library", "format_of", "write_artifact"]
+__all__ = ["FORMATS", "Format", "export_library", "format_of", "saved_module", "write_artifact"]
 
 _HEAD = """\
 /* A model that Ekiden compiled, as the functions {names}.
@@ -86,24 +87,47 @@ LINK = -shared -s -Wl,--gc-sections -Wl,-z,nodelete -Wl,-z,defs
 _STATIC = ("-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))')
 _LINK = ("-shared", "-fPIC", "-O2", "-s", "-Wl,--gc-sections", "-Wl,-z,nodelete", "-Wl,-z,defs")
 _NAME = "executable.eki"
+_SEVERAL = b"EKMODS\0\1"
+"""How the bytes of modules that import each other begin; runtime.h describes what follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What is written: bytes for `ek_module_from_bytes`, the functions that others find in it, and
+    what its code runs on, by the name that compilers have for it."""
+
+    data: Bytes
+    names: Sequence[str]
+    architecture: str
+
+
+def _of_artifact(data: Bytes) -> _Content:
+    """Of several variants it is this machine's architecture, where it is among them, else that of
+    the first."""
+    parsed = (Target.parse(text or "llvm") for text in variants(metadata_of(data)))
+    found = [target.architecture.replace("-", "_") for target in parsed]
+    here = platform.machine()
+    return _Content(data, function_names(data), here if here in found else found[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What is asked of a format: the artifact, where to, and the C compiler with its options."""
+    """What is asked of a format: the content, where to, and the C compiler with its options."""
 
-    data: Bytes
+    content: _Content
     target: Path
     cc: str | None
     options: Sequence[str]
 
     @property
+    def data(self) -> Bytes:
+        """The bytes."""
+        return self.content.data
+
+    @property
     def architecture(self) -> str:
-        """What the artifact's code runs on, by the name that compilers have for it: of several
-        variants this machine's, where it is among them, else that of the first."""
-        parsed = (Target.parse(text or "llvm") for text in variants(metadata_of(self.data)))
-        found = [target.architecture.replace("-", "_") for target in parsed]
-        return platform.machine() if platform.machine() in found else found[0]
+        """What the code runs on."""
+        return self.content.architecture
 
     @property
     def is_foreign(self) -> bool:
@@ -126,7 +150,7 @@ def _write_object(order: _Order) -> None:
 
 def _write_c(order: _Order) -> None:
     def write(file: Writer) -> None:
-        file.write(_source(order.data, None).encode())
+        file.write(_source(order.content, None).encode())
         file.write(b"\n_Alignas(64) SHOWN const unsigned char __ek_executable[] = {\n")
         rows = np.frombuffer(order.data, np.uint8)
         for at in range(0, len(rows), 1 << 16):
@@ -144,7 +168,7 @@ def _write_archive(order: _Order) -> None:
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", order.target.stem) or "model"
     texts = {
         f"{stem}.eki": bytes(order.data),
-        f"{stem}.c": _source(order.data, f"{stem}.eki").encode(),
+        f"{stem}.c": _source(order.content, f"{stem}.eki").encode(),
         "Makefile": _MAKEFILE.format(stem=stem).encode(),
     }
     for folder, path in (("include/ekiden", include_dir() / "ekiden"), ("src", source_dir())):
@@ -201,34 +225,78 @@ def write_artifact(
     for; see `export_library`.
     """
     chosen = format_of(path)
-    chosen.write(_Order(data, check_folder(path).absolute(), cc, options))
+    chosen.write(_Order(_of_artifact(data), check_folder(path).absolute(), cc, options))
 
 
 def export_library(
-    executable: runtime.Executable,
+    program: runtime.Executable | runtime.Module,
     path: PathName,
     *,
     cc: str | None = None,
     options: Sequence[str] = (),
 ) -> None:
-    """Write a model as the suffix says: `.so` one shared library with the runtime inside, `.o` an
-    object to link with it, `.c` the same as C, `.tar` sources and a Makefile, `.eki` the artifact.
+    """Write a model, or a module with all that it imports, as the suffix says: `.so` one shared
+    library with the runtime inside, `.o` an object to link with it, `.c` the same as C, `.tar`
+    sources and a Makefile, `.eki` the artifact.
 
     Each function of the executable becomes a symbol `__tvm_ffi_<name>`, so that
     `ekiden.runtime.load_module(path)["main"]` runs it, `ek_module_load` does in C, and
     `tvm_ffi.load_module` of the published package. The library needs libc and threads alone.
 
+    A module that imports others, or is none of an executable, has no artifact (`.eki`).
     `cc` is the C compiler; else $CC, cc, gcc or clang is taken, or that of the package ziglang.
-    `options` go to its command line. Raises ExportError when there is none or it fails, and for
-    another suffix.
+    `options` go to its command line. Raises ExportError when there is none or it fails, for another
+    suffix, and for a module whose kind cannot be saved, such as a shared library.
     """
-    write_artifact(late_bound.whole(executable), path, cc=cc, options=options)
+    if isinstance(program, runtime.Executable):
+        write_artifact(late_bound.whole(program), path, cc=cc, options=options)
+        return
+    chosen = format_of(path)
+    if chosen is FORMATS[".eki"] and (program.imported_modules or program.kind != "executable"):
+        raise ExportError(f"export library '{path}': modules are written as .so, .o, .c or .tar")
+    content = _Content(saved_module(program), program.names(), platform.machine())
+    chosen.write(_Order(content, check_folder(path).absolute(), cc, options))
 
 
-def _source(data: Bytes, file: str | None) -> str:
-    """The C that has the functions of an artifact, and its bytes as they stand in `file`."""
-    size = len(data)
-    names = [n for n in function_names(data) if re.fullmatch(r"[A-Za-z0-9_]+", n)]
+def saved_module(module: runtime.Module) -> bytes:
+    """A module and all that it imports as bytes for `ek_module_from_bytes`; one that is imported
+    twice stands there once. Raises ExportError for a kind that cannot be saved.
+    """
+    numbers: dict[runtime.Module, int] = {module: 0}
+    imports: list[int] = []
+    for importer in (waiting := [module]):
+        for each in importer.imported_modules:
+            if each not in numbers:
+                numbers[each] = len(numbers)
+                waiting.append(each)
+            imports += (numbers[importer], numbers[each])
+    parts = [_alone(each) for each in numbers]
+    if len(parts) == 1:
+        return parts[0]
+    rows: list[int] = []
+    at = len(_SEVERAL) + 16 + 16 * len(parts) + 8 * len(imports)
+    for part in parts:
+        at += -at % ALIGNMENT
+        rows += (at, len(part))
+        at += len(part)
+    words = [len(parts), *rows, len(imports) // 2, *imports]
+    made = bytearray(_SEVERAL + struct.pack(f"<{len(words)}Q", *words))
+    for part in parts:
+        made += bytes(-len(made) % ALIGNMENT) + part
+    return bytes(made)
+
+
+def _alone(module: runtime.Module) -> bytes:
+    try:
+        return module.to_bytes()
+    except ValueError as error:
+        raise ExportError(f"export library: {error}; import what it was made from") from error
+
+
+def _source(content: _Content, file: str | None) -> str:
+    """The C that has the functions of a program, and its bytes as they stand in `file`."""
+    size = len(content.data)
+    names = [n for n in content.names if re.fullmatch(r"[A-Za-z0-9_]+", n)]
     parts = [_HEAD.format(size=size, names=", ".join(names))]
     if file is not None:
         parts.append(_INCLUDED.format(size=size, file=file))
@@ -248,7 +316,7 @@ def _compile(order: _Order, arguments: Sequence[str], is_program: bool = False) 
     command = _compiler(order)
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
         Path(folder, _NAME).write_bytes(order.data)
-        Path(folder, "library.c").write_text(_source(order.data, _NAME))
+        Path(folder, "library.c").write_text(_source(order.content, _NAME))
         _run([*command, *arguments], folder, order.target)
         with open(Path(folder, "made"), "rb") as made:
             write_whole(order.target, partial(shutil.copyfileobj, made), is_program)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ekiden import runtime
 from ekiden.driver.executable import Executable
+from ekiden.frontend.table import is_model_file
 from ekiden.runtime.artifact import MAGIC
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import PathName, named
@@ -63,6 +64,6 @@ def _loaded(path: Path) -> runtime.Executable:
         found = module["get_executable"]()
         assert isinstance(found, runtime.Executable)
         return found
-    if start != MAGIC and path.suffix == ".onnx":
+    if start != MAGIC and is_model_file(path):
         raise LoadError(f"load '{path}': it is a model, which ekiden.compile takes")
     return runtime.Executable.load(os.fspath(path))

@@ -14,7 +14,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ekiden.driver.compiler import compile
 from ekiden.driver.executable import Executable
-from ekiden.frontend.onnx.importer import Dims, Shapes
+from ekiden.frontend.common.options import Dims, Shapes
 from ekiden.ir.op import Array
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, UnsupportedError
@@ -25,9 +25,10 @@ DEVICES = ("CPU",)
 class EkidenRep(BackendRep):  # type: ignore[misc]
     """A model made ready to run.
 
-    An input whose values decide a rank or what is computed (the axes of a reduction, say) becomes a
-    constant of the executable: the model is compiled once for each of its values, when it is first
-    run with them. `fixed` names such inputs; it is empty for a model that compiles as it stands.
+    An input whose values decide a rank or what is computed (the axes of a reduction, say), so that
+    importing names it, becomes a constant of the executable: the model is compiled once for each of
+    its values, when it is first run with them. `fixed` names such inputs; it is empty for a model
+    that compiles as it stands. No other input is.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -41,20 +42,9 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         try:
             self._made[()] = compile(model)
         except EkidenError as error:
-            self.fixed = self._deciding(error)
+            self.fixed = tuple(getattr(error, "inputs", ()))
             if not self.fixed:
                 raise
-
-    def _deciding(self, error: EkidenError) -> tuple[str, ...]:
-        """The inputs that must be constants: those that the error names, else integer vectors and
-        scalars, which decide shapes.
-        """
-        named = getattr(error, "inputs", ())
-        if named or isinstance(error, UnsupportedError):
-            return tuple(named)
-        weights = {t.name for t in self.model.graph.initializer}
-        inputs = [i for i in self.model.graph.input if i.name not in weights]
-        return tuple(i.name for i in inputs if _is_integer_vector(i.type.tensor_type))
 
     def run(self, inputs: object, **kwargs: object) -> tuple[Any, ...]:
         """The outputs as NumPy arrays, in the model's order; fields are named by output where a
@@ -138,11 +128,6 @@ def _array(value: object) -> object:
     if isinstance(value, list):
         return [_array(each) for each in value]
     return value.numpy() if isinstance(value, Tensor) else value
-
-
-def _is_integer_vector(kind: onnx.TypeProto.Tensor) -> bool:
-    integers = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
-    return kind.elem_type in integers and len(kind.shape.dim) <= 1
 
 
 class EkidenBackend(Backend):  # type: ignore[misc]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from ekiden import runtime
 from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.driver.build import compile_model
+from ekiden.driver.executable import Executable
 from ekiden.driver.factory import ExecutorFactoryModule
+from ekiden.frontend.common.options import NO_OPTIONS
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
-from ekiden.relay.backend import Executor
+from ekiden.relay.backend import Executor, Runtime
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform import InferType
+from ekiden.runtime import Executable as Compiled
+from ekiden.runtime import Module, register_func
+from ekiden.runtime.errors import CompileError
 from ekiden.target import TargetLike
 from ekiden.target.virtual_device import Targets, compilation_config, with_host
 
@@ -31,17 +36,35 @@ def build(
     target_host: TargetLike | None = None,
     params: Params | None = None,
     executor: str | Executor = "graph",
+    runtime: str | Runtime = "cpp",
+    mod_name: str = "default",
 ) -> ExecutorFactoryModule:
     """Compile a module or function; `params` become constants by name. `executor` "aot", or
-    `relay.backend.Executor("aot")`, adds native code of the functions to their bytecode.
+    `relay.backend.Executor("aot")`, adds native code of the functions to their bytecode; of its
+    options and the `runtime`'s, those that would change nothing are a CompileError.
 
-    The result can be called; `["default"](device)` makes a graph executor of it. `target_host` is
-    the target of the code around kernels, which must be of the same machine.
+    The result can be called; `["default"](device)`, or that of `mod_name`, makes a graph executor
+    of it, here and where it was exported to. `target_host` is the target of the code around
+    kernels, which must be of one machine. Raises CompileError also for a `mod_name` that is no
+    word, or the name of a function.
     """
     target = with_host(target, target_host)
-    kind = executor if isinstance(executor, str) else executor.name
-    kind = "vm" if kind == "graph" else kind
-    return ExecutorFactoryModule(to_executable(ir_mod, target, params, kind, in_place=False))
+    how = Executor(executor) if isinstance(executor, str) else executor
+    on = Runtime(runtime) if isinstance(runtime, str) else runtime
+    for reason in filter(None, (how.refused(), on.refused())):
+        raise CompileError(f"relay.build: {reason}")
+    kind = "vm" if how.name == "graph" else how.name
+    name = "" if mod_name == "default" else _checked_name(mod_name, _module(ir_mod, None))
+    made = to_executable(ir_mod, target, params, kind, in_place=False, mod_name=name)
+    return ExecutorFactoryModule(made)
+
+
+def _checked_name(name: str, module: IRModule) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise CompileError(f"build: expected a word as mod_name, got {name!r}")
+    if name in module:
+        raise CompileError(f"build: mod_name {name!r} is the name of a function of the module")
+    return name
 
 
 def to_executable(
@@ -51,10 +74,14 @@ def to_executable(
     executor: str = "vm",
     *,
     in_place: bool = True,
-) -> runtime.Executable:
-    """The executable of a module or function; `in_place` as in `pipeline`."""
-    made = compile_model(_module(ir_mod, params), target, None, executor, in_place)
-    return runtime.Executable.from_bytes(made.artifact)
+    mod_name: str = "",
+) -> Compiled:
+    """The executable of a module or function; `in_place` as in `pipeline`, `mod_name` as in
+    `compile_model`.
+    """
+    module = _module(ir_mod, params)
+    made = compile_model(module, target, NO_OPTIONS, executor, in_place, mod_name=mod_name)
+    return Compiled.from_bytes(made.artifact)
 
 
 def optimize(
@@ -65,5 +92,12 @@ def optimize(
     assert config.target is not None
     return optimize_module(InferType()(_module(mod, params)), config.target, config), {}
 
+
+def _compile_to_module(program: IRModule | BaseFunc, target: str | None = None) -> Module:
+    """A module with the functions of a program, for other languages."""
+    return Executable(to_executable(program, target, None)).module
+
+
+register_func("ekiden.compile", _compile_to_module, override=True)
 
 __all__ = ["build", "optimize"]

@@ -1,34 +1,27 @@
-"""`relay.frontend`: importers with TVM's signatures, which give a module and its parameters."""
+"""`relay.frontend`: importers with TVM's signatures, which give a module and its parameters.
 
-from __future__ import annotations
+Each is loaded when it is first used.
+"""
 
-from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-import onnx
+from ekiden.frontend.table import FRONTENDS
 
-from ekiden.frontend.onnx import from_onnx as import_onnx
-from ekiden.ir.module import IRModule
-from ekiden.runtime import Tensor, tensor
+if TYPE_CHECKING:
+    from ekiden.frontend.onnx.relay import from_onnx
+    from ekiden.frontend.torch.relay import from_pytorch
 
-Dim = int | str
+_HOMES = {name: row for row in FRONTENDS for name in row.relay}
 
-
-def from_onnx(
-    model: onnx.ModelProto | str | bytes,
-    shape: Mapping[str, Sequence[Dim]] | None = None,
-    opset: int | None = None,
-    freeze_params: bool = True,
-) -> tuple[IRModule, dict[str, Tensor]]:
-    """A module, and no parameters: the weights are constants in it. With `freeze_params=False` they
-    are parameters of `main` by their names in the model, and their values are given beside it.
-
-    `shape` replaces the declared shapes of inputs by name, `opset` the version that the model
-    states.
-    """
-    module = import_onnx(model, shape, opset, freeze_params)
-    params = module.attrs.pop("params", {})
-    assert isinstance(params, Mapping)
-    return module, {name: tensor(value) for name, value in params.items()}
+__all__ = ["from_onnx", "from_pytorch"]
 
 
-__all__ = ["from_onnx"]
+def __getattr__(name: str) -> object:
+    """A function of the frontend that has it. Raises ImportModelError where a package lacks."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _HOMES[name].check_packages()
+    found: object = getattr(import_module(f"ekiden.frontend.{_HOMES[name].name}.relay"), name)
+    globals()[name] = found
+    return found

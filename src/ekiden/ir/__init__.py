@@ -8,6 +8,7 @@ from importlib import import_module
 
 _HOMES = {
     "assert_structural_equal": "compare",
+    "get_first_structural_mismatch": "compare",
     "structural_equal": "structural",
     "structural_hash": "structural",
     "save_json": "json",
@@ -24,6 +25,10 @@ _HOMES = {
     "BaseFunc": "expr",
     "GlobalVar": "expr",
     "PrimExpr": "prim",
+    **dict.fromkeys(("AffineType", "TensorAffineType", "TupleAffineType"), "affine_type"),
+    "IntImm": "prim",
+    "FloatImm": "prim",
+    "Range": "range",
     **dict.fromkeys(
         "Type TypeKind TensorType TupleType TypeVar GlobalTypeVar FuncType TypeCall RelayRefType"
         " IncompleteType".split(),

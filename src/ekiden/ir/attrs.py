@@ -5,9 +5,10 @@ family.
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterator
 from functools import cache
 
-from ekiden.ir.node import NODE_TYPES, Node
+from ekiden.ir.node import NODE_TYPES, Node, fields_of
 from ekiden.ir.prim import PrimExpr
 
 
@@ -15,10 +16,29 @@ class Attrs(Node):
     """Base of attribute classes: `@node("relay.attrs.Conv2DAttrs") class Conv2DAttrs(Attrs): ...`.
 
     Fields are bool, int, float, str, PrimExpr, None, or (nested) tuples of those. Every field has a
-    default where TVM has one.
+    default where TVM has one. `attrs["axis"]` and `**attrs` work as on a dictionary.
     """
 
     __slots__ = ()
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the fields, in their order."""
+        return tuple(field.name for field in fields_of(self))
+
+    def __getitem__(self, name: str) -> object:
+        if name not in self.keys():
+            known = ", ".join(self.keys()) or "none"
+            raise KeyError(f"{self.type_key} has no field {name!r}; there are {known}")
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __bool__(self) -> bool:
+        return True
 
 
 @cache

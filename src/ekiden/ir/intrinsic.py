@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ekiden.ir import dtype as dt
+from ekiden.ir.op import OP_ATTRS, register_name
 from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, convert, is_const
 from ekiden.runtime import get_global_func
 
@@ -28,6 +30,9 @@ class IntrinsicDef:
     effects: bool = False
     """Whether a call does more than give a value: it stays where it is, and runs once."""
 
+
+LIKE_FIRST = "first"
+"""The dtype of intrinsics whose value is like their first argument."""
 
 ANY = -1
 """The arity of intrinsics that take any number of arguments."""
@@ -69,6 +74,25 @@ def _call_packed(name: str, *args: object) -> object:
     return 0 if result is None else result
 
 
+def _popcount(x: object) -> object:
+    """How many bits are set."""
+    return np.bitwise_count(_unsigned(x)).astype(np.asarray(x).dtype)[()]
+
+
+def _clz(x: object) -> object:
+    """How many bits are 0 before the first that is 1."""
+    bits = _unsigned(x)
+    for shift in (1, 2, 4, 8, 16, 32):
+        if shift < 8 * bits.itemsize:
+            bits = bits | bits >> np.asarray(shift, bits.dtype)
+    return (8 * bits.itemsize - np.bitwise_count(bits)).astype(np.asarray(x).dtype)[()]
+
+
+def _unsigned(x: object) -> np.ndarray[Any, Any]:
+    given = np.asarray(x)
+    return given.view(f"u{given.itemsize}")
+
+
 def _erf(x: object) -> object:
     return np.vectorize(math.erf, otypes=[np.float64])(x)
 
@@ -104,6 +128,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
     IntrinsicDef("dot4_u8s8",    3, _dot4),           # acc + 4 products of bytes in words a, b
+    IntrinsicDef("madd_u8s8",    3, _dot4),           # of bytes whose sums of two fit int16
     IntrinsicDef("madd_s16",     3, _madd),           # acc + 2 products of int16 in words a, b
     IntrinsicDef("dot2_bf16",    3, _dot2),           # acc + 2 products of bfloat16 in words a, b
     IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given
@@ -115,9 +140,41 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("bitwise_xor",  2, np.bitwise_xor),
     IntrinsicDef("left_shift",   2, np.left_shift),
     IntrinsicDef("right_shift",  2, np.right_shift),
+    # Written in terms of those above by tir's LowerIntrin.
+    IntrinsicDef("exp2",         1, np.exp2),
+    IntrinsicDef("exp10",        1, lambda x: np.power(10.0, x)),
+    IntrinsicDef("log2",         1, np.log2),
+    IntrinsicDef("log10",        1, np.log10),
+    IntrinsicDef("log1p",        1, np.log1p),
+    IntrinsicDef("tan",          1, np.tan),
+    IntrinsicDef("asin",         1, np.arcsin),
+    IntrinsicDef("acos",         1, np.arccos),
+    IntrinsicDef("atan",         1, np.arctan),
+    IntrinsicDef("sinh",         1, np.sinh),
+    IntrinsicDef("cosh",         1, np.cosh),
+    IntrinsicDef("asinh",        1, np.arcsinh),
+    IntrinsicDef("acosh",        1, np.arccosh),
+    IntrinsicDef("atanh",        1, np.arctanh),
+    IntrinsicDef("atan2",        2, np.arctan2),
+    IntrinsicDef("hypot",        2, np.hypot),
+    IntrinsicDef("fmod",         2, np.fmod),
+    IntrinsicDef("copysign",     2, np.copysign),
+    IntrinsicDef("ldexp",        2, np.ldexp, LIKE_FIRST),
+    IntrinsicDef("nearbyint",    1, np.round),     # halves to even
+    IntrinsicDef("isfinite",     1, np.isfinite, "bool"),
+    IntrinsicDef("bitwise_not",  1, np.invert),
+    IntrinsicDef("popcount",     1, _popcount),
+    IntrinsicDef("clz",          1, _clz),         # of 0 the number of bits
 )}
 # fmt: on
 
+
+PURE, OPAQUE = 1, 3
+"""What "TCallEffectKind" of an operator says, by TVM's numbers."""
+for _row in INTRINSICS.values():  # in the one registry of operators, beside those of Relay
+    OP_ATTRS.setdefault("TCallEffectKind", {})[register_name(f"tir.{_row.name}").name] = (
+        OPAQUE if _row.effects else PURE
+    )
 
 EXPENSIVE = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"))
 """Intrinsics that cost much more than reading an operand.
@@ -145,6 +202,8 @@ def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
     row = INTRINSICS.get(op)
     if row is None or row.dtype is None:
         return args[-1].dtype if args else "int32"
+    if row.dtype == LIKE_FIRST:
+        return args[0].dtype
     return dt.with_lanes("bool", dt.lanes(args[-1].dtype)) if row.dtype == "bool" else row.dtype
 
 

@@ -15,7 +15,8 @@ from functools import cache
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import NODE_TYPES, Node, fields_of
-from ekiden.ir.op import OPS, Op, get
+from ekiden.ir.op import OP_NODES, Op, get
+from ekiden.runtime import register_func
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.graph_json import (
     Decode,
@@ -51,7 +52,7 @@ def _make(key: str, fields: Mapping[str, object], decode: Decode) -> object:
         return _module(fields, decode)
     kind = NODE_TYPES[key]
     values = {name: decode(value, _enum_of(key, name)) for name, value in fields.items()}
-    if kind is Op and values["name"] in OPS:
+    if kind is Op and values["name"] in OP_NODES:
         return get(str(values["name"]))
     return kind(**values)
 
@@ -85,3 +86,5 @@ def _has_key(key: str) -> bool:
 
 
 register_family(Family((Node, IRModule), _take_apart, _has_key, _make))
+register_func("node.SaveJSON", save_json, override=True)
+register_func("node.LoadJSON", load_json, override=True)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.node import Node
 from ekiden.ir.type import GlobalTypeVar
+from ekiden.runtime import define_node_class
 
 
 class IRModule:
@@ -209,3 +210,10 @@ class IRModule:
         if IRModule.script_printer is None:
             raise ValueError("module script: import ekiden.tir first")
         return IRModule.script_printer(self)
+
+
+define_node_class(
+    IRModule,
+    [IRModule.type_key],
+    [(name, "", True, False) for name in ("functions", "type_definitions", "attrs")],
+)

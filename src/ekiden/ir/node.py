@@ -1,4 +1,5 @@
-"""Nodes: immutable, slotted values with a type key, whose dataclass fields are the reflection.
+"""Nodes: immutable, slotted values with a type key, whose dataclass fields are the reflection: for
+Python, and for every other language, to which a node is an object of the runtime.
 
 Identity is the default equality. `ekiden.ir.structural` compares meaning. A node is made with
 
@@ -14,8 +15,15 @@ Identity is the default equality. `ekiden.ir.structural` compares meaning. A nod
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
 from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+import numpy as np
+
+from ekiden.runtime import define_node_class, set_node_hooks
 
 _N = TypeVar("_N", bound="Node")
 
@@ -72,9 +80,61 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
         if type_key in NODE_TYPES:
             raise ValueError(f"node type {type_key!r}: already made by {NODE_TYPES[type_key]!r}")
         NODE_TYPES[type_key] = made
+        define_node_class(made, _keys(made), [_reflected(f) for f in dataclasses.fields(made)])  # type: ignore[arg-type]
         return made
 
     return register
+
+
+def _keys(cls: type) -> list[str]:
+    """The type keys of the bases of a class that are nodes, the farthest first, and its own. Those
+    of abstract classes are their folder and name: "ir.RelayExpr".
+    """
+    nodes = [base for base in reversed(cls.__mro__) if issubclass(base, Node)]
+    return [NODE_KEYS.get(base) or NODE_KEYS.setdefault(base, _key_of(base)) for base in nodes]
+
+
+def _key_of(cls: type) -> str:
+    own = getattr(cls, "type_key", "")
+    is_own = NODE_TYPES.get(own) is cls
+    return own if is_own else f"{cls.__module__.split('.')[1]}.{cls.__name__}"
+
+
+NODE_KEYS: dict[type, str] = {}
+"""Class of nodes -> the key of its type, also of abstract classes."""
+
+
+def _reflected(field: dataclasses.Field[Any]) -> tuple[str, str, bool, bool]:
+    """What other languages know of a field: name, annotation, whether it may be left out, whether
+    equality ignores it.
+    """
+    is_optional = field.default is not dataclasses.MISSING
+    return field.name, str(field.type), is_optional, bool(field.metadata.get("ignored"))
+
+
+def _read(source: object, name: str) -> object:
+    """A field as it crosses to other languages: enums by their names, arrays in one piece."""
+    value = getattr(source, name)
+    if isinstance(value, Enum):
+        return value.name
+    return np.ascontiguousarray(value) if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def _build(cls: type, fields: Mapping[str, object]) -> object:
+    """A node from fields as they cross."""
+    enums = _enums_of(cls)
+    given = {name: enums[name][v] if name in enums else v for name, v in fields.items()}  # type: ignore[index]
+    return cls(**given)
+
+
+@cache
+def _enums_of(cls: type) -> dict[str, type[Enum]]:
+    """The fields of a class of nodes that are enums, with the classes of these."""
+    hints = typing.get_type_hints(cls)
+    return {n: h for n, h in hints.items() if isinstance(h, type) and issubclass(h, Enum)}
+
+
+set_node_hooks(_read, _build)
 
 
 def fields_of(value: Node) -> tuple[dataclasses.Field[Any], ...]:

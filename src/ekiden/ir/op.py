@@ -21,6 +21,7 @@ from ekiden.ir.node import ignored, node
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
+from ekiden.runtime import register_func
 
 _V = TypeVar("_V")
 
@@ -43,6 +44,37 @@ class Memory(Enum):
     KEEPS = "its result may hold it"
     READS = "its result lies elsewhere"
     VIEWS = "its result lies there"
+
+
+class Linear(Enum):
+    """What an operator with a second argument makes of its first."""
+
+    NO = "nothing linear"
+    SCALES = "data * value"
+    SHIFTS = "data + value"
+    SHIFTS_BACK = "data - value"
+
+
+class Turns(Enum):
+    """How a transposition of its first argument moves to the result of an operator, if it can."""
+
+    NO = "not, unless it broadcasts"
+    AXIS = "its one axis is another"
+    AXES = "the axes it reduces are others"
+    SHAPE = "the elements go on in another shape"
+    WIDTHS = "its widths stand in another order"
+    FIELDS = "those of all fields move"
+    EXTENTS = "its shape is written in another order"
+    ORDER = "both are one"
+
+
+class Borders(Enum):
+    """Which constant borders of its first argument an operator with a padding makes itself."""
+
+    NO = "none"
+    ZEROS = "zeros"
+    LOWEST = "the least value"
+    COUNTED = "zeros, where it counts them"
 
 
 class OpPattern(IntEnum):
@@ -82,12 +114,24 @@ class Op(RelayExpr):
 
     @property
     def definition(self) -> OpDef:
-        """The declaration of this operator."""
+        """The declaration of this operator. Raises KeyError for one of loop programs, which
+        `ekiden.ir.intrinsic.INTRINSICS` declares.
+        """
         return OPS[self.name]
+
+    @staticmethod
+    def get(op_name: str) -> Op:
+        """The operator of a name, of Relay or ("tir.exp") of loop programs. Raises KeyError."""
+        return get(op_name)
+
+    @staticmethod
+    def list_op_names() -> list[str]:
+        """The names of all operators."""
+        return sorted(OP_NODES)
 
     def get_attr(self, attr_name: str) -> object:
         """An attribute given by `register_op_attr`, or TOpPattern; None if there is none."""
-        if attr_name == "TOpPattern":
+        if attr_name == "TOpPattern" and self.name in OPS:
             return self.definition.pattern
         return OP_ATTRS.get(attr_name, {}).get(self.name)
 
@@ -144,6 +188,11 @@ class OpDef:
     whether numbers among its data (an index, a length) may be out of range, which is then an error
     that names them. kernels: the families of kernels that may compute it, by name
     (topi/rule/families.py); they say how its weights lie, what may follow, where results may lie.
+    linear, turns, borders: see the classes above. commutes: whether two arguments may change
+    places. channels: where output channels lie, (axis of the result, axis of the weight) in the
+    default layouts. fast: the operator that is faster and less exact. costly: whether an element
+    takes longer to compute than to read. shape_only: of the arguments the shapes are read, not the
+    elements: the types of the arguments alone say the result.
     """
 
     name: str
@@ -168,6 +217,14 @@ class OpDef:
     refuses: bool = False
     fields: Callable[[Attrs | None], int] | None = None
     kernels: tuple[str, ...] = ()
+    linear: Linear = Linear.NO
+    turns: Turns = Turns.NO
+    borders: Borders = Borders.NO
+    commutes: bool = False
+    channels: tuple[int, int] | None = None
+    fast: str = ""
+    costly: bool = False
+    shape_only: bool = False
     description: str = ""
     result: str = ""
 
@@ -175,7 +232,8 @@ class OpDef:
 OP_ATTRS: dict[str, dict[str, object]] = {}
 """What users attach to operators: attribute name -> operator name -> value."""
 OPS: dict[str, OpDef] = {}
-_OP_NODES: dict[str, Op] = {}
+OP_NODES: dict[str, Op] = {}
+"""Every operator by its name: those of Relay, and "tir.exp" and the like of loop programs."""
 
 
 def register_op(definition: OpDef) -> OpDef:
@@ -183,23 +241,35 @@ def register_op(definition: OpDef) -> OpDef:
     if definition.name in OPS:
         raise ValueError(f"operator {definition.name!r} is declared twice")
     note_extension(definition.relation)
+    register_name(definition.name)
     OPS[definition.name] = definition
-    _OP_NODES[definition.name] = Op(definition.name)
     return definition
+
+
+def register_name(name: str) -> Op:
+    """Let an operator that is declared elsewhere be got by its name, and have attributes. Raises
+    ValueError when the name is taken.
+    """
+    if name in OP_NODES:
+        raise ValueError(f"operator {name!r} is declared twice")
+    return OP_NODES.setdefault(name, Op(name))
 
 
 def get(name: str) -> Op:
     """The operator of that name. Raises KeyError with the nearest names."""
-    if name not in _OP_NODES:
+    if name not in OP_NODES:
         raise KeyError(f"no operator {name!r}{nearest(name)}")
-    return _OP_NODES[name]
+    return OP_NODES[name]
+
+
+register_func("ir.GetOp", get, override=True)
 
 
 def nearest(name: str) -> str:
     """`; did you mean ...?` for a name that no operator has; empty if none is like it."""
     last = name.rpartition(".")[2]
-    near = sorted(n for n in OPS if n.rpartition(".")[2] == last)
-    near = near or difflib.get_close_matches(name, OPS, n=2, cutoff=0.85)
+    near = sorted(n for n in OP_NODES if n.rpartition(".")[2] == last)
+    near = near or difflib.get_close_matches(name, OP_NODES, n=2, cutoff=0.85)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -75,20 +75,25 @@ class Option:
     kind: type
     default: object
     doc: str
+    fields: Mapping[str, Option] | None = None
+    """Of a dictionary: what it may hold, and what that is where it is left out. None: anything."""
 
 
 OPTIONS: dict[str, Option] = {}
 """What `PassContext(config=...)` may hold, by key. `register_option` adds to it."""
 
 
-def register_option(key: str, kind: type, default: object, doc: str) -> str:
-    """Add an option that passes may read with `PassContext.option`; gives its key.
+def register_option(
+    key: str, kind: type, default: object, doc: str, fields: Mapping[str, Option] | None = None
+) -> str:
+    """Add an option that passes may read with `PassContext.option`, or `PassContext.fields` where
+    it is a dictionary with fields of their own; gives its key.
 
     Raises ValueError when the key is taken.
     """
     if key in OPTIONS:
         raise ValueError(f"register option {key!r}: it is registered already")
-    OPTIONS[key] = Option(kind, default, doc)
+    OPTIONS[key] = Option(kind, default, doc, fields)
     return key
 
 
@@ -114,21 +119,43 @@ KEEP_OUTPUT = register_option(
     False,
     "whether results of functions keep their dtype",
 )
+DENORMALS = register_option(
+    "kernels.denormals",
+    str,
+    "keep",
+    'what kernels make of subnormal numbers: "keep" them (those of recurrent layers do not), or '
+    '"flush" them to 0',
+)
+DENORMALS_KINDS = ("keep", "flush")
+"""What that option may be."""
 DECISIONS = register_option(
     "kernels.decisions",
     dict,
     {},
     "what is chosen about kernels: {family, kernel or node: {choice: value} or 'choice=value ...'}",
 )
+UNROLL = register_option(
+    "tir.UnrollLoop",
+    dict,
+    {},
+    "which serial loops are unrolled that no schedule unrolls",
+    {
+        "auto_max_step": Option(int, 0, "those that make at most so many statements"),
+        "auto_max_depth": Option(int, 8, "those with at most so many unrolled ones inside"),
+        "auto_max_extent": Option(int, 0, "those of at most so many turns"),
+    },
+)
 
 
-def _checked(key: str, value: object) -> object:
-    """The value of an option, an int where the option is a bool turned into one."""
-    if key not in OPTIONS:
-        near = difflib.get_close_matches(key, OPTIONS, n=3, cutoff=0.4)
-        there = dict.fromkeys([*near, *sorted(OPTIONS)])  # all, the nearest first
+def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> object:
+    """The value of an option, a bool where it is one and 0 or 1 is given."""
+    if key not in table:
+        near = difflib.get_close_matches(key, table, n=3, cutoff=0.4)
+        there = dict.fromkeys([*near, *sorted(table)])  # all, the nearest first
         raise PassError(f"PassContext: no option {key!r}; there are {', '.join(there)}")
-    kind = OPTIONS[key].kind
+    kind, fields = table[key].kind, table[key].fields
+    if fields is not None and isinstance(value, dict):
+        return {name: _checked(name, each, fields) for name, each in value.items()}
     if kind is bool and type(value) is int and value in (0, 1):
         return bool(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -187,6 +214,19 @@ class PassContext:
         if key not in OPTIONS:
             _checked(key, None)
         return OPTIONS[key].default
+
+    def fields(self, key: str) -> Mapping[str, int]:
+        """All fields of an option that is a dictionary; those not given at their defaults."""
+        rows = OPTIONS[key].fields
+        given = self.option(key)
+        assert rows is not None and isinstance(given, dict), f"{key!r} is an option with fields"
+        return {name: given.get(name, row.default) for name, row in rows.items()}
+
+    def of_lowering(self) -> list[str]:
+        """What is said here that changes how loop programs are lowered: part of a kernel's key."""
+        options = [f"{key}={self.config[key]}" for key in sorted(self.config)]
+        lists = [*sorted(self.disabled_pass), *(f"+{name}" for name in sorted(self.required_pass))]
+        return [each for each in (*options, *lists) if each.startswith(("tir.", "+tir."))]
 
     def enables(self, info: PassInfo) -> bool:
         """Whether the opt level and the lists let a pass run."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import ClassVar, Union
+from typing import Any, ClassVar, Union
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, freeze, ignored, node
@@ -73,6 +73,21 @@ class PrimExpr(Node):
 
     def __rmod__(self, other: ExprLike) -> PrimExpr:
         return binary(FloorMod, other, self)
+
+    def __lshift__(self, other: ExprLike) -> PrimExpr:
+        return _bits("left_shift", self, other)
+
+    def __rshift__(self, other: ExprLike) -> PrimExpr:
+        return _bits("right_shift", self, other)
+
+    def __and__(self, other: ExprLike) -> PrimExpr:
+        return _bits("bitwise_and", self, other)
+
+    def __or__(self, other: ExprLike) -> PrimExpr:
+        return _bits("bitwise_or", self, other)
+
+    def __xor__(self, other: ExprLike) -> PrimExpr:
+        return _bits("bitwise_xor", self, other)
 
     def __neg__(self) -> PrimExpr:
         return binary(Sub, const(0, self.dtype), self)
@@ -179,7 +194,11 @@ class AnyDim(PrimExpr):
 
 
 class BinaryExpr(PrimExpr):
-    """Base of two-operand expressions. Operands have one dtype; comparisons give bool."""
+    """Base of two-operand expressions. Operands have one dtype; comparisons give bool.
+
+    The class makes exactly this node: nothing folds. Without a dtype it is that of the operands, of
+    which one may be a number: `Add(x, 1)`.
+    """
 
     __slots__ = ()
     a: PrimExpr
@@ -187,8 +206,35 @@ class BinaryExpr(PrimExpr):
     symbol: ClassVar[str]
     fold: ClassVar[Callable[..., int | float]]
 
-    def __init__(self, a: PrimExpr, b: PrimExpr, dtype: str) -> None:
+    def __init__(self, a: ExprLike, b: ExprLike, dtype: str = "") -> None:
         raise TypeError(f"{type(self).__name__} is abstract")
+
+    def __post_init__(self) -> None:
+        """Raises TypeError for operands of two dtypes."""
+        if not self.dtype:
+            kind = type(self)
+            a, b = numbers_beside(self.a, self.b)
+            if a.dtype != b.dtype:
+                raise _two_dtypes(kind, a, b)
+            freeze(self, a=a, b=b, dtype=_result_dtype(kind, a.dtype))
+
+
+def numbers_beside(a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
+    """Two operands as expressions; a Python number takes the other side's dtype."""
+    if not isinstance(a, PrimExpr):
+        a = const(a, b.dtype if isinstance(b, PrimExpr) else None)
+    return a, b if isinstance(b, PrimExpr) else const(b, a.dtype)
+
+
+def _two_dtypes(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> TypeError:
+    return TypeError(f"{kind.__name__}: operands must have one dtype, got {a.dtype} and {b.dtype}")
+
+
+def _result_dtype(kind: type[BinaryExpr], operands: str) -> str:
+    if kind not in BOOLEAN:
+        return operands
+    count = dt.lanes(operands)
+    return "bool" if count == 1 else dt.with_lanes("bool", count)
 
 
 def _truncated_div(a: float, b: float) -> float:
@@ -204,7 +250,7 @@ class Add(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "+"
     fold = staticmethod(operator.add)
 
@@ -215,7 +261,7 @@ class Sub(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "-"
     fold = staticmethod(operator.sub)
 
@@ -226,7 +272,7 @@ class Mul(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "*"
     fold = staticmethod(operator.mul)
 
@@ -237,7 +283,7 @@ class Div(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "/"
     fold = staticmethod(_truncated_div)
 
@@ -248,7 +294,7 @@ class FloorDiv(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "//"
     fold = staticmethod(operator.floordiv)
 
@@ -259,7 +305,7 @@ class FloorMod(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "%"
     fold = staticmethod(operator.mod)
 
@@ -270,7 +316,7 @@ class Min(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "min"
     fold = staticmethod(min)
 
@@ -281,7 +327,7 @@ class Max(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "max"
     fold = staticmethod(max)
 
@@ -292,7 +338,7 @@ class EQ(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "=="
     fold = staticmethod(operator.eq)
 
@@ -303,7 +349,7 @@ class NE(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "!="
     fold = staticmethod(operator.ne)
 
@@ -314,7 +360,7 @@ class LT(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "<"
     fold = staticmethod(operator.lt)
 
@@ -325,7 +371,7 @@ class LE(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "<="
     fold = staticmethod(operator.le)
 
@@ -336,7 +382,7 @@ class GT(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = ">"
     fold = staticmethod(operator.gt)
 
@@ -347,7 +393,7 @@ class GE(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = ">="
     fold = staticmethod(operator.ge)
 
@@ -358,7 +404,7 @@ class And(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "and"
     fold = staticmethod(operator.and_)
 
@@ -369,7 +415,7 @@ class Or(BinaryExpr):
 
     a: PrimExpr
     b: PrimExpr
-    dtype: str
+    dtype: str = ""
     symbol = "or"
     fold = staticmethod(operator.or_)
 
@@ -390,13 +436,22 @@ class Not(PrimExpr):
 class Select(PrimExpr):
     """`true_value if condition else false_value`.
 
-    Both sides may be evaluated. For guarded loads use Intrinsic if_then_else.
+    Both sides may be evaluated. For guarded loads use Intrinsic if_then_else. The dtype may be left
+    out, and one of the values be a number.
     """
 
     condition: PrimExpr
     true_value: PrimExpr
     false_value: PrimExpr
-    dtype: str
+    dtype: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises TypeError for values of two dtypes."""
+        if not self.dtype:
+            a, b = numbers_beside(self.true_value, self.false_value)
+            if a.dtype != b.dtype:
+                raise TypeError(f"Select: values must have one dtype, got {a.dtype} and {b.dtype}")
+            freeze(self, true_value=a, false_value=b, dtype=a.dtype)
 
 
 @node("tir.Cast")
@@ -406,17 +461,35 @@ class Cast(PrimExpr):
     value: PrimExpr
     dtype: str
 
+    def __post_init__(self) -> None:
+        """TVM's order of arguments is taken too: Cast("int32", x)."""
+        first, second = as_given(self.value), as_given(self.dtype)
+        if isinstance(first, str):
+            freeze(self, value=convert(second), dtype=first)
+
 
 @node("tir.Call")
 class Intrinsic(PrimExpr):
-    """A call of a pure intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`.
-
-    Exp, tanh, if_then_else, fma, ...
-    """
+    """A call of an intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, ..."""
 
     op: str
     args: tuple[PrimExpr, ...]
     dtype: str
+
+    def __post_init__(self) -> None:
+        """TVM's order of arguments is taken too: Call("float32", Op.get("tir.exp"), [x])."""
+        op, args = as_given(self.args), as_given(self.dtype)
+        if not isinstance(op, (tuple, list)):
+            name = getattr(op, "name", op).removeprefix("tir.")
+            freeze(self, op=name, args=tuple(map(convert, args)), dtype=self.op)
+
+
+def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
+    """An operator on bits. Raises TypeError for what are no integers of one dtype."""
+    x, y = numbers_beside(a, b)
+    if x.dtype != y.dtype or dt.is_float(x.dtype):
+        raise TypeError(f"{op}: operands must be integers of one dtype, got {x.dtype}, {y.dtype}")
+    return Intrinsic(op, (x, y), x.dtype)
 
 
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
@@ -428,6 +501,11 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     if dt.is_float(dtype) or dtype in dt.SMALL_FLOATS:
         return FloatImm(float(value), dtype)
     return IntImm(int(value), dtype)
+
+
+def as_given(value: object) -> Any:  # noqa: ANN401
+    """A field of whatever a caller has put there."""
+    return value
 
 
 def convert(value: ExprLike, dtype: str | None = None) -> PrimExpr:
@@ -456,21 +534,15 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
 
     A Python number takes the other side's dtype.
     """
-    if not isinstance(a, PrimExpr):
-        a = const(a, b.dtype if isinstance(b, PrimExpr) else None)
-    if not isinstance(b, PrimExpr):
-        b = const(b, a.dtype)
+    a, b = numbers_beside(a, b)
     if a.dtype != b.dtype:
-        if dt.is_int(a.dtype) and dt.is_int(b.dtype) and dt.lanes(a.dtype) == dt.lanes(b.dtype):
-            wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
-            a, b = cast(a, wide), cast(b, wide)
-        else:
-            raise TypeError(
-                f"{kind.__name__}: operands must have one dtype, got {a.dtype} and {b.dtype}"
-            )
-    result = "bool" if kind in BOOLEAN else a.dtype
-    if kind in BOOLEAN and dt.lanes(a.dtype) > 1:
-        result = dt.with_lanes("bool", dt.lanes(a.dtype))
+        if not (
+            dt.is_int(a.dtype) and dt.is_int(b.dtype) and dt.lanes(a.dtype) == dt.lanes(b.dtype)
+        ):
+            raise _two_dtypes(kind, a, b)
+        wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
+        a, b = cast(a, wide), cast(b, wide)
+    result = _result_dtype(kind, a.dtype)
     divides_by_zero = kind in (Div, FloorDiv, FloorMod) and is_const(b, 0)
     if (
         isinstance(a, (IntImm, FloatImm))

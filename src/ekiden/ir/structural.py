@@ -19,10 +19,12 @@ from typing import Literal
 import numpy as np
 
 from ekiden import runtime
+from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node, fields_of
-from ekiden.runtime import Object
+from ekiden.ir.prim import PrimExpr, const
+from ekiden.runtime import Object, register_func
 
 Row = tuple[object, ...]
 FreeVars = Literal["identity", "order"]
@@ -55,7 +57,7 @@ _digests: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """How a node class is written down."""
 
     key: str
@@ -66,10 +68,11 @@ class _Plan:
     is_graph: bool
 
 
-_plans: dict[type, _Plan] = {}
+_plans: dict[type, Plan] = {}
 
 
-def _plan_of(node: Node) -> _Plan:
+def plan_of(node: Node) -> Plan:
+    """How the class of a node is written down."""
     found = _plans.get(type(node))
     if found is None:
         key = node.type_key
@@ -82,32 +85,32 @@ def _plan_of(node: Node) -> _Plan:
         graph = isinstance(node, RelayExpr) and key not in ATOMS
         inferred = INFERRED.get(key, "")
         names = tuple(f.name for f in kept if f.name != inferred)
-        found = _Plan(key, names, inferred, binding, key in VARIABLES, graph)
+        found = Plan(key, names, inferred, binding, key in VARIABLES, graph)
         _plans[type(node)] = found
     return found
 
 
-def _nodes_in(value: object) -> Iterator[Node]:
+def nodes_in(value: object) -> Iterator[Node]:
     """The nodes directly inside a field's value, through tuples and mappings."""
     if isinstance(value, Node):
         yield value
     elif isinstance(value, (tuple, list)):
         for each in value:
-            yield from _nodes_in(each)
+            yield from nodes_in(each)
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
-            yield from _nodes_in(value[key])
+            yield from nodes_in(value[key])
 
 
-def _type_variables(scheme: Node, plan: _Plan) -> Iterator[Node]:
+def _type_variables(scheme: Node, plan: Plan) -> Iterator[Node]:
     """The type variables inside of a node, at any depth."""
     work, seen = [scheme], set[Node]()
     while work:
         node = work.pop()
         if node.type_key == "relay.TypeVar":
             yield node
-        for name in (plan if node is scheme else _plan_of(node)).names:
-            inside = [n for n in _nodes_in(getattr(node, name)) if n not in seen]
+        for name in (plan if node is scheme else plan_of(node)).names:
+            inside = [n for n in nodes_in(getattr(node, name)) if n not in seen]
             seen.update(inside)
             work.extend(inside)
 
@@ -129,28 +132,28 @@ class _Canonical:
 
     def write(self, root: object) -> Row:
         """The row of `root`, a node or a container, after the rows of everything in it."""
-        stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(list(_nodes_in(root)))]
+        stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(list(nodes_in(root)))]
         numbers = self.numbers
         while stack:
             node, done = stack.pop()
             if node in numbers:
                 continue
-            plan = _plan_of(node)
+            plan = plan_of(node)
             if done:
                 numbers[node] = self._number(node, plan)
                 continue
             stack.append((node, True))
             for name in plan.binding:
-                self.bound.update(_nodes_in(getattr(node, name)))
+                self.bound.update(nodes_in(getattr(node, name)))
             if plan.key in SCHEMES:
                 self.bound.update(_type_variables(node, plan))
             inside = [
-                n for name in plan.names for n in _nodes_in(getattr(node, name)) if n not in numbers
+                n for name in plan.names for n in nodes_in(getattr(node, name)) if n not in numbers
             ]
             stack.extend((n, False) for n in reversed(inside))
         return ("root", self._encode(root))
 
-    def _number(self, node: Node, plan: _Plan) -> int:
+    def _number(self, node: Node, plan: Plan) -> int:
         row: Row = (plan.key, *(self._encode(getattr(node, name)) for name in plan.names))
         if plan.inferred:
             self.inferred.append(getattr(node, plan.inferred))
@@ -218,7 +221,7 @@ def _canonical_form(value: BaseFunc) -> BaseFunc:
     return value if form is None else form(value)
 
 
-def _open_module(value: object) -> object:
+def open_module(value: object) -> object:
     """A module as a mapping; functions in the form in which they are compared."""
     if isinstance(value, BaseFunc):
         return _canonical_form(value)
@@ -233,7 +236,7 @@ def _form(value: object, free: FreeVars) -> _Canonical:
     """The rows of a value, the last one its own."""
     map_sizes = free == "order" or isinstance(value, (IRModule, BaseFunc))
     form = _Canonical(free, map_sizes)
-    form.rows.append(form.write(_open_module(value)))
+    form.rows.append(form.write(open_module(value)))
     return form
 
 
@@ -242,16 +245,27 @@ def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
 
     Free variables must be the same objects unless `map_free_vars`. Named dimensions are free in a
     type or an expression, but bound in a function or module. A call that leaves out its type
-    arguments means the same as with those that inference finds.
+    arguments means the same as with those that inference finds. A Python number means the constant
+    of the other side's dtype.
     """
     if a is b:
         return True
+    a, b = _constant(a, b), _constant(b, a)
     free: FreeVars = "order" if map_free_vars else "identity"
     mine, other = _form(a, free), _form(b, free)
     if mine.rows != other.rows:
         return False
     written = [p for p in zip(mine.inferred, other.inferred, strict=True) if all(p)]
     return all(mine.write(x) == other.write(y) for x, y in written) and mine.rows == other.rows
+
+
+def _constant(value: object, beside: object) -> object:
+    """A Python number as an expression, of the dtype of what it is compared with."""
+    if not isinstance(value, (bool, int, float)):
+        return value
+    dtype = beside.dtype if isinstance(beside, PrimExpr) else None
+    is_cut = isinstance(value, float) and dtype is not None and not is_float(dtype)
+    return const(value, None if is_cut else dtype)
 
 
 def structural_digest(a: object) -> str:
@@ -288,4 +302,20 @@ def structural_key(a: object) -> Hashable:
     return tuple(_form(a, "identity").rows)
 
 
-__all__ = ["structural_digest", "structural_equal", "structural_hash", "structural_key"]
+def _hash_to_cross(a: object, map_free_vars: bool = False) -> int:
+    """The hash as an integer of 64 bits with sign."""
+    return int.from_bytes(structural_hash(a, map_free_vars).to_bytes(8), signed=True)
+
+
+register_func("node.StructuralEqual", structural_equal, override=True)
+register_func("node.StructuralHash", _hash_to_cross, override=True)
+
+__all__ = [
+    "nodes_in",
+    "open_module",
+    "plan_of",
+    "structural_digest",
+    "structural_equal",
+    "structural_hash",
+    "structural_key",
+]

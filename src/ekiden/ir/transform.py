@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ekiden.ir.expr import BaseFunc
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
+from ekiden.runtime import register_func
 from ekiden.runtime.errors import EkidenError, PassError
 
 __all__ = [
@@ -31,12 +33,14 @@ __all__ = [
     "PassContext",
     "PassInfo",
     "PassInstrument",
+    "PrintIR",
     "Sequential",
     "function_pass_over",
     "get_pass",
     "module_pass",
     "register_option",
     "register_pass",
+    "share_passes",
 ]
 
 LOG = logging.getLogger(__name__)
@@ -51,6 +55,15 @@ def register_pass(name: str, factory: Callable[[], Pass]) -> None:
     """Let passes name this one in `required` and in `Sequential`."""
     note_extension(factory)
     _FACTORIES[name] = factory
+
+
+def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
+    """Let every language make passes: what makes one is the global function `prefix.NAME`, a pass
+    a function from module to module. Names of a mapping that make no passes are left out.
+    """
+    for name, factory in factories.items():
+        if name[0].isupper() and callable(factory) and not isinstance(factory, type):
+            register_func(f"{prefix}.{name}", factory, override=True)
 
 
 def get_pass(name: str) -> Pass:
@@ -165,6 +178,17 @@ class Sequential(Pass):
 
         Pass.__init__(self, name, run_all, opt_level, tuple(required), is_sequence=True)
         object.__setattr__(self, "passes", members)
+
+
+def PrintIR(header: str = "", show_meta_data: bool = False) -> Pass:  # noqa: N802
+    """A pass that prints the module to the standard error stream and gives it as it is."""
+
+    def show(module: IRModule, context: PassContext) -> IRModule:
+        text = module.astext(show_meta_data=show_meta_data)
+        print(f"{header}\n{text}" if header else text, file=sys.stderr)
+        return module
+
+    return Pass("PrintIR", show)
 
 
 PassFunction = Callable[..., object]

@@ -76,6 +76,7 @@ from ekiden.relay.parser import fromtext, parse, parse_expr
 from ekiden.relay.prelude import Prelude
 from ekiden.relay.printer import astext
 from ekiden.relay.scope_builder import ScopeBuilder
+from ekiden.relay.transform.span_check import SpanCheck
 from ekiden.relay.ty import RefType, ShapeVar, scalar_type
 from ekiden.relay.type_functor import TypeFunctor, TypeMutator, TypeVisitor
 from ekiden.relay.type_infer import infer_expr_type, infer_type
@@ -159,6 +160,7 @@ __all__ = [
     "SizeVar",
     "SourceName",
     "Span",
+    "SpanCheck",
     "TensorType",
     "Tuple",
     "TupleGetItem",

@@ -48,7 +48,9 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
+from ekiden.relay.op.lowered import as_function
 from ekiden.runtime.errors import IndexRangeError, InputError, RunError
+from ekiden.tir.stmt import PrimFunc
 
 Symbols = dict[PrimVar, int]
 
@@ -296,8 +298,10 @@ class Interpreter:
     def _global(self, var: GlobalVar) -> Closure:
         name = var.name_hint
         function = self.module[var] if var in self.module.functions else self.module[name]
+        if isinstance(function, PrimFunc):
+            function = as_function(function.with_attr("global_symbol", name))
         if not isinstance(function, Function):
-            raise RunError(f"@{name}: a compiled kernel cannot be interpreted")
+            raise RunError(f"@{name}: a {type(function).__name__} cannot be interpreted")
         made = self._closures[var] = Closure(function)
         return made
 

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from ekiden.ir.diagnostics import report
 from ekiden.ir.dtype import SCALAR_BITS, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
@@ -60,7 +61,7 @@ from ekiden.relay.metadata import Entries, read_metadata
 from ekiden.relay.printer import VERSION
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.type_parser import TypeParser
-from ekiden.runtime.errors import LoadError, TypeInferenceError
+from ekiden.runtime.errors import LoadError, ParseError, TypeInferenceError
 from ekiden.target.virtual_device import PARAM_PLACES, RESULT_PLACE, all_on_host
 from ekiden.tir.script.parser import from_source
 from ekiden.tir.stmt import PrimFunc
@@ -99,7 +100,15 @@ def parse(
     """
     text = Source(source, src_name)
     parser = _Parser(text, init_module, init_meta_table)
-    module = parser.read(parser.module)
+    try:
+        module = parser.read(parser.module)
+        return _typed(module, text)
+    except (ParseError, TypeInferenceError) as error:
+        report(None, error)
+        raise
+
+
+def _typed(module: IRModule, text: Source) -> IRModule:
     try:
         return infer_type(module, annotate=False)  # so that the text can be had back
     except TypeInferenceError as error:

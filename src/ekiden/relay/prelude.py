@@ -20,7 +20,7 @@ from ekiden.ir.type import GlobalTypeVar
 from ekiden.relay.expr import Constructor
 from ekiden.relay.parser import parse
 
-NEEDS = {"prelude.rly": (), "nat.rly": ("prelude.rly",), "gradient.rly": ()}
+NEEDS = {"prelude.rly": (), "nat.rly": ("prelude.rly",), "gradient.rly": (), "core.rly": ()}
 """File of the library -> the files it uses."""
 _TENSOR_ARRAY = "tensor_array.rly"
 _STATIC = "static_tensor_array.rly"
@@ -53,7 +53,7 @@ IRModule.library = staticmethod(import_from_std)
 
 def _add(module: IRModule, text: str, name: str) -> None:
     """Add what a text defines, unless its first definition is there."""
-    first = re.search(r"^(?:def @|type )(\w+)", text, re.MULTILINE)
+    first = re.search(r"^(?:def @|(?:extern )?type )(\w+)", text, re.MULTILINE)
     assert first is not None, f"{name} defines nothing"
     types = {t.name_hint for t in module.type_definitions}
     if first.group(1) in types or first.group(1) in module:

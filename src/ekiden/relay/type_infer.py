@@ -53,9 +53,11 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.fill_types import fill
+from ekiden.relay.op.lowered import relay_type
 from ekiden.relay.unify import MismatchError, Unifier, match_dims, size_vars, substitute_dims
 from ekiden.relay.visitor import CHILDREN, has_holes
 from ekiden.runtime.errors import TypeInferenceError
+from ekiden.tir.stmt import PrimFunc
 
 _UNIT = TupleType(())
 _BOOL = TensorType((), "bool")
@@ -334,7 +336,8 @@ class _Inference:
             return known
         if isinstance(function, Function):
             return self._signature_with_holes(function)
-        return _UNIT  # a kernel: vm.invoke_tvm_op calls it, whose result does not depend on it
+        assert isinstance(function, PrimFunc), "the kinds of functions are two"
+        return relay_type(function.with_attr("global_symbol", name.name_hint))
 
     def constructor(self, constructor: Expr) -> Type:
         """A constructor is a polymorphic function into its data type; one without fields too."""

@@ -16,7 +16,7 @@ cdef extern from "ekiden/runtime.h" nogil:
         EK_PART_GLOBAL, EK_PART_PARAMS, EK_PART_CONSTANT, EK_PART_PRIMITIVE, EK_PART_CODE
         EK_PART_REGISTERS, EK_PART_METADATA, EK_PART_FILE, EK_PART_DEVICE
         EK_PART_INSTRUCTIONS
-        EK_MODULE_KIND, EK_MODULE_NAMES, EK_MODULE_IMPORTS
+        EK_MODULE_KIND, EK_MODULE_NAMES, EK_MODULE_IMPORTS, EK_MODULE_BYTES
     uint64_t EK_REFS_NEW, EK_DLPACK_READ_ONLY, EK_DLPACK_IS_COPIED, EK_DLPACK_SUBBYTE_PADDED
 
     ctypedef struct ek_object:
@@ -142,6 +142,8 @@ cdef extern from "ekiden/runtime.h" nogil:
         const ek_method *methods
         int32_t n_fields
         int32_t n_methods
+        int (*build)(const ek_type_info *type, const ek_value *values, int32_t n,
+                     ek_object **out) noexcept nogil
     ctypedef struct ek_type_info:
         const char *key
         const char *doc

@@ -186,35 +186,3 @@ cdef inline bint _stays(object field):
     if cls is Tensor:
         return ek_dltensor_is_contiguous((<Tensor>field).dl())
     return cls is int or (cls is ADT and field._made is not None)
-
-
-# Nodes of the compiler are Python objects alone: other languages hold them without looking inside,
-# and Python gets the same object back.
-
-ctypedef struct OpaqueObject:
-    ek_object base
-    PyObject *source
-
-cdef int32_t _OPAQUE_TYPE = ek_type_register(b"ek.PythonObject", EK_OBJECT)
-
-
-cdef void _delete_opaque(void *self, int flags) noexcept nogil:
-    if flags & EK_DELETE_CONTENT and Py_IsInitialized():
-        with gil:
-            Py_XDECREF((<OpaqueObject *>self).source)
-    if flags & EK_DELETE_MEMORY:
-        free(self)
-
-
-cdef ek_object *_opaque_from(object source) except NULL:
-    """An object that holds a Python object. The caller owns the reference."""
-    cdef OpaqueObject *made = <OpaqueObject *>malloc(sizeof(OpaqueObject))
-    if made == NULL:
-        raise MemoryError
-    memset(made, 0, sizeof(OpaqueObject))
-    made.base.refs = EK_REFS_NEW
-    made.base.type_index = _OPAQUE_TYPE
-    made.base.deleter = _delete_opaque
-    Py_INCREF(source)
-    made.source = <PyObject *>source
-    return &made.base

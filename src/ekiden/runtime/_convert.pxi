@@ -109,7 +109,7 @@ cdef int _set_rare(Call *call, PyObject *pointer, ek_value *out) except -1:
     elif _is_theirs(source):
         _set_foreign(call, source, out)
     elif hasattr(type(source), "type_key"):
-        _set_made(call, out, _opaque_from(source), NULL)
+        _set_made(call, out, _node_from(source), NULL)
     elif isinstance(source, tuple):
         _set_tuple(call, source, out)
     elif isinstance(source, list):
@@ -341,6 +341,8 @@ cdef object _object_to_python(ek_object *object):
         return _exception_from(object)
     if index == _OPAQUE_TYPE:
         return <object>(<OpaqueObject *>object).source
+    if object.deleter == _delete_node:
+        return <object>(<PythonNode *>object).source
     ek_object_retain(object)
     return _wrap(_class_of(index), object)
 

@@ -19,6 +19,7 @@ from libc.string cimport memcpy, memset, strlen
 import builtins
 import ctypes
 import difflib
+import importlib
 import math
 import operator
 import os
@@ -41,6 +42,7 @@ include "_object.pxi"
 include "_tensor.pxi"
 include "_dlpack.pxi"
 include "_container.pxi"
+include "_node.pxi"
 include "_convert.pxi"
 include "_function.pxi"
 include "_module.pxi"

@@ -65,6 +65,22 @@ cdef class Module(Object):
         """Names of the functions of this module alone; empty where the kind cannot list them."""
         return _module_part(self, EK_MODULE_NAMES)
 
+    def to_bytes(self):
+        """This module without what it imports, as bytes that `ek_module_from_bytes` reads. A
+        ValueError for a kind that cannot be saved, such as a shared library.
+        """
+        return _module_part(self, EK_MODULE_BYTES)
+
+    def export_library(self, path, *, cc=None, options=()):
+        """Write the module, with all that it imports, as one shared library (`.so`), an object, C
+        or sources with a Makefile (`.o`, `.c`, `.tar`); needs a C compiler.
+
+        `load_module` gives it back, with its imports. Raises ExportError.
+        """
+        # The writer stands on a higher floor, and is loaded when it is first used.
+        importlib.import_module("ekiden.driver.library").export_library(
+            self, path, cc=cc, options=options)
+
     @property
     def imported_modules(self):
         """The modules that are asked for functions this one does not have, in order."""

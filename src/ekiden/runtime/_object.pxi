@@ -28,6 +28,19 @@ cdef class Object:
             raise RuntimeError(f"{type(self).__name__}: initialised twice")
         self.handle = _make_object(type(self), args, fields)
 
+    def __init_handle_by_constructor__(self, constructor, *args):
+        """Become what a function of the runtime makes of the arguments: TVM's way to write
+        `__init__`. The function, its name, or the key of a type, whose fields the arguments are.
+        """
+        cdef Object made
+        if self.handle != NULL:
+            raise RuntimeError(f"{type(self).__name__}: initialised twice")
+        if isinstance(constructor, str):
+            constructor = get_global_func(constructor, True) or object_class(constructor)
+        made = constructor(*args)
+        ek_object_retain(made.handle)
+        self.handle = made.handle
+
     @property
     def type_key(self):
         """The name under which the runtime knows the type."""
@@ -233,12 +246,16 @@ def object_class(str type_key not None):
 
 
 def make_node(str type_key not None, **fields):
-    """A new object of a type, from the values of its fields. TVM's name.
+    """A new object of a type, from the values of its fields; of a type of the compiler's, a node.
+    TVM's name.
 
     The constructor of a Python class that is registered for the type is not run.
     """
-    cls = object_class(type_key)
-    return _wrap(cls, _make_object(cls, (), fields))
+    cdef ek_object *made = _make_object(object_class(type_key), (), fields)
+    try:
+        return _object_to_python(made)
+    finally:
+        ek_object_release(made)
 
 
 def is_defined(str type_key not None):

@@ -1,12 +1,61 @@
-"""Devices that a caller names: they must be some that are there."""
+"""Devices that a caller names: as values, by TVM's names, and whether they are there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TypeGuard
 
 from ekiden.runtime._core import Device, cpu, device
 from ekiden.runtime.errors import InputError
+
+
+def _kind(name: str) -> Callable[[int], Device]:
+    """What makes the devices of a kind."""
+
+    def make(dev_id: int = 0) -> Device:
+        return device(name, dev_id)
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = (
+        f"A device of the kind {name!r}, by its number: a value, whether or not it is there."
+    )
+    return make
+
+
+cuda = _kind("cuda")
+opencl = _kind("opencl")
+vulkan = _kind("vulkan")
+metal = _kind("metal")
+rocm = _kind("rocm")
+vpi = _kind("vpi")
+ext_dev = _kind("ext_dev")
+hexagon = _kind("hexagon")
+webgpu = _kind("webgpu")
+gpu, cl, mtl = cuda, opencl, metal
+"""TVM's older names."""
+
+
+def _has_package(name: str) -> Callable[[], bool]:
+    return lambda: import_module("importlib.util").find_spec(name) is not None
+
+
+_COMPILERS: dict[str, Callable[[], bool]] = {
+    "llvm": _has_package("llvmlite"),
+    "c": lambda: (
+        any(map(import_module("shutil").which, ("cc", "gcc", "clang"))) or _has_package("ziglang")()
+    ),
+}
+"""Kind of target that the host runs -> whether code can be made for it here."""
+
+
+def enabled(target: str) -> bool:
+    """Whether a kind of target or device ("llvm", "cpu", "cuda") can be used in this process.
+
+    Raises ValueError for a name that is neither, with those there are.
+    """
+    name = target.split()[0] if target.strip() else target
+    return _COMPILERS[name]() if name in _COMPILERS else device(name).exist
 
 
 def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> None:
@@ -32,4 +81,19 @@ def _is_list(given: object) -> TypeGuard[Sequence[object]]:
     return isinstance(given, (list, tuple))
 
 
-__all__ = ["check_devices"]
+__all__ = [
+    "check_devices",
+    "cl",
+    "cuda",
+    "enabled",
+    "ext_dev",
+    "gpu",
+    "hexagon",
+    "metal",
+    "mtl",
+    "opencl",
+    "rocm",
+    "vpi",
+    "vulkan",
+    "webgpu",
+]

@@ -24,7 +24,7 @@ name, or RunError.
 """
 
 
-class EkidenError(Exception):
+class EkidenError(RuntimeError):
     """Base of all errors that Ekiden raises on purpose."""
 
 

@@ -37,6 +37,7 @@ from ekiden.runtime._core import (
     error_from,
     fields_of,
     is_defined,
+    is_node_type,
     kind_of_error,
     make_node,
     tensor,
@@ -81,14 +82,27 @@ def save_json(value: object) -> str:
 
 
 def load_json(text: str | bytes) -> object:
-    """What `save_json` saved. Raises LoadError for anything else."""
+    """What `save_json` saved. Raises LoadError for anything else; for TVM's with what to do."""
     try:
         document = json.loads(text)
+        _refuse_tvm(document)
         if document["ekiden"] != FORMAT:
             raise LoadError(f"JSON of format {document['ekiden']!r}, expected {FORMAT!r}")
         return _Reader(document).read()
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise LoadError(f"not a saved node: {type(error).__name__}: {error}") from error
+
+
+def _refuse_tvm(document: object) -> None:
+    """TVM's nodes have other fields, and its operators another table: what has a meaning here is
+    the text of a module."""
+    if isinstance(document, dict) and "ekiden" not in document and "nodes" in document:
+        attrs = document.get("attrs")
+        version = attrs.get("tvm_version", "?") if isinstance(attrs, dict) else "?"
+        raise LoadError(
+            f"this is JSON of TVM (version {version}), whose nodes are not Ekiden's; save the"
+            " module as text there, mod.astext(), which ekiden.relay.parse reads"
+        )
 
 
 def _family_of(value: object) -> Family | None:
@@ -287,5 +301,10 @@ def _make(key: str, fields: Mapping[str, object], decode: Decode) -> object:
 
 
 register_family(
-    Family((Object,), _take_apart, lambda key: key == "ek.Executable" or is_defined(key), _make)
+    Family(
+        (Object,),
+        _take_apart,
+        lambda key: key == "ek.Executable" or (is_defined(key) and not is_node_type(key)),
+        _make,
+    )
 )

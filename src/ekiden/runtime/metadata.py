@@ -202,12 +202,16 @@ _METADATA = _record(
     {},
     {
         "checks": _map_of(_list_of(_pair_of(_size, _list_of(_text, least=1)))),
+        "denormals": _one_of("flush"),
         "executor": _one_of(*EXECUTORS),
+        "external": _map_of(_pair_of(_name, _text)),
         "host_functions": _list_of(_name),
         "kernels": _map_of(_KERNEL),
         "main": _MAIN,
         "memory": _record({"peak": _size}, {}),
+        "mod_name": _name,
         "producer": _text,
+        "states": _list_of(_text, least=1),
         "sources": _map_of(_list_of(_pair_of(_size, _text))),
         "target": _text,
         "tensors": _map_of(_pair_of(_text, _size)),
@@ -225,7 +229,9 @@ def _against(found: Mapping[str, object], tables: Tables) -> None:
     for field in ("sources", "checks"):
         rows = cast("Rows", found.get(field, {}))
         _within(f".{field}", partial(_check_rows, tables=tables), rows)
-    for field in ("kernels", "host_functions"):
+    if "states" in found:
+        _within(".states", lambda states: _check_states(states, found, tables), found["states"])
+    for field in ("kernels", "host_functions", "external"):
         names = cast("Sequence[str]", found.get(field, ()))
         if unknown := [name for name in names if name not in tables.primitives]:
             raise _within_error(field, f"no primitive is named {unknown[0]!a}")
@@ -244,6 +250,23 @@ def _check_main(main: object, tables: Tables) -> None:
     count = tables.params["main"]
     if len(main["inputs"]) != count:
         raise _within_error("inputs", f"{count} items expected, got {len(main['inputs'])}")
+
+
+INITIAL = "initial_state"
+"""The function that gives what a program keeps between runs, before the first."""
+
+
+def _check_states(states: object, found: Mapping[str, object], tables: Tables) -> None:
+    """The last inputs and outputs of main are what is kept."""
+    names, main = cast("Sequence[str]", states), found.get("main")
+    if tables.params.get(INITIAL) != 0:
+        raise _WrongError(f"a function {INITIAL!a} without parameters expected")
+    for field in ("inputs", "outputs"):
+        infos = cast(
+            "Sequence[Mapping[str, object]]", main[field] if isinstance(main, dict) else ()
+        )
+        if [info["name"] for info in infos[-len(names) :]] != list(names):
+            raise _WrongError(f"the names of the last {field} of main expected")
 
 
 Rows = Mapping[str, Sequence[Sequence[object]]]

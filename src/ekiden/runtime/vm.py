@@ -31,16 +31,40 @@ def executor_of(executable: Executable) -> str:
     return "async" if executable.metadata.get("executor") == "async" else "vm"
 
 
+ALLOCATORS = (None, 1, 2, "naive", "pooled")
+"""What TVM calls its allocators, and numbers them."""
+
+
+def _check_allocator(memory_cfg: object) -> None:
+    kinds = memory_cfg.values() if isinstance(memory_cfg, dict) else (memory_cfg,)
+    for kind in kinds:
+        if kind not in ALLOCATORS:
+            raise InputError(
+                f"VirtualMachine: expected the allocator 'naive' or 'pooled', got {kind!r}"
+            )
+
+
 class VirtualMachine:
     """Runs an executable: what `ekiden.compile` and `relay.vm.compile` give, or a module that
     `export_library` wrote.
     """
 
-    def __init__(self, exe: object, device: object = None, *, executor: str | None = None) -> None:
+    def __init__(
+        self,
+        exe: object,
+        device: object = None,
+        memory_cfg: object = None,
+        *,
+        executor: str | None = None,
+    ) -> None:
         """`device` is the one that the executable was compiled for, or a list of them. `executor`
         "async" runs independent kernels at the same time, "vm" one after another; else it is what
-        the executable was compiled for. Raises InputError for a device of another kind.
+        the executable was compiled for. `memory_cfg` is TVM's choice of an allocator, "naive" or
+        "pooled", of one device or a dictionary of several: memory is planned when programs are
+        compiled, so that both are the same here. Raises InputError for a device of another kind, or
+        another allocator.
         """
+        _check_allocator(memory_cfg)
         raw = getattr(exe, "raw", exe)
         if isinstance(raw, Module) and "get_executable" in raw:
             raw = raw["get_executable"]()

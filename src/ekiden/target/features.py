@@ -168,6 +168,7 @@ counts."""
 ABILITIES: dict[str, dict[str, _Ways]] = {
     # what kernels ask for: architecture -> features
     "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",)},
+    "broadcasts":  {X86: ("avx",),                  ARM: ("",),          RISCV: ("",)},
     "rounding":    {X86: ("sse4.1",),               ARM: ("",),},
     "float16":     {X86: ("f16c",),                 ARM: ("",),},
     "madd_s16":    {X86: ("",)},
@@ -187,16 +188,33 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "amx_fp16":    {X86: ("amx-fp16",)},
     "scalef":      {X86: ("avx512f",)},
     "masks":       {X86: ("avx512bw avx512dq avx512vl",), ARM: ("sve",), RISCV: ("v",)},
+    "flush_subnormals": {X86: ("",),                ARM: ("",)},
     "permute_u8":  {X86: ("avx512vbmi",),           ARM: ("",),          RISCV: ("v",)},
 }
-"""fma: a * b + c rounded once. rounding: to whole numbers. float16: conversions. madd_s16: sums of
-two products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 bits (pmaddubsw).
+"""fma: a * b + c rounded once. broadcasts: loads of one number into all lanes. rounding: to whole
+numbers. float16: conversions. madd_s16: sums of two products of int16 (pmaddwd). madd_u8s8: of
+uint8 and int8, saturated to 16 bits (pmaddubsw).
 dot4_*: sums of four products of bytes into int32, exact. dot2_bf16: of two of bfloat16 into
 float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and 8x2 bytes (smmla, ummla, usmmla).
 amx_*: of tiles. integers_256: whole numbers in vectors of 256 bits, where AVX
-alone has floats. scalef: a * 2**b. masks: loads, stores and arithmetic of some lanes.
+alone has floats. scalef: a * 2**b. flush_subnormals: a mode of the
+thread in which they are 0. masks: loads, stores and arithmetic of some lanes.
 """
 # fmt: on
+
+
+UNUSED = frozenset("amx_int8 amx_bf16 amx_fp16 fma_fp16 sve sve2".split())
+"""Abilities that no code generator has code for."""
+
+
+def idle(architecture: str) -> frozenset[str]:
+    """Features that serve such abilities alone: code is made without them, and needs none."""
+    serving: dict[bool, set[str]] = {True: set(), False: set()}
+    for ability, ways in ABILITIES.items():
+        for name in " ".join(ways.get(architecture, ())).split():
+            serving[ability in UNUSED] |= _brought(architecture, name)
+    alone = serving[True] - serving[False]
+    return frozenset(f for f in names_of(architecture) if alone & _brought(architecture, f))
 
 
 def has_any(features: frozenset[str], ways: Iterable[str]) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ekiden.target.features import UNUSED
+
 OptionType = type[int] | type[bool] | type[str] | type[list[str]]
 
 
@@ -43,7 +45,7 @@ class TargetKind:
 
     def can_use(self, ability: str) -> bool:
         """Whether the generator has code for it."""
-        return self.abilities is None or ability in self.abilities
+        return ability not in UNUSED and (self.abilities is None or ability in self.abilities)
 
     @property
     def is_cpu(self) -> bool:
@@ -115,7 +117,8 @@ _GPU: dict[str, Option] = {
 _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256),
                "thread_warp_size": Option(int, None, 1)}
 
-_OF_C = frozenset(("fma", "rounding", "float16"))   # what compilers find by themselves
+_OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
+                   "flush_subnormals"))
 
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator

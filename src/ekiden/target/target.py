@@ -21,7 +21,7 @@ from ekiden.ir import dtype as dt
 from ekiden.runtime.errors import CompileError
 from ekiden.target import facts as target_facts
 from ekiden.target.config import Config, read_config, written
-from ekiden.target.features import ABILITIES, FEATURES, has_any
+from ekiden.target.features import ABILITIES, FEATURES, has_any, idle
 from ekiden.target.kinds import KINDS, TargetKind, generators
 from ekiden.target.processors import PROCESSORS, Cache
 from ekiden.target.triple import TRIPLES, architecture_of, is_supported
@@ -149,10 +149,24 @@ class Target:
         return _all_features(self.architecture, self.cpu, self.features)
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """What its processor has, by the flags of /proc/cpuinfo."""
+        return self._flags(self._all_features())
+
+    @property
     def needs(self) -> tuple[str, ...]:
-        """The flags of /proc/cpuinfo that its code relies on, as artifacts say them."""
+        """Those of the flags that its code relies on, as artifacts say them."""
+        return self._flags(self._all_features() - self.idle)
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """The features, by LLVM's names, that it has and no code generator uses: they are switched
+        off where its code is made."""
+        return idle(self.architecture) & self._all_features()
+
+    def _flags(self, features: frozenset[str]) -> tuple[str, ...]:
         arch = self.architecture
-        known = (FEATURES[arch, f] for f in self._all_features() if (arch, f) in FEATURES)
+        known = (FEATURES[arch, f] for f in features if (arch, f) in FEATURES)
         return tuple(sorted(f.flag for f in known if f.flag))
 
     def serves(self, other: Target) -> bool:

@@ -48,6 +48,12 @@ class VirtualDevice(Node):
         return Device(self.device_type, self.virtual_device_id)
 
     @property
+    def device_type_int(self) -> int:
+        """DLPack's number for the kind of device (TVM's name)."""
+        assert isinstance(self.device_type, int)
+        return self.device_type
+
+    @property
     def is_host(self) -> bool:
         """Whether it is the device on which shapes, conditions and the virtual machine are."""
         return self.device == HOST.device

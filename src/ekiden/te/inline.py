@@ -16,14 +16,7 @@ MAX_DEPTH = 32
 
 def inputs_of(tensor: Tensor) -> list[Tensor]:
     """The tensors an operation reads, each once, in order of appearance."""
-    op = tensor.op
-    if isinstance(op, ExternOp):
-        return list(op.inputs)
-    if not isinstance(op, ComputeOp):
-        return []
-    return list(
-        dict.fromkeys(e.producer for e in post_order(*op.body) if isinstance(e, ProducerLoad))
-    )
+    return tensor.op.input_tensors
 
 
 def post_order_tensors(outputs: Iterable[Tensor]) -> list[Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
+from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.te.inline import Inliner, post_order_tensors
 from ekiden.te.range_check import RangeCheck, checks_of, search
 from ekiden.te.reducer import Reduce
@@ -84,8 +85,11 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     block = Block(op.name, iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)
+    # What a sum runs over may depend on the element it is for.
+    around: dict[Var, PrimExpr] = {i.var: v for i, v in zip(iters, loops, strict=True)}
     for var, each in zip(reversed(loops), reversed(iters), strict=True):
-        nest = For(var, const(0), each.extent, ForKind.SERIAL, nest)
+        extent = substitute_expr(each.extent, around)
+        nest = For(var, const(0), extent, ForKind.SERIAL, nest)
     return nest
 
 

@@ -15,7 +15,7 @@ from typing import overload
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.node import Node, binding, node
+from ekiden.ir.node import Node, binding, ignored, node
 from ekiden.ir.prim import (
     Add,
     ExprLike,
@@ -31,6 +31,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import substitute
+from ekiden.ir.range import Range
 
 COMBINE: Mapping[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
     "sum": lambda a, b: binary(Add, a, b),
@@ -46,11 +47,23 @@ REDUCERS = tuple(COMBINE)
 class ReduceAxis(Var):
     """A variable that a reduction runs over [begin, begin + extent).
 
-    In a Reduce all axes begin at 0: the sources are shifted when it is made.
+    In a Reduce all axes begin at 0: the sources are shifted when it is made, and `origin` is the
+    axis that was given.
     """
 
     extent: PrimExpr = IntImm(1)
     begin: PrimExpr = IntImm(0)
+    origin: ReduceAxis | None = ignored(default=None)
+
+    @property
+    def dom(self) -> Range:
+        """What it runs over."""
+        return Range.from_min_extent(self.begin, self.extent)
+
+    @property
+    def iter_type(self) -> int:
+        """2, `IterVar.CommReduce`."""
+        return 2
 
     @property
     def var(self) -> ReduceAxis:
@@ -170,7 +183,7 @@ def make_reduce(
     if not axes:
         return tuple(sources)
     from_zero = tuple(
-        a if is_const(a.begin, 0) else ReduceAxis(a.name, a.dtype, a.extent) for a in axes
+        a if is_const(a.begin, 0) else ReduceAxis(a.name, a.dtype, a.extent, origin=a) for a in axes
     )
     shift: dict[Var, PrimExpr] = {
         a: z + a.begin for a, z in zip(axes, from_zero, strict=True) if a is not z

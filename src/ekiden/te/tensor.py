@@ -13,6 +13,7 @@ from typing import overload
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, convert
+from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
@@ -29,6 +30,27 @@ class Operation(Node):
     tag: str
     attrs: Mapping[str, object]
 
+    def _outputs(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
+        """The shape and dtype of each output."""
+        raise NotImplementedError
+
+    @property
+    def num_outputs(self) -> int:
+        """How many tensors it makes."""
+        return len(self._outputs())
+
+    def output(self, index: int) -> Tensor:
+        """The tensor of a number. Raises IndexError where there is none."""
+        many = self._outputs()
+        if not 0 <= index < len(many):
+            raise IndexError(f"operation {self.name!r}: it has {len(many)} outputs, not {index}")
+        return Tensor(self, index, *many[index])
+
+    @property
+    def input_tensors(self) -> list[Tensor]:
+        """The tensors it reads, each once, in order of appearance."""
+        return []
+
 
 @node("te.PlaceholderOp")
 class PlaceholderOp(Operation):
@@ -37,6 +59,11 @@ class PlaceholderOp(Operation):
     name: str
     tag: str
     attrs: Mapping[str, object]
+    shape: tuple[PrimExpr, ...]
+    dtype: str
+
+    def _outputs(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
+        return [(self.shape, self.dtype)]
 
 
 @node("te.ComputeOp")
@@ -57,6 +84,16 @@ class ComputeOp(Operation):
         first = self.body[0]
         return first.axis if isinstance(first, Reduce) else ()
 
+    def _outputs(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
+        shape = tuple(a.extent for a in self.axis)
+        return [(shape, b.dtype) for b in self.body]
+
+    @property
+    def input_tensors(self) -> list[Tensor]:
+        """The tensors it reads, each once, in order of appearance."""
+        loads = (e for e in post_order(*self.body) if isinstance(e, ProducerLoad))
+        return list(dict.fromkeys(e.producer for e in loads))
+
 
 @node("te.ExternOp")
 class ExternOp(Operation):
@@ -71,6 +108,14 @@ class ExternOp(Operation):
     input_buffers: tuple[Buffer, ...]
     output_buffers: tuple[Buffer, ...]
     body: Stmt
+
+    def _outputs(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
+        return [(b.shape, b.dtype) for b in self.output_buffers]
+
+    @property
+    def input_tensors(self) -> list[Tensor]:
+        """The tensors it reads, in their order."""
+        return list(self.inputs)
 
 
 OPERATORS: dict[str, Callable[..., Tensor]] = {}
@@ -90,13 +135,29 @@ def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, object], 
 class Tensor(Node):
     """An output of an operation. `t[i, j]` is an element of it; a rank 0 tensor's is `t[()]`.
 
-    Arithmetic on whole tensors broadcasts: `a + b` is topi.add(a, b).
+    Arithmetic on whole tensors broadcasts: `a + b` is topi.add(a, b). Two tensors are equal if they
+    are the same output of the same operation.
     """
 
     op: Operation
     value_index: int
     shape: tuple[PrimExpr, ...]
     dtype: str
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Tensor):
+            return False
+        return self.op is other.op and self.value_index == other.value_index
+
+    def __hash__(self) -> int:
+        return hash((id(self.op), self.value_index))
+
+    @property
+    def axis(self) -> tuple[IterVar, ...]:
+        """The axes of its computation; none for an input."""
+        return getattr(self.op, "axis", ())
 
     @property
     def name(self) -> str:
@@ -196,7 +257,7 @@ def placeholder(
         raise TypeError(
             f"placeholder {name!r}: dtype must be one of {', '.join(dt.SCALAR_BITS)}, got {dtype!r}"
         )
-    return Tensor(PlaceholderOp(name, "", {}), 0, dims, dtype)
+    return PlaceholderOp(name, "", {}, dims, dtype).output(0)
 
 
 def _axis_names(fcompute: Callable[..., object], rank: int) -> list[str]:

@@ -1,8 +1,37 @@
 """Loop programs: statements over buffers (PrimFunc), schedule primitives, lowering passes."""
 
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    And,
+    Cast,
+    Div,
+    FloatImm,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Max,
+    Min,
+    Mul,
+    Not,
+    Or,
+    PrimExpr,
+    Select,
+    SizeVar,
+    StringImm,
+    Sub,
+    Var,
+    const,
+)
 from ekiden.ir.prim import AnyDim as Any
-from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, SizeVar, Var
-from ekiden.tir import ir_builder
+from ekiden.ir.prim import BinaryExpr as BinaryOpExpr
+from ekiden.ir.prim import Intrinsic as Call
+from ekiden.tir import ir_builder, op, stmt_functor
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import (
     Broadcast,
@@ -12,9 +41,12 @@ from ekiden.tir.expr import (
     Ramp,
     VectorReduce,
     broadcast,
+    decl_buffer,
     ramp,
 )
 from ekiden.tir.index_map import IndexMap
+from ekiden.tir.op import *  # noqa: F403
+from ekiden.tir.op import call_of as call_intrin
 from ekiden.tir.printer import astext
 from ekiden.tir.schedule import (
     BlockRV,
@@ -27,6 +59,7 @@ from ekiden.tir.schedule import (
 )
 from ekiden.tir.script import from_source as parse
 from ekiden.tir.script import prim_func
+from ekiden.tir.script.builtins import max_value, min_value
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -44,15 +77,19 @@ from ekiden.tir.stmt import (
     PrimFunc,
     SeqStmt,
     Stmt,
+    While,
     seq,
 )
 from ekiden.tir.tensor_intrin import TensorIntrin
 from ekiden.tir.verify import verify
 
 __all__ = [
+    "Add",
     "Allocate",
+    "And",
     "Any",
     "AssertStmt",
+    "BinaryOpExpr",
     "Block",
     "BlockRV",
     "BlockRealize",
@@ -61,39 +98,67 @@ __all__ = [
     "BufferAddress",
     "BufferLoad",
     "BufferStore",
+    "Call",
+    "Cast",
+    "Div",
+    "EQ",
     "Evaluate",
     "ExprRV",
     "FloatImm",
+    "FloorDiv",
+    "FloorMod",
     "For",
     "ForKind",
+    "GE",
+    "GT",
     "IfThenElse",
     "IndexMap",
     "Instruction",
     "IntImm",
     "IterKind",
     "IterVar",
+    "LE",
+    "LT",
     "LetStmt",
     "LoopRV",
+    "Max",
+    "Min",
+    "Mul",
+    "NE",
+    "Not",
+    "Or",
     "Prefetch",
     "PrimExpr",
     "PrimFunc",
     "Ramp",
     "Schedule",
     "ScheduleError",
+    "Select",
     "SeqStmt",
     "SizeVar",
     "Stmt",
+    "StringImm",
+    "Sub",
     "TensorIntrin",
     "Trace",
     "Var",
     "VectorReduce",
+    "While",
     "astext",
     "broadcast",
     "distinct",
-    "ir_builder",
     "parse",
     "prim_func",
     "ramp",
     "seq",
     "verify",
+    "call_intrin",
+    "const",
+    "decl_buffer",
+    "ir_builder",
+    "max_value",
+    "min_value",
+    "op",
+    "stmt_functor",
+    *op.__all__,
 ]

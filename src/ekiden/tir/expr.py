@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.node import Node, node
-from ekiden.ir.prim import ExprLike, PrimExpr, Var, convert
+from ekiden.ir.node import NODE_TYPES, Node, freeze, node
+from ekiden.ir.prim import ExprLike, PrimExpr, Var, convert, numbers_beside
 
 SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp")
 """Where a buffer may be."""
@@ -48,6 +48,42 @@ class Buffer(Node):
         at = tuple(convert(i, "int64") for i in indices)
         return BufferAddress(self, at, tuple(convert(e, "int64") for e in extents), access)
 
+    def vload(self, begin: ExprLike | Sequence[ExprLike], dtype: str | None = None) -> BufferLoad:
+        """The element at `begin`, or with a dtype of several lanes the vector that begins there.
+
+        Raises TypeError for a dtype whose elements are not the buffer's.
+        """
+        kind = dtype or self.dtype
+        if dt.element(kind) != dt.element(self.dtype):
+            raise TypeError(f"vload of {self.name!r}: it holds {self.dtype}, not {kind}")
+        return BufferLoad(self, self._from(begin, dt.lanes(kind)), kind)
+
+    def vstore(self, begin: ExprLike | Sequence[ExprLike], value: ExprLike) -> Node:
+        """The statement that stores a value at `begin`, the lanes of a vector side by side."""
+        stored = convert(value, self.dtype)
+        indices = self._from(begin, dt.lanes(stored.dtype))
+        return NODE_TYPES["tir.BufferStore"](self, stored, indices)  # type: ignore[call-arg]
+
+    def _from(self, begin: ExprLike | Sequence[ExprLike], lanes: int) -> tuple[PrimExpr, ...]:
+        many = begin if isinstance(begin, (tuple, list)) else (begin,)
+        at = tuple(convert(i, "int64") for i in many)
+        return (*at[:-1], ramp(at[-1], 1, lanes))
+
+    def offset_of(self, indices: Sequence[ExprLike]) -> PrimExpr:
+        """How many elements after its address an element lies. Raises ValueError for another number
+        of indices than of axes.
+        """
+        strides: list[PrimExpr] = list(self.strides)
+        if not strides:
+            size: PrimExpr = convert(1, "int64")
+            for extent in reversed(self.shape):
+                strides.insert(0, size)
+                size = size * extent
+        total = convert(0 if self.elem_offset is None else self.elem_offset, "int64")
+        for index, stride in zip(indices, strides, strict=True):
+            total = total + convert(index, "int64") * stride
+        return total
+
     @property
     def bytes(self) -> Bytes:
         """The bytes that hold elements of a small type, by their position: how lowered programs
@@ -82,7 +118,15 @@ class BufferLoad(PrimExpr):
 
     buffer: Buffer
     indices: tuple[PrimExpr, ...]
-    dtype: str
+    dtype: str = ""
+
+    def __post_init__(self) -> None:
+        """Without a dtype it is the buffer's, in as many lanes as the last index has."""
+        if not self.dtype:
+            at = tuple(convert(i, "int64") for i in self.indices)
+            lanes = dt.lanes(at[-1].dtype) if at else 1
+            kind = self.buffer.dtype
+            freeze(self, indices=at, dtype=kind if lanes == 1 else dt.with_lanes(kind, lanes))
 
 
 @node("tir.BufferAddress")
@@ -107,7 +151,18 @@ class Ramp(PrimExpr):
     base: PrimExpr
     stride: PrimExpr
     lanes: int
-    dtype: str
+    dtype: str = ""
+
+    def __post_init__(self) -> None:
+        """Without a dtype it is that of base and stride, of which one may be a number. Raises
+        TypeError where they have two.
+        """
+        if not self.dtype:
+            base, stride = numbers_beside(self.base, self.stride)
+            if base.dtype != stride.dtype:
+                kinds = f"{base.dtype} and {stride.dtype}"
+                raise TypeError(f"Ramp: base and stride must have one dtype, got {kinds}")
+            freeze(self, base=base, stride=stride, dtype=dt.with_lanes(base.dtype, self.lanes))
 
 
 @node("tir.Broadcast")
@@ -116,7 +171,13 @@ class Broadcast(PrimExpr):
 
     value: PrimExpr
     lanes: int
-    dtype: str
+    dtype: str = ""
+
+    def __post_init__(self) -> None:
+        """Without a dtype it is that of the value, which may be a number."""
+        if not self.dtype:
+            value = convert(self.value)
+            freeze(self, value=value, dtype=dt.with_lanes(value.dtype, self.lanes))
 
 
 @node("tir.Reduce")
@@ -126,6 +187,42 @@ class VectorReduce(PrimExpr):
     value: PrimExpr
     kind: str
     dtype: str
+
+
+def decl_buffer(
+    shape: ExprLike | Sequence[ExprLike],
+    dtype: str | None = None,
+    name: str = "buffer",
+    data: None = None,
+    strides: Sequence[ExprLike] | None = None,
+    elem_offset: ExprLike | None = None,
+    scope: str = "",
+    data_alignment: int = -1,
+    offset_factor: int = 0,
+    buffer_type: str = "",
+) -> Buffer:
+    """A buffer, by TVM's signature. Alignment and factor of the offset are promises to TVM's code
+    generators, which ours do not need; with a factor and no offset, the offset is a variable.
+
+    Raises TypeError for `data`, the address of another buffer (see Buffer.access_ptr), ValueError
+    for a type that broadcasts.
+    """
+    del data_alignment
+    if data is not None:
+        raise TypeError(f"decl_buffer {name!r}: a buffer cannot be put at the address of another")
+    if buffer_type not in ("", "default"):
+        raise ValueError(f"decl_buffer {name!r}: there are no buffers of type {buffer_type!r}")
+    if elem_offset is None and offset_factor:
+        elem_offset = Var(f"{name}_elem_offset")
+    dims = shape if isinstance(shape, (tuple, list)) else (shape,)
+    return Buffer(
+        name,
+        tuple(convert(d, "int64") for d in dims),
+        dtype or "float32",
+        scope or "global",
+        tuple(convert(s, "int64") for s in strides or ()),
+        None if elem_offset is None else convert(elem_offset, "int64"),
+    )
 
 
 def ramp(base: PrimExpr, stride: ExprLike, lanes: int) -> PrimExpr:
@@ -154,5 +251,6 @@ __all__ = [
     "Var",
     "VectorReduce",
     "broadcast",
+    "decl_buffer",
     "ramp",
 ]

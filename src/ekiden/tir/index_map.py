@@ -22,28 +22,37 @@ class IndexMap(Node):
 
     @staticmethod
     def from_func(
-        mapping: Callable[..., ExprLike | Sequence[ExprLike]], ndim: int | None = None
+        mapping: Callable[..., ExprLike | Sequence[ExprLike]],
+        ndim: int | None = None,
+        *,
+        index_dtype: str = "int64",
     ) -> IndexMap:
-        """The map that a Python function of indices writes down; `ndim` for `lambda *i: ...`.
+        """The map that a Python function of indices writes down; `ndim` for `lambda *i: ...`, also
+        with the last ones by name: `lambda *i, n: ...`.
 
         Raises ScheduleError when the number of indices is not known.
         """
-        names: list[str] = []
-        for p in inspect.signature(mapping).parameters.values():
-            if p.kind is p.VAR_POSITIONAL:
-                if ndim is None:
-                    raise ScheduleError("IndexMap: give ndim for a function of *indices")
-                names.extend(f"i{n}" for n in range(len(names), ndim))
-            else:
-                names.append(p.name)
-        if ndim is not None and len(names) != ndim:
+        parameters = list(inspect.signature(mapping).parameters.values())
+        named = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+        if len(named) < len(parameters) and ndim is None:
+            raise ScheduleError("IndexMap: give ndim for a function of *indices")
+        spread = max((ndim or 0) - len(named), 0) if len(named) < len(parameters) else 0
+        if ndim is not None and len(named) + spread != ndim:
             raise ScheduleError(
-                f"IndexMap: expected a function of {ndim} indices, got one of {len(names)}"
+                f"IndexMap: expected a function of {ndim} indices, got one of {len(named)}"
             )
-        variables = tuple(Var(n) for n in names)
-        result = mapping(*variables)
+        variables: list[Var] = []
+        keywords: dict[str, Var] = {}
+        for p in parameters:
+            if p.kind is p.VAR_POSITIONAL:
+                variables += [Var(f"i{len(variables) + n}", index_dtype) for n in range(spread)]
+            else:
+                variables.append(Var(p.name, index_dtype))
+                if p.kind is p.KEYWORD_ONLY:
+                    keywords[p.name] = variables[-1]
+        result = mapping(*variables[: len(variables) - len(keywords)], **keywords)
         many = (result,) if isinstance(result, (PrimExpr, int)) else tuple(result)  # type: ignore[arg-type]
-        return IndexMap(variables, tuple(convert(e, "int64") for e in many))
+        return IndexMap(tuple(variables), tuple(convert(e, index_dtype) for e in many))
 
     def map_indices(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         """Where an element goes."""

@@ -46,6 +46,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     SeqStmt,
     Stmt,
+    While,
 )
 from ekiden.tir.visitor import guarded_nodes
 
@@ -141,6 +142,12 @@ class _Source:
             case For():
                 low, extent = self.text(s.min), self.text(s.extent)
                 self.put(depth, f"for {self.name(s.loop_var)} in range({low}, {low} + {extent}):")
+                self.statement(s.body, depth + 1)
+            case While():
+                self.put(depth, "while True:")
+                self.depth = depth + 1
+                self.put(depth + 1, f"if not {self.text(s.condition)}:")
+                self.put(depth + 2, "break")
                 self.statement(s.body, depth + 1)
             case IfThenElse():
                 self.put(depth, f"if {self.text(s.condition)}:")

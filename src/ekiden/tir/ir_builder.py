@@ -26,6 +26,7 @@ from ekiden.tir.stmt import (
     IfThenElse,
     LetStmt,
     Stmt,
+    While,
 )
 from ekiden.tir.visitor import sequence
 
@@ -121,6 +122,13 @@ class IRBuilder:
         self._begin()
         yield var
         self.emit(For(var, low, binary(Sub, high, low), ForKind(kind), self._end()))
+
+    @contextmanager
+    def while_loop(self, condition: PrimExpr) -> Iterator[None]:
+        """What repeats as long as the condition, asked anew before each turn, holds."""
+        self._begin()
+        yield
+        self.emit(While(condition, self._end()))
 
     @contextmanager
     def if_scope(self, condition: PrimExpr) -> Iterator[None]:

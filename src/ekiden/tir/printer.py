@@ -38,6 +38,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     SeqStmt,
     Stmt,
+    While,
 )
 
 HEADER = "# from ekiden.script import tir as T"
@@ -114,6 +115,10 @@ class _Printer:
                 return
             case IfThenElse():
                 self._branch(s, indent)
+                return
+            case While():
+                self._opened(s, f"while {e.text(s.condition)}:", indent)
+                self._inside(s.body, indent + 1)
                 return
             case LetStmt():
                 self._let(s, indent, last)

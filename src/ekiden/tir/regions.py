@@ -24,6 +24,7 @@ from ekiden.tir.stmt import (
     For,
     IfThenElse,
     Stmt,
+    While,
 )
 from ekiden.tir.visitor import expressions, sub_statements
 
@@ -90,6 +91,8 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
             values = values | {i.var: v for i, v in zip(s.block.iter_vars, given, strict=False)}
         for n, each in reversed(list(enumerate(sub_statements(s)))):
             inner = conditions
+            if isinstance(s, While):
+                inner = (*conditions, s.condition)
             if isinstance(s, IfThenElse):
                 asked = _conjuncts(substitute(s.condition, values))
                 inner = (*conditions, *(asked if n == 0 else (s.condition,)))

@@ -1,8 +1,9 @@
 """Statements of loop programs.
 
-Stmt = BufferStore | For | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate | AssertStmt |
-Prefetch | BlockRealize Scheduled programs (te.create_prim_func, Schedule) contain BlockRealize;
-lowering removes it. Code generators take the rest.
+Stmt = BufferStore | For | While | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate |
+       AssertStmt | Prefetch | BlockRealize
+Scheduled programs (te.create_prim_func, Schedule) contain BlockRealize; lowering removes it. Code
+generators take the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import ClassVar
 
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.node import Node, binding, ignored, node
-from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim import AnyDim, PrimExpr, Var, const
+from ekiden.ir.range import Range
 from ekiden.ir.span import Span
 from ekiden.runtime.html import preformatted
 from ekiden.tir.expr import Buffer
@@ -74,11 +76,25 @@ class For(Stmt):
     annotations: Mapping[str, object] | None = None
 
 
+@node("tir.While")
+class While(Stmt):
+    """Repeat body as long as a condition on memory holds, which is asked before each turn."""
+
+    condition: PrimExpr
+    body: Stmt
+
+
 @node("tir.SeqStmt")
 class SeqStmt(Stmt):
-    """Statements in order."""
+    """Statements in order; `s[i]` is one of them."""
 
     seq: tuple[Stmt, ...]
+
+    def __getitem__(self, i: int) -> Stmt:
+        return self.seq[i]
+
+    def __len__(self) -> int:
+        return len(self.seq)
 
 
 @node("tir.IfThenElse")
@@ -160,11 +176,35 @@ class IterKind(Enum):
 
 @node("tir.IterVar")
 class IterVar(Node):
-    """An iterator of a block: its variable, domain [0, extent) and kind."""
+    """An iterator of a block: its variable, domain [0, extent) and kind.
+
+    The numbers are TVM's kinds of axes (see `ekiden.te.schedule`). In arithmetic it is its
+    variable.
+    """
 
     var: Var = binding()
     extent: PrimExpr
     kind: IterKind
+
+    DataPar: ClassVar[int] = 0
+    ThreadIndex: ClassVar[int] = 1
+    CommReduce: ClassVar[int] = 2
+    Ordered: ClassVar[int] = 3
+    Opaque: ClassVar[int] = 4
+    Unrolled: ClassVar[int] = 5
+    Vectorized: ClassVar[int] = 6
+    Parallelized: ClassVar[int] = 7
+    Tensorized: ClassVar[int] = 8
+
+    @property
+    def dom(self) -> Range | None:
+        """What it runs over; None for a thread axis that says no extent."""
+        return None if isinstance(self.extent, AnyDim) else Range(self.extent)
+
+    @property
+    def iter_type(self) -> int:
+        """The kind as a number."""
+        return {IterKind.SPATIAL: 0, IterKind.REDUCE: 2, IterKind.OPAQUE: 4}[self.kind]
 
 
 @node("tir.Block")
@@ -228,6 +268,11 @@ class PrimFunc(BaseFunc):
 
     def _repr_html_(self) -> str:
         return preformatted(self.astext())
+
+    @property
+    def buffer_map(self) -> dict[Buffer, Buffer]:
+        """The buffer of each parameter. TVM's parameters are handles; ours are their buffers."""
+        return {p: p for p in self.params}
 
     def script(self) -> str:
         """`astext()`, by TVM's name."""

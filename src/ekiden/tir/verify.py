@@ -47,6 +47,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     SeqStmt,
     Stmt,
+    While,
 )
 from ekiden.tir.visitor import expressions, guarded_nodes, sub_statements
 
@@ -112,7 +113,7 @@ class _Verifier:
             self.at = task
             self.statement(task)
             defined = self.definitions(task)
-            if defined or isinstance(task, (For, Block, BlockRealize, IfThenElse)):
+            if defined or isinstance(task, (For, While, Block, BlockRealize, IfThenElse)):
                 stack.append(self.enter(task, defined))
             stack.extend(reversed(sub_statements(task)))
 
@@ -136,7 +137,7 @@ class _Verifier:
                 self.conditions += _is_conditional(s)
             case Allocate():
                 self.unwritten.add(s.buffer)
-            case IfThenElse():
+            case IfThenElse() | While():
                 self.conditions += 1
         return _Leave(s, defined)
 
@@ -183,7 +184,7 @@ class _Verifier:
                 self.store(s)
             case Prefetch() if s.buffer not in self.defined:
                 self.fail(f"buffer '{s.buffer.name}' is not allocated")
-            case IfThenElse() | AssertStmt() if s.condition.dtype != "bool":
+            case IfThenElse() | While() | AssertStmt() if s.condition.dtype != "bool":
                 self.fail(f"a condition must be bool, got {s.condition.dtype}")
             case SeqStmt() if len(s.seq) < 2 or any(isinstance(i, SeqStmt) for i in s.seq):
                 self.fail("a sequence must have two statements or more, none a sequence")
@@ -549,7 +550,7 @@ def _bindings(s: BlockRealize, known: Mapping[Var, PrimExpr]) -> dict[Var, PrimE
 
 def _is_conditional(s: Stmt) -> bool:
     """Whether what is inside may not run."""
-    return isinstance(s, IfThenElse) or (
+    return isinstance(s, (IfThenElse, While)) or (
         isinstance(s, BlockRealize) and not is_const(s.predicate, 1)
     )
 

@@ -27,6 +27,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     SeqStmt,
     Stmt,
+    While,
     seq,
 )
 
@@ -48,7 +49,7 @@ def sequence(*statements: Stmt) -> Stmt:
 def sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
     """The statements directly inside."""
     match stmt:
-        case For() | LetStmt() | Allocate():
+        case For() | While() | LetStmt() | Allocate():
             return (stmt.body,)
         case SeqStmt():
             return stmt.seq
@@ -70,7 +71,7 @@ def expressions(stmt: Stmt) -> tuple[PrimExpr, ...]:
             return (*stmt.indices, stmt.value, *predicate)
         case For():
             return (stmt.min, stmt.extent)
-        case IfThenElse():
+        case IfThenElse() | While():
             return (stmt.condition,)
         case AssertStmt():
             return (stmt.condition, *stmt.values)
@@ -197,6 +198,13 @@ class StmtMutator:
         body = self.visit(stmt.body)
         return body if is_nothing(body) else stmt.with_fields(min=low, extent=extent, body=body)
 
+    def visit_while(self, stmt: While) -> Stmt:
+        """Rebuild a While; one whose condition is known to fail vanishes."""
+        condition = self.expr(stmt.condition)
+        if isinstance(condition, IntImm) and not condition.value:
+            return NOTHING
+        return stmt.with_fields(condition=condition, body=self.visit(stmt.body))
+
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
         """Rebuild a SeqStmt."""
         new = tuple(self.visit(s) for s in stmt.seq)
@@ -257,6 +265,7 @@ class StmtMutator:
 _METHODS: dict[type[Stmt], str] = {
     BufferStore: "visit_store",
     For: "visit_for",
+    While: "visit_while",
     SeqStmt: "visit_seq",
     IfThenElse: "visit_if",
     LetStmt: "visit_let",

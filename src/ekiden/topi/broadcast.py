@@ -39,10 +39,10 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.te import Tensor
+from ekiden.tir.transcendental import atan2_scalar
 from ekiden.topi.elementwise import as_bool, wide
-from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, broadcast_shape, known
+from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, broadcast_shape, broadcasts_to, known
 from ekiden.topi.shape import equal as same_dim
-from ekiden.topi.transcendental import atan2_scalar
 
 Scalar2 = Callable[[PrimExpr, PrimExpr], PrimExpr]
 Operand = Tensor | ExprLike
@@ -154,12 +154,24 @@ def _divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _quotient(rounding: str, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """The rounded quotient of floats, in float64 so that it is exact for float32."""
-    return call_intrin(rounding, binary(Div, cast(a, "float64"), cast(b, "float64")))
+    """The rounded quotient of floats, in float64 so that it is exact for float32. Rounded down, one
+    that is too small for a number (a number by infinity) is -1 where its signs differ.
+    """
+    x, y, zero = cast(a, "float64"), cast(b, "float64"), const(0.0, "float64")
+    ratio = binary(Div, x, y)
+    found = call_intrin(rounding, ratio)
+    if rounding != "floor":
+        return found
+    nothing = binary(And, binary(EQ, ratio, zero), binary(NE, x, zero))
+    below = binary(And, nothing, Select(y < zero, x > zero, x < zero, "bool"))
+    return Select(below, const(-1.0, "float64"), found, "float64")
 
 
 def _remainder(rounding: str, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    return cast(cast(a, "float64") - _quotient(rounding, a, b) * cast(b, "float64"), a.dtype)
+    """What the rounded quotient leaves: all of `a` where that is 0, also by infinity."""
+    x, whole = cast(a, "float64"), _quotient(rounding, a, b)
+    left = x - whole * cast(b, "float64")
+    return cast(Select(binary(EQ, whole, const(0.0, "float64")), x, left, "float64"), a.dtype)
 
 
 def _floor_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
@@ -263,8 +275,7 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def broadcast_to(data: Tensor, shape: Sequence[Dim]) -> Tensor:
     """`data` repeated to `shape`. Raises ValueError when it does not broadcast to that."""
     wanted = as_shape(shape)
-    found = broadcast_shape(data.shape, wanted)
-    if found is None or len(found) != len(wanted):
+    if not broadcasts_to(data.shape, wanted):
         raise ValueError(f"broadcast_to: shape {data.shape} does not broadcast to {wanted}")
     return te.compute(
         wanted,

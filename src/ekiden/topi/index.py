@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden import te
+from ekiden.arith import Analyzer
 from ekiden.ir.prim import (
     EQ,
     ExprLike,
@@ -28,6 +29,7 @@ from ekiden.te.range_check import (
     extent_checks,
     from_either_end,
     index_check,
+    range_check,
 )
 from ekiden.topi.broadcast import broadcast_indices, joint_shape
 from ekiden.topi.shape import Dim, as_dim, known, normalize_axis, product
@@ -60,7 +62,7 @@ def take(
             lambda *i: a[unravel(bring(indices[i], count), a.shape)],
             name="take",
             tag="injective",
-            attrs=_refusing(mode, indices, count, None),
+            attrs=_refusing(mode, indices, count, None, product(indices.shape)),
         )
     at, batch = normalize_axis(axis, a.ndim, "take"), batch_dims % max(indices.ndim, 1)
     if batch > at:
@@ -72,14 +74,27 @@ def take(
         index = bring(indices[(*i[:batch], *i[at : at + rank])], a.shape[at])
         return a[(*i[:at], index, *i[at + rank :])]
 
-    attrs = _refusing(mode, indices, a.shape[at], at)
+    attrs = _refusing(mode, indices, a.shape[at], at, product(shape))
     return te.compute(shape, body, name="take", tag="injective", attrs=attrs)
 
 
+MOST = 2**31
+"""Above what an extent is."""
+
+
 def _refusing(
-    mode: str, indices: Tensor, size: PrimExpr, axis: int | None
+    mode: str, indices: Tensor, size: PrimExpr, axis: int | None, count: PrimExpr
 ) -> dict[str, object] | None:
-    return {CHECKS: (index_check("take", indices, size, axis),)} if mode == "raise" else None
+    """What `take` of `count` elements refuses: an index out of range, or, where those are clipped
+    or wrapped, an axis without elements."""
+    if mode == "raise":
+        return {CHECKS: (index_check("take", indices, size, axis),)}
+    if Analyzer().can_prove(size >= 1):
+        return None
+    some = Select(count.equal(0), as_dim(1), size, "int64")
+    extent = te.compute((), lambda: some, name="extent", tag="injective")
+    along = "" if axis is None else f" along axis {axis}"
+    return {CHECKS: (range_check(f"take: extent of 'data'{along}", extent, 1, MOST),)}
 
 
 def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:

@@ -25,6 +25,17 @@ def parse(layout: str) -> list[tuple[str, int]]:
     return axes
 
 
+def whole(layout: str) -> str:
+    """The layout without inner axes: NCHW16c -> NCHW."""
+    return "".join(letter for letter, _ in parse(layout) if letter.isupper())
+
+
+def is_blocked(layout: str) -> bool:
+    """Whether axes have inner parts, as in NCHW16c and OIHW2i8o; the weights that are packed for
+    kernels (OHWI64o) are padded besides, and do not count."""
+    return layout != whole(layout) and not layout.startswith(("OHWI", "ODHWI", "G"))
+
+
 def axis(layout: str, letter: str) -> int:
     """The position of an axis."""
     return [name for name, _ in parse(layout)].index(letter)

@@ -11,6 +11,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
+from ekiden.topi.shape import as_dim, expect_least, expect_shape
 
 
 def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int) -> Tensor:
@@ -21,10 +22,16 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
     or is not a number and missing[i] is set; else to children[i, 1]. A leaf is its own child; no
     path is longer than `depth`.
 
-    Raises ValueError for data that are no matrix.
+    Raises ValueError for data that are no matrix or have no columns, and nodes of other shapes.
     """
     if data.ndim != 2:
         raise ValueError(f"tree_leaves: expected data [n, f], got {data.shape}")
+    count = nodes[0].shape[0]
+    for what, each in zip(("limits", "children", "missing"), nodes[1:], strict=True):
+        wanted = (count, as_dim(2)) if what == "children" else (count,)
+        expect_shape("tree_leaves", what, each.shape, wanted)
+    expect_least("tree_leaves", "data", data.shape, (None, 1))
+    expect_least("tree_leaves", "features", nodes[0].shape, (1,))
     (rows, width), trees = data.shape, roots.shape[0]
     last = nodes[0].shape[0] - 1
 

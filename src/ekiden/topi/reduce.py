@@ -204,7 +204,7 @@ def variance(
 
     shape = kept_shape(data.shape, axes, keepdims)
     squares = te.compute(shape, body, name="row_squares", tag="reduce")
-    divisor = count - const(1, wide) if unbiased else count
+    divisor = te.max(count - const(1, wide), const(0, wide)) if unbiased else count
     return elementwise(squares, lambda v: cast(v / divisor, data.dtype), "variance")
 
 

@@ -5,58 +5,29 @@ Positions out of range are refused before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, convert, maximum, minimum
+from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, convert, minimum
 from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, RangeCheck, extent_checks, from_either_end, index_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
 from ekiden.topi.index import coordinate_checks
-from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial, vectorized
+from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial
+from ekiden.topi.rule.scatter import REDUCTIONS, Combine, Slices, axes_of, copied, variables
 from ekiden.topi.shape import Dim, as_shape, check_rank, known, normalize_axis
-
-Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 GIVEN = ("indices", "updates")
 COLUMNS = 32
 """Neighbours that go along another axis together: some cache lines of them."""
-LANES = 16
-"""Of the vectors that rows are copied in."""
-REDUCTIONS: Mapping[str, Combine] = {
-    "update": lambda old, new: new,
-    "add": lambda old, new: old + new,
-    "mul": lambda old, new: old * new,
-    "mean": lambda old, new: (old + new) / convert(2, old.dtype),
-    "min": minimum,
-    "max": maximum,
-}
-"""How an element takes in an update; "mean" halves the sum with each one, as TVM's does."""
 
 
 def _reduction(name: str, kind: str) -> Combine:
     if kind not in REDUCTIONS:
         raise ValueError(f"{name}: expected one of {', '.join(REDUCTIONS)}, got {kind!r}")
     return REDUCTIONS[kind]
-
-
-def _axes(shape: Sequence[PrimExpr], name: str = "i") -> list[Axis]:
-    return [Axis(Var(f"{name}{n}"), d) for n, d in enumerate(shape)]
-
-
-def _vars(axes: Sequence[Axis]) -> tuple[PrimExpr, ...]:
-    return tuple(a.var for a in axes)
-
-
-def copied(source: Buffer, target: Buffer) -> Stmt:
-    """Every element of one buffer into another of its shape."""
-    axes = _axes(target.shape)
-    store: Stmt = BufferStore(target, source[_vars(axes)], _vars(axes))
-    if axes:
-        store = vectorized(axes[-1], LANES, store)
-    return parallel_outer(axes[:-1], estimate(target.shape[-1:]), store)
 
 
 def scatter_elements(
@@ -74,8 +45,8 @@ def scatter_elements(
     combine = _reduction("scatter_elements", reduction)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        axes = _axes(indices.shape)
-        here = _vars(axes)
+        axes = axes_of(indices.shape)
+        here = variables(axes)
         place = from_either_end(ins[1][here], data.shape[at])
         position = (*here[:at], place, *here[at + 1 :])
         value = combine(outs[0][position], ins[2][here])
@@ -112,7 +83,7 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
     The mode is one of REDUCTIONS. Negative coordinates count from the end. ONNX ScatterND has the
     coordinates last: transpose them.
     """
-    combine = _reduction("scatter_nd", mode)
+    _reduction("scatter_nd", mode)
     count = known(indices.shape[0]) if indices.ndim else 0
     if count is None:
         raise ValueError("scatter_nd: the number of coordinates must be known")
@@ -121,26 +92,17 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
     rank = indices.ndim - 1
     check_rank("scatter_nd: 'updates'", updates.shape, rank + data.ndim - count)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        axes = _axes(updates.shape)
-        here = _vars(axes)
-        found = [ins[1][(const(n), *here[:rank])] for n in range(count)]
-        place = [from_either_end(p, data.shape[n]) for n, p in enumerate(found)]
-        position = (*place, *here[rank:])
-        store: Stmt = BufferStore(outs[0], combine(outs[0][position], ins[2][here]), position)
-        if rank < len(axes):  # whole rows go in: their elements do not meet
-            store, axes = vectorized(axes[-1], LANES, store), axes[:-1]
-        return seq(copied(ins[0], outs[0]), serial(axes, store))
-
-    slices = (*indices.shape[1:], *data.shape[count:])
-    extents = extent_checks("scatter_nd", updates.shape, slices, what=("updates", "slices"))
-    attrs = {CHECKS: (*extents, *coordinate_checks("scatter_nd", indices, data.shape[:count]))}
+    slices, whole = Slices(count, mode), (*indices.shape[1:], *data.shape[count:])
+    extents = extent_checks("scatter_nd", updates.shape, whole, what=("updates", "slices"))
+    checks = (*extents, *coordinate_checks("scatter_nd", indices, data.shape[:count]))
+    attrs = {CHECKS: checks, "slices": slices}
     return te.extern_op(
         [data.shape],
         [data, indices, updates],
-        build,
+        lambda ins, outs: slices.body(ins, outs[0]),
         [data.dtype],
         name="scatter_nd",
+        tag="scatter",
         attrs=attrs,
     )[0]
 
@@ -182,9 +144,9 @@ def sparse_to_dense(
         raise ValueError("sparse_to_dense: one position cannot take several values")
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        axes = _axes(shape)
+        axes = axes_of(shape)
         fill = ins[2][()] if isinstance(default_value, Tensor) else convert(default_value, dtype)
-        filled = parallel_outer(axes, 1, BufferStore(outs[0], cast(fill, dtype), _vars(axes)))
+        filled = parallel_outer(axes, 1, BufferStore(outs[0], cast(fill, dtype), variables(axes)))
         count = sparse_indices.shape[0] if sparse_indices.ndim else const(1)
         row = Axis(Var("row"), count)
         if sparse_indices.ndim == 2:

@@ -263,6 +263,18 @@ def broadcast_shape(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Shape | Non
     return None if None in dims else tuple(d for d in dims if d is not None)
 
 
+def broadcasts_to(shape: Sequence[PrimExpr], wanted: Sequence[PrimExpr]) -> bool:
+    """Whether a shape may broadcast to another one, which stays as it is: an extent where 1 is
+    wanted must be 1. What is not known is assumed, so that a run is refused.
+    """
+    if len(shape) > len(wanted) or broadcast_shape(shape, wanted) is None:
+        return False
+    for own, whole in zip(reversed(shape), reversed(wanted), strict=False):
+        if is_const(whole, 1) and unify_dim(own, whole) is None:
+            return False
+    return True
+
+
 def ceil_div(a: PrimExpr, b: int) -> PrimExpr:
     """`a / b` rounded up."""
     return (a + (b - 1)) // b if b != 1 else a

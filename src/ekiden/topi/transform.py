@@ -33,7 +33,6 @@ from ekiden.topi.shape import (
     known,
     normalize_axes,
     normalize_axis,
-    product,
     replaced,
     tidy,
 )
@@ -231,6 +230,10 @@ def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Ten
     )
 
 
+MOST = 2**62
+"""More elements than there can be."""
+
+
 def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
     """Flat positions as coordinates, which come along a new first axis; `shape` may be data."""
     if isinstance(shape, Tensor):
@@ -241,7 +244,11 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
     else:
         dims = as_shape(shape)
 
-    whole = product(dims)
+    whole: PrimExpr = as_dim(1)
+    for extent in dims:  # no number of elements is larger than this, nor does a product overflow
+        fits = whole <= MOST // maximum(extent, 1)
+        whole = Select(fits, whole * extent, as_dim(MOST), "int64")
+    whole = tidy(whole)
     checks = [range_check("unravel_index: position", indices, 0, whole, "{} elements", (whole,))]
     if isinstance(shape, Tensor):
         checks.insert(0, range_check("unravel_index: extent", shape, 0, 2**31))

@@ -50,6 +50,10 @@ def movement() -> Iterator[Case]:
     yield case(lambda a, b: op.slice_like(a, b, (1, 2)), x, normal(9, 2, 3),
                expected=lambda a, b: a[:, :2, :3])  # fmt: skip
     yield case(op.broadcast_to_like, normal(4, 1), x)
+    yield case(op.cast_like, x, normal(2, dtype="int32"))
+    yield case(lambda a, b: op.reshape_like(a, b, 1), x, normal(20), symbolic=False)
+    yield case(lambda x: op.reverse_reshape(x, (-1, 0)), x, symbolic=False)
+    yield case(lambda x: op.sliding_window(x, 1, (2, 3), (1, 2)), x, symbolic=False)
     yield case(op.collapse_sum_like, x, normal(4, 1), tolerance=1e-5, symbolic=False)
     yield case(lambda x: op.collapse_sum_to(x, (4, 1)), x, tolerance=1e-5, symbolic=(3, 5))
     for axis in (None, 1, (0, -1)):

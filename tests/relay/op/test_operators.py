@@ -37,6 +37,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("det", "ml.couple", "ml.tree_leaves", "row_ranks"), "tests/topi/test_algebra_operators.py"
     ),
+    "call_lowered": "tests/relay/test_prim_calls.py",
     **{name: "tests/topi/test_text_kernels.py" for name in OPS if name.startswith("text.")},
 }
 """Operators whose kernels have tests of their own; these name them."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from pass_checks import Array, assert_same_meaning, calls, evaluate, main_of, program
 
 import ekiden
+from ekiden import relay
 from ekiden.backend.external import register_external
 from ekiden.ir.op import OP_ATTRS, register_op_attr
 from ekiden.ir.transform import PassContext, Sequential
@@ -229,3 +234,44 @@ def test_a_composite_function_goes_to_its_compiler() -> None:
     verify(made)
     assert external(made) == {"tvmgen_default_test_main_0": ["nn.dense", "nn.bias_add"]}
     assert_same_meaning(program(TEXT), InferType()(made), random((2, 3), (4, 3), (4,)))
+
+
+ELSEWHERE = """
+import sys, numpy as np
+import ekiden
+from ekiden.backend.external import register_external
+
+def compiler(function):
+    assert function.attr("Compiler") == "elsewhere"
+    def kernel(x, out):
+        out[:] = np.exp(x.numpy()) + 10
+    return kernel
+
+if sys.argv[2] == "registered":
+    register_external("elsewhere", compiler)
+try:
+    print(ekiden.load(sys.argv[1])(np.zeros((2, 3), "float32")).numpy()[0].tolist())
+except ekiden.LoadError as error:
+    print(error)
+"""
+
+
+def test_an_artifact_says_elsewhere_what_it_needs(tmp_path: Path) -> None:
+    """It loads where that is registered, and has its functions compiled there."""
+    inner = relay.var("y", shape=(2, 3))
+    function = relay.Function([inner], relay.exp(inner), attrs={"Primitive": 1})
+    function = function.with_attr({"Compiler": "elsewhere", "global_symbol": "elsewhere_0"})
+    register_external("elsewhere", lambda f: lambda x, out: out.copy_from(x))
+    x = relay.var("x", shape=(2, 3))
+    name = relay.GlobalVar("elsewhere_0")
+    module = IRModule({name: function.with_attr("Inline", 1)})
+    module["main"] = relay.Function([x], relay.nn.relu(name(x)))
+    ekiden.compile(InferType()(module)).save(tmp_path / "model.eki")
+    said = []
+    for state in ("missing", "registered"):
+        command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model.eki"), state]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        said.append(done.stdout)
+    wanted = r"'elsewhere_0_\w+' is for the external compiler 'elsewhere', which is not registered"
+    assert re.search(wanted, said[0])
+    assert said[1] == "[11.0, 11.0, 11.0]\n"

@@ -58,6 +58,14 @@ CASES = [
      " = multiply(add(x, y), add(x, y))",
      "add(add(multiply(%x, %x), multiply(multiply(%x, %y), 2f)), multiply(%y, %y))",
      "multiply(add(%x, %y), add(%x, %y))"),
+    ("gather(x, broadcast_to(i), axis) = take(x, i, axis)",
+     "gather(%x, broadcast_to(argmax(%y, axis=[1]), shape=[2, 2]), axis=1)",
+     'take(%x, argmax(%y, axis=[1]), axis=1, mode="raise")'),
+    ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)",
+     "scatter_elements(%x, broadcast_to(expand_dims(argmax(%y, axis=[0]), axis=1), shape=[3, 3]),"
+     ' broadcast_to(exp(max(%x, axis=[0])), shape=[3, 3]), reduction="add")',
+     "scatter_nd(%x, reshape(expand_dims(argmax(%y, axis=[0]), axis=1), newshape=[1, 3],"
+     ' allowzero=True), broadcast_to(exp(max(%x, axis=[0])), shape=[3, 3]), mode="add")'),
     ("log(exp(x)) = x", "log(exp(%x))", "%x"),
     ("cast(x, dtype of x) = x", 'cast(%x, dtype="float32")', "%x"),
     ("cast(cast(x, wider), dtype) = cast(x, dtype)",
@@ -106,7 +114,7 @@ def test_rule(equation: str, before: str, after: str) -> None:
 
 def test_every_rule_is_tested() -> None:
     assert {rule.equation for rule in RULES} == {equation for equation, _, _ in CASES}
-    assert len(RULES) == len(EXACT) + len(ROUNDED) + len(SHAPED) + 1
+    assert len(RULES) == len(EXACT) + len(ROUNDED) + len(SHAPED) + 3
 
 
 @pytest.mark.parametrize("equation, before, after", CASES)
@@ -124,6 +132,12 @@ def test_a_rule_keeps_the_meaning(equation: str, before: str, after: str) -> Non
         "add(%x, zeros(shape=[4, 2, 3], dtype=\"float32\"))",  # the zeros give the result its shape
         "add(%x, meta)",
         "multiply(%x, 2f)",
+        # some columns of rows, not all; other indices in each column; updates that are longer
+        "scatter_elements(%x, broadcast_to(expand_dims(argmax(%y, axis=[0]), axis=1),"
+        " shape=[3, 2]), zeros(shape=[3, 2], dtype=\"float32\"))",
+        "gather(%x, broadcast_to(argmax(%y, axis=[0]), shape=[2, 3]), axis=0)",
+        "scatter_elements(%x, broadcast_to(expand_dims(argmax(%y, axis=[0]), axis=1),"
+        " shape=[3, 3]), zeros(shape=[4, 3], dtype=\"float32\"))",
         'cast(cast(%x, dtype="int32"), dtype="float32")',
         'cast(cast(%x, dtype="float16"), dtype="float32")',
         "transpose(%x, axes=[1, 0])",

@@ -5,20 +5,30 @@ the disk cache.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
-from ekiden.backend.kernels.lower import Given, described, lower_primitive, names_of
+from ekiden.backend.kernels.lower import (
+    Given,
+    described,
+    lower_primitive,
+    names_of,
+    operator_calls,
+)
 from ekiden.codegen import llvm
 from ekiden.codegen.build import GENERATORS
 from ekiden.codegen.cache import KernelCache, kernel_key
+from ekiden.codegen.common import FLUSH
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
-from ekiden.ir.pass_context import phase
+from ekiden.ir.op import Op
+from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PassContext, phase
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.relay.expr import Function
+from ekiden.relay.op.strategy import version_of
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.runtime.errors import CompileError
@@ -60,12 +70,27 @@ class Kernels:
         return llvm.link(parts, [*self.exports, *exports], target) if parts else b""
 
 
-def _compile(function: Function, name: str, target: Target, given: Given) -> bytes:
-    """The facts and the object code of a function in canonical form."""
+def flush_asked(target: Target) -> bool:
+    """Whether all kernels shall take subnormal numbers for 0. Raises CompileError for an option
+    that is not one, and for a target that cannot do so."""
+    asked = PassContext.current().option(DENORMALS)
+    if asked not in DENORMALS_KINDS:
+        kinds = " or ".join(map(repr, DENORMALS_KINDS))
+        raise CompileError(f"compile: denormals {kinds} expected, got {asked!r}")
+    if asked == "flush" and not target.has("flush_subnormals"):
+        machine = f"a processor of {target.architecture} has no mode for it"
+        raise CompileError(f"compile: denormals 'flush': {machine}; target: {target}")
+    return asked == "flush"
+
+
+def _compile(
+    function: Function, name: str, target: Target, given: Given, attrs: Mapping[str, object]
+) -> bytes:
+    """The facts and the object code of a function in canonical form, with more attributes."""
     try:
         func = lower_primitive(function, name, target, given)
         # the VM gives results memory that no argument has but those of tir.in_place
-        func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True})
+        func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True, **attrs})
         lowered = tir_transform.lower(func, target)
         code = GENERATORS[target.kind.name].compile([lowered], target)
         return packed(facts_of(lowered, target), code)
@@ -75,13 +100,30 @@ def _compile(function: Function, name: str, target: Target, given: Given) -> byt
         raise
 
 
-def _task(function: Function, target: Target, decisions: Given) -> Task:
+def _task(
+    function: Function, target: Target, decisions: Given, attrs: Mapping[str, object]
+) -> Task:
     names = names_of(function)
     given = {n: fixed for n, fixed in decisions.items() if n in names or n in rule.FAMILIES}
-    extra = (json.dumps({n: dict(f) for n, f in given.items()}, sort_keys=True),) if given else ()
+    extra = [json.dumps({n: dict(f) for n, f in given.items()}, sort_keys=True)] if given else []
+    extra += sorted(attrs)
+    extra += _own_versions(function)
     key = kernel_key(function, target, GENERATORS[target.kind.name].version(), *extra)
     name = f"{names[0]}_{key[:12]}"
-    return Task(key, name, lambda: _compile(function, name, target, given))
+    return Task(key, name, lambda: _compile(function, name, target, given, attrs))
+
+
+def _own_versions(function: Function) -> tuple[str, ...]:
+    """What tells kernels with a user's implementations from all others: they are those of this
+    process and of what is registered now."""
+    names = {c.op.name for c in operator_calls(function) if isinstance(c.op, Op)}
+    found = {name: version_of(name) for name in sorted(names)}
+    own = {name: version for name, version in found.items() if version is not None}
+    return (f"{PROCESS}:{own}",) if own else ()
+
+
+PROCESS = uuid.uuid4().hex
+"""What no other process has."""
 
 
 def check_decisions(functions: Sequence[Function], decisions: Given) -> None:
@@ -104,13 +146,14 @@ def build_kernels(
 ) -> Kernels:
     """Compile primitive functions. Equal functions share a kernel.
 
-    Raises CompileError with the model node of the function that failed, or for a decision of the
-    current PassContext that cannot be.
+    Raises CompileError with the model node of the function that failed, or for a decision or
+    another option of the current PassContext that cannot be.
     """
     decisions = given_decisions()
     check_decisions(functions, decisions)
     forms = [canonicalize(function) for function in functions]
-    tasks = [_task(form, target, decisions) for form in forms]
+    attrs = {FLUSH: 1} if flush_asked(target) else {}
+    tasks = [_task(form, target, decisions, attrs) for form in forms]
     kept = compile_tasks(tasks, cache or KernelCache.default(), progress)
     made = {key: unpacked(each) for key, each in kept.items()}
     facts = [

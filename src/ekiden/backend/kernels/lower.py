@@ -17,12 +17,15 @@ from ekiden.ir.prim_visitor import free_vars, rewrite
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
+from ekiden.relay.op.lowered import CallLoweredAttrs
+from ekiden.relay.op.strategy import implementation_of
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.range_check import check_site
 from ekiden.tir.expr import Buffer
+from ekiden.tir.schedule import Schedule
 from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
 from ekiden.topi import rule
 from ekiden.topi.rule.decision import Fixed
@@ -42,12 +45,18 @@ def _scalar(constant: Constant) -> te.Tensor:
     )
 
 
-def _lower_call(call: Call, known: dict[RelayExpr, Tensors], site: int | None) -> Tensors:
+def _lower_call(
+    call: Call, known: dict[RelayExpr, Tensors], site: int | None, target: Target | None
+) -> Tensors:
     assert isinstance(call.op, Op)
+    inputs = [t for a in call.args for t in known[a]]
+    own = implementation_of(call.op.name, call.attrs, inputs, call.checked_type, target)
+    if own is not None:
+        with check_site(site):
+            return own.compute(call.attrs, inputs, call.checked_type)
     lowering = call.op.definition.lower
     if lowering is None:
         raise CompileError(f"{call.op.name}: the operator has no kernel")
-    inputs = [t for a in call.args for t in known[a]]
     with check_site(site):
         made = list(lowering(call.attrs, inputs, call.checked_type))
     return [t for t in made if isinstance(t, te.Tensor)]
@@ -66,8 +75,8 @@ def _refusing(function: Function) -> list[Call]:
     return [c for c in calls if isinstance(c.op, Op) and c.op.definition.refuses]
 
 
-def te_graph(function: Function) -> tuple[Tensors, Tensors]:
-    """(inputs, outputs) of a primitive function as tensor expressions."""
+def te_graph(function: Function, target: Target | None = None) -> tuple[Tensors, Tensors]:
+    """(inputs, outputs) of a primitive function as tensor expressions, for a target."""
     known: dict[RelayExpr, Tensors] = {}
     inputs: Tensors = []
     for param in function.params:
@@ -81,7 +90,7 @@ def te_graph(function: Function) -> tuple[Tensors, Tensors]:
     for expr in evaluation_order(function.body):
         match expr:
             case Call():
-                known[expr] = _lower_call(expr, known, sites.get(expr))
+                known[expr] = _lower_call(expr, known, sites.get(expr), target)
             case Constant():
                 known[expr] = [_scalar(expr)]
             case Tuple(fields=fields):
@@ -120,7 +129,7 @@ MAX_NAME = 80
 def display_name(function: Function) -> str:
     """What a kernel is called after: its operators."""
     ops = [
-        e.op.name
+        e.attrs.func.name if isinstance(e.attrs, CallLoweredAttrs) else e.op.name
         for e in evaluation_order(function.body)
         if isinstance(e, Call) and isinstance(e.op, Op)
     ]
@@ -135,8 +144,46 @@ def names_of(function: Function) -> tuple[str, ...]:
 def choose_primitive(function: Function, target: Target, given: Given = NOTHING) -> rule.Chosen:
     """The family of a primitive function's kernel, and the decision. Raises CompileError for a
     decision that cannot be."""
-    _, outputs = te_graph(function)
+    _, outputs = te_graph(function, target)
     return rule.choose(outputs, target, given, names_of(function))
+
+
+def _own_schedule(
+    function: Function, inputs: Tensors, outputs: Tensors, name: str, target: Target
+) -> rule.Scheduled | None:
+    """The program that a user's schedule of one of the operators gives; None if there is none."""
+    for call in reversed(operator_calls(function)):
+        kinds = [t for a in call.args for t in tensor_types(a.checked_type)]
+        tensors = [te.placeholder(k.shape, k.dtype, f"x{i}") for i, k in enumerate(kinds)]
+        assert isinstance(call.op, Op)
+        own = implementation_of(call.op.name, call.attrs, tensors, call.checked_type, target)
+        made = own.schedule(call.attrs, outputs, target) if own is not None else None
+        if made is not None:
+            func = _checked_program(made, call.op.name, len(inputs), len(outputs), name)
+            trace = made.trace if isinstance(made, Schedule) else None
+            why = f"{call.op.name} has a schedule of its own"
+            return rule.Scheduled(func, trace=trace, why=why)
+    return None
+
+
+def _checked_program(made: object, op_name: str, inputs: int, outputs: int, name: str) -> PrimFunc:
+    """The program of a user's schedule, as a kernel. Raises CompileError for anything else."""
+    func = made if isinstance(made, PrimFunc) else getattr(made, "func", None)
+    if not isinstance(func, PrimFunc):
+        raise CompileError(f"{op_name}: its schedule gave {made!r}, expected a tir.Schedule")
+    if len(func.params) != inputs + outputs:
+        raise CompileError(
+            f"{op_name}: its schedule has {len(func.params)} parameters, expected {inputs} inputs"
+            f" and {outputs} results of the kernel"
+        )
+    attrs = {**(func.attrs or {}), "global_symbol": name, "num_outputs": outputs}
+    return func.with_fields(attrs=attrs)
+
+
+def operator_calls(function: Function) -> list[Call]:
+    """The calls of operators in a primitive function, in the order of evaluation."""
+    exprs = evaluation_order(function.body)
+    return [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
 
 
 def lower_primitive(
@@ -155,7 +202,10 @@ def schedule_primitive(
     Raises CompileError naming the operators of the function and where they come from.
     """
     try:
-        inputs, outputs = te_graph(function)
+        inputs, outputs = te_graph(function, target)
+        own = _own_schedule(function, inputs, outputs, name, target)
+        if own is not None:
+            return own
         return rule.scheduled(inputs, outputs, target, name, given, names_of(function))
     except Exception as error:
         error.add_note(f"while lowering {described(function, name)}")

@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from ekiden.backend.aot.build import Native, native_code
-from ekiden.backend.external import is_external
+from ekiden.backend.external import is_external, kept_form
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint, check_names
@@ -398,8 +398,8 @@ class _FunctionCompiler(Choices):
     def _call_host(self, function: str, call: Call) -> int:
         """A registered function: the arguments, then the attributes that are numbers."""
         fields = fields_of(call.attrs) if call.attrs is not None else ()
-        given = [getattr(call.attrs, f.name) for f in fields]
-        numbers = [self._load_int(int(v)) for v in given if isinstance(v, int)]
+        given = [getattr(call.attrs, f.name) for f in fields if f.type in ("int", "bool")]
+        numbers = [self._load_int(int(v)) for v in given]
         args = (*self._atoms(call.args), *numbers)
         index = self.program.host_functions[function]
         return self.into("InvokePackedValue", packed_index=index, args=args)
@@ -595,6 +595,9 @@ def _compile_variant(
     hosts = host_functions(module)
     if hosts:
         metadata = {**metadata, "host_functions": hosts}
+    if made.symbols:
+        external = {symbol: kept_form(f) for f, symbol in made.symbols.items()}
+        metadata = {**metadata, "external": external}
     named = {**own, **made.symbols}
     table = device_table(module)
     called = [(named[f], device) for f, device in calls]

@@ -28,17 +28,20 @@ def pipeline(
     return Sequential(
         (
             transform.RemoveUnusedFunctions(),
+            needed(transform.CallPrimFuncs(), "to call loop programs"),
             infer_type,
             needed(transform.EtaExpand(), "to make constructors functions"),
             infer_type,
             transform.Inline(),  # also what external compilers make, as functions in place
             qnn.transform.Legalize(),
             needed(qnn.transform.CanonicalizeOps(), "as no later pass knows the dialect"),
+            needed(transform.ExpandOps(), "as there are no kernels for these operators"),
             transform.SimplifyInference(),
             transform.FoldConstant(),
             # shapes that are constants are known now
             needed(transform.BindDimensions(), "to give names to dimensions that are data"),
             transform.SimplifyExpr(exact=True),  # what rounds as before
+            transform.FlattenAtrousConv(),
             transform.MultiplyEinsums(),
             transform.FuseAttention(),  # before layouts hide its transpositions
             transform.CombineFewRows(),

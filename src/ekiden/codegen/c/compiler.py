@@ -84,6 +84,7 @@ def _machine_flags(target: Target) -> tuple[str, ...]:
     if target.architecture != X86:
         return found
     signs = [f"-mno-{f[1:]}" if f[0] == "-" else f"-m{f}" for f in target.features]
+    signs += [f"-mno-{f}" for f in sorted(target.idle)]
     return (*found, *(flag for flag in signs if _knows((flag,))))
 
 

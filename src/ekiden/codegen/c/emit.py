@@ -16,6 +16,7 @@ from ekiden.codegen.common import (
     argument_label,
     dimensions,
     dtype_word,
+    flushes,
     gaps,
     in_place,
 )
@@ -87,8 +88,11 @@ def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
     restrict = "restrict " if apart else ""
     arguments = [f"{memory_type(b.dtype)} *{restrict}{writer.define(b)}" for b in func.params]
     arguments += [f"int64_t {writer.define(v)}" for v in variables]
+    if flushes(func):
+        writer.flush_subnormals()
     writer.statement(func.body)
-    body = "\n".join([*writer.lines, "  return 0;"])
+    writer.end()
+    body = "\n".join(writer.lines)
     given = ", ".join(arguments) or "void"
     compute = f"int {symbol}_compute({given}) {{\n{body}\n}}"
     return [*loops, compute, _entry(func, symbol)]

@@ -58,6 +58,32 @@ static inline uint16_t ek_float_to_half(float x) {
   bits += 0xc8000fffu + (bits >> 13 & 1u);  /* to nearest, ties to even */
   return (uint16_t)(sign | bits >> 13);
 }"""
+SUBNORMALS = """\
+static inline void ek_set_rounding(uint64_t mode) {
+#if defined(__x86_64__)
+  const uint32_t word = (uint32_t)mode;
+  __asm__ volatile("ldmxcsr %0" : : "m"(word) : "memory");
+#elif defined(__aarch64__)
+  __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory");
+#else
+  (void)mode;
+#endif
+}
+
+static inline uint64_t ek_flush_subnormals(void) { /* gives what was set before */
+#if defined(__x86_64__)
+  uint32_t mode;
+  __asm__ volatile("stmxcsr %0" : "=m"(mode));
+  ek_set_rounding(mode | 0x8040u);
+#elif defined(__aarch64__)
+  uint64_t mode;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+  ek_set_rounding(mode | 1u << 24);
+#else
+  const uint64_t mode = 0;
+#endif
+  return mode;
+}"""
 _MATH = {
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "roundeven": "rint", "fabs": "fabs",
     "sqrt": "sqrt", "copysign": "copysign", "fma": "fma",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.codegen.c.expression import ExpressionWriter
-from ekiden.codegen.c.helpers import Helpers, quoted
+from ekiden.codegen.c.helpers import SUBNORMALS, Helpers, quoted
 from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import bounds_message, dtype_word, flat_extent, stored_value
 from ekiden.ir import dtype as dt
@@ -29,6 +29,7 @@ from ekiden.tir.stmt import (
     Prefetch,
     SeqStmt,
     Stmt,
+    While,
 )
 from ekiden.tir.visitor import expressions, guarded_nodes, walk
 
@@ -41,6 +42,8 @@ class StatementWriter(ExpressionWriter):
         self.symbol, self.functions = symbol, functions
         self.workspaces: list[str] = []
         self.in_parallel = False
+        self.mode = ""
+        """The variable of what was set before subnormal numbers were flushed, if they are."""
 
     def statement(self, s: Stmt) -> None:
         """Write one statement."""
@@ -54,6 +57,8 @@ class StatementWriter(ExpressionWriter):
                 self.loop(s)
             case LetStmt() | Allocate():
                 self.nested(s)
+            case While():
+                self.repeating(s)
             case IfThenElse():
                 self.branching(s)
             case Evaluate():
@@ -68,13 +73,28 @@ class StatementWriter(ExpressionWriter):
             case _:
                 raise InternalError(f"c: statement {type(s).__name__} must be lowered first")
 
-    # failing
+    # beginning and ending
+
+    def flush_subnormals(self) -> None:
+        """They are 0 from here to the end of the function."""
+        self.helpers.texts.setdefault("subnormals", SUBNORMALS)
+        self.mode = self.unique("mode")
+        self.put(f"const uint64_t {self.mode} = ek_flush_subnormals();")
+
+    def _leaving(self) -> list[str]:
+        """What is undone before the function is left: scratch memory is given back."""
+        frees = [f"ek_workspace_free({name});" for name in reversed(self.workspaces)]
+        return [*frees, f"ek_set_rounding({self.mode});"] if self.mode else frees
+
+    def end(self) -> None:
+        """The last line."""
+        for line in (*self._leaving(), "return 0;"):
+            self.put(line)
 
     def fail(self, status: str = "-1") -> None:
-        """Give scratch memory back and return."""
-        for name in reversed(self.workspaces):
-            self.put(f"  ek_workspace_free({name});")
-        self.put(f"  return {status};")
+        """Undo what has been done, and return."""
+        for line in (*self._leaving(), f"return {status};"):
+            self.put(f"  {line}")
 
     def check(self, wrong: str, kind: str, message: str) -> None:
         """Fail with an error where something is wrong."""
@@ -99,9 +119,8 @@ class StatementWriter(ExpressionWriter):
         if not self.helpers.bounds:
             return index
         extent = self.text(flat_extent(buffer))
-        frees = " ".join(f"ek_workspace_free({name});" for name in reversed(self.workspaces))
         text = quoted(bounds_message(self.symbol, buffer))
-        return f"EK_AT({index}, {extent}, {{ {frees} }}, {text})"
+        return f"EK_AT({index}, {extent}, {{ {' '.join(self._leaving())} }}, {text})"
 
     def call_packed(self, e: Intrinsic) -> str:
         """ek_call_packed over values and tensors on the stack; the result is a variable."""
@@ -275,6 +294,16 @@ class StatementWriter(ExpressionWriter):
         self.put("}")
         return None
 
+    def repeating(self, s: While) -> None:
+        """`while`; the condition may need statements of its own."""
+        self.forget()
+        self.put("for (;;) {")
+        with self.indented():
+            self.put(f"if (!({self.text(s.condition)})) break;")
+            self.statement(s.body)
+        self.put("}")
+        self.forget()
+
     def loop(self, s: For) -> None:
         """`for`; a parallel loop outside any other becomes a function."""
         if s.kind in (ForKind.VECTORIZED, ForKind.UNROLLED):
@@ -306,6 +335,8 @@ class StatementWriter(ExpressionWriter):
         captured = _captured(s, self.helpers.bounds)
         fields = [_declaration(each, self.name(each)) for each in captured]
         body.in_parallel, body.positive = True, set(self.positive)
+        if self.mode:
+            body.flush_subnormals()
         self.functions.append("")
         slot = len(self.functions) - 1
         self.functions[slot] = body.write_loop(s, function, captured, fields, self)
@@ -314,9 +345,13 @@ class StatementWriter(ExpressionWriter):
         self.put(f"struct {function}_context {context} = {{{values or '0'}}};")
         extent = self.text(s.extent)
         call = f"ek_parallel_for({function}, &{context}, {extent}, {max(grain, 1)})"
+        if self.mode:  # a thread that is made begins with what its maker has set
+            self.put(f"ek_set_rounding({self.mode});")
         self.put(f"if ({call} != 0) {{")
         self.fail()
         self.put("}")
+        if self.mode:
+            self.put("(void)ek_flush_subnormals();")
         self.forget()
 
     def write_loop(
@@ -337,7 +372,7 @@ class StatementWriter(ExpressionWriter):
         low = "begin" if is_const(s.min, 0) else f"({self.text(s.min)}) + begin"
         high = "end" if is_const(s.min, 0) else f"({self.text(s.min)}) + end"
         self.serial(s, low, high)
-        self.put("return 0;")
+        self.end()
         lines = "\n".join(self.lines)
         return (
             f"struct {function}_context {{\n{members}}};\n\n"

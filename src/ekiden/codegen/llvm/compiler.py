@@ -55,7 +55,7 @@ def check_target(target: Target, what: str) -> None:
 def _machine(target: Target) -> llvm.TargetMachine:
     _initialize()
     base = BASE[target.architecture] if target.architecture in ABIS else ()
-    named = (*sorted(base), *target.features)
+    named = (*sorted(base), *target.features, *(f"-{f}" for f in sorted(target.idle)))
     features = ",".join(f if f[0] == "-" else f"+{f}" for f in named)
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu,

@@ -4,7 +4,15 @@ addresses.
 
 from __future__ import annotations
 
-from ekiden.codegen.common import Dimension, argument_label, dimensions, dtype_word, gaps, in_place
+from ekiden.codegen.common import (
+    Dimension,
+    argument_label,
+    dimensions,
+    dtype_word,
+    flushes,
+    gaps,
+    in_place,
+)
 from ekiden.codegen.llvm import subnormals
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Operand
@@ -33,7 +41,7 @@ class EntryEmitter(StatementEmitter):
             line = self.module.debug.first_line(func)
             self.lines = FunctionLines(self.module.debug, self.name, line)
             self.b.location = self.lines.header()
-        if (func.attrs or {}).get(subnormals.FLUSH):
+        if flushes(func):
             self.flushed = subnormals.enter(self.b)
         count = len(func.params)
         right = self.b.value(f"icmp eq i32 %nargs, {count}")

@@ -142,6 +142,9 @@ INSTRUCTIONS: dict[tuple[str, str, int], str] = {
     ("dot4_u8s8", "x86-64", 16): "llvm.x86.avx512.vpdpbusd.512",
     ("dot4_u8s8", "x86-64", 8): "llvm.x86.avx512.vpdpbusd.256",
     ("dot4_u8s8", "aarch64", 4): "llvm.aarch64.neon.usdot.v4i32.v16i8",
+    ("madd_u8s8", "x86-64", 16): "llvm.x86.avx512.pmaddubs.w.512",
+    ("madd_u8s8", "x86-64", 8): "llvm.x86.avx2.pmadd.ub.sw",
+    ("madd_u8s8", "x86-64", 4): "llvm.x86.ssse3.pmadd.ub.sw.128",
     ("madd_s16", "x86-64", 16): "llvm.x86.avx512.pmaddw.d.512",
     ("madd_s16", "x86-64", 8): "llvm.x86.avx2.pmadd.wd",
     ("madd_s16", "x86-64", 4): "llvm.x86.sse2.pmadd.wd",
@@ -177,6 +180,20 @@ def _dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Ope
         right = b.binary("ashr", dtype, right, b.const(24, dtype))
         total = b.binary("add", dtype, total, b.binary("mul", dtype, left, right))
     return total
+
+
+def _narrow_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+    """`_dot4` where the sums of the products of two neighbours fit int16."""
+    lanes = dt.lanes(dtype)
+    name = _instruction(b, "madd_u8s8", lanes)
+    if name is None:
+        return _dot4(b, dtype, total, x, y)
+    halves, bytes_ = f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
+    b.module.declare(name, halves, [bytes_, bytes_])
+    a, c = (b.convert("bitcast", dtype, f"int8x{4 * lanes}", o) for o in (x, y))
+    sums = b.pure(f"call {halves} @{name}({bytes_} {a}, {bytes_} {c})")
+    ones = b.const(0x00010001, dtype)
+    return _madd(b, dtype, total, b.convert("bitcast", f"int16x{2 * lanes}", dtype, sums), ones)
 
 
 def _madd(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
@@ -250,7 +267,7 @@ FLOAT: dict[str, Callable[..., Operand]] = {
 TESTS = ("isnan", "isinf")
 INTEGER: dict[str, Callable[..., Operand]] = {
     "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"),
-    "dot4_u8s8": _dot4, "madd_s16": _madd, "dot2_bf16": _dot2,
+    "dot4_u8s8": _dot4, "madd_u8s8": _narrow_dot4, "madd_s16": _madd, "dot2_bf16": _dot2,
     "left_shift": _left_shift, "right_shift": _right_shift,
 }
 # fmt: on

@@ -1,6 +1,5 @@
-"""sin and cos, computed in float64 for every type.
-
-Arguments of narrower types are reduced exactly whatever their size; float64 ones up to 2**30.
+"""sin and cos, computed in float64 for every type; arguments are reduced exactly whatever their
+size.
 """
 
 from __future__ import annotations
@@ -25,15 +24,19 @@ COS = (
 )  # fmt: skip
 
 
-LARGEST = 104
-"""A float32 is m * 2**e with an integer m below 2**24 and e at most this."""
+LARGEST = {24: 104, 53: 971}
+"""A float32 is m * 2**e with an integer m below 2**24 and e at most this, a float64 one below
+2**53."""
+HALF = 27
+"""An m of 53 bits is taken in two parts, the lower of so many bits, so that each product is small
+against 2**53."""
 
 
 @functools.cache
-def _powers_of_two() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """2**e modulo 2 pi, each as a sum of two numbers."""
-    turn = 2 * _pi(LARGEST + 160)
-    rests = [Fraction(2**e) - round(Fraction(2**e) / turn) * turn for e in range(LARGEST + 1)]
+def _powers_of_two(largest: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """2**e modulo 2 pi for e up to `largest`, each as a sum of two numbers."""
+    turn = 2 * _pi(largest + 160)
+    rests = [Fraction(2**e) - round(Fraction(2**e) / turn) * turn for e in range(largest + 1)]
     high = tuple(float(r) for r in rests)
     return high, tuple(float(r - Fraction(h)) for r, h in zip(rests, high, strict=True))
 
@@ -67,9 +70,7 @@ def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
     """sin(x + ahead * pi / 2)"""
     m = narrow.widen()
     x = narrow.cast(x, m)
-    low = m.const(0.0)
-    if not narrow.is_double:
-        x, low = _modulo_turn(m, x)
+    x, low = _modulo_turn(m, x, 53 if narrow.is_double else 24)
     n = m.llvm("roundeven", m.mul(x, m.const(TWO_OVER_PI)))
     r = m.fma(n, m.const(-HALF_PI[0]), x)
     for part in HALF_PI[1:]:
@@ -77,13 +78,31 @@ def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
     return m.cast(_at_quarter(m, m.add(r, low), n, ahead), narrow)
 
 
-def _modulo_turn(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
-    """(high, low): x less whole turns, below 2**26; x itself if it is below 2**24."""
-    high, low = _powers_of_two()
+def _modulo_turn(m: FloatMath, x: Operand, bits: int) -> tuple[Operand, Operand]:
+    """(high, low): x less whole turns, below 2**30; x itself if it is below 2**24. `bits` are those
+    of its m."""
+    tables = _powers_of_two(LARGEST[bits] + (0 if bits == 24 else HALF))
     biased = m.int_op("lshr", m.bits(m.abs(x)), m.int_const(52))
-    e = m.int_op("sub", biased, m.int_const(1023 + 23))
-    e = _within(m, e, LARGEST)
+    e = m.int_op("sub", biased, m.int_const(1023 + bits - 1))
+    e = _within(m, e, LARGEST[bits])
     whole = m.mul(x, m.power_of_two(m.int_op("sub", m.int_const(0), e)))
+    if bits == 24:
+        return _times_power(m, whole, e, tables)
+    upper = m.llvm("trunc", m.mul(whole, m.const(2.0**-HALF)))
+    lower = m.fma(upper, m.const(-(2.0**HALF)), whole)
+    a, a_low = _times_power(m, upper, m.int_op("add", e, m.int_const(HALF)), tables)
+    b, b_low = _times_power(m, lower, e, tables)
+    total = m.add(a, b)
+    other = m.sub(total, a)  # what of b is in the sum, and so what of both is not (Knuth)
+    lost = m.add(m.sub(a, m.sub(total, other)), m.sub(b, other))
+    return total, m.add(lost, m.add(a_low, b_low))
+
+
+def _times_power(
+    m: FloatMath, whole: Operand, e: Operand, tables: tuple[tuple[float, ...], tuple[float, ...]]
+) -> tuple[Operand, Operand]:
+    """(high, low): a whole number times 2**e, less whole turns."""
+    high, low = tables
     factor = m.look_up(high, e)
     product = m.mul(whole, factor)
     error = m.fma(whole, factor, m.neg(product))

@@ -36,6 +36,7 @@ from ekiden.tir.stmt import (
     Prefetch,
     SeqStmt,
     Stmt,
+    While,
 )
 
 
@@ -80,6 +81,8 @@ class StatementEmitter(PackedCallEmitter):
                 self.loop(s)
             case LetStmt() | Allocate():
                 self.nested(s)
+            case While():
+                self.repeating(s)
             case IfThenElse():
                 self.branching(s)
             case Evaluate():
@@ -410,6 +413,37 @@ class StatementEmitter(PackedCallEmitter):
                 value = b.phi(self.register_dtype(key), (start[key], origin), (value, back))
             self.registers[key] = value
 
+    def repeating(self, s: While) -> None:
+        """A loop that tests before each turn; register buffers written in it are phis there."""
+        b = self.b
+        head, body, after = b.fresh("while"), b.fresh("turn"), b.fresh("done")
+        carried = sorted(self.carried(s.body), key=lambda k: (k[0].name, k[1]))
+        origin, outer = b.block, dict(self.registers)
+        b.branch(head)
+        b.touch_memory()
+        b.start(head)
+        place = len(b.lines)
+        phis = {key: f"%{b.fresh('r')}" for key in carried}
+        self.registers.update(phis)
+        with self.region(self.mask):
+            self.begin_statement()
+            b.branch_if(self.value(s.condition), body, after)
+            b.start(body)
+            self.statement(s.body)
+            back = b.block
+            b.branch(head)
+        header: list[str] = []
+        for key in carried:
+            typed = register_type(self.register_dtype(key))
+            first = f"[ {outer.get(key, 'poison')}, %{origin} ]"
+            last = f"[ {self.registers[key]}, %{back} ]"
+            header.append(f"  {phis[key]} = phi {typed} {first}, {last}")
+        b.lines[place:place] = header
+        b.start(after)
+        b.touch_memory()
+        self.begin_statement()
+        self.registers = {**outer, **phis}
+
     def carried(self, root: Stmt) -> frozenset[RegisterKey]:
         """Elements of register buffers from outside that a statement stores."""
         if root in self._stores:
@@ -422,7 +456,7 @@ class StatementEmitter(PackedCallEmitter):
             match s:
                 case SeqStmt():
                     stack.extend(s.seq)
-                case For() | LetStmt():
+                case For() | While() | LetStmt():
                     stack.append(s.body)
                 case Allocate():
                     inside.add(s.buffer)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ekiden.codegen.llvm.builder import Builder, Operand
+from ekiden.target.features import ARM, X86
 
-FLUSH = "tir.flush_subnormals"
-"""The attribute of functions that do so."""
 MXCSR = (1 << 15) | (1 << 6)
 """Results that are subnormal become 0 (FTZ), operands are taken for 0 (DAZ)."""
 FPCR = 1 << 24
@@ -40,10 +39,10 @@ class Flushed:
 
 def enter(b: Builder) -> Flushed | None:
     """Flush from here on; None where subnormals cost nothing."""
-    architecture = "" if b.module.target is None else b.module.target.architecture
-    make = {"x86-64": _x86, "aarch64": _arm}.get(architecture)
-    if make is None:
+    target = b.module.target
+    if target is None or not target.has("flush_subnormals"):
         return None
+    make = {X86: _x86, ARM: _arm}[target.architecture]
     made = make(b)
     made.resume(b)
     return made
@@ -68,4 +67,4 @@ def _arm(b: Builder) -> Flushed:
     return Flushed("llvm.aarch64.set.fpcr", f"i64 {kept}", f"i64 {changed}")
 
 
-__all__ = ["FLUSH", "Flushed", "enter"]
+__all__ = ["Flushed", "enter"]

@@ -13,9 +13,12 @@ from collections.abc import Mapping
 
 from ekiden.backend.vm.compile import check_module, host_functions
 from ekiden.backend.vm.pipeline import optimize
+from ekiden.driver.build import import_model
 from ekiden.driver.commands.options import add_dims, sizes
 from ekiden.driver.inputs import tried_sizes
-from ekiden.frontend.onnx import Survey, from_onnx, survey
+from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.common.survey import Survey
+from ekiden.frontend.table import frontend_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
 from ekiden.relay.analysis.count import get_total_mac_number
@@ -43,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what the model contains; 3 if something in it is not supported."""
-    found = survey(options.file)
+    found = _survey(options.file)
     dims = _dims(found, options.dim)
     figures: dict[str, object] = {}
     problems = [f"{p.node} ({p.domain or 'ai.onnx'} {p.opset}): {p.reason}" for p in found.problems]
@@ -57,6 +60,13 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print(found, dims, problems, figures)
     return UNSUPPORTED if problems else 0
+
+
+def _survey(file: str) -> Survey:
+    row = frontend_of(file)
+    if row is None or not row.has_survey:
+        raise InputError(f"'{file}': what it contains is only known once it is imported")
+    return row.entry().survey(file)
 
 
 def _dims(found: Survey, texts: list[str]) -> dict[str, int]:
@@ -74,7 +84,7 @@ def _figures(file: str, found: Survey, dims: dict[str, int], texts: list[str]) -
 
     The import of the model as it stands raises; sizes for which it cannot be are left out.
     """
-    module = InferType()(from_onnx(file))
+    module = InferType()(import_model(file))
     _prepared(module)
     note = ""
     for bound in tried_sizes(dims, sizes(texts)):
@@ -106,7 +116,7 @@ def _measured(
         p.name: tuple(dims.get(d, 1) if isinstance(d, str) else d for d in p.shape or ())
         for p in found.inputs
     }
-    fixed = InferType()(from_onnx(file, shapes)) if dims else module
+    fixed = InferType()(import_model(file, ImportOptions(shapes))) if dims else module
     optimized = optimize(fixed, Target.parse("llvm"))
     return {
         "flops": 2 * get_total_mac_number(fixed),

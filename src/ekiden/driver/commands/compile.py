@@ -17,8 +17,9 @@ from ekiden.driver.commands.options import (
 )
 from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.library import format_of, write_artifact
+from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.instrument import PassTimingInstrument
-from ekiden.ir.pass_context import PRECISION, SIZE
+from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PRECISION, SIZE
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import metadata_of
 from ekiden.runtime.files import check_folder
@@ -28,7 +29,7 @@ from ekiden.target.virtual_device import with_bounds
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("model", help="an ONNX file")
+    parser.add_argument("model", help="a model: an ONNX file")
     add_output(parser)
     add_target(parser)
     parser.add_argument(
@@ -50,6 +51,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="keep weights as large as they are in the model, for some speed",
     )
+    parser.add_argument(
+        "--denormals",
+        choices=DENORMALS_KINDS,
+        default="keep",
+        help="whether kernels flush subnormal numbers to 0",
+    )
     parser.add_argument("--timing", action="store_true", help="say what took how long")
 
 
@@ -58,16 +65,18 @@ def run(options: argparse.Namespace) -> int:
     format_of(options.output)
     check_folder(options.output)
     started = time.perf_counter()
-    shape = parse_shapes(options.shape) or None
+    asked = ImportOptions(parse_shapes(options.shape) or None)
     timing = PassTimingInstrument()
     config = decisions_config(options)
     if options.precision != "float32":
         config[PRECISION] = options.precision
     if options.size:
         config[SIZE] = options.size
+    if options.denormals != "keep":
+        config[DENORMALS] = options.denormals
     with PassContext(config=config, instruments=[timing] if options.timing else []):
         target = with_bounds(options.target or "llvm", options.bounds)
-        found = compile_artifact(options.model, target, shape)
+        found = compile_artifact(options.model, target, asked)
     made = found if isinstance(found, memoryview) else found.to_bytes()
     write_artifact(made, options.output, cc=options.cc)
     with beside(options.output):

@@ -154,7 +154,7 @@ def _schedule(function: Function, name: str, target: Target, decisions: Given) -
     family = choose_primitive(function, target, decisions).family
     head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: {family.name}"])
     if made.trace is None:
-        return f"{head}\n  written by hand: {family.why}\n"
+        return f"{head}\n  written by hand: {made.why}\n"
     return f"{head}\n{made.trace}\n"
 
 

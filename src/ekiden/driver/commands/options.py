@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ import numpy as np
 import ekiden
 from ekiden.driver.executable import Executable
 from ekiden.driver.library import FORMATS
+from ekiden.frontend.table import is_model_file
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import DECISIONS
 from ekiden.runtime.errors import InputError
@@ -30,8 +32,8 @@ def is_artifact(path: str) -> bool:
 
 
 def open_executable(path: str) -> Executable:
-    """The executable of an artifact, or of an ONNX file compiled for this machine."""
-    is_model = path.endswith(".onnx") and not is_artifact(path)
+    """The executable of an artifact, or of a model compiled for this machine."""
+    is_model = is_model_file(path) and (os.path.isdir(path) or not is_artifact(path))
     return ekiden.compile(path) if is_model else ekiden.load(path)
 
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.walk import raise_problems
 from ekiden.frontend.onnx.function_body import has_function
 from ekiden.frontend.onnx.load import Functions, key_of, subgraphs, versions_of
 from ekiden.frontend.onnx.node import Row, check_kind, describe, read_attribute
 from ekiden.frontend.onnx.registry import TABLE
-from ekiden.frontend.onnx.unsupported import Unsupported
-from ekiden.runtime.errors import UnsupportedError
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
@@ -50,19 +50,6 @@ def problems_of(
         found.extend((each, p) for p in _node_problems(each, stated))
         waiting.extend((n, stated) for g in reversed(subgraphs(each)) for n in reversed(g.node))
     return found
-
-
-def raise_problems(
-    problems: Sequence[str], label: str, inputs: Mapping[str, None] | None = None
-) -> None:
-    """Raise UnsupportedError if there are any; `inputs` would have to be constants."""
-    if problems:
-        nodes = "1 node is" if len(problems) == 1 else f"{len(problems)} nodes are"
-        raise UnsupportedError(
-            "\n  ".join([f"import {label}: {nodes} not supported", *problems]),
-            tuple(inputs or ()),
-            tuple(problems),
-        )
 
 
 def domain_of(node: onnx.NodeProto) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from ekiden.frontend.onnx.unsupported import Unsupported
+from ekiden.frontend.common.unsupported import Unsupported
 
 _KIND = onnx.TensorProto
 DTYPES: dict[int, str] = {

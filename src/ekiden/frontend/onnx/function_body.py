@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import helper
 
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.dtype import DTYPES
 from ekiden.frontend.onnx.load import sorted_nodes, versions_of
 from ekiden.frontend.onnx.node import describe
-from ekiden.frontend.onnx.value import Value
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 

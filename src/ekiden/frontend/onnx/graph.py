@@ -5,60 +5,35 @@ in order, each through its row of the converter table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
 
 import onnx
 
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.scope import Scope, with_span
+from ekiden.frontend.common.text_value import has_text, text_constant
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.walk import CHAIN, Walk
 from ekiden.frontend.onnx.check import domain_of, find_row, problems_of, schema_version
 from ekiden.frontend.onnx.converters.text import convert_text
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.function_body import body, defined_by
 from ekiden.frontend.onnx.load import Functions, key_of, names_read, sorted_nodes
-from ekiden.frontend.onnx.node import Attributes, Node, Result, Row, describe
-from ekiden.frontend.onnx.scope import Scope, field_types, with_span
+from ekiden.frontend.onnx.node import Attributes, Node, Row, describe
 from ekiden.frontend.onnx.shape_value import evaluate, fold, followed
-from ekiden.frontend.onnx.text_value import has_text, text_constant
-from ekiden.frontend.onnx.unsupported import Unsupported
-from ekiden.frontend.onnx.value import Value, constant
-from ekiden.ir.prim import IntImm
 from ekiden.ir.span import Span
-from ekiden.ir.text import type_text
-from ekiden.ir.type import TensorType
-from ekiden.relay.expr import Expr, TupleGetItem
-from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
-
-CHAIN = 8
-"""How many of the nodes that led to an error are shown."""
+from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
 
-class NodeError(ImportModelError):
-    """A node that cannot be imported; the message names it, the notes say how one got there."""
-
-
-@dataclass(slots=True)
-class Shared:
+class Shared(Walk):
     """What all graphs of one import have in common."""
 
-    versions: Mapping[str, int]
-    label: str
-    scope: Scope
-    functions: Functions = field(default_factory=dict)
-    """Functions of the model."""
-    problems: list[str] = field(default_factory=list)
-    """Nodes that turned out to be unsupported, in any graph."""
-    needed: dict[str, None] = field(default_factory=dict)
-    """Inputs of the model that would have to be constants."""
-
-
-def _check_extents(name: str, kind: TensorType) -> None:
-    """Raise where a window is wider than what it moves over."""
-    for axis, dim in enumerate(kind.shape):
-        if isinstance(dim, IntImm) and dim.value < 0:
-            raise ImportModelError(
-                f"dimension {axis} of the output {name!r} would be {dim.value}: the inputs are too "
-                "small"
-            )
+    def __init__(
+        self, versions: Mapping[str, int], label: str, scope: Scope, functions: Functions
+    ) -> None:
+        """`functions` are those of the model."""
+        super().__init__(label, scope)
+        self.versions, self.functions = versions, functions
 
 
 class Graph:
@@ -149,21 +124,10 @@ class Graph:
         inputs = [self.value(i) if i else None for i in proto.input]
         if any(i and v is None for i, v in zip(proto.input, inputs, strict=True)):
             return  # made by a node that has already been reported
-        around, shared.scope.span = shared.scope.span, Span(describe(proto))
         self._makers.update((o, proto) for o in proto.output)
-        try:
+        named = dict(zip(proto.input, inputs, strict=True))
+        with shared.at(describe(proto), named, lambda: self._chain(proto)):
             self._convert(proto, versions, inputs)
-        except Unsupported as error:
-            if str(error):  # else what is inside has been reported
-                shared.problems.append(f"{describe(proto)}: {error}")
-                shared.needed.update(dict.fromkeys(error.inputs))
-        except (NodeError, UnsupportedError) as error:
-            error.add_note(f"inside {describe(proto)}")
-            raise
-        except (CompileError, ValueError) as error:
-            raise self._located(proto, inputs, error) from error
-        finally:
-            shared.scope.span = around
 
     def _convert(
         self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]
@@ -188,7 +152,8 @@ class Graph:
             self.value,
             self._makers,
         )
-        self._define(proto, convert_text(node, row) if has_text(node) else _apply(row, node))
+        result = convert_text(node, row) if has_text(node) else _apply(row, node)
+        self.values.update(self.shared.outputs(result, proto.output))
         first = proto.output[0] if proto.output else ""
         if first in self.values:
             self.values[first] = followed(node, self.values[first])
@@ -208,30 +173,6 @@ class Graph:
         for node in () if problems else nodes:
             self._node(node, versions)
 
-    def _located(
-        self, proto: onnx.NodeProto, inputs: Sequence[Value | None], error: Exception
-    ) -> NodeError:
-        found = NodeError(f"import {self.shared.label}: {describe(proto)}: {error}")
-        for name, value in zip(proto.input, inputs, strict=True):
-            if value is not None:
-                found.add_note(f"its input {name!r} is {type_text(value.kind)}")
-        chain = " <- ".join(islice(self._chain(proto), CHAIN))
-        if chain:
-            found.add_note(f"made by {chain}")
-        if sources := self._sources(inputs):
-            given = ", ".join(sources)
-            found.add_note(
-                f"hint: it follows from {given}; shape={{name: (...)}} gives other shapes"
-            )
-        return found
-
-    def _sources(self, inputs: Sequence[Value | None]) -> list[str]:
-        """The inputs of the model, with their types, that the inputs of a node are made of."""
-        names = self.shared.scope.param_names
-        exprs = [v.expr for v in inputs if v is not None and v.expr is not None]
-        made_of = dict.fromkeys(v for e in exprs for v in self.shared.scope.sources(e))
-        return [f"the input {names[v]!r}, {type_text(v.checked_type)}" for v in made_of]
-
     def _chain(self, proto: onnx.NodeProto) -> list[str]:
         """The nodes that led to one, the nearest first."""
         found: dict[str, None] = {}
@@ -243,36 +184,6 @@ class Graph:
                     found[describe(maker)] = None
                     waiting.append(maker)
         return list(found)
-
-    def _define(self, proto: onnx.NodeProto, result: Result) -> None:
-        """Give the outputs of a node their names."""
-        scope = self.shared.scope
-        many = (
-            self._fields(result)
-            if isinstance(result, Expr)
-            else list(result)
-            if isinstance(result, Sequence)
-            else [result]
-        )
-        wanted = [(i, name) for i, name in enumerate(proto.output) if name in scope.used and name]
-        for index, name in wanted:
-            if index >= len(many) or many[index] is None:
-                raise Unsupported(f"output {index} ({name!r}) is not supported")
-        exprs = {i: e for i, _ in wanted if isinstance(e := many[i], Expr)}
-        for index, expr in exprs.items():
-            _check_extents(proto.output[index], scope.typed(expr))
-        spanned = dict(zip(exprs, with_span(list(exprs.values()), scope.span), strict=True))
-        for index, name in wanted:
-            found = many[index]
-            self.values[name] = (
-                found if isinstance(found, Value) else scope.bound(spanned[index], name)
-            )
-
-    def _fields(self, expr: Expr) -> list[Expr | Value | None]:
-        found = self.shared.scope.type_of(expr)
-        if isinstance(found, TensorType):
-            return [expr]
-        return [TupleGetItem(expr, i) for i in range(len(field_types(found)))]
 
 
 def _apply(row: Row, node: Node) -> Result:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import onnx
 
-from ekiden.frontend.onnx.check import check_operators, raise_problems
+from ekiden.frontend.common.facts import Facts, settled
+from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.main import Main
+from ekiden.frontend.common.options import Shapes
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.sequence_value import Absent, SequenceValue, sequence_of
+from ekiden.frontend.common.text_value import TextValue
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value, clean_name, dim_name
+from ekiden.frontend.onnx.check import check_operators
 from ekiden.frontend.onnx.converters.ml_features import MapValue
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.facts import Facts, Learned
 from ekiden.frontend.onnx.graph import Graph, Shared
 from ekiden.frontend.onnx.load import (
     Source,
@@ -23,67 +31,46 @@ from ekiden.frontend.onnx.load import (
     sorted_nodes,
 )
 from ekiden.frontend.onnx.node import describe
-from ekiden.frontend.onnx.scope import Scope
-from ekiden.frontend.onnx.sequence_value import Absent, SequenceValue, optional_type, sequence_of
-from ekiden.frontend.onnx.text_value import TextValue
-from ekiden.frontend.onnx.unsupported import Unsupported
-from ekiden.frontend.onnx.value import Names, Value, clean_name, dim_name
 from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array
 from ekiden.ir.prim import AnyDim, PrimExpr, const
-from ekiden.ir.span import Span
-from ekiden.ir.type import TensorType, TupleType
-from ekiden.relay.expr import Function, Tuple, Var
+from ekiden.ir.type import TensorType
 from ekiden.relay.op.sequence import list_type
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
-
-Dims: TypeAlias = Sequence[int | str | None]
-Shapes: TypeAlias = Mapping[str, Dims | Sequence[Dims] | None]
-"""Shapes of inputs by name: numbers, names of symbolic dimensions, None for ones without a name.
-
-A sequence has a list of shapes, and is then given as that many inputs "name.0", "name.1", ...; an
-optional input that is never there has None.
-"""
 
 
 def from_onnx(
     model: Source, shape: Shapes | None = None, opset: int | None = None, freeze_params: bool = True
 ) -> IRModule:
-    """A module whose `main` computes an ONNX model, given as path, bytes or ModelProto.
+    """A module whose `main` computes an ONNX model, given as path, bytes or ModelProto; what
+    ekiden.frontend.common.imported says of it are its attributes.
 
     Weights become constants; with `freeze_params=False` the floating-point ones become further
     parameters of main, and `attrs["params"]` maps their names to arrays. Named dimensions of inputs
     stay symbolic; `shape` gives other shapes by input name. `opset` overrides the version that the
     model states.
 
-    `attrs["input_names"]` and `attrs["output_names"]` hold the model's own names in order;
-    `attrs["sequences"]` says that lists of tensors among them are lists of Python at run time.
-    `attrs["texts"]` names the inputs and outputs that are strings, as bytes (ekiden.runtime.text).
-    `attrs["maps"]` has the names of outputs whose rows are dictionaries,
-    each with its columns.
-    `attrs["constraints"]` holds pairs (condition on the symbolic dimensions, node that needs it)
-    which every run must meet. `attrs["tensors"]` has for each tensor the node that makes it and
-    which of its outputs it is. `attrs["weight_files"]` names the files beside the model's, if there
-    are such, that weights were read from.
-
     Raises ImportModelError for a broken model, and UnsupportedError listing every node that cannot
     be imported.
     """
+    return import_onnx(model, shape, opset, freeze_params).as_module()
+
+
+def import_onnx(
+    model: Source, shape: Shapes | None = None, opset: int | None = None, freeze_params: bool = True
+) -> ImportedModule:
+    """As `from_onnx`, with what is to be said of the module beside it."""
     proto, label, weight_files = read_model(model)
     check_names(proto.graph, label)
     versions = opsets(proto, label, opset)
     functions = local_functions(proto, label)
     check_operators(sorted_nodes(proto.graph, label), versions, label, functions)
-    facts = Facts()
-    while True:
-        try:
-            shared = Shared(versions, label, Scope(facts, set()), functions)
-            made = _Import(proto.graph, shared, shape or {}, freeze_params)
-            return made.run({"weight_files": weight_files} if weight_files else {})
-        except Learned:
-            continue  # each restart knows one fact more about a dimension, of which there are few
-        except ImportModelError:
-            if not facts.choose_another():
-                raise
+
+    def attempt(facts: Facts) -> ImportedModule:
+        shared = Shared(versions, label, Scope(facts, set()), functions)
+        return _Import(proto.graph, shared, shape or {}, freeze_params).run()
+
+    return replace(settled(attempt), weight_files=weight_files)
 
 
 class _Import:
@@ -98,16 +85,15 @@ class _Import:
     ) -> None:
         self.proto, self.label, self.shapes = proto, shared.label, shapes
         self.freeze_params = freeze_params
-        self.names = Names()
-        self.params: dict[str, object] = {}
-        self.input_names: list[str] = []
+        self.params: dict[str, Array] = {}
         self.texts: list[str] = []
         self.shared, self.scope = shared, shared.scope
+        self.main = Main(self.scope)
         self.scope.used = names_read(proto.node) | {o.name for o in proto.output}
         self.graph = Graph(proto, self.shared)
 
-    def run(self, attrs: Mapping[str, object]) -> IRModule:
-        """Import everything, or raise; `attrs` become attributes of the module with its own."""
+    def run(self) -> ImportedModule:
+        """Import everything, or raise."""
         inputs = [i for i in self.proto.input if i.name not in self.graph.weights]
         self._check_shapes([i.name for i in inputs])
         for each in inputs:
@@ -115,38 +101,29 @@ class _Import:
         if not self.freeze_params:
             self._weights_as_params()
         self.graph.walk()
-        raise_problems(self.shared.problems, self.label, self.shared.needed)
+        self.shared.finish()
         if not self.proto.output:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
-        function = self._function([self.graph.output(o.name) for o in self.proto.output])
         outputs = {o.name: self.graph.output(o.name) for o in self.proto.output}
-        self.texts += [n for n, v in outputs.items() if isinstance(v, TextValue)]
+        function = self.main.function([outputs[o.name] for o in self.proto.output])
+        texts = [n for n, v in outputs.items() if isinstance(v, TextValue)]
         maps = [(n, tuple(v.keys)) for n, v in outputs.items() if isinstance(v, MapValue)]
-        attrs = {
-            **attrs,
-            "input_names": (*self.input_names, *self.params),
-            "sequences": True,
-            "texts": tuple(self.texts),
-            "maps": tuple(maps),
-            "output_names": tuple(o.name for o in self.proto.output),
-            "constraints": tuple(self.scope.constraints.values()),
-            "tensors": tuple(
+        return ImportedModule(
+            IRModule({"main": function}, self.scope.module.type_definitions),
+            input_names=tuple(self.main.input_names),
+            output_names=tuple(o.name for o in self.proto.output),
+            constraints=tuple(self.scope.constraints.values()),
+            tensors=tuple(
                 (name, describe(node), at)
                 for node in self.proto.node
                 for at, name in enumerate(node.output)
                 if name
             ),
-        }
-        if not self.freeze_params:
-            attrs["params"] = self.params
-        return IRModule({"main": function}, self.scope.module.type_definitions, attrs)
-
-    def _function(self, outputs: Sequence[Value]) -> Function:
-        fields = [self.scope.leaving(v) for v in outputs]
-        types = tuple(self.scope.type_of(f) for f in fields)
-        body = fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=Span("outputs"))
-        kind = types[0] if len(types) == 1 else TupleType(types)
-        return Function(tuple(self.scope.params), self.scope.close(body), kind)
+            sequences=True,
+            texts=(*self.texts, *texts),
+            maps=tuple(maps),
+            params=self.params,
+        )
 
     # Inputs and weights.
 
@@ -163,7 +140,7 @@ class _Import:
         if info.name in self.shapes and self.shapes[info.name] is None:
             self.graph.values[info.name] = Absent()
             return
-        inner = optional_type(info.type)
+        inner = _held(info.type)
         if inner.HasField("sequence_type"):
             self._sequence(info.name, inner.sequence_type.elem_type)
         elif inner.HasField("tensor_type"):
@@ -195,12 +172,7 @@ class _Import:
             const(d.dim_value) if d.HasField("dim_value") else AnyDim() for d in tensor.shape.dim
         ]
         kind = list_type(TensorType(tuple(dims), from_onnx_dtype(tensor.elem_type)))
-        var = Var(self.names.unique(name, "input"), kind, span=Span(f"input '{name}'"))
-        var.set_checked_type(kind)
-        self.scope.params.append(var)
-        self.scope.param_names[var] = name
-        self.input_names.append(name)
-        self.graph.values[name] = sequence_of(var, kind)
+        self.graph.values[name] = sequence_of(self.main.object(name, kind), kind)
 
     def _tensor(self, info: onnx.ValueInfoProto) -> Value:
         kind = info.type.tensor_type
@@ -215,22 +187,14 @@ class _Import:
             dtype = from_onnx_dtype(kind.elem_type)
         except Unsupported as error:
             raise UnsupportedError(f"import {self.label}: input {info.name!r}: {error}") from error
-        self.input_names.append(info.name)
-        return self._add_param(info.name, TensorType(self._shape(info), dtype))
+        return self.main.tensor(info.name, TensorType(self._shape(info), dtype))
 
     def _text(self, info: onnx.ValueInfoProto) -> Value:
         """A tensor of strings: a last dimension more, of their bytes."""
         width = self.scope.symbol(f"{clean_name(info.name) or 'input'}_bytes")
-        self.input_names.append(info.name)
         self.texts.append(info.name)
-        value = self._add_param(info.name, TensorType((*self._shape(info), width), "uint8"))
+        value = self.main.tensor(info.name, TensorType((*self._shape(info), width), "uint8"))
         return TextValue(self.scope.expr(value), value.type)
-
-    def _add_param(self, name: str, type_: TensorType) -> Value:
-        var = Var(self.names.unique(name, "input"), type_, span=Span(f"input '{name}'"))
-        var.set_checked_type(type_)
-        self.scope.add_param(var, type_, name)
-        return Value(type_, expr=var)
 
     def _shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
         given = self.shapes.get(info.name)
@@ -256,7 +220,7 @@ class _Import:
         for name in self.graph.weights:
             value = self.graph.weight(name) if name in used else None
             if value is not None and value.array is not None and value.array.dtype.kind == "f":
-                self.graph.values[name] = self._add_param(name, value.type)
+                self.graph.values[name] = self.main.tensor(name, value.type)
                 self.params[name] = value.array
 
 
@@ -285,3 +249,8 @@ def _stated(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if dim.HasField("dim_value"):
         return int(dim.dim_value)
     return str(dim.dim_param) or None
+
+
+def _held(kind: onnx.TypeProto) -> onnx.TypeProto:
+    """What an optional type holds; the type itself where it is not optional."""
+    return kind.optional_type.elem_type if kind.HasField("optional_type") else kind

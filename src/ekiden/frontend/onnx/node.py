@@ -7,20 +7,17 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol, TypeAlias
+from typing import NoReturn, Self, TypeAlias
 
 import numpy as np
 import onnx
 
-from ekiden.frontend.onnx import sizes
-from ekiden.frontend.onnx.scope import Scope
-from ekiden.frontend.onnx.unsupported import Unsupported
-from ekiden.frontend.onnx.value import Value
+from ekiden.frontend.common import node as common
+from ekiden.frontend.common.node import Body, Result
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value
 from ekiden.ir.op import Array
-from ekiden.ir.prim import PrimExpr
-from ekiden.ir.type import TensorType
-from ekiden.relay.expr import Expr
-from ekiden.topi.shape import Dim, Shape, as_dim
 
 Attribute: TypeAlias = (
     int
@@ -33,7 +30,6 @@ Attribute: TypeAlias = (
     | onnx.GraphProto
     | onnx.TypeProto
 )
-Result: TypeAlias = Expr | Value | Sequence[Expr | Value | None]
 Converter: TypeAlias = Callable[["Node"], Result]
 
 
@@ -146,19 +142,8 @@ class Attributes(Mapping[str, Attribute]):
         return self._protos[name].strings  # type: ignore[no-any-return]
 
 
-class Body(Protocol):
-    """A graph inside a node: a branch, the body of a loop."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of its inputs."""
-
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Import its nodes for these inputs; its outputs."""
-
-
-class Node:
-    """What a converter is given. Inputs that are absent are None."""
+class Node(common.Node):
+    """A node of ONNX: with its attributes, the graphs inside it and the names around it."""
 
     def __init__(
         self,
@@ -174,22 +159,20 @@ class Node:
         """`nest` makes a graph of an attribute one that can be imported in place, `named` finds a
         value of the graph around the node, `makers` the node of that graph that made it.
         """
+        super().__init__(describe(proto), inputs, scope, proto.output)
         self._nest, self._named, self._makers = nest, named, makers or {}
         self.proto = proto
         self.opset = opset
-        self.inputs = [None if v is None else sizes.resolved(scope, v) for v in inputs]
-        self.scope = scope
         self._attributes = attributes
 
     def with_inputs(
         self, inputs: Sequence[Value | None], attributes: Mapping[str, Attribute] | None = None
-    ) -> Node:
-        """The same node of other inputs, and other attributes if they are given: for converters
-        that are made of others.
-        """
-        stated = self._attributes if attributes is None else attributes
-        nest, named = self._nest, self._named
-        return Node(self.proto, self.opset, stated, inputs, self.scope, nest, named, self._makers)
+    ) -> Self:
+        """The same node of other inputs, and other attributes if they are given."""
+        made = super().with_inputs(inputs)
+        if attributes is not None:
+            made._attributes = attributes
+        return made
 
     def maker(self, index: int) -> onnx.NodeProto | None:
         """The node of the same graph that made an input of the model's node, if one did."""
@@ -205,10 +188,6 @@ class Node:
     def op_type(self) -> str:
         """The operator's name."""
         return str(self.proto.op_type)
-
-    def unsupported(self, reason: str) -> NoReturn:
-        """Give up on this node; `reason` follows the node's name in the error."""
-        raise Unsupported(reason)
 
     # Attributes: each reader gives the default when the attribute is absent.
 
@@ -310,91 +289,3 @@ class Node:
     def _bad(self, name: str, expected: str, found: object) -> NoReturn:
         came = "nothing" if found is None else reprlib.repr(found)
         raise Unsupported(f"attribute {name!r} must be {expected}, got {came}")
-
-    # Inputs.
-
-    def optional(self, index: int) -> Value | None:
-        """An input, or None if it is absent."""
-        return self.inputs[index] if index < len(self.inputs) else None
-
-    def value(self, index: int) -> Value:
-        """An input that must be there."""
-        found = self.optional(index)
-        return self.unsupported(f"input {index} is missing") if found is None else found
-
-    def expr(self, index: int) -> Expr:
-        """An input as an expression."""
-        found = self.value(index)
-        if found.is_text:
-            self.unsupported("expected a tensor of numbers, got one of strings")
-        return self.scope.expr(found)
-
-    def exprs(self) -> list[Expr]:
-        """All inputs as expressions."""
-        return [self.expr(i) for i in range(len(self.inputs))]
-
-    def type(self, index: int) -> TensorType:
-        """The type of an input."""
-        return self.value(index).type
-
-    def shape(self, index: int) -> Shape:
-        """The shape of an input."""
-        return self.type(index).shape
-
-    def rank(self, index: int) -> int:
-        """The rank of an input."""
-        return len(self.shape(index))
-
-    def dtype(self, index: int) -> str:
-        """The dtype of an input."""
-        return self.type(index).dtype
-
-    def numbers(self, index: int, what: str) -> Array:
-        """An input that must be constant; `what` names it in the error."""
-        found = self.value(index).array
-        return self.needs(index, f"{what!r} must be constant") if found is None else found
-
-    def axes(self, index: int, what: str = "axes") -> tuple[int, ...]:
-        """A constant input of integers."""
-        return tuple(int(v) for v in self.numbers(index, what).ravel())
-
-    def dims(self, index: int, what: str) -> tuple[Dim, ...]:
-        """An input of integers as numbers and dimensions, of which data gets names from here on."""
-        found = sizes.dims(self.scope, self.value(index))
-        if found is None:
-            self.needs(index, f"{what!r} must be a vector of known length")
-        return found
-
-    def partial(self, index: int) -> Sequence[PrimExpr | None]:
-        """What is known of the elements of an input of integers: a number or an expression of
-        dimensions each, None for data.
-        """
-        found = sizes.elements(self.scope, self.value(index))
-        if found is None:
-            self.needs(index, "expected a vector of known length")
-        each = [as_dim(e if isinstance(e, PrimExpr) else int(e)) for e in found.ravel()]
-        return [e if sizes.is_dim(e) else None for e in each]
-
-    def needs(self, index: int, reason: str) -> NoReturn:
-        """Give up because an input's value has to be known; says which parameters it is made of."""
-        raise Unsupported(reason, self.scope.params_of(self.expr(index)))
-
-    def axis(self, axis: int, rank: int) -> int:
-        """`axis` counted from the front."""
-        if not -rank <= axis < rank:
-            self.unsupported(f"axis {axis} is out of range for rank {rank}")
-        return axis + rank if axis < 0 else axis
-
-    # Expressions under construction.
-
-    def typed(self, expr: Expr) -> TensorType:
-        """The type of an expression that is being built."""
-        return self.scope.typed(expr)
-
-    def value_of(self, expr: Expr) -> Value:
-        """An expression under construction as a value."""
-        return Value(self.typed(expr), expr=expr)
-
-    def wants(self, index: int) -> bool:
-        """Whether an output is used by anyone."""
-        return index < len(self.proto.output) and self.proto.output[index] in self.scope.used

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ekiden.frontend.onnx.unsupported import Unsupported
+from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.ir.op import Array
 
 MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")

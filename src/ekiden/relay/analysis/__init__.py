@@ -13,6 +13,7 @@ from ekiden.relay.analysis.count import (
     list_op_freqs,
     post_order_visit,
 )
+from ekiden.relay.analysis.fake_quantized import list_fake_quantized_op_freqs
 from ekiden.relay.analysis.feature import Feature, detect_feature
 from ekiden.relay.analysis.kind import check_kind
 from ekiden.relay.analysis.liveness import dead_bindings, last_uses
@@ -52,6 +53,7 @@ __all__ = [
     "get_total_mac_number",
     "kernel_conditions",
     "last_uses",
+    "list_fake_quantized_op_freqs",
     "list_op_freqs",
     "pattern_text",
     "post_order_visit",

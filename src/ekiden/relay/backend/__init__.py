@@ -1,29 +1,6 @@
 """The places where TVM keeps what runs Relay; the interpreter is `ekiden.relay.interpreter`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from ekiden.relay.backend import interpreter, vm
-from ekiden.runtime.errors import CompileError
+from ekiden.relay.backend.choices import Executor, Runtime
 
-EXECUTORS = ("graph", "aot")
-
-
-@dataclass(frozen=True)
-class Executor:
-    """How a module is to run, for `relay.build(executor=)`: "graph" or "aot". TVM's class; it has
-    no options here.
-    """
-
-    name: str
-    options: Mapping[str, object] | None = None
-
-    def __post_init__(self) -> None:
-        if self.name not in EXECUTORS:
-            kinds = " or ".join(map(repr, EXECUTORS))
-            raise CompileError(f"Executor: {kinds} expected, got {self.name!r}")
-        if self.options:
-            raise CompileError(f"Executor: no option {next(iter(self.options))!r}; there are none")
-
-
-__all__ = ["Executor", "interpreter", "vm"]
+__all__ = ["Executor", "Runtime", "interpreter", "vm"]

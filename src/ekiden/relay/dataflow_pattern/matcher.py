@@ -30,9 +30,6 @@ from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import children, post_order
 from ekiden.runtime.errors import TypeInferenceError
 
-COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum"})
-"""Operators whose arguments match in either order."""
-
 NodeMap = dict[p.DFPattern, list[RelayExpr]]
 """What each pattern matched: one expression; for the path of a dominator, all on it."""
 
@@ -109,7 +106,7 @@ class _Matcher:
             return False
         if pattern.args is None or self.all_match(pattern.args, expr.args):
             return True
-        is_commutative = isinstance(expr.op, Op) and expr.op.name in COMMUTATIVE
+        is_commutative = isinstance(expr.op, Op) and expr.op.definition.commutes
         return is_commutative and self.all_match(pattern.args, expr.args[::-1])
 
     def function(self, pattern: p.FunctionPattern, expr: RelayExpr) -> bool:

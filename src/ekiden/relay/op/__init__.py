@@ -19,9 +19,12 @@ from ekiden.relay.op import (
 from ekiden.relay.op import broadcast as _broadcast
 from ekiden.relay.op import create as _create
 from ekiden.relay.op import dynamic as dyn
+from ekiden.relay.op import dynamic_create as _dynamic_create  # noqa: F401  declares operators
+from ekiden.relay.op import dynamic_repeat as _dynamic_repeat  # noqa: F401
 from ekiden.relay.op import elementwise as _elementwise
 from ekiden.relay.op import index as _index
 from ekiden.relay.op import join as _join
+from ekiden.relay.op import likeness as _likeness
 from ekiden.relay.op import placing as _placing
 from ekiden.relay.op import reduce as _reduce
 from ekiden.relay.op import reshape as _reshape
@@ -38,12 +41,29 @@ from ekiden.relay.op.elementwise import *  # noqa: F403
 from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.index import *  # noqa: F403
 from ekiden.relay.op.join import *  # noqa: F403
+from ekiden.relay.op.likeness import *  # noqa: F403
+from ekiden.relay.op.op import (
+    register_alter_op_layout,
+    register_convert_op_layout,
+    register_fake_quantization_to_integer,
+    register_infer_correct_layout,
+    register_optional_fake_quantization_to_integer,
+)
 from ekiden.relay.op.placing import *  # noqa: F403
 from ekiden.relay.op.reduce import *  # noqa: F403
 from ekiden.relay.op.reshape import *  # noqa: F403
 from ekiden.relay.op.scan import *  # noqa: F403
 from ekiden.relay.op.slice import *  # noqa: F403
 from ekiden.relay.op.sorting import *  # noqa: F403
+from ekiden.relay.op.strategy import (
+    OpImplementation,
+    OpSpecialization,
+    OpStrategy,
+    SpecializedCondition,
+    register_compute,
+    register_schedule,
+    register_strategy,
+)
 from ekiden.relay.op.transform import *  # noqa: F403
 
 _FAMILIES = (
@@ -53,6 +73,7 @@ _FAMILIES = (
     _elementwise,
     _index,
     _join,
+    _likeness,
     _placing,
     _reduce,
     _reshape,
@@ -68,6 +89,10 @@ for _family in _NAMESPACES:
     attach(_family.__name__.rpartition(".")[2] + ".", vars(_family))
 
 __all__ = [
+    "OpImplementation",
+    "OpSpecialization",
+    "OpStrategy",
+    "SpecializedCondition",
     "annotation",
     "device_copy",
     "dyn",
@@ -78,7 +103,15 @@ __all__ = [
     "nn",
     "op",
     "random",
+    "register_alter_op_layout",
+    "register_compute",
+    "register_convert_op_layout",
+    "register_fake_quantization_to_integer",
     "register_gradient",
+    "register_infer_correct_layout",
+    "register_optional_fake_quantization_to_integer",
+    "register_schedule",
+    "register_strategy",
     "text",
     "vision",
     "vm",

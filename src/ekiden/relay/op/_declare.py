@@ -147,6 +147,11 @@ def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
     return found
 
 
+def summable(data: Array) -> Array:
+    """An array that NumPy can sum products of: float32 for types that it has not itself."""
+    return data.astype(np.float32) if data.dtype.kind == "V" else data
+
+
 def show(shape: Sequence[PrimExpr]) -> str:
     """A shape for messages."""
     return shape_text(tuple(shape))

@@ -18,6 +18,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import (
     Array,
+    Borders,
     Macs,
     OpDef,
     OpPattern,
@@ -54,6 +55,9 @@ def declare(
     description: str = "",
     takes: Mapping[str, Takes] | None = None,
     refuses: bool = False,
+    channels: tuple[int, int] | None = None,
+    borders: Borders = Borders.NO,
+    costly: bool = False,
 ) -> None:
     """Declare the operator `name` of topi's computation; `fields` is the number of results of a
     tuple, `takes` what elements some arguments must have. See OpDef for the rest.
@@ -76,6 +80,9 @@ def declare(
             result=result,
             description=description,
             refuses=refuses,
+            channels=channels,
+            borders=borders,
+            costly=costly,
         )
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +12,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern, Precision
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import call, check_range
+from ekiden.relay.op._declare import call, check_range, summable
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.broadcast import add, subtract, where
 from ekiden.relay.op.create import zeros_like
@@ -24,6 +24,7 @@ from ekiden.relay.op.reduce import sum as sum_of
 from ekiden.relay.op.reshape import squeeze
 from ekiden.topi.broadcast import broadcast_to as repeated
 from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape
+from ekiden.topi.transform import MOST
 
 
 @node("relay.attrs.EinsumAttrs")
@@ -109,7 +110,8 @@ class FixedPointMultiplyAttrs(Attrs):
 
 
 def _einsum(attrs: EinsumAttrs, *arrays: Array) -> Array:
-    return np.asarray(np.einsum(attrs.equation, *arrays)).astype(arrays[0].dtype, copy=False)
+    found = np.asarray(np.einsum(attrs.equation, *map(summable, arrays)))
+    return found.astype(arrays[0].dtype, copy=False)
 
 
 def _dft(attrs: DFTAttrs, re: Array, im: Array) -> tuple[Array, ...]:
@@ -124,12 +126,25 @@ def _inverted(attrs: None, data: Array) -> Array:
     return found
 
 
+def _variance(attrs: VarianceAttrs, data: Array) -> Array:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of too few elements
+        found = np.var(data, axis=attrs.axis, keepdims=attrs.keepdims, ddof=int(attrs.unbiased))
+    return np.asarray(found).astype(data.dtype)
+
+
 def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
     dims = [int(d) for d in shape]
     check_range("unravel_index: extent", shape, (0, 2**31))
-    count = math.prod(dims)
+    count = 1
+    for extent in dims:
+        count = count * extent if count <= MOST // max(extent, 1) else MOST
     check_range("unravel_index: position", data, (0, count), "{} elements", (count,))
-    return np.stack(np.unravel_index(data, dims)).astype(data.dtype)
+    rest, found = data.astype(np.int64), []
+    for extent in reversed(dims):
+        found.append(rest % max(extent, 1))
+        rest = rest // max(extent, 1)
+    return np.stack(found[::-1]).astype(data.dtype)
 
 
 def _diagonals(attrs: MatrixSetDiagAttrs) -> str:
@@ -150,9 +165,13 @@ def _collapsed(data: Array, shape: Sequence[int]) -> Array:
 declare("einsum", ("data",), lambda attrs, *x: topi.einsum(attrs.equation, *x),
         "the axes the equation names, with the operands' dtype", EinsumAttrs, reference=_einsum,
         variadic=True)  # fmt: skip
-declare("det", ("data",), lambda attrs, data: topi.det(data),
-        "the determinants of the matrices in the last two axes",
-        reference=lambda attrs, data: np.linalg.det(data).astype(data.dtype))  # fmt: skip
+declare(
+    "det",
+    ("data",),
+    lambda attrs, data: topi.det(data),
+    "the determinants of the matrices in the last two axes",
+    reference=lambda attrs, data: np.linalg.det(data.astype(np.float64)).astype(data.dtype),
+)
 declare(
     "dft",
     ("re_data", "im_data"),
@@ -214,9 +233,7 @@ declare(
     VarianceAttrs,
     OpPattern.COMM_REDUCE,
     precision=Precision.NEVER,
-    reference=lambda attrs, data: np.var(
-        data, axis=attrs.axis, keepdims=attrs.keepdims, ddof=int(attrs.unbiased)
-    ).astype(data.dtype),
+    reference=_variance,
 )
 declare("full_like", ("data", "fill_value"), lambda attrs, data, fill: topi.full_like(data, fill),
         "the type of data", pattern=OpPattern.BROADCAST,

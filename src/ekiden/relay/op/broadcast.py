@@ -10,7 +10,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.intrinsic import INTRINSICS
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, Linear, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import Takes, call, check_dtype, fail, one_dtype, show, tensors
@@ -83,6 +83,9 @@ def binary(
     dtype: str | None = None,
     takes: Takes = "any",
     mixed: Precision = Precision.UNKNOWN,
+    commutes: bool = False,
+    linear: Linear = Linear.NO,
+    costly: bool = False,
 ) -> Callable[[Expr, Expr], Call]:
     """Declare an operator of two arguments; `dtype` is the result's if it is not the arguments'."""
     register_op(
@@ -95,6 +98,9 @@ def binary(
             lower=lambda attrs, inputs, out: [compute(inputs[0], inputs[1])],
             pattern=OpPattern.BROADCAST,
             result=f"the shape both broadcast to, with {dtype or 'their dtype'}",
+            commutes=commutes,
+            linear=linear,
+            costly=costly,
         )
     )
 
@@ -110,8 +116,16 @@ def _divide(a: Array, b: Array) -> Array:
     """C's division: integers truncate towards zero, and give 0 when divided by it."""
     if a.dtype.kind not in "iu":
         return np.asarray(np.divide(a, b))
-    quotient = np.abs(a) // np.maximum(np.abs(b), 1)
-    return np.asarray(np.where(b == 0, 0, np.where((a < 0) == (b < 0), quotient, -quotient)))
+    return _trunc_divide(a, b)
+
+
+def _floor_divide(a: Array, b: Array) -> Array:
+    """NumPy's; of floats by a quotient, so that what is infinite stays so."""
+    found = np.asarray(np.floor_divide(a, b))
+    if a.dtype.kind in "iub":
+        return found
+    ratio = np.divide(a, b)
+    return np.where(np.isinf(ratio), ratio, found)
 
 
 def _trunc_divide(a: Array, b: Array) -> Array:
@@ -129,34 +143,42 @@ def _power(a: Array, b: Array) -> Array:
 
 
 FOLLOW, NEVER = Precision.FOLLOW, Precision.NEVER
+SCALES, SHIFTS, SHIFTS_BACK = Linear.SCALES, Linear.SHIFTS, Linear.SHIFTS_BACK
 
 # fmt: off
-add           = binary("add",           np.add,            topi.add, mixed=FOLLOW)
-subtract      = binary("subtract", np.subtract, topi.subtract, takes="number", mixed=FOLLOW)
-multiply      = binary("multiply",      np.multiply,       topi.multiply, mixed=FOLLOW)
-divide        = binary("divide", _divide, topi.divide, takes="number", mixed=FOLLOW)
-power         = binary("power", _power, topi.power, takes="number", mixed=NEVER)
-maximum       = binary("maximum",       np.maximum,        topi.maximum, mixed=FOLLOW)
-minimum       = binary("minimum",       np.minimum,        topi.minimum, mixed=FOLLOW)
-mod           = binary("mod",           np.fmod,           topi.mod, takes="number")
-floor_divide  = binary("floor_divide",  np.floor_divide,   topi.floor_divide, takes="number")
-floor_mod     = binary("floor_mod",     np.mod,            topi.floor_mod, takes="number")
-trunc_divide  = binary("trunc_divide",  _trunc_divide,     topi.trunc_divide, takes="number")
-trunc_mod     = binary("trunc_mod",     np.fmod,           topi.trunc_mod, takes="number")
-left_shift    = binary("left_shift",    np.left_shift,     topi.left_shift, takes="integer")
-right_shift   = binary("right_shift",   np.right_shift,    topi.right_shift, takes="integer")
-bitwise_and   = binary("bitwise_and",   np.bitwise_and,    topi.bitwise_and, takes="bits")
-bitwise_or    = binary("bitwise_or",    np.bitwise_or,     topi.bitwise_or, takes="bits")
-bitwise_xor   = binary("bitwise_xor",   np.bitwise_xor,    topi.bitwise_xor, takes="bits")
-equal         = binary("equal",         np.equal,          topi.equal, "bool", mixed=FOLLOW)
-not_equal     = binary("not_equal",     np.not_equal,      topi.not_equal, "bool", mixed=FOLLOW)
-less          = binary("less",          np.less,           topi.less, "bool", mixed=FOLLOW)
-less_equal    = binary("less_equal",    np.less_equal,     topi.less_equal, "bool", mixed=FOLLOW)
-greater       = binary("greater",       np.greater,        topi.greater, "bool", mixed=FOLLOW)
-greater_equal = binary("greater_equal", np.greater_equal,  topi.greater_equal, "bool", mixed=FOLLOW)
-logical_and   = binary("logical_and",   np.logical_and,    topi.logical_and, "bool")
-logical_or    = binary("logical_or",    np.logical_or,     topi.logical_or, "bool")
-logical_xor   = binary("logical_xor",   np.logical_xor,    topi.logical_xor, "bool")
+add           = binary("add", np.add, topi.add, mixed=FOLLOW, commutes=True, linear=SHIFTS)
+subtract      = binary("subtract", np.subtract, topi.subtract, takes="number", mixed=FOLLOW,
+                       linear=SHIFTS_BACK)
+multiply      = binary("multiply", np.multiply, topi.multiply, mixed=FOLLOW, commutes=True,
+                       linear=SCALES)
+divide        = binary("divide", _divide, topi.divide, takes="number", mixed=FOLLOW, costly=True)
+power         = binary("power", _power, topi.power, takes="number", mixed=NEVER, costly=True)
+maximum       = binary("maximum", np.maximum, topi.maximum, mixed=FOLLOW, commutes=True)
+minimum       = binary("minimum", np.minimum, topi.minimum, mixed=FOLLOW, commutes=True)
+mod           = binary("mod", np.fmod, topi.mod, takes="number", costly=True)
+floor_divide  = binary("floor_divide", _floor_divide, topi.floor_divide, takes="number",
+                       costly=True)
+floor_mod     = binary("floor_mod", np.mod, topi.floor_mod, takes="number", costly=True)
+trunc_divide  = binary("trunc_divide", _trunc_divide, topi.trunc_divide, takes="number",
+                       costly=True)
+trunc_mod     = binary("trunc_mod", np.fmod, topi.trunc_mod, takes="number", costly=True)
+left_shift    = binary("left_shift", np.left_shift, topi.left_shift, takes="integer")
+right_shift   = binary("right_shift", np.right_shift, topi.right_shift, takes="integer")
+bitwise_and   = binary("bitwise_and", np.bitwise_and, topi.bitwise_and, takes="bits",
+                       commutes=True)
+bitwise_or    = binary("bitwise_or", np.bitwise_or, topi.bitwise_or, takes="bits", commutes=True)
+bitwise_xor   = binary("bitwise_xor", np.bitwise_xor, topi.bitwise_xor, takes="bits",
+                       commutes=True)
+equal         = binary("equal", np.equal, topi.equal, "bool", mixed=FOLLOW, commutes=True)
+not_equal     = binary("not_equal", np.not_equal, topi.not_equal, "bool", mixed=FOLLOW,
+                       commutes=True)
+less          = binary("less", np.less, topi.less, "bool", mixed=FOLLOW)
+less_equal    = binary("less_equal", np.less_equal, topi.less_equal, "bool", mixed=FOLLOW)
+greater       = binary("greater", np.greater, topi.greater, "bool", mixed=FOLLOW)
+greater_equal = binary("greater_equal", np.greater_equal, topi.greater_equal, "bool", mixed=FOLLOW)
+logical_and   = binary("logical_and", np.logical_and, topi.logical_and, "bool", commutes=True)
+logical_or    = binary("logical_or", np.logical_or, topi.logical_or, "bool", commutes=True)
+logical_xor   = binary("logical_xor", np.logical_xor, topi.logical_xor, "bool", commutes=True)
 # fmt: on
 
 

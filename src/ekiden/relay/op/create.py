@@ -237,6 +237,7 @@ def _shape_of_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="shape_of",
+        shape_only=True,
         memory=Memory.READS,
         arguments=("data",),
         attrs=ShapeOfAttrs,
@@ -275,6 +276,7 @@ register_op(
         reference=lambda attrs, data: np.array(data.size, to_numpy(attrs.dtype)),
         lower=lambda attrs, inputs, out: [topi.ndarray_size(inputs[0], attrs.dtype)],
         pattern=OpPattern.OPAQUE,
+        shape_only=True,
         result="a scalar of `dtype`",
     )
 )

@@ -88,8 +88,10 @@ def unary(
     relation: Callable[[str], Relation] = identity_relation,
     result: Callable[[Callable[..., Array]], Callable[..., Array]] = _keep_dtype,
     mixed: Precision = Precision.UNKNOWN,
+    fast: str = "",
 ) -> Callable[[Expr], Call]:
-    """Declare an operator of one argument; gives the function that calls it."""
+    """Declare an operator of one argument; gives the function that calls it. Those of floats alone
+    are roots, powers and transcendental functions."""
     register_op(
         OpDef(
             name=name,
@@ -99,6 +101,8 @@ def unary(
             reference=result(function),
             lower=lambda attrs, inputs, out: [compute(inputs[0])],
             pattern=OpPattern.ELEMWISE,
+            costly=relation is _float_relation,
+            fast=fast,
             result="data's shape, bool" if relation is _bool_relation else "the type of data",
         )
     )
@@ -126,11 +130,13 @@ def _erf(x: Array) -> Array:
 FOLLOW, NEVER = Precision.FOLLOW, Precision.NEVER
 
 # fmt: off
-exp         = unary("exp",         np.exp,       topi.exp, _float_relation, mixed=NEVER)
+exp         = unary("exp",         np.exp,       topi.exp, _float_relation, mixed=NEVER,
+                    fast="fast_exp")
 log         = unary("log",         np.log,       topi.log, _float_relation, mixed=NEVER)
 sqrt        = unary("sqrt",        np.sqrt,      topi.sqrt, _float_relation, mixed=FOLLOW)
 rsqrt       = unary("rsqrt",       _rsqrt,       topi.rsqrt, _float_relation, mixed=FOLLOW)
-tanh        = unary("tanh",        np.tanh,      topi.tanh, _float_relation, mixed=FOLLOW)
+tanh        = unary("tanh",        np.tanh,      topi.tanh, _float_relation, mixed=FOLLOW,
+                    fast="fast_tanh")
 fast_exp    = unary("fast_exp",    np.exp,       topi.fast_exp, _float_relation)
 fast_tanh   = unary("fast_tanh",   np.tanh,      topi.fast_tanh, _float_relation)
 fast_erf    = unary("fast_erf",    _erf,         topi.fast_erf, _float_relation)
@@ -145,7 +151,8 @@ acosh       = unary("acosh",       np.arccosh,   topi.acosh, _float_relation)
 atanh       = unary("atanh",       np.arctanh,   topi.atanh, _float_relation)
 log2        = unary("log2",        np.log2,      topi.log2, _float_relation)
 log10       = unary("log10",       np.log10,     topi.log10, _float_relation)
-erf         = unary("erf",         _erf,         topi.erf, _float_relation, mixed=NEVER)
+erf         = unary("erf",         _erf,         topi.erf, _float_relation, mixed=NEVER,
+                    fast="fast_erf")
 sigmoid     = unary("sigmoid",     _sigmoid,     topi.sigmoid, _float_relation, mixed=FOLLOW)
 sin         = unary("sin",         np.sin,       topi.sin, _float_relation)
 cos         = unary("cos",         np.cos,       topi.cos, _float_relation)

@@ -12,15 +12,33 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, Type
-from ekiden.relay.expr import Call, Expr
+from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op import image_sampling
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
-from ekiden.relay.op.dynamic import constant_of, declare_dynamic, dynamic, shape_dims
+from ekiden.relay.op.broadcast import multiply
+from ekiden.relay.op.create import shape_of
+from ekiden.relay.op.dynamic import constant_of, declare_dynamic, dynamic, not_negative, shape_dims
+from ekiden.relay.op.elementwise import cast
+from ekiden.relay.op.elementwise import round as rounded
 from ekiden.relay.op.image_sampling import *  # noqa: F403
+from ekiden.relay.op.index import take
+from ekiden.relay.op.join import concatenate
+from ekiden.relay.op.reshape import reshape
 from ekiden.te import Tensor
 from ekiden.topi.image.resize import NEAR, Sampling, resize, rounding_of
 from ekiden.topi.layout import spatial
-from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_dim, as_ints, expect_least, known, tidy
+from ekiden.topi.shape import (
+    Dim,
+    Dims,
+    Shape,
+    as_attr,
+    as_dim,
+    as_ints,
+    expect_least,
+    expect_shape,
+    known,
+    tidy,
+)
 
 METHODS = ("nearest_neighbor", "linear", "cubic")
 
@@ -116,18 +134,14 @@ def _cubic(distance: Array, alpha: float) -> Array:
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
-def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> Array:
-    """The matrix [extent, size] that resizes one axis, for the places x of the result's pixels."""
-    extent = len(x)
-    matrix = np.zeros((extent, size))
-    rows = np.arange(extent)
+def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> list[tuple[Array, Array]]:
+    """(positions, weights) of the pixels of one axis that those at the places x sum."""
     if attrs.method == "nearest_neighbor":
         rounding = rounding_of(attrs.rounding_method, attrs.coordinate_transformation_mode)
-        matrix[rows, np.clip(_nearest(x, rounding), 0, size - 1).astype(np.int64)] = 1
-        return matrix
+        return [(_inside(_nearest(x, rounding), size), np.ones(len(x)))]
     base = np.floor(x)
-    offsets = range(-1, 3) if attrs.method == "cubic" else range(2)
-    for offset in offsets:
+    places, weights = [], []
+    for offset in range(-1, 3) if attrs.method == "cubic" else range(2):
         distance = x - (base + offset)
         weight = (
             _cubic(distance, attrs.cubic_alpha) if attrs.method == "cubic" else 1 - np.abs(distance)
@@ -135,10 +149,22 @@ def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> Array:
         at = base + offset
         if attrs.method == "cubic" and attrs.cubic_exclude:
             weight = np.where((at < 0) | (at > size - 1), 0, weight)
-        np.add.at(matrix, (rows, np.clip(at, 0, size - 1).astype(np.int64)), weight)
+        places.append(_inside(at, size))
+        weights.append(weight)
     if attrs.method == "cubic" and attrs.cubic_exclude:
-        matrix /= matrix.sum(1, keepdims=True)
-    return matrix
+        weights = list(np.stack(weights) / np.sum(weights, axis=0))
+    return list(zip(places, weights, strict=True))
+
+
+def _inside(at: Array, size: int) -> Array:
+    return np.clip(at, 0, size - 1).astype(np.int64)
+
+
+def _summed(data: Array, axis: int, taps: Sequence[tuple[Array, Array]]) -> Array:
+    """The weighted sum of pixels along an axis."""
+    shape = [-1 if n == axis else 1 for n in range(data.ndim)]
+    parts = [np.take(data, at, axis) * weight.reshape(shape) for at, weight in taps]
+    return np.asarray(sum(parts[1:], parts[0]))
 
 
 def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
@@ -148,7 +174,7 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
         scale = attrs.scales[i] if attrs.scales is not None else extent / max(size, 1)
         mode = attrs.coordinate_transformation_mode
         x = _coordinates(mode, size, extent, scale, attrs.roi[i::2])
-        found = np.moveaxis(np.tensordot(found, _taps(attrs, x, size), (at, 1)), -1, at)
+        found = _summed(found, at, _taps(attrs, x, size))
         if mode == "tf_crop_and_resize":
             outside = np.expand_dims(((x < 0) | (x > size - 1)), tuple(range(1, data.ndim - at)))
             found = np.where(outside, attrs.extrapolation_value, found)
@@ -156,8 +182,10 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
     return (np.rint(found) if dtype.kind in "iu" else found).astype(dtype)
 
 
-def resize_lower(attrs: Resize2DAttrs, data: Tensor, out: TensorType) -> Tensor:
-    """The computation of a resize."""
+def resize_lower(
+    attrs: Resize2DAttrs, data: Tensor, out: TensorType, scales: Sequence[PrimExpr] | None = None
+) -> Tensor:
+    """The computation of a resize, by scales that are data if there are such."""
     sampling = Sampling(
         attrs.method,
         attrs.coordinate_transformation_mode,
@@ -168,7 +196,7 @@ def resize_lower(attrs: Resize2DAttrs, data: Tensor, out: TensorType) -> Tensor:
     crop = attrs.coordinate_transformation_mode == "tf_crop_and_resize"
     region = [(attrs.roi[n], attrs.roi[n + 2]) for n in range(2)] if crop else None
     return resize(
-        data, out.shape, spatial(attrs.layout), sampling, attrs.scales, out.dtype, region,
+        data, out.shape, spatial(attrs.layout), sampling, scales or attrs.scales, out.dtype, region,
         attrs.extrapolation_value,
     )  # fmt: skip
 
@@ -189,6 +217,38 @@ register_op(
 )
 
 
+def _scaled_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    name = "image.resize2d_scaled"
+    data, scales = tensors(name, types, 2)
+    if scales.dtype != "float32":
+        fail(name, f"'scales' must be float32, got {scales.dtype}")
+    attempt(name, expect_shape, name, "scales", scales.shape, (2,))
+    return _resize_relation((data,), attrs)
+
+
+def _scaled_reference(attrs: Resize2DAttrs, data: Array, scales: Array) -> Array:
+    return _resize_reference(attrs.with_fields(scales=tuple(map(float, scales))), data)
+
+
+register_op(
+    OpDef(
+        name="image.resize2d_scaled",
+        precision=Precision.NEVER,
+        arguments=("data", "scales"),
+        attrs=Resize2DAttrs,
+        relation=_scaled_relation,
+        reference=_scaled_reference,
+        lower=lambda attrs, inputs, out: [
+            resize_lower(attrs, inputs[0], out, [inputs[1][n] for n in range(2)])
+        ],
+        pattern=OpPattern.INJECTIVE,
+        layout="layout",
+        result="data with the extents `size` along H and W of its layout; `out_dtype`, if given",
+        description="`image.resize2d`, where the scales by which pixels are found are data.",
+    )
+)
+
+
 @node("relay.attrs.DynResize2DAttrs")
 class DynResize2DAttrs(Resize2DAttrs):
     """As of image.resize2d, whose `size` is an argument."""
@@ -205,6 +265,11 @@ def _dyn_resize_kind(attrs: DynResize2DAttrs, types: Sequence[TensorType]) -> Te
     return TensorType(shape, attrs.out_dtype or data.dtype)
 
 
+def _dyn_resize_reference(attrs: DynResize2DAttrs, data: Array, size: Array) -> Array:
+    wanted = not_negative("dyn.image.resize2d", "a dimension of the result", tuple(size.tolist()))
+    return _resize_reference(attrs.with_fields(size=wanted), data)
+
+
 declare_dynamic(
     "dyn.image.resize2d",
     ("data", "size"),
@@ -212,7 +277,7 @@ declare_dynamic(
     _dyn_resize_kind,
     shape_dims,
     lambda attrs, inputs, out: [resize_lower(attrs, inputs[0], out)],
-    lambda attrs, data, size: _resize_reference(attrs.with_fields(size=tuple(size.tolist())), data),
+    _dyn_resize_reference,
     "data with the extents `size` along H and W of its layout; `out_dtype`, if given",
     layout="layout",
 )
@@ -230,21 +295,24 @@ def resize2d(
     cubic_exclude: bool | int = False,
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
-    scales: Sequence[float] | None = None,
+    scales: Sequence[float] | Expr | None = None,
 ) -> Call:
     """Images resized to (height, width), which may be symbolic, or an expression; see
-    Resize2DAttrs."""
+    Resize2DAttrs. `scales` may be an expression too, of a vector, where `size` is none."""
     wanted = constant_of(size)
     extents = () if wanted is None else wanted if isinstance(wanted, Sequence) else (wanted, wanted)
+    given = None if scales is None or isinstance(scales, Expr) else tuple(map(float, scales))
     options = (
         as_attr(extents), layout, method, coordinate_transformation_mode, rounding_method,
         cubic_alpha, bool(cubic_exclude),
-        None if scales is None else tuple(float(s) for s in scales), out_dtype, tuple(roi or ()),
+        given, out_dtype, tuple(roi or ()),
         extrapolation_value,
     )  # fmt: skip
     if wanted is None:
         assert isinstance(size, Expr)
         return dynamic("image.resize2d", data, size, attrs=DynResize2DAttrs(*options))
+    if isinstance(scales, Expr):
+        return call("image.resize2d_scaled", data, scales, attrs=Resize2DAttrs(*options))
     return call("image.resize2d", data, attrs=Resize2DAttrs(*options))
 
 
@@ -326,16 +394,38 @@ register_op(
 )
 
 
+def _factor(scale: float | Expr) -> float | None:
+    """A factor that is known; None if it is data."""
+    value = constant_of(scale)
+    return None if value is None else float(np.asarray(value).reshape(()))
+
+
+def _scaled_size(data: Expr, layout: str, scales: Sequence[float | Expr]) -> Expr:
+    """The extents of images times factors that are data, rounded."""
+    places = const(np.array(spatial(layout), np.int64))
+    extents = cast(take(shape_of(data, "int64"), places), "float32")
+    given = [s if isinstance(s, Expr) else const(np.float32(s)) for s in scales]
+    factors = concatenate([reshape(cast(s, "float32"), (1,)) for s in given], 0)
+    return cast(rounded(multiply(extents, factors)), "int64")
+
+
 def upsampling(
     data: Expr,
-    scale_h: float = 1.0,
-    scale_w: float = 1.0,
+    scale_h: float | Expr = 1.0,
+    scale_w: float | Expr = 1.0,
     layout: str = "NCHW",
     method: str = "nearest_neighbor",
     align_corners: bool = False,
 ) -> Call:
-    """Images enlarged by factors."""
-    attrs = UpSamplingAttrs(float(scale_h), float(scale_w), layout, method, align_corners)
+    """Images enlarged by factors, which may be scalars of floating point that are data."""
+    rows, columns = _factor(scale_h), _factor(scale_w)
+    if rows is None or columns is None:
+        attrs = UpSamplingAttrs(1.0, 1.0, layout, method, align_corners)
+        how = upsampling_as_resize(attrs, tuple(as_dim(1) for _ in layout))
+        modes = how.coordinate_transformation_mode, how.rounding_method
+        size = _scaled_size(data, layout, (scale_h, scale_w))
+        return resize2d(data, size, None, layout, how.method, *modes)
+    attrs = UpSamplingAttrs(rows, columns, layout, method, align_corners)
     return call("nn.upsampling", data, attrs=attrs)
 
 

@@ -18,6 +18,7 @@ from ekiden.relay.op._declare import (
     attrs_of,
     call,
     check_indices,
+    check_range,
     fail,
     one_dtype,
     rank_at_least,
@@ -25,10 +26,12 @@ from ekiden.relay.op._declare import (
     show,
     tensors,
 )
-from ekiden.relay.op.dynamic import DynOneHotAttrs, constant_of, dynamic
+from ekiden.relay.op.dynamic import constant_of, dynamic
+from ekiden.relay.op.dynamic_select import DynOneHotAttrs
 from ekiden.te import Tensor
 from ekiden.te.range_check import extent_checks
-from ekiden.topi.shape import Dim, as_dim, as_ints, known, normalize_axis
+from ekiden.topi.index import MOST
+from ekiden.topi.shape import Dim, as_dim, as_ints, expect_shape, known, normalize_axis
 
 
 @node("relay.attrs.TakeAttrs")
@@ -68,12 +71,16 @@ def _take_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
     found = indices.astype(np.int64)
+    at = 0 if attrs.axis is None else attrs.axis % data.ndim
+    rest = () if attrs.axis is None else data.shape
+    shape = (*rest[:at], *indices.shape, *rest[at + 1 :])
+    if 0 in shape:  # nothing is read
+        return np.empty(shape, data.dtype)
+    if attrs.mode != "raise":
+        extent, axis = _axis_of(data, attrs.axis)
+        along = "" if axis is None else f" along axis {axis}"
+        check_range(f"take: extent of 'data'{along}", np.asarray(extent), (1, MOST))
     if attrs.mode == "raise":
-        at = 0 if attrs.axis is None else attrs.axis % data.ndim
-        rest = () if attrs.axis is None else data.shape
-        shape = (*rest[:at], *indices.shape, *rest[at + 1 :])
-        if 0 in shape:  # nothing is read
-            return np.empty(shape, data.dtype)
         check_indices("take", indices, *_axis_of(data, attrs.axis))
         return np.asarray(np.take(data, found, axis=attrs.axis))
     if attrs.mode == "wrap":
@@ -94,6 +101,7 @@ def _take_lower(attrs: TakeAttrs, inputs: Sequence[Tensor], out: Type) -> list[T
 register_op(
     OpDef(
         name="take",
+        costly=True,
         precision=Precision.FOLLOW,
         arguments=("data", "indices"),
         attrs=TakeAttrs,
@@ -149,6 +157,7 @@ def _gather_reference(attrs: GatherAttrs, data: Array, indices: Array) -> Array:
 register_op(
     OpDef(
         name="gather",
+        costly=True,
         precision=Precision.FOLLOW,
         arguments=("data", "indices"),
         attrs=GatherAttrs,
@@ -190,6 +199,7 @@ def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             "gather_nd",
             f"the first extent of 'indices' must be a number, got {show(indices.shape)}",
         )
+    attempt("gather_nd", expect_shape, "gather_nd", "indices", indices.shape[:1], (count,))
     if count + wanted.batch_dims > len(data.shape):
         fail("gather_nd", f"{count} coordinates are too many for {show(data.shape)}")
     shared = wanted.batch_dims
@@ -222,6 +232,7 @@ def _gather_nd_lower(attrs: GatherNDAttrs, inputs: Sequence[Tensor], out: Type) 
 register_op(
     OpDef(
         name="gather_nd",
+        costly=True,
         precision=Precision.FOLLOW,
         arguments=("data", "indices"),
         attrs=GatherNDAttrs,

@@ -1,5 +1,111 @@
-"""The registry of operators under the module that TVM has it in."""
+"""The registry of operators under the module that TVM has it in, and what users attach to them."""
 
-from ekiden.ir.op import Op, get
+from __future__ import annotations
 
-__all__ = ["Op", "get"]
+from collections.abc import Callable, Mapping, Sequence
+
+from ekiden.ir.affine_type import AffineType
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import Op, get, register_op_attr
+from ekiden.relay.expr import Call
+
+RULES = "FTVMFakeQuantizationToInteger"
+OPTIONAL = "FTVMOptionalFakeQuantizationToInteger"
+KEEPS, ALONE = "FakeQuantizationKeeps", "FakeQuantizationAlone"
+"""The attributes of operators that FakeQuantizationToInteger reads."""
+
+Types = Mapping[RelayExpr, AffineType]
+"""Expression -> what its integers stand for; under a call itself, what is wanted of it."""
+QuantizationRule = Callable[[Call, Types], Sequence[object]]
+"""(call on integers, types) -> the integers, what they stand for. Raises where it cannot."""
+
+
+def register_fake_quantization_to_integer(
+    op_name: str,
+    func: QuantizationRule | None = None,
+    level: int = 10,
+    *,
+    keeps: bool = False,
+    alone: bool = False,
+) -> Callable[[QuantizationRule], QuantizationRule]:
+    """Give an operator its rule of FakeQuantizationToInteger; without one, a decorator.
+
+    keeps: its results are among its first argument's values, in their scale; alone: what its
+    results stand for follows from its arguments, without loss. Raises KeyError when there is no
+    such operator.
+    """
+
+    def register(rule: QuantizationRule) -> QuantizationRule:
+        register_op_attr(op_name, RULES, rule, level)
+        register_op_attr(op_name, KEEPS, keeps)
+        register_op_attr(op_name, ALONE, alone)
+        return rule
+
+    if func is not None:
+        register(func)
+    return register
+
+
+def register_optional_fake_quantization_to_integer(
+    op_name: str, func: QuantizationRule | None = None, level: int = 10
+) -> Callable[[QuantizationRule], QuantizationRule]:
+    """As `register_fake_quantization_to_integer`, of a rule that is used where the pass is given
+    the operator's name in `optional_qnn_ops`: it changes results by more than rounding.
+    """
+
+    def register(rule: QuantizationRule) -> QuantizationRule:
+        register_op_attr(op_name, OPTIONAL, rule, level)
+        return rule
+
+    if func is not None:
+        register(func)
+    return register
+
+
+def _attribute(key: str, what: str) -> Callable[..., Callable[[Rule], Rule]]:
+    """A function that gives operators one attribute."""
+
+    def register(
+        op_name: str, function: Rule | None = None, level: int = 10
+    ) -> Callable[[Rule], Rule]:
+        def one(given: Rule) -> Rule:
+            register_op_attr(op_name, key, given, level)
+            return given
+
+        if function is not None:
+            one(function)
+        return one
+
+    register.__doc__ = f"{what} Without a function, a decorator. Raises KeyError for no operator."
+    return register
+
+
+Rule = Callable[..., object]
+
+register_alter_op_layout = _attribute(
+    "FTVMAlterOpLayout",
+    "What AlterOpLayout() makes of calls: (attributes, arguments, tensors with their shapes and"
+    " dtypes, type of the result) -> another call, or None.",
+)
+register_convert_op_layout = _attribute(
+    "FTVMConvertOpLayout",
+    "What ConvertLayout makes of calls that it is given layouts for: (attributes, arguments,"
+    " tensors, layouts) -> another call, or None.",
+)
+register_infer_correct_layout = _attribute(
+    "FInferCorrectLayout",
+    "How an operator follows layouts: (attributes, layouts now or None, layouts before, types) ->"
+    " InferCorrectLayoutOutput.",
+)
+
+
+__all__ = [
+    "Op",
+    "get",
+    "register_alter_op_layout",
+    "register_convert_op_layout",
+    "register_fake_quantization_to_integer",
+    "register_infer_correct_layout",
+    "register_op_attr",
+    "register_optional_fake_quantization_to_integer",
+]

@@ -76,6 +76,7 @@ declare(
     "the type of data",
     ScatterElementsAttrs,
     refuses=True,
+    costly=True,
 )
 declare(
     "scatter_nd",
@@ -84,6 +85,7 @@ declare(
     "the type of data",
     ScatterNDAttrs,
     refuses=True,
+    costly=True,
 )
 declare(
     "sparse_to_dense",

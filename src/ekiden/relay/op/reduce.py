@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Turns, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
@@ -77,6 +78,24 @@ def _reference(
     return reference
 
 
+def _ends(data: Array) -> tuple[Any, Any]:
+    """The least and the greatest value of a dtype: what the greatest and the least of nothing
+    are."""
+    if data.dtype.kind == "b":
+        return False, True
+    if data.dtype.kind in "iu":
+        return np.iinfo(data.dtype).min, np.iinfo(data.dtype).max
+    return np.asarray(-np.inf, data.dtype), np.asarray(np.inf, data.dtype)
+
+
+def _max(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    return np.asarray(np.max(data, axis=axis, keepdims=keepdims, initial=_ends(data)[0]))
+
+
+def _min(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    return np.asarray(np.min(data, axis=axis, keepdims=keepdims, initial=_ends(data)[1]))
+
+
 def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., Array]:
     def reference(attrs: ArgReduceAttrs, data: Array) -> Array:
         axes = reduced_axes(name, attrs, data.ndim)
@@ -123,6 +142,7 @@ def reduction(
             arguments=("data",),
             attrs=ReduceAttrs,
             precision=precision,
+            turns=Turns.AXES,
             relation=_relation(name, ReduceAttrs, dtype),
             reference=_reference(name, function, dtype),
             lower=lambda attrs, inputs, out: [
@@ -222,8 +242,8 @@ def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 # fmt: off
 sum    = reduction("sum",  np.sum, topi.sum, precision=Precision.NEVER)
 mean   = reduction("mean", _mean, topi.mean, precision=Precision.NEVER)
-max    = reduction("max",  np.max, topi.max, precision=Precision.FOLLOW)
-min    = reduction("min",  np.min, topi.min, precision=Precision.FOLLOW)
+max    = reduction("max",  _max,   topi.max, precision=Precision.FOLLOW)
+min    = reduction("min",  _min,   topi.min, precision=Precision.FOLLOW)
 prod   = reduction("prod", np.prod, topi.prod, precision=Precision.NEVER)
 all    = reduction("all",  np.all, topi.all, "bool")
 any    = reduction("any",  np.any, topi.any, "bool")

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Turns, register_op
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_at_least, show, tensors
-from ekiden.relay.op.dynamic import DynamicAttrs, DynReshapeAttrs, constant_of, dynamic
+from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
+from ekiden.relay.op.dynamic_reshape import DynReshapeAttrs
 from ekiden.relay.op.reduce import axes_attr
 from ekiden.topi.shape import (
     Dim,
@@ -60,6 +61,7 @@ def _declare(
             pattern=OpPattern.INJECTIVE,
             result=result,
             reshape_only=True,
+            turns=Turns.SHAPE,
             precision=Precision.FOLLOW,
         )
     )
@@ -166,6 +168,10 @@ def _squeeze_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("squeeze", types, 1)
     wanted = attrs_of(SqueezeAttrs, attrs).axis
     if wanted is None:
+        if any(known(d) is None for d in data.shape):  # the rank of the result cannot wait
+            fail(
+                "squeeze", f"'axis' is needed where dimensions are symbols, got {show(data.shape)}"
+            )
         return TensorType(tuple(d for d in data.shape if not is_const(d, 1)), data.dtype)
     axes = attempt("squeeze", normalize_axes, wanted, len(data.shape), "squeeze")
     if len(axes) < len(wanted):

@@ -16,7 +16,7 @@ import numpy as np
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, register_op
-from ekiden.ir.prim import AnyDim, PrimExpr
+from ekiden.ir.prim import AnyDim, PrimExpr, is_const
 from ekiden.ir.text import type_text
 from ekiden.ir.type import GlobalTypeVar, TensorType, Type, TypeCall, TypeVar
 from ekiden.relay.expr import Call, Constructor, Expr, TypeData
@@ -155,6 +155,21 @@ def _split(attrs: SequenceSplitAttrs, data: Array, sizes: Array) -> ConstructorV
     return from_elements(parts)
 
 
+_INTEGERS = {"position": 0, "dims": 1, "sizes": 1}
+"""Arguments that are integers, and their rank; one element stands for a number too."""
+
+
+def _check_integers(name: str, what: str, kind: Type) -> None:
+    """Refuses what the host does not read as a number or a vector of them."""
+    fits = isinstance(kind, TensorType) and kind.dtype in ("int32", "int64")
+    if fits and isinstance(kind, TensorType):
+        rank, known_one = len(kind.shape), all(is_const(d, 1) for d in kind.shape)
+        fits = rank == _INTEGERS[what] or (_INTEGERS[what] == 0 and known_one)
+    if not fits:
+        form = "a number" if _INTEGERS[what] == 0 else "a vector"
+        fail(name, f"{what!r} must be {form} of int32 or int64, got {type_text(kind)}")
+
+
 def _declare(
     name: str,
     arguments: str,
@@ -163,12 +178,20 @@ def _declare(
     result: str,
     attrs: type[Attrs] | None = None,
 ) -> None:
+    names = tuple(arguments.split())
+
+    def checked(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        for what, kind in zip(names, types, strict=True):
+            if what in _INTEGERS:
+                _check_integers(f"sequence.{name}", what, kind)
+        return relation(types, attrs)
+
     register_op(
         OpDef(
             name=f"sequence.{name}",
-            arguments=tuple(arguments.split()),
+            arguments=names,
             attrs=attrs,
-            relation=relation,
+            relation=checked,
             reference=reference,
             host=f"ek.sequence.{name}",
             result=result,

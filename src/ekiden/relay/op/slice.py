@@ -19,7 +19,8 @@ from ekiden.relay.op._declare import (
     tensors,
 )
 from ekiden.relay.op.create import ones_like
-from ekiden.relay.op.dynamic import DynStridedSliceAttrs, constant_of, dynamic
+from ekiden.relay.op.dynamic import constant_of, dynamic
+from ekiden.relay.op.dynamic_slice import DynStridedSliceAttrs
 from ekiden.topi.shape import (
     Dim,
     Dims,

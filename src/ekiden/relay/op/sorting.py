@@ -17,7 +17,8 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, tensors
 from ekiden.relay.op._inventory import declare
-from ekiden.relay.op.dynamic import DynTopKAttrs, constant_of, dynamic
+from ekiden.relay.op.dynamic import constant_of, dynamic
+from ekiden.relay.op.dynamic_select import DynTopKAttrs
 from ekiden.topi.shape import Dim, as_dim, as_ints
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import OpDef, OpPattern, Precision, Turns, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
@@ -30,9 +30,8 @@ from ekiden.topi.shape import (
     as_dim,
     as_ints,
     as_shape,
-    broadcast_shape,
+    broadcasts_to,
     is_any,
-    known,
     normalize_axes,
     normalize_axis,
     replaced,
@@ -66,6 +65,7 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="transpose",
+        turns=Turns.ORDER,
         precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=TransposeAttrs,
@@ -95,11 +95,7 @@ class BroadcastAttrs(Attrs):
 def _broadcast_to_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("broadcast_to", types, 1)
     wanted = as_shape(attrs_of(BroadcastAttrs, attrs).shape)
-    found = broadcast_shape(data.shape, wanted)
-    shrinks = found is not None and any(
-        known(f) not in (None, known(w)) for f, w in zip(found, wanted, strict=False) if known(w)
-    )
-    if found is None or len(found) != len(wanted) or shrinks:
+    if not broadcasts_to(data.shape, wanted):
         fail("broadcast_to", f"{show(data.shape)} does not broadcast to {show(wanted)}")
     return TensorType(wanted, data.dtype)
 
@@ -107,6 +103,7 @@ def _broadcast_to_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="broadcast_to",
+        turns=Turns.EXTENTS,
         precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=BroadcastAttrs,

@@ -9,10 +9,11 @@ import numpy as np
 from ekiden import te
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Memory, OpDef, OpPattern, get, register_op
+from ekiden.ir.op import Array, Memory, OpDef, OpPattern, Relation, get, register_op
 from ekiden.ir.prim import IntImm, PrimExpr, const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
+from ekiden.relay.op._declare import fail
 from ekiden.relay.op.memory import unit_relation
 from ekiden.topi.shape import as_ints
 
@@ -73,9 +74,23 @@ class PrefixAttrs(Attrs):
     shape: tuple[PrimExpr, ...]
 
 
-def _prefix_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    assert isinstance(attrs, PrefixAttrs) and isinstance(types[0], TensorType)
-    return TensorType(attrs.shape, types[0].dtype)
+def _within(name: str, is_part: bool) -> Relation:
+    """The relation of vm.prefix, and of vm.part, where the result is the larger tensor: refuses
+    what is known not to lie inside."""
+
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        assert isinstance(attrs, PrefixAttrs) and isinstance(types[0], TensorType)
+        inner, outer = attrs.shape, types[0].shape
+        if is_part:
+            inner, outer = outer, inner
+        if len(inner) != len(outer):
+            fail(name, f"a part of rank {len(inner)} of a whole of rank {len(outer)}")
+        for own, whole in zip(inner, outer, strict=True):
+            if isinstance(own, IntImm) and isinstance(whole, IntImm) and own.value > whole.value:
+                fail(name, f"a part of extent {own.value} of a whole of {whole.value}")
+        return TensorType(attrs.shape, types[0].dtype)
+
+    return relation
 
 
 def _prefix_lowering(
@@ -171,7 +186,7 @@ register_op(
         name="vm.prefix",
         arguments=("data",),
         attrs=PrefixAttrs,
-        relation=_prefix_relation,
+        relation=_within("vm.prefix", False),
         result="`shape`",
         reference=lambda attrs, data: data[tuple(slice(n) for n in as_ints(attrs.shape))],
         lower=_prefix_lowering,
@@ -184,7 +199,7 @@ register_op(
         name="vm.part",
         arguments=("data",),
         attrs=PrefixAttrs,
-        relation=_prefix_relation,
+        relation=_within("vm.part", True),
         result="`shape`",
         reference=_part_reference,
         lower=_part_lowering,
@@ -196,6 +211,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.shape_of",
+        shape_only=True,
         memory=Memory.READS,
         arguments=("data",),
         relation=_shape_of_relation,

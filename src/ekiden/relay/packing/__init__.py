@@ -5,6 +5,7 @@ looks up. One file per family of operators; a rule gives the call itself where i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden.ir.expr import RelayExpr
@@ -28,25 +29,31 @@ def _nibbles(call: Call, target: Target) -> RelayExpr:
     return made if rule is None or made is call else rule(made, target)
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A rule, and whether it also packs weights that are no constants, at run time: that costs
+    little beside a convolution."""
+
+    pack: Pack
+    computed: bool = False
+
+
 # fmt: off
-RULES: Mapping[tuple[str, str, str, str], Pack] = {
-    ("nn.dense", *FLOAT):                              dense,
-    ("nn.dense", "uint8", "int8", "int32"):            dense_words,
-    ("nn.dense", "uint8", "int8", "float32"):          dense_words,
-    ("nn.dense", "bfloat16", "bfloat16", "float32"):   dense_words,
-    ("nn.conv2d", *FLOAT):                             conv,
-    ("nn.conv3d", *FLOAT):                             conv,
-    ("nn.conv2d", "uint8", "int8", "int32"):           conv_bytes,
-    ("nn.conv2d", "uint8", "float32", "float32"):      depthwise_bytes,
-    ("nn.conv2d_transpose", *FLOAT):                   conv_transpose,
-    ("nn.conv3d_transpose", *FLOAT):                   conv_transpose,
-    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): _nibbles,
+RULES: Mapping[tuple[str, str, str, str], Row] = {
+    ("nn.dense", *FLOAT):                              Row(dense),
+    ("nn.dense", "uint8", "int8", "int32"):            Row(dense_words),
+    ("nn.dense", "uint8", "int8", "float32"):          Row(dense_words),
+    ("nn.dense", "bfloat16", "bfloat16", "float32"):   Row(dense_words),
+    ("nn.conv2d", *FLOAT):                             Row(conv, computed=True),
+    ("nn.conv3d", *FLOAT):                             Row(conv, computed=True),
+    ("nn.conv2d", "uint8", "int8", "int32"):           Row(conv_bytes),
+    ("nn.conv2d", "uint8", "float32", "float32"):      Row(depthwise_bytes),
+    ("nn.conv2d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
+    ("nn.conv3d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
+    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): Row(_nibbles),
 }
 # fmt: on
 """Operator, dtypes of data, weight and result -> its rule."""
-COMPUTED = frozenset(("nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "nn.conv3d_transpose"))
-"""Operators of float32 whose weights are packed at run time if they are no constants: that costs
-little beside them."""
 
 
 def rule_of(call: Call) -> Pack | None:
@@ -57,9 +64,9 @@ def rule_of(call: Call) -> Pack | None:
     if len(call.args) < 2:
         return None
     dtypes = dtype_of(call.args[0]), dtype_of(call.args[1]), dtype_of(call)
-    if not isinstance(call.args[1], Constant) and not (name in COMPUTED and dtypes == FLOAT):
-        return None
-    return RULES.get((name, *dtypes))
+    row = RULES.get((name, *dtypes))
+    is_known = isinstance(call.args[1], Constant)
+    return row.pack if row is not None and (is_known or row.computed) else None
 
 
 __all__ = ["RULES", "rule_of"]

@@ -17,9 +17,10 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array, Macs, OpDef, Relation, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.relay.expr import Constant, Expr
+from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.op import reshape
 from ekiden.relay.op._declare import agree, fail, rank_is, tensors
+from ekiden.relay.op._declare import call as plain_call
 from ekiden.relay.transform.legalize import register_legalize
 from ekiden.topi.shape import as_dim
 
@@ -66,6 +67,22 @@ def declare(
         return expand(given, inputs, types)
 
     register_legalize(name, legalize, TABLE)
+
+
+PARAMETER_DTYPES = {"float64": "float32", "int64": "int32"}
+"""What NumPy's default types become in scales and zero points."""
+
+
+def _as_parameter(arg: Expr) -> Expr:
+    if not isinstance(arg, Constant) or str(arg.data.dtype) not in PARAMETER_DTYPES:
+        return arg
+    return Constant(arg.data.astype(PARAMETER_DTYPES[str(arg.data.dtype)]), span=arg.span)
+
+
+def call(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
+    """A call of an operator of the dialect; scales and zero points that are constants of NumPy's
+    default types take those of the dialect."""
+    return plain_call(name, *map(_as_parameter, args), attrs=attrs)
 
 
 def limits(dtype: str) -> tuple[int, int]:

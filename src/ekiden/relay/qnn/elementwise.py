@@ -19,7 +19,7 @@ from ekiden.ir.op import OPS, Array
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import attrs_of, call, fail, one_dtype, tensors
+from ekiden.relay.op._declare import attrs_of, fail, one_dtype, tensors
 from ekiden.relay.op.broadcast import broadcast_types
 from ekiden.relay.op.nn.activation import LeakyReluAttrs
 from ekiden.relay.qnn._declare import (
@@ -27,6 +27,7 @@ from ekiden.relay.qnn._declare import (
     INTEGERS,
     along_array,
     axis_dim,
+    call,
     check_parameter,
     declare,
     dtype_of,

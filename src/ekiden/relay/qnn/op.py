@@ -1,6 +1,9 @@
 """The operators of the dialect, by TVM's names and signatures."""
 
+import sys
+
 from ekiden.relay.op._document import attach
+from ekiden.relay.qnn import canonicalizations
 from ekiden.relay.qnn.config import current_requantize_config, requantize_config
 from ekiden.relay.qnn.elementwise import (
     abs,
@@ -24,11 +27,15 @@ from ekiden.relay.qnn.simulated import simulated_dequantize, simulated_quantize
 
 attach("qnn.", globals())
 
+qnn = sys.modules[__name__]
+"""The file of TVM that has them."""
+
 __all__ = [
     "abs",
     "add",
     "avg_pool2d",
     "batch_matmul",
+    "canonicalizations",
     "concatenate",
     "conv2d",
     "conv2d_transpose",

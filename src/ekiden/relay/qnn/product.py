@@ -20,7 +20,7 @@ from ekiden.ir.prim import PrimExpr, is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr
-from ekiden.relay.op._declare import attrs_of, call, fail, tensors
+from ekiden.relay.op._declare import attrs_of, fail, tensors
 from ekiden.relay.op.nn.dense import BatchMatmulAttrs, DenseAttrs
 from ekiden.relay.op.nn.geometry import (
     Conv2DAttrs,
@@ -35,6 +35,7 @@ from ekiden.relay.qnn import products
 from ekiden.relay.qnn._declare import (
     BYTES,
     SHORTS,
+    call,
     check_parameter,
     declare,
     dtype_of,

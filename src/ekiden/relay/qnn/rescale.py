@@ -39,12 +39,13 @@ from ekiden.relay.op import (
     trunc,
     where,
 )
-from ekiden.relay.op._declare import attrs_of, call, tensors
+from ekiden.relay.op._declare import attrs_of, tensors
 from ekiden.relay.qnn._declare import (
     INTEGERS,
     along,
     along_array,
     axis_dim,
+    call,
     check_parameter,
     declare,
     dtype_of,

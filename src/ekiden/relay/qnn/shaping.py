@@ -11,13 +11,14 @@ from ekiden.ir.op import OPS, Array
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Tuple, TupleGetItem, const
-from ekiden.relay.op._declare import attrs_of, call, fail, tensors
+from ekiden.relay.op._declare import attrs_of, fail, tensors
 from ekiden.relay.op.join import ConcatenateAttrs, as_tuple
 from ekiden.relay.op.nn.activation import SoftmaxAttrs
 from ekiden.relay.op.nn.geometry import AvgPool2DAttrs, Ints, sides, spread
 from ekiden.relay.qnn._declare import (
     BYTES,
     INTEGERS,
+    call,
     check_parameter,
     declare,
     dtype_of,

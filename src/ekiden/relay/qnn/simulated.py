@@ -13,8 +13,17 @@ from ekiden.ir.op import Array
 from ekiden.ir.type import Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import attrs_of, call, fail, tensors
-from ekiden.relay.qnn._declare import along, along_array, declare, limits, tensor
+from ekiden.relay.op._declare import attrs_of, fail, tensors
+from ekiden.relay.qnn._declare import (
+    along,
+    along_array,
+    axis_dim,
+    call,
+    check_parameter,
+    declare,
+    limits,
+    tensor,
+)
 from ekiden.relay.qnn.rescale import away, away_array
 
 CODES = {"disable": 0, "int8": 1, "uint8": 2, "int32": 3}
@@ -30,12 +39,15 @@ class SimulatedQuantizeAttrs(Attrs):
 
 def _relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        attrs_of(SimulatedQuantizeAttrs, attrs)
-        data, code, *_ = tensors(name, types, 4)
+        axis = attrs_of(SimulatedQuantizeAttrs, attrs).axis
+        data, code, *its = tensors(name, types, 4)
         if not data.dtype.startswith("float"):
             fail(name, f"'data' must be of floats, got {data.dtype}")
         if code.dtype != "int32" or code.shape:
             fail(name, "the dtype's number must be an int32 scalar")
+        dim = axis_dim(name, data, axis, its)
+        for kind, what in zip(its, ("scale", "zero_point"), strict=True):
+            check_parameter(name, kind, what, dim)
         return data
 
     return relation

@@ -28,6 +28,7 @@ from ekiden.relay.testing import (
 from ekiden.relay.testing.gradient import check_grad
 from ekiden.relay.testing.init import create_workload
 from ekiden.relay.testing.nat import count, make_nat_expr, make_nat_value
+from ekiden.relay.testing.py_converter import run_as_python, to_python
 from ekiden.relay.transform import InferType, gradient
 
 
@@ -73,8 +74,10 @@ __all__ = [
     "mobilenet",
     "rand",
     "resnet",
+    "run_as_python",
     "run_infer_type",
     "run_opt_pass",
     "squeezenet",
+    "to_python",
     "vgg",
 ]

@@ -11,12 +11,14 @@ from ekiden.ir.transform import (
     function_pass_over,
     module_pass,
     register_pass,
+    share_passes,
 )
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.annotate_spans import AnnotateSpans
 from ekiden.relay.transform.annotate_target import AnnotateTarget
 from ekiden.relay.transform.bind_dimensions import BindDimensions
+from ekiden.relay.transform.call_prim_funcs import CallPrimFuncs
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.carry_dimensions import CarryDimensions
@@ -32,11 +34,16 @@ from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
 from ekiden.relay.transform.defunctionalization import Defunctionalization, Defunctionalize
 from ekiden.relay.transform.defuse_ops import DefuseOps
+from ekiden.relay.transform.desired_layouts import LayoutConfig
 from ekiden.relay.transform.div_to_mul import DivToMul
+from ekiden.relay.transform.dynamic_to_static import DynamicToStatic
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from ekiden.relay.transform.eta_expand import EtaExpand
+from ekiden.relay.transform.expand_ops import ExpandOps
+from ekiden.relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
 from ekiden.relay.transform.fast_math import FastMath
-from ekiden.relay.transform.fold_constant import FoldConstant
+from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
+from ekiden.relay.transform.fold_constant import FoldConstant, FoldConstantExpr
 from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.fuse_attention import FuseAttention
@@ -47,6 +54,7 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
 from ekiden.relay.transform.lambda_lift import LambdaLift
+from ekiden.relay.transform.lazy_gradient_init import LazyGradientInit
 from ekiden.relay.transform.legalize import Legalize, register_legalize
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
@@ -63,6 +71,7 @@ from ekiden.relay.transform.rematerialize import Rematerialize
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
+from ekiden.relay.transform.split_args import SplitArgs
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.to_basic_block_normal_form import ToBasicBlockNormalForm
 from ekiden.relay.transform.to_graph_normal_form import ToGraphNormalForm
@@ -77,6 +86,7 @@ function_pass = function_pass_over(Function)
 for _factory in (
     NameDimensions,
     BindDimensions,
+    CallPrimFuncs,
     CarryDimensions,
     HoistDimensions,
     AnnotateSpans,
@@ -123,6 +133,8 @@ for _factory in (
     Inline,
     InlinePrimitives,
     EtaExpand,
+    FakeQuantizationToInteger,
+    DynamicToStatic,
 ):
     register_pass(_factory.__name__, _factory)  # its name can stand in `required` and Sequential
 
@@ -132,6 +144,7 @@ __all__ = [
     "AnnotateTarget",
     "BatchingOps",
     "BindDimensions",
+    "CallPrimFuncs",
     "CanonicalizeCast",
     "CanonicalizeOps",
     "CarryDimensions",
@@ -146,11 +159,16 @@ __all__ = [
     "Defunctionalize",
     "DefuseOps",
     "DivToMul",
+    "DynamicToStatic",
     "EliminateCommonSubexpr",
     "EtaExpand",
+    "ExpandOps",
+    "FakeQuantizationToInteger",
     "FastMath",
     "FirstOrderGradient",
+    "FlattenAtrousConv",
     "FoldConstant",
+    "FoldConstantExpr",
     "FoldExplicitPadding",
     "FoldScaleAxis",
     "FunctionPass",
@@ -162,6 +180,8 @@ __all__ = [
     "Inline",
     "InlinePrimitives",
     "LambdaLift",
+    "LayoutConfig",
+    "LazyGradientInit",
     "Legalize",
     "ManifestAlloc",
     "ManifestLifetimes",
@@ -184,6 +204,7 @@ __all__ = [
     "Sequential",
     "SimplifyExpr",
     "SimplifyInference",
+    "SplitArgs",
     "ToANormalForm",
     "ToBasicBlockNormalForm",
     "ToGraphNormalForm",
@@ -193,3 +214,5 @@ __all__ = [
     "module_pass",
     "register_legalize",
 ]
+
+share_passes("relay._transform", {name: globals()[name] for name in __all__})

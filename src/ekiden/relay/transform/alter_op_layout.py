@@ -9,14 +9,28 @@ packing itself is an operator, which FoldConstant does where the weight is const
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
+from ekiden.ir.op import OP_ATTRS, Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call
+from ekiden.relay.op.strategy import version_of
 from ekiden.relay.packing import rule_of
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.layout_rewriter import Rewriter, tensor_infos
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.target import Target
+
+ATTRIBUTE = "FTVMAlterOpLayout"
+
+
+def is_own(call: Call) -> bool:
+    """Whether a user says how an operator is computed, and so how its weights lie."""
+    return isinstance(call.op, Op) and version_of(call.op.name) is not None
 
 
 def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
@@ -27,7 +41,7 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return new
         new.set_checked_type(old.checked_type)
         rule = rule_of(new)
-        if rule is None:
+        if rule is None or is_own(new):
             return new
         made = rule(new, target)
         made.set_checked_type(old.checked_type)
@@ -36,10 +50,24 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     return rewrite_graph(root, rewrite)
 
 
-def AlterOpLayout(target: Target) -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+def _registered(call: Call, attrs: Attrs | None, args: Sequence[RelayExpr]) -> RelayExpr | None:
+    """The call that a user's alteration gives; None where there is none."""
+    assert isinstance(call.op, Op)
+    own: Any = OP_ATTRS.get(ATTRIBUTE, {}).get(call.op.name)
+    if own is None:
+        return None
+    infos = tensor_infos([a.checked_type for a in call.args])
+    return own(attrs, list(args), infos, call.checked_type)  # type: ignore[no-any-return]
+
+
+def AlterOpLayout(target: Target | None = None) -> Pass:  # noqa: N802
+    """The pass described at the top of this file. Without a target, calls become what users say by
+    `relay.op.register_alter_op_layout`, and others follow their layouts (TVM's pass).
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        if target is None:
+            return map_functions(module, on_body(lambda b: Rewriter(_registered, ATTRIBUTE).run(b)))
         return map_functions(module, on_body(lambda body: alter_op_layout(body, target)))
 
     return Pass("AlterOpLayout", transform, 3, (InferType(),))

@@ -13,7 +13,7 @@ into reshapes, merges reshapes, and drops those that change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,12 +21,14 @@ import numpy as np
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OpPattern
+from ekiden.ir.op import OpPattern, Turns
 from ekiden.ir.prim import PrimExpr, const, is_const
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
+from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
+from ekiden.relay.transform.desired_layouts import Desired, convert_to
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.one_axis import over_two_axes, without_height
@@ -253,25 +255,27 @@ def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
 
 
 Sink = Callable[[Call, Perm], "RelayExpr | None"]
-SINK: dict[str, Sink] = {
-    "concatenate": _concatenate,
-    "nn.pad": _pad,
-    "broadcast_to": _broadcast_to,
-    "transpose": lambda call, perm: transpose(call.args[0], axes_of(call)),
-    **dict.fromkeys(("reshape", "squeeze", "expand_dims", "nn.batch_flatten"), _reshape),
-    **dict.fromkeys(
-        ("nn.softmax", "nn.log_softmax", "nn.lrn", "nn.bias_add", "nn.prelu"), _with_axis
-    ),
-    **dict.fromkeys(("sum", "mean", "max", "min", "prod"), _reduce),
+SINK: Mapping[Turns, Sink] = {
+    Turns.AXIS: _with_axis,
+    Turns.AXES: _reduce,
+    Turns.SHAPE: _reshape,
+    Turns.WIDTHS: _pad,
+    Turns.FIELDS: _concatenate,
+    Turns.EXTENTS: _broadcast_to,
+    Turns.ORDER: lambda call, perm: transpose(call.args[0], axes_of(call)),
 }
-"""Operator -> how a transpose of its (first) operand moves to its result."""
+"""What moves a transpose of the (first) operand to the result."""
+
+
+def _turns(expr: RelayExpr) -> Turns:
+    return expr.op.definition.turns if op_of(expr) else Turns.NO  # type: ignore[attr-defined]
 
 
 def _rule(call: Call) -> Sink | None:
-    name = op_of(call)
-    if name in SINK:
-        return SINK[name]
-    if name and call.op.definition.pattern <= OpPattern.BROADCAST:  # type: ignore[attr-defined]
+    turns = _turns(call)
+    if turns is not Turns.NO:
+        return SINK[turns]
+    if op_of(call) and call.op.definition.pattern <= OpPattern.BROADCAST:  # type: ignore[attr-defined]
         return _sink_broadcast
     return None
 
@@ -328,19 +332,20 @@ def _with_span(made: RelayExpr, old: RelayExpr) -> RelayExpr:
 
 def _tidy(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     """transpose moving ones -> reshape; reshape(reshape(x)) -> reshape(x), or x if of its shape"""
-    if op_of(new) not in ("transpose", "reshape"):
+    turns = _turns(new)
+    if turns not in (Turns.ORDER, Turns.SHAPE):
         return new
     assert isinstance(new, Call)
     data, shape = new.args[0], _shape(new)
-    if op_of(new) == "transpose" and not moves_only_ones(_shape(data), axes_of(new)):
+    if turns is Turns.ORDER and not moves_only_ones(_shape(data), axes_of(new)):
         return new
-    is_view = op_of(data) == "reshape"
+    is_view = _turns(data) is Turns.SHAPE
     if is_view:
         data = _below(data)
     given = _shape(data)
     if len(given) == len(shape) and all(map(prove_equal, given, shape)):
         return data
-    if op_of(new) == "reshape" and not is_view:
+    if turns is Turns.SHAPE and not is_view:
         return new
     return _with_span(infer_here(op.reshape(data, shape, allowzero=True)), new)
 
@@ -355,6 +360,12 @@ def _convert_layout(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(convert_layout))
 
 
-def ConvertLayout() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
-    return _convert_layout
+def ConvertLayout(desired_layouts: Desired | None = None) -> Pass:  # noqa: N802
+    """The pass described at the top of this file; with layouts, that of desired_layouts.py."""
+    if desired_layouts is None:
+        return _convert_layout
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        return convert_to(module, desired_layouts)
+
+    return Pass("ConvertLayout", transform, 3, (InferType(), CanonicalizeOps(), InferType()))

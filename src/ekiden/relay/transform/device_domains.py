@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OPS, Op
+from ekiden.ir.op import OPS, Memory, Op
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type
 from ekiden.relay.expr import (
@@ -42,7 +42,6 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.vm import BindDimsAttrs
 from ekiden.relay.transform.scopes import evaluation_order, is_atom
-from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.relay.visitor import children, pattern_vars
 from ekiden.runtime import Device
 from ekiden.target.virtual_device import HOST, PARAM_PLACES, RESULT_PLACE, VirtualDevice
@@ -354,16 +353,16 @@ class Domains:
                 return [self._together(call)] * n
             called = self.of(call.op)
             return called.items[:-1] if isinstance(called, Parts) else [called] * n
-        name = call.op.name
+        row = call.op.definition
         if isinstance(call.attrs, BindDimsAttrs):
             return [self.of(call), self._sources(call, call.attrs)]
-        if name in ("vm.shape_of", "shape_of"):
+        if row.shape_only:
             unify(self.of(call), self._host)
             return [None] * n
-        if OPS[name].host:
+        if row.host:
             unify(self.of(call), self._host)
             return [self._host] * n
-        if op_name(call) in ("vm.match_shape", "vm.forget_shape", "vm.reshape_tensor"):
+        if row.memory is Memory.VIEWS:
             return [self.of(call)]
         return [self._together(call)] * n
 

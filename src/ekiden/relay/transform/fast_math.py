@@ -6,18 +6,10 @@ exp(%x)   ->   fast_exp(%x)          likewise erf, tanh and nn.softmax
 from __future__ import annotations
 
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import get
+from ekiden.ir.op import OPS, get
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call
 from ekiden.relay.transform.calls import Rewrite, call_pass
-
-FAST = {
-    "exp": "fast_exp",
-    "erf": "fast_erf",
-    "tanh": "fast_tanh",
-    "nn.softmax": "nn.fast_softmax",
-}
-"""Operator -> its fast form, which takes the same arguments and attributes."""
 
 
 def _fast(name: str) -> Rewrite:
@@ -29,4 +21,4 @@ def _fast(name: str) -> Rewrite:
 
 def FastMath() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    return call_pass("FastMath", 4, {n: _fast(f) for n, f in FAST.items()})
+    return call_pass("FastMath", 4, {n: _fast(row.fast) for n, row in OPS.items() if row.fast})

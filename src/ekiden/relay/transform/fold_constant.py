@@ -2,6 +2,7 @@
 operator.
 
 add(1f, 2f)  ->  3f          (%a, %b).1  ->  %b          if (True) { %a } else { %b }  ->  %a
+shape_of(%x)  ->  [2, 3]     %x: Tensor[(2, 3), float32]
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, count
 from typing import TypeAlias
 
+import numpy as np
+
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.dtype import itemsize
+from ekiden.ir.dtype import itemsize, to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import fields_of
@@ -33,6 +37,7 @@ from ekiden.relay.transform.scopes import (
     operands,
     rewrite_graph,
 )
+from ekiden.relay.visitor import closed
 from ekiden.runtime import environment
 from ekiden.runtime.errors import IndexRangeError
 
@@ -40,7 +45,6 @@ MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 """A result may be this large, or this many times as large as what it is made from (a weight of one
 row is packed to a vector's width), so that folding does not blow an artifact up.
 """
-
 
 LARGE = 1 << 16
 """Bytes of constants worth a thread."""
@@ -95,7 +99,11 @@ def _constant(data: Array, kind: TensorType, span: Span | None) -> Constant:
 
 def _foldable(call: Call, kind: Type | None) -> list[TensorType] | None:
     """The tensors that a call gives, None where it is not to be computed."""
-    if not isinstance(call.op, Op) or not all(map(_is_constant, call.args)):
+    if not isinstance(call.op, Op):
+        return None
+    if call.op.definition.shape_only:
+        return _leaves(kind) if all(_leaves(a.checked_type) for a in call.args) else None
+    if not all(map(_is_constant, call.args)):
         return None
     if not can_compute(call.op, call.attrs):
         return None
@@ -108,13 +116,21 @@ def _foldable(call: Call, kind: Type | None) -> list[TensorType] | None:
 
 def _given(call: Call) -> int:
     """The bytes of constant arguments."""
-    arrays = [_value(a) for a in call.args]
+    arrays = [_value(a) for a in call.args if _is_constant(a)]
     return sum(d.nbytes for a in arrays for d in (a if isinstance(a, tuple) else (a,)))
 
 
 def _evaluate(call: Call) -> Array | tuple[Array, ...]:
     assert isinstance(call.op, Op)
-    return evaluate_call(call.op, call.attrs, [_value(a) for a in call.args])
+    value = _of_type if call.op.definition.shape_only else _value
+    return evaluate_call(call.op, call.attrs, [value(a) for a in call.args])
+
+
+def _of_type(expr: RelayExpr) -> Array:
+    """Zeros of the type of a tensor, in the memory of one."""
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return np.broadcast_to(np.zeros((), to_numpy(kind.dtype)), kind.concrete_shape)
 
 
 def _fold_call(call: Call, kind: Type | None, begun: Mapping[RelayExpr, Values]) -> RelayExpr:
@@ -139,6 +155,11 @@ def _value(expr: RelayExpr) -> Array | tuple[Array, ...]:
         return tuple(f.data for f in expr.fields if isinstance(f, Constant))
     assert isinstance(expr, Constant)
     return expr.data
+
+
+def fold_call(call: Call) -> RelayExpr:
+    """One call with its type: folded, if it depends on constants alone."""
+    return _fold_call(call, call.checked_type, {})
 
 
 def fold_constant(root: RelayExpr) -> RelayExpr:
@@ -180,7 +201,7 @@ def _rewrite(
     begun: Mapping[RelayExpr, Values],
 ) -> RelayExpr:
     match new:
-        case Call():
+        case Call() if not any(a in effects for a in new.args):
             return _fold_call(new, old.checked_type_or_none(), begun)
         case TupleGetItem(tuple_value=Tuple(fields=fields) as made, index=index):
             return new if made in effects else fields[index]
@@ -195,6 +216,41 @@ def _fold_constant(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(fold_constant))
 
 
-def FoldConstant() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
-    return _fold_constant
+def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
+    """The pass described at the top of this file; `fold_qnn`: also operators of quantised tensors,
+    by their own reference semantics."""
+    if not fold_qnn:
+        return _fold_constant
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        return map_functions(module, on_body(_fold_quantised))
+
+    return Pass("FoldConstant", transform, 2, (InferType(),))
+
+
+def FoldConstantExpr(  # noqa: N802
+    expr: RelayExpr, mod: IRModule | None = None, fold_qnn: bool = False
+) -> RelayExpr:
+    """One expression, folded (TVM's name); it may call the functions of a module."""
+    names = set() if mod is None else {v.name_hint for v in mod.functions}
+    entry = next(n for n in chain(("main",), map("main_{}".format, count())) if n not in names)
+    whole = IRModule() if mod is None else mod
+    made = FoldConstant(fold_qnn)(whole.with_function(entry, closed(expr)))[entry]
+    assert isinstance(made, Function)
+    return made if isinstance(expr, Function) else made.body
+
+
+def _fold_quantised(body: RelayExpr) -> RelayExpr:
+    """A body with constant calls folded, those of the dialect of quantised tensors too."""
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        if not isinstance(new, Call) or not isinstance(new.op, Op):
+            return new
+        if not new.op.name.startswith("qnn.") or not all(map(_is_constant, new.args)):
+            return new
+        kind = old.checked_type
+        assert isinstance(kind, TensorType)
+        value = evaluate_call(new.op, new.attrs, [_value(a) for a in new.args])
+        return _constant(value, kind, new.span) if isinstance(value, np.ndarray) else new
+
+    return fold_constant(rewrite_graph(fold_constant(body), rewrite))

@@ -8,13 +8,13 @@ Average pooling takes them where it counts borders, maximum pooling those of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import Op
+from ekiden.ir.op import OPS, Borders, Op
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.pad import PadAttrs
@@ -37,27 +37,6 @@ def _padding(data: RelayExpr, layout: str, fits: Callable[[float], bool]) -> lis
     return [widths[2 * i] for i in spatial] + [widths[2 * i + 1] for i in spatial]
 
 
-def _fold(layout_field: str, fits: Callable[[Attrs, float], bool]) -> Callable[[Call], Call | None]:
-    def rewrite(call: Call) -> Call | None:
-        attrs = call.attrs
-        assert attrs is not None
-        layout, padding = getattr(attrs, layout_field), getattr(attrs, "padding")  # noqa: B009
-        found = _padding(call.args[0], layout, lambda value: fits(attrs, value))
-        if found is None:
-            return None
-        inner = call.args[0]
-        assert isinstance(inner, Call)
-        both = tuple(a + b for a, b in zip(padding, found, strict=True))
-        return Call(
-            call.op,
-            (inner.args[0], *call.args[1:]),
-            attrs.with_fields(padding=both),
-            span=call.span,
-        )
-
-    return rewrite
-
-
 def _is_lowest(attrs: Attrs, value: float) -> bool:
     return value in (-np.inf, float(np.finfo(np.float32).min))
 
@@ -66,18 +45,31 @@ def _counts_zeros(attrs: Attrs, value: float) -> bool:
     return value == 0 and bool(getattr(attrs, "count_include_pad", False))
 
 
-_convolution = _fold("data_layout", lambda attrs, value: value == 0)
-TABLE = {
-    "nn.conv1d": _convolution,
-    "nn.conv2d": _convolution,
-    "nn.conv3d": _convolution,
-    "nn.max_pool1d": _fold("layout", _is_lowest),
-    "nn.max_pool2d": _fold("layout", _is_lowest),
-    "nn.avg_pool1d": _fold("layout", _counts_zeros),
-    "nn.avg_pool2d": _fold("layout", _counts_zeros),
+FITS: Mapping[Borders, Callable[[Attrs, float], bool]] = {
+    Borders.ZEROS: lambda attrs, value: value == 0,
+    Borders.LOWEST: _is_lowest,
+    Borders.COUNTED: _counts_zeros,
 }
+"""Whether borders of a value are those that an operator makes itself."""
+
+
+def _fold(call: Call) -> Call | None:
+    attrs = call.attrs
+    assert attrs is not None and isinstance(call.op, Op)
+    fits = FITS[call.op.definition.borders]
+    layout = getattr(attrs, "data_layout", "") or getattr(attrs, "layout")  # noqa: B009
+    padding = getattr(attrs, "padding")  # noqa: B009
+    found = _padding(call.args[0], layout, lambda value: fits(attrs, value))
+    if found is None:
+        return None
+    inner = call.args[0]
+    assert isinstance(inner, Call)
+    both = tuple(a + b for a, b in zip(padding, found, strict=True))
+    args = (inner.args[0], *call.args[1:])
+    return Call(call.op, args, attrs.with_fields(padding=both), span=call.span)
 
 
 def FoldExplicitPadding() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    return call_pass("FoldExplicitPadding", 0, TABLE)
+    table = {name: _fold for name, row in OPS.items() if row.borders is not Borders.NO}
+    return call_pass("FoldExplicitPadding", 0, table)

@@ -19,7 +19,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Array, Op
+from ekiden.ir.op import Array, Linear, Op, OpDef
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
@@ -33,15 +33,20 @@ from ekiden.relay.transform.scopes import (
     with_children,
 )
 
-CHANNEL_AXES = {"nn.conv2d": (1, 0), "nn.conv1d": (1, 0), "nn.dense": (-1, 0)}
-"""Operator -> (channel axis of the result, axis of the weight that makes it), in the default
-layouts.
-"""
-
 
 def op_of(expr: RelayExpr) -> str:
     """The name of the operator an expression calls; empty if it calls none."""
     return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
+
+
+def _row(expr: RelayExpr) -> OpDef | None:
+    """The row of the operator that an expression calls."""
+    return expr.op.definition if isinstance(expr, Call) and isinstance(expr.op, Op) else None
+
+
+def _linear(expr: RelayExpr) -> Linear:
+    row = _row(expr)
+    return Linear.NO if row is None else row.linear
 
 
 def _same_shape(a: TensorType, b: TensorType) -> bool:
@@ -69,15 +74,13 @@ class _Folder:
         return self.new[root]
 
     def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        name = op_of(new)
-        if name not in ("multiply", "add", "subtract", "nn.bias_add"):
+        row = _row(new)
+        if row is None or row.linear is Linear.NO:
             return new
         assert isinstance(new, Call) and isinstance(old, Call)
         kind, left = old.checked_type, new.args[0]
         index = 0 if isinstance(new.args[1], Constant) else 1
-        if (name in ("subtract", "nn.bias_add") and index == 1) or (
-            isinstance(left, Constant) and index == 0
-        ):
+        if (index == 1 and not row.commutes) or (isinstance(left, Constant) and index == 0):
             return new
         constant = new.args[1 - index]
         data_type = old.args[index].checked_type
@@ -90,7 +93,7 @@ class _Folder:
         if not is_float(kind.dtype) or not _same_shape(kind, data_type):
             return new
         made = self._fold(
-            name, new, new.args[index], _full_rank(new, constant.data, len(kind.shape))
+            row.linear, new.args[index], _full_rank(new, constant.data, len(kind.shape))
         )
         return (
             made
@@ -98,10 +101,10 @@ class _Folder:
             else made.with_fields(span=new.span)
         )
 
-    def _fold(self, name: str, call: Call, data: RelayExpr, value: Array) -> RelayExpr:
-        if name == "multiply":
+    def _fold(self, linear: Linear, data: RelayExpr, value: Array) -> RelayExpr:
+        if linear is Linear.SCALES:
             return self._multiply(data, value)
-        return self._add(data, -value if name == "subtract" else value)
+        return self._add(data, -value if linear is Linear.SHIFTS_BACK else value)
 
     def _made(self, expr: RelayExpr) -> RelayExpr:
         self.uses[expr] = 1
@@ -116,19 +119,14 @@ class _Folder:
 
     def _multiply(self, data: RelayExpr, value: Array) -> RelayExpr:
         if isinstance(data, Call) and self.uses.get(data) == 1:
-            name, last = op_of(data), data.args[-1]
-            if (
-                name in ("add", "multiply")
-                and isinstance(last, Constant)
-                and last.data.ndim == value.ndim
-            ):
-                inner = self._multiply(data.args[0], value if name == "add" else value * last.data)
-                return (
-                    self._made(op.add(inner, Constant(last.data * value)))
-                    if name == "add"
-                    else inner
-                )
-            scaled = _scale_weight(name, data, value)
+            linear, last = _linear(data), data.args[-1]
+            if isinstance(last, Constant) and last.data.ndim == value.ndim:
+                if linear is Linear.SHIFTS:
+                    inner = self._multiply(data.args[0], value)
+                    return self._made(op.add(inner, Constant(last.data * value)))
+                if linear is Linear.SCALES:
+                    return self._multiply(data.args[0], value * last.data)
+            scaled = _scale_weight(data, value)
             if scaled is not None:
                 return self._made(scaled)
         return self._made(op.multiply(data, Constant(value)))
@@ -142,18 +140,19 @@ def _full_rank(call: Call, value: Array, rank: int) -> Array:
     return value.reshape([1] * (rank - value.ndim) + list(value.shape))
 
 
-def _scale_weight(name: str, call: Call, value: Array) -> RelayExpr | None:
+def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
     """`call` with its weight scaled per output channel, or None if the constant varies along
     another axis.
     """
-    if name not in CHANNEL_AXES or not isinstance(call.args[1], Constant):
+    row = _row(call)
+    if row is None or row.channels is None or not isinstance(call.args[1], Constant):
         return None
     if (
         str(getattr(call.attrs, "data_layout", "NC"))[:2] != "NC"
         or str(getattr(call.attrs, "kernel_layout", "OI"))[:2] != "OI"
     ):
         return None
-    axis, weight_axis = CHANNEL_AXES[name]
+    axis, weight_axis = row.channels
     weight = call.args[1].data
     axis %= value.ndim
     if any(d != 1 for i, d in enumerate(value.shape) if i != axis):

@@ -6,10 +6,22 @@
 
 from __future__ import annotations
 
-from ekiden.ir.transform import Pass
+from ekiden.ir.diagnostics import report
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.type_infer import infer_type
+from ekiden.runtime.errors import TypeInferenceError
 
-_INFER_TYPE = Pass("InferType", lambda module, context: infer_type(module))
+
+def _infer(module: IRModule, context: PassContext) -> IRModule:
+    try:
+        return infer_type(module)
+    except TypeInferenceError as error:
+        report(module, error)
+        raise
+
+
+_INFER_TYPE = Pass("InferType", _infer)
 
 
 def InferType() -> Pass:  # noqa: N802

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.relay.expr import Var
-from ekiden.relay.op.memory import kill
+from ekiden.relay.expr import Call, Var
+from ekiden.relay.op.memory import kill, unit_relation
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
 from ekiden.relay.transform.scopes import evaluation_order, map_functions, on_body
-from ekiden.relay.transform.storage_lifetimes import op_name
 
 
 def _variables(value: RelayExpr) -> set[Var]:
@@ -42,7 +42,8 @@ def _kill_chain(chain: Chain, is_function_body: bool) -> Chain:
 
 def _is_effect(value: RelayExpr) -> bool:
     """Whether a value is computed for its effect: its unit result holds nothing."""
-    return op_name(value) in ("vm.invoke_tvm_op", "memory.kill")
+    is_operator = isinstance(value, Call) and isinstance(value.op, Op)
+    return is_operator and value.op.definition.relation is unit_relation  # type: ignore[attr-defined]
 
 
 @module_pass(name="ManifestLifetimes")

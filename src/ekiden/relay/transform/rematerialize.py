@@ -35,13 +35,6 @@ from ekiden.relay.transform.scopes import (
     with_children,
 )
 
-COSTLY = frozenset(
-    "exp log log2 log10 log1p expm1 erf tanh sigmoid sin cos tan asin acos atan sinh cosh asinh "
-    "acosh atanh power sqrt rsqrt divide mod floor_mod floor_divide nn.gelu nn.silu nn.softplus "
-    "nn.mish nn.elu nn.selu take gather gather_nd scatter_elements scatter_nd".split()
-)
-"""Injective operators that are no cheaper than to read their result: transcendental functions,
-divisions, and reads at places that data say."""
 MAX_MEMBERS = 8
 """Operators of a kernel that is repeated."""
 TYPICAL = 128
@@ -85,7 +78,7 @@ def _is_cheap(group: Group) -> bool:
         row = each.op.definition
         if row.pattern > OpPattern.BROADCAST or row.stateful or row.reshape_only:
             return False
-        if row.lower is None or row.name in COSTLY:
+        if row.lower is None or row.costly:
             return False
     return isinstance(group[-1].checked_type, TensorType)
 

@@ -6,17 +6,22 @@ def @main(%x) { @f(%x) } def @f(%x) { .. } def @g(%x) { .. }   ->   the same wit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.analysis import CallGraph
+
+ENTRIES = "entries"
+"""The attribute of a module that names functions called from outside, beside main."""
 
 
 def RemoveUnusedFunctions(entry_functions: Sequence[str] = ("main",)) -> Pass:  # noqa: N802
     """The pass described at the top of this file; kernels go with what calls them."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        dropped = set(CallGraph(module).unreachable(tuple(entry_functions)))
+        further = cast(Sequence[str], module.attrs.get(ENTRIES, ()))
+        dropped = set(CallGraph(module).unreachable((*entry_functions, *further)))
         kept = {g: f for g, f in module.functions.items() if g not in dropped}
         return module.with_functions(kept)
 

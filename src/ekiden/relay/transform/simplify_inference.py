@@ -1,8 +1,9 @@
-"""Replace operators that inference does not need in full.
+"""Replace operators that inference does not need in full, or that have no kernels of their own.
 
 nn.batch_norm(%x, g, b, mean, var).0  ->  add(multiply(%x, s), b - mean * s)
                                           with s = g / sqrt(var + epsilon)
 nn.dropout(%x).0                      ->  %x
+nn.conv2d(%x, %w, NCHW16c, OIHW16i)   ->  layout_transform(nn.conv2d(layout_transform(%x), ..))
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, TupleGetItem, const
+from ekiden.relay.op.nn.conv import plain_conv
+from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.op.nn.norm import BatchNormAttrs
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
@@ -39,7 +42,27 @@ def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
     return op.add(op.multiply(data, scale), shift)
 
 
+def _in_whole_axes(call: Call) -> RelayExpr:
+    """A convolution in a blocked layout, or of a result in another one than the data, as one in
+    whole axes, between transformations."""
+    attrs = call.attrs
+    assert isinstance(attrs, Conv2DAttrs)
+    plain = plain_conv(attrs)
+    if plain is None:
+        return call
+    moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)
+    args = (_moved(arg, *move) for arg, move in zip(call.args, moves, strict=True))
+    found = Call(call.op, tuple(args), plain, span=call.span)
+    return _moved(found, plain.data_layout, attrs.out_layout or attrs.data_layout)
+
+
+def _moved(data: RelayExpr, source: str, target: str) -> RelayExpr:
+    return data if source == target else op.layout_transform(data, source, target)
+
+
 def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    if isinstance(new, Call) and _is_call(new, "nn.conv2d"):
+        return _in_whole_axes(new)
     if not isinstance(new, TupleGetItem) or new.index != 0 or not isinstance(new.tuple_value, Call):
         return new
     call = new.tuple_value

@@ -30,6 +30,7 @@ from ekiden.relay.dataflow_pattern.matcher import NodeMap
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
+from ekiden.relay.transform.row_indices import gathered, scattered
 
 Make = Callable[[NodeMap], RelayExpr | None]
 
@@ -309,10 +310,24 @@ def _single_concatenate() -> Rule:
     return Rule("concatenate((x,)) = x", "concatenate", pattern, make, is_exact=True)
 
 
+def _of_rows(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
+    root = text.partition("(")[0]
+    whole = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
+
+    def from_match(found: NodeMap) -> RelayExpr | None:
+        call = found[whole][0]
+        assert isinstance(call, Call)
+        return make(call)
+
+    return Rule(text, root, whole, from_match, is_exact=True)
+
+
 RULES: tuple[Rule, ...] = (
     *(_from_equation(text, True) for text in EXACT),
     *(_from_shaped(text, make) for text, make in SHAPED),
     _single_concatenate(),
+    _of_rows("gather(x, broadcast_to(i), axis) = take(x, i, axis)", gathered),
+    _of_rows("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)", scattered),
     *(_from_equation(text, False) for text in ROUNDED),
 )
 """All rules; for each operator they are tried in this order."""

@@ -74,6 +74,30 @@ class LoopSteps(Steps):
         given = (self._loop(loop), list(points))
         return loop_handles(self._run("partition", loops.partition, given))
 
+    def loop_partition(
+        self, loop: LoopLike, factors: Sequence[Factor], preserve_unit_iters: bool = True
+    ) -> list[LoopRV]:
+        """Loops over parts of a loop, one after the other; blocks of later parts are renamed.
+
+            for i in range(10): s(i)
+            -> loop_partition(i, [2, 3])
+            for i_0 in range(2): s(i_0)
+            for i_1 in range(3): s_part1(2 + i_1)
+            for i_2 in range(5): s_part2(5 + i_2)
+
+        One factor may be None: what the others leave; without it the rest is a part at the end.
+        Refused: factors that are not positive, or leave nothing; a loop that is no longer serial.
+        """
+        attrs = {"preserve_unit_iters": preserve_unit_iters}
+        given = (self._loop(loop), list(factors))
+        return loop_handles(self._run("loop_partition", loops.loop_partition, given, attrs))
+
+    def enter_postproc(self) -> None:
+        """Mark in the trace where steps begin that make a found program run, such as choosing
+        threads; the program stays as it is.
+        """
+        self._record("enter_postproc", (), {}, ())
+
     def fuse(self, *many: LoopLike, preserve_unit_iters: bool = True) -> LoopRV:
         """One loop over the product of loops that lie directly in each other.
 

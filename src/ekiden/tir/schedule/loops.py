@@ -304,6 +304,56 @@ def _copy_of(loop: For, taken: set[str]) -> For:
     return made
 
 
+def loop_partition(
+    program: Program,
+    loop: For,
+    factors: Sequence[int | PrimExpr | None],
+    preserve_unit_iters: bool = True,
+) -> tuple[PrimFunc, list[Var]]:
+    """See `Schedule.loop_partition`."""
+    name = loop.loop_var.name
+    step = f"loop_partition {name!r}"
+    _require_plain("loop_partition", loop)
+    analyzer = bound_analyzer(program.loops_above(loop))
+    pieces = _pieces(step, loop, factors, analyzer)
+    variables: list[Var] = []
+    statements: list[Stmt] = []
+    low: PrimExpr = loop.min
+    for n, size in enumerate(pieces):
+        var = Var(f"{name}_{n}", loop.loop_var.dtype)
+        copied = loop if n == 0 else fresh(loop, f"_part{n}")
+        assert isinstance(copied, For)
+        is_unit = not preserve_unit_iters and is_const(size, 1)
+        at = low if is_unit else analyzer.simplify(low) + var
+        body = rebind(copied.body, {copied.loop_var: at})
+        statements.append(body if is_unit else serial(var, size, body))
+        if not is_unit:
+            variables.append(var)
+        low = analyzer.simplify(low + size)
+    return program.replace(loop, sequence(*statements)), variables
+
+
+def _pieces(
+    step: str, loop: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
+) -> list[PrimExpr]:
+    """The sizes of the parts: what is not said is the rest, which comes last if all are said."""
+    dtype = loop.loop_var.dtype
+    sizes = [None if f is None else indexed(convert(f, dtype), dtype) for f in factors]
+    total: PrimExpr = const(0, dtype)
+    for each in sizes:
+        if each is not None and not analyzer.can_prove(each > 0):
+            refuse(f"{step}: factors must be positive", loop)
+        total = total if each is None else total + each
+    if not sizes or sizes.count(None) > 1:
+        refuse(f"{step}: expected factors, of which one at most is None", loop)
+    rest = analyzer.simplify(loop.extent - total)
+    if not analyzer.can_prove(rest >= (1 if None in sizes else 0)):
+        refuse(f"{step}: the factors do not leave enough of the extent", loop)
+    if None not in sizes and not is_const(rest, 0):
+        sizes.append(rest)
+    return [rest if s is None else s for s in sizes]
+
+
 def fresh(root: Stmt, suffix: str) -> Stmt:
     """A copy with loop and iterator variables of its own and blocks renamed by a suffix."""
 

@@ -44,6 +44,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     SeqStmt,
     Stmt,
+    While,
 )
 from ekiden.tir.visitor import (
     NOTHING,
@@ -250,7 +251,7 @@ def _with_child(above: Stmt, old: Stmt, new: Stmt) -> Stmt:
     match above:
         case SeqStmt():
             return sequence(*(new if s is old else s for s in above.seq))
-        case For() | LetStmt() | Allocate():
+        case For() | While() | LetStmt() | Allocate():
             return new if is_nothing(new) else above.with_fields(body=new)
         case BlockRealize():
             return above.with_fields(block=new)

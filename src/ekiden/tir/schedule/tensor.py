@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.prim_visitor import children, free_vars, literals, substitute
-from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.schedule.check import domain_guards, reached
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.program import (
@@ -307,17 +307,30 @@ def _opened(s: Stmt) -> Stmt:
 
 
 class _Placed(ExprRewriter):
-    """An implementation over the parts of buffers that its parameters stand for."""
+    """An implementation over the parts of buffers that its parameters stand for.
+
+    A strided parameter gets the strides of the part, an offset its place; a call that is handed a
+    parameter gets the part.
+    """
 
     def __init__(self, parts: Mapping[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]]) -> None:
         super().__init__(self._load)
         self._parts = parts
+        self._layout = _layout_values(parts)
 
     def _load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer in self._parts:
             target, indices = self._moved(e.buffer, e.indices)
             return BufferLoad(target, indices, e.dtype)
-        return e
+        if isinstance(e, BufferAddress) and e.buffer in self._parts:
+            begin = e.indices or tuple(const(0) for _ in e.buffer.shape)
+            target, indices = self._moved(e.buffer, begin)
+            lead = len(indices) - len(begin)
+            sizes = e.extents or e.buffer.shape
+            return e.with_fields(
+                buffer=target, indices=indices, extents=(*(const(1),) * lead, *sizes)
+            )
+        return self._layout.get(e, e) if isinstance(e, Var) else e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """A store goes to the part of its buffer that took its place."""
@@ -335,6 +348,34 @@ class _Placed(ExprRewriter):
         lead = len(offsets) - len(indices)
         moved = (_plus(i, o) for i, o in zip(indices, offsets[lead:], strict=True))
         return target, (*offsets[:lead], *moved)
+
+
+def _layout_values(
+    parts: Mapping[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]],
+) -> dict[Var, PrimExpr]:
+    """The variables that parameters have as strides and offset, by what they are of the parts."""
+    found: dict[Var, PrimExpr] = {}
+    for param, (target, offsets) in parts.items():
+        strides = list(target.strides) or row_major(target.shape)
+        for var, stride in zip(reversed(param.strides), reversed(strides), strict=False):
+            if isinstance(var, Var):
+                found[var] = stride
+        if isinstance(param.elem_offset, Var):
+            place = convert(0 if target.elem_offset is None else target.elem_offset, "int64")
+            for offset, stride in zip(offsets, strides, strict=True):
+                place = place + offset * stride
+            found[param.elem_offset] = place
+    return found
+
+
+def row_major(shape: Sequence[PrimExpr]) -> list[PrimExpr]:
+    """The strides of a shape without gaps."""
+    strides: list[PrimExpr] = []
+    size: PrimExpr = const(1)
+    for extent in reversed(shape):
+        strides.append(size)
+        size = size * extent
+    return strides[::-1]
 
 
 def _plus(index: PrimExpr, offset: PrimExpr) -> PrimExpr:

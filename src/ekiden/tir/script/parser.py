@@ -32,6 +32,7 @@ from ekiden.tir.stmt import (
     Prefetch,
     PrimFunc,
     Stmt,
+    While,
     seq,
 )
 from ekiden.tir.visitor import NOTHING
@@ -296,6 +297,11 @@ class FunctionParser(BlockReader):
         yes = self.body(node.body)
         return IfThenElse(condition, yes, self.body(node.orelse) if node.orelse else None)
 
+    def _while(self, node: ast.While) -> Stmt:
+        if node.orelse:
+            self.fail(node, "a while loop has no else")
+        return While(self.evaluator.expr(node.test, "bool"), self.body(node.body))
+
     # Loops.
 
     def _for(self, node: ast.For) -> Stmt:
@@ -457,6 +463,7 @@ _STATEMENTS: dict[type[ast.stmt], Callable[..., Stmt | Wrap | None]] = {
     ast.Assert: FunctionParser._assert,
     ast.If: FunctionParser._if,
     ast.For: FunctionParser._for,
+    ast.While: FunctionParser._while,
     ast.With: FunctionParser._with,
 }
 _CALLS: dict[str, Callable[..., Stmt | None]] = {

@@ -5,6 +5,7 @@ a vector of offsets for vector accesses); operands agree in dtype; indices of re
 constants.
 """
 
+from ekiden.ir.transform import share_passes
 from ekiden.tir.transform.align_storage import align_storage
 from ekiden.tir.transform.compact_buffers import compact_buffers
 from ekiden.tir.transform.flatten_buffers import flat_index, flatten_buffers
@@ -19,7 +20,10 @@ from ekiden.tir.transform.pipeline import (
     PASSES,
     TILED_PASSES,
     AlignStorage,
+    Apply,
+    BindTarget,
     CompactBufferAllocation,
+    Filter,
     FlattenBuffer,
     HoistExpression,
     HoistIfThenElse,
@@ -35,6 +39,7 @@ from ekiden.tir.transform.pipeline import (
     UnrollLoop,
     VectorizeLoop,
     lower,
+    prim_func_pass,
 )
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.simplify import simplify
@@ -47,7 +52,10 @@ __all__ = [
     "PASSES",
     "TILED_PASSES",
     "AlignStorage",
+    "Apply",
+    "BindTarget",
     "CompactBufferAllocation",
+    "Filter",
     "FlattenBuffer",
     "HoistExpression",
     "HoistIfThenElse",
@@ -74,6 +82,7 @@ __all__ = [
     "lower",
     "lower_blocks",
     "lower_intrinsics",
+    "prim_func_pass",
     "remove_no_op",
     "simplify",
     "split_host_device",
@@ -81,3 +90,5 @@ __all__ = [
     "unroll_loops",
     "vectorize_loops",
 ]
+
+share_passes("tir.transform", {name: globals()[name] for name in __all__})

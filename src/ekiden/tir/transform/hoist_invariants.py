@@ -27,7 +27,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, pending, post_order, rebuild
 from ekiden.tir.expr import Broadcast, BufferAddress, BufferLoad, Ramp, broadcast
-from ekiden.tir.stmt import Allocate, For, IfThenElse, LetStmt, PrimFunc, Stmt
+from ekiden.tir.stmt import Allocate, For, IfThenElse, LetStmt, PrimFunc, Stmt, While
 from ekiden.tir.visitor import StmtMutator, buffers_written, guarded_nodes, walk
 
 
@@ -57,6 +57,14 @@ class _Regroup(StmtMutator):
         )
         self._conditional -= 1
         return new
+
+    def visit_while(self, stmt: While) -> Stmt:
+        """A loop that may take no turn is a condition."""
+        condition = self.expr(stmt.condition)
+        self._conditional += 1
+        body = self.visit(stmt.body)
+        self._conditional -= 1
+        return stmt.with_fields(condition=condition, body=body)
 
     def visit_for(self, stmt: For) -> Stmt:
         """An inner loop that may take no step is a condition."""

@@ -10,9 +10,26 @@ from collections.abc import Callable
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import Intrinsic, PrimExpr, Select, const
+from ekiden.ir.prim import (
+    EQ,
+    LT,
+    FloatImm,
+    IntImm,
+    Intrinsic,
+    Or,
+    PrimExpr,
+    Select,
+    Var,
+    binary,
+    cast,
+    const,
+    maximum,
+    minimum,
+)
+from ekiden.ir.prim_visitor import rewrite
 from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.transcendental import FUNCTIONS, atan2_scalar
 from ekiden.tir.visitor import ExprRewriter, all_expressions
 
 
@@ -32,41 +49,113 @@ def _exp10(x: PrimExpr) -> PrimExpr:
     return _call("pow", _number(10.0, x), x)
 
 
-def _log2(x: PrimExpr) -> PrimExpr:
-    return _call("log", x) * _number(math.log2(math.e), x)
+def _in_lanes(function: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
+    """A function of scalars, of vectors too: each of its nodes in as many lanes."""
+
+    def apply(*args: PrimExpr) -> PrimExpr:
+        lanes = dt.lanes(args[0].dtype)
+        if lanes == 1:
+            return function(*args)
+        names = [Var(f"x{n}", dt.element(a.dtype)) for n, a in enumerate(args)]
+        values = dict(zip(names, args, strict=True))
+
+        def widen(e: PrimExpr) -> PrimExpr:
+            if isinstance(e, Var):
+                return values[e]
+            if isinstance(e, (IntImm, FloatImm)):
+                return broadcast(e, lanes)
+            if dt.lanes(e.dtype) == lanes:
+                return e
+            return e.with_fields(dtype=dt.with_lanes(e.dtype, lanes))
+
+        return rewrite(function(*names), widen)
+
+    return apply
 
 
-def _log10(x: PrimExpr) -> PrimExpr:
-    return _call("log", x) * _number(math.log10(math.e), x)
+def _hypot(x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    """The larger times sqrt(1 + ratio**2): squares do not overflow."""
+    a, b = _call("abs", x), _call("abs", y)
+    high, low = maximum(a, b), minimum(a, b)
+    zero = const(0.0, x.dtype)
+    plain = binary(Or, binary(EQ, high, zero), call_intrin("isinf", high))
+    ratio = Select(plain, zero, low / Select(plain, zero + 1.0, high, x.dtype), x.dtype)
+    return high * _call("sqrt", ratio * ratio + 1.0)
 
 
-def _tan(x: PrimExpr) -> PrimExpr:
-    return _call("sin", x) / _call("cos", x)
+def _copysign(x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    bits = f"int{8 * dt.itemsize(x.dtype)}"
+    sign = const(-(2 ** (8 * dt.itemsize(x.dtype) - 1)), bits)
+    rest = const(2 ** (8 * dt.itemsize(x.dtype) - 1) - 1, bits)
+    a, b = (call_intrin("reinterpret", v, dtype=bits) for v in (x, y))
+    both = call_intrin("bitwise_or", _masked(a, rest), _masked(b, sign))
+    return call_intrin("reinterpret", both, dtype=x.dtype)
 
 
-def _cosh(x: PrimExpr) -> PrimExpr:
-    return (_call("exp", x) + _call("exp", -x)) * _number(0.5, x)
+def _masked(x: PrimExpr, mask: PrimExpr) -> PrimExpr:
+    return call_intrin("bitwise_and", x, mask)
 
 
-def _sinh(x: PrimExpr) -> PrimExpr:
-    """(exp(x) - exp(-x)) / 2; near 0, where that cancels, x + x**3 / 6 + x**5 / 120."""
-    square = x * x
-    near = x + x * square * (_number(1 / 6, x) + square * _number(1 / 120, x))
-    far = (_call("exp", x) - _call("exp", -x)) * _number(0.5, x)
-    return Select(_call("abs", x) < _number(0.25, x), near, far, x.dtype)
+def _ldexp(x: PrimExpr, exponent: PrimExpr) -> PrimExpr:
+    return x * _call("pow", const(2.0, x.dtype), cast(exponent, x.dtype))
+
+
+def _isfinite(x: PrimExpr) -> PrimExpr:
+    return binary(LT, _call("abs", x), const(math.inf, x.dtype))
+
+
+def _popcount(x: PrimExpr) -> PrimExpr:
+    """Sums of neighbouring bits, then of pairs, then of fours, ..."""
+    bits = 8 * dt.itemsize(x.dtype)
+    unsigned = f"uint{bits}"
+    total = x if x.dtype == unsigned else call_intrin("reinterpret", x, dtype=unsigned)
+    width = 1
+    while width < bits:
+        mask = const(sum((2**width - 1) << at for at in range(0, bits, 2 * width)), unsigned)
+        moved = call_intrin("right_shift", total, const(width, unsigned))
+        total = _masked(total, mask) + _masked(moved, mask)
+        width *= 2
+    return cast(total, x.dtype)
+
+
+def _clz(x: PrimExpr) -> PrimExpr:
+    """Those that are not set once all bits below the highest are."""
+    bits = 8 * dt.itemsize(x.dtype)
+    unsigned = f"uint{bits}"
+    filled = x if x.dtype == unsigned else call_intrin("reinterpret", x, dtype=unsigned)
+    shift = 1
+    while shift < bits:
+        moved = call_intrin("right_shift", filled, const(shift, unsigned))
+        filled = call_intrin("bitwise_or", filled, moved)
+        shift *= 2
+    return cast(const(bits, unsigned) - _popcount(filled), x.dtype)
+
+
+def _bitwise_not(x: PrimExpr) -> PrimExpr:
+    ones = (
+        const(-1, x.dtype)
+        if not dt.is_unsigned(x.dtype)
+        else const(2 ** (8 * dt.itemsize(x.dtype)) - 1, x.dtype)
+    )
+    return call_intrin("bitwise_xor", x, ones)
 
 
 def _fmod(x: PrimExpr, y: PrimExpr) -> PrimExpr:
     return x - _call("trunc", x / y) * y
 
 
-# fmt: off
+_SCALAR: dict[str, Callable[..., PrimExpr]] = {
+    **FUNCTIONS, "atan2": atan2_scalar, "hypot": _hypot, "copysign": _copysign, "ldexp": _ldexp,
+    "isfinite": _isfinite, "popcount": _popcount, "clz": _clz, "bitwise_not": _bitwise_not,
+}  # fmt: skip
 LOWERED: dict[str, Callable[..., PrimExpr]] = {
     "likely": lambda x: x,
-    "exp2": _exp2, "exp10": _exp10, "log2": _log2, "log10": _log10,
-    "tan": _tan, "cosh": _cosh, "sinh": _sinh, "fmod": _fmod,
+    "exp2": _exp2,
+    "exp10": _exp10,
+    "fmod": _fmod,
+    "nearbyint": lambda x: _call("round", x),
+    **{name: _in_lanes(function) for name, function in _SCALAR.items()},
 }
-# fmt: on
 
 
 def _change(e: PrimExpr) -> PrimExpr:

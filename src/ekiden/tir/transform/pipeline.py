@@ -37,7 +37,8 @@ from ekiden.tir.transform.storage_rewrite import storage_rewrite
 from ekiden.tir.transform.unroll_loops import unroll_loops
 from ekiden.tir.transform.vectorize_loops import vectorize_loops
 
-_function_pass = function_pass_over(PrimFunc)
+_function_pass = prim_func_pass = function_pass_over(PrimFunc)
+"""The decorator of passes over loop programs: (function, module, context) -> function."""
 
 
 def _factory(name: str, function: Callable[[PrimFunc], PrimFunc]) -> Callable[[], Pass]:
@@ -56,6 +57,35 @@ def _module_factory(name: str, change: Callable[[IRModule], IRModule]) -> Callab
     made = Pass(f"tir.{name}", lambda module, context: change(module))
     register_pass(made.name, lambda: made)
     return lambda: made
+
+
+def Apply(ftransform: Callable[[PrimFunc], PrimFunc]) -> Pass:  # noqa: N802 - TVM's name
+    """A pass that gives each loop program to a function."""
+
+    def run(func: PrimFunc, module: IRModule, context: PassContext) -> PrimFunc:
+        return ftransform(func)
+
+    made: Pass = _function_pass(run, opt_level=0, name="tir.Apply")
+    return made
+
+
+def Filter(fcond: Callable[[PrimFunc], bool]) -> Pass:  # noqa: N802
+    """A pass that keeps the loop programs for which a condition holds, and all other functions."""
+
+    def keep(module: IRModule, context: PassContext) -> IRModule:
+        kept = {
+            name: f
+            for name, f in module.functions.items()
+            if not isinstance(f, PrimFunc) or fcond(f)
+        }
+        return module.with_functions(kept)
+
+    return Pass("tir.Filter", keep)
+
+
+def BindTarget(target: Target) -> Pass:  # noqa: N802
+    """A pass that gives loop programs the attribute "target", unless they have one."""
+    return Apply(lambda f: f if f.attr("target") is not None else f.with_attr("target", target))
 
 
 # fmt: off

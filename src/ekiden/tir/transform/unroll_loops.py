@@ -1,27 +1,60 @@
-"""Repeat the bodies of unrolled loops, whose extents are constants."""
+"""Repeat the bodies of unrolled loops, whose extents are constants; and of short serial ones where
+the option `tir.UnrollLoop` asks for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ekiden.ir.pass_context import UNROLL, PassContext
 from ekiden.ir.prim import IntImm
-from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt
-from ekiden.tir.visitor import StmtMutator, sequence, substitute
+from ekiden.tir.stmt import BufferStore, Evaluate, For, ForKind, PrimFunc, Stmt
+from ekiden.tir.visitor import StmtMutator, is_nothing, sequence, substitute, walk
 
 
 class _Unroll(StmtMutator):
+    """Unrolls, from the inside out."""
+
+    def __init__(self, options: Mapping[str, int]) -> None:
+        super().__init__()
+        self.options = options
+        self.depth = 0
+        """How many loops were unrolled inside of each other, in what was last visited."""
+
     def visit_for(self, stmt: For) -> Stmt:
         """for i in unrolled(2): s  ->  s[i := 0]; s[i := 1]"""
-        if stmt.kind is not ForKind.UNROLLED:
-            return super().visit_for(stmt)
-        if not isinstance(stmt.extent, IntImm):
+        around, self.depth = self.depth, 0
+        body = self.visit(stmt.body)
+        inside = self.depth
+        is_asked = stmt.kind is ForKind.UNROLLED
+        if is_asked and not isinstance(stmt.extent, IntImm):
             raise ValueError(
                 f"unroll {stmt.loop_var.name!r}: the extent must be a constant, got {stmt.extent!r}"
             )
-        body = self.visit(stmt.body)
+        if not isinstance(stmt.extent, IntImm) or not (is_asked or self._is_short(stmt, body)):
+            self.depth = max(around, inside)
+            return body if is_nothing(body) else stmt.with_fields(body=body)
+        self.depth = max(around, inside + 1)
         return sequence(
             *(substitute(body, {stmt.loop_var: stmt.min + n}) for n in range(stmt.extent.value))
         )
 
+    def _is_short(self, loop: For, body: Stmt) -> bool:
+        """Whether the options ask for a serial loop without loops in it to be unrolled."""
+        steps, extent = self.options["auto_max_step"], self.options["auto_max_extent"]
+        if loop.kind is not ForKind.SERIAL or not (steps or extent):
+            return False
+        assert isinstance(loop.extent, IntImm)
+        inside = list(walk(body))
+        if self.depth > self.options["auto_max_depth"] or any(isinstance(s, For) for s in inside):
+            return False
+        count = sum(isinstance(s, (BufferStore, Evaluate)) for s in inside)
+        return loop.extent.value * count <= steps or loop.extent.value <= extent
+
 
 def unroll_loops(func: PrimFunc) -> PrimFunc:
-    """The function without unrolled loops."""
-    return func.with_fields(body=_Unroll().visit(func.body))
+    """The function without unrolled loops, as the option `tir.UnrollLoop` of the current
+    PassContext says.
+    """
+    options = PassContext.current().fields(UNROLL)
+    return func.with_fields(body=_Unroll(options).visit(func.body))

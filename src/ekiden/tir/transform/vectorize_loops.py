@@ -39,6 +39,7 @@ from ekiden.tir.stmt import (
     LetStmt,
     PrimFunc,
     Stmt,
+    While,
 )
 from ekiden.tir.transform.simplify import Simplifier
 from ekiden.tir.visitor import StmtMutator, sequence, walk
@@ -192,6 +193,15 @@ class Vectorizer(StmtMutator):
         longest = VectorReduce(wide, "max", dt.element(wide.dtype))
         body = self._under(broadcast(step, self._lanes) < wide, stmt.body)
         return For(step, const(0), longest, ForKind.SERIAL, body)
+
+    def visit_while(self, stmt: While) -> Stmt:
+        """A condition must be the same for all lanes."""
+        if dt.lanes(self.expr(stmt.condition).dtype) > 1:
+            raise ScheduleError(
+                "vectorize: the condition of a while loop inside differs between lanes"
+            )
+        self._memo = {}
+        return super().visit_while(stmt)
 
     def _under(self, condition: PrimExpr, side: Stmt) -> Stmt:
         """A statement in the lanes for which a condition holds."""

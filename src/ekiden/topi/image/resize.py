@@ -75,7 +75,7 @@ def resize(
     shape: Shape,
     axes: Sequence[int],
     sampling: Sampling,
-    scales: Sequence[float] | None,
+    scales: Sequence[float | PrimExpr] | None,
     out_dtype: str,
     region: Sequence[tuple[float, float]] | None = None,
     extrapolation: float = 0.0,
@@ -173,7 +173,7 @@ def _coordinate(
     index: PrimExpr,
     size: PrimExpr,
     extent: PrimExpr,
-    scale: float | None,
+    scale: float | PrimExpr | None,
     region: tuple[float, float] | None = None,
 ) -> PrimExpr:
     """Where a result pixel lies in the data."""
@@ -197,8 +197,10 @@ def _coordinate(
     return middle - half
 
 
-def _scale(size: PrimExpr, extent: PrimExpr, scale: float | None) -> PrimExpr:
+def _scale(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> PrimExpr:
     """Result per data extent, in float32."""
+    if isinstance(scale, PrimExpr):
+        return cast(scale, FLOAT)
     numbers = known(size), known(extent)
     if scale is None and numbers[0] and numbers[1] is not None:
         scale = numbers[1] / numbers[0]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import PrimExpr, Var, cast, const
+from ekiden.ir.prim import PrimExpr, Var, cast, const, is_const
 from ekiden.te import Tensor
 from ekiden.topi.broadcast import broadcast_indices
 from ekiden.topi.nn.weights import WORD_OF_KIND, pack_weight_shape
@@ -46,19 +46,40 @@ def dense(
     return _with_bias(product, bias)
 
 
-def dense_pack(data: Tensor, weight: Tensor, units: int, tile: int, out_dtype: str = "") -> Tensor:
+def dense_pack(
+    data: Tensor,
+    weight: Tensor,
+    units: int,
+    tile: int,
+    out_dtype: str = "",
+    places: Tensor | None = None,
+) -> Tensor:
     """`dense` with the weight packed as [ceil(units/tile)][k][tile], or in words of
-    neighbours as [...][k/word][tile][word]."""
+    neighbours as [...][k/word][tile][word].
+
+    With `places` [ceil(units/tile)][r] the last r rows of a tile are multiplied with the words of
+    data that those are the numbers of, and sums of the products of two neighbours fit int16.
+    """
     dtype = out_dtype or data.dtype
     word = weight.shape[3] if len(weight.shape) == 4 else as_dim(1)
     k = te.reduce_axis((0, weight.shape[1] * word), "k")
+    words = data.shape[-1] // word
+
+    def read(column: PrimExpr) -> PrimExpr:
+        step = k // word
+        if places is None or is_const(places.shape[1], 0):
+            return k
+        place = cast(places[column // tile, step - words], "int64")
+        return if_then_else(step < words, step, place) * word + k % word
 
     def body(*i: Var) -> PrimExpr:
         place = (i[-1] // tile, k // word, i[-1] % tile, k % word)
         factor = weight[place[: len(weight.shape)]]
-        return te.sum(cast(data[(*i[:-1], k)], dtype) * cast(factor, dtype), k)
+        return te.sum(cast(data[(*i[:-1], read(i[-1]))], dtype) * cast(factor, dtype), k)
 
-    attrs = {"inputs": (data, weight), "units": units, "tile": tile}
+    attrs: dict[str, object] = {"inputs": (data, weight), "units": units, "tile": tile}
+    if places is not None:
+        attrs["places"] = places
     return te.compute(
         (*data.shape[:-1], as_dim(units)), body, name="dense_pack", tag="dense_pack", attrs=attrs
     )

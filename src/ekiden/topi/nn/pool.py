@@ -330,10 +330,12 @@ def global_pool(data: Tensor, pool_type: str, layout: str = "NCHW") -> Tensor:
 def _adaptive(
     name: str, data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str
 ) -> Tensor:
+    """No extents at all are those of the data."""
     _check_kind(name, pool_type)
     axes = spatial(layout)
     many = (output_size,) * len(axes) if isinstance(output_size, Dim) else output_size
     shape: Shape = data.shape
+    many = many or [shape[at] for at in axes]
     for at, extent in zip(axes, as_shape(many), strict=True):
         shape = replaced(shape, at, extent)
     return (adaptive_max_pool if pool_type == "max" else adaptive_avg_pool)(data, shape, axes)

@@ -121,8 +121,14 @@ def _pack_rows(weight: Array, tile: int) -> Array:
     return weight.reshape(count, tile, *weight.shape[1:])
 
 
-def unpack_dense_weight(packed: Array, units: int) -> Array:
-    """[ceil(N/r)][K][r], or [ceil(N/r)][K/word][r][word], back to [N, K]."""
+def unpack_dense_weight(packed: Array, units: int, places: Array | None = None) -> Array:
+    """[ceil(N/r)][K][r], or [ceil(N/r)][K/word][r][word], back to [N, K]; with `places` the last
+    words are added to those."""
+    if places is not None:
+        whole = packed.shape[1] - places.shape[1]
+        words = packed[:, :whole].copy()
+        np.add.at(words, (np.arange(len(words))[:, None], places), packed[:, whole:])
+        packed = words
     if packed.ndim == 4:
         count, words, tile, word = packed.shape
         return packed.transpose(0, 2, 1, 3).reshape(count * tile, words * word)[:units]

@@ -42,15 +42,16 @@ from ekiden.tir.stmt import (
     ForKind,
     IfThenElse,
     LetStmt,
+    Prefetch,
     PrimFunc,
     Stmt,
     seq,
 )
-from ekiden.topi.rule.decision import Decision
-from ekiden.topi.rule.dense import make_buffers
-from ekiden.topi.rule.family import Family
-from ekiden.topi.rule.model import MOST_VECTORS, most_rows, step_cycles
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, column_mask, compute_tile
+from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, Value, steps_down
+from ekiden.topi.rule.dense import UNROLLS, make_buffers
+from ekiden.topi.rule.family import Family, size_of
+from ekiden.topi.rule.model import DISTANCES, MOST_VECTORS, most_rows, step_cycles
+from ekiden.topi.rule.tiles import Ahead, KLoop, Tile, balanced_rows, column_mask, compute_tile
 
 LANES = 16
 """Lanes of a vector where no target is known."""
@@ -98,17 +99,22 @@ class Operand:
         return Operand(buffer, dict(zip(layout, buffer.shape, strict=True)), strides)
 
 
-def tile_of(columns: int, target: Target) -> tuple[int, int]:
-    """(queries of a tile, vectors of a whole panel) for values of so many vectors: what takes the
-    least time, and of those that take as long what leaves no narrow panel."""
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How an attention is cut: queries of a tile, vectors of a whole panel, steps by which what a
+    tile reads is brought to the first cache ahead, those that stand one after the other, whether
+    values are copied, and whether threads share heads or the rows of each."""
 
-    def cost(vectors: int) -> tuple[float, int]:
-        rows = min(ROWS, most_rows(vectors, target))
-        each = step_cycles(rows, vectors, target) / (rows * vectors)
-        return round(each, 2), columns % vectors
+    rows: int = ROWS
+    vectors: int = WIDE
+    own: int = 0
+    unroll: int = 1
+    values: str = "direct"
+    split: str = "heads"
 
-    wide = min(range(MOST_VECTORS, 1, -1), key=cost)
-    return min(ROWS, most_rows(wide, target)), wide
+
+PLAIN = Cut()
+"""Where no target is known."""
 
 
 class Attention:
@@ -120,14 +126,13 @@ class Attention:
         heads: Heads,
         inputs: Sequence[Buffer],
         output: Buffer,
-        target: Target | None = None,
+        lanes: int = LANES,
+        cut: Cut = PLAIN,
     ) -> None:
-        self.heads = heads
+        self.heads, self.lanes, self.cut = heads, lanes, cut
         operands = zip((*inputs[:3], output), heads.layouts, strict=True)
         self.q, self.k, self.v, self.out = (Operand.of(b, layout) for b, layout in operands)
         self.bias = inputs[3] if len(inputs) > 3 else None
-        self.lanes = target.lanes("float32") if target else LANES
-        self.cores = target.cores if target else 1
         self.queries, self.keys = self.q.dims["s"], self.k.dims["s"]
         self.depth = self.q.dims["d"]
         width = self.v.dims["d"]
@@ -139,7 +144,7 @@ class Attention:
         self.padded = simplify(vectors * self.lanes)
         self.panels = Buffer("keys", (simplify(self.padded * self.depth),))
         columns = -(-self.width // self.lanes) * self.lanes
-        self.limit, self.wide = tile_of(columns // self.lanes, target) if target else (ROWS, WIDE)
+        self.limit, self.wide = cut.rows, cut.vectors
         self.scores = Buffer("scores", (simplify(self.stride * self.limit),))
         self.totals = Buffer("totals", (const(self.limit),), scope="local")
         self.values = Buffer("values", (simplify(self.keys * columns),))
@@ -223,7 +228,8 @@ class Attention:
 
     def reads_values(self) -> bool:
         """Whether values are read where they lie."""
-        return is_const(self.v.strides["d"], 1) and self.columns == self.width
+        is_whole = is_const(self.v.strides["d"], 1) and self.columns == self.width
+        return is_whole and self.cut.values == "direct"
 
     def pack_values(self, base: PrimExpr, kind: ForKind) -> Stmt:
         """values[t * columns + i] = v[t, i], with zeros after the last column."""
@@ -309,11 +315,23 @@ class Attention:
             made = self.score(b, h, first + i, at, value, is_last)
             return self.store(self.scores, i * self.stride + at, made)
 
-        staged = bool(self.heads.softcap)
+        near = self._near(self.panels, const(shape.valid), shape.valid)
         tile = compute_tile(
-            shape, loops, self.q.buffer, starts, self.panels, key * self.depth, keep, staged
-        )
+            shape, loops, self.q.buffer, starts, self.panels, key * self.depth, keep,
+            bool(self.heads.softcap), near, self.cut.unroll,
+        )  # fmt: skip
         return For(panel, const(0), count, ForKind.SERIAL, tile)
+
+    def _near(self, panel: Buffer, step: PrimExpr, row: int) -> Ahead | None:
+        """Prefetches of the row that a tile reads `own` steps later."""
+        if not self.cut.own:
+            return None
+
+        def ahead(origin: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
+            at = origin + (k + self.cut.own) * step
+            return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, LINE)]
+
+        return ahead
 
     def softmax(self, first: PrimExpr, rows: int) -> Stmt:
         """scores = exp(scores - max) in each row of a tile, totals = 1 / their sum."""
@@ -378,7 +396,11 @@ class Attention:
 
             loops = [KLoop(self.seen(first + (rows - 1)), const(1), step)]
             begin = (base if direct else const(0)) + column
-            parts.append(compute_tile(shape, loops, self.scores, starts, source, begin, keep))
+            near = self._near(source, step, vectors * self.lanes)
+            parts.append(compute_tile(
+                shape, loops, self.scores, starts, source, begin, keep,
+                ahead=near, unroll=self.cut.unroll,
+            ))  # fmt: skip
         return seq(*parts)
 
     # The whole.
@@ -408,14 +430,68 @@ class Attention:
         return LetStmt(b, image // heads, LetStmt(h, image % heads, made))
 
     def body(self) -> Stmt:
-        """Heads in parallel; rows where there are fewer heads than cores."""
+        """Heads in parallel, or the rows of each."""
         images = simplify(self.q.dims["b"] * self.q.dims["h"])
-        few = isinstance(images, IntImm) and images.value < self.cores
         outer, inner = ForKind.PARALLEL, ForKind.SERIAL
-        if few:
+        if self.cut.split == "rows":
             outer, inner = inner, outer
         image = Var("image")
         return For(image, const(0), images, outer, self.head(image, inner), {"grain": 1})
+
+
+def sizes_of(anchor: te.Tensor) -> tuple[Heads, dict[str, int | None], dict[str, int | None]]:
+    """(what is fixed, sizes of the query by letter, those of the value)."""
+    op = anchor.op
+    heads = op.attrs["heads"]
+    assert isinstance(heads, Heads) and isinstance(op, te.ExternOp)
+    query, value = (
+        dict(zip(heads.layouts[n], map(size_of, op.inputs[n].shape), strict=True)) for n in (0, 2)
+    )
+    return heads, query, value
+
+
+def tile_of(columns: int, target: Target) -> tuple[int, int]:
+    """(queries of a tile, vectors of a whole panel) for values of so many vectors: what takes the
+    least time, and of those that take as long what leaves no narrow panel."""
+
+    def cost(vectors: int) -> tuple[float, int]:
+        rows = min(ROWS, most_rows(vectors, target))
+        each = step_cycles(rows, vectors, target) / (rows * vectors)
+        return round(each, 2), columns % vectors
+
+    wide = min(range(MOST_VECTORS, 1, -1), key=cost)
+    return min(ROWS, most_rows(wide, target)), wide
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for an attention."""
+    return (
+        Choice("vectors", steps_down(MOST_VECTORS, 2), "vectors of a panel"),
+        Choice("rows", steps_down(most_rows(2, target)), "queries of a tile"),
+        Choice("own", DISTANCES, "steps by which panels are brought to the first cache ahead"),
+        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+        Choice("values", ("direct", "copied"), "how values are read, if they lie in whole vectors"),
+        Choice("split", ("heads", "rows"), "what threads share"),
+    )
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for an attention."""
+    _, query, value = sizes_of(anchor)
+    width = value["d"]
+    assert width is not None
+    rows, vectors = tile_of(-(-width // target.lanes("float32")), target)
+    vectors = int(fixed.get("vectors", vectors))
+    count = query["b"] and query["h"] and query["b"] * query["h"]
+    chosen: dict[str, Value] = {
+        "vectors": vectors,
+        "rows": min(rows, most_rows(vectors, target)),
+        "own": 0,
+        "unroll": 1,
+        "values": "direct",
+        "split": "rows" if count and count < target.cores else "heads",
+    }
+    return Decision.of({**chosen, **fixed})
 
 
 def attention(
@@ -427,11 +503,12 @@ def attention(
 ) -> PrimFunc:
     """The rule for tag "attention"."""
     op = outputs[0].op
-    heads = op.attrs["heads"]
-    assert isinstance(heads, Heads)
     assert isinstance(op, te.ExternOp)
+    heads, _, _ = sizes_of(outputs[0])
     buffers = make_buffers(inputs, outputs)
-    made = Attention(heads, [buffers[t] for t in op.inputs], buffers[outputs[0]], target)
+    cut = Cut(**dict(decision))  # type: ignore[arg-type]  # a field for each choice
+    lanes = target.lanes("float32")
+    made = Attention(heads, [buffers[t] for t in op.inputs], buffers[outputs[0]], lanes, cut)
     attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
     return PrimFunc((*buffers.values(),), made.body(), attrs)
 
@@ -440,6 +517,8 @@ FAMILY = Family(
     name="attention",
     build=attention,
     why="a softmax that runs along between two products rescales sums that are not whole",
+    space=space,
+    default=default,
     is_whole=True,
 )
 

@@ -3,12 +3,14 @@
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
 or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bfloat16
-with float32 results, two steps of k side by side.
+with float32 results, two steps of k side by side. Panels of bytes that have rows behind those, with
+a list of the words of data that they are multiplied with, are `dense_listed`.
 
     for a run of panels, or one, in parallel:
       for a block of k:
         for a panel, for a tile of rows:         or the other way round, by `order`
           own:     every step brings the row of the panel `own` steps ahead to the first cache
+                   (where rows are not known, in tiles of enough of them)
           spread:  the first so many tiles bring the next panel to the second, a line at a time
 
 Sums of a block of k are kept in the result until the last one. With few panels threads share out
@@ -39,12 +41,13 @@ from ekiden.topi.rule.decision import (
     steps_down,
 )
 from ekiden.topi.rule.epilogue import operands_of
-from ekiden.topi.rule.family import Family, Product
+from ekiden.topi.rule.family import NARROW, Family, Product
 from ekiden.topi.rule.micro_kernels import REGISTER_TILE
 from ekiden.topi.rule.model import (
     DISTANCES,
     LEAST_BLOCK,
     Blocking,
+    hides_prefetches,
     most_rows,
     panel_choice,
     panel_width,
@@ -127,6 +130,8 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
     if block and endings and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
     options = {name: decision.number(name) for name in ("own", "spread", "unroll")}
+    if sizes.rows is None:
+        options |= _own_rows(sizes, width, target)
     sch.tensorize(row, REGISTER_TILE.call(lanes=target.lanes("float32"), **options))
 
 
@@ -196,6 +201,20 @@ def _rows_of(sizes: Product, width: int, kernel: Kernel) -> int:
     return min(rows, DYNAMIC_ROWS) if sizes.rows is None else rows
 
 
+def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
+    """Fewest rows of tiles that have time to bring their panel ahead, if it is whole or not."""
+
+    def fewest(columns: int) -> int:
+        vectors = -(-columns // target.lanes("float32"))
+        many = range(1, DYNAMIC_ROWS + 1)
+        return 1 + max(
+            (r for r in many if not hides_prefetches(r, vectors, target, sizes.dtype)), default=0
+        )
+
+    narrow = (sizes.columns or 0) % width
+    return {"own_rows": fewest(width), "own_rows_narrow": fewest(narrow) if narrow else 1}
+
+
 def _word(weight: te.Tensor) -> int:
     """Elements of a row that a step takes at a time."""
     return WORD_OF[weight.dtype] if len(weight.shape) == 4 else 1
@@ -214,7 +233,8 @@ def _sizes(anchor: te.Tensor) -> tuple[Product, int]:
     attrs = anchor.op.attrs
     depth = simplify(data.shape[-1] // _word(weight))
     units, panel = int(str(attrs["units"])), int(str(attrs["tile"]))
-    return Product.of(product(data.shape[:-1]), units, depth, data.dtype), panel
+    dtype = NARROW if "places" in attrs else data.dtype
+    return Product.of(product(data.shape[:-1]), units, depth, dtype), panel
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
@@ -236,7 +256,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
         Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
         Choice("copy", (0, 1), "whether the rows of a block of k are copied apart"),
         Choice("split", ("panels", "rows"), "what threads share out"),
-        *dot_space(operands_of(anchor)[1], target),
+        *dot_space(operands_of(anchor)[1], target, "places" in anchor.op.attrs),
     )
     # fmt: on
 
@@ -256,7 +276,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     chosen.setdefault("spread", blocking.spread(order))
     chosen.setdefault("unroll", blocking.unroll("row" if blocking.tiles == 1 else "panel", own))
     chosen.setdefault("copy", blocking.copy(int(chosen["k_block"])))
-    chosen.setdefault("dot", dots(target)[0])
+    chosen.setdefault("dot", dots(target, sizes.dtype == NARROW)[0])
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
 
 

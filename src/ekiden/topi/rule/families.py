@@ -12,11 +12,12 @@ from ekiden.topi.rule import (
     conv2d,
     conv2d_transpose,
     default,
-    dense,
+    dense_listed,
     depthwise,
     elementwise,
     nibbles,
     recurrent,
+    scatter,
     upsample,
     winograd,
 )
@@ -26,7 +27,8 @@ from ekiden.topi.rule.family import Family
 ROWS: tuple[Family, ...] = (
     attention.FAMILY,
     recurrent.FAMILY,
-    dense.FAMILY,
+    scatter.FAMILY,
+    dense_listed.FAMILY,
     conv2d.FAMILY,
     upsample.FAMILY,
     *conv2d_transpose.FAMILIES,

@@ -20,6 +20,8 @@ from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, check_fixe
 from ekiden.topi.rule.scheduled import Kernel, Scheduled, Steps, program_of, scheduled
 from ekiden.topi.rule.stages import has_known_weights
 
+NARROW = "narrow"
+"""What stands for the dtype of bytes whose sums of two products fit int16."""
 Tensors: TypeAlias = list[te.Tensor]
 Build: TypeAlias = Callable[[Tensors, Tensors, Target, str, Decision], PrimFunc]
 """(inputs, outputs, target, name, decision) -> the loops, parameters in that order."""
@@ -43,6 +45,7 @@ class Product:
     columns: int | None
     depth: int | None
     dtype: str = "float32"
+    """Of data; NARROW for bytes whose sums of two products fit int16."""
 
     @staticmethod
     def of(rows: object, columns: object, depth: object, dtype: str = "float32") -> Product:
@@ -80,7 +83,7 @@ class Family:
     an anchor is one it computes. needs: abilities that a target must have (`Target.has`). space:
     what may be chosen for an anchor on a target. default: what is, given what is fixed.
     steps: the schedule of a kernel, of the program that `start` gives. build: what writes the loops
-    by hand instead, and why it does.
+    by hand instead, and why it does; by_hand: the anchors for which it does, where there are steps.
     ends: of the outputs, what must be elementwise on the anchor (the kernel does the rest).
     is_whole: the anchor is an operation with outputs of its own that nothing joins. is_group: it is
     what the whole group is after inlining.
@@ -94,6 +97,7 @@ class Family:
     steps: Steps | None = None
     build: Build | None = None
     why: str = ""
+    by_hand: Callable[[te.Tensor], bool] = lambda anchor: False
     start: Start = program_of_kernel
     accepts: Callable[[te.Tensor], bool] = has_known_weights
     needs: tuple[str, ...] = ()
@@ -119,9 +123,10 @@ class Family:
     ) -> Scheduled:
         """The loops of a kernel, parameters in that order. Raises CompileError for a decision of
         which there is no kernel."""
-        if self.steps is None:
+        if self.steps is None or (anchor is not None and self.by_hand(anchor)):
             assert self.build is not None, self.name
-            return Scheduled(self.build(inputs, outputs, target, name, decision))
+            made = self.build(inputs, outputs, target, name, decision)
+            return Scheduled(made, why=self.why)
         assert anchor is not None, self.name
         kernel = Kernel(outputs, anchor, target, decision)
         try:

@@ -35,13 +35,15 @@ def _register_tile(nest: TileNest, options: Options) -> Stmt:
         )
     base, inner = Var("base"), loops[-1]
     row = _number(inner.b_stride)
+    is_narrow = nest.columns < nest.b_width
+    has_time = nest.rows >= options["own_rows_narrow" if is_narrow else "own_rows"]
     near = Prefetches(
         nest.b,
         row,
         LINE // itemsize(nest.b.dtype),
         inner.extent,
         nest.following,
-        options["own"] if row else 0,
+        options["own"] if row and has_time else 0,
         options["spread"] if row else 0,
         options["unroll"],
     )
@@ -107,10 +109,19 @@ REGISTER_TILE = MicroKernel.register(
     MicroKernel(
         name="register_tile",
         needs=(),
-        defaults={"lanes": 16, "own": 0, "spread": 0, "unroll": 1},
+        defaults={
+            "lanes": 16,
+            "own": 0,
+            "own_rows": 1,
+            "own_rows_narrow": 1,
+            "spread": 0,
+            "unroll": 1,
+        },
         write=_register_tile,
     )
 )
-"""lanes: of a vector. own, spread: see `ahead`. unroll: steps that stand one after the other."""
+"""lanes: of a vector. own, spread: see `ahead`. own_rows: fewest rows of a tile for which `own` is
+done; own_rows_narrow: of one that leaves columns of its panel out. unroll: steps that stand one
+after the other."""
 
 __all__ = ["REGISTER_TILE"]

@@ -13,11 +13,12 @@ made, and a panel comes from whichever cache it fits.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ekiden.target import Cache, Target
 from ekiden.topi.rule.decision import Choice, divisors
-from ekiden.topi.rule.family import Product, narrowed
+from ekiden.topi.rule.family import NARROW, Product, narrowed
 from ekiden.topi.rule.tiles import DYNAMIC_ROWS
 
 LINE = 64
@@ -37,14 +38,19 @@ SHARE = 0.75
 DISTANCES = (0, 4, 8, 16, 32)
 """Steps by which a panel is brought to the first cache ahead."""
 HIDDEN = 6
-"""Latencies of the second-level cache by which a panel is brought ahead: it has more to do."""
+"""Latencies of the cache that a panel is in by which it is brought ahead: that has more to do."""
 AHEAD = 16 * LINE
 """Bytes by which a panel is brought ahead at least: narrow panels whose steps are long (products of
 int16) are at the next page, which a processor does not follow to, in a few steps."""
 QUIET = 3
 """Of so many lines that the third-level cache gives one is of the next panel: others need it."""
-ABILITY_OF = {"uint8": "dot4_u8s8", "int8": "dot4_u8s8", "bfloat16": "dot2_bf16"}
-"""dtype of data that go a word at a time -> the instruction for that."""
+ROOM = 0.6
+"""Of what the third-level cache gives, what a tile may take in every step: nearer to the limit it
+waits (256 bits on Zen 4, 2/3 of it: 91 percent of the peak, by panels 98; Zen 5, 0.55: 98)."""
+AGAIN = 0.2
+"""Of what the third-level cache gives, what may come again without blocks of k: those store sums
+and load them, and take twice the code (128x768x3072, a quarter of it on Skylake-SP: 70 percent of
+the peak, with blocks 82; a twentieth on Zen 4: 95 and 93)."""
 LEAST_BLOCK = 192
 """Steps of k below which a block costs more than it saves: sums are stored and loaded again."""
 
@@ -58,12 +64,14 @@ def levels(target: Target) -> tuple[Cache, Cache, Cache]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step of k takes: instructions for each accumulator, and for each vector of a panel
-    row; registers for a vector of a panel row, and those beside: a broadcast, what is in between.
+    """What a step of k takes: instructions for each accumulator, for each vector of a panel row,
+    and for each row of the tile; registers for a vector of a panel row, and those beside: a
+    broadcast, what is in between.
     """
 
     each: int
     vector: int = 0
+    row: int = 0
     columns: int = 1
     registers: int = 1
 
@@ -72,20 +80,28 @@ DIRECT = Step(each=1)
 """An instruction that multiplies and adds."""
 APART = Step(each=2, registers=2)
 """A product, then a sum."""
+SHUFFLED = Step(each=2, row=1, registers=2)
+"""The same where a number is loaded, and then brought to all lanes by the units that multiply (Zen
+4 by 128 bits, 128x768x768: tiles of 6x2 reach 56 percent of the peak, of 2x4 67)."""
 PAIRS = Step(each=4, vector=3, columns=2, registers=4)
 """Two sums of two products of int16, of bytes that were widened."""
-SHIFTS = {"dot4_u8s8": Step(each=28, registers=5), "dot2_bf16": Step(each=6, registers=5)}
-"""Words taken apart by shifts."""
+BYTES = (("dot4_u8s8", DIRECT), ("madd_s16", PAIRS), ("", Step(each=28, registers=5)))
+"""Words of bytes; the last way takes them apart by shifts."""
+STEPS: Mapping[str, tuple[tuple[str, Step], ...]] = {
+    "float32": (("fma", DIRECT), ("broadcasts", APART), ("", SHUFFLED)),
+    "uint8": BYTES,
+    "int8": BYTES,
+    # a product of bytes, its sums two by two, then a sum; beside a broadcast the ones of the second
+    NARROW: (("dot4_u8s8", DIRECT), ("madd_u8s8", Step(each=3, registers=3)), *BYTES[1:]),
+    "bfloat16": (("dot2_bf16", DIRECT), ("", Step(each=6, registers=5))),
+}
+"""dtype of data (or NARROW) -> what a step takes with the instruction of a name, the best first."""
 
 
 def step_of(dtype: str, target: Target) -> Step:
     """A step of k of data of a type."""
-    ability = ABILITY_OF.get(dtype, "fma")
-    if target.has(ability):
-        return DIRECT
-    if ability == "dot4_u8s8" and target.has("madd_s16"):
-        return PAIRS
-    return SHIFTS.get(ability, APART)
+    ways = STEPS.get(dtype, STEPS["float32"])
+    return next(step for ability, step in ways if not ability or target.has(ability))
 
 
 def spare_registers(target: Target, dtype: str = "float32") -> int:
@@ -101,13 +117,22 @@ def most_rows(vectors: int, target: Target, dtype: str = "float32") -> int:
     return max(1, (spare_registers(target, dtype) - columns) // vectors)
 
 
-def step_cycles(rows: int, vectors: int, target: Target, dtype: str = "float32") -> float:
+def step_cycles(rows: float, vectors: int, target: Target, dtype: str = "float32") -> float:
     """Cycles of a step of k of a tile: multiply-adds, or loads where those take longer, or the
     wait for the sums of the step before."""
     memory, step = rows + 2 * vectors, step_of(dtype, target)
-    multiply = vectors * (rows * step.each + step.vector) / target.fma_units
+    work = vectors * (rows * step.each + step.vector) + rows * step.row
+    multiply = work / target.fma_units
     busy = max(multiply, (rows + vectors) / target.loads, target.fma_latency)
     return busy + MEMORY * memory
+
+
+def hides_prefetches(rows: int, vectors: int, target: Target, dtype: str = "float32") -> bool:
+    """Whether a tile has time to bring its panel ahead: a prefetch is a load, and with few rows
+    loads are all that a step waits for (1x768x768 on Zen 4: 31 us, without prefetches 25)."""
+    step = step_of(dtype, target)
+    multiply = vectors * (rows * step.each + step.vector) / target.fma_units
+    return (rows + 2 * vectors) / target.loads <= multiply
 
 
 def _columns_cost(vectors: int, product: Product, target: Target) -> float:
@@ -115,7 +140,9 @@ def _columns_cost(vectors: int, product: Product, target: Target) -> float:
     lanes = target.lanes("float32")
 
     def each(wide: int) -> float:
-        rows = min(tile_rows(wide, product, target), product.rows or MANY_ROWS)
+        rows: float = tile_rows(wide, product, target)
+        if product.rows:
+            rows = product.rows / -(-product.rows // int(rows))  # tiles are balanced
         return step_cycles(rows, wide, target, product.dtype) / rows
 
     if product.columns is None:
@@ -168,6 +195,15 @@ def panel_choice(target: Target) -> Choice:
     return Choice("panel", widths, "columns of a panel of packed weights", True)
 
 
+def narrowing_pays(listed: int, depth: int, target: Target) -> bool:
+    """Whether to multiply bytes by sums of two products that fit int16, where that takes `listed`
+    steps of k more than `depth` for each panel. Widening the words of a panel is not counted: with
+    one row it hides behind reading them, which takes longer with more (Zen 4 as AVX-512 without
+    VNNI, 1x768x768: 115 GOP/s in pairs, with all words twice 74, with none 172)."""
+    before, now = step_of("uint8", target).each, step_of(NARROW, target).each
+    return bool(depth) and now * (depth + listed) < before * depth
+
+
 @dataclass(frozen=True, slots=True)
 class Blocking:
     """A product on one panel width, ready for questions about its loops."""
@@ -189,6 +225,12 @@ class Blocking:
         return None if rows is None else max(1, -(-rows // self.rows))
 
     @property
+    def weights(self) -> float:
+        """Bytes of them."""
+        size = self.product
+        return math.inf if not (size.columns and size.depth) else 4 * size.columns * size.depth
+
+    @property
     def cycles(self) -> float:
         """Of a step of k of a tile."""
         rows = min(self.rows, self.product.rows or self.rows)
@@ -202,10 +244,11 @@ class Blocking:
         _, second, third = levels(self.target)
         if size.rows is None or size.columns is None or size.depth is None:
             return "panel"
-        if self.tiles == 1 or 4 * size.columns * size.depth <= second.size // 2:
+        if self.tiles == 1 or self.weights <= second.size // 2:
             return "row"
         per_cycle = 4 * self.target.lanes("float32") * self.target.fma_units / self.rows
-        return "row" if size.rows <= MANY_ROWS and third.bandwidth >= per_cycle else "panel"
+        is_fed = per_cycle <= ROOM * third.bandwidth
+        return "row" if size.rows <= MANY_ROWS and is_fed else "panel"
 
     def k_block(self, order: str) -> int:
         """Steps of k of a block, a divisor of the depth; 0 for all at once."""
@@ -213,21 +256,42 @@ class Blocking:
         if order != "panel" or not size.depth or self.tiles == 1:
             return 0
         if size.rows is not None and size.rows <= MANY_ROWS:
+            if not self.waits_for_more(size.depth):
+                return 0
             most = int(SHARE * second.size) // (4 * (size.rows + 2 * self.panel))
         else:  # rows stream by a panel
             most = second.size // 2 // (4 * self.panel)
         fitting = next((d for d in divisors(size.depth, LEAST_BLOCK) if d <= most), 0)
         return 0 if fitting == size.depth else fitting
 
+    def waits_for_more(self, depth: int) -> bool:
+        """Whether what comes from the third-level cache again and again, without blocks of k, is
+        more than it gives beside: the rows for every panel, and a panel for every tile of rows
+        where it does not fit in the second."""
+        _, second, third = levels(self.target)
+        floats = self.rows
+        if 4 * depth * self.panel > SHARE * second.size:
+            floats += self.panel
+        return 4 * floats / self.cycles > AGAIN * third.bandwidth
+
     def own(self, order: str) -> int:
         """Steps by which a tile brings its panel to the first-level cache ahead; 0 where what is
-        read between two uses of a panel fits there."""
+        read between two uses of a panel fits there, and where a panel is used but once: floats that
+        are read in order a processor fetches ahead by itself, as fast as they come, and prefetches
+        only take loads from it (Zen 4, one row of 768x768: 30 us without, 37 with them). Words of
+        bytes on the way through int16 leave it too few loads in flight for that.
+        """
         first, second, third = levels(self.target)
         depth, columns = self.product.depth, self.product.columns
         width = self.panel if order == "panel" else columns
         if depth is not None and width is not None and 4 * depth * width <= first.size // 2:
             return 0
-        wait = third.latency if self.tiles == 1 else HIDDEN * second.latency
+        if self.tiles == 1 and step_of(self.product.dtype, self.target) is DIRECT:
+            return 0
+        # unknown tiles may be one or two, which find no panel brought nearer by others
+        is_by_panel = order == "panel" and self.tiles is not None
+        is_near = is_by_panel or self.weights <= second.size // 2
+        wait = HIDDEN * (second if is_near else third).latency
         steps = max(wait / self.cycles, AHEAD / (4 * self.panel))
         return next((d for d in DISTANCES[1:] if d >= steps), DISTANCES[-1])
 
@@ -265,8 +329,10 @@ class Blocking:
 
 __all__ = [
     "Blocking",
+    "hides_prefetches",
     "is_crowded",
     "most_rows",
+    "narrowing_pays",
     "panel_choice",
     "panel_width",
     "rows_in_set",

@@ -43,11 +43,12 @@ Steps: TypeAlias = Callable[[Schedule, Kernel], None]
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A kernel's loops, and how they came about: `start` and the steps."""
+    """A kernel's loops, and how they came about: `start` and the steps, or why there are none."""
 
     func: PrimFunc
     start: PrimFunc | None = None
     trace: Trace | None = None
+    why: str = ""
 
 
 def program_of(inputs: list[te.Tensor], outputs: list[te.Tensor], name: str) -> PrimFunc:

@@ -11,7 +11,8 @@ panel row holds four bytes for each column, and the accumulators are int32:
 
     acc[i, v] = dot4(broadcast(word of a[i, 4 k]), words of b[4 k, v], acc[i, v])
 
-or, with data widened to int16 (words.py), as two sums of two products:
+or by instructions that take more than one step of that (words.py): `madd_u8s8`, or with data
+widened to int16, as two sums of two products:
 
     acc[i, v] = madd(broadcast(pair of a[i, 4 k]), pairs of b[4 k, v], acc[i, v])
 
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, minimum
+from ekiden.ir.prim import IntImm, PrimExpr, Var, cast, const, minimum
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
@@ -66,6 +67,8 @@ class Tile:
     valid: int
     dtype: str = "float32"
     """Of results: int32 where data are bytes."""
+    dot: str = ""
+    """What multiplies words, where that is not what DOT_OF says."""
 
     @property
     def vector(self) -> str:
@@ -90,6 +93,19 @@ def fitting_lanes(valid: int, target: Target) -> int:
     """
     lanes = target.lanes("float32")
     return lanes // 2 if lanes > WIDE_LANES and 2 * valid <= lanes else lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Steps of k behind the others: step n takes the data of word places[begin + n], and the row of
+    the panel that is n behind the one at `origin`."""
+
+    count: int
+    places: Buffer
+    begin: PrimExpr
+    origin: PrimExpr
+    a_stride: PrimExpr
+    b_stride: PrimExpr
 
 
 Store = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
@@ -122,6 +138,7 @@ def compute_tile(
     ahead: Ahead | None = None,
     unroll: int = 1,
     parts: Parts | None = None,
+    listed: Listed | None = None,
 ) -> Stmt:
     """Zero the accumulators, run over k, store. `a_rows` and `b_base` are flat element offsets at k
     = 0. `unroll` steps of the innermost loop stand one after the other.
@@ -135,6 +152,8 @@ def compute_tile(
     begin = [zero for _ in places] if parts is None else _masked(tile, parts.load)
     clear = [BufferStore(acc, value, (i,)) for i, value in zip(places, begin, strict=True)]
     multiply = _k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, unroll)
+    if listed is not None and listed.count:
+        multiply = seq(multiply, _listed(tile, listed, acc, a, a_rows, b))
     if not staged:
         ending = seq(*_stores(tile, acc, store))
         if parts is not None:
@@ -222,6 +241,16 @@ def _k_nest(
     return body
 
 
+def _listed(
+    tile: Tile, listed: Listed, acc: Buffer, a: Buffer, a_rows: Sequence[PrimExpr], b: Buffer
+) -> Stmt:
+    n, place = Var("n"), Var("place")
+    rows = [row + place * listed.a_stride for row in a_rows]
+    body = _k_step(tile, acc, a, rows, b, listed.origin + n * listed.b_stride)
+    value = cast(listed.places[listed.begin + n], "int64")
+    return For(n, const(0), const(listed.count), ForKind.SERIAL, LetStmt(place, value, body))
+
+
 def _steps(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt]) -> Stmt:
     """A loop over steps, of which `unroll` stand one after the other; then those left over, if
     their number is known. Else one stands alone."""
@@ -239,7 +268,7 @@ def _k_step(
 ) -> Stmt:
     halves = (0, 1) if a.dtype == PAIRED else (0,)
     columns = {(v, h): Var(f"b{v}_{h}", tile.vector) for v in range(tile.vectors) for h in halves}
-    dot = "madd_s16" if a.dtype == PAIRED else DOT_OF.get(b.dtype)
+    dot = "madd_s16" if a.dtype == PAIRED else tile.dot or DOT_OF.get(b.dtype)
     steps: list[Stmt] = []
     for i in range(tile.rows):
         scalars = {h: Var(f"a{i}_{h}", tile.vector) for h in halves}
@@ -391,6 +420,7 @@ def span(count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]) -> 
 
 __all__ = [
     "KLoop",
+    "Listed",
     "Tile",
     "balanced_rows",
     "column_mask",

@@ -2,18 +2,33 @@
 
     dot4_u8s8   acc + a0*b0 + a1*b1 + a2*b2 + a3*b3          one instruction, or shifts and products
     madd_s16    acc + (a0*b0 + a2*b2) + (a1*b1 + a3*b3)      two sums of two products of int16
+    madd_u8s8   acc + ((a0*b0 + a1*b1) + (a2*b2 + a3*b3))    the inner sums in int16
 
-Both are exact for all bytes: 255 * -128 twice is far from the end of int32. For the second the data
-are widened once, in the order of the sums, so that a tile broadcasts pairs as they lie; weights
-stay bytes, an eighth of what data of a tile read, and are widened by shifts where they are loaded.
-Without the first a product of words took 28 operations, the second takes 4.
+The first two are exact for all bytes: 255 * -128 twice is far from the end of int32. For the second
+the data are widened once, in the order of the sums, so that a tile broadcasts pairs as they lie;
+weights stay bytes, an eighth of what data of a tile read, and are widened by shifts where they are
+loaded.
+Without the first a product of words took 28 operations, the second takes 4, the third 3.
+
+The third is exact where the inner sums fit: 255 * (b0 + b1) of what has one sign. A weight that is
+known is made so. Of pairs too large, half stays; the words that have the rest follow as rows of
+their own behind the others of their panel, with a list of where in the data they belong:
+
+    weight [panel][k / 4 + r][column][4]     places [panel][r]
+
+Panels have as many of those rows as the one with most, and it is done where that costs less than
+it saves: bytes of a normal distribution over a whole weight need it for some words in a hundred,
+those of a range of 7 bits for none.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.op import Array
 from ekiden.ir.prim import Cast, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
@@ -22,7 +37,9 @@ from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.decision import Choice, Decision, Space
 from ekiden.topi.rule.tiles import span
 
-DOT4, MADD = "dot4_u8s8", "madd_s16"
+DOT4, MADD, NARROW_DOT = "dot4_u8s8", "madd_s16", "madd_u8s8"
+MOST = 128
+"""Of the sum of two neighbours of one sign: 255 times that fits int16."""
 EVEN = 0x00FF00FF
 """The bytes 0 and 2 of a word."""
 GRAIN = 1 << 14
@@ -30,19 +47,36 @@ GRAIN = 1 << 14
 calling one."""
 
 
-def dots(target: Target) -> tuple[str, ...]:
+def dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
     """How a target can multiply words of bytes, the best first: the first way there always is, if
-    not as an instruction."""
-    if not target.has(MADD):
-        return (DOT4,)
-    return (DOT4, MADD) if target.has(DOT4) else (MADD, DOT4)
+    not as an instruction; the third if sums of two products fit int16."""
+    ways = [MADD] if target.has(MADD) else []
+    if is_narrow and target.has(NARROW_DOT):
+        ways.insert(0, NARROW_DOT)
+    return (DOT4, *ways) if target.has(DOT4) else (*ways, DOT4)
 
 
-def dot_space(weight: te.Tensor, target: Target) -> Space:
+def dot_space(weight: te.Tensor, target: Target, is_narrow: bool = False) -> Space:
     """The choice of a kernel whose weight may be of bytes."""
     if weight.dtype != "int8":
         return ()
-    return (Choice("dot", dots(target), "how words of four bytes are multiplied"),)
+    return (Choice("dot", dots(target, is_narrow), "how words of four bytes are multiplied"),)
+
+
+def narrowed_words(weight: Array) -> tuple[Array, Array]:
+    """A weight [panel][k / 4][column][4] so that sums of two products fit, with the words of the
+    rest behind the others, and their places, as above."""
+    pairs = weight.reshape(*weight.shape[:-1], 2, 2)
+    wide = pairs.astype(np.int16)
+    above = np.maximum(wide, 0).sum(-1) > MOST
+    is_large = above | (np.minimum(wide, 0).sum(-1) < -MOST)
+    rest = np.where(is_large[..., None], pairs >> 1, 0).astype(np.int8)
+    there = is_large.any((-1, -2))
+    count = int(there.sum(1).max(initial=0))
+    first = np.argsort(~there, axis=1, kind="stable")[:, :count]
+    rows = np.take_along_axis(rest.reshape(weight.shape), first[:, :, None, None], axis=1)
+    made = np.concatenate([(pairs - rest).reshape(weight.shape), rows], axis=1)
+    return made, first.astype(np.int32)
 
 
 def pairs_of(data: Buffer, decision: Decision) -> Buffer | None:
@@ -85,4 +119,4 @@ def _known(length: PrimExpr) -> int:
     return value if isinstance(value, int) else 0
 
 
-__all__ = ["DOT4", "MADD", "dot_space", "dots", "pairs_of", "widen"]
+__all__ = ["DOT4", "MADD", "NARROW_DOT", "dot_space", "dots", "narrowed_words", "pairs_of", "widen"]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Node
-from ekiden.frontend.onnx.value import Value
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.value import Value
 from ekiden.ir.dtype import SMALL_FLOATS, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.converters.convolution import convolve
 from ekiden.frontend.onnx.converters.elementwise import gelu, note_broadcast, number
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
-from ekiden.frontend.onnx.node import Attribute, Converter, Node, Result, Row
-from ekiden.frontend.onnx.value import Value, constant
+from ekiden.frontend.onnx.node import Attribute, Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import as_ints, known

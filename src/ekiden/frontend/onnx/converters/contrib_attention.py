@@ -12,10 +12,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from ekiden.frontend.common.node import Result
 from ekiden.frontend.onnx.converters.contrib import DOMAIN, rms_normalized
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
 from ekiden.frontend.onnx.converters.quantize import integer_product
-from ekiden.frontend.onnx.node import Node, Result, Row
+from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import PrimExpr, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.converters.contrib import channels_first, contrib_row
 from ekiden.frontend.onnx.converters.elementwise import note_broadcast
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
@@ -22,7 +23,6 @@ from ekiden.frontend.onnx.converters.quantize import (
     scalar_input,
 )
 from ekiden.frontend.onnx.node import Attribute, Node
-from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ekiden.frontend.common.value import constant
 from ekiden.frontend.onnx.converters.byte_products import (
     Convolution,
     dequantized_sides,
@@ -9,7 +10,6 @@ from ekiden.frontend.onnx.converters.byte_products import (
 )
 from ekiden.frontend.onnx.converters.window import Window, padded, read_window
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.value import constant
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.topi.shape import known

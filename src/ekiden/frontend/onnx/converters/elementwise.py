@@ -7,8 +7,9 @@ from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.onnx.node import Converter, Node, Result, Row
-from ekiden.frontend.onnx.value import Value
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.converters.byte_products import dequantized_dense, dequantized_sides
 from ekiden.frontend.onnx.converters.shape import broadcast
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Array
 from ekiden.ir.prim import is_const
 from ekiden.relay import op

@@ -10,10 +10,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from ekiden.frontend.onnx.node import Node, Result, Row
-from ekiden.frontend.onnx.sequence_value import NoTensor
-from ekiden.frontend.onnx.text_value import TextValue, rows, text_of
-from ekiden.frontend.onnx.value import Value
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.text_value import TextValue, rows, text_of
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.ir.type import Type

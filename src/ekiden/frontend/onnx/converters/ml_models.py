@@ -10,8 +10,9 @@ from itertools import combinations
 
 import numpy as np
 
+from ekiden.frontend.common.node import Result
 from ekiden.frontend.onnx.converters.ml_features import DOMAIN, as_float, looked_up
-from ekiden.frontend.onnx.node import Node, Result, Row
+from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.trees import MEMBER, MODES, Questions, Tables, forest
 from ekiden.ir.op import Array
 from ekiden.relay import op

@@ -9,14 +9,15 @@ from itertools import accumulate
 
 import numpy as np
 
+from ekiden.frontend.common.sizes import dims
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.resample import resample
 from ekiden.frontend.onnx.node import Converter, Node, Row
-from ekiden.frontend.onnx.value import Value
 from ekiden.ir import prim
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
+from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.topi.shape import Dim, Shape, as_dim, as_ints, equal, known, tidy
 
 _FAR = 10**9
@@ -265,6 +266,8 @@ def _upsample_attributes(node: Node) -> Expr | Value:
 
 def _upsample(node: Node) -> Expr | Value:
     """Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric."""
+    if node.value(1).array is None:
+        return _resized_by_data(node, 1, "asymmetric", "floor")
     return _resized(node, _scales(node, 1), None, "asymmetric", "floor")
 
 
@@ -275,13 +278,39 @@ def _scales(node: Node, index: int) -> tuple[float, ...]:
 def _resize(node: Node) -> Expr | Value:
     scales, sizes = node.optional(2), node.optional(3)
     given = scales is not None and scales.type.shape != () and known(scales.type.shape[0]) != 0
+    mode = node.get_string("coordinate_transformation_mode", "half_pixel")
+    rounding = node.get_string("nearest_mode", "round_prefer_floor")
+    if given and scales is not None and scales.array is None:
+        return _resized_by_data(node, 2, mode, rounding)
     factors = _on_all_axes(node, _scales(node, 2), 1.0) if given else None
     if sizes is None and factors is None:
         node.unsupported("one of 'scales' and 'sizes' must be given")
     extents = None if factors is not None else _on_all_axes(node, node.dims(3, "sizes"), None)
-    mode = node.get_string("coordinate_transformation_mode", "half_pixel")
-    rounding = node.get_string("nearest_mode", "round_prefer_floor")
     return _resized(node, factors, extents, mode, rounding)
+
+
+def _resized_by_data(node: Node, index: int, mode: str, rounding: str) -> Expr | Value:
+    """A resize by an input of scales that come at run time: the extents follow from them, and have
+    names from here on."""
+    axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
+    scales = op.reshape(op.cast(node.expr(index), "float32"), (len(axes),))
+    extents = op.take(op.shape_of(node.expr(0), "int64"), const(np.array(axes)), axis=0)
+    scaled = op.cast(op.floor(op.multiply(op.cast(extents, "float32"), scales)), "int64")
+    found = dims(node.scope, node.value_of(scaled))
+    assert found is not None, "a vector of known length"
+    sizes = list(node.shape(0))
+    for axis, extent in zip(axes, found, strict=True):
+        sizes[axis] = as_dim(extent)
+    steps = [
+        op.strided_slice(scales, begin=[axes.index(a)], end=[axes.index(a) + 1])
+        if a in axes
+        else const(np.ones(1, np.float32))
+        for a in range(2, node.rank(0))
+    ]
+    if len(steps) == 1:
+        steps = [const(np.ones(1, np.float32)), *steps]
+    by = op.concatenate(Tuple(tuple(steps)), axis=0) if len(steps) == 2 else None
+    return _resized(node, None, sizes, mode, rounding, by)
 
 
 def _on_all_axes(
@@ -303,7 +332,10 @@ def _resized(
     sizes: Sequence[Dim | float] | None,
     mode: str,
     rounding: str,
+    by: Expr | None = None,
 ) -> Expr | Value:
+    """Resized by scales, or to sizes; `by` are the scales of height and width where these are data,
+    which the sizes follow from."""
     shape = node.shape(0)
     factors = None if scales is None else [_factor(s) for s in scales]
     wanted = (
@@ -328,7 +360,7 @@ def _resized(
         rounding_method=rounding,
         cubic_alpha=node.get_float("cubic_coeff_a", -0.75),
         cubic_exclude=bool(node.get_int("exclude_outside", 0)),
-        scales=None if factors is None else [1.0] * flat + factors[2:],
+        scales=by if factors is None else [1.0] * flat + factors[2:],
     )
     return op.squeeze(found, axis=[2]) if flat else found
 

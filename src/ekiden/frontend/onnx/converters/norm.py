@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.elementwise import number
 from ekiden.frontend.onnx.converters.random import generator
-from ekiden.frontend.onnx.node import Converter, Node, Result, Row
-from ekiden.frontend.onnx.value import Value
+from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.ir.dtype import to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const

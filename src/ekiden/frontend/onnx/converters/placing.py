@@ -73,11 +73,19 @@ def _int64(node: Node, dim: PrimExpr) -> Expr:
 
 
 def _top_k(node: Node) -> list[Expr]:
+    """The first k in order; of a k of 0, which means all to Relay, an empty slice."""
     count: Dim = node.get_int("k") if node.has("k") else node.dims(1, "K")[0]
+    axis = node.axis(node.get_int("axis", -1), node.rank(0))
+    number = known(count)
+    if number is not None and number < 0:
+        node.unsupported(f"'K' must not be negative, got {number}")
+    if number == 0:
+        none = op.strided_slice(node.expr(0), begin=[0], end=[0], axes=[axis])
+        return [none, op.cast(none, "int64")]
     found = op.topk(
         node.expr(0),
         k=count,
-        axis=node.axis(node.get_int("axis", -1), node.rank(0)),
+        axis=axis,
         ret_type="both",
         is_ascend=not node.get_int("largest", 1),
         dtype="int64",

@@ -7,8 +7,9 @@ from itertools import product as every
 
 import numpy as np
 
+from ekiden.frontend.common.node import Result
 from ekiden.frontend.onnx.converters.window import Window, padded, read_window
-from ekiden.frontend.onnx.node import Node, Result, Row
+from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.byte_products import (
     Convolution,
     Levels,
@@ -20,7 +21,6 @@ from ekiden.frontend.onnx.converters.convolution import convolve
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.value import Value
 from ekiden.ir.dtype import SCALAR_BITS, SMALL_FLOATS, is_unsigned
 from ekiden.ir.prim import AnyDim
 from ekiden.relay import op

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Converter, Node, Row
-from ekiden.frontend.onnx.value import Value
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 

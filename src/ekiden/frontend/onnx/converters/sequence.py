@@ -1,4 +1,4 @@
-"""Sequences of tensors and optional values; see ekiden.frontend.onnx.sequence_value."""
+"""Sequences of tensors and optional values; see ekiden.frontend.common.sequence_value."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden.frontend.common.loop import Iteration, Loop, Parts, as_scalar, stacked
+from ekiden.frontend.common.sequence_value import Absent, SequenceValue
+from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.loop import Iteration, Loop, Parts, as_scalar, stacked
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.sequence_value import Absent, SequenceValue
-from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
@@ -40,7 +40,7 @@ def _place(node: Node, index: int, length: int, end: int) -> int | None:
 
 
 def _position(node: Node, index: int) -> Expr:
-    found = as_scalar(node, node.value(index))
+    found = as_scalar(node.scope, node.value(index))
     return found if node.dtype(index) == "int64" else op.cast(found, "int64")
 
 
@@ -108,7 +108,7 @@ def _concat(node: Node) -> Value:
     kind = given.joined()
     if is_new:
         parts = Parts(node.scope.expr(given), kind)
-        return stacked(node, parts, "stacked", None, node.axis(axis, len(kind.shape) + 1))
+        return stacked(node.scope, parts, "stacked", None, node.axis(axis, len(kind.shape) + 1))
     at = node.axis(axis, len(kind.shape))
     return node.scope.bound(sequence.concat(node.scope.expr(given), at))
 
@@ -161,7 +161,7 @@ def _runtime_sizes(node: Node, axis: int, given: Value | None) -> Expr:
     if given is not None and given.type.shape:
         return op.cast(node.scope.expr(given), "int64")
     extent = node.scope.scalar(node.shape(0)[axis])
-    size = const(np.int64(1)) if given is None else op.cast(as_scalar(node, given), "int64")
+    size = const(np.int64(1)) if given is None else op.cast(as_scalar(node.scope, given), "int64")
     starts = op.arange(const(np.int64(0)), extent, size, dtype="int64")
     return op.minimum(op.subtract(extent, starts), size)
 

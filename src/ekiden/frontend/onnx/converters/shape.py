@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.arith import simplify
+from ekiden.frontend.common.text_value import text_constant
+from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.whole import whole
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.shape_value import check_reshape
-from ekiden.frontend.onnx.text_value import text_constant
-from ekiden.frontend.onnx.value import Value, constant
-from ekiden.frontend.onnx.whole import whole
 from ekiden.ir.prim import EQ, GE, NE, AnyDim, IntImm, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.value import Value, constant
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op

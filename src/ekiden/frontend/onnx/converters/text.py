@@ -1,4 +1,4 @@
-"""Operators on strings; see ekiden.frontend.onnx.text_value."""
+"""Operators on strings; see ekiden.frontend.common.text_value."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ekiden.frontend.onnx.node import Node, Result, Row
-from ekiden.frontend.onnx.regex import RegexError, automaton
-from ekiden.frontend.onnx.shape_value import evaluate, fold
-from ekiden.frontend.onnx.text_value import (
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.text_value import (
     TextValue,
     common_width,
     measured,
@@ -21,6 +19,9 @@ from ekiden.frontend.onnx.text_value import (
     text_of,
     widened,
 )
+from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.regex import RegexError, automaton
+from ekiden.frontend.onnx.shape_value import evaluate, fold
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op

@@ -12,6 +12,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import Solve
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
+from ekiden.topi.layout import is_blocked, parse, transform_shape, whole
 from ekiden.topi.shape import as_dim
 
 Types = Sequence[Type | None]
@@ -60,15 +61,19 @@ def _window(types: Types, attrs: Attrs | None, divided: str) -> Types:
     data_layout = str(getattr(attrs, "data_layout", ""))
     kernel_layout = str(getattr(attrs, "kernel_layout", ""))
     known = size is not None and channels is not None and isinstance(data, TensorType)
-    if weight is not None or not known or not (kernel_layout + data_layout).isalpha():
+    is_packed = not kernel_layout.isalpha() and not is_blocked(kernel_layout)
+    if weight is not None or not known or is_packed:
         return types
     assert isinstance(data, TensorType) and size is not None and channels is not None
-    if len(data.shape) != len(data_layout) or "C" not in data_layout:
+    if len(data.shape) != len(parse(data_layout)) or "C" not in data_layout:
         return types
     groups = int(getattr(attrs, "groups", 1))
-    given: PrimExpr = data.shape[data_layout.index("C")]
+    plain = whole(data_layout)
+    given: PrimExpr = transform_shape(data.shape, data_layout, plain)[plain.index("C")]
     made = as_dim(channels)
     extents = {"I": given // groups if divided == "I" else given}
     extents["O"] = made // groups if divided == "O" else made
     extents |= dict(zip("DHW"[3 - len(size) :], map(as_dim, size), strict=True))
-    return [data, TensorType(tuple(extents[letter] for letter in kernel_layout), data.dtype)]
+    flat = whole(kernel_layout)
+    shape = transform_shape(tuple(extents[letter] for letter in flat), flat, kernel_layout)
+    return [data, TensorType(shape, data.dtype)]

@@ -9,7 +9,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, Linear, OpDef, OpPattern, Precision, Turns, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, TupleGetItem
 from ekiden.relay.op._declare import (
@@ -115,6 +115,7 @@ def _per_channel(
 register_op(
     OpDef(
         name="nn.prelu",
+        turns=Turns.AXIS,
         precision=Precision.FOLLOW,
         arguments=("data", "alpha"),
         attrs=PReluAttrs,
@@ -140,6 +141,8 @@ def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Call:
 register_op(
     OpDef(
         name="nn.bias_add",
+        turns=Turns.AXIS,
+        linear=Linear.SHIFTS,
         precision=Precision.FOLLOW,
         arguments=("data", "bias"),
         attrs=BiasAddAttrs,
@@ -203,10 +206,13 @@ def _declare_softmax(
     reference: Callable[[SoftmaxAttrs, Array], Array],
     compute: Callable[[Tensor, int], Tensor],
     precision: Precision = Precision.UNKNOWN,
+    fast: str = "",
 ) -> None:
     register_op(
         OpDef(
             name=name,
+            fast=fast,
+            turns=Turns.AXIS,
             arguments=("data",),
             attrs=SoftmaxAttrs,
             relation=_softmax_relation(name),
@@ -219,7 +225,9 @@ def _declare_softmax(
     )
 
 
-_declare_softmax("nn.softmax", _softmax_reference, topi.nn.softmax, Precision.NEVER)
+_declare_softmax(
+    "nn.softmax", _softmax_reference, topi.nn.softmax, Precision.NEVER, "nn.fast_softmax"
+)
 _declare_softmax("nn.fast_softmax", _softmax_reference, topi.nn.softmax)
 _declare_softmax("nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax, Precision.NEVER)
 

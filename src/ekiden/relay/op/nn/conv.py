@@ -10,7 +10,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, Borders, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
@@ -22,9 +22,10 @@ from ekiden.relay.op._declare import (
     fail,
     one_dtype,
     rank_is,
+    summable,
     tensors,
 )
-from ekiden.relay.op.dynamic import bordered
+from ekiden.relay.op.dynamic_pad import bordered
 from ekiden.relay.op.nn._solve import window, window_transposed
 from ekiden.relay.op.nn._work import of_convolution, of_transposed
 from ekiden.relay.op.nn.geometry import (
@@ -39,7 +40,15 @@ from ekiden.relay.op.nn.geometry import (
     window_size,
 )
 from ekiden.te import Tensor
-from ekiden.topi.layout import packed_tile, permute, transform_array
+from ekiden.topi.layout import (
+    is_blocked,
+    packed_tile,
+    parse,
+    permute,
+    transform_array,
+    transform_shape,
+    whole,
+)
 from ekiden.topi.nn.weights import (
     conv_transpose_weight_shape,
     conv_weight_shape,
@@ -75,6 +84,13 @@ def _conv_shape(
     name: str, attrs: Conv2DAttrs, data: Sequence[PrimExpr], weight: Sequence[PrimExpr]
 ) -> tuple[PrimExpr, ...]:
     """The result shape in the result's layout."""
+    plain = plain_conv(attrs)
+    if plain is not None:
+        data = attempt(name, transform_shape, data, attrs.data_layout, plain.data_layout)
+        weight = attempt(name, transform_shape, weight, attrs.kernel_layout, plain.kernel_layout)
+        found = _conv_shape(name, plain, data, weight)
+        wanted = attrs.out_layout or attrs.data_layout
+        return attempt(name, transform_shape, found, plain.data_layout, wanted)
     n, c, h, w = attempt(name, permute, data, attrs.data_layout, "NCHW")
     out, per_group, kh, kw = attempt(
         name, conv_weight_shape, weight, attrs.kernel_layout, attrs.channels, attrs.groups
@@ -87,7 +103,21 @@ def _conv_shape(
     top, left, bottom, right = attrs.padding
     rows = window_extent(h, kh, attrs.strides[0], top, bottom, attrs.dilation[0])
     columns = window_extent(w, kw, attrs.strides[1], left, right, attrs.dilation[1])
-    return permute((n, out, rows, columns), "NCHW", attrs.out_layout or attrs.data_layout)
+    return permute((n, out, rows, columns), "NCHW", attrs.data_layout)
+
+
+def plain_conv(attrs: Conv2DAttrs) -> Conv2DAttrs | None:
+    """The convolution in layouts without inner axes, whose result has that of its data; None where
+    it is such a one."""
+    keeps = attrs.out_layout in ("", attrs.data_layout)
+    if keeps and not any(map(is_blocked, (attrs.data_layout, attrs.kernel_layout))):
+        return None
+    kernel = attrs.kernel_layout
+    return attrs.with_fields(
+        data_layout=whole(attrs.data_layout),
+        kernel_layout=whole(kernel) if is_blocked(kernel) else kernel,
+        out_layout="",
+    )
 
 
 MIXED = (("uint8", "int8", "int32"), ("uint8", "float32", "float32"))
@@ -97,7 +127,7 @@ MIXED = (("uint8", "int8", "int32"), ("uint8", "float32", "float32"))
 def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors("nn.conv2d", types, 2)
     wanted = attrs_of(Conv2DAttrs, attrs)
-    rank_is("nn.conv2d", data, 4, "data")
+    rank_is("nn.conv2d", data, len(parse(wanted.data_layout)), "data")
     is_mixed = (data.dtype, weight.dtype, wanted.out_dtype) in MIXED
     dtype = wanted.out_dtype if is_mixed else one_dtype("nn.conv2d", (data, weight))
     return TensorType(
@@ -118,7 +148,7 @@ def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
         :, :, :: attrs.strides[0], :: attrs.strides[1], :: attrs.dilation[0], :: attrs.dilation[1]
     ]
     parts = [
-        np.einsum("nchwyx,ocyx->nohw", rows, kernel, optimize=True)
+        np.einsum("nchwyx,ocyx->nohw", summable(rows), summable(kernel), optimize=True)
         for rows, kernel in zip(
             np.split(windows, attrs.groups, 1), np.split(weight, attrs.groups, 0), strict=True
         )
@@ -128,7 +158,10 @@ def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
 
 def _conv2d_reference(attrs: Conv2DAttrs, data: Array, weight: Array) -> Array:
     dtype = to_numpy(attrs.out_dtype or str(data.dtype))
-    plain = unpack_conv_weight(weight, attrs.kernel_layout, attrs.channels, attrs.groups)
+    if is_blocked(attrs.kernel_layout):
+        plain = transform_array(weight, attrs.kernel_layout, "OIHW")
+    else:
+        plain = unpack_conv_weight(weight, attrs.kernel_layout, attrs.channels, attrs.groups)
     found = conv2d_nchw(
         transform_array(data, attrs.data_layout, "NCHW").astype(dtype), plain.astype(dtype), attrs
     )
@@ -139,6 +172,16 @@ def _conv2d_reference(attrs: Conv2DAttrs, data: Array, weight: Array) -> Array:
 
 def _conv2d_lower(attrs: Conv2DAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     data, weight = inputs
+    plain = plain_conv(attrs)
+    if plain is not None:  # kernels are for whole axes, and results like the data
+        moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)
+        flat = [
+            each if source == target else topi.layout_transform(each, source, target)
+            for each, (source, target) in zip(inputs, moves, strict=True)
+        ]
+        (found,) = _conv2d_lower(plain, flat, out)
+        wanted = attrs.out_layout or attrs.data_layout
+        return [topi.layout_transform(found, plain.data_layout, wanted)]
     return [
         topi.nn.conv(
             data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups,
@@ -151,6 +194,8 @@ def _conv2d_lower(attrs: Conv2DAttrs, inputs: Sequence[Tensor], out: Type) -> li
 register_op(
     OpDef(
         name="nn.conv2d",
+        channels=(1, 0),
+        borders=Borders.ZEROS,
         precision=Precision.ALWAYS,
         kernels=("conv_nhwc_pack", "depthwise_conv_nhwc", "default"),
         arguments=("data", "weight"),
@@ -226,6 +271,8 @@ def _conv1d_reference(attrs: Conv1DAttrs, data: Array, weight: Array) -> Array:
 register_op(
     OpDef(
         name="nn.conv1d",
+        channels=(1, 0),
+        borders=Borders.ZEROS,
         precision=Precision.ALWAYS,
         arguments=("data", "weight"),
         attrs=Conv1DAttrs,
@@ -323,13 +370,14 @@ def _scatter(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
     )  # fmt: skip
     for y in range(kh if h else 0):
         for x in range(kw if w else 0):
-            taps = np.einsum("nchw,co->nohw", data, weight[:, :, y, x], optimize=True)
+            tap = summable(weight[:, :, y, x])
+            taps = np.einsum("nchw,co->nohw", summable(data), tap, optimize=True)
             full[
                 :,
                 :,
                 y * dh : y * dh + (h - 1) * sh + 1 : sh,
                 x * dw : x * dw + (w - 1) * sw + 1 : sw,
-            ] += taps
+            ] += taps.astype(data.dtype, copy=False)
     return full
 
 

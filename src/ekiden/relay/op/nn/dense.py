@@ -11,6 +11,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
@@ -73,6 +74,7 @@ def _product(out_dtype: str, a: Array, b: Array) -> Array:
 register_op(
     OpDef(
         name="nn.dense",
+        channels=(-1, 0),
         precision=Precision.ALWAYS,
         arguments=("data", "weight"),
         attrs=DenseAttrs,
@@ -251,7 +253,7 @@ WORDS = (("uint8", "int8", "int32"), ("bfloat16", "bfloat16", "float32"))
 
 def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.contrib_dense_pack"
-    data, weight = tensors(name, types, 2)
+    data, weight, *places = tensors(name, types, len(types))
     wanted = attrs_of(DensePackAttrs, attrs)
     rank_at_least(name, data, 1, "data")
     dtypes = {"data": data.dtype, "weight": weight.dtype}
@@ -261,9 +263,11 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             fail(name, f"a weight of words takes {takes}, got {dtypes}")
         word = WORD_OF[weight.dtype]
         agree(name, as_dim(word), weight.shape[3], "the elements of a word")
-        depth = tidy(weight.shape[1] * word)
+        depth = tidy((weight.shape[1] - _listed(name, weight, places)) * word)
     else:
         rank_is(name, weight, 3, "weight")
+        if places:
+            fail(name, "'places' are of a weight of words, not one of rank 3")
         one_dtype(name, (data, weight))
         depth = weight.shape[1]
     agree(name, data.shape[-1], depth, "the summed dimensions")
@@ -278,21 +282,45 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     return TensorType((*data.shape[:-1], as_dim(wanted.units)), wanted.out_dtype or data.dtype)
 
 
-def _dense_pack_reference(attrs: DensePackAttrs, data: Array, weight: Array) -> Array:
-    return _product(attrs.out_dtype, data, unpack_dense_weight(weight, attrs.units).T)
+def _listed(name: str, weight: TensorType, places: Sequence[TensorType]) -> PrimExpr:
+    """How many rows of a tile have their places listed."""
+    if not places:
+        return as_dim(0)
+    (listed,) = places
+    rank_is(name, listed, 2, "places")
+    if listed.dtype != "int32" or weight.dtype != "int8":
+        dtypes = f"{listed.dtype} and {weight.dtype}"
+        fail(name, f"'places' of int32 and a weight of int8 expected, got {dtypes}")
+    agree(name, listed.shape[0], weight.shape[0], "the tiles of 'places' and of 'weight'")
+    return listed.shape[1]
+
+
+def _dense_pack_reference(
+    attrs: DensePackAttrs, data: Array, weight: Array, places: Array | None = None
+) -> Array:
+    plain = unpack_dense_weight(weight, attrs.units, places)
+    return _product(attrs.out_dtype, data, plain.T)
 
 
 register_op(
     OpDef(
         name="nn.contrib_dense_pack",
         kernels=("dense_pack",),
-        arguments=("data", "weight"),
+        arguments=("data", "weight", "places"),
+        optional=1,
         attrs=DensePackAttrs,
         relation=_dense_pack_relation,
         macs=of_product,
         reference=_dense_pack_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.dense_pack(inputs[0], inputs[1], attrs.units, attrs.tile, attrs.out_dtype)
+            topi.nn.dense_pack(
+                inputs[0],
+                inputs[1],
+                attrs.units,
+                attrs.tile,
+                attrs.out_dtype,
+                inputs[2] if len(inputs) > 2 else None,
+            )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="(..., units)",
@@ -301,10 +329,21 @@ register_op(
 
 
 def contrib_dense_pack(
-    data: Expr, weight: Expr, units: int, tile: int, out_dtype: str = ""
+    data: Expr,
+    weight: Expr,
+    units: int,
+    tile: int,
+    out_dtype: str = "",
+    places: Expr | None = None,
 ) -> Call:
-    """`dense` with a weight packed by `contrib_pack_weight` into [ceil(units/tile)][k][tile]."""
-    return call("nn.contrib_dense_pack", data, weight, attrs=DensePackAttrs(units, tile, out_dtype))
+    """`dense` with a weight packed by `contrib_pack_weight` into [ceil(units/tile)][k][tile].
+
+    With `places` int32[ceil(units/tile)][r] (of bytes) the last r rows of a tile are multiplied
+    with the words of data that those are the numbers of; and then every sum of the products of two
+    neighbours fits int16, which is not checked.
+    """
+    args = (data, weight) if places is None else (data, weight, places)
+    return call("nn.contrib_dense_pack", *args, attrs=DensePackAttrs(units, tile, out_dtype))
 
 
 @node("relay.attrs.PackWeightAttrs")

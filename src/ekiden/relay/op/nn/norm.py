@@ -9,7 +9,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Turns, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
@@ -350,6 +350,7 @@ def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="nn.lrn",
+        turns=Turns.AXIS,
         arguments=("data",),
         attrs=LRNAttrs,
         relation=_lrn_relation,

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Turns, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
-from ekiden.relay.op.dynamic import PAD_MODES, DynPadAttrs, bordered, constant_of, dynamic
+from ekiden.relay.op.dynamic import constant_of, dynamic
+from ekiden.relay.op.dynamic_pad import PAD_MODES, DynPadAttrs, bordered
 from ekiden.topi.nn.pad import pad_by_mode
 from ekiden.topi.shape import Dim, as_attr, as_ints, as_shape, is_any, tidy
 
@@ -49,6 +50,7 @@ def _pad_reference(attrs: PadAttrs, data: Array, pad_value: Array) -> Array:
 register_op(
     OpDef(
         name="nn.pad",
+        turns=Turns.WIDTHS,
         precision=Precision.FOLLOW,
         arguments=("data", "pad_value"),
         attrs=PadAttrs,

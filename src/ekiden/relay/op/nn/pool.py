@@ -11,7 +11,7 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Lowering, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, Borders, Lowering, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
@@ -154,11 +154,16 @@ def _avg_lower(attrs: AvgPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -
 
 
 def _declare(
-    name: str, kind: type[PoolAttrs], reference: Callable[..., Array], lower: Lowering
+    name: str,
+    kind: type[PoolAttrs],
+    reference: Callable[..., Array],
+    lower: Lowering,
+    borders: Borders,
 ) -> None:
     register_op(
         OpDef(
             name=name,
+            borders=borders,
             arguments=("data",),
             attrs=kind,
             relation=_pool_relation(name, kind),
@@ -179,8 +184,10 @@ for _axes, _max, _avg in (
     (2, MaxPool2DAttrs, AvgPool2DAttrs),
     (3, MaxPool3DAttrs, AvgPool3DAttrs),
 ):
-    _declare(f"nn.max_pool{_axes}d", _max, _max_reference(f"nn.max_pool{_axes}d"), _max_lower)
-    _declare(f"nn.avg_pool{_axes}d", _avg, _avg_reference(f"nn.avg_pool{_axes}d"), _avg_lower)
+    _name = f"nn.max_pool{_axes}d"
+    _declare(_name, _max, _max_reference(_name), _max_lower, Borders.LOWEST)
+    _name = f"nn.avg_pool{_axes}d"
+    _declare(_name, _avg, _avg_reference(_name), _avg_lower, Borders.COUNTED)
 
 
 def max_pool1d(

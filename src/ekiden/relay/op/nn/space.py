@@ -322,39 +322,42 @@ def l2_normalize(data: Expr, eps: float, axis: Sequence[int] | None = None) -> C
     return call("nn.l2_normalize", data, attrs=attrs)
 
 
-Size = Dim | Sequence[Dim]
+Size = Dim | Sequence[Dim] | None
+"""One extent for all axes, one for each, or None for those of the data."""
 
 
 def _size(output_size: Size, rank: int) -> Dims:
+    if output_size is None:
+        return ()
     many = (output_size,) * rank if isinstance(output_size, Dim) else output_size
     return as_attr(many)
 
 
-def adaptive_avg_pool1d(data: Expr, output_size: Size, layout: str = "NCW") -> Call:
+def adaptive_avg_pool1d(data: Expr, output_size: Size = None, layout: str = "NCW") -> Call:
     """The mean of windows that divide one axis."""
     attrs = AdaptivePool1DAttrs(_size(output_size, 1), layout)
     return call("nn.adaptive_avg_pool1d", data, attrs=attrs)
 
 
-def adaptive_max_pool1d(data: Expr, output_size: Size, layout: str = "NCW") -> Call:
+def adaptive_max_pool1d(data: Expr, output_size: Size = None, layout: str = "NCW") -> Call:
     """The maximum of windows that divide one axis."""
     attrs = AdaptivePool1DAttrs(_size(output_size, 1), layout)
     return call("nn.adaptive_max_pool1d", data, attrs=attrs)
 
 
-def adaptive_max_pool2d(data: Expr, output_size: Size, layout: str = "NCHW") -> Call:
+def adaptive_max_pool2d(data: Expr, output_size: Size = None, layout: str = "NCHW") -> Call:
     """The maximum of windows that divide two axes."""
     attrs = AdaptiveMaxPool2DAttrs(_size(output_size, 2), layout)
     return call("nn.adaptive_max_pool2d", data, attrs=attrs)
 
 
-def adaptive_avg_pool3d(data: Expr, output_size: Size, layout: str = "NCDHW") -> Call:
+def adaptive_avg_pool3d(data: Expr, output_size: Size = None, layout: str = "NCDHW") -> Call:
     """The mean of windows that divide three axes."""
     attrs = AdaptivePool3DAttrs(_size(output_size, 3), layout)
     return call("nn.adaptive_avg_pool3d", data, attrs=attrs)
 
 
-def adaptive_max_pool3d(data: Expr, output_size: Size, layout: str = "NCDHW") -> Call:
+def adaptive_max_pool3d(data: Expr, output_size: Size = None, layout: str = "NCDHW") -> Call:
     """The maximum of windows that divide three axes."""
     attrs = AdaptivePool3DAttrs(_size(output_size, 3), layout)
     return call("nn.adaptive_max_pool3d", data, attrs=attrs)

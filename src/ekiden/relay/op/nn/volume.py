@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import OpPattern, Precision
+from ekiden.ir.op import Borders, OpPattern, Precision
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
@@ -103,6 +103,8 @@ declare(
     layout="data_layout",
     precision=Precision.ALWAYS,
     macs=of_convolution(),
+    channels=(1, 0),
+    borders=Borders.ZEROS,
 )
 for _name, _kind, _layout in (
     ("nn.conv1d_transpose", Conv1DTransposeAttrs, ""),

@@ -1,0 +1,196 @@
+"""Models whose time goes into gathers and scatters, beside ONNX Runtime, in one process.
+
+    python benchmarks/gathered_models.py [--rounds 12] [--threads 1]
+
+deberta: layers of disentangled attention, whose scores take in products with relative positions
+through GatherElements. graph: layers of a graph network, which takes the features of the sources of
+100,000 edges and adds them up at their targets (ScatterElements of rows, as exporters write it).
+Weights are seeded. The least of the rounds, turn by turn: of one thread its CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+import ekiden
+
+Array = np.ndarray
+Attributes = dict[str, object]
+
+
+class Model:
+    """An ONNX graph in the making."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def constant(self, value: Array) -> str:
+        """A weight."""
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(value, name))
+        return name
+
+    def ints(self, *values: int) -> str:
+        """A vector of integers."""
+        return self.constant(np.array(values, np.int64))
+
+    def random(self, *shape: int) -> str:
+        """A seeded weight, whose products keep the size of their data."""
+        scale = np.float32(shape[0] ** -0.5)
+        return self.constant(self.rng.standard_normal(shape, np.float32) * scale)
+
+    def add(self, kind: str, *inputs: str, **attributes: object) -> str:
+        """A node of one output; gives its name."""
+        name = f"{kind}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
+        return name
+
+    def dense(self, data: str, depth: int, columns: int) -> str:
+        """A layer with a bias."""
+        bias = self.constant(np.zeros(columns, np.float32))
+        return self.add("Add", self.add("MatMul", data, self.random(depth, columns)), bias)
+
+    def made(
+        self, inputs: dict[str, tuple[Sequence[int], int]], output: str, shape: Sequence[int]
+    ) -> bytes:
+        """The model's bytes."""
+        given = [helper.make_tensor_value_info(n, k, s) for n, (s, k) in inputs.items()]
+        result = helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)
+        graph = helper.make_graph(self.nodes, "model", given, [result], self.weights)
+        opset = helper.make_opsetid("", 17)
+        model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
+        return bytes(model.SerializeToString())
+
+
+def positions(length: int, span: int) -> Array:
+    """Where the distance of query and key lies in a table of 2 * span rows."""
+    distance = np.arange(length)[:, None] - np.arange(length)[None]
+    return np.clip(distance + span, 0, 2 * span - 1)[None]
+
+
+def deberta(length: int = 128, width: int = 384, heads: int = 6, layers: int = 3) -> bytes:
+    """Disentangled attention as DeBERTa's exporters write it, without the rest of the layers but
+    one dense layer."""
+    m, depth, span = Model(), width // heads, 128
+    states = "x"
+
+    def split(data: str, rows: int) -> str:
+        shaped = m.add("Reshape", data, m.ints(1, rows, heads, depth))
+        turned = m.add("Transpose", shaped, perm=[0, 2, 1, 3])
+        return m.add("Reshape", turned, m.ints(heads, rows, depth))
+
+    scale = m.constant(np.float32(1 / np.sqrt(3 * depth)))
+    mask = m.add("Cast", "mask", to=TensorProto.BOOL)
+    table = m.random(2 * span, width)
+    for _ in range(layers):
+        query, key, value = (split(m.dense(states, width, width), length) for _ in range(3))
+        near_key, near_query = (split(m.dense(table, width, width), 2 * span) for _ in range(2))
+        scores = m.add("MatMul", query, m.add("Transpose", key, perm=[0, 2, 1]))
+        scores = m.add("Mul", scores, scale)
+        shape = m.ints(heads, length, length)
+        where = m.add("Expand", m.constant(positions(length, span)), shape)
+        c2p = m.add("MatMul", query, m.add("Transpose", near_key, perm=[0, 2, 1]))
+        c2p = m.add("Mul", m.add("GatherElements", c2p, where, axis=-1), scale)
+        back = m.constant(np.clip(2 * span - positions(length, span), 0, 2 * span - 1))
+        p2c = m.add("MatMul", key, m.add("Transpose", near_query, perm=[0, 2, 1]))
+        p2c = m.add("GatherElements", p2c, m.add("Expand", back, shape), axis=-1)
+        p2c = m.add("Mul", m.add("Transpose", p2c, perm=[0, 2, 1]), scale)
+        scores = m.add("Add", m.add("Add", scores, c2p), p2c)
+        scores = m.add("Reshape", scores, m.ints(1, heads, length, length))
+        least = m.constant(np.float32(np.finfo(np.float32).min))
+        scores = m.add("Where", mask, scores, least)
+        shares = m.add("Softmax", scores, axis=-1)
+        shares = m.add("Where", mask, shares, m.constant(np.float32(0)))
+        shares = m.add("Reshape", shares, m.ints(heads, length, length))
+        mixed = m.add("Reshape", m.add("MatMul", shares, value), m.ints(1, heads, length, depth))
+        mixed = m.add("Transpose", mixed, perm=[0, 2, 1, 3])
+        mixed = m.add("Reshape", mixed, m.ints(1, length, width))
+        states = m.add("Add", states, m.dense(mixed, width, width))
+    inputs = {
+        "x": ((1, length, width), TensorProto.FLOAT),
+        "mask": ((1, 1, length, length), TensorProto.INT64),
+    }
+    return m.made(inputs, states, (1, length, width))
+
+
+def graph(nodes: int = 10_000, edges: int = 100_000, width: int = 64, layers: int = 3) -> bytes:
+    """Layers of states = relu(dense(states) + sum over edges of dense(states)[source])."""
+    m, states = Model(), "x"
+    source, target = (
+        m.add("Squeeze", m.add("Gather", "edges", m.ints(n), axis=0), m.ints(0)) for n in range(2)
+    )
+    for _ in range(layers):
+        sent = m.dense(states, width, width)
+        messages = m.add("Gather", sent, source, axis=0)
+        where = m.add("Expand", m.add("Unsqueeze", target, m.ints(1)), m.ints(edges, width))
+        zeros = m.constant(np.zeros((nodes, width), np.float32))
+        total = m.add("ScatterElements", zeros, where, messages, axis=0, reduction="add")
+        states = m.add("Relu", m.add("Add", m.dense(states, width, width), total))
+    inputs = {"x": ((nodes, width), TensorProto.FLOAT), "edges": ((2, edges), TensorProto.INT64)}
+    return m.made(inputs, states, (nodes, width))
+
+
+def cases() -> dict[str, tuple[bytes, dict[str, Array]]]:
+    """Models and inputs by name."""
+    rng = np.random.default_rng(1)
+    mask = np.ones((1, 1, 128, 128), np.int64)
+    mask[..., 100:] = 0
+    texts = {"x": rng.standard_normal((1, 128, 384), np.float32), "mask": mask}
+    edges = rng.integers(0, 10_000, (2, 100_000))
+    features = {"x": rng.standard_normal((10_000, 64), np.float32), "edges": edges}
+    return {"deberta": (deberta(), texts), "graph": (graph(), features)}
+
+
+def peer(model: bytes, threads: int) -> onnxruntime.InferenceSession:
+    """ONNX Runtime's session."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def least(
+    runs: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """The least seconds of each, in turns."""
+    found = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = clock()
+            run()
+            found[name] = min(found[name], clock() - start)
+    return found
+
+
+def main() -> None:
+    """Print a line for each model."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    ekiden.runtime.num_threads(options.threads)
+    for name, (model, inputs) in cases().items():
+        ours, theirs = ekiden.compile(model), peer(model, options.threads)
+        found, wanted = ours(**inputs).numpy(), theirs.run(None, inputs)[0]  # type: ignore[union-attr]
+        error = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+        runs = {"ours": lambda: ours(**inputs), "theirs": lambda: theirs.run(None, inputs)}  # noqa: B023
+        clock = time.thread_time if options.threads == 1 else time.perf_counter
+        times = least(runs, options.rounds, clock)
+        ratio = times["theirs"] / times["ours"]
+        milliseconds = " ".join(f"{n} {t * 1e3:.2f} ms" for n, t in times.items())
+        print(f"{name:>8} {milliseconds}: {ratio:.2f} times as fast, error {error:.1e}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Other engines on one product of matrices, for benchmarks that take turns with them."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+try:
+    import openvino
+except ImportError:  # pip install openvino: no part of what benchmarks need
+    openvino = None
+
+Array = np.ndarray
+Call = Callable[[], object]
+
+
+def product_model(x: Array, w: Array, is_constant: bool) -> tuple[bytes, dict[str, Array]]:
+    """x [m, k] times w [n, k] transposed as an ONNX model, and what it is fed."""
+    right = np.ascontiguousarray(w.T)
+
+    def value(name: str, *dims: int) -> object:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+
+    feeds = {"x": x} if is_constant else {"x": x, "w": right}
+    inputs = [value(name, *array.shape) for name, array in feeds.items()]
+    weights = [numpy_helper.from_array(right, "w")] if is_constant else []
+    result = value("y", len(x), len(w))
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "product", inputs, [result], weights)
+    opset = [helper.make_opsetid("", 17)]
+    made: ModelProto = helper.make_model(graph, opset_imports=opset, ir_version=9)
+    return made.SerializeToString(), feeds
+
+
+def onnx_runtime(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
+    """By ONNX Runtime, the results written in place."""
+    model, feeds = product_model(x, w, is_constant)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+    result = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((len(x), len(w)), np.float32))
+    binding.bind_ortvalue_output("y", result)
+    return lambda: session.run_with_iobinding(binding)
+
+
+def open_vino(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
+    """By OpenVINO in float32: it would take bfloat16 where the processor has that."""
+    model, feeds = product_model(x, w, is_constant)
+    config = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    core = openvino.Core()
+    made = core.compile_model(core.read_model(io.BytesIO(model)), "CPU", config)
+    request = made.create_infer_request()
+    for name, array in feeds.items():
+        request.set_tensor(name, openvino.Tensor(array))  # a copy: nothing keeps what is shared
+    return lambda: request.infer()
+
+
+PEERS: Mapping[str, Callable[[Array, Array, bool, int], Call]] = {
+    "ORT": onnx_runtime,
+    **({} if openvino is None else {"OpenVINO": open_vino}),
+}
+"""Engine -> (x [m, k], w [n, k], whether that is a constant, threads) -> a call of the product."""
+
+
+def clock_for(threads: int) -> Callable[[], float]:
+    """On one thread time of the processor, of all threads of this process, as some engines have a
+    thread of their own: other programs on the machine do not count."""
+    return time.process_time if threads == 1 else time.perf_counter
+
+
+def seconds(call: Call, repeat: int, clock: Callable[[], float]) -> float:
+    """Time of one call, averaged over `repeat`, after one that brings back to caches what the
+    others have driven out."""
+    call()
+    start = clock()
+    for _ in range(repeat):
+        call()
+    return (clock() - start) / repeat

@@ -1,0 +1,59 @@
+"""How near kernels are to the peak of each class of processors that this machine can run: products
+of matrices with constant and with variable operands beside other engines, the convolutions of
+ResNet-50, products of bytes. One command for what matmul_peak.py, conv_peak.py and
+byte_products.py print.
+
+    python benchmarks/processor_classes.py [--class x86-64-v3 skylake-avx512] [--threads 2]
+
+Whole tables take minutes for each class.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import byte_products
+import conv_peak
+import matmul_peak
+
+from ekiden.runtime import num_threads
+from ekiden.target import Target
+
+CLASSES = ("x86-64-v2", "x86-64-v3", "skylake-avx512", "cascadelake", "cooperlake")
+"""From the oldest to the newest: no FMA; AVX2; AVX-512, then with VNNI, then with BF16."""
+
+
+def runs_here(name: str) -> bool:
+    """Whether this machine has what a class has."""
+    return Target(f"llvm -mcpu={name}").serves(Target.host())
+
+
+def main() -> None:
+    """Print all tables for each class."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    there = tuple(filter(runs_here, CLASSES))
+    parser.add_argument("--class", dest="classes", nargs="+", default=there, metavar="CPU")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    num_threads(options.threads)
+    print(f"{matmul_peak.processor()}, {options.threads} thread(s), {options.rounds} rounds")
+    print(f"not run here: {', '.join(sorted(set(CLASSES) - set(there))) or 'none'}")
+    for name in options.classes:
+        for variable in (False, True):
+            of_class = argparse.Namespace(
+                shapes=matmul_peak.SHAPES,
+                variable=variable,
+                threads=options.threads,
+                rounds=options.rounds,
+            )
+            matmul_peak.print_table(name, of_class)
+        conv_peak.print_table(name, options)
+        if options.threads == 1:
+            byte_products.print_table(matmul_peak.class_target(name, 1), options)
+
+
+if __name__ == "__main__":
+    main()

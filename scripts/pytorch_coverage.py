@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Run PyTorch's own samples of its operators (op_db) and modules (module_db) by Ekiden, and write
+docs/pytorch-coverage.md.
+
+pytorch_coverage.py [--samples 3] [--ops add,mul] [--results FILE] [--write]
+
+Of each operator that is core ATen, at float32, int64 and bool, and of each module at float32, the
+first samples are exported, compiled and compared with PyTorch. Results are kept in a file of JSON
+lines, and what is there is not run again. Takes about an hour for all; `--write` writes the page of
+what the file has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_modules import module_db
+from torch.utils import _pytree as pytree
+
+import ekiden
+from ekiden.runtime import Tensor
+
+DTYPES = (torch.float32, torch.int64, torch.bool)
+PAGE = Path(__file__).parents[1] / "docs" / "pytorch-coverage.md"
+UNKNOWN = (
+    "empty", "empty_strided", "empty_like", "rand", "randn", "randint", "rand_like", "randn_like",
+    "randint_like", "randperm", "normal", "bernoulli", "native_dropout",
+)  # fmt: skip
+"""Operators whose results nobody can know."""
+LIMIT = 60
+"""Seconds that one sample may take."""
+
+
+class Case(torch.nn.Module):
+    """A call whose tensors are inputs, and whose other arguments are constants."""
+
+    def __init__(self, function: Any, given: object) -> None:  # noqa: ANN401
+        super().__init__()
+        self.function = function
+        self.leaves, self.spec = pytree.tree_flatten(given)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What it is called with."""
+        return tuple(x.detach() for x in self.leaves if isinstance(x, torch.Tensor))
+
+    def forward(self, *tensors: torch.Tensor) -> object:
+        """The call."""
+        waiting = iter(tensors)
+        leaves = [next(waiting) if isinstance(x, torch.Tensor) else x for x in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return self.function(*args, **kwargs)
+
+
+def core_names() -> set[str]:
+    """The names of the operators of core ATen."""
+    found = set()
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        overloads = packet.overloads() if hasattr(packet, "overloads") else ()
+        if any(torch.Tag.core in getattr(packet, o).tags for o in overloads):
+            found.add(name)
+    return found
+
+
+def chosen(names: Sequence[str]) -> list[Any]:
+    """The entries of op_db that are asked for; all of core ATen without names."""
+    core = core_names() - set(UNKNOWN)
+    if names:
+        return [o for o in op_db if o.name in names or o.aten_name in names]
+    return [o for o in op_db if o.aten_name in core]
+
+
+def cases(entry: Any, dtype: torch.dtype) -> Iterator[Case]:  # noqa: ANN401
+    """The samples of an operator, or of a module in inference."""
+    if hasattr(entry, "op"):
+        for sample in entry.sample_inputs("cpu", dtype):
+            yield Case(entry.op, ((sample.input, *sample.args), sample.kwargs))
+        return
+    for sample in entry.module_inputs_func(entry, "cpu", dtype, False, False):
+        made = sample.constructor_input
+        module = entry.module_cls(*made.args, **made.kwargs).to(dtype).eval()
+        yield Case(module, (sample.forward_input.args, sample.forward_input.kwargs))
+
+
+def check(case: Case) -> str:
+    """What went wrong with a sample; nothing where it agrees."""
+    inputs = case.tensors()
+    wanted = case(*(x.clone() for x in inputs))
+    if any(x.is_sparse or x.is_complex() for x in inputs):
+        return "skipped: a sparse or complex tensor"
+    leaves = [x for x in pytree.tree_leaves(wanted) if isinstance(x, torch.Tensor)]
+    if not leaves or any(x.is_complex() or x.is_sparse for x in leaves):
+        return "skipped: no dense real result"
+    exe = ekiden.compile(case, example_inputs=inputs)
+    found = exe(*(x.clone() for x in inputs))
+    many = found if isinstance(found, tuple) else (found,)
+    if len(many) != len(leaves):
+        return f"{len(leaves)} results expected, got {len(many)}"
+    for ours, theirs in zip(many, leaves, strict=True):
+        assert isinstance(ours, Tensor)
+        try:
+            torch.testing.assert_close(
+                torch.from_numpy(ours.numpy().copy()), theirs.detach(), equal_nan=True
+            )
+        except AssertionError as error:
+            return "differs: " + " ".join(str(error).split())[:200]
+    return ""
+
+
+class TooLongError(Exception):
+    """A sample that takes longer than it may."""
+
+
+def _alarm(*_: object) -> None:
+    raise TooLongError(f"takes longer than {LIMIT} s")
+
+
+def results(entry: Any, dtype: torch.dtype, count: int) -> Iterator[str]:  # noqa: ANN401
+    """What `check` says of each of the first samples."""
+    for case in islice(cases(entry, dtype), count):
+        signal.alarm(LIMIT)
+        try:
+            yield check(case)
+        except (Exception, TooLongError) as error:  # each is a line of the table
+            lines = str(error).strip().splitlines() or [""]
+            text = " ".join(lines[:2] if "not supported" in lines[0] else lines[:1])
+            yield f"{type(error).__name__}: {text}"[:240]
+        finally:
+            signal.alarm(0)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run what the file of results has not."""
+    done = {(r["name"], r["variant"], r["dtype"]) for r in read(options.results)}
+    names = [n for n in options.ops.split(",") if n]
+    modules = [m for m in module_db if names in ([], ["modules"]) or m.name in names]
+    wanted = [(m, torch.float32) for m in modules]
+    wanted += [(o, d) for o in chosen(names) for d in DTYPES if d in o.supported_dtypes("cpu")]
+    with open(options.results, "a") as file:
+        for entry, dtype in wanted:
+            variant = getattr(entry, "variant_test_name", "module")
+            key = (entry.name, variant, str(dtype).removeprefix("torch."))
+            if key in done:
+                continue
+            torch.manual_seed(0)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = list(results(entry, dtype, options.samples))
+            line = {"name": key[0], "variant": key[1], "dtype": key[2], "results": found}
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            wrong = [r for r in found if r and not r.startswith("skipped")]
+            print(key, f"{len(found) - len(wrong)} of {len(found)}", wrong[:1], flush=True)
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """The lines of a file of results."""
+    where = Path(path)
+    return [json.loads(line) for line in where.read_text().splitlines()] if where.exists() else []
+
+
+def page(lines: Sequence[dict[str, Any]]) -> str:
+    """The page: how many samples agree, and why others do not."""
+    agree, total, rows = Counter[bool](), Counter[bool](), []
+    for line in lines:
+        counted = [r for r in line["results"] if not r.startswith("skipped")]
+        wrong = [r for r in counted if r]
+        is_module = line["variant"] == "module"
+        agree[is_module] += len(counted) - len(wrong)
+        total[is_module] += len(counted)
+        if wrong:
+            name = line["name"] + (f" ({line['variant']})" if line["variant"] else "")
+            why = "; ".join(dict.fromkeys(wrong)).replace("|", "\\|")
+            rows.append(f"| `{name}` | {line['dtype']} | {len(wrong)} of {len(counted)} | {why} |")
+    shares = [
+        f"{agree[kind]} of {total[kind]} ({100 * agree[kind] / max(total[kind], 1):.1f} %)"
+        for kind in (False, True)
+    ]
+    head = [
+        "# Coverage of PyTorch's operators",
+        "",
+        "Written by `scripts/pytorch_coverage.py`: samples of PyTorch's own tables of operators "
+        "(op_db: those that",
+        "are core ATen, at float32, int64 and bool) and modules (module_db: in inference, at "
+        "float32), exported,",
+        f"compiled and compared with PyTorch {torch.__version__}. Of operators {shares[0]} samples "
+        "agree, of modules",
+        f"{shares[1]}; the others are these. Operators that draw or leave elements as they are",
+        "have no results that could be compared.",
+        "",
+        "| operator | dtype | samples that do not | why |",
+        "|---|---|---|---|",
+    ]
+    return "\n".join([*head, *sorted(rows)]) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--ops", default="")
+    parser.add_argument("--results", default="pytorch-coverage.jsonl")
+    parser.add_argument("--write", action="store_true", help="write the page")
+    options = parser.parse_args(argv)
+    signal.signal(signal.SIGALRM, _alarm)
+    if not options.write or not Path(options.results).exists():
+        run(options)
+    if options.write:
+        PAGE.write_text(page(read(options.results)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

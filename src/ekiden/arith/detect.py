@@ -1,0 +1,245 @@
+"""What can be seen of expressions and regions: ends of variables, common parts, what is covered.
+
+Names follow TVM's `arith`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.arith.analyzer import Analyzer
+from ekiden.arith.canonical import CanonicalForm
+from ekiden.arith.int_set import End, IntervalSet, eval_set
+from ekiden.arith.iter_map import IterMapLevel, IterSplit, IterSum, detect_iter_map
+from ekiden.arith.linear import LinearForm, ceil_div, conjuncts, nonnegative_forms
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    And,
+    BinaryExpr,
+    IntImm,
+    Min,
+    Not,
+    PrimExpr,
+    Sub,
+    Var,
+    binary,
+    const,
+    convert,
+    maximum,
+    minimum,
+)
+from ekiden.ir.prim_visitor import children, literals, post_order
+from ekiden.ir.range import Range
+
+_OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {LT: GE, GE: LT, LE: GT, GT: LE, EQ: NE}
+
+
+def _plain(condition: PrimExpr) -> list[PrimExpr]:
+    """The comparisons of a condition: `not (a > b)` as `a <= b`, `min(a, b) > c` as both."""
+    found: list[PrimExpr] = []
+    pending = conjuncts(condition)
+    while pending:
+        e = pending.pop(0)
+        match e:
+            case Not(a=BinaryExpr() as inner) if type(inner) in _OPPOSITE:
+                pending.insert(0, _OPPOSITE[type(inner)](inner.a, inner.b))
+            case GT(a=Min() as both, b=end) | GE(a=Min() as both, b=end):
+                pending[:0] = [type(e)(both.a, end), type(e)(both.b, end)]
+            case And():
+                pending[:0] = [e.a, e.b]
+            case _:
+                found.append(e)
+    return found
+
+
+def detect_clip_bound(expr: PrimExpr, variables: Sequence[Var]) -> list[End]:
+    """[low, high] of each variable so that a condition holds, None where there is no end.
+
+    Empty if some part of the condition is not linear in one of the variables alone with a number
+    as factor.
+    """
+    ends: dict[Var, list[End]] = {v: [None, None] for v in variables}
+    analyzer = Analyzer()
+    for part in _plain(expr):
+        forms = nonnegative_forms(part, variables)
+        if forms is None:
+            return []
+        for form in forms:
+            if len(form.coefficients) != 1:
+                return []
+            _clip(ends, form, analyzer)
+    return [end for v in variables for end in ends[v]]
+
+
+def _clip(ends: dict[Var, list[End]], form: LinearForm, analyzer: Analyzer) -> None:
+    ((var, scale),) = form.coefficients.items()
+    low, high = ends[var]
+    if scale > 0:
+        least = analyzer.simplify(ceil_div(binary(Sub, 0, form.base), scale))
+        ends[var][0] = least if low is None else analyzer.simplify(maximum(low, least))
+    else:
+        most = analyzer.simplify(form.base // -scale)
+        ends[var][1] = most if high is None else analyzer.simplify(minimum(high, most))
+
+
+def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]:
+    """The expressions that occur at least `threshold` times, and how often, each counted as often
+    as its own parts are read; variables and numbers are not.
+    """
+    keys: dict[int, tuple[object, ...]] = {}
+    number: dict[tuple[object, ...], int] = {}
+    samples: dict[int, PrimExpr] = {}
+    counts: dict[int, int] = {}
+    order = post_order(expr)
+    uses: dict[int, int] = {id(expr): 1}
+    for e in reversed(order):
+        for inner in children(e):
+            uses[id(inner)] = uses.get(id(inner), 0) + uses[id(e)]
+    for e in order:
+        key = (type(e), literals(e), *(keys[id(c)] for c in children(e)))
+        name = number.setdefault(key, len(number))
+        keys[id(e)] = (name,)
+        samples.setdefault(name, e)
+        counts[name] = counts.get(name, 0) + uses[id(e)]
+    return {
+        samples[n]: c
+        for n, c in counts.items()
+        if c >= threshold and not isinstance(samples[n], Var) and children(samples[n])
+    }
+
+
+def detect_linear_equation(expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
+    """[c0, c1, ..., base] with expr = c0 * variables[0] + ... + base, whose factors may be
+    expressions; empty if it is not linear.
+    """
+    return LinearParts().parts(expr, variables)
+
+
+class LinearParts(CanonicalForm):
+    """The factors of variables in a normal form."""
+
+    def parts(self, expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
+        """As `detect_linear_equation`."""
+        rest = dict(self._poly(expr))
+        found: list[PrimExpr] = []
+        numbers = [self._variable(v) for v in variables]
+        for number in numbers:
+            slope: dict[tuple[int, ...], int] = {}
+            for monomial in list(rest):
+                if number in monomial:
+                    left = list(monomial)
+                    left.remove(number)
+                    slope[tuple(left)] = rest.pop(monomial)
+            if any(self._uses(atom, numbers) for m in slope for atom in m):
+                return []
+            found.append(self._emit(slope, expr.dtype) if slope else const(0, expr.dtype))
+        if any(self._uses(atom, numbers) for m in rest for atom in m):
+            return []
+        return [*found, self._emit(rest, expr.dtype) if rest else const(0, expr.dtype)]
+
+    def _uses(self, atom: int, numbers: Sequence[int]) -> bool:
+        return any(atom == n or self._mentions(atom, n) for n in numbers)
+
+
+# Regions.
+
+Region = Sequence[Range]
+
+
+def estimate_region_strict_bound(
+    region: Region, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
+) -> list[IntervalSet] | None:
+    """What a region covers while variables run over their domains, where that is a box without
+    gaps whose axes do not depend on each other; None where it is not known to be.
+    """
+    given = detect_iter_map(
+        [r.min for r in region], var_dom, convert(predicate), IterMapLevel.NO_CHECK
+    )
+    apart = detect_iter_map(
+        [r.min for r in region], var_dom, convert(predicate), IterMapLevel.SURJECTIVE
+    )
+    if given.errors or not given.indices:
+        return None
+    if len(region) > 1 and apart.errors and _share(given.indices):
+        return None
+    found: list[IntervalSet] = []
+    for each, total in zip(region, given.indices, strict=True):
+        covered = _covered(each, total)
+        if covered is None:
+            return None
+        found.append(covered)
+    return found
+
+
+estimate_region_lower_bound = estimate_region_strict_bound
+
+
+def _share(sums: Sequence[IterSum]) -> bool:
+    """Whether two sums use one iterator."""
+    seen: set[int] = set()
+    for total in sums:
+        own = {id(split.source) for split in total.args}
+        if own & seen:
+            return True
+        seen |= own
+    return False
+
+
+def _covered(part: Range, total: IterSum) -> IntervalSet | None:
+    """[low, high] of one axis, if steps are no longer than what each covers."""
+    analyzer = Analyzer()
+    low = convert(total.base)
+    reach: PrimExpr = part.extent
+    for split in sorted(total.args, key=_step):
+        scale = _size(split.scale)
+        if scale is None or not analyzer.can_prove(reach >= abs(scale)):
+            return None
+        steps = convert(split.extent) - 1
+        if scale < 0:
+            low = low + steps * scale
+        reach = reach + steps * abs(scale)
+    low = analyzer.simplify(low)
+    return IntervalSet(low, analyzer.simplify(low + reach - 1))
+
+
+def _step(split: IterSplit) -> int:
+    return abs(_size(split.scale) or 0)
+
+
+def _size(scale: object) -> int | None:
+    value = scale.value if isinstance(scale, IntImm) else scale
+    return value if isinstance(value, int) else None
+
+
+def estimate_region_upper_bound(
+    region: Region, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
+) -> list[IntervalSet]:
+    """A box that holds all of a region while variables run over their domains."""
+    strict = estimate_region_strict_bound(region, var_dom, predicate)
+    if strict is not None:
+        return strict
+    analyzer = Analyzer()
+    for var, domain in var_dom.items():
+        analyzer.bind(var, domain)
+    found: list[IntervalSet] = []
+    for each in region:
+        alone = estimate_region_strict_bound([each], var_dom, predicate)
+        if alone is not None:
+            found.append(alone[0])
+            continue
+        low = eval_set(each.min, var_dom, analyzer.simplify)
+        high = low.max_value
+        end = None if high is None else analyzer.simplify(high + each.extent - 1)
+        found.append(IntervalSet(low.min_value, end))
+    return found
+
+
+__all__ = [
+    "detect_clip_bound", "detect_common_subexpr", "detect_linear_equation",
+    "estimate_region_lower_bound", "estimate_region_strict_bound", "estimate_region_upper_bound",
+]  # fmt: skip

@@ -1,0 +1,267 @@
+"""Systems of linear equations over the integers, solved with new variables that are free.
+
+    x + y == 0   ->   x = n0, y = -n0, n0 = x
+
+A system A x = b becomes, by operations on columns that keep the integers (V) and on rows, one
+equation d * y = c for each pivot; x = V y. Names follow TVM's `arith.solve_linear_equations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ekiden.arith.analyzer import Analyzer
+from ekiden.arith.int_set import IntervalSet
+from ekiden.arith.linear import LinearForm, conjuncts, linear_form
+from ekiden.ir.prim import EQ, LE, LT, PrimExpr, Sub, Var, binary, const, is_const
+from ekiden.ir.prim_visitor import substitute
+from ekiden.ir.range import Range
+
+
+@dataclass(frozen=True, slots=True)
+class IntConstraints:
+    """Conditions on integer variables, and the ranges that are known of some."""
+
+    variables: Sequence[Var] = ()
+    ranges: Mapping[Var, Range] = field(default_factory=dict)
+    relations: Sequence[PrimExpr] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IntConstraintsTransform:
+    """Two systems with the same solutions, the variables of each in terms of the other's."""
+
+    src: IntConstraints
+    dst: IntConstraints
+    src_to_dst: Mapping[Var, PrimExpr] = field(default_factory=dict)
+    dst_to_src: Mapping[Var, PrimExpr] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _System:
+    """Rows a . x = c, and V with x = V y: column operations keep A V and V together."""
+
+    rows: list[list[int]]
+    sides: list[PrimExpr]
+    columns: list[list[int]]
+    inverse: list[list[int]]
+
+    def add_column(self, target: int, source: int, times: int) -> None:
+        """Column target += times * column source, of A V and V; the inverse follows."""
+        for row in (*self.rows, *self.columns):
+            row[target] += times * row[source]
+        for n, value in enumerate(self.inverse[target]):
+            self.inverse[source][n] -= times * value
+
+    def swap_columns(self, a: int, b: int) -> None:
+        """Exchange two columns."""
+        for row in (*self.rows, *self.columns):
+            row[a], row[b] = row[b], row[a]
+        self.inverse[a], self.inverse[b] = self.inverse[b], self.inverse[a]
+
+    def negate_column(self, n: int) -> None:
+        """Change the sign of a column."""
+        for row in (*self.rows, *self.columns):
+            row[n] = -row[n]
+        self.inverse[n] = [-v for v in self.inverse[n]]
+
+
+def _reduce(system: _System) -> int:
+    """Bring the rows into steps: row r has its pivot in column r, and zeros after; gives how many
+    have one. Euclid's algorithm over the columns of each row.
+    """
+    rank = 0
+    count = len(system.columns)
+    for row in range(len(system.rows)):
+        while True:
+            at = [n for n in range(rank, count) if system.rows[row][n]]
+            if not at:
+                break
+            best = min(at, key=lambda n: abs(system.rows[row][n]))
+            if best != rank:
+                system.swap_columns(best, rank)
+            pivot = system.rows[row][rank]
+            rest = [n for n in range(rank + 1, count) if system.rows[row][n]]
+            if not rest:
+                break
+            for n in rest:
+                system.add_column(n, rank, -(system.rows[row][n] // pivot))
+        if rank < count and system.rows[row][rank]:
+            system.rows[row], system.rows[rank] = system.rows[rank], system.rows[row]
+            system.sides[row], system.sides[rank] = system.sides[rank], system.sides[row]
+            rank += 1
+    return rank
+
+
+def _identity(size: int) -> list[list[int]]:
+    return [[int(a == b) for b in range(size)] for a in range(size)]
+
+
+def solve_linear_equations(
+    equations: Sequence[PrimExpr] | IntConstraints,
+    variables: Sequence[Var] | None = None,
+    ranges: Mapping[Var, Range] | None = None,
+) -> IntConstraintsTransform:
+    """The solutions of equations in terms of as many new variables as are free.
+
+    Conditions that are no linear equations, and ranges of old variables, stay as conditions on the
+    new ones, whose ranges are what the old ones imply. A system without solutions has the one
+    condition False.
+    """
+    src = (
+        equations
+        if isinstance(equations, IntConstraints)
+        else IntConstraints(tuple(variables or ()), dict(ranges or {}), tuple(equations))
+    )
+    if not src.variables:
+        return IntConstraintsTransform(src, src)
+    analyzer = Analyzer()
+    for var, domain in src.ranges.items():
+        analyzer.bind(var, domain)
+    system, others = _system(src, analyzer)
+    rank = _reduce(system)
+    values, conditions = _solved(system, rank, analyzer)
+    if any(is_const(c, 0) for c in conditions):
+        return IntConstraintsTransform(src, IntConstraints((), {}, (const(False),)))
+    return _transformed(src, system, rank, values, [*conditions, *others], analyzer)
+
+
+def _system(src: IntConstraints, analyzer: Analyzer) -> tuple[_System, list[PrimExpr]]:
+    rows: list[list[int]] = []
+    sides: list[PrimExpr] = []
+    others: list[PrimExpr] = []
+    for each in (part for r in src.relations for part in conjuncts(r)):
+        form = (
+            linear_form(binary(Sub, each.a, each.b), src.variables)
+            if isinstance(each, EQ)
+            else None
+        )
+        if form is None:
+            others.append(each)
+            continue
+        rows.append([form.coefficients.get(v, 0) for v in src.variables])
+        sides.append(analyzer.simplify(form.base * -1))
+    size = len(src.variables)
+    return _System(rows, sides, _identity(size), _identity(size)), others
+
+
+def _solved(
+    system: _System, rank: int, analyzer: Analyzer
+) -> tuple[list[PrimExpr], list[PrimExpr]]:
+    """The values of the first `rank` unknowns y, and what must hold for there to be any."""
+    values: list[PrimExpr] = []
+    conditions: list[PrimExpr] = []
+    for n, (row, side) in enumerate(zip(system.rows, system.sides, strict=True)):
+        for scale, known in zip(row, values, strict=False):
+            side = side - known * scale
+        side = analyzer.simplify(side)
+        if n >= rank:
+            conditions.append(analyzer.simplify(EQ(side, const(0, side.dtype))))
+            continue
+        pivot = row[n]
+        exact = analyzer.simplify(EQ(side % abs(pivot), const(0, side.dtype)))
+        conditions.append(exact)
+        values.append(analyzer.simplify(side // abs(pivot) * (1 if pivot > 0 else -1)))
+    return values, [c for c in conditions if not is_const(c, 1)]
+
+
+def _transformed(
+    src: IntConstraints,
+    system: _System,
+    rank: int,
+    values: list[PrimExpr],
+    conditions: list[PrimExpr],
+    analyzer: Analyzer,
+) -> IntConstraintsTransform:
+    dtype = src.variables[0].dtype
+    for n in range(rank, len(system.columns)):
+        first = next(row[n] for row in system.columns if row[n])
+        if first < 0:
+            system.negate_column(n)
+    free = tuple(Var(f"n{k}", dtype) for k in range(len(system.columns) - rank))
+    unknowns: list[PrimExpr] = [*values, *free]
+    forward: dict[Var, PrimExpr] = {}
+    for var, row in zip(src.variables, system.columns, strict=True):
+        forward[var] = analyzer.simplify(_sum(row, unknowns, dtype))
+    back: dict[Var, PrimExpr] = {}
+    for n, new in enumerate(free):
+        back[new] = analyzer.simplify(_sum(system.inverse[rank + n], src.variables, dtype))
+    left = [analyzer.simplify(substitute(c, forward)) for c in conditions]
+    ranges = _ranges(src, free, forward, analyzer)
+    left += _lost(src, ranges, forward)
+    kept = tuple(c for c in left if not is_const(c, 1))
+    return IntConstraintsTransform(src, IntConstraints(free, ranges, kept), forward, back)
+
+
+def _sum(scales: Sequence[int], terms: Sequence[PrimExpr], dtype: str) -> PrimExpr:
+    total: PrimExpr = const(0, dtype)
+    for scale, term in zip(scales, terms, strict=True):
+        if scale:
+            total = total + (term if scale == 1 else term * scale)
+    return total
+
+
+def _ranges(
+    src: IntConstraints, free: Sequence[Var], forward: Mapping[Var, PrimExpr], analyzer: Analyzer
+) -> dict[Var, Range]:
+    """What the ranges of old variables that are made of one new one say of it."""
+    ends: dict[Var, IntervalSet] = {}
+    for var, domain in src.ranges.items():
+        form = linear_form(forward[var], free) if var in forward else None
+        if form is None or len(form.coefficients) != 1:
+            continue
+        ((new, scale),) = form.coefficients.items()
+        found = _end_values(form, scale, domain, analyzer)
+        known = ends.get(new)
+        ends[new] = found if known is None else _met(known, found, analyzer)
+    made: dict[Var, Range] = {}
+    for new, each in ends.items():
+        assert each.min_value is not None and each.max_value is not None
+        made[new] = Range.from_min_extent(
+            each.min_value, analyzer.simplify(each.max_value - each.min_value + 1)
+        )
+    return made
+
+
+def _end_values(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer) -> IntervalSet:
+    """The values of n with low <= scale * n + base <= high."""
+    low, high = domain.min - form.base, domain.min + domain.extent - 1 - form.base
+    if scale < 0:
+        low, high, scale = const(0) - high, const(0) - low, -scale
+    return IntervalSet(
+        analyzer.simplify((low + (scale - 1)) // scale), analyzer.simplify(high // scale)
+    )
+
+
+def _met(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> IntervalSet:
+    """What is in both, where it can be told which ends are nearer; else the first."""
+    assert a.min_value is not None and a.max_value is not None
+    assert b.min_value is not None and b.max_value is not None
+    low = b.min_value if analyzer.can_prove(b.min_value >= a.min_value) else a.min_value
+    high = b.max_value if analyzer.can_prove(b.max_value <= a.max_value) else a.max_value
+    return IntervalSet(low, high)
+
+
+def _lost(
+    src: IntConstraints, ranges: Mapping[Var, Range], forward: Mapping[Var, PrimExpr]
+) -> list[PrimExpr]:
+    """The ends of old ranges that the new ranges do not imply."""
+    analyzer = Analyzer()
+    for new, domain in ranges.items():
+        analyzer.bind(new, domain)
+    found: list[PrimExpr] = []
+    for var, domain in src.ranges.items():
+        value = forward.get(var)
+        if value is None:
+            continue
+        for ends in (
+            LE(analyzer.simplify(domain.min), value),
+            LT(value, analyzer.simplify(domain.min + domain.extent)),
+        ):
+            if not analyzer.can_prove(ends):
+                found.append(ends)
+    return found
+
+
+__all__ = ["IntConstraints", "IntConstraintsTransform", "solve_linear_equations"]

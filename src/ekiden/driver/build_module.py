@@ -1,0 +1,24 @@
+"""The functions that make modules and code of programs, at TVM's place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.driver.lowering import build, lower, scheduled
+from ekiden.ir.module import IRModule
+from ekiden.te.schedule import Schedule
+from ekiden.te.tensor import Tensor
+from ekiden.tir.expr import Buffer
+
+
+def schedule_to_module(
+    sch: Schedule,
+    args: Sequence[Tensor | Buffer],
+    name: str = "main",
+    binds: Mapping[Tensor, Buffer] | None = None,
+) -> IRModule:
+    """The loop program of a schedule over its arguments, with its blocks, before any pass."""
+    return IRModule({name: scheduled(sch, args, name, binds)})
+
+
+__all__ = ["build", "lower", "schedule_to_module"]

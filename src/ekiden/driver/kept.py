@@ -1,0 +1,52 @@
+"""What a program keeps between runs: buffers of a module, variables of a graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from ekiden import runtime
+
+
+class Kept:
+    """Values by name. A run takes them all and gives the new ones, behind its results."""
+
+    def __init__(self, names: Sequence[str], first: Callable[[], object]) -> None:
+        """`first` gives the values before the first run: one, or a tuple."""
+        self.names = tuple(names)
+        self._first = first
+        self._values: tuple[object, ...] | None = None
+        self._lock = threading.Lock()
+
+    def run(self, call: Callable[[Sequence[object]], object]) -> object:
+        """The results of a run, which waits for others. Where it fails the values stay."""
+        with self._lock:
+            found = call(self._current())
+            assert isinstance(found, tuple), "metadata that were checked say so"
+            cut = len(found) - len(self.names)
+            self._values = tuple(found[cut:])
+        return found[0] if cut == 1 else tuple(found[:cut])
+
+    def now(self) -> dict[str, runtime.Tensor]:
+        """The values by name."""
+        with self._lock:
+            pairs = zip(self.names, self._current(), strict=True)
+            return {name: cast(runtime.Tensor, value) for name, value in pairs}
+
+    def reset(self) -> None:
+        """Forget all that runs have made."""
+        with self._lock:
+            self._values = None
+
+    def _current(self) -> tuple[object, ...]:
+        if self._values is None:
+            found = self._first()
+            self._values = tuple(found) if isinstance(found, tuple) else (found,)
+        return self._values
+
+
+def kept_values(metadata: Mapping[str, object], first: Callable[[], object]) -> Kept | None:
+    """What a program with these metadata keeps; None if nothing."""
+    names = cast("Sequence[str]", metadata.get("states", ()))
+    return Kept(names, first) if names else None

@@ -1,0 +1,103 @@
+"""`ekiden.lower` and `ekiden.build`: loop programs, and te's schedules with their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from ekiden.codegen import build as codegen_build
+from ekiden.codegen.cache import KernelCache
+from ekiden.codegen.parallel import Progress
+from ekiden.ir.module import IRModule
+from ekiden.runtime import Module
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target, TargetLike
+from ekiden.te.schedule import Schedule
+from ekiden.te.schedule import lower as lower_schedule
+from ekiden.te.statements import replace_buffers
+from ekiden.te.tensor import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.transform import lower as lower_program
+
+Program: TypeAlias = PrimFunc | IRModule | Schedule
+Args: TypeAlias = Sequence[Tensor | Buffer] | None
+
+
+def scheduled(
+    schedule: Schedule,
+    args: Args,
+    name: str,
+    binds: Mapping[Tensor, Buffer] | None = None,
+) -> PrimFunc:
+    """The loop program of a schedule over its arguments; `binds` gives the buffers of some.
+
+    Raises CompileError without arguments.
+    """
+    if args is None:
+        raise CompileError("lower: a schedule needs its arguments: lower(schedule, [A, B, C])")
+    given = dict(binds or {})
+    by_buffer = {b: t for t, b in given.items()}
+    tensors = [by_buffer.get(a, a) if isinstance(a, Buffer) else a for a in args]
+    func = lower_schedule(schedule, tensors, name)  # type: ignore[arg-type]
+    new = {
+        old: given[t]  # type: ignore[index]
+        for t, old in zip(tensors, func.params, strict=True)
+        if t in given
+    }
+    if not new:
+        return func
+    params = tuple(new.get(p, p) for p in func.params)
+    return func.with_fields(params=params, body=replace_buffers(func.body, new))
+
+
+def lower(
+    program: Program,
+    args: Args | Target = None,
+    name: str = "main",
+    binds: Mapping[Tensor, Buffer] | None = None,
+    simple_mode: bool = False,
+    target: Target | None = None,
+) -> PrimFunc | IRModule:
+    """A program in the form that code generators take: of a schedule with its arguments a module
+    with the function `name`; of a PrimFunc a PrimFunc, of a module a module.
+
+    `simple_mode` leaves a schedule's program as it is before the passes, with its blocks. TVM:
+    `tvm.lower`, which gives a module always.
+    """
+    if isinstance(args, Target):
+        args, target = None, args
+    if not isinstance(program, Schedule):
+        return lower_program(program, target)
+    func = scheduled(program, args, name, binds)
+    return IRModule({name: func if simple_mode else lower_program(func, target)})
+
+
+def build(
+    program: Program,
+    args: Args | TargetLike = None,
+    target: TargetLike | None = None,
+    target_host: TargetLike | None = None,
+    name: str | None = None,
+    binds: Mapping[Tensor, Buffer] | None = None,
+    *,
+    cache: KernelCache | None = None,
+    progress: Progress | None = None,
+) -> Module:
+    """Compile loop programs, or a schedule with its arguments: `build(s, [A, B, C], "llvm")`; see
+    `ekiden.codegen.build.build`. The function is called by its name or as `module(a, b, c)`.
+
+    Raises CompileError for anything else, and for a host target that is not the target's.
+    """
+    if isinstance(args, (str, Target, Mapping)):
+        args, target = None, args
+    if target_host is not None and target is not None:
+        host, device = Target(target_host), Target(target)
+        if host.kind.name != device.kind.name:
+            raise CompileError(
+                f"build: the host target must be that of the program, {device}, got {host}"
+            )
+    if isinstance(program, Schedule):
+        called = name or "default_function"
+        program = scheduled(program, args, called, binds)
+    return codegen_build.build(program, target, name=name, cache=cache, progress=progress)

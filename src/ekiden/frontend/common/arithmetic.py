@@ -1,0 +1,290 @@
+"""Values that are shapes: arithmetic on elements that are known at import, as numbers or as
+expressions of dimensions.
+
+A rule takes the elements of a node's inputs (NumPy arrays, or object arrays of PrimExpr) and gives
+those of its output, or None to leave the node to its converter.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.arith import Analyzer, simplify
+from ekiden.frontend.common import sizes
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value, constant, known
+from ekiden.frontend.common.whole import truncated, whole
+from ekiden.ir import prim
+from ekiden.ir.dtype import is_float, is_int, to_numpy
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.op import Array, Op
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import TupleType
+from ekiden.relay.expr import Expr, TupleGetItem
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.visitor import free_vars, post_order
+
+SMALL = 1024
+"""The most elements that are evaluated at import; more is left to constant folding."""
+
+Rule = Callable[[Sequence[Array]], Array | None]
+Scalar = Callable[..., object]
+
+
+def evaluated(
+    inputs: Sequence[Value | None], rule: Rule, dtype: str, is_view: bool = False
+) -> Value | None:
+    """The output of a rule whose inputs are all known, of that dtype; None for one that has to be
+    computed at run time. A view is cheap for any size: no elements are copied.
+    """
+    present = [v for v in inputs if v is not None]
+    if not present or not all(v.is_known for v in present):
+        return None
+    if not is_view and sum(v.elements.size for v in present) > SMALL:
+        return None
+    found = rule([v.elements for v in present])
+    return None if found is None else known(found, dtype)
+
+
+def followed(scope: Scope, inputs: Sequence[Value | None], rule: Rule, result: Value) -> Value:
+    """The output of a node that was computed from data, with what is known of its elements; a known
+    value where that is all of them.
+    """
+    present = [v for v in inputs if v is not None]
+    if result.is_known or not _is_followed(result):
+        return result
+    if not all(_is_followed(v) for v in present):
+        return result
+    given = [sizes.elements(scope, v) for v in present]
+    known_of = [e for e in given if e is not None]
+    if len(known_of) < len(given):
+        return result
+    try:
+        found = rule(known_of)
+    except Unsupported:
+        return result
+    if found is None or found.dtype != np.object_:
+        return result
+    tidy = np.asarray(np.frompyfunc(simplify, 1, 1)(found), object)
+    if all(map(sizes.is_dim, tidy.ravel())):
+        return known(tidy, result.type.dtype)
+    result.hint = tidy
+    return result
+
+
+def _is_followed(value: Value) -> bool:
+    return not isinstance(value, NoTensor) and (is_int(value.type.dtype) or value.is_known)
+
+
+def fold(scope: Scope, inputs: Sequence[Value | None], result: Result) -> Result:
+    """What a converter made of small constants, evaluated by the meaning of its operators; anything
+    else as it is.
+    """
+    present = [v for v in inputs if v is not None]
+    if not present or any(v.array is None for v in present):
+        return result
+    size = sum(v.elements.size for v in present)
+    if not isinstance(result, Expr):
+        many = result if isinstance(result, Sequence) else [result]
+        return [_fold_one(scope, each, size) if isinstance(each, Expr) else each for each in many]
+    kind = scope.type_of(result)
+    if isinstance(kind, TupleType):
+        return [_fold_one(scope, TupleGetItem(result, i), size) for i in range(len(kind.fields))]
+    return _fold_one(scope, result, size)
+
+
+def _fold_one(scope: Scope, result: Expr, size: int) -> Expr | Value:
+    """`size` is the number of elements that the result is made of."""
+    shape = getattr(scope.type_of(result), "shape", None)
+    if shape is None or not all(map(prim.is_const, shape)) or free_vars(result):
+        return result
+    if size + math.prod(d.value for d in shape) > SMALL or _is_stateful(result):
+        return result
+    found = Interpreter().evaluate(result)
+    return constant(found) if isinstance(found, np.ndarray) else result
+
+
+def _is_stateful(root: Expr) -> bool:
+    return any(isinstance(e, Op) and e.definition.stateful for e in post_order(root))
+
+
+def shape_of(shape: Sequence[PrimExpr], dtype: str = "int64") -> Value | None:
+    """A shape as a known value; None if nothing is known of one of its dimensions."""
+    if any(isinstance(d, prim.AnyDim) for d in shape):
+        return None
+    return known(np.array(shape, object), dtype)
+
+
+# Element by element.
+
+
+def elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
+    """A rule: `numeric` of arrays of numbers, `symbolic` of each element where there are others."""
+
+    def rule(inputs: Sequence[Array]) -> Array | None:
+        if all(i.dtype != np.object_ for i in inputs):
+            with np.errstate(all="ignore"):
+                return np.asarray(numeric(*inputs))
+        lifted = [lift(i) for i in inputs]
+        return np.asarray(np.frompyfunc(symbolic, len(lifted), 1)(*lifted), object)
+
+    return rule
+
+
+def folded(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
+    """As `elementwise`, over any number of inputs from the left."""
+    pair = elementwise(numeric, symbolic)
+
+    def rule(inputs: Sequence[Array]) -> Array | None:
+        total: Array | None = inputs[0]
+        for each in inputs[1:]:
+            total = None if total is None else pair([total, each])
+        return total
+
+    return rule
+
+
+def lift(values: Array) -> Array:
+    """Numbers as expressions; integers of any width are int64."""
+    if values.dtype == np.object_:
+        return values
+    dtype = (
+        "bool"
+        if values.dtype == np.bool_
+        else "int64"
+        if values.dtype.kind in "iu"
+        else str(values.dtype)
+    )
+    lifted = np.empty(values.shape, object)
+    for at, each in np.ndenumerate(values):
+        lifted[at] = prim.const(each.item(), dtype)
+    return lifted
+
+
+def _numeric_divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind not in "iu":
+        return np.asarray(np.divide(a, b, dtype=a.dtype))
+    x, y = a.astype(np.int64), b.astype(np.int64)
+    quotient = np.abs(x) // np.maximum(np.abs(y), 1)
+    return np.where((x < 0) == (y < 0), quotient, -quotient).astype(a.dtype)
+
+
+def _symbolic_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """Floor division where both sides are known not to be negative: there it is C's division, and
+    simplifies further.
+    """
+    if is_int(a.dtype) and is_not_negative(a) and is_not_negative(b):
+        return a // b
+    return a / b
+
+
+def is_not_negative(value: PrimExpr) -> bool:
+    """Whether a value is known to be 0 or more."""
+    return Analyzer().const_int_bound(value)[0] >= 0
+
+
+def _compare(kind: type[prim.BinaryExpr]) -> Scalar:
+    def rule(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        condition = prim.binary(kind, a, b)
+        analyzer = Analyzer()
+        if is_float(a.dtype) or prim.is_const(condition):
+            return condition
+        if analyzer.can_prove(condition):
+            return prim.const(True)
+        opposite = prim.binary(_OPPOSITE[kind], a, b)
+        return prim.const(False) if analyzer.can_prove(opposite) else condition
+
+    return rule
+
+
+_OPPOSITE = {
+    prim.EQ: prim.NE, prim.NE: prim.EQ, prim.LT: prim.GE,
+    prim.GE: prim.LT, prim.GT: prim.LE, prim.LE: prim.GT,
+}  # fmt: skip
+
+
+def select(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    """x where the condition holds, else y."""
+    if prim.is_const(condition):
+        return y if prim.is_const(condition, 0) else x
+    return prim.Select(condition, x, y, x.dtype)
+
+
+def _not(value: PrimExpr) -> PrimExpr:
+    if prim.is_const(value):
+        return prim.const(prim.is_const(value, 0))
+    return prim.Not(value)
+
+
+def _intrinsic(name: str) -> Scalar:
+    return lambda x: call_intrin(name, x)
+
+
+def cast(dtype: str) -> Rule:
+    """The rule of a conversion to a dtype."""
+
+    def rule(inputs: Sequence[Array]) -> Array | None:
+        (values,) = inputs
+        if values.dtype != np.object_:
+            with np.errstate(invalid="ignore"):
+                return values.astype(to_numpy(dtype))
+        if not (is_int(dtype) or is_float(dtype) or dtype == "bool"):
+            return None
+        return np.asarray(np.frompyfunc(lambda e: _converted(e, dtype), 1, 1)(values), object)
+
+    return rule
+
+
+def _converted(value: PrimExpr, dtype: str) -> PrimExpr:
+    """A symbolic element under another type; floats that dimensions were computed in are whole."""
+    if is_int(dtype) and is_float(value.dtype):
+        found = truncated(value)
+        if found is not None and (whole(value) is not None or is_not_negative(found)):
+            return found
+    return prim.cast(value, "int64" if is_int(dtype) else dtype)
+
+
+def concatenated(inputs: Sequence[Array], axis: int) -> Array:
+    """Arrays behind one another, of which some may hold expressions."""
+    if any(i.dtype == np.object_ for i in inputs):
+        inputs = [lift(i) for i in inputs]
+    return np.concatenate(inputs, axis=axis)
+
+
+def reduced(data: Array, function: Scalar) -> PrimExpr:
+    """The elements of a vector that is not empty as one, from the left."""
+    total, *rest = lift(data)
+    for each in rest:
+        total = function(total, each)
+    assert isinstance(total, PrimExpr)
+    return total
+
+
+# fmt: off
+add           = elementwise(np.add, operator.add)
+subtract      = elementwise(np.subtract, operator.sub)
+multiply      = elementwise(np.multiply, operator.mul)
+divide        = elementwise(_numeric_divide, _symbolic_divide)
+floor_mod     = elementwise(np.mod, operator.mod)
+negative      = elementwise(np.negative, operator.neg)
+minimum       = folded(np.minimum, prim.minimum)
+maximum       = folded(np.maximum, prim.maximum)
+equal         = elementwise(np.equal, _compare(prim.EQ))
+less          = elementwise(np.less, _compare(prim.LT))
+less_equal    = elementwise(np.less_equal, _compare(prim.LE))
+greater       = elementwise(np.greater, _compare(prim.GT))
+greater_equal = elementwise(np.greater_equal, _compare(prim.GE))
+logical_not   = elementwise(np.logical_not, _not)
+logical_and   = elementwise(np.logical_and, prim.logical_and)
+where         = elementwise(np.where, select)
+floor         = elementwise(np.floor, _intrinsic("floor"))
+ceil          = elementwise(np.ceil, _intrinsic("ceil"))
+sqrt          = elementwise(np.sqrt, _intrinsic("sqrt"))
+# fmt: on

@@ -1,0 +1,69 @@
+"""What a failed or unfinished attempt at an import has taught, for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ekiden.ir.prim import PrimExpr, SizeVar
+from ekiden.runtime.errors import ImportModelError
+
+T = TypeVar("T")
+
+
+class Learned(Exception):  # noqa: N818 - a restart, not an error
+    """The model implies a fact about its dimensions that earlier nodes should have known: import
+    again with it.
+    """
+
+
+class Facts:
+    """What the nodes of a model imply about its named dimensions, kept between attempts.
+
+    same: names that are one dimension. upper: bounds. equal: extents of resized images (by text)
+    that must be other extents. choices: node whose branches give values that cannot be one -> the
+    branches not yet seen to fail, the imported one first; the other one fails at run time.
+    """
+
+    def __init__(self) -> None:
+        self.same: dict[str, str] = {}
+        self.upper: dict[str, int] = {}
+        self.equal: dict[str, PrimExpr] = {}
+        self.choices: dict[str, tuple[int, ...]] = {}
+        self._symbols: dict[str, SizeVar] = {}
+
+    def symbol(self, name: str) -> SizeVar:
+        """The dimension of that name, with what is known of it."""
+        while name in self.same:
+            name = self.same[name]
+        found = self._symbols.get(name)
+        if found is None or found.upper != self.upper.get(name):
+            found = self._symbols[name] = SizeVar(name, upper=self.upper.get(name))
+            self.equal.clear()  # written in terms of the old symbol
+        return found
+
+    def choose_another(self) -> bool:
+        """After an import that failed: take the other branch at the last choice that has one left.
+        False if none has.
+        """
+        while self.choices:
+            last, (_, *left) = self.choices.popitem()
+            if left:
+                self.choices[last] = tuple(left)
+                return True
+        return False
+
+
+def settled(attempt: Callable[[Facts], T]) -> T:
+    """What an import gives once all that its nodes imply is known: it is begun anew with each fact
+    more about a dimension, of which there are few, and for the other side of a choice that failed.
+    """
+    facts = Facts()
+    while True:
+        try:
+            return attempt(facts)
+        except Learned:
+            continue
+        except ImportModelError:
+            if not facts.choose_another():
+                raise

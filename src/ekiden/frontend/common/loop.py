@@ -1,0 +1,240 @@
+"""Loops as functions that call themselves in the last place.
+
+    let %loop = fn (%i, %go, %x, %kept) {
+      if (%i < limit && %go) { ...; %loop(%i + 1, go, x, Cons(part, %kept)) } else { (%x, %kept) }
+    };
+    %loop(0, go, x, Nil)
+
+A dimension that changes from one iteration to the next has a name of its own in the function, and
+is unknown in its result. The parts that iterations give are kept in a sequence, so that none is
+copied more than once when they are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from ekiden.frontend.common.block import Block
+from ekiden.frontend.common.node import Node
+from ekiden.frontend.common.scope import Scope, says_as_much
+from ekiden.frontend.common.sequence_value import SequenceValue, joined, sequence_of
+from ekiden.frontend.common.value import Value, constant
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.text import type_text
+from ekiden.ir.type import FuncType, TensorType, TupleType, Type, TypeCall
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Expr, Function, If, Let, Tuple, TupleGetItem, Var, const
+from ekiden.relay.op import sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """What one iteration gives: whether to go on, what is carried on, a part of each result that is
+    collected.
+    """
+
+    go: Value
+    carried: Sequence[Value]
+    parts: Sequence[Value] = ()
+
+
+Step = Callable[[Value, Value, Sequence[Value]], Iteration]
+"""(number of the iteration, whether it goes on, carried values) -> what the iteration gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the iterations gave for one collected result."""
+
+    sequence: Expr
+    type: TensorType
+
+
+def _kind(value: Value) -> Type | None:
+    """The type of a carried value; None for an empty sequence, whose elements are not known."""
+    if isinstance(value, SequenceValue) and value.items == ():
+        return None
+    return value.kind
+
+
+def as_tensor(kind: Type) -> TensorType:
+    """The type of a tensor."""
+    assert isinstance(kind, TensorType), f"expected a tensor, got {kind!r}"
+    return kind
+
+
+def is_true(value: Value) -> bool:
+    """Whether a condition is known to hold."""
+    return value.array is not None and bool(np.all(value.array))
+
+
+def as_scalar(scope: Scope, value: Value) -> Expr:
+    """A value of one element as a tensor of rank 0."""
+    expr = scope.expr(value)
+    return scope.spanned(expr if not value.type.shape else op.reshape(expr, ()))
+
+
+@dataclass(slots=True)
+class Loop:
+    """A loop: what it starts with and how its iterations go.
+
+    limit: how many there are at most, an int64 scalar. go: whether to begin at all; None for yes.
+    """
+
+    node: Node
+    names: Sequence[str]
+    start: Sequence[Value]
+    limit: Expr | None
+    go: Value | None
+    step: Step
+
+    def build(self) -> tuple[list[Value], list[Parts], bool]:
+        """The last carried values, the parts of what is collected, and whether the limit alone ends
+        the loop.
+
+        Raises Unsupported when a carried value changes its rank or dtype.
+        """
+        kinds, endless = [_kind(v) for v in self.start], self.go is None or is_true(self.go)
+        while True:
+            block = Block()
+            with self.node.scope.inside(block):
+                index = self._param("i", TensorType((), "int64"))
+                go = constant(np.array(True))
+                if not endless:
+                    go = self._param("go", TensorType((), "bool"))
+                params = [
+                    v if k is None else self._param(n, k)
+                    for n, k, v in zip(self.names, kinds, self.start, strict=True)
+                ]
+                made = self.step(index, go, params)
+                changed = self._changed(kinds, made.carried)
+                if endless and not is_true(made.go):
+                    endless = False  # it was taken for true, which iterations change
+                elif all(a is b for a, b in zip(kinds, changed, strict=True)):
+                    head = [index] if endless else [index, go]
+                    if any(k is None for k in kinds):  # they stay empty: of any type
+                        kinds = [
+                            v.kind if k is None else k
+                            for k, v in zip(kinds, self.start, strict=True)
+                        ]
+                        continue
+                    known = [k for k in kinds if k is not None]
+                    whole, parts = self._function(known, head, params, made)
+                    break
+                else:
+                    kinds = changed
+        return self._results(self.node.scope.spanned(whole), parts, endless)
+
+    def _param(self, name: str, kind: Type) -> Value:
+        var = self.node.scope.variable(name, kind)
+        if isinstance(kind, TypeCall):
+            return sequence_of(var, kind)
+        return Value(self.node.scope.typed(var), expr=var)
+
+    def _changed(self, kinds: Sequence[Type | None], after: Sequence[Value]) -> list[Type | None]:
+        """The types with the dimensions unknown that an iteration changes; None for a sequence that
+        is still empty.
+        """
+        found: list[Type | None] = []
+        for name, kind, value in zip(self.names, kinds, after, strict=True):
+            if _kind(value) is None:
+                found.append(kind)
+                continue
+            new = self.node.scope.outside(value.kind)
+            both = new if kind is None else joined(kind, new)
+            if both is None:
+                was = "" if kind is None else type_text(kind)
+                self.node.unsupported(
+                    f"the carried value {name!r} must keep its type and rank, but is "
+                    f"{was} before an iteration and {type_text(value.kind)} after it"
+                )
+            found.append(kind if kind is not None and says_as_much(kind, both) else both)
+        return found
+
+    def _function(
+        self,
+        kinds: Sequence[Type],
+        head: Sequence[Value],
+        params: Sequence[Value],
+        made: Iteration,
+    ) -> tuple[Expr, list[TensorType]]:
+        """The function and its first call. Ends the block of the function's body."""
+        scope = self.node.scope
+        parts = [as_tensor(scope.outside(p.type)) for p in made.parts]
+        lists = [sequence.list_type(p) for p in parts]
+        kept = [Var(f"kept{n}", kind, scope.span) for n, kind in enumerate(lists)]
+        variables = [v.expr for v in (*head, *params) if isinstance(v.expr, Var)] + kept
+        for var, kind in zip(kept, lists, strict=True):
+            var.set_checked_type(kind)
+        result = TupleType((*kinds, *lists))
+        loop = Var("loop", FuncType(tuple(v.checked_type for v in variables), result), scope.span)
+        state = variables[len(head) :]
+        go_on = self._condition(variables[: len(head)])
+        again = self._again(loop, variables[: len(head)], made, kept, parts, state)
+        body = If(go_on, again, Tuple(tuple(state)))
+        function = Function(tuple(variables), body, result, span=scope.span)
+        start: list[Expr] = [const(np.int64(0))]
+        if len(head) > 1:
+            start.append(const(True) if self.go is None else as_scalar(self.node.scope, self.go))
+        start += [scope.under(v, k) for v, k in zip(self.start, kinds, strict=True)]
+        start += [sequence.empty() for _ in lists]
+        whole = Let(loop, function, Call(loop, tuple(start), span=scope.span), span=scope.span)
+        return whole, parts
+
+    def _condition(self, head: Sequence[Var]) -> Expr:
+        tests: list[Expr] = list(head[1:])
+        if self.limit is not None:
+            tests.insert(0, op.less(head[0], self.limit))
+        return reduce(op.logical_and, tests) if tests else const(True)
+
+    def _again(
+        self,
+        loop: Var,
+        head: Sequence[Var],
+        made: Iteration,
+        kept: Sequence[Var],
+        parts: Sequence[TensorType],
+        params: Sequence[Var],
+    ) -> Expr:
+        scope = self.node.scope
+        added = [scope.relaxed(scope.expr(p), k) for p, k in zip(made.parts, parts, strict=True)]
+        lists = [sequence.append(rest, new) for rest, new in zip(kept, added, strict=True)]
+        go = [as_scalar(self.node.scope, made.go)] if len(head) > 1 else []
+        carried = [
+            scope.under(v, p.checked_type) if isinstance(v, SequenceValue) else scope.expr(v)
+            for v, p in zip(made.carried, params, strict=False)
+        ]
+        args = (op.add(head[0], const(np.int64(1))), *go, *carried, *lists)
+        return scope.close(scope.spanned(Call(loop, args)))
+
+    def _results(
+        self, whole: Expr, parts: Sequence[TensorType], endless: bool
+    ) -> tuple[list[Value], list[Parts], bool]:
+        scope, count = self.node.scope, len(self.start)
+        carried = [scope.bound(TupleGetItem(whole, i), n) for i, n in enumerate(self.names)]
+        lists = [scope.spanned(TupleGetItem(whole, count + i)) for i in range(len(parts))]
+        return carried, [Parts(e, k) for e, k in zip(lists, parts, strict=True)], endless
+
+
+def stacked(
+    scope: Scope,
+    parts: Parts,
+    name: str,
+    length: PrimExpr | None,
+    axis: int = 0,
+    reverse: bool = False,
+) -> Value:
+    """The parts as one tensor, along a new axis."""
+    kind = parts.type
+    dims = [d.value if isinstance(d, IntImm) else 0 for d in kind.shape]
+    shape, like = const(np.array(dims, np.int64)), const(0, kind.dtype)
+    made = scope.bound(sequence.stack(parts.sequence, shape, like, length, reverse), name)
+    if axis == 0:
+        return made
+    order = list(range(1, len(kind.shape) + 1))
+    order.insert(axis, 0)
+    return scope.bound(op.transpose(scope.expr(made), order), name)

@@ -1,0 +1,56 @@
+"""The function `main` of an import: its parameters, as inputs are found, and its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.value import Names, Value, constant
+from ekiden.ir.op import Array
+from ekiden.ir.span import Span
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Constant, Expr, Function, Tuple, Var
+
+
+def initial_state(arrays: Sequence[Array]) -> Function:
+    """The function INITIAL of ekiden.frontend.common.imported, of constants."""
+    fields = tuple(Constant(array) for array in arrays)
+    body: Expr = fields[0] if len(fields) == 1 else Tuple(fields)
+    kinds = tuple(constant(a).type for a in arrays)
+    return Function((), body, kinds[0] if len(kinds) == 1 else TupleType(kinds))
+
+
+class Main:
+    """What is known of `main` so far. input_names: those of the model, in order."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.input_names: list[str] = []
+        self._names = Names()
+
+    def tensor(self, name: str, kind: TensorType) -> Value:
+        """A new input that is a tensor."""
+        var = self._var(name, kind)
+        self.scope.add_param(var, kind, name)
+        return Value(kind, expr=var)
+
+    def object(self, name: str, kind: Type) -> Var:
+        """A new input that is none: a list, say."""
+        var = self._var(name, kind)
+        self.scope.params.append(var)
+        self.scope.param_names[var] = name
+        return var
+
+    def _var(self, name: str, kind: Type) -> Var:
+        self.input_names.append(name)
+        var = Var(self._names.unique(name, "input"), kind, span=Span(f"input '{name}'"))
+        var.set_checked_type(kind)
+        return var
+
+    def function(self, outputs: Sequence[Value]) -> Function:
+        """The function that gives these outputs, a tuple of them unless there is one alone."""
+        fields = [self.scope.leaving(v) for v in outputs]
+        types = tuple(self.scope.type_of(f) for f in fields)
+        body = fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=Span("outputs"))
+        kind = types[0] if len(types) == 1 else TupleType(types)
+        return Function(tuple(self.scope.params), self.scope.close(body), kind)

@@ -1,0 +1,493 @@
+"""What is shared by the nodes of one import: symbols of dimensions, types of expressions, spans,
+shapes as tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from ekiden.arith import Analyzer
+from ekiden.frontend.common.block import Block
+from ekiden.frontend.common.facts import Facts, Learned
+from ekiden.frontend.common.sequence_value import SequenceValue, sequence_of
+from ekiden.frontend.common.value import Value, clean_name
+from ekiden.ir import prim
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array, Op
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, binary, is_const
+from ekiden.ir.prim import Var as PrimVar
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.ir.span import Span
+from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant, Expr, Function, Let, Tuple, TupleGetItem, Var
+from ekiden.relay.expr import const as relay_const
+from ekiden.relay.op import sequence
+from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.visitor import free_vars as relay_free_vars
+from ekiden.relay.visitor import map_type
+from ekiden.runtime.errors import ImportModelError
+from ekiden.topi.shape import equal
+
+
+class Scope:
+    """State of one import."""
+
+    def __init__(self, facts: Facts, used: set[str]) -> None:
+        self.used = used
+        self.span = Span("model")
+        self.params: list[Var] = []
+        self.param_names: dict[Var, str] = {}
+        self.constraints: dict[str, tuple[PrimExpr, str]] = {}
+        self._facts = facts
+        self._resized: set[str] = set()
+        self._sources: dict[SizeVar, tuple[Var, int]] = {}
+        self._scalars: dict[SizeVar, Expr] = {}
+        self._blocks = [Block()]
+        self._origins: dict[Var, Expr] = {}
+        self._count = 0
+        self.module = IRModule(None, {sequence.LIST.header: sequence.LIST})
+
+    # Dimensions.
+
+    def symbol(self, name: str) -> SizeVar:
+        """The dimension of that name."""
+        found = self._facts.symbol(name)
+        if found.upper is not None:
+            limit = f"dimension '{found.name}'"
+            self.constraints[limit] = (found <= found.upper, limit)
+        return found
+
+    def add_param(self, var: Var, type_: TensorType, name: str) -> None:
+        """A parameter of `main`; its plain symbols can be read from its shape at run time."""
+        self.params.append(var)
+        self.param_names[var] = name
+        self._show(var, type_)
+
+    def _show(self, var: Var, type_: TensorType) -> None:
+        for axis, dim in enumerate(type_.shape):
+            if isinstance(dim, SizeVar):
+                self._sources.setdefault(dim, (var, axis))
+
+    def require(self, condition: PrimExpr) -> None:
+        """Note what must hold of the dimensions for the current node; nothing if it always holds.
+
+        In `main` it is checked once when a run begins, as far as it follows from the inputs; else
+        where the node stands.
+        """
+        if Analyzer().can_prove(condition):
+            return
+        block = self._blocks[-1]
+        if len(self._blocks) == 1 and not block.symbols.intersection(free_vars(condition)):
+            self.constraints.setdefault(repr(condition), (condition, str(self.span)))
+        elif block.is_new(repr(condition)):
+            block.require(self.spanned(self._scalar(condition)), self.span)
+
+    # Blocks: main, branches, functions.
+
+    @contextmanager
+    def inside(self, block: Block) -> Iterator[Block]:
+        """A `with` block in which a branch or the body of a function is imported."""
+        self._blocks.append(block)
+        try:
+            yield block
+        finally:
+            self._blocks.pop()
+
+    def close(self, result: Expr) -> Expr:
+        """The innermost block as one expression: what it binds and requires, around its result."""
+        made = self._blocks[-1].close(result)
+        self.type_of(made)
+        return made
+
+    def variable(self, name: str, kind: Type) -> Var:
+        """A new parameter of the function whose body is the innermost block; unknown dimensions of
+        a tensor get names.
+        """
+        if not isinstance(kind, TensorType):
+            var = Var(clean_name(name) or "value", kind, span=self.span)
+            var.set_checked_type(kind)
+            return var
+        named = TensorType(tuple(map(self._named, kind.shape)), kind.dtype)
+        var = Var(clean_name(name) or "value", named, span=self.span)
+        var.set_checked_type(named)
+        known = {d for d in kind.shape if isinstance(d, SizeVar)}
+        new = {d for d in named.shape if isinstance(d, SizeVar)} - known
+        self._blocks[-1].symbols |= new
+        self._show(var, named)
+        return var
+
+    def _named(self, dim: PrimExpr) -> PrimExpr:
+        if not isinstance(dim, AnyDim):
+            return dim
+        self._count += 1
+        return SizeVar(f"dim{self._count}")
+
+    def bound(
+        self, expr: Expr, name: str = "value", shape: Sequence[PrimExpr] | None = None
+    ) -> Value:
+        """A value; the unknown dimensions of a tensor, if it has any, get names from here on. What
+        `shape` knows of them they must be.
+        """
+        kind = self.type_of(expr)
+        if isinstance(kind, TypeCall):
+            return sequence_of(self.spanned(expr), kind)
+        assert isinstance(kind, TensorType), f"a tensor or a sequence expected, got {kind!r}"
+        if not any(isinstance(d, AnyDim) for d in kind.shape):
+            return Value(kind, expr=self.spanned(expr))
+        if shape is not None:
+            pairs = zip(kind.shape, shape, strict=True)
+            dims = (known if isinstance(d, AnyDim) else d for d, known in pairs)
+            kind = TensorType(tuple(dims), kind.dtype)
+        var = self.variable(name, kind)
+        self.bind(var, expr)
+        return Value(self.typed(var), expr=var)
+
+    def bind(self, var: Var, expr: Expr) -> None:
+        """Give an expression its name in the innermost block."""
+        spanned = self.spanned(expr)
+        self._blocks[-1].bind(var, spanned)
+        self._origins[var] = spanned
+
+    def name_size(self, number: PrimVar, dim: SizeVar) -> None:
+        """Note that a number of the data is a dimension, in the innermost block."""
+        self._blocks[-1].sizes[number] = dim
+
+    def is_data(self, elements: Array) -> bool:
+        """Whether numbers of the data that have been named as dimensions are among elements."""
+        named = {d for block in self._blocks for d in block.sizes.values()}
+        symbols = [e for e in elements.ravel() if isinstance(e, PrimExpr)]
+        return not named.isdisjoint(free_vars(*symbols))
+
+    def with_sizes(self, elements: Array) -> Array:
+        """Elements in which numbers of the data that have been named as dimensions are these."""
+        named: dict[PrimVar, PrimExpr] = {}
+        for block in self._blocks:
+            named.update(block.sizes)
+        made = np.empty(elements.shape, object)
+        for at, each in np.ndenumerate(elements):
+            made[at] = substitute(each, named)
+        return made
+
+    def params_of(self, expr: Expr) -> list[str]:
+        """The names of the parameters of `main` that a value is made of."""
+        return [self.param_names[v] for v in self.sources(expr)]
+
+    def sources(self, expr: Expr) -> list[Var]:
+        """The parameters of `main` that an expression is made of."""
+        found: dict[Var, None] = {}
+        waiting = [expr]
+        while waiting:
+            for var in relay_free_vars(waiting.pop()):
+                if var not in found:
+                    found[var] = None
+                    waiting += [self._origins[var]] if var in self._origins else []
+        return [v for v in found if v in self.param_names]
+
+    def leaving(self, value: Value) -> Expr:
+        """A value as a result of the innermost block: dimensions that only the block knows become
+        unknown.
+        """
+        expr = self.expr(value)
+        return self.relaxed(expr, self.outside(self.type_of(expr)))
+
+    def outside(self, kind: Type) -> Type:
+        """A type as it is seen around the innermost block."""
+        inner = self._blocks[-1].symbols
+
+        def replace(each: Type) -> Type:
+            if not isinstance(each, TensorType):
+                return each
+            dims = (AnyDim() if inner.intersection(free_vars(d)) else d for d in each.shape)
+            return TensorType(tuple(dims), each.dtype)
+
+        return map_type(kind, replace)
+
+    def is_outside(self, *values: Value) -> bool:
+        """Whether known values are made of dimensions that have names outside of all blocks but
+        main.
+        """
+        inner = {s for block in self._blocks[1:] for s in block.symbols}
+        symbols = [e for v in values if v.symbols is not None for e in v.symbols.ravel()]
+        return not inner.intersection(free_vars(*symbols))
+
+    def relaxed(self, expr: Expr, kind: Type) -> Expr:
+        """An expression under a type that says less."""
+        if says_as_much(self.type_of(expr), kind):
+            return expr
+        var = Var("result", kind, span=self.span)
+        var.set_checked_type(kind)
+        made = Let(var, expr, var, span=self.span)
+        made.set_checked_type(kind)
+        return made
+
+    def under(self, value: Value, kind: Type) -> Expr:
+        """A value as an expression under a type that says no more than its own."""
+        if isinstance(value, SequenceValue):
+            assert isinstance(kind, TypeCall)
+            (element,) = kind.args
+            assert isinstance(element, TensorType)
+            return self.sequence(value, element)
+        return self.relaxed(self.expr(value), kind)
+
+    def fields(self, expr: Expr, names: Sequence[str]) -> list[Value]:
+        """The fields of a tuple of tensors, each bound."""
+        whole = self.spanned(expr)
+        return [self.bound(TupleGetItem(whole, i), name) for i, name in enumerate(names)]
+
+    def branch(self, order: tuple[int, ...]) -> int:
+        """Which branch of the current node to import, where its branches give values that cannot
+        be one: the first of this order that is not known to fail.
+        """
+        return self._facts.choices.setdefault(str(self.span), order)[0]
+
+    def same(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
+        """Note that dimensions must be equal.
+
+        Raises Learned when that says more of symbols than was known.
+        """
+        pairs = list(_open_pairs(first, other))
+        inner = {s for block in self._blocks for s in block.symbols}
+        for a, b in pairs:
+            if isinstance(a, SizeVar) and isinstance(b, SizeVar) and not inner & {a, b}:
+                self._facts.same[b.name] = a.name
+                raise Learned
+        self._learn_resized(pairs)
+        for a, b in pairs:
+            self.require(binary(prim.EQ, a, b))
+
+    def broadcasts(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
+        """Note what two shapes that broadcast imply: s against min(s, c), c > 1, means s <= c."""
+        aligned = zip(reversed(first), reversed(other), strict=False)
+        pairs = [(a, b) for a, b in aligned if not is_const(a, 1) and not is_const(b, 1)]
+        pairs = list(_open_pairs([a for a, _ in pairs], [b for _, b in pairs]))
+        for a, b in pairs:
+            self._learn_bound(a, b)
+            self._learn_bound(b, a)
+        self._learn_resized(pairs)
+        for a, b in pairs:
+            condition = binary(prim.EQ, a, b)
+            for each in (d for d in (a, b) if not is_const(d)):
+                condition = binary(prim.Or, condition, binary(prim.EQ, each, 1))
+            self.require(condition)
+
+    def _learn_bound(self, symbol: PrimExpr, other: PrimExpr) -> None:
+        if not isinstance(symbol, SizeVar) or not isinstance(other, prim.Min):
+            return
+        for x, limit in ((other.a, other.b), (other.b, other.a)):
+            if x is symbol and isinstance(limit, IntImm) and limit.value > 1:
+                self._facts.upper[symbol.name] = limit.value
+                raise Learned
+
+    def _learn_resized(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
+        """Images are resized to meet others: their extents become the others' expressions."""
+        found: dict[str, PrimExpr] = {}
+        for a, b in pairs:
+            for resized, other in ((b, a), (a, b)):
+                if repr(resized) in self._resized and not is_const(other):
+                    found.setdefault(repr(resized), other)
+                    break
+        if found:
+            self._facts.equal.update(found)
+            raise Learned
+
+    def resized(self, extent: PrimExpr) -> PrimExpr:
+        """The extent that an image is resized to: as computed, or as later nodes need it, which is
+        then required.
+        """
+        key = repr(extent)
+        if is_const(extent) or isinstance(extent, SizeVar):
+            return extent
+        if key in self._facts.equal:
+            self.require(binary(prim.EQ, extent, self._facts.equal[key]))
+            return self._facts.equal[key]
+        self._resized.add(key)
+        return extent
+
+    # Expressions.
+
+    def typed(self, expr: Expr) -> TensorType:
+        """The type of a tensor expression; ImportModelError if it is a tuple."""
+        found = self.type_of(expr)
+        if not isinstance(found, TensorType):
+            raise ImportModelError(f"expected a tensor, got {found!r}")
+        return found
+
+    def type_of(self, expr: Expr) -> Type:
+        """The type of an expression, inferring what is new."""
+        return expr.checked_type_or_none() or infer_expr_type(expr, self.module)
+
+    def expr(self, value: Value) -> Expr:
+        """A value as an expression; an array of shape expressions is computed from the shapes of
+        the parameters.
+        """
+        if isinstance(value, SequenceValue):
+            return self.sequence(value, value.joined())
+        if value.expr is None:
+            assert value.symbols is not None
+            parts = [self._scalar(e) for e in value.symbols.ravel()]
+            vector = op.stack(parts, axis=0) if parts else relay_const(np.zeros(0, np.int64))
+            shaped = op.reshape(vector, value.symbols.shape) if value.symbols.ndim != 1 else vector
+            dtype = self.typed(shaped).dtype
+            value.expr = self.spanned(
+                shaped if dtype == value.type.dtype else op.cast(shaped, value.type.dtype)
+            )
+        return value.expr
+
+    def sequence(self, value: SequenceValue, element: TensorType) -> Expr:
+        """A sequence as an expression, of elements that are seen under one type."""
+        if value.items is None:
+            assert value.expr is not None
+            return self.relaxed(value.expr, sequence.list_type(element))
+        made: Expr = sequence.empty(element)
+        for each in value.items:
+            made = sequence.append(made, self.relaxed(self.expr(each), element))
+        return self.relaxed(self.spanned(made), sequence.list_type(element))
+
+    def spanned(self, expr: Expr) -> Expr:
+        """An expression with its type, and the current node as the span of what is new in it."""
+        self.type_of(expr)
+        return with_span([expr], self.span)[0]
+
+    def shape_vector(self, value: Value, rank: int) -> Expr:
+        """The shape of a value as an int64 vector, with ones before it up to a rank."""
+        ones = relay_const(np.ones(rank - len(value.type.shape), np.int64))
+        own = op.shape_of(self.expr(value), dtype="int64")
+        return op.concatenate([ones, own], axis=0) if len(value.type.shape) < rank else own
+
+    def scalar(self, dim: PrimExpr) -> Expr:
+        """A dimension as an int64 scalar tensor."""
+        return self._scalar(dim)
+
+    def _scalar(self, root: PrimExpr) -> Expr:
+        """Depth of shape arithmetic is bounded by what `simplify` leaves, so this may recurse."""
+        match root:
+            case prim.IntImm() | prim.FloatImm():
+                return relay_const(np.asarray(root.value), root.dtype)
+            case SizeVar():
+                return self._size(root)
+            case prim.Cast():
+                return op.cast(self._scalar(root.value), root.dtype)
+            case prim.Select():
+                return op.where(
+                    *(self._scalar(e) for e in (root.condition, root.true_value, root.false_value))
+                )
+            case prim.Not():
+                return op.logical_not(self._scalar(root.a))
+            case prim.BinaryExpr() if type(root) in _BINARY:
+                return _BINARY[type(root)](self._scalar(root.a), self._scalar(root.b))
+            case prim.Intrinsic(op=("floor" | "ceil" | "sqrt") as name, args=(argument,)):
+                return _UNARY[name](self._scalar(argument))
+        raise ImportModelError(f"cannot compute {root!r} at run time")
+
+    def _size(self, symbol: SizeVar) -> Expr:
+        var, axis = self._sources[symbol]
+        if symbol not in self._scalars:
+            shape = op.shape_of(var, dtype="int64")
+            self._scalars[symbol] = self.spanned(op.take(shape, relay_const(axis, "int64"), axis=0))
+        return self._scalars[symbol]
+
+
+def says_as_much(have: Type, wanted: Type) -> bool:
+    """Whether two types that agree are known to be the same."""
+    match have, wanted:
+        case TensorType(shape=a), TensorType(shape=b):
+            return all(
+                x is y or (isinstance(x, AnyDim) and isinstance(y, AnyDim)) or equal(x, y)
+                for x, y in zip(a, b, strict=True)
+            )
+        case TypeCall(args=a), TypeCall(args=b):
+            return all(says_as_much(x, y) for x, y in zip(a, b, strict=True))
+    return False
+
+
+def _open_pairs(
+    first: Sequence[PrimExpr], other: Sequence[PrimExpr]
+) -> Iterator[tuple[PrimExpr, PrimExpr]]:
+    """Pairs of dimensions that are not seen to be equal; nothing can be said of unknown ones."""
+    for a, b in zip(first, other, strict=True):
+        if not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and not equal(a, b):
+            yield a, b
+
+
+_BINARY: Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]] = {
+    prim.Add: op.add,
+    prim.Sub: op.subtract,
+    prim.Mul: op.multiply,
+    prim.Div: op.divide,
+    prim.FloorDiv: op.floor_divide,
+    prim.FloorMod: op.floor_mod,
+    prim.Min: op.minimum,
+    prim.Max: op.maximum,
+    prim.EQ: op.equal,
+    prim.NE: op.not_equal,
+    prim.LT: op.less,
+    prim.LE: op.less_equal,
+    prim.GT: op.greater,
+    prim.GE: op.greater_equal,
+    prim.And: op.logical_and,
+    prim.Or: op.logical_or,
+}
+_UNARY: Mapping[str, Callable[[Expr], Expr]] = {f.__name__: f for f in (op.floor, op.ceil, op.sqrt)}
+
+
+def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
+    """The same expressions with every new node (one without a span) carrying `span` and its
+    inferred type.
+    """
+    done: dict[int, Expr] = {}
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        each, ready = stack.pop()
+        if id(each) in done:
+            continue
+        if each.span is not None or isinstance(each, Op):
+            done[id(each)] = each
+        elif ready:
+            done[id(each)] = _respan(each, [done[id(c)] for c in _parts(each)], span)
+        else:
+            stack.append((each, True))
+            stack.extend((c, False) for c in _parts(each))
+    return [done[id(r)] for r in roots]
+
+
+def _parts(each: Expr) -> Sequence[Expr]:
+    match each:
+        case Call():
+            return each.args
+        case Tuple():
+            return each.fields
+        case TupleGetItem():
+            return (each.tuple_value,)
+    assert not isinstance(each, Function), "converters make no functions"
+    return ()
+
+
+def _respan(each: Expr, parts: Sequence[Expr], span: Span) -> Expr:
+    found = each.checked_type_or_none()
+    if isinstance(each, Constant):
+        found = found or infer_expr_type(each)
+    made = _rebuild(each, parts, span)
+    if found is not None:
+        made.set_checked_type(found)
+    return made
+
+
+def _rebuild(each: Expr, parts: Sequence[Expr], span: Span) -> Expr:
+    match each:
+        case Call():
+            return each.with_fields(args=tuple(parts), span=span)
+        case Tuple():
+            return each.with_fields(fields=tuple(parts), span=span)
+        case TupleGetItem():
+            return each.with_fields(tuple_value=parts[0], span=span)
+    return each.with_fields(span=span)
+
+
+def field_types(found: Type) -> tuple[Type, ...]:
+    """The fields of a tuple type."""
+    assert isinstance(found, TupleType), f"expected a tuple, got {found!r}"
+    return found.fields

@@ -1,0 +1,87 @@
+"""Sizes that are data: the numbers of a small vector as dimensions.
+
+What is known of such a vector is followed beside its expression: numbers, dimensions, and for each
+number that is data a variable of its own. Where a node needs the numbers as dimensions, those that
+are data get names, in the place where they are first needed:
+
+    %shape = concatenate((%k, [80]))                        hint: (data1, 80)
+ -> let %sizes: Tensor[(0, dim1, 80), uint8] = dyn.extents(%shape);
+    full(0f, shape=(dim1, 80))
+
+From there on the variable is that dimension, wherever it stands.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.arith import simplify
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.value import Symbols, Value
+from ekiden.ir.dtype import is_int
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, const
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.topi.shape import Dim, as_attr, known
+
+MOST = 64
+"""The longest vector that is followed: sizes are few, and longer vectors are other things."""
+
+
+def elements(scope: Scope, value: Value) -> Symbols | None:
+    """What is known of the elements of a tensor; None if it is none that is followed."""
+    if value.is_known:
+        return value.elements
+    kind = value.type
+    count = known(kind.shape[0]) if kind.shape else 1
+    if len(kind.shape) > 1 or count is None or count > MOST or not is_int(kind.dtype):
+        return None
+    if value.hint is None:
+        value.hint = np.empty(tuple(known(d) or 0 for d in kind.shape), object)
+        for at in np.ndindex(value.hint.shape):
+            value.hint[at] = Var("data")
+    return scope.with_sizes(value.hint)
+
+
+def is_dim(element: PrimExpr) -> bool:
+    """Whether an element is a number, or made of dimensions alone."""
+    return all(isinstance(v, SizeVar) for v in free_vars(element))
+
+
+def resolved(scope: Scope, value: Value) -> Value:
+    """A value whose elements are known by now, because all that is data among them has names; any
+    other as it is.
+    """
+    if value.is_known or value.hint is None:
+        return value
+    found = scope.with_sizes(value.hint)
+    if not all(map(is_dim, found.ravel())):
+        return value
+    return Value(value.type, symbols=found, expr=value.expr)
+
+
+def dims(scope: Scope, value: Value) -> tuple[Dim, ...] | None:
+    """The elements of a scalar or vector of integers as dimensions, those that are data under names
+    from here on; None if it is no such vector. The run ends where a number of the data is negative.
+    """
+    value = resolved(scope, value)
+    found = elements(scope, value)
+    if value.is_known:
+        return value.dims()
+    if found is None:
+        return None
+    flat = [simplify(e) for e in found.ravel()]
+    shape = [e if is_dim(e) and not _is_negative(e) else AnyDim() for e in flat]
+    vector = op.reshape(op.cast(scope.expr(value), "int64"), (len(flat),))
+    var = scope.variable("sizes", TensorType((const(0), *shape), "uint8"))
+    scope.bind(var, op.extents(vector))
+    for element, name in zip(flat, scope.typed(var).shape[1:], strict=True):
+        if isinstance(element, Var) and isinstance(name, SizeVar):
+            scope.name_size(element, name)
+    named = [e if is_dim(e) else n for e, n in zip(flat, scope.typed(var).shape[1:], strict=True)]
+    return as_attr(named)
+
+
+def _is_negative(element: PrimExpr) -> bool:
+    return isinstance(element, IntImm) and element.value < 0

@@ -1,0 +1,9 @@
+"""PyTorch: programs of torch.export, modules, TorchScript, and the graphs of torch.compile.
+
+`register` teaches the import an operator, a user's own among them (ekiden.frontend.torch.registry).
+"""
+
+from ekiden.frontend.torch.program import import_program
+from ekiden.frontend.torch.registry import register
+
+__all__ = ["import_program", "register"]

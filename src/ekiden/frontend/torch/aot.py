@@ -1,0 +1,102 @@
+"""From a graph of AOTAutograd to a module, and how a run's arguments and results map to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ekiden.frontend.common.facts import Facts, settled
+from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.program import Importer, as_value
+from ekiden.ir.module import IRModule
+from ekiden.runtime.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One result of a graph: an argument as it came, an output of the module, or a constant.
+
+    is_size: whether the output is a number.
+    """
+
+    argument: int | None = None
+    output: int | None = None
+    constant: object = None
+    is_size: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedGraph:
+    """arguments: which of a run's are the module's; None for a module that computes nothing."""
+
+    module: ImportedModule | None
+    arguments: tuple[int, ...]
+    results: tuple[Result, ...]
+
+
+def import_graph(
+    graph: torch.fx.GraphModule, label: str, frozen: Mapping[int, torch.Tensor]
+) -> ImportedGraph:
+    """A graph whose nodes say their shapes (`meta["val"]`); the inputs at the places `frozen` are
+    constants. Raises UnsupportedError listing every node that cannot be imported.
+    """
+
+    def attempt(facts: Facts) -> ImportedGraph:
+        return _Import(graph, label, facts).run(frozen)
+
+    try:
+        return settled(attempt)
+    except Unsupported as error:
+        raise UnsupportedError(f"import {label}: {error}", error.inputs) from error
+
+
+class _Import(Importer):
+    def run(self, frozen: Mapping[int, torch.Tensor]) -> ImportedGraph:
+        """Import everything, or raise."""
+        nodes = self.graph.inputs
+        inputs = [n for at, n in enumerate(nodes) if at not in frozen]
+        self.name_symbols(inputs)
+        taken: list[int] = []
+        for at, node in enumerate(nodes):
+            if at in frozen:
+                self.graph.env[node] = self.constant(frozen[at], node.name)
+            elif node.users:
+                before = len(self.main.input_names)
+                self.graph.env[node] = self.input(node, node.name)
+                taken += [at] if len(self.main.input_names) > before else []
+        self.graph.run_nodes()
+        self.walk.finish()
+        results, values = self._results(nodes)
+        if not values:
+            return ImportedGraph(None, (), results)
+        function = self.main.function(values)
+        module = ImportedModule(
+            IRModule({"main": function}, self.scope.module.type_definitions),
+            input_names=tuple(self.main.input_names),
+            output_names=tuple(f"output{i}" for i in range(len(values))),
+            constraints=tuple(self.scope.constraints.values()),
+        )
+        return ImportedGraph(module, tuple(taken), results)
+
+    def _results(self, nodes: Sequence[torch.fx.Node]) -> tuple[tuple[Result, ...], list[Value]]:
+        places = {node: at for at, node in enumerate(nodes)}
+        out = next(n for n in self.graph.module.graph.nodes if n.op == "output")
+        given = out.args[0] if isinstance(out.args[0], (list, tuple)) else [out.args[0]]
+        results: list[Result] = []
+        values: list[Value] = []
+        for each in given:
+            if isinstance(each, torch.fx.Node) and each in places:
+                results.append(Result(argument=places[each]))
+                continue
+            item = self.graph.item(each)
+            value = as_value(item)
+            if value is None:
+                results.append(Result(constant=item))
+                continue
+            results.append(Result(output=len(values), is_size=not isinstance(item, Value)))
+            values.append(value)
+        return tuple(results), values

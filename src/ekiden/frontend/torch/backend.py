@@ -1,0 +1,159 @@
+"""`torch.compile(model, backend="ekiden")`: PyTorch finds it by its entry point.
+
+AOTAutograd gives graphs of core operators, one for inference or two for training; each is compiled
+once for all sizes that PyTorch says are dynamic. In inference weights are constants, which kernels
+have packed; when one is changed in place, or another module runs the same code, they become
+arguments, once. A graph that cannot be imported runs eagerly as a whole: the logger
+"ekiden.torch" names it and its reasons, and `counters` counts it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ekiden import runtime
+from ekiden.frontend.torch.aot import ImportedGraph, Result, import_graph
+from ekiden.frontend.torch.export import decompositions
+from ekiden.runtime.errors import CompileError, InternalError
+
+LOG = logging.getLogger("ekiden.torch")
+counters: Counter[str] = Counter()
+"""How many graphs were "compiled", run "eager", and were "thawed": compiled again with the weights
+as arguments.
+"""
+
+Run = Callable[[list[Any]], list[Any]]
+"""A graph of AOTAutograd made ready: arguments, which it takes over, to results."""
+
+
+def ekiden(
+    module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: object
+) -> Callable[..., Any]:
+    """A graph of TorchDynamo as a function. Raises CompileError for options, of which there are
+    none.
+    """
+    if options:
+        raise CompileError(f"torch.compile: backend 'ekiden' takes no options, got {list(options)}")
+    weights = _weights(example_inputs)
+    count = len(example_inputs)
+
+    def for_inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Run:
+        is_aligned = len(inputs) == count
+        return compiled(graph, weights if is_aligned else {}, "inference")
+
+    backend = aot_autograd(
+        fw_compiler=lambda graph, inputs: compiled(graph, {}, "forward"),
+        bw_compiler=lambda graph, inputs: compiled(graph, {}, "backward"),
+        inference_compiler=for_inference,
+        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    with sdpa_kernel(SDPBackend.MATH):  # attention as products and a softmax, which are fused
+        found: Callable[..., Any] = backend(module, example_inputs)
+    return found
+
+
+def _weights(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """The inputs that are a module's own: parameters and buffers, by their places."""
+    found = {}
+    for at, each in enumerate(inputs):
+        is_own = isinstance(each, torch.nn.Parameter) or hasattr(each, "_dynamo_static_input_type")
+        if isinstance(each, torch.Tensor) and is_own and _is_plain(each):
+            found[at] = each
+    return found
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+
+def compiled(graph: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor], label: str) -> Run:
+    """A graph compiled, or as it is where that cannot be."""
+    name = f"{label} graph of {_size(graph)} operators"
+    started = time.perf_counter()
+    try:
+        run = _Compiled(graph, name, weights)
+    except (CompileError, InternalError) as error:
+        counters["eager"] += 1
+        LOG.warning("torch.compile: the %s runs eagerly: %s", name, error)
+        eager: Run = make_boxed_func(graph.forward)
+        return eager
+    counters["compiled"] += 1
+    LOG.info("torch.compile: the %s took %.2f s", name, time.perf_counter() - started)
+    run._boxed_call = True  # type: ignore[attr-defined]  # what PyTorch asks for
+    return run
+
+
+def _size(graph: torch.fx.GraphModule) -> int:
+    return sum(n.op == "call_function" for n in graph.graph.nodes)
+
+
+class _Compiled:
+    """A graph's executable, and how it is called."""
+
+    def __init__(
+        self, graph: torch.fx.GraphModule, name: str, weights: Mapping[int, torch.Tensor]
+    ) -> None:
+        self.graph, self.name = graph, name
+        self.made = _executable(graph, name, weights)
+        self.weights = {at: _state(w) for at, w in weights.items()}
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run with these arguments; the list is emptied, so that they can be freed."""
+        if self.weights and any(_state(args[at]) != s for at, s in self.weights.items()):
+            LOG.info("torch.compile: weights of the %s are no constants", self.name)
+            counters["thawed"] += 1
+            self.made, self.weights = _executable(self.graph, self.name, {}), {}
+        call, imported = self.made
+        given = [_argument(args[at]) for at in imported.arguments]
+        found: Any = call(*given) if call is not None else ()
+        outputs = found if isinstance(found, tuple) else (found,)
+        results = [_result(each, args, outputs) for each in imported.results]
+        args.clear()
+        return results
+
+
+def _executable(
+    graph: torch.fx.GraphModule, name: str, weights: Mapping[int, torch.Tensor]
+) -> tuple[Callable[..., Any] | None, ImportedGraph]:
+    with _disable_current_modes():  # weights are tensors here, whatever is being traced
+        imported = import_graph(graph, name, weights)
+    if imported.module is None:
+        return None, imported
+    driver = import_module("ekiden.driver.compiler")  # above: it is loaded when PyTorch asks for it
+    return driver.compile(imported.module.as_module()), imported
+
+
+def _state(tensor: torch.Tensor) -> tuple[int, int]:
+    """What says that a tensor holds what it held: its memory, and how often it was written."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+
+
+def _argument(value: object) -> object:
+    """A tensor by DLPack; a size as a tensor without dimensions."""
+    if isinstance(value, torch.Tensor):
+        plain = value.detach() if value.requires_grad else value
+        return runtime.from_dlpack(plain.contiguous())
+    return np.asarray(value, np.int64)
+
+
+def _result(each: Result, args: Sequence[Any], outputs: Sequence[Any]) -> object:
+    if each.argument is not None:
+        return args[each.argument]
+    if each.output is None:
+        return each.constant
+    found = outputs[each.output]
+    return int(found.numpy()) if each.is_size else torch.utils.dlpack.from_dlpack(found)

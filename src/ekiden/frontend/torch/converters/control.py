@@ -1,0 +1,98 @@
+"""cond, while_loop and scan, as choices and functions of Relay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from ekiden.frontend.common.choice import choose
+from ekiden.frontend.common.loop import Iteration, Loop, stacked
+from ekiden.frontend.common.value import Value, constant, known
+from ekiden.frontend.torch.node import Node, Operand, Row
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+
+if TYPE_CHECKING:
+    from ekiden.frontend.torch.graph import Graph
+
+Many = list[Value]
+
+
+def _value(node: Node, given: object) -> Value:
+    """An operand as a value: a size is a tensor without dimensions."""
+    if isinstance(given, Value):
+        return given
+    if isinstance(given, PrimExpr):
+        return known(np.array(given, object), "int64")
+    return constant(np.asarray(given))
+
+
+def _run(node: Node, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Many:
+    """A graph inside the node, for these inputs."""
+    inner = cast("Graph", node.graph).inside(module)
+    return [_value(node, each) for each in inner.run(inputs)]
+
+
+def _cond(
+    node: Node, condition: Operand, yes: torch.fx.GraphModule, no: torch.fx.GraphModule,
+    operands: Sequence[object] = (),
+) -> Many:  # fmt: skip
+    runs = [partial(_run, node, branch, operands) for branch in (yes, no)]
+    return choose(node, _value(node, condition), runs, ("the true branch", "the false branch"))
+
+
+def _while_loop(
+    node: Node, test: torch.fx.GraphModule, body: torch.fx.GraphModule,
+    carried: Sequence[object], extra: Sequence[object] = (),
+) -> Many:  # fmt: skip
+    start = [_value(node, each) for each in carried]
+    names = [f"carried{i}" for i in range(len(start))]
+    (go,) = _run(node, test, [*start, *extra])
+
+    def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
+        found = _run(node, body, [*values, *extra])
+        (again,) = _run(node, test, [*found, *extra])
+        return Iteration(again, found)
+
+    if go.array is not None and not go.array.item():
+        return start
+    last, _, _ = Loop(node, names, start, None, go, step).build()
+    return last
+
+
+def _scan(
+    node: Node, body: torch.fx.GraphModule, carried: Sequence[object], xs: Sequence[Value],
+    additional: Sequence[object] = (),
+) -> Many:  # fmt: skip
+    """Along the first axis of all `xs`; what the body gives beyond the carried ones is stacked."""
+    start = [_value(node, each) for each in carried]
+    names = [f"carried{i}" for i in range(len(start))]
+    extent = xs[0].type.shape[0]
+    node.scope.same([extent] * (len(xs) - 1), [x.type.shape[0] for x in xs[1:]])
+    limit = node.scope.spanned(node.scope.scalar(extent))
+
+    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        at = node.scope.expr(index)
+        rows = []
+        for each in xs:
+            row = node.scope.spanned(op.take(node.of(each), at, axis=0))
+            rows.append(node.value_of(row))
+        found = _run(node, body, [*values, *rows, *additional])
+        return Iteration(go, found[: len(start)], found[len(start) :])
+
+    last, parts, _ = Loop(node, names, start, limit, None, step).build()
+    made = [stacked(node.scope, p, f"stacked{i}", extent) for i, p in enumerate(parts)]
+    return [*last, *made]
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    ("higher_order::cond", _cond),
+    ("higher_order::while_loop", _while_loop),
+    ("higher_order::scan", _scan),
+)
+# fmt: on

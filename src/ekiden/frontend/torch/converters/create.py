@@ -1,0 +1,122 @@
+"""Tensors made from nothing but a shape, and what only checks or says something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.node import Converter, Node, Operand, Row
+from ekiden.frontend.torch.symbols import Scalar
+from ekiden.ir.dtype import is_float
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_dim, tidy
+
+
+def _full(node: Node, size: Sequence[object], value: Operand, **_: object) -> Expr:
+    dtype = node.out_dtype
+    return op.full(node.of(value, dtype), node.out_shape, dtype=dtype)
+
+
+def _full_like(node: Node, x: Value, value: Operand, **_: object) -> Expr:
+    dtype = node.out_dtype
+    return op.full(node.of(value, dtype), x.type.shape, dtype=dtype)
+
+
+def _fill(node: Node, x: Value, value: Operand) -> Expr:
+    return _full_like(node, x, value)
+
+
+def _filled(value: int) -> Converter:
+    """Tensors of one number; those that are not initialised hold 0."""
+
+    def convert(node: Node, *_: object, **__: object) -> Expr:
+        dtype = node.out_dtype
+        return op.full(const(value, dtype), node.out_shape, dtype=dtype)
+
+    return convert
+
+
+def _arange(node: Node, start: Operand, end: Operand, step: Operand = 1, **_: object) -> Expr:
+    dtype = node.out_dtype
+    if any(isinstance(v, float) for v in (start, end, step)) or is_float(dtype):
+        (count,) = node.out_shape
+        places = op.cast(op.arange(0, count, 1, dtype="int64"), dtype)
+        return op.add(node.of(start, dtype), op.multiply(places, node.of(step, dtype)))
+    if isinstance(step, PrimExpr) or isinstance(start, PrimExpr):
+        (count,) = node.out_shape
+        places = op.arange(0, count, 1, dtype="int64")
+        by = op.multiply(places, node.of(step, "int64"))
+        return op.cast(op.add(by, node.of(start, "int64")), dtype)
+    return op.arange(node.size(start), node.size(end), node.size(step), dtype=dtype)
+
+
+def _arange_to(node: Node, end: Operand, **named: object) -> Expr:
+    return _arange(node, 0, end, 1, **named)
+
+
+def _iota(node: Node, length: Operand, *, start: Operand, step: Operand, **_: object) -> Expr:
+    stop = tidy(as_dim(node.size(start)) + as_dim(node.size(length)) * as_dim(node.size(step)))
+    return _arange(node, start, stop, step)
+
+
+def _linspace(node: Node, start: Operand, end: Operand, steps: int, **_: object) -> Expr:
+    """From both ends, so that both are exact."""
+    dtype = node.out_dtype
+    wide = dtype if is_float(dtype) else "float64"
+    first, last = node.of(start, wide), node.of(end, wide)
+    places = op.cast(op.arange(0, steps, 1, dtype="int64"), wide)
+    if steps < 2:
+        return op.full(node.of(start, dtype), (steps,), dtype=dtype)
+    step = op.divide(op.subtract(last, first), const(steps - 1, wide))
+    up = op.add(first, op.multiply(places, step))
+    down = op.subtract(last, op.multiply(op.subtract(const(steps - 1, wide), places), step))
+    found = op.where(op.less(places, const(steps / 2, wide)), up, down)
+    return found if wide == dtype else op.cast(found, dtype)
+
+
+def _eye(node: Node, rows: int, columns: int | None = None, **_: object) -> Expr:
+    m, n = node.out_shape
+    row = op.expand_dims(op.arange(0, m, 1, dtype="int64"), axis=1)
+    return op.cast(op.equal(row, op.arange(0, n, 1, dtype="int64")), node.out_dtype)
+
+
+def _scalar_tensor(node: Node, value: Operand, **_: object) -> Expr:
+    return node.of(value, node.out_dtype)
+
+
+def _checked(node: Node, *_: object, **__: object) -> None:
+    """What a program asserts of its sizes: torch.export has the same in its constraints."""
+    return
+
+
+def _size(node: Node, x: Value, dim: int | None = None) -> Scalar | list[PrimExpr]:
+    if dim is None:
+        return list(x.type.shape)
+    return x.type.shape[node.axis(dim, len(x.type.shape))]
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    ("full", _full),
+    ("full_like", _full_like),
+    ("fill", _fill),
+    ("new_full", lambda node, x, size, value, **_: _full(node, size, value)),
+    *((name, _filled(0)) for name in (
+        "zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided",
+        "new_empty_strided", "empty_permuted")),
+    *((name, _filled(1)) for name in ("ones", "ones_like", "new_ones")),
+    ("arange.start_step", _arange),
+    ("arange.start", _arange),
+    ("arange.default", _arange_to),
+    ("prims::iota", _iota),
+    ("linspace", _linspace),
+    ("eye", _eye),
+    ("scalar_tensor", _scalar_tensor),
+    *((name, _checked) for name in (
+        "_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range",
+        "sym_constrain_range_for_size")),
+    ("sym_size", _size),
+)
+# fmt: on

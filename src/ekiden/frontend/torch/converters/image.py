@@ -1,0 +1,88 @@
+"""Resizing and sampling of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.node import Converter, Node, Row
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+
+_LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
+_RESIZE = {1: op.image.resize1d, 2: op.image.resize2d, 3: op.image.resize3d}
+
+
+def _nearest(rank: int, exact: bool) -> Converter:
+    """The nearest pixel: at floor(i * scale), or of the centres where it is exact."""
+
+    def convert(node: Node, x: Value, *given: object) -> Expr:
+        scales = _scales(rank, given)
+        mode = "half_pixel" if exact else "asymmetric"
+        rounding = "round_prefer_ceil" if exact else "floor"
+        return _resized(node, x, rank, "nearest_neighbor", mode, rounding, scales)
+
+    return convert
+
+
+def _linear(rank: int, method: str = "linear") -> Converter:
+    def convert(node: Node, x: Value, size: object, align_corners: bool, *given: object) -> Expr:
+        mode = "align_corners" if align_corners else "half_pixel"
+        scales = None if align_corners else _scales(rank, (size, *given))
+        return _resized(node, x, rank, method, mode, "", scales)
+
+    return convert
+
+
+def _scales(rank: int, given: Sequence[object]) -> list[float] | None:
+    """(size, scale, ...), or (size or None, scales)."""
+    rest = given[1:]
+    if len(rest) == 1 and isinstance(rest[0], (list, tuple)):
+        rest = rest[0]
+    found = [float(s) for s in rest if isinstance(s, (int, float))]
+    return found if len(found) == rank else None
+
+
+def _resized(
+    node: Node, x: Value, rank: int, method: str, mode: str, rounding: str,
+    scales: Sequence[float] | None,
+) -> Expr:  # fmt: skip
+    size: Any = node.out_shape[2:]
+    named: dict[str, Any] = {"cubic_alpha": -0.75}
+    if rank == 2 and scales is not None:
+        named["scales"] = list(scales)
+    return _RESIZE[rank](
+        node.of(x), size=size, layout=_LAYOUTS[rank], method=method,
+        coordinate_transformation_mode=mode, rounding_method=rounding, **named,
+    )  # fmt: skip
+
+
+_METHODS = ("bilinear", "nearest", "bicubic")
+_BORDERS = ("zeros", "border", "reflection")
+
+
+def _grid_sample(
+    node: Node, x: Value, grid: Value, mode: int, padding: int, align_corners: bool
+) -> Expr:
+    rank = len(x.type.shape) - 2
+    order = [0, rank + 1, *range(1, rank + 1)]
+    places = op.transpose(node.of(grid), axes=order)
+    return op.image.grid_sample(
+        node.of(x), places, method=_METHODS[mode], layout=_LAYOUTS[rank],
+        padding_mode=_BORDERS[padding], align_corners=align_corners,
+    )  # fmt: skip
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    *((f"upsample_nearest{n}d", _nearest(n, False)) for n in (1, 2, 3)),
+    *((f"_upsample_nearest_exact{n}d", _nearest(n, True)) for n in (1, 2, 3)),
+    ("upsample_linear1d", _linear(1)),
+    ("upsample_bilinear2d", _linear(2)),
+    ("upsample_trilinear3d", _linear(3)),
+    ("upsample_bicubic2d", _linear(2, "cubic")),
+    ("grid_sampler_2d", _grid_sample),
+    ("grid_sampler_3d", _grid_sample),
+)
+# fmt: on

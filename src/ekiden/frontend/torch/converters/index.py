@@ -1,0 +1,354 @@
+"""Operators that read or write at positions which are data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.node import Node, Operand, Row
+from ekiden.frontend.torch.symbols import Scalar
+from ekiden.ir.dtype import is_float
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_dim, broadcast_shape, known, product
+
+_REDUCTIONS = {"sum": "add", "prod": "mul", "amin": "min", "amax": "max", "add": "add",
+               "multiply": "mul"}  # fmt: skip
+
+
+def _embedding(node: Node, weight: Value, indices: Value, *_: object) -> Expr:
+    return op.take(node.of(weight), node.of(indices), axis=0, mode="raise")
+
+
+def _index_select(node: Node, x: Value, dim: int, index: Value) -> Expr:
+    at = node.of(index, "int64")
+    if not x.type.shape:
+        return node.of(x)
+    if not index.type.shape:
+        at = op.reshape(at, (1,))
+    return op.take(node.of(x), at, axis=node.axis(dim, len(x.type.shape)), mode="raise")
+
+
+def _gather(node: Node, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Expr:
+    if not x.type.shape:
+        return op.broadcast_to(node.of(x), index.type.shape) if index.type.shape else node.of(x)
+    data = node.of(x)
+    at = node.of(index, "int64")
+    if not index.type.shape:
+        return op.take(data, at, axis=0, mode="raise")
+    axis = node.axis(dim, len(x.type.shape))
+    for i, (have, wanted) in enumerate(zip(x.type.shape, index.type.shape, strict=True)):
+        if i != axis and not _same(have, wanted):
+            data = op.strided_slice(data, [0], [wanted], axes=[i])
+    return op.gather(data, axis, at)
+
+
+def _same(a: PrimExpr, b: PrimExpr) -> bool:
+    return a is b or (known(a) is not None and known(a) == known(b))
+
+
+def _scatter(
+    node: Node, x: Value, dim: int, index: Value, source: Operand, *, reduce: str = ""
+) -> Expr:
+    return _scattered(node, x, dim, index, source, _REDUCTIONS.get(reduce, "update"))
+
+
+def _scatter_add(node: Node, x: Value, dim: int, index: Value, source: Value) -> Expr:
+    return _scattered(node, x, dim, index, source, "add")
+
+
+def _scattered(
+    node: Node, x: Value, dim: int, index: Value, source: Operand, reduction: str
+) -> Expr:
+    dtype = x.type.dtype
+    if known(product(index.type.shape)) == 0:
+        return node.of(x)
+    data, at = node.of(x), node.of(index, "int64")
+    if isinstance(source, Value) and source.type.shape:
+        updates = node.of(source, dtype)
+        for i, (have, wanted) in enumerate(zip(source.type.shape, index.type.shape, strict=False)):
+            if not _same(have, wanted):
+                updates = op.strided_slice(updates, [0], [wanted], axes=[i])
+    else:
+        updates = op.broadcast_to(node.of(source, dtype), index.type.shape)
+    if not x.type.shape:
+        flat = [op.reshape(e, (1,)) for e in (data, at, updates)]
+        found = op.scatter_elements(flat[0], flat[1], flat[2], axis=0, reduction=reduction)
+        return op.reshape(found, ())
+    axis = node.axis(dim, len(x.type.shape))
+    if dtype == "bool":
+        wide = op.scatter_elements(
+            op.cast(data, "uint8"), at, op.cast(updates, "uint8"), axis=axis,
+            reduction="max" if reduction == "add" else reduction,
+        )  # fmt: skip
+        return op.cast(wide, "bool")
+    return op.scatter_elements(data, at, updates, axis=axis, reduction=reduction)
+
+
+def _scatter_reduce(
+    node: Node, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
+    include_self: bool = True,
+) -> Expr:  # fmt: skip
+    if reduce == "mean":
+        return _scatter_mean(node, x, dim, index, source, include_self)
+    if not include_self:
+        info = np.iinfo(x.type.dtype) if "int" in x.type.dtype else None
+        starts: dict[str, float] = {
+            "sum": 0,
+            "prod": 1,
+            "amax": -np.inf if info is None else info.min,
+            "amin": np.inf if info is None else info.max,
+        }
+        start = starts[reduce]
+        blank = op.broadcast_to(const(start, x.type.dtype), index.type.shape)
+        cleared = _scattered(node, x, dim, index, node.value_of(blank), "update")
+        x = node.value_of(node.scope.spanned(cleared))
+    return _scattered(node, x, dim, index, source, _REDUCTIONS[reduce])
+
+
+def _scatter_mean(
+    node: Node, x: Value, dim: int, index: Value, source: Value, include_self: bool
+) -> Expr:
+    """The sum over how many there are, at least 1; integers are rounded down."""
+    dtype = x.type.dtype
+    total = _scatter_reduce(node, x, dim, index, source, "sum", include_self=include_self)
+    start = op.full(const(int(include_self), dtype), x.type.shape, dtype=dtype)
+    begin = node.value_of(node.scope.spanned(start))
+    count = op.maximum(_scattered(node, begin, dim, index, 1, "add"), const(1, dtype))
+    divide = op.divide if is_float(dtype) else op.floor_divide
+    return divide(total, count)
+
+
+def _split_masks(node: Node, x: Value, indices: Sequence[Value | None]) -> list[Value | None]:
+    """Masks as the places where they hold, one for each of their axes."""
+    found: list[Value | None] = []
+    for each in indices:
+        if each is None or each.type.dtype not in ("bool", "uint8"):
+            found.append(each)
+            continue
+        rank = len(each.type.shape)
+        mask = node.of(each, "bool")
+        if not rank:
+            node.unsupported("a mask without dimensions")
+        places = node.scope.bound(op.cast(op.argwhere(mask), "int64"), "places")
+        for axis in range(rank):
+            column = op.take(node.of(places), const(axis, "int64"), axis=1)
+            found.append(node.value_of(node.scope.spanned(column)))
+    return found
+
+
+def _index(node: Node, x: Value, indices: Sequence[Value | None]) -> Result:
+    """x[indices]: the indexed axes first (or in their place, where they stand side by side)."""
+    given = _split_masks(node, x, indices)
+    at = [i for i, v in enumerate(given) if v is not None]
+    tensors = [v for v in given if v is not None]
+    if not at:
+        return x
+    rank = len(x.type.shape)
+    if len(at) == 1:
+        return op.take(node.of(x), node.of(tensors[0], "int64"), axis=at[0], mode="raise")
+    rest = [i for i in range(rank) if i not in at]
+    order = [*at, *rest]
+    data = node.of(x) if order == list(range(rank)) else op.transpose(node.of(x), axes=order)
+    joint = _joint(node, tensors)
+    count = len(at)
+    stacked = op.stack([_to(node, t, joint) for t in tensors], axis=0)
+    found = op.gather_nd(data, stacked, batch_dims=0, index_rank=count)
+    side_by_side = at == list(range(at[0], at[0] + count))
+    if side_by_side and at[0] > 0:
+        width = len(joint)
+        lead = list(range(width, width + at[0]))
+        tail = list(range(width + at[0], width + len(rest)))
+        found = op.transpose(found, axes=[*lead, *range(width), *tail])
+    return found
+
+
+def _joint(node: Node, tensors: Sequence[Value]) -> tuple[PrimExpr, ...]:
+    shape: tuple[PrimExpr, ...] = ()
+    for each in tensors:
+        node.scope.broadcasts(shape, each.type.shape)
+        found = broadcast_shape(shape, each.type.shape)
+        if found is None:
+            node.unsupported("the indices do not broadcast")
+        shape = found
+    return shape
+
+
+def _to(node: Node, value: Value, shape: tuple[PrimExpr, ...]) -> Expr:
+    data = node.of(value, "int64")
+    same = len(shape) == len(value.type.shape)
+    if same and all(_same(a, b) for a, b in zip(shape, value.type.shape, strict=True)):
+        return data
+    return op.broadcast_to(data, shape)
+
+
+def _index_put(
+    node: Node,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> Result:
+    """The indexed axes first, the values written (or added) there, and the axes back."""
+    first = indices[0] if indices else None
+    is_mask = len(indices) == 1 and first is not None and first.type.dtype == "bool"
+    is_one = not values.type.shape or known(product(values.type.shape)) == 1
+    if is_mask and is_one and first is not None and not accumulate:
+        return _masked(node, x, first, values)
+    given = _split_masks(node, x, indices)
+    at = [i for i, v in enumerate(given) if v is not None]
+    tensors = [v for v in given if v is not None]
+    rank = len(x.type.shape)
+    if not at:
+        node.unsupported("no index is given")
+    rest = [i for i in range(rank) if i not in at]
+    order = [*at, *rest]
+    data = node.of(x) if order == list(range(rank)) else op.transpose(node.of(x), axes=order)
+    joint = _joint(node, tensors)
+    stacked = op.stack([_wrap(node, x, t, i, joint) for t, i in zip(tensors, at, strict=True)], 0)
+    tail = tuple(x.type.shape[i] for i in rest)
+    side_by_side = at == list(range(at[0], at[0] + len(at)))
+    updates = node.of(values, x.type.dtype)
+    if side_by_side and at[0] > 0:
+        lead = at[0]
+        full = (*tail[:lead], *joint, *tail[lead:])
+        updates = op.broadcast_to(updates, full)
+        width = len(joint)
+        axes = [*range(lead, lead + width), *range(lead), *range(lead + width, len(full))]
+        updates = op.transpose(updates, axes=axes)
+    else:
+        updates = op.broadcast_to(updates, (*joint, *tail))
+    mode = "add" if accumulate else "update"
+    if x.type.dtype == "bool":
+        found = op.cast(
+            op.scatter_nd(
+                op.cast(data, "uint8"), stacked, op.cast(updates, "uint8"),
+                mode="max" if accumulate else mode,
+            ),
+            "bool",
+        )  # fmt: skip
+    else:
+        found = op.scatter_nd(data, stacked, updates, mode=mode)
+    if order == list(range(rank)):
+        return found
+    back = [0] * rank
+    for place, axis in enumerate(order):
+        back[axis] = place
+    return op.transpose(found, axes=back)
+
+
+def _wrap(node: Node, x: Value, index: Value, axis: int, shape: tuple[PrimExpr, ...]) -> Expr:
+    """Places counted from the front."""
+    at = _to(node, index, shape)
+    extent = node.of(x.type.shape[axis], "int64")
+    return op.where(op.less(at, const(0, "int64")), op.add(at, extent), at)
+
+
+def _masked(node: Node, x: Value, mask: Value, value: Operand) -> Expr:
+    where = node.of(mask, "bool")
+    extra = len(x.type.shape) - len(mask.type.shape)
+    if extra > 0:
+        where = op.expand_dims(where, axis=len(mask.type.shape), num_newaxis=extra)
+    fill = node.of(value, x.type.dtype)
+    if isinstance(value, Value) and value.type.shape:
+        fill = op.reshape(fill, ())
+    return op.where(where, fill, node.of(x))
+
+
+def _masked_fill(node: Node, x: Value, mask: Value, value: Operand) -> Expr:
+    node.scope.broadcasts(x.type.shape, mask.type.shape)
+    return op.where(node.of(mask, "bool"), node.of(value, x.type.dtype), node.of(x))
+
+
+def _masked_scatter(node: Node, x: Value, mask: Value, source: Value) -> Expr:
+    """The n-th place where the mask holds takes the n-th element of the source."""
+    shape = node.out_shape
+    where = op.reshape(op.broadcast_to(node.of(mask, "bool"), shape), (-1,))
+    number = op.subtract(op.cumsum(op.cast(where, "int64"), axis=0), const(1, "int64"))
+    safe = op.maximum(number, const(0, "int64"))
+    flat = op.reshape(node.of(source), (-1,))
+    taken = op.take(flat, safe, axis=0, mode="clip")
+    data = op.reshape(op.broadcast_to(node.of(x), shape), (-1,))
+    return op.reshape(op.where(where, taken, data), shape, allowzero=True)
+
+
+def _nonzero(node: Node, x: Value) -> Result:
+    data = node.of(x)
+    if not x.type.shape:
+        found = op.argwhere(op.reshape(data, (1,)))
+        return op.strided_slice(op.cast(found, "int64"), [0], [0], axes=[1])
+    return op.cast(op.argwhere(data), "int64")
+
+
+def _item(node: Node, x: Value) -> Scalar:
+    """An element as a size: it has a name from here on."""
+    meta = node.meta
+    if not isinstance(meta, torch.SymInt):
+        node.unsupported("a number that is data is supported as a size alone")
+    vector = op.reshape(node.of(x, "int64"), (1,))
+    value = node.value_of(node.scope.spanned(vector))
+    (dim,) = node.dims_of(value)
+    for name in node.symbols.names(meta):
+        node.symbols.known.setdefault(name, as_dim(dim))
+    return as_dim(dim)
+
+
+def _one_hot(node: Node, indices: Value, count: int = -1) -> Expr:
+    if count < 0:
+        node.unsupported("the number of classes must be given")
+    at = node.of(indices, "int64")
+    return op.one_hot(at, const(1, "int64"), const(0, "int64"), count, axis=-1, dtype="int64")
+
+
+def _bucketize(
+    node: Node, x: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> Expr:
+    values = node.of(x)
+    shape = x.type.shape if isinstance(x, Value) else ()
+    flat = op.reshape(values, (-1,)) if shape else op.reshape(values, (1,))
+    found = op.searchsorted(node.of(boundaries), flat, right=right, dtype="int64")
+    return op.reshape(found, shape, allowzero=True)
+
+
+def _searchsorted(
+    node: Node, rows: Value, x: Operand, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: Value | None = None,
+) -> Expr:  # fmt: skip
+    table = node.of(rows)
+    if sorter is not None:
+        table = op.gather(table, len(rows.type.shape) - 1, node.of(sorter, "int64"))
+    is_right = right or side == "right"
+    if isinstance(x, Value) and x.type.shape:
+        return op.searchsorted(table, node.of(x), right=is_right, dtype="int64")
+    values = op.reshape(node.of(x), (1,))
+    return op.reshape(op.searchsorted(table, values, right=is_right, dtype="int64"), ())
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    ("embedding", _embedding),
+    ("index_select", _index_select),
+    ("gather", _gather),
+    ("scatter", _scatter),
+    ("scatter_add", _scatter_add),
+    ("scatter_reduce", _scatter_reduce),
+    ("index", _index),
+    ("_unsafe_index", _index),
+    ("index_put", _index_put),
+    ("_unsafe_index_put", _index_put),
+    ("masked_fill", _masked_fill),
+    ("masked_scatter", _masked_scatter),
+    ("nonzero", _nonzero),
+    ("_local_scalar_dense", _item),
+    ("item", _item),
+    ("one_hot", _one_hot),
+    ("bucketize", _bucketize),
+    ("searchsorted", _searchsorted),
+)
+# fmt: on

@@ -1,0 +1,232 @@
+"""Matrix products and attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.torch.node import Node, Operand, Row
+from ekiden.ir.dtype import is_float
+from ekiden.ir.prim import is_const
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import Shape, broadcast_shape, equal, known, product
+
+
+def product_of(node: Node, a: Value, b: Value) -> Expr:
+    """[.., m, k] times [k, n]; of a constant right side as the weight [n, k] of nn.dense."""
+    dtype = a.type.dtype
+    if b.array is not None and b.array.ndim == 2:
+        weight = constant(b.array.T)
+        return op.nn.dense(node.of(a), node.of(weight, dtype), units=b.array.shape[1])
+    return op.nn.matmul(node.of(a), node.of(b, dtype))
+
+
+def _mm(node: Node, a: Value, b: Value) -> Expr:
+    node.scope.same(a.type.shape[1:], b.type.shape[:1])
+    return product_of(node, a, b)
+
+
+def _bmm(node: Node, a: Value, b: Value) -> Expr:
+    node.scope.same((a.type.shape[0], a.type.shape[2]), b.type.shape[:2])
+    return op.nn.batch_matmul(node.of(a), node.of(b), transpose_b=False)
+
+
+def _mv(node: Node, a: Value, b: Value) -> Expr:
+    row = op.expand_dims(node.of(b), axis=0)
+    return op.squeeze(op.nn.dense(node.of(a), row, units=1), axis=[-1])
+
+
+def _dot(node: Node, a: Value, b: Value) -> Expr:
+    return op.sum(op.multiply(node.of(a), node.of(b)), axis=[0], keepdims=False)
+
+
+def _added(node: Node, found: Expr, bias: Value, beta: Operand, alpha: Operand) -> Expr:
+    dtype = node.out_dtype
+    if alpha != 1:
+        found = op.multiply(found, node.of(alpha, dtype))
+    if beta == 0:
+        return found
+    extra = node.of(bias, dtype)
+    if beta != 1:
+        extra = op.multiply(extra, node.of(beta, dtype))
+    return op.add(found, extra)
+
+
+def _addmm(
+    node: Node, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
+) -> Expr:
+    return _added(node, _mm(node, a, b), bias, beta, alpha)
+
+
+def _baddbmm(
+    node: Node, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
+) -> Expr:
+    return _added(node, _bmm(node, a, b), bias, beta, alpha)
+
+
+def _addmv(
+    node: Node, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
+) -> Expr:
+    return _added(node, _mv(node, a, b), bias, beta, alpha)
+
+
+def _linear(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Expr:
+    found: Expr = op.nn.dense(node.of(x), node.of(weight))
+    return found if bias is None else op.add(found, node.of(bias))
+
+
+def _matmul(node: Node, a: Value, b: Value) -> Expr:
+    left, right = a.type.shape, b.type.shape
+    if len(left) == 1 and len(right) == 1:
+        return _dot(node, a, b)
+    if len(right) == 1:
+        row = op.expand_dims(node.of(b), axis=0)
+        return op.squeeze(op.nn.dense(node.of(a), row, units=1), axis=[-1])
+    if len(right) == 2:
+        return product_of(node, a, b)
+    if len(left) == 1:
+        row_value = node.value_of(node.scope.spanned(op.expand_dims(node.of(a), axis=0)))
+        return op.squeeze(batched(node, row_value, b), axis=[-2])
+    return batched(node, a, b)
+
+
+def batched(node: Node, a: Value, b: Value, transpose_b: bool = False) -> Expr:
+    """Both of rank >= 2: leading axes broadcast and become the one batch of nn.batch_matmul."""
+    left, right = a.type.shape, b.type.shape
+    node.scope.broadcasts(left[:-2], right[:-2])
+    batch = broadcast_shape(left[:-2], right[:-2])
+    if batch is None:
+        node.unsupported(f"batches {left[:-2]!r} and {right[:-2]!r} do not broadcast")
+    columns = right[-2] if transpose_b else right[-1]
+    found = op.nn.batch_matmul(
+        _flat(node, a, batch), _flat(node, b, batch), transpose_b=transpose_b
+    )
+    if len(batch) == 1:
+        return found
+    return op.reshape(found, (*batch, left[-2], columns), allowzero=True)
+
+
+def _flat(node: Node, value: Value, batch: Shape) -> Expr:
+    """[batch..., r, c] as [product, r, c]; a batch of 1 stays 1."""
+    shape, data = value.type.shape, node.of(value)
+    if len(shape) == 3 and (len(batch) == 1 or is_const(shape[0], 1)):
+        return data
+    if all(is_const(d, 1) for d in shape[:-2]):
+        return op.reshape(data, (1, *shape[-2:]), allowzero=True)
+    is_same = len(shape) == len(batch) + 2 and all(
+        equal(d, e) for d, e in zip(shape, batch, strict=False)
+    )
+    full = data if is_same else op.broadcast_to(data, (*batch, *shape[-2:]))
+    return op.reshape(full, (product(batch), *shape[-2:]), allowzero=True)
+
+
+def _attention(
+    node: Node,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Expr:
+    """softmax(query key' scale + mask) value; query heads may share heads of keys."""
+    if dropout:
+        node.unsupported("dropout inside of attention")
+    dtype = query.type.dtype
+    if enable_gqa:
+        key, value = _repeated(node, query, key), _repeated(node, query, value)
+    width = known(query.type.shape[-1])
+    if scale is None and width is None:
+        node.unsupported("the width of a head must be constant")
+    factor = 1 / math.sqrt(width or 1) if scale is None else scale
+    scaled = node.value_of(node.scope.spanned(op.multiply(node.of(query), const(factor, dtype))))
+    scores = batched(node, scaled, key, transpose_b=True)
+    if is_causal:
+        rows, columns = query.type.shape[-2], key.type.shape[-2]
+        row = op.expand_dims(op.arange(0, rows, 1, dtype="int64"), axis=1)
+        column = op.expand_dims(op.arange(0, columns, 1, dtype="int64"), axis=0)
+        scores = op.where(op.greater_equal(row, column), scores, const(-math.inf, dtype))
+    if mask is not None and mask.type.dtype == "bool":
+        scores = op.where(node.of(mask), scores, const(-math.inf, dtype))
+    elif mask is not None:
+        scores = op.add(scores, node.of(mask, dtype))
+    weights = node.value_of(node.scope.spanned(op.nn.softmax(scores, axis=-1)))
+    return batched(node, weights, value)
+
+
+def _repeated(node: Node, query: Value, x: Value) -> Value:
+    heads, own = known(query.type.shape[-3]), known(x.type.shape[-3])
+    if heads is None or own is None or heads % own:
+        node.unsupported("the numbers of heads must be constant and divide")
+    axis = len(x.type.shape) - 3
+    if heads == own:
+        return x
+    return node.value_of(node.scope.spanned(op.repeat(node.of(x), heads // own, axis=axis)))
+
+
+def _flash(node: Node, query: Value, key: Value, value: Value, dropout: float = 0.0,
+           is_causal: bool = False, *, attn_mask: Value | None = None,
+           scale: float | None = None) -> list[Expr | Value | None]:  # fmt: skip
+    if node.wants(1):
+        node.unsupported("the logarithms of the sums of attention")
+    found = _attention(node, query, key, value, attn_mask, dropout, is_causal, scale=scale)
+    return [found, None]
+
+
+def _einsum(node: Node, equation: str, operands: Sequence[Value], *, path: object = None) -> Expr:
+    return op.einsum([node.of(v) for v in operands], equation.replace(" ", ""))
+
+
+def _outer(node: Node, a: Value, b: Value) -> Expr:
+    column = op.expand_dims(node.of(a, node.out_dtype), axis=1)
+    return op.multiply(column, op.expand_dims(node.of(b, node.out_dtype), axis=0))
+
+
+def _cdist(node: Node, a: Value, b: Value, p: float, mode: object = None) -> Expr:
+    if p != 2 or not is_float(a.type.dtype):
+        node.unsupported("distances of another order than 2")
+    wide = op.expand_dims(node.of(a), axis=len(a.type.shape) - 1)
+    other = op.expand_dims(node.of(b), axis=len(b.type.shape) - 2)
+    apart = op.subtract(wide, other)
+    return op.sqrt(op.sum(op.multiply(apart, apart), axis=[-1], keepdims=False))
+
+
+def _trilinear(
+    node: Node, a: Value, b: Value, c: Value, expand1: Sequence[int], expand2: Sequence[int],
+    expand3: Sequence[int], sums: Sequence[int], unroll: int = 1,
+) -> Expr:  # fmt: skip
+    """The product of three with new axes, summed over some."""
+    wide: list[Expr] = []
+    for value, axes in ((a, expand1), (b, expand2), (c, expand3)):
+        data = node.of(value)
+        for axis in sorted(axes):
+            data = op.expand_dims(data, axis=axis)
+        wide.append(data)
+    found = op.multiply(op.multiply(wide[0], wide[1]), wide[2])
+    return op.sum(found, axis=list(sums), keepdims=False) if sums else found
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    ("mm", _mm),
+    ("bmm", _bmm),
+    ("mv", _mv),
+    ("dot", _dot),
+    ("addmm", _addmm),
+    ("baddbmm", _baddbmm),
+    ("addmv", _addmv),
+    ("linear", _linear),
+    ("matmul", _matmul),
+    ("scaled_dot_product_attention", _attention),
+    ("_scaled_dot_product_flash_attention_for_cpu", _flash),
+    ("einsum", _einsum),
+    ("_trilinear", _trilinear),
+    ("outer", _outer),
+    ("_cdist_forward", _cdist),
+)
+# fmt: on

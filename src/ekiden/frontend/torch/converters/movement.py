@@ -1,0 +1,405 @@
+"""Operators that move elements: views, joins, slices, borders."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.torch.node import Converter, Node, Operand, Row
+from ekiden.frontend.torch.symbols import Scalar
+from ekiden.ir import prim
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import Dim, Shape, as_dim, equal, known, tidy
+
+Many = list[Expr | Value | None]
+
+
+def shaped(node: Node, x: Value, shape: Sequence[PrimExpr]) -> Result:
+    """The same elements in another shape; `x` itself in its own."""
+    if x.array is not None and all(known(d) is not None for d in shape):
+        return constant(x.array.reshape([known(d) or 0 for d in shape]))
+    have = x.type.shape
+    if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
+        return x
+    return op.reshape(node.of(x), tuple(shape), allowzero=True)
+
+
+def _view(node: Node, x: Value, size: Sequence[object]) -> Result:
+    """One size may be -1; PyTorch says what it is."""
+    del size
+    return shaped(node, x, node.out_shape)
+
+
+def _as_shown(node: Node, x: Value, *_: object, **__: object) -> Result:
+    """Views that only give the elements another shape: squeeze, unsqueeze, flatten."""
+    return shaped(node, x, node.out_shape)
+
+
+def _permute(node: Node, x: Value, dims: Sequence[int]) -> Result:
+    axes = [node.axis(d, len(x.type.shape)) for d in dims]
+    return moved(node, x, axes)
+
+
+def moved(node: Node, x: Value, axes: Sequence[int]) -> Result:
+    """With axes in another order; of a constant a view."""
+    if list(axes) == list(range(len(axes))):
+        return x
+    if x.array is not None:
+        return constant(x.array.transpose(list(axes)))
+    return op.transpose(node.of(x), axes=list(axes))
+
+
+def _transpose(node: Node, x: Value, a: int, b: int) -> Result:
+    rank = len(x.type.shape)
+    if not rank:
+        return x
+    axes = list(range(rank))
+    i, j = node.axis(a, rank), node.axis(b, rank)
+    axes[i], axes[j] = axes[j], axes[i]
+    return moved(node, x, axes)
+
+
+def _t(node: Node, x: Value) -> Result:
+    return moved(node, x, list(reversed(range(len(x.type.shape)))))
+
+
+def _expand(node: Node, x: Value, size: Sequence[object], *, implicit: bool = False) -> Result:
+    wanted = node.out_shape
+    have = x.type.shape
+    if len(have) == len(wanted) and all(equal(a, b) for a, b in zip(have, wanted, strict=True)):
+        return x
+    return op.broadcast_to(node.of(x), wanted)
+
+
+def _cat(node: Node, tensors: Sequence[Value], dim: int = 0) -> Result:
+    kept = [t for t in tensors if not (len(t.type.shape) == 1 and known(t.type.shape[0]) == 0)]
+    kept = kept or list(tensors[:1])
+    if len(kept) == 1:
+        return kept[0]
+    axis = node.axis(dim, len(kept[0].type.shape))
+    for other in kept[1:]:
+        node.scope.same(_without(kept[0].type.shape, axis), _without(other.type.shape, axis))
+    return op.concatenate([node.of(t, node.out_dtype) for t in kept], axis=axis)
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _stack(node: Node, tensors: Sequence[Value], dim: int = 0) -> Expr:
+    axis = node.axis(dim, len(tensors[0].type.shape) + 1)
+    return op.stack([node.of(t, node.out_dtype) for t in tensors], axis=axis)
+
+
+_END = 2**62
+
+
+def bounds(extent: PrimExpr, start: object, end: object) -> tuple[Dim, Dim]:
+    """A slice's bounds within its axis: counted from the front, and never outside of it."""
+    return _bound(extent, start, 0), _bound(extent, end, _END)
+
+
+def _bound(extent: PrimExpr, given: object, default: int) -> Dim:
+    if given is None:
+        return default
+    if isinstance(given, PrimExpr):
+        return given
+    assert isinstance(given, int)
+    return _END if given >= sys.maxsize // 2 else max(given, -_END)
+
+
+def _slice(
+    node: Node,
+    x: Value,
+    dim: int = 0,
+    start: object = None,
+    end: object = None,
+    step: int = 1,
+) -> Result:
+    axis = node.axis(dim, len(x.type.shape))
+    first, last = bounds(x.type.shape[axis], start, end)
+    if known(first) == 0 and known(last) == _END and step == 1:
+        return x
+    data = node.of(x)
+    return op.strided_slice(data, [first], [last], strides=[int(step)], axes=[axis])
+
+
+def _select(node: Node, x: Value, dim: int, index: Operand) -> Result:
+    rank = len(x.type.shape)
+    axis = node.axis(dim, rank)
+    if isinstance(index, int):
+        if x.array is not None:
+            return constant(x.array.take(index, axis=axis))
+        if index >= 0 or index < -1:
+            last = index + 1
+            part = op.strided_slice(node.of(x), [index], [last], axes=[axis])
+        else:
+            part = op.strided_slice(node.of(x), [index], [_END], axes=[axis])
+        return op.squeeze(part, axis=[axis])
+    return op.take(node.of(x), node.of(index, "int64"), axis=axis, mode="raise")
+
+
+def _split_sizes(node: Node, x: Value, sizes: Sequence[object], dim: int = 0) -> Many:
+    axis = node.axis(dim, len(x.type.shape))
+    parts: Many = []
+    first: PrimExpr = as_dim(0)
+    for size in sizes:
+        end = tidy(first + as_dim(node.size(size)))
+        parts.append(op.strided_slice(node.of(x), [first], [end], axes=[axis]))
+        first = end
+    return parts
+
+
+def _split(node: Node, x: Value, size: int, dim: int = 0) -> Many:
+    meta = node.meta
+    assert isinstance(meta, (list, tuple))
+    axis = node.axis(dim, len(x.type.shape))
+    return _split_sizes(node, x, [node.symbols.scalar(m.shape[axis]) for m in meta], dim)
+
+
+def _flip(node: Node, x: Value, dims: Sequence[int]) -> Result:
+    found: Expr = node.of(x)
+    for axis in {node.axis(d, len(x.type.shape)) for d in dims} if x.type.shape else ():
+        found = op.reverse(found, axis=axis)
+    return found
+
+
+def _roll(node: Node, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Result:
+    if not dims:
+        flat = op.reshape(node.of(x), (-1,))
+        return op.reshape(_rolled(node, flat, shifts[0], 0), x.type.shape, allowzero=True)
+    found = node.of(x)
+    for shift, dim in zip(shifts, dims, strict=True):
+        found = _rolled(node, found, shift, node.axis(dim, len(x.type.shape)))
+    return found
+
+
+def _rolled(node: Node, x: Expr, shift: Scalar, axis: int) -> Expr:
+    extent = node.typed(x).shape[axis]
+    if known(extent) == 0:
+        return x
+    cut = tidy(as_dim(extent) - as_dim(shift) % extent)
+    back = op.strided_slice(x, [cut], [_END], axes=[axis])
+    return op.concatenate([back, op.strided_slice(x, [0], [cut], axes=[axis])], axis=axis)
+
+
+def _repeat(node: Node, x: Value, repeats: Sequence[object]) -> Result:
+    extra = len(repeats) - len(x.type.shape)
+    data = node.of(x)
+    if extra:
+        data = op.reshape(data, ((1,) * extra) + tuple(x.type.shape), allowzero=True)
+    return op.tile(data, node.sizes(repeats)) if repeats else data
+
+
+def _pad(node: Node, x: Value, pad: Sequence[object], value: Operand = 0) -> Result:
+    widths = pairs_of(node, len(x.type.shape), pad)
+    data: Expr = node.of(x)
+    cut = [(max(-(known(a) or 0), 0), max(-(known(b) or 0), 0)) for a, b in widths]
+    if any(a or b for a, b in cut):
+        ends = [_END if not b else -b for _, b in cut]
+        data = op.strided_slice(data, [a for a, _ in cut], ends, axes=list(range(len(cut))))
+    grown = [tuple(0 if isinstance(w, int) and w < 0 else w for w in pair) for pair in widths]
+    if all(known(w) == 0 for pair in grown for w in pair):
+        return data
+    return op.nn.pad(data, grown, node.of(value, x.type.dtype))
+
+
+def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Dim]]:
+    """PyTorch's widths, the last axis first, as a pair for each axis."""
+    given = node.sizes(pad)
+    found: list[tuple[Dim, Dim]] = [(0, 0)] * rank
+    for i in range(0, len(given), 2):
+        found[rank - 1 - i // 2] = (given[i], given[i + 1])
+    return found
+
+
+def _border(mode: str) -> Converter:
+    def convert(node: Node, x: Value, pad: Sequence[object]) -> Result:
+        return op.nn.pad(
+            node.of(x), pairs_of(node, len(x.type.shape), pad), const(0, x.type.dtype),
+            pad_mode=mode,
+        )  # fmt: skip
+
+    return convert
+
+
+def _diagonal(node: Node, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Expr:
+    """By flat places: the two axes last and joined, and every (columns + 1)-th element taken."""
+    shape = x.type.shape
+    rank = len(shape)
+    i, j = node.axis(dim1, rank), node.axis(dim2, rank)
+    rest = [a for a in range(rank) if a not in (i, j)]
+    rows, columns = shape[i], shape[j]
+    data = op.transpose(node.of(x), axes=[*rest, i, j])
+    lead = tuple(shape[a] for a in rest)
+    flat = op.reshape(data, (*lead, tidy(rows * columns)), allowzero=True)
+    count = node.out_shape[-1]
+    first: Expr = const(offset, "int64")
+    if offset < 0:
+        first = op.multiply(const(-offset, "int64"), node.scope.scalar(columns))
+    step = node.scope.scalar(tidy(columns + 1))
+    places = op.add(op.multiply(op.arange(0, count, 1, dtype="int64"), step), first)
+    return op.take(flat, places, axis=len(lead), mode="raise")
+
+
+def _unfold(node: Node, x: Value, dim: int, size: int, step: int) -> Expr:
+    """Windows along an axis, which become a last axis."""
+    rank = len(x.type.shape)
+    if not rank:
+        return op.reshape(node.of(x), (size,))
+    axis = node.axis(dim, rank)
+    count = node.out_shape[axis]
+    starts = op.multiply(op.arange(0, count, 1, dtype="int64"), const(step, "int64"))
+    inside = op.arange(0, size, 1, dtype="int64")
+    places = op.add(op.expand_dims(starts, axis=1), op.expand_dims(inside, axis=0))
+    taken = op.take(node.of(x), places, axis=axis, mode="raise")
+    order = [a for a in range(rank + 1) if a != axis + 1]
+    return op.transpose(taken, axes=[*order, axis + 1])
+
+
+def _as_strided(
+    node: Node, x: Value, size: Sequence[object], stride: Sequence[object], offset: object = 0
+) -> Expr:
+    """By flat places, as if the input were contiguous: other views of it do not reach here."""
+    sizes, strides = node.sizes(size), node.sizes(stride)
+    flat = op.reshape(node.of(x), (-1,))
+    places: Expr = node.of(0 if offset is None else node.size(offset), "int64")
+    for at, (extent, step) in enumerate(zip(sizes, strides, strict=True)):
+        steps = op.multiply(op.arange(0, extent, 1, dtype="int64"), node.of(step, "int64"))
+        after = len(sizes) - 1 - at
+        places = op.add(
+            places, op.expand_dims(steps, axis=1, num_newaxis=after) if after else steps
+        )
+    return op.take(flat, op.broadcast_to(places, tuple(map(as_dim, sizes))), axis=0, mode="raise")
+
+
+def _slice_scatter(
+    node: Node,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: object = None,
+    end: object = None,
+    step: int = 1,
+) -> Result:
+    """Places of the axis that are in the slice come from the source."""
+    shape = x.type.shape
+    axis = node.axis(dim, len(shape))
+    extent = shape[axis]
+    first, last = bounds(extent, start, end)
+    low = _clamped(first, extent)
+    if known(low) == 0 and known(last) == _END and step == 1:
+        return source
+    at = op.arange(0, extent, 1, dtype="int64")
+    begin = node.of(low, "int64")
+    shifted = op.subtract(at, begin)
+    inside = op.greater_equal(shifted, const(0, "int64"))
+    if known(last) != _END:
+        stop = node.of(_clamped(last, extent), "int64")
+        inside = op.logical_and(inside, op.less(at, stop))
+    places = shifted
+    if step != 1:
+        by = const(int(step), "int64")
+        inside = op.logical_and(inside, op.equal(op.floor_mod(shifted, by), const(0, "int64")))
+        places = op.floor_divide(shifted, by)
+    if known(source.type.shape[axis]) == 0:
+        return x
+    safe = op.where(inside, places, const(0, "int64"))
+    taken = op.take(node.of(source), safe, axis=axis, mode="clip")
+    after = len(shape) - axis - 1
+    mask = op.expand_dims(inside, axis=1, num_newaxis=after) if after else inside
+    return op.where(mask, taken, node.of(x))
+
+
+def _clamped(bound: Dim, extent: PrimExpr) -> Dim:
+    """A bound counted from the front, within the axis."""
+    number = known(bound)
+    if number is not None and number >= 0 and known(extent) is None:
+        return tidy(prim.minimum(as_dim(number), extent)) if number else 0
+    value = as_dim(bound)
+    if number is not None and number < 0:
+        value = tidy(extent + number)
+    return tidy(prim.minimum(prim.maximum(value, 0), extent))
+
+
+def _select_scatter(node: Node, x: Value, source: Value, dim: int, index: Scalar) -> Expr:
+    shape = x.type.shape
+    axis = node.axis(dim, len(shape))
+    at = op.arange(0, shape[axis], 1, dtype="int64")
+    place = node.of(index, "int64")
+    if isinstance(index, int) and index < 0:
+        place = node.of(tidy(shape[axis] + index), "int64")
+    mask = op.equal(at, place)
+    after = len(shape) - axis - 1
+    mask = op.expand_dims(mask, axis=1, num_newaxis=after) if after else mask
+    return op.where(mask, op.expand_dims(node.of(source), axis=axis), node.of(x))
+
+
+def _diagonal_scatter(
+    node: Node, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Expr:
+    """Where column - row is the offset, the source at the place along the diagonal."""
+    shape = x.type.shape
+    rank = len(shape)
+    i, j = node.axis(dim1, rank), node.axis(dim2, rank)
+    rest = [a for a in range(rank) if a not in (i, j)]
+    row = op.expand_dims(op.arange(0, shape[i], 1, dtype="int64"), axis=1)
+    column = op.expand_dims(op.arange(0, shape[j], 1, dtype="int64"), axis=0)
+    on = op.equal(op.subtract(column, row), const(offset, "int64"))
+    place = op.add(row, const(min(offset, 0), "int64"))
+    zero = const(0, "int64")
+    place = op.broadcast_to(op.where(on, place, zero), (shape[i], shape[j]))
+    if known(source.type.shape[-1]) == 0:
+        return node.of(x)
+    taken = op.take(node.of(source), place, axis=len(rest), mode="clip")
+    data = op.transpose(node.of(x), axes=[*rest, i, j])
+    found = op.where(on, taken, data)
+    back = [0] * rank
+    for at, axis in enumerate([*rest, i, j]):
+        back[axis] = at
+    return op.transpose(found, axes=back)
+
+
+def _tril(upper: bool) -> Converter:
+    def convert(node: Node, x: Value, diagonal: int = 0) -> Expr:
+        k = const(int(diagonal), "int64")
+        return op.trilu(node.of(x), k, upper=upper)
+
+    return convert
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    *((name, _view) for name in ("view", "_unsafe_view", "reshape", "view_copy")),
+    *((name, _as_shown) for name in (
+        "squeeze", "unsqueeze", "flatten", "unflatten", "squeeze_copy", "unsqueeze_copy")),
+    ("permute", _permute),
+    ("transpose", _transpose),
+    ("t", _t),
+    ("expand", _expand),
+    ("cat", _cat),
+    ("stack", _stack),
+    ("slice", _slice),
+    ("select", _select),
+    ("split_with_sizes", _split_sizes),
+    ("split", _split),
+    ("flip", _flip),
+    ("roll", _roll),
+    ("repeat", _repeat),
+    ("constant_pad_nd", _pad),
+    *((f"reflection_pad{n}d", _border("reflect")) for n in (1, 2, 3)),
+    *((f"replication_pad{n}d", _border("edge")) for n in (1, 2, 3)),
+    ("diagonal", _diagonal),
+    ("unfold", _unfold),
+    ("as_strided", _as_strided),
+    ("slice_scatter", _slice_scatter),
+    ("select_scatter", _select_scatter),
+    ("diagonal_scatter", _diagonal_scatter),
+    ("triu", _tril(True)),
+    ("tril", _tril(False)),
+)
+# fmt: on

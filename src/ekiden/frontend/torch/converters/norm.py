@@ -1,0 +1,163 @@
+"""Normalisation and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.node import Converter, Node, Row
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.topi.shape import known, product
+
+Many = list[Expr | Value | None]
+
+
+def _layer_norm(
+    node: Node, x: Value, normalized: Sequence[object], weight: Value | None, bias: Value | None,
+    eps: float,
+) -> Many:  # fmt: skip
+    """nn.layer_norm over the last axis; several axes are joined into one for it."""
+    shape, rank = x.type.shape, len(x.type.shape)
+    first = rank - len(normalized)
+    count = product(shape[first:])
+    extent = known(count)
+    outputs: Many
+    if extent is None:
+        node.unsupported("normalised axes must have constant extents")
+    data = node.of(x)
+    flat = data
+    if first != rank - 1:
+        flat = op.reshape(data, (*shape[:first], extent), allowzero=True)
+    scale, shift = (
+        const(np.full((extent,), fill, to_numpy(x.type.dtype)))
+        if value is None
+        else op.reshape(node.of(value), (extent,)) if first != rank - 1 else node.of(value)
+        for value, fill in ((weight, 1), (bias, 0))
+    )  # fmt: skip
+    found = op.nn.layer_norm(flat, scale, shift, epsilon=eps)
+    outputs = [op.reshape(found, shape, allowzero=True) if first != rank - 1 else found]
+    if node.wants(1) or node.wants(2):
+        axes = list(range(first, rank))
+        mean, rstd = _statistics(data, axes, eps, x.type.dtype)
+        outputs += [mean, rstd]
+    return outputs
+
+
+def _statistics(data: Expr, axes: Sequence[int], eps: float, dtype: str) -> tuple[Expr, Expr]:
+    mean = op.mean(data, axis=list(axes), keepdims=True)
+    centred = op.subtract(data, mean)
+    variance = op.mean(op.multiply(centred, centred), axis=list(axes), keepdims=True)
+    return mean, op.rsqrt(op.add(variance, const(eps, dtype)))
+
+
+def _group_norm(
+    node: Node, x: Value, weight: Value | None, bias: Value | None, n: object, c: object,
+    hxw: object, groups: int, eps: float,
+) -> Many:  # fmt: skip
+    shape, dtype = x.type.shape, x.type.dtype
+    channels = known(shape[1])
+    if channels is None:
+        node.unsupported("the number of channels must be constant")
+    scale, shift = (
+        const(np.full((channels,), fill, to_numpy(dtype))) if value is None else node.of(value)
+        for value, fill in ((weight, 1), (bias, 0))
+    )
+    data = node.of(x)
+    outputs: Many = [op.nn.group_norm(data, scale, shift, num_groups=groups, axis=1, epsilon=eps)]
+    if node.wants(1) or node.wants(2):
+        rows = op.reshape(data, (shape[0], groups, -1), allowzero=False)
+        mean, rstd = _statistics(rows, [2], eps, dtype)
+        outputs += [op.squeeze(mean, axis=[2]), op.squeeze(rstd, axis=[2])]
+    return outputs
+
+
+def _batch_norm(
+    node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
+    momentum: float, eps: float,
+) -> Many:  # fmt: skip
+    """In inference."""
+    found = _normalised(node, x, weight, bias, node.of(mean), node.of(variance), eps)
+    nothing = op.zeros((0,), x.type.dtype)
+    return [found, nothing, nothing]
+
+
+def _normalised(
+    node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Expr, variance: Expr,
+    eps: float,
+) -> Expr:  # fmt: skip
+    dtype = x.type.dtype
+    shape = node.typed(mean).shape
+    scale = op.full(const(1, dtype), shape, dtype=dtype) if weight is None else node.of(weight)
+    shift = op.full(const(0, dtype), shape, dtype=dtype) if bias is None else node.of(bias)
+    made = op.nn.batch_norm(node.of(x), scale, shift, mean, variance, axis=1, epsilon=eps)
+    return TupleGetItem(made, 0)
+
+
+def _batch_norm_training(
+    node: Node, x: Value, weight: Value | None, bias: Value | None, *given: object
+) -> Many:
+    """Statistics of the batch; the running ones, where there are some, moved towards them.
+
+    (running mean, running variance, training, momentum, eps), or without the first two.
+    """
+    running = [v for v in given[:2] if isinstance(v, Value)] if len(given) == 5 else []
+    training, momentum, eps = given[-3:]
+    assert isinstance(momentum, float) and isinstance(eps, float)
+    if not training:
+        node.unsupported("running statistics that are not used for the result")
+    shape, dtype = x.type.shape, x.type.dtype
+    axes = [0, *range(2, len(shape))]
+    data = node.of(x)
+    mean = op.mean(data, axis=axes, keepdims=False)
+    variance = op.variance(data, axis=axes, keepdims=False)
+    found = _normalised(node, x, weight, bias, mean, variance, eps)
+    rstd = op.rsqrt(op.add(variance, const(eps, dtype)))
+    outputs: Many = [found, mean, rstd]
+    if running:
+        size = product([shape[a] for a in axes])
+        factor = _unbiased(node, size, dtype)
+        news = (mean, op.multiply(variance, factor))
+        for old, new in zip(running, news, strict=True):
+            kept = op.multiply(node.of(old), const(1 - momentum, dtype))
+            outputs.append(op.add(kept, op.multiply(new, const(momentum, dtype))))
+    return outputs
+
+
+def _unbiased(node: Node, size: PrimExpr, dtype: str) -> Expr:
+    """n / (n - 1)"""
+    count = known(size)
+    if count is not None:
+        return const(count / max(count - 1, 1), dtype)
+    number = node.of(size, dtype)
+    return op.divide(number, op.maximum(op.subtract(number, const(1, dtype)), const(1, dtype)))
+
+
+def _softmax(function: Callable[..., Expr]) -> Converter:
+    def convert(node: Node, x: Value, dim: int, to_float: object = False, **_: object) -> Expr:
+        rank = len(x.type.shape)
+        data = node.of(x, node.out_dtype)
+        if not rank:
+            return op.reshape(function(op.reshape(data, (1,)), axis=0), ())
+        return function(data, axis=node.axis(dim, rank))
+
+    return convert
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    ("native_layer_norm", _layer_norm),
+    ("native_group_norm", _group_norm),
+    ("_native_batch_norm_legit_no_training", _batch_norm),
+    ("_native_batch_norm_legit", _batch_norm_training),
+    ("_native_batch_norm_legit_functional", _batch_norm_training),
+    ("_softmax", _softmax(op.nn.softmax)),
+    ("_log_softmax", _softmax(op.nn.log_softmax)),
+    ("softmax", _softmax(op.nn.softmax)),
+    ("log_softmax", _softmax(op.nn.log_softmax)),
+)
+# fmt: on

@@ -1,0 +1,238 @@
+"""Reductions over axes, running ones, sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.torch.node import Converter, Node, Row
+from ekiden.frontend.torch.symbols import Scalar
+from ekiden.ir.dtype import is_float
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.topi.shape import known, product
+
+Axes = Sequence[int] | int | None
+
+
+def axes_of(node: Node, x: Value, dim: Axes) -> list[int]:
+    """The axes that `dim` names, counted from the front; all without one."""
+    rank = len(x.type.shape)
+    given = [dim] if isinstance(dim, int) else list(dim or ())
+    return sorted({node.axis(a, rank) for a in given}) if given and rank else list(range(rank))
+
+
+def _reduced(
+    node: Node, function: Callable[..., Expr], x: Value, data: Expr, dim: Axes, keepdim: bool
+) -> Expr:
+    axes = axes_of(node, x, dim)
+    return function(data, axis=axes, keepdims=keepdim) if axes else data
+
+
+def _reduce(function: Callable[..., Expr]) -> Converter:
+    def convert(
+        node: Node, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: object = None
+    ) -> Expr:
+        return _reduced(node, function, x, node.of(x, node.out_dtype), dim, keepdim)
+
+    return convert
+
+
+def _extreme(function: Callable[..., Expr], truths: Callable[..., Expr]) -> Converter:
+    """amax, amin; max and min without an axis."""
+
+    def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
+        if x.type.dtype == "bool":
+            return _reduced(node, truths, x, node.of(x), dim, keepdim)
+        return _reduced(node, function, x, node.of(x), dim, keepdim)
+
+    return convert
+
+
+def _truth(function: Callable[..., Expr]) -> Converter:
+    def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
+        data = node.of(x)
+        if x.type.dtype != "bool":
+            data = op.not_equal(data, const(0, x.type.dtype))
+        return _reduced(node, function, x, data, dim, keepdim)
+
+    return convert
+
+
+def _arg(function: Callable[..., Expr]) -> Converter:
+    def convert(node: Node, x: Value, dim: int | None = None, keepdim: bool = False) -> Result:
+        return _argument(node, function, x, dim, keepdim)
+
+    return convert
+
+
+def _numbers(node: Node, x: Value) -> Expr:
+    return node.of(x, "uint8" if x.type.dtype == "bool" else x.type.dtype)
+
+
+def _argument(
+    node: Node, function: Callable[..., Expr], x: Value, dim: int | None, keepdim: bool
+) -> Result:
+    rank = len(x.type.shape)
+    if not rank:
+        return constant(np.zeros((), np.int64))
+    data = _numbers(node, x)
+    if dim is None:
+        flat = op.reshape(data, (product(x.type.shape),), allowzero=True)
+        found = op.cast(function(flat, axis=0, keepdims=False), "int64")
+        return op.reshape(found, (1,) * rank) if keepdim else found
+    return op.cast(function(data, axis=node.axis(dim, rank), keepdims=keepdim), "int64")
+
+
+def _with_places(largest: Callable[..., Expr], place: Callable[..., Expr]) -> Converter:
+    """max.dim, min.dim: the values and their places."""
+
+    def convert(node: Node, x: Value, dim: int, keepdim: bool = False) -> list[Expr | Value | None]:
+        if not x.type.shape:
+            return [x, constant(np.zeros((), np.int64))]
+        axis = node.axis(dim, len(x.type.shape))
+        values = largest(_numbers(node, x), axis=axis, keepdims=keepdim)
+        places = _argument(node, place, x, axis, keepdim)
+        assert isinstance(places, Expr)
+        return [values, places]
+
+    return convert
+
+
+def _variance(
+    node: Node, x: Value, dim: Axes = None, correction: object = 1, keepdim: bool = False
+) -> Expr:
+    return _moments(node, x, dim, correction, keepdim)[0]
+
+
+def _var_mean(
+    node: Node, x: Value, dim: Axes = None, correction: object = 1, keepdim: bool = False
+) -> list[Expr | Value | None]:
+    return list(_moments(node, x, dim, correction, keepdim))
+
+
+def _moments(
+    node: Node, x: Value, dim: Axes, correction: object, keepdim: bool
+) -> tuple[Expr, Expr]:
+    """The variance and the mean: the sum of squared differences over n - correction."""
+    dtype = node.out_dtype
+    if isinstance(correction, bool):
+        correction = int(correction)
+    correction = 1 if correction is None else correction
+    assert isinstance(correction, (int, float))
+    axes, data = axes_of(node, x, dim), node.of(x, dtype)
+    count = product([x.type.shape[a] for a in axes])
+    mean = op.mean(data, axis=axes, keepdims=True) if axes else data
+    centred = op.subtract(data, mean)
+    squares = op.multiply(centred, centred)
+    total = op.sum(squares, axis=axes, keepdims=keepdim) if axes else squares
+    number = known(count)
+    if number is not None:
+        below: Expr = const(max(number - correction, 0), dtype)
+    else:
+        wide = op.cast(node.scope.scalar(count), dtype)
+        below = op.maximum(op.subtract(wide, const(correction, dtype)), const(0, dtype))
+    kept = mean if keepdim or not axes else op.squeeze(mean, axis=axes)
+    return op.divide(total, below), kept
+
+
+def _cumulative(function: Callable[..., Expr]) -> Converter:
+    def convert(node: Node, x: Value, dim: int, *, dtype: object = None) -> Expr:
+        data = node.of(x, node.out_dtype)
+        if not x.type.shape:
+            return data
+        return function(data, axis=node.axis(dim, len(x.type.shape)))
+
+    return convert
+
+
+def _sort(
+    node: Node,
+    x: Value,
+    *args: object,
+    dim: int = -1,
+    descending: bool = False,
+    stable: object = None,
+) -> list[Expr | Value | None]:
+    """sort.default(x, dim, descending), sort.stable(x, *, stable, dim, descending)."""
+    if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+        dim, descending = args[0], bool(args[1]) if len(args) > 1 else descending
+    if not x.type.shape:
+        return [x, constant(np.zeros((), np.int64))]
+    axis = node.axis(dim, len(x.type.shape))
+    data = _numbers(node, x)
+    places = op.argsort(data, axis=axis, is_ascend=not descending, dtype="int64")
+    return [op.gather(data, axis, places), places]
+
+
+def _topk(
+    node: Node, x: Value, k: Scalar, dim: int = -1, largest: bool = True, is_sorted: bool = True
+) -> list[Expr | Value | None]:
+    if not x.type.shape:
+        return [x, constant(np.zeros((), np.int64))]
+    axis = node.axis(dim, len(x.type.shape))
+    found = op.topk(
+        _numbers(node, x), k=node.size(k), axis=axis, ret_type="both", is_ascend=not largest,
+        dtype="int64",
+    )  # fmt: skip
+    return [TupleGetItem(found, 0), TupleGetItem(found, 1)]
+
+
+def _cum_extreme(is_max: bool) -> Converter:
+    """The running extreme and its last place: of each prefix, by comparing all pairs."""
+
+    def convert(node: Node, x: Value, dim: int) -> list[Expr | Value | None]:
+        if not x.type.shape:
+            return [x, constant(np.zeros((), np.int64))]
+        rank = len(x.type.shape)
+        axis = node.axis(dim, rank)
+        (extent,) = node.static(x.type.shape[axis : axis + 1], "the axis")
+        data, dtype = _numbers(node, x), x.type.dtype
+        values, places = [], []
+        for end in range(extent):
+            part = op.strided_slice(data, begin=[0], end=[end + 1], axes=[axis])
+            whole = op.max if is_max else op.min
+            values.append(whole(part, axis=axis, keepdims=True))
+            place = op.argmax if is_max else op.argmin
+            at = place(part, axis=axis, keepdims=True, select_last_index=True)
+            places.append(op.cast(at, "int64"))
+        if is_float(dtype) and extent > 64:
+            node.unsupported("an axis longer than 64")
+        return [op.concatenate(values, axis=axis), op.concatenate(places, axis=axis)]
+
+    return convert
+
+
+def lowest(dtype: str) -> float | int:
+    """The smallest value of a dtype."""
+    return -np.inf if is_float(dtype) else int(np.iinfo(dtype).min)
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    ("sum", _reduce(op.sum)),
+    ("mean", _reduce(op.mean)),
+    ("prod", _reduce(op.prod)),
+    ("amax", _extreme(op.max, op.any)),
+    ("amin", _extreme(op.min, op.all)),
+    ("max.default", _extreme(op.max, op.any)),
+    ("min.default", _extreme(op.min, op.all)),
+    ("max.dim", _with_places(op.max, op.argmax)),
+    ("min.dim", _with_places(op.min, op.argmin)),
+    ("any", _truth(op.any)),
+    ("all", _truth(op.all)),
+    ("argmax", _arg(op.argmax)),
+    ("argmin", _arg(op.argmin)),
+    ("var", _variance),
+    ("var_mean", _var_mean),
+    ("cumsum", _cumulative(op.cumsum)),
+    ("cumprod", _cumulative(op.cumprod)),
+    ("cummax", _cum_extreme(True)),
+    ("cummin", _cum_extreme(False)),
+    ("sort", _sort),
+    ("topk", _topk),
+)
+# fmt: on

@@ -1,0 +1,56 @@
+"""Dtypes and tensors of PyTorch as ours, sharing memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.op import Array
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.uint8: "uint8",
+    torch.uint16: "uint16",
+    torch.uint32: "uint32",
+    torch.uint64: "uint64",
+    torch.bool: "bool",
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e4m3fnuz: "float8_e4m3fnuz",
+    torch.float8_e5m2: "float8_e5m2",
+    torch.float8_e5m2fnuz: "float8_e5m2fnuz",
+}
+_BITS = {1: torch.uint8, 2: torch.int16}
+
+
+def from_torch_dtype(dtype: torch.dtype) -> str:
+    """Our name of a dtype. Raises Unsupported for complex and quantised ones."""
+    if dtype not in DTYPES:
+        raise Unsupported(f"dtype {str(dtype).removeprefix('torch.')} is not supported")
+    return DTYPES[dtype]
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """The elements of a tensor of the host as an array that shares its memory.
+
+    Raises Unsupported for a tensor of another device, a sparse one, or a dtype that we have not.
+    """
+    name = from_torch_dtype(tensor.dtype)
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        where = f"a {tensor.layout} tensor on {tensor.device}".replace("torch.", "")
+        raise Unsupported(f"expected a dense tensor on the CPU, got {where}")
+    plain = tensor.detach().resolve_neg()
+    try:
+        found: Array = plain.numpy()
+    except TypeError:  # NumPy has no such dtype of its own
+        bits = _BITS[tensor.element_size()]
+        found = plain.view(bits).numpy().view(to_numpy(name))
+    return np.asarray(found)

@@ -1,0 +1,128 @@
+"""PyTorch's fused operators that it does not take apart itself, as functions of plain ones.
+
+`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call them where no gradient is wanted;
+meanings after aten/src/ATen/native/transformers (PyTorch 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+PAIRS, KEYS, WHOLE = 0, 1, 2
+"""What a mask is of: (queries, keys), (batch, keys), (batch, heads, queries, keys)."""
+
+
+def _masked(scores: Tensor, mask: Tensor | None, mask_type: int | None) -> Tensor:
+    """Scores (batch, heads, queries, keys), minus infinity where a mask is true, or not 0."""
+    if mask is None:
+        return scores
+    hidden = mask.to(torch.bool)
+    if mask_type == KEYS:
+        hidden = hidden[:, None, None, :]
+    return scores.masked_fill(hidden, float("-inf"))
+
+
+def _projections(
+    given: tuple[Tensor, Tensor, Tensor], weight: Tensor, bias: Tensor
+) -> tuple[Tensor, ...]:
+    """Queries, keys and values; one product where they are made of the same tensor."""
+    query, key, value = given
+    if query is key is value:
+        return F.linear(query, weight, bias).chunk(3, -1)
+    parts = zip(given, weight.chunk(3), bias.chunk(3), strict=True)
+    return tuple(F.linear(x, w, b) for x, w, b in parts)
+
+
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`aten::_native_multi_head_attention`: (batch, queries, embed_dim), and the weights, of all
+    heads or their mean; without elements where they are not wanted."""
+    batch, size = query.shape[0], embed_dim // num_head
+    q, k, v = (
+        x.reshape(batch, -1, num_head, size).transpose(1, 2)
+        for x in _projections((query, key, value), qkv_weight, qkv_bias)
+    )
+    scores = _masked(torch.matmul(q * size**-0.5, k.transpose(2, 3)), mask, mask_type)
+    weights = torch.softmax(scores, -1)
+    joined = torch.matmul(weights, v).transpose(1, 2).reshape(batch, -1, embed_dim)
+    made = F.linear(joined, proj_weight, proj_bias)
+    if not need_weights:
+        return made, query.new_empty((0,))
+    return made, weights.mean(1) if average_attn_weights else weights
+
+
+def transformer_encoder_layer(
+    src: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    ffn_weight_1: Tensor,
+    ffn_bias_1: Tensor,
+    ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+) -> Tensor:
+    """`aten::_transformer_encoder_layer_fwd`: attention to itself and two dense layers, each with a
+    residual and a normalisation before it (`norm_first`) or behind."""
+
+    def attend(x: Tensor) -> Tensor:
+        made, _ = multi_head_attention(
+            x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias,
+            mask, need_weights=False, mask_type=mask_type,
+        )  # fmt: skip
+        return made
+
+    def feed(x: Tensor) -> Tensor:
+        inner = F.linear(x, ffn_weight_1, ffn_bias_1)
+        inner = F.gelu(inner) if use_gelu else F.relu(inner)
+        return F.linear(inner, ffn_weight_2, ffn_bias_2)
+
+    def first(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def second(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        inside = src + attend(first(src))
+        return inside + feed(second(inside))
+    inside = first(src + attend(src))
+    return second(inside + feed(inside))
+
+
+FUSED: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    torch.ops.aten._native_multi_head_attention.default: multi_head_attention,
+    torch.ops.aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
+}
+"""Operator -> what it is made of."""
+
+__all__ = ["FUSED", "multi_head_attention", "transformer_encoder_layer"]

@@ -1,0 +1,181 @@
+"""The walk over a graph of PyTorch: its nodes in order, each through its row of the table."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import torch
+
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.walk import Walk
+from ekiden.frontend.torch.dtype import array_of, from_torch_dtype
+from ekiden.frontend.torch.node import Node, describe
+from ekiden.frontend.torch.registry import find
+from ekiden.frontend.torch.symbols import Symbols, plain_name
+from ekiden.ir.prim import PrimExpr, SizeVar
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+
+MISSING = object()
+"""Stands for what a node that has been reported would have given."""
+
+
+class Graph:
+    """A graph being imported: of a program, or one inside a node."""
+
+    def __init__(self, module: torch.fx.GraphModule, walk: Walk, symbols: Symbols) -> None:
+        self.module, self.walk, self.symbols = module, walk, symbols
+        self.env: dict[torch.fx.Node, object] = {}
+        self.scope: Scope = walk.scope
+
+    @property
+    def inputs(self) -> list[torch.fx.Node]:
+        """Its placeholders."""
+        return [n for n in self.module.graph.nodes if n.op == "placeholder"]
+
+    def run(self, inputs: Sequence[object]) -> list[object]:
+        """The outputs for these inputs. Raises Unsupported where a node has been reported."""
+        self.env.update(zip(self.inputs, inputs, strict=True))
+        self.run_nodes()
+        found = self.outputs()
+        if any(each is MISSING for each in found):
+            raise Unsupported("")
+        return found
+
+    def inside(self, module: torch.fx.GraphModule) -> Graph:
+        """A graph inside one of its nodes."""
+        return Graph(module, self.walk, self.symbols)
+
+    def run_nodes(self) -> None:
+        """Import the nodes."""
+        for node in self.module.graph.nodes:
+            if node.op == "get_attr":
+                self.env[node] = self._attribute(str(node.target))
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op not in ("placeholder", "output"):
+                raise Unsupported(f"a node of the kind {node.op!r} in a graph of ATen")
+
+    def outputs(self) -> list[object]:
+        """What the graph gives, in order."""
+        node = next(n for n in self.module.graph.nodes if n.op == "output")
+        given = node.args[0]
+        many = given if isinstance(given, (list, tuple)) else [given]
+        return [self.item(each) for each in many]
+
+    def item(self, arg: object) -> object:
+        """An argument of a node with what its nodes stand for."""
+        if isinstance(arg, torch.fx.Node):
+            return self.env[arg]
+        if isinstance(arg, (list, tuple)):
+            return [self.item(a) for a in arg]
+        if isinstance(arg, slice):
+            return slice(*(self.item(a) for a in (arg.start, arg.stop, arg.step)))
+        return arg
+
+    def _attribute(self, path: str) -> object:
+        found: object = self.module
+        for name in path.split("."):
+            found = getattr(found, name)
+        return constant(array_of(found)) if isinstance(found, torch.Tensor) else found
+
+    # Calls.
+
+    def _call(self, node: torch.fx.Node) -> None:
+        args = [self.item(a) for a in node.args]
+        kwargs = {k: self.item(v) for k, v in node.kwargs.items()}
+        self.env[node] = MISSING
+        flat = list(_flat([*args, *kwargs.values()]))
+        if any(each is MISSING for each in flat):
+            return  # made by a node that has already been reported
+        names = self._names(node)
+        self.scope.used.update(filter(None, names))
+        tensors = {n.name: v for n in node.all_input_nodes if isinstance(v := self.env[n], Value)}
+        with self.walk.at(describe(node), tensors):
+            self.env[node] = self._converted(node, args, kwargs, flat, names)
+
+    def _converted(
+        self,
+        node: torch.fx.Node,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        flat: Sequence[object],
+        names: Sequence[str],
+    ) -> object:
+        if node.target is operator.getitem:
+            whole, index = args
+            assert isinstance(whole, Sequence) and isinstance(index, int)
+            return whole[index]
+        meta = node.meta.get("val")
+        is_scalar = isinstance(meta, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+        if is_scalar and self.symbols.has(meta):
+            return self.symbols.scalar(meta)
+        inputs = [v for v in flat if isinstance(v, Value)]
+        made = Node(node, inputs, self.scope, self.symbols, names, self)
+        result = find(node.target)(made, *args, **kwargs)
+        if result is None or is_scalar or not isinstance(result, (Expr, Value, Sequence)):
+            return result
+        return self._named(node, cast(Result, result), names)
+
+    def _names(self, node: torch.fx.Node) -> list[str]:
+        """A name for each output that is used; "" for others."""
+        meta = node.meta.get("val")
+        if not isinstance(meta, (list, tuple)):
+            return [node.name]
+        picks = [u for u in node.users if u.target is operator.getitem and u.args[0] is node]
+        if len(picks) < len(node.users):
+            return [f"{node.name}.{i}" for i in range(len(meta))]
+        taken = {u.args[1] for u in picks}
+        return [f"{node.name}.{i}" if i in taken else "" for i in range(len(meta))]
+
+    def _named(self, node: torch.fx.Node, result: Result, names: Sequence[str]) -> object:
+        """The outputs as values of the dtypes that PyTorch says; symbols that are data have names
+        from here on.
+        """
+        meta = node.meta.get("val")
+        metas = meta if isinstance(meta, (list, tuple)) else [meta]
+        if isinstance(result, Expr) and not isinstance(meta, (list, tuple)):
+            result = self._cast(result, meta)
+        elif isinstance(result, Sequence):
+            pairs = zip(result, metas, strict=False)
+            result = [self._cast(r, m) if isinstance(r, Expr) else r for r, m in pairs]
+        found = self.walk.outputs(result, names)
+        values = [found.get(name) for name in names]
+        for value, each in zip(values, metas, strict=False):
+            if value is not None and isinstance(each, torch.Tensor):
+                self.learn(value, each)
+        return values if isinstance(meta, (list, tuple)) else values[0]
+
+    def _cast(self, expr: Expr, meta: object) -> Expr:
+        if not isinstance(meta, torch.Tensor):
+            return expr
+        wanted = from_torch_dtype(meta.dtype)
+        kind = self.scope.type_of(expr)
+        if isinstance(kind, TensorType) and kind.dtype != wanted:
+            return op.cast(expr, wanted)
+        return expr
+
+    def learn(self, value: Value, meta: torch.Tensor) -> None:
+        """Note what the symbols of a shape are, where they are seen for the first time."""
+        for dim, size in zip(value.type.shape, meta.shape, strict=True):
+            name = plain_name(size)
+            if name is not None and name not in self.symbols.known and _is_named(dim):
+                self.symbols.known[name] = dim
+
+
+def _is_named(dim: PrimExpr) -> bool:
+    return isinstance(dim, SizeVar)
+
+
+def _flat(items: Sequence[object]) -> Iterator[object]:
+    for each in items:
+        if isinstance(each, (list, tuple)):
+            yield from _flat(each)
+        else:
+            yield each

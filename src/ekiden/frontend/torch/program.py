@@ -1,0 +1,239 @@
+"""From an exported program to a module: its inputs and weights, its graph, its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ekiden.frontend.common import sizes
+from ekiden.frontend.common.facts import Facts, settled
+from ekiden.frontend.common.imported import INITIAL, ImportedModule
+from ekiden.frontend.common.main import Main, initial_state
+from ekiden.frontend.common.scope import Scope, with_span
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value, clean_name, constant, known
+from ekiden.frontend.common.walk import Walk
+from ekiden.frontend.torch.dtype import array_of, from_torch_dtype
+from ekiden.frontend.torch.graph import Graph
+from ekiden.frontend.torch.symbols import Symbols, plain_name
+from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array
+from ekiden.ir.prim import GE, LE, PrimExpr, binary
+from ekiden.ir.span import Span
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.topi.shape import as_dim
+
+
+def import_program(
+    program: ExportedProgram,
+    label: str = "program",
+    names: Mapping[str, str] | None = None,
+    freeze_params: bool = True,
+    input_names: Sequence[str] = (),
+) -> ImportedModule:
+    """A module whose `main` computes a program of torch.export, of core operators of ATen or of any
+    others that the table has. Weights are constants that share the program's memory; with
+    `freeze_params=False` the floating-point ones are parameters of main.
+
+    `names` are better ones of its symbolic sizes, which are called after the inputs otherwise;
+    `input_names` those of its first inputs.
+    Raises UnsupportedError listing every node that cannot be imported.
+    """
+
+    def attempt(facts: Facts) -> ImportedModule:
+        return _Program(program, label, facts, freeze_params).run(names or {}, input_names)
+
+    try:
+        made = settled(attempt)
+    except Unsupported as error:
+        raise UnsupportedError(f"import {label}: {error}", error.inputs) from error
+    return made
+
+
+class Importer:
+    """One attempt with what is known so far about the dimensions: what programs of torch.export and
+    graphs of torch.compile have in common.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, label: str, facts: Facts) -> None:
+        self.scope = Scope(facts, set())
+        self.walk = Walk(label, self.scope)
+        self.main = Main(self.scope)
+        self.symbols = Symbols()
+        self.graph = Graph(module, self.walk, self.symbols)
+
+    def name_symbols(
+        self, nodes: Sequence[torch.fx.Node], names: Mapping[str, str] | None = None
+    ) -> None:
+        """Give the sizes that are inputs' own dimensions their names."""
+        for node in nodes:
+            meta = node.meta.get("val")
+            for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
+                symbol = plain_name(size)
+                if symbol is not None and symbol not in self.symbols.known:
+                    shown = (names or {}).get(symbol, f"{node.name}_dim{axis}")
+                    self.symbols.known[symbol] = self.scope.symbol(shown)
+
+    def input(self, node: torch.fx.Node, name: str) -> object:
+        """What an input stands for: a parameter of main, or a number it was traced with."""
+        meta = node.meta.get("val")
+        if isinstance(meta, torch.Tensor):
+            try:
+                kind = TensorType(self.symbols.shape(meta.shape), from_torch_dtype(meta.dtype))
+            except Unsupported as error:
+                raise UnsupportedError(
+                    f"import {self.walk.label}: input {name!r}: {error}"
+                ) from error
+            return self.main.tensor(name, kind)
+        if isinstance(meta, torch.SymInt):
+            return self._size(name, meta)
+        return meta
+
+    def _size(self, name: str, meta: torch.SymInt) -> object:
+        """A size that is an input: that of a tensor where one has it, else the number given."""
+        symbol = plain_name(meta)
+        if symbol is not None and symbol not in self.symbols.known:
+            value = self.main.tensor(name, TensorType((), "int64"))
+            vector = self.scope.spanned(op.reshape(self.scope.expr(value), (1,)))
+            found = sizes.dims(self.scope, Value(self.scope.typed(vector), expr=vector))
+            assert found is not None
+            self.symbols.known[symbol] = as_dim(found[0])
+        return self.symbols.scalar(meta)
+
+    def constant(self, tensor: torch.Tensor, name: str) -> Value:
+        """A weight, which shares its memory."""
+        label = f"weight '{name}'"
+        try:
+            value = constant(array_of(tensor))
+        except Unsupported as error:
+            raise UnsupportedError(f"import {self.walk.label}: {label}: {error}") from error
+        assert value.expr is not None
+        value.expr = with_span([value.expr], Span(label))[0]
+        return value
+
+
+class _Program(Importer):
+    """A program of torch.export."""
+
+    def __init__(
+        self, program: ExportedProgram, label: str, facts: Facts, freeze_params: bool
+    ) -> None:
+        super().__init__(program.graph_module, label, facts)
+        self.program, self.freeze_params = program, freeze_params
+        self.params: dict[str, Array] = {}
+        self.states: dict[str, Array] = {}
+        """Buffers that the program changes, by name, with their values at first."""
+
+    def run(self, names: Mapping[str, str], input_names: Sequence[str]) -> ImportedModule:
+        """Import everything, or raise."""
+        signature = self.program.graph_signature
+        pairs = list(zip(self.graph.inputs, signature.input_specs, strict=True))
+        self.name_symbols([n for n, s in pairs if s.kind == InputKind.USER_INPUT], names)
+        inputs = [(n, s) for n, s in pairs if s.kind == InputKind.USER_INPUT]
+        given = [*input_names, *(s.arg.name for _, s in inputs[len(input_names) :])]
+        for (node, _), name in zip(inputs, given, strict=True):
+            self.graph.env[node] = self.input(node, name)
+        changed = {s.target for s in signature.output_specs if s.kind == OutputKind.BUFFER_MUTATION}
+        for node, spec in pairs:
+            if spec.kind != InputKind.USER_INPUT and spec.target not in changed and node.users:
+                self.graph.env[node] = self._weight(str(spec.target))
+        for node, spec in pairs:
+            if spec.kind != InputKind.USER_INPUT and spec.target in changed:
+                self.graph.env[node] = self._state(str(spec.target))
+        self._constrain()
+        self.graph.run_nodes()
+        self.walk.finish()
+        outputs = self._outputs()
+        if not outputs:
+            raise ImportModelError(f"import {self.walk.label}: it gives no tensor")
+        functions: dict[GlobalVar | str, BaseFunc] = {
+            "main": self.main.function([value for _, value in outputs])
+        }
+        if self.states:
+            functions[INITIAL] = initial_state(list(self.states.values()))
+        return ImportedModule(
+            IRModule(functions, self.scope.module.type_definitions),
+            input_names=tuple(self.main.input_names),
+            output_names=tuple(name for name, _ in outputs),
+            constraints=tuple(self.scope.constraints.values()),
+            states=tuple(self.states),
+            params=self.params,
+        )
+
+    def _found(self, target: str) -> object:
+        found = self.program.state_dict.get(target)
+        return self.program.constants.get(target) if found is None else found
+
+    def _state(self, target: str) -> Value:
+        """A buffer that the program changes: an input, and later an output."""
+        found = self._found(target)
+        assert isinstance(found, torch.Tensor), f"{target!r} is a buffer"
+        value = self.constant(found, target)
+        assert value.array is not None
+        self.states[target] = value.array
+        return self.main.tensor(target, value.type)
+
+    def _weight(self, target: str) -> object:
+        found = self._found(target)
+        if not isinstance(found, torch.Tensor):
+            return found
+        value = self.constant(found, target)
+        assert value.array is not None
+        if not self.freeze_params and value.array.dtype.kind == "f":
+            name = clean_name(target)  # what Relay text can hold: parameters are bound by it
+            self.params[name] = value.array
+            return self.main.tensor(name, value.type)
+        return value
+
+    def _constrain(self) -> None:
+        """What torch.export found that sizes must be: bounds other than 0 and infinity."""
+        for symbol, bounds in self.program.range_constraints.items():
+            dim = self.symbols.known.get(str(symbol))
+            if dim is None:
+                continue
+            for kind, limit in ((GE, bounds.lower), (LE, bounds.upper)):
+                number = int(limit) if isinstance(limit, (int, sympy.Integer)) else 2**62
+                if number < 2**62 and (kind is LE or number > 1):
+                    self._require(binary(kind, dim, number))
+
+    def _require(self, condition: PrimExpr) -> None:
+        self.scope.span = Span("dynamic_shapes")
+        self.scope.require(condition)
+
+    # Outputs.
+
+    def _outputs(self) -> list[tuple[str, Value]]:
+        """The tensors and sizes that the program gives, None and constants left out; behind them
+        the buffers that it changes, in the order of the inputs.
+        """
+        made: list[tuple[str, Value]] = []
+        after: dict[str, Value] = {}
+        found = self.graph.outputs()
+        for spec, item in zip(self.program.graph_signature.output_specs, found, strict=True):
+            value = as_value(item)
+            if spec.kind == OutputKind.USER_INPUT_MUTATION:
+                text = f"it changes its input {spec.target!r}: let it give the changed one"
+                raise UnsupportedError(f"import {self.walk.label}: {text}")
+            if spec.kind == OutputKind.BUFFER_MUTATION:
+                assert value is not None and spec.target is not None, "a buffer is a tensor"
+                after[spec.target] = value
+            elif value is not None:
+                made.append((spec.arg.name, value))
+        return made + [(name, after[name]) for name in self.states]
+
+
+def as_value(item: object) -> Value | None:
+    """What a graph gives as a value; None for what is no tensor and no size."""
+    if isinstance(item, Value):
+        return item
+    if isinstance(item, PrimExpr):
+        return known(np.array(item, object), "int64")
+    return None

@@ -1,0 +1,97 @@
+"""The converter table: operator and overload -> its converter, made of the rows of each family."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+
+import torch
+
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.torch.converters import (
+    backward,
+    control,
+    convolution,
+    create,
+    image,
+    index,
+    linear,
+    movement,
+    norm,
+    pointwise,
+    reduction,
+)
+from ekiden.frontend.torch.node import Converter, Row, target_name
+from ekiden.ir.extensions import note_extension
+
+FAMILIES = (
+    pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
+    backward,
+)  # fmt: skip
+
+
+def _key(name: str) -> str:
+    return name if "::" in name else f"aten::{name}"
+
+
+def _table(rows: Iterable[Row]) -> dict[str, Converter]:
+    found: dict[str, Converter] = {}
+    for name, converter in rows:
+        assert _key(name) not in found, f"{name} has two rows"
+        found[_key(name)] = converter
+    return found
+
+
+TABLE = _table(row for family in FAMILIES for row in family.ROWS)
+""""aten::add.Tensor" or, for all overloads, "aten::add" -> converter."""
+
+
+def key_of(target: object) -> str:
+    """What a node calls, as the table has it: "aten::add.Tensor"; for what is no operator of a
+    library its name.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        return f"{target._schema.name}.{target._overloadname}"
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order::{target._name}"
+    return f"python::{target_name(target)}"
+
+
+def converter_of(target: object) -> Converter | None:
+    """The converter of an operator; None if there is none."""
+    key = key_of(target)
+    return TABLE.get(key) or TABLE.get(key.partition(".")[0])
+
+
+def find(target: object) -> Converter:
+    """The converter of an operator. Raises Unsupported naming those whose names are nearest."""
+    found = converter_of(target)
+    if found is None:
+        key = key_of(target)
+        near = difflib.get_close_matches(key, TABLE, n=3, cutoff=0.75)
+        known = f"; the nearest supported are {', '.join(near)}" if near else ""
+        raise Unsupported(f"unknown operator{known}")
+    return found
+
+
+def register(name: str, *, override: bool = False) -> Callable[[Converter], Converter]:
+    """A decorator that teaches the import an operator, such as a custom one:
+
+        @ekiden.frontend.torch.register("mylib::scale")
+        def scale(node, x, factor):
+            return node.of(x) * relay.const(factor)
+
+    The function gets a Node (see ekiden.frontend.torch.node) and the arguments in their places, and
+    gives a Relay expression, or a list of one for each output. A name may end with an overload.
+
+    Raises ValueError where that operator has a converter, unless `override` is set.
+    """
+
+    def add(convert: Converter) -> Converter:
+        if _key(name) in TABLE and not override:
+            raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
+        note_extension(convert)
+        TABLE[_key(name)] = convert
+        return convert
+
+    return add

@@ -1,0 +1,59 @@
+"""`relay.frontend.from_pytorch`, with TVM's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ekiden.frontend.torch.dtype import DTYPES
+from ekiden.frontend.torch.export import decomposed, exported, label_of
+from ekiden.frontend.torch.program import import_program
+from ekiden.ir.module import IRModule
+from ekiden.runtime import Tensor, tensor
+from ekiden.runtime.errors import CompileError, UnsupportedError
+
+Info = tuple[str, Sequence[int] | tuple[Sequence[int], str]]
+"""(name, shape) or (name, (shape, dtype))."""
+
+
+def from_pytorch(
+    script_module: torch.nn.Module,
+    input_infos: Sequence[Info],
+    custom_convert_map: Mapping[str, Callable[..., object]] | None = None,
+    default_dtype: str = "float32",
+    use_parser_friendly_name: bool = False,
+    keep_quantized_weight: bool = False,
+    export_renamed_c_graph_path: str | None = None,
+) -> tuple[IRModule, dict[str, Tensor]]:
+    """A module and its parameters, of a TorchScript module (or any other) and its inputs' names,
+    shapes and dtypes. The module is traced with zeros.
+
+    `custom_convert_map` is refused: ekiden.frontend.torch.register teaches an operator.
+    `keep_quantized_weight` and `export_renamed_c_graph_path` are refused; names are always such
+    that Relay text can hold them.
+    """
+    del use_parser_friendly_name  # they always are
+    if custom_convert_map:
+        text = "custom_convert_map: use ekiden.frontend.torch.register"
+        raise CompileError(f"from_pytorch: {text}")
+    if keep_quantized_weight or export_renamed_c_graph_path:
+        raise UnsupportedError("from_pytorch: quantised and renamed graphs are not supported")
+    inputs = [_zeros(info, default_dtype) for info in input_infos]
+    label = label_of(script_module)
+    program = decomposed(exported(script_module, inputs), label)
+    names = [name for name, _ in input_infos]
+    made = import_program(program, label, freeze_params=False, input_names=names)
+    params = {name: tensor(array) for name, array in made.params.items()}
+    return replace(made, params={}, input_names=()).as_module(), params
+
+
+def _zeros(info: Info, default_dtype: str) -> torch.Tensor:
+    _, given = info
+    is_pair = len(given) == 2 and isinstance(given[1], str)
+    shape: Any
+    shape, dtype = given if is_pair else (given, default_dtype)
+    kinds = {ours: theirs for theirs, ours in DTYPES.items()}
+    return torch.zeros(tuple(shape), dtype=kinds[str(dtype)])

@@ -1,0 +1,150 @@
+"""The sizes of torch.export, which are SymPy's expressions, as expressions of dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import TypeAlias
+
+import sympy
+import torch
+from torch.utils._sympy import functions as fn
+
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.ir import prim
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, SizeVar
+from ekiden.topi.shape import tidy
+
+Scalar: TypeAlias = int | float | bool | PrimExpr
+
+
+def _all(kind: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Callable[..., PrimExpr]:
+    return lambda *args: reduce(kind, args)
+
+
+def _binary(kind: type[prim.BinaryExpr]) -> Callable[..., PrimExpr]:
+    return _all(lambda a, b: prim.binary(kind, a, b))
+
+
+def _float(value: PrimExpr) -> PrimExpr:
+    return prim.cast(value, "float64") if value.dtype != "float64" else value
+
+
+def _true_div(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return _float(a) / _float(b)
+
+
+def _rounded(name: str) -> Callable[[PrimExpr], PrimExpr]:
+    return lambda value: prim.cast(call_intrin(name, _float(value)), "int64")
+
+
+def _power(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
+    if isinstance(exponent, prim.IntImm) and 0 < exponent.value <= 8:
+        return reduce(lambda a, b: a * b, [base] * exponent.value)
+    raise Unsupported(f"a size to the power of {exponent!r} cannot be computed")
+
+
+def _select(*pairs: object) -> PrimExpr:
+    raise Unsupported("a size that is chosen by conditions cannot be computed")
+
+
+_RULES: Mapping[type, Callable[..., PrimExpr]] = {
+    sympy.Add: _all(lambda a, b: a + b),
+    sympy.Mul: _all(lambda a, b: a * b),
+    sympy.Pow: _power,
+    fn.PowByNatural: _power,
+    fn.FloorDiv: lambda a, b: a // b,
+    fn.CleanDiv: lambda a, b: a // b,
+    fn.IntTrueDiv: _true_div,
+    fn.FloatTrueDiv: _true_div,
+    fn.Mod: lambda a, b: a % b,
+    fn.PythonMod: lambda a, b: a % b,
+    fn.ModularIndexing: lambda a, b, c: (a // b) % c,
+    fn.ToFloat: _float,
+    fn.FloorToInt: _rounded("floor"),
+    fn.CeilToInt: _rounded("ceil"),
+    fn.TruncToInt: lambda a: prim.cast(_float(a), "int64"),
+    fn.Max: _all(prim.maximum),
+    fn.Min: _all(prim.minimum),
+    sympy.Eq: _binary(prim.EQ),
+    sympy.Ne: _binary(prim.NE),
+    sympy.Lt: _binary(prim.LT),
+    sympy.Le: _binary(prim.LE),
+    sympy.Gt: _binary(prim.GT),
+    sympy.Ge: _binary(prim.GE),
+    sympy.And: _binary(prim.And),
+    sympy.Or: _binary(prim.Or),
+    sympy.Not: lambda a: prim.Not(a),
+    sympy.Piecewise: _select,
+}
+
+
+class Symbols:
+    """The dimensions that symbols of a program stand for."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, PrimExpr] = {}
+
+    def has(self, value: object) -> bool:
+        """Whether all symbols of a size are known."""
+        return all(name in self.known for name in self.names(value))
+
+    @staticmethod
+    def names(value: object) -> list[str]:
+        """The symbols of a size."""
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return []
+        return sorted(str(s) for s in value.node.expr.free_symbols)
+
+    def scalar(self, value: object) -> Scalar:
+        """A number, or a symbolic one, as a number or an expression of dimensions.
+
+        Raises Unsupported for arithmetic that sizes have not.
+        """
+        if isinstance(value, (bool, int, float)):
+            return value
+        assert isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        found = self.convert(value.node.expr)
+        if isinstance(found, (prim.IntImm, prim.FloatImm)):
+            return bool(found.value) if found.dtype == "bool" else found.value
+        return found
+
+    def dim(self, value: object) -> PrimExpr:
+        """A size as a dimension."""
+        found = self.scalar(value)
+        return found if isinstance(found, PrimExpr) else prim.const(int(found), "int64")
+
+    def shape(self, sizes: Sequence[object]) -> tuple[PrimExpr, ...]:
+        """A shape."""
+        return tuple(map(self.dim, sizes))
+
+    def convert(self, root: sympy.Basic) -> PrimExpr:
+        """An expression of SymPy; those of sizes are shallow."""
+        if isinstance(root, sympy.Symbol):
+            if str(root) not in self.known:
+                raise Unsupported(f"the size {root} is data that has no name here")
+            return self.known[str(root)]
+        if isinstance(root, (sympy.logic.boolalg.BooleanTrue, sympy.logic.boolalg.BooleanFalse)):
+            return prim.const(bool(root))
+        if root.is_Integer:
+            return prim.const(int(root), "int64")
+        if root.is_number and not root.free_symbols and not root.args:
+            return prim.const(float(root), "float64")
+        rule = _RULES.get(type(root))
+        if rule is None:
+            raise Unsupported(f"sizes cannot be computed with {type(root).__name__}")
+        found = rule(*(self.convert(a) for a in root.args))
+        return tidy(found) if found.dtype == "int64" else found
+
+
+def plain_name(size: object) -> str | None:
+    """The name of a size that is one symbol alone."""
+    if not isinstance(size, torch.SymInt) or not isinstance(size.node.expr, sympy.Symbol):
+        return None
+    return str(size.node.expr)
+
+
+def is_dim(value: object) -> bool:
+    """Whether a scalar is a dimension with a name of its own."""
+    return isinstance(value, SizeVar)

@@ -1,0 +1,71 @@
+"""Regions of models that compute on floating point between integers: dequantize to quantize."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
+from ekiden.relay.visitor import post_order
+
+ENDS = ("qnn.dequantize", "qnn.quantize")
+"""The operators at which regions begin, and end."""
+
+
+def _name(expr: RelayExpr) -> str:
+    return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
+
+
+def inputs_within(expr: RelayExpr) -> Sequence[RelayExpr] | None:
+    """What an expression of a region computes from; None if it cannot be in one."""
+    match expr:
+        case Call(op=Op(name=name), args=args):
+            if name == ENDS[0]:
+                return ()
+            return args[:1] if name == ENDS[1] else args
+        case Tuple(fields=fields):
+            return fields
+        case TupleGetItem(tuple_value=value):
+            return (value,)
+        case Constant():
+            return ()
+        case _:
+            return None
+
+
+def fake_quantized_region(root: Call) -> list[RelayExpr] | None:
+    """The expressions from dequantizes to the quantize `root`, in order; None if there are others
+    between, or no dequantize."""
+    order: list[RelayExpr] = []
+    seen: set[RelayExpr] = set()
+    stack: list[tuple[RelayExpr, bool]] = [(root, False)]
+    while stack:
+        expr, ready = stack.pop()
+        if ready:
+            order.append(expr)
+        elif expr not in seen:
+            seen.add(expr)
+            below = inputs_within(expr)
+            if below is None:
+                return None
+            stack.append((expr, True))
+            stack.extend((each, False) for each in reversed(below))
+    return order if any(_name(e) == ENDS[0] for e in order) else None
+
+
+def list_fake_quantized_op_freqs(mod: IRModule) -> dict[str, int]:
+    """Operator -> how many of its calls are in such regions, each counted once (TVM's name)."""
+    found: dict[RelayExpr, str] = {}
+    for function in mod.functions.values():
+        if not isinstance(function, Function):
+            continue
+        for expr in post_order(function, into_functions=True):
+            if isinstance(expr, Call) and _name(expr) == ENDS[1]:
+                found |= {e: _name(e) for e in fake_quantized_region(expr) or ()}
+    return dict(Counter(name for name in found.values() if name and name not in ENDS))
+
+
+__all__ = ["fake_quantized_region", "inputs_within", "list_fake_quantized_op_freqs"]

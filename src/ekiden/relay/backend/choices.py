@@ -1,0 +1,134 @@
+"""How a program is to run, as values: `Executor` and `Runtime`, with TVM's names and options.
+
+Making one checks that the option exists and has a value of its type. What an option asks for and is
+not done here is refused where code would be made: see `refused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ekiden.runtime.errors import CompileError
+
+Option = tuple[type, object]
+"""The type of an option's value, and what it is where nobody says; None: it is not set."""
+
+TYPE_NAMES = {bool: "IntImm", int: "IntImm", str: "runtime.String"}
+"""The names that TVM has for the types of values."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A name out of a table, and options."""
+
+    name: str
+    options: Mapping[str, object] | None = field(default=None)
+
+    TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
+
+    def __post_init__(self) -> None:
+        known = self.list_registered_options_of(self.name)
+        for key, value in (self.options or {}).items():
+            if key not in known:
+                raise CompileError(
+                    f'{self._kind()}: Attribute "{key}" is not available on this {self._kind()};'
+                    f" there are {', '.join(known) or 'none'}"
+                )
+            wanted = known[key][0]
+            if TYPE_NAMES.get(type(value)) != TYPE_NAMES[wanted]:
+                got = TYPE_NAMES.get(type(value), type(value).__name__)
+                raise CompileError(
+                    f'{self._kind()}: Attribute "{key}" should have type "{TYPE_NAMES[wanted]}"'
+                    f' but instead found "{got}"'
+                )
+
+    @classmethod
+    def _kind(cls) -> str:
+        return cls.__name__
+
+    @classmethod
+    def list_registered_options_of(cls, name: str) -> Mapping[str, Option]:
+        """The options of a name. Raises CompileError for a name that is not in the table."""
+        if name not in cls.TABLE:
+            kinds = " or ".join(map(repr, cls.TABLE))
+            raise CompileError(
+                f'{cls._kind()}: {cls._kind()} "{name}" is not defined; expected {kinds}'
+            )
+        return cls.TABLE[name]
+
+    @classmethod
+    def list_registered(cls) -> list[str]:
+        """The names there are."""
+        return list(cls.TABLE)
+
+    @classmethod
+    def list_registered_options(cls, choice: str | Choice) -> dict[str, str]:
+        """Option -> the name of its type, of a name or a choice."""
+        name = choice if isinstance(choice, str) else choice.name
+        options = cls.list_registered_options_of(name).items()
+        return {key: TYPE_NAMES[kind] for key, (kind, _) in options}
+
+    def refused(self) -> str:
+        """What is asked for and not done here; empty if all is."""
+        table = self.TABLE[self.name]
+        for key, value in (self.options or {}).items():
+            is_always = key == "link-params" and value is True  # constants are in the artifact
+            if value != table[key][1] and not is_always:
+                return f"{self._kind()} {self.name!r}: {key}={value!r} has no effect here"
+        return ""
+
+    def __getitem__(self, key: str) -> object:
+        """The value of an option. Raises KeyError for one that there is not."""
+        table = self.TABLE[self.name]
+        if key not in table:
+            raise KeyError(f"{self._kind()} {self.name!r} has no option {key!r}")
+        return (self.options or {}).get(key, table[key][1])
+
+    def __contains__(self, key: object) -> bool:
+        """Whether an option has a value."""
+        table = self.TABLE[self.name]
+        return key in (self.options or {}) or (key in table and table[str(key)][1] is not None)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Executor(Choice):
+    """How a module runs, for `relay.build(executor=)`: "graph", which is bytecode, or "aot", native
+    code of it too."""
+
+    TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "graph": {"link-params": (bool, False)},
+        "aot": {
+            "link-params": (bool, True),
+            "unpacked-api": (bool, False),
+            "interface-api": (str, "packed"),
+            "workspace-byte-alignment": (int, None),
+            "constant-byte-alignment": (int, None),
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Runtime(Choice):
+    """What a module runs on, for `relay.build(runtime=)`: "cpp", the runtime library. "crt", a
+    runtime without an allocator, is a value, and refused where code would be made."""
+
+    TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "cpp": {"system-lib": (bool, False)},
+        "crt": {"system-lib": (bool, False)},
+    }
+
+    def refused(self) -> str:
+        """What is asked for and not done here; empty if all is."""
+        return super().refused() or (
+            "Runtime 'crt': code is made for the runtime library, 'cpp', alone"
+            if self.name == "crt"
+            else ""
+        )
+
+
+__all__ = ["Choice", "Executor", "Runtime"]

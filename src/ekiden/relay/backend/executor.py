@@ -1,0 +1,5 @@
+"""Where TVM has `Executor`."""
+
+from ekiden.relay.backend.choices import Executor
+
+__all__ = ["Executor"]

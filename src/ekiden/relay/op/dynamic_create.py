@@ -1,0 +1,124 @@
+"""Constant tensors and ranges whose shapes are data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import te, topi
+from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.op import Array, Wanted
+from ekiden.ir.prim import NE, AnyDim, PrimExpr, Select, binary, cast, const, maximum
+from ekiden.ir.type import TensorType
+from ekiden.relay.op._declare import fail
+from ekiden.relay.op.dynamic import (
+    Dims,
+    DynamicAttrs,
+    declare_dynamic,
+    ints,
+    length_of,
+    shape_dims,
+    unknown_shape,
+)
+from ekiden.runtime.errors import InputError
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.topi.create import sequence
+from ekiden.topi.shape import known
+
+declare_dynamic(
+    "dyn.full",
+    ("fill_value", "shape"),
+    DynamicAttrs,
+    lambda attrs, types: unknown_shape(
+        length_of("dyn.full", "shape", types[1]), attrs.dtype or types[0].dtype
+    ),
+    shape_dims,
+    lambda attrs, inputs, out: [topi.full(out.shape, out.dtype, inputs[0])],
+    lambda attrs, fill, shape: np.full(ints(shape), fill, to_numpy(attrs.dtype or str(fill.dtype))),
+    "`shape`, with `dtype` or that of fill_value",
+)
+
+
+def _declare_fill(name: str, value: int) -> None:
+    declare_dynamic(
+        f"dyn.{name}",
+        ("shape",),
+        DynamicAttrs,
+        lambda attrs, types: unknown_shape(
+            length_of(f"dyn.{name}", "shape", types[0]), attrs.dtype or "float32"
+        ),
+        shape_dims,
+        lambda attrs, inputs, out: [topi.create.constant(value, out.shape, out.dtype, name)],
+        lambda attrs, shape: np.full(ints(shape), value, to_numpy(attrs.dtype or "float32")),
+        "`shape`, with `dtype`",
+    )
+
+
+def _extents_kind(attrs: DynamicAttrs, types: Sequence[TensorType]) -> TensorType:
+    nothing, sizes = types
+    if tuple(map(known, nothing.shape)) != (0,):
+        fail("dyn.extents", f"'nothing' must have the shape (0,), got {list(nothing.shape)}")
+    unknown = (AnyDim() for _ in range(length_of("dyn.extents", "sizes", sizes)))
+    return TensorType((const(0), *unknown), nothing.dtype)
+
+
+declare_dynamic(
+    "dyn.extents",
+    ("nothing", "sizes"),
+    DynamicAttrs,
+    _extents_kind,
+    shape_dims,
+    lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
+    lambda attrs, nothing, sizes: np.reshape(nothing, (0, *ints(sizes))),
+    "(0, *sizes)",
+    reshape_only=True,
+    description="A tensor of no elements whose further dimensions are `sizes`: whoever gives them "
+    "names can use the numbers of a vector as dimensions.",
+)
+
+_declare_fill("zeros", 0)
+_declare_fill("ones", 1)
+
+
+def _arange_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
+    dtype = "float64" if any(is_float(b.dtype) for b in buffers) else "int64"
+    first = (b[tuple(const(0) for _ in b.shape)] for b in buffers)
+    start, stop, step = (cast(v, dtype) for v in first)
+    zero = step.equal(0)
+    by = Select(zero, const(1, dtype), step, dtype)
+    if dtype == "int64":
+        count: PrimExpr = const(0) - (start - stop) // by
+    else:
+        count = cast(te.ceil((stop - start) / by), "int64")
+    return [maximum(count, 0)], [Wanted(binary(NE, step, 0), "step is 0")]
+
+
+def _only(x: Tensor) -> PrimExpr:
+    """The element of a tensor of one."""
+    return x[tuple(0 for _ in x.shape)]
+
+
+def _arange_reference(attrs: DynamicAttrs, start: Array, stop: Array, step: Array) -> Array:
+    exact = "float64" if any(a.dtype.kind == "f" for a in (start, stop, step)) else "int64"
+    first, last, by = (a.astype(exact).reshape(-1)[0] for a in (start, stop, step))
+    if by == 0:
+        raise InputError("run: dyn.arange: the step is 0")
+    count = max(0, int(np.ceil((last - first) / by)))
+    made = np.asarray(first + np.arange(count).astype(exact) * by)
+    return made.astype(to_numpy(attrs.dtype) if attrs.dtype else start.dtype)
+
+
+declare_dynamic(
+    "dyn.arange",
+    ("start", "stop", "step"),
+    DynamicAttrs,
+    lambda attrs, types: unknown_shape(1, attrs.dtype or types[0].dtype),
+    _arange_dims,
+    lambda attrs, inputs, out: [
+        sequence(_only(inputs[0]), _only(inputs[2]), out.shape[0], out.dtype)
+    ],
+    _arange_reference,
+    "(max(0, ceil((stop - start) / step)),)",
+)

@@ -1,0 +1,106 @@
+"""Borders whose widths are data, and what borders hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, Wanted
+from ekiden.ir.prim import PrimExpr, cast, minimum
+from ekiden.ir.type import TensorType
+from ekiden.relay.op._declare import attempt, fail, rank_is
+from ekiden.relay.op.dynamic import Dims, declare_dynamic, element, unknown_shape
+from ekiden.runtime.errors import InputError
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.topi.nn.pad import pad_by_mode
+from ekiden.topi.shape import expect_shape
+
+
+@node("relay.attrs.DynPadAttrs")
+class DynPadAttrs(Attrs):
+    """The mode: "constant", "edge", "reflect" or "wrap"."""
+
+    pad_mode: str = "constant"
+    symbols: tuple[PrimExpr, ...] = ()
+
+
+def _pad_dims(attrs: DynPadAttrs, buffers: Sequence[Buffer]) -> Dims:
+    data, width, _ = buffers
+    pairs = [(element(width, i, 0), element(width, i, 1)) for i in range(len(data.shape))]
+    dims = [d + a + b for d, (a, b) in zip(data.shape, pairs, strict=True)]
+    if attrs.pad_mode == "constant":
+        return dims, []
+    left = [d + minimum(a, 0) + minimum(b, 0) for d, (a, b) in zip(data.shape, pairs, strict=True)]
+    return dims, [Wanted(n > 0, "there is nothing that borders show", {"left": n}) for n in left]
+
+
+def _pad(attrs: DynPadAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
+    data, width, value = inputs
+    pairs = [tuple(cast(width[i, n], "int64") for n in range(2)) for i in range(data.ndim)]
+    return [pad_by_mode(data, value, pairs, attrs.pad_mode, out.shape)]
+
+
+PAD_MODES = ("constant", "edge", "reflect", "wrap")
+"""What borders hold: a value, the nearest element, the data mirrored, or the data repeated (TVM has
+no "wrap")."""
+
+
+def padded(data: Array, width: Sequence[Sequence[int]] | Array, mode: str) -> Array:
+    """`data` with borders of a mode that takes no value."""
+    return np.pad(data, width, mode=mode)  # type: ignore[call-overload,no-any-return]
+
+
+def bordered(
+    name: str, data: Array, width: Sequence[Sequence[int]], mode: str, value: Array
+) -> Array:
+    """`data` with borders of a mode; negative widths crop, beyond what there is too.
+
+    Raises InputError where nothing is left of an axis and more is to go.
+    """
+    pairs = list(zip(data.shape, width, strict=True))
+    shape = [d + a + b for d, (a, b) in pairs]
+    if min(shape, default=0) < 0:
+        raise InputError(f"run: {name}: a dimension of the result is negative; it is {min(shape)}")
+    kept = [slice(max(0, -a), max(0, -a, min(d, d + b))) for d, (a, b) in pairs]
+    if mode != "constant":
+        if not data[tuple(kept)].size and data.size:
+            raise InputError(f"run: {name}: borders of mode {mode!r} around nothing")
+        return padded(data[tuple(kept)], [(max(0, a), max(0, b)) for _, (a, b) in pairs], mode)
+    found = np.full(shape, value, data.dtype)
+    moved = [slice(k.start + a, k.stop + a) for k, (_, (a, _)) in zip(kept, pairs, strict=True)]
+    found[tuple(moved)] = data[tuple(kept)]
+    return found
+
+
+def _pad_reference(attrs: DynPadAttrs, data: Array, width: Array, value: Array) -> Array:
+    return bordered("dyn.nn.pad", data, width.tolist(), attrs.pad_mode, value)
+
+
+def _pad_kind(attrs: DynPadAttrs, types: Sequence[TensorType]) -> TensorType:
+    data, width, value = types
+    rank = len(data.shape)
+    attempt("dyn.nn.pad", expect_shape, "dyn.nn.pad", "pad_width", width.shape, (rank, 2))
+    rank_is("dyn.nn.pad", value, 0, "pad_value")
+    if attrs.pad_mode not in PAD_MODES:
+        modes = ", ".join(PAD_MODES)
+        fail("dyn.nn.pad", f"pad_mode must be one of {modes}, got {attrs.pad_mode!r}")
+    return unknown_shape(rank, data.dtype)
+
+
+declare_dynamic(
+    "dyn.nn.pad",
+    ("data", "pad_width", "pad_value"),
+    DynPadAttrs,
+    _pad_kind,
+    _pad_dims,
+    _pad,
+    _pad_reference,
+    "data's shape with both pads added to each dimension",
+)
+
+
+__all__ = ["PAD_MODES", "DynPadAttrs", "bordered", "padded"]

@@ -1,0 +1,95 @@
+"""Broadcasting and tiling to shapes that are data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import te, topi
+from ekiden.ir.op import OpPattern, Wanted
+from ekiden.ir.prim import PrimExpr, const, maximum
+from ekiden.ir.type import TensorType
+from ekiden.relay.op._declare import fail
+from ekiden.relay.op.dynamic import (
+    Dims,
+    DynamicAttrs,
+    declare_dynamic,
+    elements,
+    ints,
+    length_of,
+    not_negative,
+    unknown_shape,
+)
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+
+
+def _broadcast_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
+    data, shape = buffers
+    wanted = elements(shape)
+    checks = []
+    for axis, extent in enumerate(data.shape):
+        target = wanted[len(wanted) - len(data.shape) + axis]
+        fits = ((extent - 1) * (extent - target)).equal(0)
+        wrong = f"dimension {axis} of data does not broadcast to the shape"
+        checks.append(Wanted(fits, wrong, {"it": extent, "the shape there": target}))
+    return wanted, checks
+
+
+def _broadcast_kind(attrs: DynamicAttrs, types: Sequence[TensorType]) -> TensorType:
+    rank = length_of("dyn.broadcast_to", "shape", types[1])
+    if rank < len(types[0].shape):
+        fail("dyn.broadcast_to", f"data of rank {len(types[0].shape)} cannot have rank {rank}")
+    return unknown_shape(rank, types[0].dtype)
+
+
+declare_dynamic(
+    "dyn.broadcast_to",
+    ("data", "shape"),
+    DynamicAttrs,
+    _broadcast_kind,
+    _broadcast_dims,
+    lambda attrs, inputs, out: [topi.broadcast_to(inputs[0], out.shape)],
+    lambda attrs, data, shape: np.broadcast_to(data, ints(shape)),
+    "`shape`",
+    pattern=OpPattern.BROADCAST,
+)
+
+
+def _aligned(data: Sequence[PrimExpr], count: int) -> list[PrimExpr]:
+    return [*([const(1)] * (count - len(data))), *data]
+
+
+def _tile_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
+    data, reps = buffers
+    times = elements(reps)
+    rank = max(len(times), len(data.shape))
+    pairs = zip(_aligned(data.shape, rank), _aligned(times, rank), strict=True)
+    return [d * t for d, t in pairs], [
+        Wanted(t >= 0, "a repetition is negative", {"it": t}) for t in times
+    ]
+
+
+def _tile(data: Tensor, shape: Sequence[PrimExpr]) -> Tensor:
+    skipped = len(shape) - data.ndim
+    return te.compute(
+        shape,
+        lambda *i: data[[n % maximum(d, 1) for n, d in zip(i[skipped:], data.shape, strict=True)]],
+        name="tile",
+        tag="injective",
+    )
+
+
+declare_dynamic(
+    "dyn.tile",
+    ("data", "reps"),
+    DynamicAttrs,
+    lambda attrs, types: unknown_shape(
+        max(length_of("dyn.tile", "reps", types[1]), len(types[0].shape)), types[0].dtype
+    ),
+    _tile_dims,
+    lambda attrs, inputs, out: [_tile(inputs[0], out.shape)],
+    lambda attrs, data, reps: np.tile(data, not_negative("dyn.tile", "a repetition", ints(reps))),
+    "data's dimensions times reps, aligned at the last",
+)

@@ -1,0 +1,145 @@
+"""Reshapes to shapes that are data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, Wanted
+from ekiden.ir.prim import NE, Or, PrimExpr, binary, cast, const
+from ekiden.relay.op.dynamic import (
+    Dims,
+    DynamicAttrs,
+    choose,
+    declare_dynamic,
+    element,
+    elements,
+    length_of,
+    unknown_shape,
+)
+from ekiden.tir.expr import Buffer
+from ekiden.topi.shape import product
+
+
+@node("relay.attrs.DynReshapeAttrs")
+class DynReshapeAttrs(Attrs):
+    """Whether a 0 is a dimension of 0 and not a copy of the data's."""
+
+    allowzero: bool = False
+    symbols: tuple[PrimExpr, ...] = ()
+
+
+def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
+    data, newshape = buffers
+    wanted = elements(newshape)
+    if not attrs.allowzero:
+        copied = data.shape[: len(wanted)]
+        rest = wanted[len(copied) :]
+        pairs = zip(wanted, copied, strict=False)
+        wanted = [*(choose(w.equal(0), d, w) for w, d in pairs), *rest]
+    total = product(data.shape)
+    others = product([choose(w.equal(-1), const(1), w) for w in wanted])
+    free = total // choose(others.equal(0), const(1), others)
+    dims = [choose(w.equal(-1), free, w) for w in wanted]
+    wrong, made = "the data has another number of elements", product(dims)
+    shown = {"that of the data": total, "that of the new shape": made}
+    open_ends = sum((cast(w.equal(-1), "int64") for w in wanted), const(0))
+    clear = Or(open_ends.equal(0), binary(NE, others, 0), "bool")
+    unclear = "what is left is not clear beside a dimension of 0"
+    return dims, [Wanted(made.equal(total), wrong, shown), Wanted(clear, unclear)]
+
+
+def _reshape_reference(attrs: DynReshapeAttrs, data: Array, newshape: Array) -> Array:
+    wanted = [int(n) for n in newshape]
+    if min(wanted, default=0) < -1:  # to NumPy, any negative number is what is left
+        raise ValueError(f"dyn.reshape: a dimension of the result is negative; it is {min(wanted)}")
+    if not attrs.allowzero:
+        wanted = [data.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
+    return np.reshape(data, wanted)
+
+
+declare_dynamic(
+    "dyn.reshape",
+    ("data", "newshape"),
+    DynReshapeAttrs,
+    lambda attrs, types: unknown_shape(
+        length_of("dyn.reshape", "newshape", types[1]), types[0].dtype
+    ),
+    _reshape_dims,
+    lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
+    _reshape_reference,
+    "the shape that newshape says: 0 copies a dimension of data, one -1 takes what is left",
+    reshape_only=True,
+)
+
+
+def _expanded_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
+    data, axis = buffers
+    rank = len(data.shape)
+    given = element(axis, *(0 for _ in axis.shape))
+    at = choose(given < 0, given + (rank + 1), given)
+    dims = []
+    for i in range(rank + 1):
+        before = data.shape[i] if i < rank else const(1)
+        after = data.shape[i - 1] if i else const(1)
+        dims.append(choose(at > i, before, choose(at < i, after, const(1))))
+    wrong, shown = "axis is out of range", {"it": given, "the rank": const(rank)}
+    return dims, [Wanted(at >= 0, wrong, shown), Wanted(at <= rank, wrong, shown)]
+
+
+declare_dynamic(
+    "dyn.expand_dims",
+    ("data", "axis"),
+    DynamicAttrs,
+    lambda attrs, types: unknown_shape(len(types[0].shape) + 1, types[0].dtype),
+    _expanded_dims,
+    lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
+    lambda attrs, data, axis: np.expand_dims(data, int(axis.reshape(-1)[0])),
+    "data's shape with a 1 at the axis",
+    reshape_only=True,
+)
+
+
+def _squeezed_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
+    data, axis = buffers
+    rank = len(data.shape)
+    axes = [choose(a < 0, a + rank, a) for a in elements(axis)]
+    position: PrimExpr = const(0)
+    dims: list[PrimExpr] = [const(0)] * (rank - len(axes))
+    wrong = "axis is out of range"
+    shown = [{"it": a, "the rank": const(rank)} for a in axes]
+    checks = [Wanted(a >= 0, wrong, s) for a, s in zip(axes, shown, strict=True)]
+    checks += [Wanted(a < rank, wrong, s) for a, s in zip(axes, shown, strict=True)]
+    for i, extent in enumerate(data.shape):
+        dropped = sum((cast(a.equal(i), "int64") for a in axes), const(0))
+        for j in range(len(dims)):
+            here = (position + dropped * rank).equal(j)
+            dims[j] = choose(here, extent, dims[j])
+        checks.append(Wanted(dropped <= 1, f"axis {i} is dropped twice"))
+        one = (dropped * (extent - 1)).equal(0)
+        wrong = f"dimension {i} of data is dropped and not 1"
+        checks.append(Wanted(one, wrong, {"it": extent}))
+        position = position + 1 - dropped
+    return dims, checks
+
+
+declare_dynamic(
+    "dyn.squeeze",
+    ("data", "axis"),
+    DynamicAttrs,
+    lambda attrs, types: unknown_shape(
+        len(types[0].shape) - length_of("dyn.squeeze", "axis", types[1]), types[0].dtype
+    ),
+    _squeezed_dims,
+    lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
+    lambda attrs, data, axis: np.squeeze(data, tuple(int(a) for a in axis)),
+    "data's shape without the axes, which are 1",
+    reshape_only=True,
+)
+
+
+__all__ = ["DynReshapeAttrs"]

@@ -1,0 +1,130 @@
+"""Encodings and selections of as many as data say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpPattern, Wanted
+from ekiden.ir.prim import AnyDim, PrimExpr
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.op.dynamic import Dims, choose, declare_dynamic, element
+from ekiden.runtime.errors import InputError
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.topi.shape import normalize_axis
+
+
+@node("relay.attrs.DynOneHotAttrs")
+class DynOneHotAttrs(Attrs):
+    """Where the new axis stands, and the dtype of the result."""
+
+    axis: int = -1
+    dtype: str = "float32"
+    symbols: tuple[PrimExpr, ...] = ()
+
+
+@node("relay.attrs.DynTopKAttrs")
+class DynTopKAttrs(Attrs):
+    """As of topk."""
+
+    axis: int = -1
+    ret_type: str = "both"
+    is_ascend: bool = False
+    dtype: str = "int32"
+    symbols: tuple[PrimExpr, ...] = ()
+
+
+def _one_hot_kind(attrs: DynOneHotAttrs, types: Sequence[TensorType]) -> TensorType:
+    shape = types[0].shape
+    at = normalize_axis(attrs.axis, len(shape) + 1, "dyn.one_hot")
+    return TensorType((*shape[:at], AnyDim(), *shape[at:]), attrs.dtype)
+
+
+def _one_hot(attrs: DynOneHotAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
+    at = attrs.axis % len(out.shape)
+    return [topi.one_hot(inputs[0], inputs[1], inputs[2], out.shape[at], at, attrs.dtype)]
+
+
+def _one_hot_reference(
+    attrs: DynOneHotAttrs, indices: Array, on: Array, off: Array, depth: Array
+) -> Array:
+    at = attrs.axis % (indices.ndim + 1)
+    count = int(depth.reshape(-1)[0])
+    if count < 0:
+        raise InputError(f"run: dyn.one_hot: a dimension of the result is negative; it is {count}")
+    positions = np.arange(count).reshape((count,) + (1,) * (indices.ndim - at))
+    chosen = np.expand_dims(indices, at).astype(np.int64) == positions
+    return np.where(chosen, on, off).astype(to_numpy(attrs.dtype))
+
+
+declare_dynamic(
+    "dyn.one_hot",
+    ("indices", "on_value", "off_value", "depth"),
+    DynOneHotAttrs,
+    _one_hot_kind,
+    lambda attrs, buffers: ([element(buffers[3], *(0 for _ in buffers[3].shape))], []),
+    _one_hot,
+    _one_hot_reference,
+    "the shape of indices with `depth` inserted at `axis`",
+)
+
+
+def _topk_kind(attrs: DynTopKAttrs, types: Sequence[TensorType]) -> Type:
+    data = types[0]
+    at = normalize_axis(attrs.axis, len(data.shape), "dyn.topk")
+    shape = (*data.shape[:at], AnyDim(), *data.shape[at + 1 :])
+    fields = {"values": TensorType(shape, data.dtype), "indices": TensorType(shape, attrs.dtype)}
+    return fields.get(attrs.ret_type) or TupleType(tuple(fields.values()))
+
+
+def _topk_dims(attrs: DynTopKAttrs, buffers: Sequence[Buffer]) -> Dims:
+    data, number = buffers
+    size = data.shape[attrs.axis % len(data.shape)]
+    k = element(number, *(0 for _ in number.shape))
+    wanted = choose(k < 1, size, k)
+    wrong, shown = "k is larger than the extent of the axis", {"k": k, "the extent": size}
+    both = 2 if attrs.ret_type == "both" else 1
+    return [wanted] * both, [Wanted(k <= size, wrong, shown)]
+
+
+def _topk(attrs: DynTopKAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+    first = out.fields[0] if isinstance(out, TupleType) else out
+    assert isinstance(first, TensorType)
+    k = first.shape[attrs.axis % len(first.shape)]
+    found = topi.topk(inputs[0], k, attrs.axis, attrs.ret_type, attrs.is_ascend, attrs.dtype)
+    return [found] if isinstance(found, Tensor) else list(found)
+
+
+def _topk_reference(attrs: DynTopKAttrs, data: Array, k: Array) -> tuple[Array, ...] | Array:
+    size, count = data.shape[attrs.axis], int(k.reshape(-1)[0])
+    order = np.argsort(data, attrs.axis, kind="stable")
+    if not attrs.is_ascend:
+        backwards = np.argsort(np.flip(data, attrs.axis), attrs.axis, kind="stable")
+        order = size - 1 - np.flip(backwards, attrs.axis)
+    order = order.take(range(count if count >= 1 else size), attrs.axis)
+    values = np.take_along_axis(data, order, attrs.axis)
+    positions = order.astype(to_numpy(attrs.dtype))
+    return {"values": values, "indices": positions}.get(attrs.ret_type, (values, positions))
+
+
+declare_dynamic(
+    "dyn.topk",
+    ("data", "k"),
+    DynTopKAttrs,
+    _topk_kind,
+    _topk_dims,
+    _topk,
+    _topk_reference,
+    "data's shape with `k` along the axis: values, indices, or a tuple of both",
+    pattern=OpPattern.OPAQUE,
+    fields=lambda attrs: 2,
+)
+
+
+__all__ = ["DynOneHotAttrs", "DynTopKAttrs"]

@@ -1,0 +1,122 @@
+"""Slices whose bounds are data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, Wanted
+from ekiden.ir.prim import NE, AnyDim, PrimExpr, binary, const, maximum, minimum
+from ekiden.ir.type import TensorType
+from ekiden.relay.op._declare import fail
+from ekiden.relay.op.dynamic import Dims, choose, declare_dynamic, elements, length_of
+from ekiden.tir.expr import Buffer
+from ekiden.topi.shape import normalize_axis
+from ekiden.topi.slice import dynamic_strided_slice
+
+
+@node("relay.attrs.DynStridedSliceAttrs")
+class DynStridedSliceAttrs(Attrs):
+    """slice_mode "size" takes `end` as extents, negative ones as all that is left; axes are the
+    leading ones by default."""
+
+    slice_mode: str = "end"
+    axes: tuple[int, ...] | None = None
+    symbols: tuple[PrimExpr, ...] = ()
+
+
+def _sliced_axes(attrs: DynStridedSliceAttrs, rank: int, count: int) -> list[int]:
+    chosen = range(count) if attrs.axes is None else attrs.axes
+    return [normalize_axis(a, rank, "dyn.strided_slice") for a in chosen]
+
+
+def _slice_kind(attrs: DynStridedSliceAttrs, types: Sequence[TensorType]) -> TensorType:
+    data = types[0]
+    what = "begin", "end", "strides"
+    counts = [length_of("dyn.strided_slice", n, t) for n, t in zip(what, types[1:], strict=True)]
+    count = max(counts)
+    if attrs.slice_mode not in ("end", "size"):
+        fail("dyn.strided_slice", f"slice_mode must be 'end' or 'size', got {attrs.slice_mode!r}")
+    if attrs.axes is not None and {*counts} != {len(attrs.axes)}:
+        fail(
+            "dyn.strided_slice",
+            "begin, end, strides and axes must have one length,"
+            f" got {', '.join(map(str, counts))} and {len(attrs.axes)}",
+        )
+    if count > len(data.shape):
+        fail("dyn.strided_slice", f"{count} bounds for an input of rank {len(data.shape)}")
+    axes = _sliced_axes(attrs, len(data.shape), count)
+    shape = tuple(AnyDim() if i in axes else d for i, d in enumerate(data.shape))
+    return TensorType(shape, data.dtype)
+
+
+def _slice_dims(attrs: DynStridedSliceAttrs, buffers: Sequence[Buffer]) -> Dims:
+    data, begin, end, strides = buffers
+    begins, ends, steps = map(elements, (begin, end, strides))
+    count = max(map(len, (begins, ends, steps)))
+    axes = _sliced_axes(attrs, len(data.shape), count)
+    by_end = attrs.slice_mode == "end"
+    dims: dict[int, PrimExpr] = {}
+    for n, axis in enumerate(axes):
+        size, step = data.shape[axis], steps[n] if by_end and n < len(steps) else const(1)
+        back = step < 0
+        given = begins[n] if n < len(begins) else choose(back, size - 1, const(0))
+        first = choose(given < 0, given + size, given)
+        first = choose(back, minimum(first, size - 1), maximum(first, 0))
+        if n >= len(ends):
+            last = choose(back, const(-1), size)
+        elif by_end:
+            last = choose(ends[n] < 0, ends[n] + size, ends[n])
+        else:
+            last = choose(ends[n] < 0, size, first + ends[n])
+        last = choose(back, maximum(last, -1), minimum(last, size))
+        by = choose(step.equal(0), const(1), step)
+        dims[axis] = maximum(const(0) - (first - last) // by, 0)
+    checks = [Wanted(binary(NE, s, 0), "a stride is 0") for s in steps]
+    return [dims[a] for a in sorted(dims)], checks
+
+
+def _slice_reference(
+    attrs: DynStridedSliceAttrs, data: Array, begin: Array, end: Array, strides: Array
+) -> Array:
+    cuts: list[slice] = [slice(None)] * data.ndim
+    by_end = attrs.slice_mode == "end"
+    count = max(map(len, (begin, end, strides)))
+    for n, axis in enumerate(_sliced_axes(attrs, data.ndim, count)):
+        size = data.shape[axis]
+        step = int(strides[n]) if by_end and n < len(strides) else 1
+        first = int(begin[n]) if n < len(begin) else 0 if step > 0 else size - 1
+        last = int(end[n]) if n < len(end) else None
+        if last is not None and not by_end:
+            first = max(first + size if first < 0 else first, 0)
+            last = None if last < 0 else first + last
+        elif last is not None and step < 0 and last < -size:
+            last = None
+        cuts[axis] = slice(first, last, step)
+    return data[tuple(cuts)]
+
+
+declare_dynamic(
+    "dyn.strided_slice",
+    ("data", "begin", "end", "strides"),
+    DynStridedSliceAttrs,
+    _slice_kind,
+    _slice_dims,
+    lambda attrs, inputs, out: [
+        dynamic_strided_slice(
+            inputs[0],
+            inputs[1],
+            inputs[2],
+            inputs[3],
+            out.shape,
+            None if attrs.axes is None else _sliced_axes(attrs, inputs[0].ndim, 0),
+            attrs.slice_mode == "end",
+        )
+    ],
+    _slice_reference,
+    "per axis, ceil((end - begin) / stride) clipped to data's extent",
+)
+
+
+__all__ = ["DynStridedSliceAttrs"]

@@ -1,0 +1,183 @@
+"""Loop programs as functions of Relay: what a PrimFunc is to whoever calls it by its GlobalVar.
+
+The parameters that it writes, its last ones, are its results. A named dimension of its parameters
+is any size that the arguments of a call have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import te
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, get, register_op
+from ekiden.ir.prim import PrimExpr, SizeVar, Var
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.ir.text import type_text
+from ekiden.ir.type import FuncType, TensorType, TupleType, Type, tensor_type
+from ekiden.relay.expr import Call, Expr, Function, Tuple
+from ekiden.relay.expr import Var as RelayVar
+from ekiden.relay.unify import match_dims, size_vars, substitute_dims
+from ekiden.runtime.errors import TypeInferenceError
+from ekiden.tir import interpreter
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import Block, PrimFunc, Stmt
+from ekiden.tir.transform import lower
+from ekiden.tir.visitor import buffers_read, buffers_written, rename, walk
+
+
+@node("relay.attrs.CallLoweredAttrs")
+class CallLoweredAttrs(Attrs):
+    """The loop program that is called."""
+
+    func: PrimFunc
+
+
+def result_count(func: PrimFunc) -> int:
+    """How many of its last parameters a loop program writes as its results: what its attribute
+    "num_outputs" says, else those that it writes.
+
+    Raises TypeInferenceError where there is none, and for a parameter that it both reads and
+    writes: values of Relay do not change.
+    """
+    written = set(buffers_written(func.body))
+    said = (func.attrs or {}).get("num_outputs")
+    count = said if isinstance(said, int) else len(written.intersection(func.params))
+    inputs, outputs = func.params[: len(func.params) - count], func.params[-count or None :]
+    if count == 0 or not written.issuperset(outputs):
+        raise TypeInferenceError(f"@{func.name}: its last parameters must be those that it writes")
+    changed = [b for b in inputs if b in written]
+    changed += [b for b in outputs if said is None and b in _read_as_given(func)]
+    if changed:
+        raise TypeInferenceError(
+            f"@{func.name}: parameter '{changed[0].name}' is read and written, and an argument of a"
+            " call from Relay stays as it is; write to a parameter of its own, or say how many of"
+            " the last ones are results by the attribute num_outputs"
+        )
+    return count
+
+
+def _read_as_given(func: PrimFunc) -> set[Buffer]:
+    """The buffers that are read elsewhere than in a reduction that sets them first."""
+    begun = {
+        buffer
+        for s in walk(func.body)
+        if isinstance(s, Block) and s.init is not None
+        for buffer in buffers_written(s.init)
+    }
+    return set(buffers_read(func.body)) - begun
+
+
+def relay_type(func: PrimFunc) -> FuncType:
+    """The type of a loop program as a function of Relay. Raises TypeInferenceError as
+    `result_count` does, and for a result with a dimension that no argument has.
+    """
+    count = result_count(func)
+    dims: dict[Var, PrimExpr] = {
+        v: SizeVar(v.name)
+        for b in func.params
+        for v in free_vars(*b.shape)
+        if not isinstance(v, SizeVar)
+    }
+    kinds = [tensor_type([substitute(d, dims) for d in b.shape], b.dtype) for b in func.params]
+    inputs, outputs = kinds[:-count], kinds[-count:]
+    missing = set(size_vars(outputs)) - set(size_vars(inputs))
+    if missing:
+        names = ", ".join(sorted(v.name for v in missing))
+        raise TypeInferenceError(f"@{func.name}: no parameter that it reads has dimension {names}")
+    return FuncType(tuple(inputs), outputs[0] if count == 1 else TupleType(tuple(outputs)))
+
+
+def as_function(func: PrimFunc) -> Function:
+    """A function of Relay that calls a loop program; to be inlined."""
+    kind = relay_type(func)
+    inputs = zip(func.params, kind.arg_types, strict=False)
+    params = tuple(RelayVar(b.name, each) for b, each in inputs)
+    return Function(params, call_lowered(func, params), kind.ret_type, attrs={"Inline": 1})
+
+
+def call_lowered(func: PrimFunc, args: Sequence[Expr]) -> Call:
+    """A call of a loop program that gives its results."""
+    return Call(get("call_lowered"), (Tuple(tuple(args)),), CallLoweredAttrs(func))
+
+
+def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    assert isinstance(attrs, CallLoweredAttrs) and isinstance(types[0], TupleType)
+    kind, name, given = relay_type(attrs.func), attrs.func.name, types[0].fields
+    if len(given) != len(kind.arg_types):
+        wanted = f"{len(kind.arg_types)} arguments"
+        raise TypeInferenceError(f"call of @{name}: expected {wanted}, got {len(given)}")
+    flexible = set(size_vars(kind.arg_types))
+    dims: dict[Var, PrimExpr] = {}
+    for param, arg in zip(kind.arg_types, given, strict=True):
+        match_dims(param, arg, flexible, dims)
+    for at, (param, arg) in enumerate(zip(kind.arg_types, given, strict=True)):
+        wanted_type = substitute_dims(param, dims)
+        if not _may_agree(wanted_type, arg):
+            wanted = f"{type_text(wanted_type)}, got {type_text(arg)}"
+            raise TypeInferenceError(f"call of @{name}: argument {at}: expected {wanted}")
+    return substitute_dims(kind.ret_type, dims)
+
+
+def _may_agree(wanted: Type, got: Type) -> bool:
+    """Whether a tensor may have the wanted type: sizes that are not numbers are the caller's."""
+    if not isinstance(wanted, TensorType) or not isinstance(got, TensorType):
+        return False
+    if wanted.dtype != got.dtype or len(wanted.shape) != len(got.shape):
+        return False
+    pairs = zip(wanted.shape, got.shape, strict=True)
+    sizes = [(getattr(a, "value", None), getattr(b, "value", None)) for a, b in pairs]
+    return all(a == b for a, b in sizes if a is not None and b is not None)
+
+
+def _lowering(
+    attrs: CallLoweredAttrs, inputs: Sequence[te.Tensor], out: Type
+) -> Sequence[te.Tensor]:
+    """The loop program's statements over the tensors of a kernel."""
+    func = attrs.func
+    made = out.fields if isinstance(out, TupleType) else (out,)
+    kinds = [each for each in made if isinstance(each, TensorType)]
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        real = (*ins, *outs)
+        pairs = ((b.shape, r.shape) for b, r in zip(func.params, real, strict=True))
+        dims = [(a, b) for shapes in pairs for a, b in zip(*shapes, strict=True)]
+        sizes = {old: new for old, new in reversed(dims) if isinstance(old, Var)}
+        return rename(func.body, sizes, dict(zip(func.params, real, strict=True)))
+
+    shapes, dtypes = [k.shape for k in kinds], [k.dtype for k in kinds]
+    return te.extern_op(shapes, inputs, build, dtypes, func.name)
+
+
+def _reference(attrs: CallLoweredAttrs, *arrays: Array) -> Array | tuple[Array, ...]:
+    kinds = tuple(tensor_type(a.shape, str(a.dtype)) for a in arrays)
+    result = _relation([TupleType(kinds)], attrs)
+    made = result.fields if isinstance(result, TupleType) else (result,)
+    outputs = [
+        np.zeros(each.concrete_shape, to_numpy(each.dtype))
+        for each in made
+        if isinstance(each, TensorType)
+    ]
+    interpreter.run(lower(attrs.func), *(np.asarray(a, order="C") for a in arrays), *outputs)
+    return tuple(outputs) if isinstance(result, TupleType) else outputs[0]
+
+
+register_op(
+    OpDef(
+        name="call_lowered",
+        arguments=("args",),
+        variadic=True,
+        attrs=CallLoweredAttrs,
+        relation=_relation,
+        reference=_reference,
+        lower=_lowering,
+        result="what the loop program writes",
+        description="Call a loop program with the tensors that it reads.",
+    )
+)
+
+__all__ = ["CallLoweredAttrs", "as_function", "call_lowered", "relay_type", "result_count"]

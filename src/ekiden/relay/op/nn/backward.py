@@ -1,0 +1,206 @@
+"""Gradients of pooling and convolution as operators (TVM's names): what training programs, and
+backward passes written elsewhere, call. The pass ExpandOps writes them as other operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpDef, register_op
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import attrs_of, call, fail, tensors
+from ekiden.relay.op.nn.geometry import (
+    AvgPool2DAttrs,
+    Conv2DAttrs,
+    Ints,
+    MaxPool2DAttrs,
+    sides,
+    spread,
+    window_size,
+)
+from ekiden.topi.shape import as_dim, tidy
+from ekiden.topi.shape import product as product_of
+
+
+@node("relay.attrs.Conv2DBackwardWeightAttrs")
+class Conv2DBackwardWeightAttrs(Conv2DAttrs):
+    """Those of the convolution; `grad_layout` is that of the gradient, which must be the data's."""
+
+    grad_layout: str = "NCHW"
+
+
+def _like_data(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        grad, data = tensors(name, types, 2)
+        if grad.dtype != data.dtype or len(grad.shape) != len(data.shape):
+            fail(name, f"the gradient must be like the pooled data, got {grad} for {data}")
+        return data
+
+    return relation
+
+
+def _windows(attrs: MaxPool2DAttrs | AvgPool2DAttrs, grad: Array) -> Iterator[tuple[int, ...]]:
+    """(row and column of the gradient, first row and column of its window)."""
+    (sh, sw), (top, left, _, _) = attrs.strides, attrs.padding
+    for i, j in product(*map(range, grad.shape[2:])):
+        yield i, j, i * sh - top, j * sw - left
+
+
+def _max_reference(attrs: MaxPool2DAttrs, grad: Array, data: Array) -> Array:
+    made = np.zeros_like(data)
+    (kh, kw), (dh, dw) = attrs.pool_size, attrs.dilation
+    for i, j, y, x in _windows(attrs, grad):
+        rows = [r for r in range(y, y + kh * dh, dh) if 0 <= r < data.shape[2]]
+        columns = [c for c in range(x, x + kw * dw, dw) if 0 <= c < data.shape[3]]
+        window = data[:, :, rows][:, :, :, columns].reshape(*data.shape[:2], -1)
+        best = window.argmax(-1)
+        for n, c in np.ndindex(*data.shape[:2]):
+            row, column = divmod(int(best[n, c]), len(columns))
+            made[n, c, rows[row], columns[column]] += grad[n, c, i, j]
+    return made
+
+
+def _avg_reference(attrs: AvgPool2DAttrs, grad: Array, data: Array) -> Array:
+    made = np.zeros_like(data)
+    (kh, kw), (dh, dw) = attrs.pool_size, attrs.dilation
+    for i, j, y, x in _windows(attrs, grad):
+        rows = [r for r in range(y, y + kh * dh, dh) if 0 <= r < data.shape[2]]
+        columns = [c for c in range(x, x + kw * dw, dw) if 0 <= c < data.shape[3]]
+        count = kh * kw if attrs.count_include_pad else len(rows) * len(columns)
+        for r, c in product(rows, columns):
+            made[:, :, r, c] += grad[:, :, i, j] / count
+    return made
+
+
+def _weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    name = "nn.conv2d_backward_weight"
+    grad, data = tensors(name, types, 2)
+    wanted = attrs_of(Conv2DBackwardWeightAttrs, attrs)
+    layouts = wanted.grad_layout, wanted.data_layout, wanted.kernel_layout
+    if layouts != ("NCHW", "NCHW", "OIHW"):
+        fail(name, f"layouts must be NCHW, NCHW and OIHW, got {', '.join(layouts)}")
+    if wanted.kernel_size is None:
+        fail(name, "'kernel_size' must be given")
+    channels = grad.shape[1] if wanted.channels is None else as_dim(wanted.channels)
+    shape = (channels, data.shape[1] // wanted.groups, *map(as_dim, wanted.kernel_size))
+    return TensorType(shape, wanted.out_dtype or data.dtype)
+
+
+def _weight_reference(attrs: Conv2DBackwardWeightAttrs, grad: Array, data: Array) -> Array:
+    assert attrs.kernel_size is not None
+    (kh, kw), (sh, sw), (dh, dw) = attrs.kernel_size, attrs.strides, attrs.dilation
+    top, left, bottom, right = attrs.padding
+    around = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    rows, columns = grad.shape[2:]
+    parts = zip(np.split(grad, attrs.groups, 1), np.split(around, attrs.groups, 1), strict=True)
+    made = []
+    for out, given in parts:
+        taps = np.empty((out.shape[1], given.shape[1], kh, kw), grad.dtype)
+        for y, x in np.ndindex(kh, kw):
+            seen = given[:, :, y * dh :: sh, x * dw :: sw][:, :, :rows, :columns]
+            taps[:, :, y, x] = np.einsum("nohw,nihw->oi", out, seen)
+        made.append(taps)
+    return np.concatenate(made).astype(attrs.out_dtype or data.dtype)
+
+
+register_op(
+    OpDef(
+        name="nn.max_pool2d_grad",
+        arguments=("out_grad", "data"),
+        attrs=MaxPool2DAttrs,
+        relation=_like_data("nn.max_pool2d_grad"),
+        reference=_max_reference,
+        result="the type of data",
+    )
+)
+register_op(
+    OpDef(
+        name="nn.avg_pool2d_grad",
+        arguments=("out_grad", "data"),
+        attrs=AvgPool2DAttrs,
+        relation=_like_data("nn.avg_pool2d_grad"),
+        reference=_avg_reference,
+        result="the type of data",
+    )
+)
+register_op(
+    OpDef(
+        name="nn.conv2d_backward_weight",
+        arguments=("grad", "data"),
+        attrs=Conv2DBackwardWeightAttrs,
+        relation=_weight_relation,
+        reference=_weight_reference,
+        macs=lambda attrs, shapes, out: tidy(product_of((*out, shapes[0][0], *shapes[0][2:]))),
+        result="the shape of the weight; `out_dtype`, if given",
+    )
+)
+
+
+def max_pool2d_grad(
+    out_grad: Expr,
+    data: Expr,
+    pool_size: Ints = (1, 1),
+    strides: Ints = (1, 1),
+    padding: Ints = (0, 0),
+    layout: str = "NCHW",
+    out_layout: str = "",
+    ceil_mode: bool = False,
+) -> Call:
+    """The gradient of nn.max_pool2d: the first place of each window that holds its maximum takes
+    that of the window. NCHW, windows that fit."""
+    attrs = MaxPool2DAttrs(
+        pool_size=spread(pool_size, 2), strides=spread(strides, 2), padding=sides(padding, 2),
+        layout=layout, out_layout=out_layout, ceil_mode=ceil_mode,
+    )  # fmt: skip
+    return call("nn.max_pool2d_grad", out_grad, data, attrs=attrs)
+
+
+def avg_pool2d_grad(
+    out_grad: Expr,
+    data: Expr,
+    pool_size: Ints = (1, 1),
+    strides: Ints = (1, 1),
+    padding: Ints = (0, 0),
+    layout: str = "NCHW",
+    out_layout: str = "",
+    ceil_mode: bool = False,
+    count_include_pad: bool = False,
+) -> Call:
+    """The gradient of nn.avg_pool2d: all places of a window share that of the window. NCHW, windows
+    that fit."""
+    attrs = AvgPool2DAttrs(
+        pool_size=spread(pool_size, 2), strides=spread(strides, 2), padding=sides(padding, 2),
+        layout=layout, out_layout=out_layout, ceil_mode=ceil_mode,
+        count_include_pad=count_include_pad,
+    )  # fmt: skip
+    return call("nn.avg_pool2d_grad", out_grad, data, attrs=attrs)
+
+
+def conv2d_backward_weight(
+    grad: Expr,
+    data: Expr,
+    strides: Ints = (1, 1),
+    padding: Ints = (0, 0),
+    dilation: Ints = (1, 1),
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: Ints | None = None,
+    grad_layout: str = "NCHW",
+    data_layout: str = "NCHW",
+    kernel_layout: str = "OIHW",
+    out_dtype: str = "",
+) -> Call:
+    """The gradient of nn.conv2d for its weight, from that of its result and its data. NCHW."""
+    attrs = Conv2DBackwardWeightAttrs(
+        spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
+        window_size(kernel_size, 2), data_layout, kernel_layout, "", out_dtype, grad_layout,
+    )  # fmt: skip
+    return call("nn.conv2d_backward_weight", grad, data, attrs=attrs)
+
+
+__all__ = ["avg_pool2d_grad", "conv2d_backward_weight", "max_pool2d_grad"]

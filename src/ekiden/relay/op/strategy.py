@@ -1,0 +1,203 @@
+"""A user's own implementations of operators, by target (TVM's names).
+
+    def strategy(attrs, inputs, out_type, target):
+        made = OpStrategy()
+        made.add_implementation(compute, None, name="mine", plevel=20)
+        with SpecializedCondition(inputs[0].shape[0] <= 16):
+            made.add_implementation(compute_few_rows, schedule_few_rows, plevel=30)
+        return made
+
+    relay.op.register_strategy("nn.dense", strategy)
+
+An implementation computes with te; of those whose condition is known to hold, that of the highest
+`plevel` is taken, and the operator's own where there is none. Its schedule gets the results of the
+whole kernel, in which other operators may be fused, and gives a `tir.Schedule` of its program,
+whose parameters are inputs, then results; without one, or where it gives None, a family of kernels
+chooses the loops, by the tags of the computations.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, ClassVar
+
+from ekiden.arith import Analyzer
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.op import OP_ATTRS, get, register_op_attr
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.type import Type
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.te import Tensor
+
+Compute = Callable[[Any, Sequence[Tensor], Type], Sequence[Tensor]]
+"""(attributes, tensors, type of the result) -> the tensors of the result."""
+Schedule = Callable[[Any, Sequence[Tensor], Target], Any]
+"""(attributes, results of the kernel, target) -> a tir.Schedule, or None."""
+
+STRATEGY, COMPUTE, SCHEDULE = "FTVMStrategy", "FTVMCompute", "FTVMSchedule"
+_VERSIONS = itertools.count()
+_versions: dict[str, int] = {}
+
+
+class SpecializedCondition:
+    """While it is entered, implementations are added for tensors of which all clauses hold:
+    conditions on dimensions, or whether they hold (TVM's name)."""
+
+    entered: ClassVar[list[SpecializedCondition]] = []
+
+    def __init__(self, *clauses: PrimExpr | bool | Sequence[PrimExpr | bool]) -> None:
+        flat = [c if isinstance(c, (list, tuple)) else (c,) for c in clauses]
+        self.clauses = tuple(itertools.chain(*flat))
+
+    def holds(self) -> bool:
+        """Whether all clauses are known to hold."""
+        prove = Analyzer().can_prove
+        return all(c if isinstance(c, bool) else prove(c) for c in self.clauses)
+
+    def __enter__(self) -> SpecializedCondition:
+        SpecializedCondition.entered.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        SpecializedCondition.entered.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class OpImplementation:
+    """One way to compute an operator."""
+
+    fcompute: Compute
+    fschedule: Schedule | None = None
+    name: str = "default"
+    plevel: int = 10
+
+    def compute(
+        self, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type
+    ) -> list[Tensor]:
+        """The tensors of the result."""
+        return list(self.fcompute(attrs, inputs, out_type))
+
+    def schedule(self, attrs: Attrs | None, outs: Sequence[Tensor], target: Target) -> Any:  # noqa: ANN401
+        """The schedule of a kernel with these results; None where a family chooses."""
+        return None if self.fschedule is None else self.fschedule(attrs, outs, target)
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpecialization:
+    """Implementations for tensors of which a condition holds; None: for all."""
+
+    condition: SpecializedCondition | None
+    implementations: list[OpImplementation] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class OpStrategy:
+    """The implementations of an operator for one target and given tensors."""
+
+    specializations: list[OpSpecialization] = field(default_factory=list)
+
+    def add_implementation(
+        self,
+        compute: Compute,
+        schedule: Schedule | None = None,
+        name: str = "default",
+        plevel: int = 10,
+    ) -> None:
+        """Add one, under the innermost SpecializedCondition that is entered."""
+        entered = SpecializedCondition.entered
+        condition = entered[-1] if entered else None
+        found = next((s for s in self.specializations if s.condition is condition), None)
+        if found is None:
+            found = OpSpecialization(condition)
+            self.specializations.append(found)
+        found.implementations.append(OpImplementation(compute, schedule, name, plevel))
+
+    def best(self) -> OpImplementation | None:
+        """Of those whose condition holds the one of the highest level, the latest of several."""
+        fitting = [
+            i
+            for s in self.specializations
+            if s.condition is None or s.condition.holds()
+            for i in s.implementations
+        ]
+        return max(reversed(fitting), key=lambda i: i.plevel, default=None)
+
+
+def _attribute(key: str, what: str) -> Callable[..., Callable[..., object]]:
+    def register(
+        op_name: str, function: Callable[..., object] | None = None, level: int = 10
+    ) -> Callable[..., object]:
+        def one(given: Callable[..., object]) -> Callable[..., object]:
+            register_op_attr(op_name, key, given, level)
+            _versions[op_name] = next(_VERSIONS)
+            return given
+
+        return one if function is None else one(function)
+
+    register.__doc__ = f"{what} Without a function, a decorator. Raises KeyError for no operator."
+    return register
+
+
+register_strategy = _attribute(
+    STRATEGY, "Give an operator (attributes, tensors, type of the result, target) -> OpStrategy."
+)
+register_compute = _attribute(
+    COMPUTE, "Give an operator one computation for all targets: see Compute in this file."
+)
+register_schedule = _attribute(
+    SCHEDULE, "Give an operator the schedule of its `register_compute`: see Schedule in this file."
+)
+
+
+def implementation_of(
+    name: str, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: Target | None
+) -> OpImplementation | None:
+    """What a user wants an operator computed by; None for its own lowering."""
+    strategy: Any = OP_ATTRS.get(STRATEGY, {}).get(name)
+    if strategy is not None:
+        made = strategy(attrs, inputs, out_type, target)
+        if not isinstance(made, OpStrategy):
+            raise CompileError(f"{name}: its strategy gave {made!r}, expected an OpStrategy")
+        return made.best()
+    compute: Any = OP_ATTRS.get(COMPUTE, {}).get(name)
+    schedule: Any = OP_ATTRS.get(SCHEDULE, {}).get(name)
+    if compute is not None:
+        return OpImplementation(compute, schedule, name)
+    if schedule is None:
+        return None
+    lower = get(name).definition.lower
+    if lower is None:
+        raise CompileError(f"{name}: a schedule was registered, and the operator has no kernel")
+
+    def own(attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type) -> Sequence[Tensor]:
+        return [t for t in lower(attrs, inputs, out_type) if isinstance(t, Tensor)]
+
+    return OpImplementation(own, schedule, name)
+
+
+def version_of(name: str) -> int | None:
+    """A number that changes whenever an operator is given something here; None if it never was."""
+    has_any = any(name in OP_ATTRS.get(key, {}) for key in (STRATEGY, COMPUTE, SCHEDULE))
+    return _versions.setdefault(name, next(_VERSIONS)) if has_any else None
+
+
+__all__ = [
+    "OpImplementation",
+    "OpSpecialization",
+    "OpStrategy",
+    "SpecializedCondition",
+    "implementation_of",
+    "register_compute",
+    "register_schedule",
+    "register_strategy",
+    "version_of",
+]

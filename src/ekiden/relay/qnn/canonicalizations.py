@@ -1,0 +1,72 @@
+"""Functions of quantised tensors as tables: what each of few integers becomes (TVM's names)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ekiden.ir.op import Array
+from ekiden.relay.expr import Constant, Expr, const
+from ekiden.relay.op import cast, reinterpret, take
+from ekiden.relay.qnn.rescale import dequantize_array, quantize_array
+
+Function = Callable[[Array], Array]
+"""A function of an array of float32, element by element."""
+
+
+def _scalar(value: Expr, what: str) -> Array:
+    if not isinstance(value, Constant) or value.data.size != 1:
+        raise ValueError(f"lookup table: {what!r} must be a constant scalar")
+    return value.data.reshape(())
+
+
+def create_integer_lookup_table(
+    floating_point_func: Function,
+    input_scale: Expr,
+    input_zero_point: Expr,
+    output_scale: Expr,
+    output_zero_point: Expr,
+    in_axis: int = -1,
+    out_axis: int = -1,
+    in_dtype: str = "uint8",
+    out_dtype: str = "uint8",
+) -> Array:
+    """What each integer of `in_dtype` becomes, by the unsigned number of its bits. Scales and zero
+    points are constant scalars. Raises ValueError for others, and for dtypes of other than 8 or 16
+    bits."""
+    if np.dtype(in_dtype).kind not in "iu" or np.dtype(out_dtype).kind not in "iu":
+        raise ValueError(f"lookup table: expected integer dtypes, got {in_dtype} to {out_dtype}")
+    bits = np.iinfo(in_dtype).bits
+    if bits > 16:
+        raise ValueError(f"lookup table: {in_dtype} has too many numbers for a table")
+    given = _scalar(input_scale, "input_scale"), _scalar(input_zero_point, "input_zero_point")
+    made = _scalar(output_scale, "output_scale"), _scalar(output_zero_point, "output_zero_point")
+    numbers = np.arange(1 << bits, dtype=f"uint{bits}").view(in_dtype)
+    results = floating_point_func(dequantize_array(numbers, given)).astype(np.float32)
+    return quantize_array(results, made, out_dtype=out_dtype)
+
+
+def create_integer_lookup_op(
+    input_arg: Expr,
+    floating_point_func: Function,
+    in_scale: Expr,
+    in_zero_point: Expr,
+    out_scale: Expr,
+    out_zero_point: Expr,
+    in_axis: int = -1,
+    out_axis: int = -1,
+    in_dtype: str = "uint8",
+    out_dtype: str = "uint8",
+) -> Expr:
+    """A function of a quantised tensor of `in_dtype`, looked up; see the table's function."""
+    table = create_integer_lookup_table(
+        floating_point_func, in_scale, in_zero_point, out_scale, out_zero_point,
+        in_axis, out_axis, in_dtype, out_dtype,
+    )  # fmt: skip
+    bits = np.iinfo(in_dtype).bits
+    places = reinterpret(input_arg, f"uint{bits}") if in_dtype.startswith("int") else input_arg
+    return take(const(table), cast(places, "int32"), 0)
+
+
+__all__ = ["create_integer_lookup_op", "create_integer_lookup_table"]

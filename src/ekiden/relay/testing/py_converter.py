@@ -1,0 +1,281 @@
+"""Relay as a Python program: what it does, in a language that has debuggers (TVM's names).
+
+    add(%x, 1f)   ->   v0 = call('add', None, x, c0)
+
+`to_python` gives the syntax tree; `ast.unparse` of it is text to read. `run_as_python` runs it.
+Operators compute by their reference semantics; tensors, tuples (`ADT`), constructors and references
+are the values of TVM's interpreter. Each scope of the program is a block of statements, its
+expressions in the order of evaluation, shared ones once.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array, Op
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Constructor,
+    Function,
+    If,
+    Let,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.interpreter import ConstructorValue, RefValue, evaluate_call
+from ekiden.relay.transform.scopes import Scope, find_scopes
+from ekiden.relay.transform.simplify_inference import SimplifyInference
+from ekiden.runtime import ADT
+from ekiden.runtime.errors import RunError
+
+RESULT = "__result"
+"""What the program leaves its value in."""
+
+
+def _array(value: object) -> object:
+    """A value as operators take it: arrays, and tuples of them."""
+    if isinstance(value, tuple):
+        return tuple(map(_array, value))
+    return value.numpy() if isinstance(value, runtime.Tensor) else value
+
+
+def _tensor(data: Array) -> runtime.Tensor:
+    return runtime.tensor(np.array(data, order="C"))
+
+
+def _value(made: object) -> object:
+    if isinstance(made, tuple):
+        return ADT(0, [_value(m) for m in made])
+    return _tensor(made) if isinstance(made, np.ndarray) else made
+
+
+def _call(op: Op, attrs: Attrs | None, *args: object) -> object:
+    """What an operator gives."""
+    return _value(evaluate_call(op, attrs, [_array(a) for a in args]))
+
+
+def _unmatched(line: str) -> None:
+    raise RunError(f"match: no clause fits a value in {line}")
+
+
+class _Writer:
+    """Writes the statements of one program; `names` holds what the statements refer to."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, object] = {}
+        self.known: dict[object, str] = {}
+        self.scopes: dict[RelayExpr, Scope] = {}
+
+    def name(self, key: object, hint: str = "v") -> str:
+        """The name of a variable, a constant or the value of an expression; always the same."""
+        if key not in self.known:
+            plain = "".join(c if c.isalnum() else "_" for c in hint)
+            self.known[key] = f"{plain}_{len(self.known)}"
+        return self.known[key]
+
+    def refer(self, value: object, hint: str) -> str:
+        """The name under which the program finds an object."""
+        found = self.name(value, hint)
+        self.names[found] = value
+        return found
+
+    def line(self, depth: int, text: str) -> None:
+        self.lines.append("    " * depth + text)
+
+    def operand(self, expr: RelayExpr) -> str:
+        """What stands for a value that is there already."""
+        match expr:
+            case Constant(data=data):
+                found = self.name(expr, "c")
+                self.names[found] = _tensor(data)
+                return found
+            case Var(name_hint=hint) | GlobalVar(name_hint=hint):
+                return self.name(expr, hint)
+            case Constructor(name_hint=hint):
+                return f"constructor({self.refer(expr, hint)})"
+            case Op(name=hint):
+                return f"operator({self.refer(expr, hint)}, None)"
+            case _:
+                return self.name(expr)
+
+    # Statements are written by generators that give the generators of what stands inside, so that
+    # no depth of the program is one of Python's stack.
+
+    def block(self, scope: Scope, depth: int, target: str) -> Iterator[Any]:
+        """The statements of a scope, the last of which puts its result into `target`."""
+        for expr in scope.nodes:
+            yield self.statement(expr, scope, depth)
+        self.line(depth, f"{target} = {self.operand(scope.result)}")
+
+    def statement(self, expr: RelayExpr, scope: Scope, depth: int) -> Iterator[Any]:
+        inner = scope.inner.get(expr, [])
+        name = self.operand(expr)
+        match expr:
+            case Let(var=var, value=value):
+                if not isinstance(value, Function):
+                    self.line(depth, f"{self.operand(var)} = {self.operand(value)}")
+                yield self.block(inner[0], depth, name)
+            case If(cond=cond):
+                self.line(depth, f"if is_true({self.operand(cond)}):")
+                yield self.block(inner[0], depth + 1, name)
+                self.line(depth, "else:")
+                yield self.block(inner[1], depth + 1, name)
+            case Match():
+                yield self.match(expr, inner, depth, name)
+            case Function(params=params):
+                yield self.function(name, params, inner[0], depth)
+                for let in self.bound_to.get(expr, ()):
+                    self.line(depth, f"{self.operand(let)} = {name}")
+            case _:
+                self.line(depth, f"{name} = {self.expression(expr)}")
+
+    def function(self, name: str, params: Any, body: Scope, depth: int) -> Iterator[Any]:  # noqa: ANN401
+        self.line(depth, f"def {name}({', '.join(map(self.operand, params))}):")
+        result = f"{name}_result"
+        yield self.block(body, depth + 1, result)
+        self.line(depth + 1, f"return {result}")
+
+    def match(self, expr: Match, inner: list[Scope], depth: int, name: str) -> Iterator[Any]:
+        data = self.operand(expr.data)
+        for number, (clause, body) in enumerate(zip(expr.clauses, inner, strict=True)):
+            tests: list[str] = []
+            bound: list[str] = []
+            self.pattern(clause.lhs, data, tests, bound)
+            self.line(depth, f"{'elif' if number else 'if'} {' and '.join(tests) or 'True'}:")
+            for each in bound:
+                self.line(depth + 1, each)
+            yield self.block(body, depth + 1, name)
+        self.line(depth, "else:" if expr.clauses else "if True:")
+        self.line(depth + 1, f"unmatched({str(expr.span or 'the program')!r})")
+
+    def pattern(self, pattern: Pattern, data: str, tests: list[str], bound: list[str]) -> None:
+        """What must hold of `data`, and what is then bound."""
+        match pattern:
+            case PatternVar(var=var):
+                bound.append(f"{self.operand(var)} = {data}")
+            case PatternConstructor(constructor=constructor, patterns=patterns):
+                wanted = self.refer(constructor, constructor.name_hint)
+                tests.append(f"{data}.constructor is {wanted}")
+                for i, each in enumerate(patterns):
+                    self.pattern(each, f"{data}.fields[{i}]", tests, bound)
+            case PatternTuple(patterns=patterns):
+                for i, each in enumerate(patterns):
+                    self.pattern(each, f"{data}[{i}]", tests, bound)
+
+    def expression(self, expr: RelayExpr) -> str:
+        """An expression without scopes of its own."""
+        match expr:
+            case Call(op=op, args=args, attrs=attrs):
+                given = [self.operand(a) for a in args]
+                if isinstance(op, Op):
+                    known = self.refer(attrs, "attrs") if attrs is not None else "None"
+                    return f"call({', '.join([self.refer(op, op.name), known, *given])})"
+                if isinstance(op, Constructor):
+                    fields = "".join(f"{g}, " for g in given)
+                    return f"ConstructorValue({self.refer(op, op.name_hint)}, ({fields}))"
+                return f"{self.operand(op)}({', '.join(given)})"
+            case Tuple(fields=fields):
+                return f"ADT(0, [{', '.join(map(self.operand, fields))}])"
+            case TupleGetItem(tuple_value=value, index=index):
+                return f"{self.operand(value)}[{index}]"
+            case RefCreate(value=value):
+                return f"RefValue({self.operand(value)})"
+            case RefRead(ref=ref):
+                return f"{self.operand(ref)}.value"
+            case RefWrite(ref=ref, value=value):
+                return f"write({self.operand(ref)}, {self.operand(value)})"
+        raise RunError(f"to_python: no form for a {type(expr).__name__}")
+
+    bound_to: Mapping[RelayExpr, list[Var]] = {}
+
+    def program(self, root: RelayExpr, target: str, depth: int) -> None:
+        """The statements of an expression, and of all inside."""
+        scopes = find_scopes(root)
+        lets = [e for s in scopes for e in s.nodes if isinstance(e, Let)]
+        bound: dict[RelayExpr, list[Var]] = {}
+        for let in lets:
+            if isinstance(let.value, Function):
+                bound.setdefault(let.value, []).append(let.var)
+        self.bound_to = bound
+        stack: list[Iterator[Any]] = [self.block(scopes[0], depth, target)]
+        while stack:
+            following = next(stack[-1], None)
+            if following is None:
+                stack.pop()
+            else:
+                stack.append(following)
+
+
+def _write(ref: RefValue, value: Any) -> object:  # noqa: ANN401 - any value of the program
+    ref.value = value
+    return ADT(0, [])
+
+
+SUPPORT: dict[str, Callable[..., object]] = {
+    "call": _call,
+    "is_true": lambda value: bool(value.numpy()),
+    "constructor": lambda made: lambda *fields: ConstructorValue(made, fields),
+    "operator": lambda op, attrs: lambda *args: _call(op, attrs, *args),
+    "unmatched": _unmatched,
+    "write": _write,
+    "ADT": ADT,
+    "ConstructorValue": ConstructorValue,
+    "RefValue": RefValue,
+}
+"""What programs call."""
+
+
+def _translate(expr: RelayExpr, module: IRModule | None) -> tuple[ast.Module, dict[str, object]]:
+    whole = IRModule() if module is None else module
+    entry = GlobalVar(RESULT)
+    with_entry = whole.with_functions({**whole.functions, entry: Function((), expr)})
+    simple = SimplifyInference()(with_entry)
+    writer = _Writer()
+    for var, function in simple.functions.items():
+        if not isinstance(function, Function):
+            raise RunError(f"to_python: @{var.name_hint} is no function of Relay")
+        name = RESULT if var.name_hint == RESULT else writer.operand(var)
+        params = ", ".join(map(writer.operand, function.params))
+        writer.line(0, f"def {name}({params}):")
+        writer.program(function.body, f"{name}_value", 1)
+        writer.line(1, f"return {name}_value")
+    return ast.parse("\n".join(writer.lines)), writer.names
+
+
+def to_python(expr: RelayExpr, mod: IRModule | None = None, target: object = None) -> ast.Module:
+    """The Python program of an expression, and of the functions of a module that it may call: a
+    function `__result` gives its value. `target` is TVM's: nothing is compiled.
+    """
+    return _translate(expr, mod)[0]
+
+
+def run_as_python(expr: RelayExpr, mod: IRModule | None = None, target: object = None) -> Any:  # noqa: ANN401
+    """The value of `to_python(expr, mod)`: a tensor, an `ADT` for a tuple, a `ConstructorValue`, a
+    `RefValue`, or a Python function.
+    """
+    program, names = _translate(expr, mod)
+    space: dict[str, Any] = {**SUPPORT, **names}
+    exec(compile(ast.fix_missing_locations(program), "<relay>", "exec"), space)
+    return space[RESULT]()
+
+
+__all__ = ["run_as_python", "to_python"]

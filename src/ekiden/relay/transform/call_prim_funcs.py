@@ -1,0 +1,31 @@
+"""Make loop programs functions of Relay, which call them.
+
+@prim_func addone(a, b): ..    def @main(%x) { @addone(%x) }
+->  def @addone(%a, Inline=1) { call_lowered(%a, func=addone) }    def @main(%x) { @addone(%x) }
+
+From there on a loop program is an operator like any other: it may be a value, be called where it is
+named, and becomes a kernel of its own.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.relay.op.lowered import as_function
+from ekiden.tir.stmt import PrimFunc
+
+
+@module_pass(name="CallPrimFuncs")
+def _call_prim_funcs(module: IRModule, context: PassContext) -> IRModule:
+    made = {
+        name: as_function(f.with_attr("global_symbol", name.name_hint))
+        if isinstance(f, PrimFunc)
+        else f
+        for name, f in module.functions.items()
+    }
+    return module.with_functions(made)
+
+
+def CallPrimFuncs() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _call_prim_funcs

@@ -1,0 +1,170 @@
+"""Hold tensors that are all ones or all zeros back until they are needed, as gradients often are.
+
+    fn (%x) { add(multiply(%x, ones_like(%x)), zeros_like(%x)) }        computes nothing but %x
+
+A tensor becomes a `GradCell` (std/gradient.rly): `Raw` of it, or `One` or `Zero` with how to make
+it. Sums and products of two cells of one type look at which they are; other operators take the
+tensors out. Parameters and results of global functions keep their types.
+
+References, matches and constructors are refused: gradients have none.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import FuncType, GlobalTypeVar, TensorType, TupleType, Type, TypeCall
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Constructor,
+    Function,
+    If,
+    Let,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.type_infer import infer_type
+from ekiden.relay.visitor import post_order
+from ekiden.runtime.errors import CompileError
+
+SUMS = {"add": "AddGradCell", "multiply": "MultiplyGradCell"}
+"""Operator -> what computes it on cells."""
+MAKERS = {"ones": "One", "ones_like": "One", "zeros": "Zero", "zeros_like": "Zero"}
+"""Operator -> the cell that stands for its result."""
+
+
+class _Cells:
+    """Rewrites one function of a module that has the definitions of gradient.rly."""
+
+    def __init__(self, module: IRModule) -> None:
+        self.header, *constructors = module.get_type("GradCell")
+        self.make = {c.name_hint: c for c in constructors}  # type: ignore[attr-defined]
+        self.module = module
+        self.new: dict[RelayExpr, RelayExpr] = {}
+
+    def lifted_type(self, kind: Type) -> Type:
+        """Tensor -> GradCell[Tensor], also within tuples and functions."""
+        match kind:
+            case TensorType():
+                assert isinstance(self.header, GlobalTypeVar)
+                return TypeCall(self.header, (kind,))
+            case TupleType(fields=fields):
+                return TupleType(tuple(map(self.lifted_type, fields)))
+            case FuncType(arg_types=arguments, ret_type=ret):
+                return FuncType(tuple(map(self.lifted_type, arguments)), self.lifted_type(ret))
+            case _:
+                self.refuse(f"a value of type {kind}")
+                return kind
+
+    @staticmethod
+    def refuse(what: str) -> None:
+        raise CompileError(f"LazyGradientInit: {what} cannot become a cell")
+
+    def cell(self, name: str, *args: RelayExpr) -> Call:
+        constructor = self.make[name]
+        assert isinstance(constructor, Constructor)
+        return Call(constructor, args)
+
+    def lift(self, value: RelayExpr, kind: Type) -> RelayExpr:
+        """A value, with its tensors in cells."""
+        if isinstance(kind, TupleType):
+            parts = (TupleGetItem(value, i) for i in range(len(kind.fields)))
+            return Tuple(tuple(self.lift(p, k) for p, k in zip(parts, kind.fields, strict=True)))
+        if not isinstance(kind, TensorType):
+            self.refuse(f"a value of type {kind}")
+        return self.cell("Raw", value)
+
+    def lower(self, value: RelayExpr, kind: Type) -> RelayExpr:
+        """A value, its tensors taken out of cells; `kind` is its type without these."""
+        if isinstance(kind, TupleType):
+            parts = (TupleGetItem(value, i) for i in range(len(kind.fields)))
+            return Tuple(tuple(self.lower(p, k) for p, k in zip(parts, kind.fields, strict=True)))
+        if not isinstance(kind, TensorType):
+            self.refuse(f"a value of type {kind}")
+        return Call(self.module.get_global_var("FromGradCell"), (value,))
+
+    def operator(self, call: Call) -> RelayExpr:
+        """A call of an operator, on cells."""
+        assert isinstance(call.op, Op)
+        name, kinds = call.op.name, [a.checked_type for a in call.args]
+        if name in SUMS and structural_equal(kinds[0], kinds[1]):
+            params = Var("lhs", kinds[0]), Var("rhs", kinds[1])
+            plain = Function(params, Call(call.op, params, call.attrs), kinds[0])
+            own = self.module.get_global_var(SUMS[name])
+            return Call(own, (plain, *(self.new[a] for a in call.args)))
+        given = zip(call.args, kinds, strict=True)
+        args = tuple(self.lower(self.new[a], k) for a, k in given)
+        result = Call(call.op, args, call.attrs, span=call.span)
+        if name in MAKERS:
+            return self.cell(MAKERS[name], Function((), result, call.checked_type))
+        return self.lift(result, call.checked_type)
+
+    def rewrite(self, expr: RelayExpr) -> RelayExpr:
+        """An expression whose parts are rewritten."""
+        new = self.new
+        match expr:
+            case Var(name_hint=name):
+                return Var(name, self.lifted_type(expr.checked_type))
+            case Constant():
+                return self.cell("Raw", expr)
+            case Op() | GlobalVar():
+                return expr
+            case Call(op=Op()):
+                return self.operator(expr)
+            case Call(op=GlobalVar(), args=args):
+                kinds = [a.checked_type for a in args]
+                given = zip(args, kinds, strict=True)
+                plain = tuple(self.lower(new[a], k) for a, k in given)
+                return self.lift(Call(expr.op, plain), expr.checked_type)
+            case Call(op=op, args=args):
+                return Call(new[op], tuple(new[a] for a in args))
+            case Tuple(fields=fields):
+                return Tuple(tuple(new[f] for f in fields))
+            case TupleGetItem(tuple_value=value, index=index):
+                return TupleGetItem(new[value], index)
+            case Let(var=var, value=value, body=body):
+                return Let(self.variable(var), new[value], new[body])
+            case If(cond=cond, true_branch=yes, false_branch=no):
+                return If(self.lower(new[cond], cond.checked_type), new[yes], new[no])
+            case Function(params=params, body=body):
+                return Function(tuple(self.variable(p) for p in params), new[body])
+        self.refuse(f"a {type(expr).__name__}")
+        return expr
+
+    def variable(self, old: Var) -> Var:
+        made = self.new[old]
+        assert isinstance(made, Var)
+        return made
+
+    def function(self, function: Function) -> Function:
+        """A global function, of the same type."""
+        for param in function.params:
+            self.new[param] = self.lift(param, param.checked_type)
+        for expr in post_order(function.body, into_functions=True):
+            if expr not in self.new:
+                self.new[expr] = self.rewrite(expr)
+        result = function.body.checked_type
+        return function.with_fields(
+            body=self.lower(self.new[function.body], result), ret_type=result
+        )
+
+
+def LazyGradientInit() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        own = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
+        made = module.with_functions(dict(module.functions))
+        if "FromGradCell" not in made:
+            made.import_from_std("gradient.rly")
+        for name, function in own.items():
+            made[name] = _Cells(made).function(function)
+        return infer_type(made)
+
+    return Pass("LazyGradientInit", transform, 2, (InferType(),))

@@ -1,0 +1,388 @@
+"""Gradients of tensor expressions, by adjoints: TVM's `te.gradient`.
+
+    Y[i] = sum(A[i, k] * X[k], k)   ->   dX[p] = sum(A[n, p] * dY[n], n)
+
+A read of X at f(i, k) in the expression of Y gives dX[p] the sum of its adjoint over all (i, k)
+with f(i, k) == p. That is solved for (i, k), so that the sum runs over what is free; where it
+cannot be, it runs over all with the equation as a condition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ekiden.arith import Analyzer, solve_linear_equations
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    Add,
+    Cast,
+    Div,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    PrimExpr,
+    Select,
+    Sub,
+    Var,
+    cast,
+    const,
+    is_const,
+    logical_and,
+)
+from ekiden.ir.prim_visitor import children, post_order, substitute
+from ekiden.ir.range import Range
+from ekiden.runtime.errors import DifferentiationError
+from ekiden.te import reducer
+from ekiden.te.inline import post_order_tensors
+from ekiden.te.reducer import CommReducer, Reduce, ReduceAxis
+from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor, compute
+from ekiden.tir.stmt import IterVar
+
+Rule = Callable[[Sequence[PrimExpr], PrimExpr, PrimExpr], Sequence[PrimExpr | None]]
+"""(arguments, value, adjoint of the value) -> adjoints of the arguments, None where it is 0."""
+
+
+def _one(slope: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Rule:
+    """The rule of a function of one number, from its slope at x where its value is y."""
+    return lambda args, y, g: [g * slope(args[0], y)]
+
+
+def _flat(args: Sequence[PrimExpr], y: PrimExpr, g: PrimExpr) -> Sequence[PrimExpr | None]:
+    return [None] * len(args)
+
+
+def _of(name: str, *args: PrimExpr) -> PrimExpr:
+    return call_intrin(name, *args)
+
+
+def _sign(x: PrimExpr) -> PrimExpr:
+    return Select(GE(x, _zero(x)), const(1.0, x.dtype), const(-1.0, x.dtype))
+
+
+def _power(args: Sequence[PrimExpr], y: PrimExpr, g: PrimExpr) -> Sequence[PrimExpr | None]:
+    x, n = args
+    return [g * n * _of("pow", x, n - 1.0), g * y * _of("log", x)]
+
+
+# fmt: off
+_INTRINSICS: dict[str, Rule] = {
+    "exp":     _one(lambda x, y: y),
+    "log":     _one(lambda x, y: 1.0 / x),
+    "log1p":   _one(lambda x, y: 1.0 / (x + 1.0)),
+    "log2":    _one(lambda x, y: 1.0 / (x * math.log(2))),
+    "log10":   _one(lambda x, y: 1.0 / (x * math.log(10))),
+    "exp2":    _one(lambda x, y: y * math.log(2)),
+    "exp10":   _one(lambda x, y: y * math.log(10)),
+    "sqrt":    _one(lambda x, y: 0.5 / y),
+    "rsqrt":   _one(lambda x, y: y / x * -0.5),
+    "tanh":    _one(lambda x, y: 1.0 - y * y),
+    "sigmoid": _one(lambda x, y: y * (1.0 - y)),
+    "erf":     _one(lambda x, y: _of("exp", x * x * -1.0) * (2 / math.sqrt(math.pi))),
+    "sin":     _one(lambda x, y: _of("cos", x)),
+    "cos":     _one(lambda x, y: _of("sin", x) * -1.0),
+    "tan":     _one(lambda x, y: 1.0 + y * y),
+    "sinh":    _one(lambda x, y: _of("cosh", x)),
+    "cosh":    _one(lambda x, y: _of("sinh", x)),
+    "asin":    _one(lambda x, y: _of("rsqrt", 1.0 - x * x)),
+    "acos":    _one(lambda x, y: _of("rsqrt", 1.0 - x * x) * -1.0),
+    "atan":    _one(lambda x, y: 1.0 / (1.0 + x * x)),
+    "asinh":   _one(lambda x, y: _of("rsqrt", x * x + 1.0)),
+    "acosh":   _one(lambda x, y: _of("rsqrt", x * x - 1.0)),
+    "atanh":   _one(lambda x, y: 1.0 / (1.0 - x * x)),
+    "abs":     _one(lambda x, y: _sign(x)),
+    "pow":     _power,
+    "fma":     lambda a, y, g: [g * a[1], g * a[0], g],
+    "if_then_else": lambda a, y, g: [None, if_then_else(a[0], g, _zero(g)),
+                                     if_then_else(a[0], _zero(g), g)],
+    **dict.fromkeys(("floor", "ceil", "round", "trunc", "nearbyint", "isnan", "isinf",
+                     "isfinite"), _flat),
+}
+_NODES: dict[type[PrimExpr], Rule] = {
+    Add:    lambda a, y, g: [g, g],
+    Sub:    lambda a, y, g: [g, g * -1.0],
+    Mul:    lambda a, y, g: [g * a[1], g * a[0]],
+    Div:    lambda a, y, g: [g / a[1], g * a[0] / (a[1] * a[1]) * -1.0],
+    Max:    lambda a, y, g: [Select(GE(a[0], a[1]), g, _zero(g)),
+                             Select(GE(a[0], a[1]), _zero(g), g)],
+    Min:    lambda a, y, g: [Select(GT(a[0], a[1]), _zero(g), g),
+                             Select(GT(a[0], a[1]), g, _zero(g))],
+    Select: lambda a, y, g: [None, Select(a[0], g, _zero(g)), Select(a[0], _zero(g), g)],
+    Cast:   lambda a, y, g: [cast(g, a[0].dtype)],
+}
+# fmt: on
+"""Equal operands of a maximum or minimum: the first one's. Of abs at 0 the slope is 1."""
+
+
+def _zero(like: PrimExpr) -> PrimExpr:
+    return const(0.0, like.dtype)
+
+
+def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
+    """The adjoint of every element that an expression reads, from the expression's.
+
+    Raises DifferentiationError for an operation without a rule.
+    """
+    order = post_order(body)
+    found: dict[int, PrimExpr] = {id(body): seed}
+    loads: dict[ProducerLoad, PrimExpr] = {}
+    for e in reversed(order):
+        g = found.get(id(e))
+        if g is None:
+            continue
+        if isinstance(e, ProducerLoad):
+            loads[e] = g
+            continue
+        inside = children(e)
+        if not inside or not dt.is_float(e.dtype):
+            continue
+        for each, part in zip(inside, _rule(e)(inside, e, g), strict=True):
+            if part is not None and dt.is_float(each.dtype):
+                known = found.get(id(each))
+                found[id(each)] = part if known is None else known + part
+    return loads
+
+
+def _rule(e: PrimExpr) -> Rule:
+    rule = _INTRINSICS.get(e.op) if isinstance(e, Intrinsic) else _NODES.get(type(e))
+    if rule is None:
+        name = e.op if isinstance(e, Intrinsic) else type(e).__name__
+        raise DifferentiationError(f"te.gradient: {name!r} has no rule")
+    return rule
+
+
+def gradient(
+    output: Tensor, inputs: Tensor | Sequence[Tensor], head: Tensor | None = None
+) -> list[Tensor]:
+    """The gradients of a tensor by tensors that it is computed from.
+
+    `head`, of shape (..., *output.shape), is the adjoint of the output; a gradient then has the
+    shape (..., *input.shape). Without it they are Jacobians, of shape (*output.shape,
+    *input.shape). Where the output does not depend on an input, its gradient is 0. Raises
+    DifferentiationError for inputs that are no floats, shapes of `head` that do not end in the
+    output's, and for operations that have no gradient.
+    """
+    many = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    for each in many:
+        if not dt.is_float(each.dtype):
+            raise DifferentiationError(f"te.gradient by {each.name!r}: it is of {each.dtype}")
+    seed = _identity(output) if head is None else head
+    lead = len(seed.shape) - len(output.shape)
+    if lead < 0 or not all(map(_same_size, seed.shape[lead:], output.shape)):
+        raise DifferentiationError(
+            f"te.gradient of {output.name!r}: the shape of head must end in that of the output"
+        )
+    return _Adjoints(output, many, seed, seed.shape[:lead]).run()
+
+
+def _same_size(a: PrimExpr, b: PrimExpr) -> bool:
+    return Analyzer().can_prove_equal(a, b)
+
+
+def _identity(output: Tensor) -> Tensor:
+    rank = len(output.shape)
+
+    def element(*at: Var) -> PrimExpr:
+        equal: PrimExpr = const(True)
+        for a, b in zip(at[:rank], at[rank:], strict=True):
+            equal = logical_and(equal, EQ(a, b))
+        return Select(equal, const(1.0, output.dtype), const(0.0, output.dtype))
+
+    return compute((*output.shape, *output.shape), element, name="identity")
+
+
+class _Adjoints:
+    """Adjoints of tensors, from the output backwards."""
+
+    def __init__(
+        self,
+        output: Tensor,
+        inputs: Sequence[Tensor],
+        seed: Tensor,
+        lead: tuple[PrimExpr, ...],
+    ) -> None:
+        self.output, self.inputs, self.lead = output, inputs, lead
+        self.parts: dict[Tensor, list[Tensor]] = {output: [seed]}
+        self.order = post_order_tensors([output])
+        self.wanted = self._wanted()
+
+    def _wanted(self) -> set[Tensor]:
+        """The inputs, and what is computed from them."""
+        found = set(self.inputs)
+        for tensor in self.order:
+            if any(t in found for t in tensor.op.input_tensors):
+                found.add(tensor)
+        return found
+
+    def run(self) -> list[Tensor]:
+        """The adjoints of the inputs."""
+        whole: dict[Tensor, Tensor] = {}
+        for tensor in reversed(self.order):
+            parts = self.parts.get(tensor)
+            if tensor not in self.wanted or not parts:
+                continue
+            whole[tensor] = self._total(tensor, parts)
+            if tensor.op.input_tensors:
+                self._pull_back(tensor, whole[tensor])
+        return [whole.get(t) or self._nothing(t) for t in self.inputs]
+
+    def _total(self, tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
+        if len(parts) == 1:
+            return parts[0]
+
+        def element(*at: Var) -> PrimExpr:
+            total: PrimExpr = parts[0][at]
+            for each in parts[1:]:
+                total = total + each[at]
+            return total
+
+        return compute((*self.lead, *tensor.shape), element, name=f"{tensor.name}.grad")
+
+    def _nothing(self, tensor: Tensor) -> Tensor:
+        return compute(
+            (*self.lead, *tensor.shape),
+            lambda *_: const(0.0, tensor.dtype),
+            name=f"{tensor.name}.grad",
+        )
+
+    def _pull_back(self, tensor: Tensor, adjoint: Tensor) -> None:
+        """Add what a tensor's expression gives to those that it reads."""
+        op = tensor.op
+        if not isinstance(op, ComputeOp):
+            raise DifferentiationError(
+                f"te.gradient through {tensor.name!r}: it is written as statements"
+            )
+        body = op.body[tensor.value_index]
+        lead = tuple(Var(f"h{n}") for n in range(len(self.lead)))
+        seed: PrimExpr = ProducerLoad(adjoint, (*lead, *(a.var for a in op.axis)), adjoint.dtype)
+        seed = cast(seed, body.dtype)
+        sums: tuple[ReduceAxis, ...] = ()
+        if isinstance(body, Reduce):
+            sums = body.axis
+            seed, body = seed * _slope(tensor, body), body.source
+        for load, value in adjoints(body, seed).items():
+            if load.producer in self.wanted:
+                part = self._part(op, sums, load, value, lead)
+                self.parts.setdefault(load.producer, []).append(part)
+
+    def _part(
+        self,
+        op: ComputeOp,
+        sums: Sequence[ReduceAxis],
+        load: ProducerLoad,
+        value: PrimExpr,
+        lead: Sequence[Var],
+    ) -> Tensor:
+        """For each element, the sum of a read's adjoint over the steps that read the element."""
+        target = load.producer
+        points = tuple(Var(f"p{n}") for n in range(len(target.shape)))
+        axes: list[IterVar | ReduceAxis] = [*op.axis, *sums]
+        steps: dict[Var, PrimExpr] = {a.var: a.extent for a in axes}
+        conditions, values, free = _inverse(load.indices, points, target.shape, steps)
+        where: PrimExpr = const(True)
+        for each in conditions:
+            where = logical_and(where, each)
+
+        def element(*at: Var) -> PrimExpr:
+            here: dict[Var, PrimExpr] = dict(zip((*lead, *points), at, strict=True))
+            sums_over = {n: _axis(n.name, substitute(e, here)) for n, (_, e) in free.items()}
+            for n, (low, _) in free.items():
+                here[n] = sums_over[n] + substitute(low, here)
+            placed = {v: substitute(e, here) for v, e in values.items()}
+            found = substitute(value, {**here, **placed})
+            condition = substitute(substitute(where, placed), here)
+            if sums_over:
+                guard = None if is_const(condition, 1) else condition
+                return reducer.sum(found, tuple(sums_over.values()), guard)
+            return found if is_const(condition, 1) else if_then_else(condition, found, _zero(found))
+
+        return compute((*self.lead, *target.shape), element, name=f"{target.name}.grad")
+
+
+def _axis(name: str, extent: PrimExpr) -> ReduceAxis:
+    """A reduced axis from 0."""
+    return ReduceAxis(name, "int64", extent)
+
+
+Free = Mapping[Var, tuple[PrimExpr, PrimExpr]]
+
+
+def _inverse(
+    indices: Sequence[PrimExpr],
+    points: Sequence[Var],
+    shape: Sequence[PrimExpr],
+    steps: Mapping[Var, PrimExpr],
+) -> tuple[list[PrimExpr], dict[Var, PrimExpr], Free]:
+    """The steps that read a point: (conditions, the steps' variables, what they are free in with
+    its first value and extent).
+    """
+    equations = [EQ(i, cast(p, i.dtype)) for i, p in zip(indices, points, strict=True)]
+    ranges = {v: Range(e) for v, e in steps.items()}
+    around = {p: Range(d) for p, d in zip(points, shape, strict=True)}
+    found = solve_linear_equations(equations, list(steps), {**ranges, **around})
+    free: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
+    for n in found.dst.variables:
+        known = found.dst.ranges.get(n)
+        if known is None or not isinstance(known.extent, IntImm):
+            plain = {Var(v.name): v for v in steps}
+            values: dict[Var, PrimExpr] = {v: n for n, v in plain.items()}
+            everywhere = [substitute(e, values) for e in equations]
+            return everywhere, values, {n: (const(0), steps[v]) for n, v in plain.items()}
+        free[n] = (known.min, known.extent)
+    return list(found.dst.relations), dict(found.src_to_dst), free
+
+
+def _slope(tensor: Tensor, body: Reduce) -> PrimExpr:
+    """What a reduction changes by when one of its sources does."""
+    at = tuple(a.var for a in tensor.op.axis)  # type: ignore[attr-defined]
+    kind = body.kind or _kind(body.reducer)
+    if kind == "sum":
+        return const(1.0, body.dtype)
+    if kind in ("max", "min"):
+        equal = EQ(body.source, ProducerLoad(tensor, at, tensor.dtype))
+        return Select(equal, const(1.0, body.dtype), const(0.0, body.dtype))
+    if kind == "prod":
+        return _product_of_others(tensor, body, at)
+    raise DifferentiationError(
+        f"te.gradient through {tensor.name!r}: its reduction is no sum, product, minimum or maximum"
+    )
+
+
+def _kind(made: CommReducer) -> str:
+    """The built-in reduction that one of a user's own is, if it is one."""
+    if len(made.lhs) != 1:
+        return ""
+    kinds: dict[type[PrimExpr], str] = {Add: "sum", Mul: "prod", Max: "max", Min: "min"}
+    result = made.result[0]
+    kind = kinds.get(type(result), "")
+    operands = children(result) if kind else ()
+    return kind if set(operands) == {made.lhs[0], made.rhs[0]} else ""
+
+
+def _product_of_others(tensor: Tensor, body: Reduce, at: Sequence[Var]) -> PrimExpr:
+    """The product of all sources but one, for each: a quotient would fail where one is 0."""
+    spatial = [a.extent for a in tensor.op.axis]  # type: ignore[attr-defined]
+
+    def element(*where: Var) -> PrimExpr:
+        fixed: dict[Var, PrimExpr] = dict(zip(at, where[: len(at)], strict=True))
+        again = {k: _axis(k.name, k.extent) for k in body.axis}
+        is_own: PrimExpr = const(True)
+        for k, own in zip(again.values(), where[len(at) :], strict=True):
+            is_own = logical_and(is_own, EQ(k, own))
+        for k, one_more in again.items():
+            fixed[k] = one_more
+        source = substitute(body.source, fixed)
+        one = const(1.0, source.dtype)
+        return reducer.prod(Select(is_own, one, source), tuple(again.values()))
+
+    others = compute((*spatial, *(k.extent for k in body.axis)), element, name="others")
+    return ProducerLoad(others, (*at, *body.axis), others.dtype)
+
+
+__all__ = ["gradient"]

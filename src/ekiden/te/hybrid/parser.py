@@ -1,0 +1,535 @@
+"""Hybrid scripts to statements: Python's parser gives the tree, this walks it once per call.
+
+A name assigned a number is a variable of one element; a loop of `const_range` and a condition known
+from the arguments are gone when the statements are made.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import operator
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    BinaryExpr,
+    Div,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Max,
+    Min,
+    Mul,
+    Not,
+    Or,
+    PrimExpr,
+    Sub,
+    Var,
+    binary,
+    cast,
+    const,
+    convert,
+    is_const,
+    logical_and,
+)
+from ekiden.runtime.errors import ParseError
+from ekiden.te.hybrid.runtime import CASTS, HYBRID_GLOBALS, MATH
+from ekiden.te.tensor import Tensor, extern_op
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.op import beside
+from ekiden.tir.script.evaluate import Source
+from ekiden.tir.stmt import (
+    Allocate,
+    AssertStmt,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    IfThenElse,
+    Stmt,
+    seq,
+)
+
+_OPERATORS: dict[type[ast.AST], type[BinaryExpr]] = {
+    ast.Add: Add, ast.Sub: Sub, ast.Mult: Mul, ast.Div: Div, ast.FloorDiv: FloorDiv,
+    ast.Mod: FloorMod, ast.Eq: EQ, ast.NotEq: NE, ast.Lt: LT, ast.LtE: LE, ast.Gt: GT, ast.GtE: GE,
+}  # fmt: skip
+_PYTHON: dict[type[ast.AST], Callable[..., object]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_BITS = {ast.LShift: "left_shift", ast.RShift: "right_shift", ast.BitAnd: "bitwise_and",
+         ast.BitOr: "bitwise_or", ast.BitXor: "bitwise_xor"}  # fmt: skip
+_KINDS = {
+    "range": ForKind.SERIAL,
+    "serial": ForKind.SERIAL,
+    "parallel": ForKind.PARALLEL,
+    "vectorize": ForKind.VECTORIZED,
+    "unroll": ForKind.UNROLLED,
+    "bind": ForKind.THREAD_BINDING,
+}
+
+
+class HybridFunction:
+    """A function under `@te.hybrid.script`."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        functools.update_wrapper(self, function)
+        lines, first = inspect.getsourcelines(function)
+        text = textwrap.dedent("".join(lines))
+        self.source = Source(text, function.__name__, first)
+        self.node = ast.parse(text).body[0]
+        self._function = function
+        closed = inspect.getclosurevars(function)
+        self.captured: dict[str, object] = {**closed.globals, **closed.nonlocals}
+
+    def __call__(self, *args: object) -> object:
+        """Tensors where an argument is one of te; else what the Python function gives."""
+        if any(isinstance(a, (Tensor, Var)) for a in args):
+            return _compile(self, args)
+        names = self._function.__globals__
+        added = {n: v for n, v in HYBRID_GLOBALS.items() if n not in names}
+        names.update(added)
+        try:
+            return self._function(*args)
+        finally:
+            for name in added:
+                del names[name]
+
+
+def script(pyfunc: Callable[..., object]) -> HybridFunction:
+    """The decorator: see `ekiden.te.hybrid`."""
+    return HybridFunction(pyfunc)
+
+
+def _compile(function: HybridFunction, args: Sequence[object]) -> Tensor | list[Tensor]:
+    inputs = [a for a in args if isinstance(a, Tensor)]
+    buffers = {t: Buffer(t.name, t.shape, t.dtype) for t in inputs}
+    given = [buffers[a] if isinstance(a, Tensor) else a for a in args]
+    reader = _Reader(function.source, function.captured)
+    returned = reader.function(function.node, given)
+    outputs = [b for b in returned if isinstance(b, Buffer)]
+    if len(outputs) != len(returned) or set(outputs) != set(reader.outputs):
+        function.source.fail(function.node, "what it returns must be its output_tensors")
+    made = extern_op(
+        [b.shape for b in outputs],
+        inputs,
+        lambda ins, outs: Evaluate(const(0)),
+        [b.dtype for b in outputs],
+        function.source.name,
+        "hybrid",
+    )[0].op.with_fields(
+        input_buffers=tuple(buffers[t] for t in inputs),
+        output_buffers=tuple(outputs),
+        body=reader.whole(),
+    )
+    found = [made.output(n) for n in range(len(outputs))]
+    return found[0] if len(found) == 1 else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """What a loop runs over: `range(n)`, `bind("threadIdx.x", n)`, ..."""
+
+    kind: ForKind | None
+    low: PrimExpr
+    extent: PrimExpr
+    thread: str = ""
+
+
+class _Reader:
+    """Reads one call of a script."""
+
+    def __init__(self, source: Source, captured: Mapping[str, object]) -> None:
+        self.source = source
+        self.names: dict[str, object] = dict(captured)
+        self.statements: list[list[Stmt]] = [[]]
+        self.outputs: list[Buffer] = []
+        self.kept: list[Buffer] = []
+        self.returned: list[object] | None = None
+
+    def whole(self) -> Stmt:
+        """All statements, in the allocations of variables and buffers."""
+        body = seq(*self.statements[0])
+        for buffer in reversed(self.kept):
+            body = Allocate(buffer, body)
+        return body
+
+    def function(self, node: ast.AST, args: Sequence[object]) -> list[object]:
+        """Read the body with the arguments; gives what it returns."""
+        assert isinstance(node, ast.FunctionDef)
+        names = [a.arg for a in node.args.args]
+        if len(names) != len(args):
+            self.source.fail(node, f"it takes {len(names)} arguments, got {len(args)}")
+        self.names.update(zip(names, args, strict=True))
+        self.body(node.body)
+        if self.returned is None:
+            self.source.fail(node, "it returns nothing")
+        return self.returned
+
+    def body(self, nodes: Sequence[ast.stmt]) -> None:
+        """Read statements into the innermost block."""
+        for node in nodes:
+            if self.returned is not None:
+                self.source.fail(node, "nothing may follow a return")
+            method = getattr(self, f"_{type(node).__name__.lower()}", None)
+            if method is None:
+                kind = type(node).__name__.lower()
+                self.source.fail(node, f"a hybrid script has no such statement: {kind}")
+            method(node)
+
+    def _emit(self, stmt: Stmt) -> None:
+        self.statements[-1].append(stmt)
+
+    def _inside(self, nodes: Sequence[ast.stmt]) -> Stmt:
+        """The statements of an indented block; names of numbers that it defines end with it."""
+        before = dict(self.names)
+        self.statements.append([])
+        self.body(nodes)
+        self.names = before
+        return seq(*self.statements.pop())
+
+    # Statements.
+
+    def _pass(self, node: ast.Pass) -> None:
+        pass
+
+    def _expr(self, node: ast.Expr) -> None:
+        if not (isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)):
+            self._emit(Evaluate(self.scalar(node.value)))
+
+    def _return(self, node: ast.Return) -> None:
+        if len(self.statements) > 1 or node.value is None:
+            self.source.fail(node, "return stands at the end, with the output tensors")
+        found = self.value(node.value)
+        self.returned = list(found) if isinstance(found, (tuple, list)) else [found]
+
+    def _assert(self, node: ast.Assert) -> None:
+        message = "an assertion of a hybrid script does not hold"
+        if node.msg is not None:
+            message = str(self.value(node.msg))
+        self._emit(AssertStmt(self.condition(node.test), message))
+
+    def _assign(self, node: ast.Assign) -> None:
+        if len(node.targets) != 1:
+            self.source.fail(node, "assign to one name at a time")
+        self._store(node.targets[0], self.value(node.value))
+
+    def _augassign(self, node: ast.AugAssign) -> None:
+        whole = ast.copy_location(ast.BinOp(_loaded(node.target), node.op, node.value), node)
+        self._store(node.target, self.value(whole))
+
+    def _store(self, target: ast.expr, value: object) -> None:
+        match target:
+            case ast.Tuple() | ast.List():
+                many = list(value) if isinstance(value, (tuple, list)) else []
+                if len(many) != len(target.elts):
+                    self.source.fail(target, f"expected {len(target.elts)} values, got {len(many)}")
+                for each, one in zip(target.elts, many, strict=True):
+                    self._store(each, one)
+            case ast.Subscript():
+                buffer = self.value(target.value)
+                if not isinstance(buffer, Buffer):
+                    self.source.fail(target, "only elements of outputs and allocations are stored")
+                indices = self.indices(target)
+                self._emit(BufferStore(buffer, self._as(buffer.dtype, target, value), indices))
+            case ast.Name():
+                self._define(target, value)
+            case _:
+                self.source.fail(target, "cannot assign to this")
+
+    def _define(self, target: ast.Name, value: object) -> None:
+        """A name for a buffer or a tuple; a variable for a number."""
+        if isinstance(value, Buffer):
+            if value.name == "":
+                new = value.with_fields(name=target.id)
+                self.outputs = [new if b is value else b for b in self.outputs]
+                self.kept = [new if b is value else b for b in self.kept]
+                value = new
+            self.names[target.id] = value
+            return
+        if not isinstance(value, (PrimExpr, int, float)):
+            self.names[target.id] = value
+            return
+        number = _number(value)
+        known = self.names.get(target.id)
+        if not isinstance(known, _Variable):
+            buffer = Buffer(target.id, (const(1),), number.dtype, "local")
+            known = self.names[target.id] = _Variable(buffer)
+            self.kept.append(buffer)
+        stored = self._as(known.buffer.dtype, target, number)
+        self._emit(BufferStore(known.buffer, stored, (const(0),)))
+
+    def _as(self, dtype: str, node: ast.AST, value: object) -> PrimExpr:
+        if not isinstance(value, (PrimExpr, int, float)):
+            self.source.fail(node, f"expected a number, got {type(value).__name__}")
+        made = value if isinstance(value, PrimExpr) else _number(value)
+        return cast(made, dtype)
+
+    def _if(self, node: ast.If) -> None:
+        test = self.value(node.test)
+        if not isinstance(test, PrimExpr) or is_const(test):
+            chosen = bool(getattr(test, "value", test))
+            self.body(node.body if chosen else node.orelse)
+            return
+        yes = self._inside(node.body)
+        no = self._inside(node.orelse) if node.orelse else None
+        self._emit(IfThenElse(test, yes, no))
+
+    def _for(self, node: ast.For) -> None:
+        if not isinstance(node.target, ast.Name) or node.orelse:
+            self.source.fail(node, "expected 'for name in range(...)' or another kind of loop")
+        loop = self.value(node.iter)
+        if not isinstance(loop, _Loop):
+            self.source.fail(node.iter, "expected range, parallel, vectorize, unroll, bind, ...")
+        if loop.kind is None:
+            self._repeat(node, node.target.id, loop)
+            return
+        var = Var(node.target.id)
+        before = self.names.get(node.target.id)
+        self.names[node.target.id] = var
+        inner = self._inside(node.body)
+        self.names[node.target.id] = before
+        notes: dict[str, object] | None = {"thread": loop.thread} if loop.thread else None
+        self._emit(For(var, loop.low, loop.extent, loop.kind, inner, notes))
+
+    def _repeat(self, node: ast.For, name: str, loop: _Loop) -> None:
+        """A loop of const_range: its body once for each number."""
+        low, count = loop.low, loop.extent
+        if not isinstance(low, IntImm) or not isinstance(count, IntImm):
+            self.source.fail(node.iter, "const_range takes numbers")
+        for step in range(low.value, low.value + count.value):
+            self.names[name] = step
+            self.body(node.body)
+
+    # Expressions.
+
+    def value(self, node: ast.expr) -> object:
+        """What an expression is: a number, an expression, a buffer, a tuple, a loop."""
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return self._name(node)
+            case ast.Attribute():
+                return self._attribute(node)
+            case ast.Subscript():
+                return self._element(node)
+            case ast.Tuple() | ast.List():
+                return tuple(self.value(e) for e in node.elts)
+            case ast.BinOp():
+                return self._binary(node, type(node.op), self.value(node.left), node.right)
+            case ast.Compare():
+                return self._compare(node)
+            case ast.BoolOp():
+                return self._joined(node)
+            case ast.UnaryOp():
+                return self._unary(node)
+            case ast.IfExp():
+                yes, no = beside([self._plain(node.body), self._plain(node.orelse)])
+                return if_then_else(self.condition(node.test), yes, no)
+            case ast.Call():
+                return self._call(node)
+            case _:
+                kind = type(node).__name__.lower()
+                self.source.fail(node, f"a hybrid script has no such expression: {kind}")
+
+    def _plain(self, node: ast.expr) -> PrimExpr | int | float:
+        found = self.value(node)
+        if not isinstance(found, (PrimExpr, int, float)):
+            self.source.fail(node, f"expected a number, got {type(found).__name__}")
+        return found
+
+    def scalar(self, node: ast.expr) -> PrimExpr:
+        """An expression that must be a number."""
+        return _number(self._plain(node))
+
+    def condition(self, node: ast.expr) -> PrimExpr:
+        """An expression as a bool."""
+        found = convert(self._plain(node), None)
+        return found if dt.element(found.dtype) == "bool" else binary(NE, found, 0)
+
+    def indices(self, node: ast.Subscript) -> tuple[PrimExpr, ...]:
+        """The indices of an element."""
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return tuple(convert(self._plain(p), "int64") for p in parts)
+
+    def _name(self, node: ast.Name) -> object:
+        if node.id in self.names and self.names[node.id] is not None:
+            found = self.names[node.id]
+            if isinstance(found, _Variable):
+                return BufferLoad(found.buffer, (const(0),), found.buffer.dtype)
+            return found.item() if isinstance(found, np.generic) else found
+        if node.id in HYBRID_GLOBALS:
+            return _Builtin(node.id)
+        self.source.fail(node, f"undefined name '{node.id}'")
+
+    def _attribute(self, node: ast.Attribute) -> object:
+        owner = self.value(node.value)
+        if isinstance(owner, Buffer) and node.attr in ("shape", "dtype"):
+            return getattr(owner, node.attr)
+        self.source.fail(node, f"only shape and dtype of tensors are known, not '{node.attr}'")
+
+    def _element(self, node: ast.Subscript) -> object:
+        owner = self.value(node.value)
+        if isinstance(owner, Buffer):
+            at = self.indices(node)
+            if len(at) != len(owner.shape):
+                rank = len(owner.shape)
+                self.source.fail(node, f"'{owner.name}' has {rank} axes, got {len(at)} indices")
+            return BufferLoad(owner, at, owner.dtype)
+        index = self.value(node.slice)
+        at_number = index.value if isinstance(index, IntImm) else index
+        if isinstance(owner, (tuple, list)) and isinstance(at_number, int):
+            return owner[at_number]
+        self.source.fail(node, "an element of this cannot be taken by that index")
+
+    def _binary(self, node: ast.AST, kind: type[ast.AST], a: object, right: ast.expr) -> object:
+        b = self.value(right)
+        if kind in _BITS:
+            return call_intrin(_BITS[kind], *beside([_checked(self, node, v) for v in (a, b)]))
+        if kind not in _OPERATORS:
+            self.source.fail(node, f"a hybrid script has no such operator: {kind.__name__.lower()}")
+        if not isinstance(a, PrimExpr) and not isinstance(b, PrimExpr):
+            return _PYTHON[kind](a, b)
+        x, y = _checked(self, node, a), _checked(self, node, b)
+        try:
+            return binary(_OPERATORS[kind], x, y)
+        except TypeError as error:
+            self.source.fail(node, str(error))
+
+    def _compare(self, node: ast.Compare) -> object:
+        left, whole = node.left, None
+        for op, right in zip(node.ops, node.comparators, strict=True):
+            one = self._binary(node, type(op), self.value(left), right)
+            whole = one if whole is None else logical_and(convert(whole), convert(one))  # type: ignore[arg-type]
+            left = right
+        return whole
+
+    def _joined(self, node: ast.BoolOp) -> object:
+        parts = [self.condition(v) for v in node.values]
+        total = parts[0]
+        for each in parts[1:]:
+            both = isinstance(node.op, ast.And)
+            total = logical_and(total, each) if both else binary(Or, total, each)
+        return total
+
+    def _unary(self, node: ast.UnaryOp) -> object:
+        if isinstance(node.op, ast.Not):
+            test = self.condition(node.operand)
+            return not test.value if isinstance(test, IntImm) else Not(test, test.dtype)
+        found = self._plain(node.operand)
+        return -found if isinstance(node.op, ast.USub) else found
+
+    # Calls.
+
+    def _call(self, node: ast.Call) -> object:
+        called = self.value(node.func)
+        if node.keywords:
+            self.source.fail(node, "arguments are given by position")
+        if isinstance(called, HybridFunction):
+            return self._inlined(node, called, [self.value(a) for a in node.args])
+        if not isinstance(called, _Builtin):
+            self.source.fail(node, "only names of hybrid scripts and other scripts are called")
+        name = called.name
+        if name in _KINDS or name == "const_range":
+            return self._loop(node, name)
+        if name in ("output_tensor", "allocate"):
+            return self._new_buffer(node, name)
+        args = [self.value(a) for a in node.args]
+        if name == "len":
+            found = args[0]
+            return found.shape[0] if isinstance(found, Buffer) else len(found)  # type: ignore[arg-type]
+        if name == "max_num_threads":
+            return 1024
+        values = [_checked(self, node, a) for a in args]
+        if name in ("max", "min"):
+            kind = Max if name == "max" else Min
+            return functools.reduce(lambda a, b: binary(kind, a, b), values)
+        if name in CASTS:
+            return cast(_number(values[0]), name)
+        if name == "ceil_div":
+            a, b = beside(values)
+            return (a + b - 1) // b
+        return call_intrin(MATH.get(name, name), *beside(values))
+
+    def _loop(self, node: ast.Call, name: str) -> _Loop:
+        thread = ""
+        parts = list(node.args)
+        if name == "bind":
+            thread = str(self.value(parts.pop(0)))
+        ends = [convert(self._plain(p), "int64") for p in parts]
+        if len(ends) not in (1, 2):
+            self.source.fail(node, f"{name} takes (stop) or (start, stop)")
+        low = ends[0] if len(ends) == 2 else const(0)
+        return _Loop(_KINDS.get(name), low, ends[-1] - low if len(ends) == 2 else ends[0], thread)
+
+    def _new_buffer(self, node: ast.Call, name: str) -> Buffer:
+        values = [self.value(a) for a in node.args]
+        shape = values[0] if isinstance(values[0], tuple) else (values[0],)
+        dtype = str(values[1]) if len(values) > 1 else "float32"
+        scope = str(values[2]) if len(values) > 2 else "global"
+        dims = tuple(convert(_checked(self, node, d), "int64") for d in shape)
+        made = Buffer("", dims, dtype, scope)
+        (self.outputs if name == "output_tensor" else self.kept).append(made)
+        return made
+
+    def _inlined(self, node: ast.Call, called: HybridFunction, args: Sequence[object]) -> object:
+        """A script called by another: its statements here, its outputs as allocations."""
+        reader = _Reader(called.source, called.captured)
+        returned = reader.function(called.node, args)
+        self.kept += reader.kept + reader.outputs
+        for stmt in reader.statements[0]:
+            self._emit(stmt)
+        return returned[0] if len(returned) == 1 else tuple(returned)
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """A name that holds a number, which may change."""
+
+    buffer: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class _Builtin:
+    """A name of hybrid scripts."""
+
+    name: str
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    return target  # a target is read as the expression it looks like
+
+
+def _number(value: PrimExpr | int | float) -> PrimExpr:
+    """A number as an expression: ints are int32, as in TVM, floats float32."""
+    if isinstance(value, PrimExpr):
+        return value
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return const(value, "int32" if is_int else None)
+
+
+def _checked(reader: _Reader, node: ast.AST, value: object) -> PrimExpr | int | float:
+    if isinstance(value, (PrimExpr, int, float)):
+        return value
+    reader.source.fail(node, f"expected a number, got {type(value).__name__}")
+
+
+__all__ = ["HybridFunction", "ParseError", "script"]

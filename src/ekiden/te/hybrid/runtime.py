@@ -1,0 +1,61 @@
+"""What the names of hybrid scripts mean where a script runs as Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import INTRINSICS
+
+
+def _zeros(shape: Sequence[int], dtype: str = "float32", scope: str = "global") -> np.ndarray:
+    """An array for `output_tensor` and `allocate`."""
+    del scope
+    return np.zeros(tuple(int(d) for d in shape), dtype)
+
+
+def _bind(thread: str, extent: int) -> Iterable[int]:
+    """The steps of a thread axis, one after the other."""
+    del thread
+    return range(extent)
+
+
+def max_num_threads(allow_none: bool = True) -> int:
+    """How many threads a block may have on a device: 1024."""
+    del allow_none
+    return 1024
+
+
+LOOPS = ("range", "serial", "parallel", "vectorize", "unroll", "const_range")
+MATH = {
+    **{name: name for name in (
+        "exp log sqrt rsqrt tanh sigmoid erf sin cos tan floor ceil round trunc abs log2 log10"
+        " log1p atan sinh cosh popcount power isnan isinf").split()},
+    "power": "pow",
+}  # fmt: skip
+"""Functions of numbers -> the intrinsics they are."""
+CASTS = tuple(name for name in dt.SCALAR_BITS if name != "handle")
+
+
+def _reference(op: str) -> Callable[..., object]:
+    return INTRINSICS[op].reference
+
+
+HYBRID_GLOBALS: dict[str, object] = {
+    **dict.fromkeys(LOOPS, range),
+    "bind": _bind,
+    "output_tensor": _zeros,
+    "allocate": _zeros,
+    "likely": lambda condition: condition,
+    "max_num_threads": max_num_threads,
+    "max": max,
+    "min": min,
+    "len": len,
+    "ceil_div": lambda a, b: math.ceil(a / b),
+    **{name: _reference(op) for name, op in MATH.items()},
+    **{name: dt.to_numpy(name).type for name in CASTS},
+}
+"""The names of hybrid scripts."""

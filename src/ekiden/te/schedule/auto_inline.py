@@ -1,0 +1,59 @@
+"""Inlining all stages of a kind, those alone that are not outputs or scheduled already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from ekiden.ir.prim import PrimExpr, Var
+from ekiden.te.inline import tensor_loads
+from ekiden.te.schedule.schedule import Schedule
+from ekiden.te.schedule.stage import Attach, Stage
+from ekiden.te.tensor import ComputeOp
+
+
+def _inline(schedule: Schedule, is_wanted: Callable[[ComputeOp], bool]) -> None:
+    for stage in schedule.stages:
+        op = stage.op
+        if isinstance(op, ComputeOp) and _is_untouched(stage) and is_wanted(op):
+            stage.compute_inline()
+
+
+def _is_untouched(stage: Stage) -> bool:
+    """Whether a stage may be inlined, and nothing else was asked of it."""
+    asked = stage.steps or stage.iter_var_attrs or stage.scope or stage.layouts
+    return not stage.is_output and stage.attach_type is Attach.ROOT and not asked
+
+
+def _reads(op: ComputeOp) -> list[Sequence[PrimExpr]]:
+    return [load.indices for load in tensor_loads(op)]
+
+
+def auto_inline_injective(schedule: Schedule) -> None:
+    """Inline every computation that is no reduction."""
+    _inline(schedule, lambda op: not op.reduce_axis)
+
+
+def auto_inline_elementwise(schedule: Schedule) -> None:
+    """Inline computations that read every tensor at the element they compute."""
+
+    def is_elementwise(op: ComputeOp) -> bool:
+        axes = [a.var for a in op.axis]
+        return not op.reduce_axis and all(list(at) == axes for at in _reads(op))
+
+    _inline(schedule, is_elementwise)
+
+
+def auto_inline_broadcast(schedule: Schedule) -> None:
+    """Inline computations that read every tensor at some of their own axes, in order."""
+
+    def is_broadcast(op: ComputeOp) -> bool:
+        return not op.reduce_axis and all(_in_order(op, at) for at in _reads(op))
+
+    _inline(schedule, is_broadcast)
+
+
+def _in_order(op: ComputeOp, indices: Sequence[PrimExpr]) -> bool:
+    places = {a.var: n for n, a in enumerate(op.axis)}
+    found = [places.get(i, -1) if isinstance(i, Var) else -1 for i in indices]
+    return -1 not in found and all(a < b for a, b in pairwise(found))

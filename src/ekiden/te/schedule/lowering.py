@@ -1,0 +1,444 @@
+"""From a schedule of stages to a loop program: `lower(schedule, args)`.
+
+1. The computations as they are now, what is inlined put into its readers.
+2. `create_prim_func` of them: one block each, in loops of its own.
+3. Stages, readers first: move the block to where it is to be computed, then its steps in order.
+   So a block moves into loops that have their final form, and its own loops cover what is needed.
+4. Instructions, kinds of loops, inits of sums in nests of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.ir.prim import Cast, IntImm, PrimExpr, Var, logical_and
+from ekiden.ir.prim_visitor import rewrite, substitute
+from ekiden.ir.range import Range
+from ekiden.runtime.errors import ScheduleError
+from ekiden.te.inline import Inliner, post_order_tensors
+from ekiden.te.prim_func import create_prim_func
+from ekiden.te.schedule.relations import (
+    Axis,
+    AxisAttr,
+    Fuse,
+    IterVar,
+    Reorder,
+    Singleton,
+    Split,
+    is_reduced,
+    roots_of,
+)
+from ekiden.te.schedule.schedule import Schedule
+from ekiden.te.schedule.stage import Attach, Stage
+from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ProducerLoad, Tensor
+from ekiden.te.tensor_intrin import tensorize_stage
+from ekiden.tir.index_map import IndexMap
+from ekiden.tir.schedule import BlockRV, LoopRV
+from ekiden.tir.schedule import Schedule as LoopSchedule
+from ekiden.tir.stmt import BlockRealize, For, PrimFunc, Stmt
+from ekiden.tir.visitor import StmtMutator
+
+
+def lower(schedule: Schedule, args: Sequence[Tensor], name: str = "main") -> PrimFunc:
+    """The loop program of a schedule over its arguments: inputs, then outputs, as in
+    `create_prim_func`. Raises ScheduleError for a step that would change its meaning.
+    """
+    return Lowering(schedule, args, name).func
+
+
+def infer_bound(schedule: Schedule) -> dict[Axis, Range]:
+    """What every axis of every stage runs over in the end, in terms of the variables of the loops
+    around it. TVM: `te.schedule.InferBound`.
+    """
+    return _whole(schedule).bounds
+
+
+def _whole(schedule: Schedule) -> Lowering:
+    """A schedule lowered over its inputs and outputs."""
+    inputs = [s.op.output(0) for s in schedule.stages if isinstance(s.op, PlaceholderOp)]
+    outputs = [op.output(n) for op in schedule.outputs for n in range(op.num_outputs)]
+    return Lowering(schedule, [*inputs, *outputs], "main")
+
+
+def schedule_ops(schedule: Schedule, bounds: Mapping[Axis, Range] | None = None) -> Stmt:
+    """The statements of a schedule over its inputs and outputs, before any pass. Ranges are found
+    anew: `bounds` is TVM's. TVM: `te.schedule.ScheduleOps`.
+    """
+    del bounds
+    return _whole(schedule).func.body
+
+
+class Dataflow:
+    """The operations of a schedule as they are now, under names of their own."""
+
+    def __init__(self, schedule: Schedule, args: Sequence[Tensor]) -> None:
+        self.schedule = schedule
+        self.new: dict[Tensor, Tensor] = {}
+        """A tensor as written, or as a stage has it now -> the tensor of the program."""
+        self._names: dict[str, int] = {}
+        self.inlined = {stage for stage in schedule.stages if stage.attach_type is Attach.INLINE}
+        for tensor in args:
+            if isinstance(tensor.op, PlaceholderOp):
+                self._copy(tensor.op)
+        for stage in schedule.stages:
+            assert stage.op is not None and stage.origin_op is not None
+            self._copy(stage.op, stage.origin_op)
+        self._inline()
+
+    def _copy(self, op: Operation, origin: Operation | None = None) -> None:
+        if op.output(0) in self.new:
+            return
+        fields: dict[str, object] = {"name": self._unique(op.name)}
+        if isinstance(op, ComputeOp):
+            fields["body"] = tuple(rewrite(b, self._current) for b in op.body)
+        if isinstance(op, ExternOp):
+            fields["inputs"] = tuple(self.new[t] for t in op.inputs)
+        made = op.with_fields(**fields)
+        for each in {op, origin or op}:
+            for n in range(made.num_outputs):
+                self.new[each.output(n)] = made.output(n)
+
+    def _unique(self, name: str) -> str:
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return f"{name}_{count}" if count else name
+
+    def _current(self, e: PrimExpr) -> PrimExpr:
+        if not isinstance(e, ProducerLoad):
+            return e
+        found = self.new.get(e.producer)
+        if found is None:
+            raise ScheduleError(
+                f"schedule: {e.producer.name!r} is read before it is computed, or is in no stage"
+            )
+        return e.with_fields(producer=found)
+
+    def _inline(self) -> None:
+        """Put what is inlined into its readers."""
+        chosen = [t for s in self.inlined for t in self.tensors(s)]
+        if not chosen:
+            return
+        inliner = Inliner(set(chosen))
+        again: dict[Tensor, Tensor] = {}
+
+        def repoint(e: PrimExpr) -> PrimExpr:
+            if isinstance(e, ProducerLoad) and e.producer in again:
+                return e.with_fields(producer=again[e.producer])
+            return e
+
+        for tensor in post_order_tensors(dict.fromkeys(self.new.values())):
+            op = tensor.op
+            if isinstance(op, ExternOp):
+                lost = [t.name for t in op.inputs if t in chosen]
+                if lost:
+                    raise ScheduleError(
+                        f"compute_inline of {lost[0]!r}: {op.name!r}, which is written as"
+                        " statements, reads it"
+                    )
+                op = op.with_fields(inputs=tuple(again.get(t, t) for t in op.inputs))
+            elif isinstance(op, ComputeOp) and tensor not in chosen:
+                op = op.with_fields(body=tuple(rewrite(inliner.expr(b), repoint) for b in op.body))
+            if op is not tensor.op:
+                for n in range(op.num_outputs):
+                    again.setdefault(tensor.op.output(n), op.output(n))
+        self.new = {old: again.get(t, t) for old, t in self.new.items()}
+
+    def tensors(self, stage: Stage) -> list[Tensor]:
+        """What a stage makes in the program."""
+        assert stage.op is not None
+        return [self.new[stage.op.output(n)] for n in range(stage.op.num_outputs)]
+
+
+class Lowering:
+    """One lowering of a schedule: `func` is what came of it, `bounds` what axes run over."""
+
+    def __init__(self, schedule: Schedule, args: Sequence[Tensor], name: str) -> None:
+        self.flow = Dataflow(schedule, args)
+        self.bounds: dict[Axis, Range] = {}
+        self._loops: dict[Axis, LoopRV] = {}
+        self._blocks: dict[Stage, BlockRV] = {}
+        given = [self._argument(a) for a in args]
+        self._given = {t.op for t in given}
+        self.sch = LoopSchedule(create_prim_func(given, name))
+        made = {t.op for t in post_order_tensors(given)}
+        stages = [
+            s
+            for s in schedule.stages
+            if isinstance(s.op, ComputeOp) and self.flow.tensors(s)[0].op in made
+        ]
+        self._scopes(schedule, made)
+        for stage in reversed(stages):
+            self._place(stage)
+        for stage in schedule.stages:
+            if stage.is_input and stage.layouts:
+                self._lay_out_input(stage, stages)
+        names = self._names()
+        for stage in stages:
+            self._finish(stage)
+        self.bounds = {
+            a: Range.from_min_extent(substitute(r.min, dict(names)), r.extent)
+            for a, r in self.bounds.items()
+        }
+        self.func = _Notes(names, self._predicates(stages)).visit_func(self.sch.func)
+
+    def _argument(self, tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, Tensor):
+            raise ScheduleError(
+                f"lower: expected tensors as arguments, got {type(tensor).__name__}"
+            )
+        found = self.flow.new.get(tensor)
+        if found is None:
+            raise ScheduleError(f"lower: argument {tensor.name!r} is not in the schedule")
+        stage = self.flow.schedule.stage_map.get(tensor.op)
+        if stage in self.flow.inlined:
+            raise ScheduleError(f"lower: argument {tensor.name!r} is inlined")
+        return found
+
+    def _block(self, stage: Stage) -> BlockRV:
+        if stage not in self._blocks:
+            self._blocks[stage] = self.sch.get_block(self.flow.tensors(stage)[0].name)
+        return self._blocks[stage]
+
+    def _scopes(self, schedule: Schedule, made: set[Operation]) -> None:
+        """Where intermediates are kept: before anything moves, which depends on it."""
+        for stage in schedule.stages:
+            tensors = [] if stage.is_input else self.flow.tensors(stage)
+            if not tensors or not stage.scope or tensors[0].op not in made:
+                continue
+            if tensors[0].op in self._given:
+                if stage.scope != "global":
+                    raise ScheduleError(
+                        f"set_scope of {stage.name!r}: it is an argument, which is global"
+                    )
+            elif stage.is_extern:
+                raise ScheduleError(f"set_scope of {stage.name!r}: what statements write is global")
+            else:
+                for n in range(len(tensors)):
+                    self.sch.set_scope(self._block(stage), n, stage.scope)
+
+    # Where a stage is computed, and its steps.
+
+    def _place(self, stage: Stage) -> None:
+        at = _attached(stage)
+        if at is not None:
+            parent, axis = at
+            loop = self._loops.get(axis)
+            if loop is None:
+                raise ScheduleError(
+                    f"compute_at of {stage.name!r}: {axis.var.name!r} is no loop of"
+                    f" {parent.name!r} any more"
+                )
+            self.sch.compute_at(self._block(stage), loop, preserve_unit_loops=True)
+        for index_map, _ in stage.layouts:
+            self.sch.transform_layout(self._block(stage), ("write", 0), index_map)
+            self.sch.transform_block_layout(self._block(stage), _with_sums(index_map, stage))
+        self._begin(stage)
+        for step in stage.steps:
+            self._step(step)
+        for axis, attr in stage.iter_var_attrs.items():
+            if attr.bind_thread is not None:
+                self.sch.bind(self._loop(stage, axis), attr.bind_thread.thread_tag)
+        if stage.is_rolling:
+            self.sch.rolling_buffer(self._block(stage), 0)
+
+    def _lay_out_input(self, stage: Stage, stages: Sequence[Stage]) -> None:
+        """A new layout of an argument, by way of a stage that reads it."""
+        tensor = self.flow.tensors(stage)[0]
+        readers = [s for s in stages if tensor in self.flow.tensors(s)[0].op.input_tensors]
+        if not readers:
+            raise ScheduleError(f"transform_layout of {stage.name!r}: no computation reads it")
+        for index_map, _ in stage.layouts:
+            self.sch.transform_layout(self._block(readers[0]), tensor.name, index_map)
+
+    def _begin(self, stage: Stage) -> None:
+        """The loops of the stage's own axes, and what those run over."""
+        block = self._block(stage)
+        realize = self.sch.get_sref(block)
+        assert isinstance(realize, BlockRealize)
+        axes = _first_axes(stage)
+        loops = self.sch.get_loops(block)
+        own = loops[len(loops) - len(axes) :] if axes else []
+        variables: dict[Var, PrimExpr] = {}
+        for axis, loop in zip(axes, own, strict=True):
+            self._note(axis, loop)
+            found = self._for(loop)
+            variables[found.loop_var] = found.min
+        for axis, value in zip(axes, realize.iter_values, strict=True):
+            low = _without_casts(substitute(value, variables))
+            self.bounds[axis] = Range.from_min_extent(low, self.bounds[axis].extent)
+
+    def _for(self, loop: LoopRV) -> For:
+        found = self.sch.get(loop)
+        assert isinstance(found, For)
+        return found
+
+    def _note(self, axis: Axis, loop: LoopRV) -> None:
+        self._loops[axis] = loop
+        found = self._for(loop)
+        self.bounds[axis] = Range.from_min_extent(found.min, found.extent)
+
+    def _step(self, step: Split | Fuse | Singleton | Reorder) -> None:
+        match step:
+            case Split():
+                factor = _number(step.factor if step.nparts is None else step.nparts)
+                factors = [None, factor] if step.nparts is None else [factor, None]
+                made = self.sch.split(self._loops.pop(step.parent), factors)
+                self._note(step.outer, made[0])
+                self._note(step.inner, made[1])
+            case Fuse():
+                pair = (self._loops.pop(step.outer), self._loops.pop(step.inner))
+                self._note(step.fused, self.sch.fuse(*pair))
+            case Reorder():
+                self.sch.reorder(*(self._loops[a] for a in step.order))
+            case Singleton():
+                raise ScheduleError("fuse of no axes: a computation without axes has no loops")
+
+    def _loop(self, stage: Stage, axis: Axis) -> LoopRV:
+        found = self._loops.get(axis)
+        if found is None:
+            raise ScheduleError(
+                f"{stage.name!r}: {axis.var.name!r} was split or fused after something was asked"
+                " of it"
+            )
+        return found
+
+    # How its loops run.
+
+    def _finish(self, stage: Stage) -> None:
+        block = self._block(stage)
+        for axis, (factor, offset) in stage.aligned.items():
+            which = _first_axes(stage).index(axis)
+            self.sch.storage_align(block, 0, which, factor, offset)
+        if stage.is_double_buffered:
+            self.sch.annotate(block, "double_buffer_scope", 0)
+        tensorized = False
+        for axis, attr in stage.iter_var_attrs.items():
+            loop = self._loop(stage, axis)
+            for kind, value in attr.pragmas.items():
+                self.sch.annotate(loop, f"pragma_{kind}", 1 if value is None else value)
+            if attr.tensor_intrin is not None:
+                reduced = self._outermost_sum(stage)
+                tensorize_stage(self.sch, block, loop, reduced, attr.tensor_intrin)
+                tensorized = True
+            _set_kind(self.sch, loop, attr)
+        outermost = self._outermost_sum(stage)
+        if outermost is not None and not tensorized:
+            self._decompose(block, outermost)
+
+    def _outermost_sum(self, stage: Stage) -> LoopRV | None:
+        for axis in stage.leaf_iter_vars:
+            if is_reduced(axis):
+                return self._loops.get(axis)
+        return None
+
+    def _decompose(self, block: BlockRV, loop: LoopRV) -> None:
+        """The init before the sum, as TVM has it: no test in each step. Where that is refused (a
+        condition on reduced and other loops) it stays at the first step.
+        """
+        kept = self.sch.copy()
+        try:
+            self.sch.decompose_reduction(block, loop)
+        except ScheduleError:
+            self.sch = kept
+
+    def _names(self) -> dict[Var, Var]:
+        """Loop variables -> the variables of the axes that steps made, which users' expressions
+        name.
+        """
+        found = {a: self._for(loop).loop_var for a, loop in self._loops.items()}
+        made = {a for s in self.flow.schedule.stages for a in s.all_iter_vars[_roots(s) :]}
+        return {v: a.var for a, v in found.items() if a in made}
+
+    def _predicates(self, stages: Sequence[Stage]) -> dict[str, PrimExpr]:
+        """The conditions under which blocks may store, threads by the loops that are bound."""
+        threads: dict[Var, PrimExpr] = {}
+        for stage in stages:
+            for axis, attr in stage.iter_var_attrs.items():
+                if attr.bind_thread is not None:
+                    threads[attr.bind_thread.var] = self._for(self._loops[axis]).loop_var
+        return {
+            self.flow.tensors(s)[0].name: substitute(s.store_predicate, threads)
+            for s in stages
+            if s.store_predicate is not None
+        }
+
+
+def _roots(stage: Stage) -> int:
+    """How many axes of a stage no step made."""
+    return 0 if stage.op is None else len(roots_of(stage.op))
+
+
+def _set_kind(sch: LoopSchedule, loop: LoopRV, attr: AxisAttr) -> None:
+    match attr.iter_type:
+        case IterVar.Vectorized:
+            sch.vectorize(loop)
+        case IterVar.Parallelized:
+            sch.parallel(loop)
+        case IterVar.Unrolled:
+            sch.unroll(loop)
+
+
+def _number(factor: PrimExpr | None) -> int | PrimExpr:
+    assert factor is not None
+    return factor.value if isinstance(factor, IntImm) else factor
+
+
+def _with_sums(index_map: IndexMap, stage: Stage) -> IndexMap:
+    """A map of spatial axes, the reduced ones after them as they are."""
+    assert isinstance(stage.op, ComputeOp)
+    sums = tuple(Var(r.name) for r in stage.op.reduce_axis)
+    return IndexMap((*index_map.initial_indices, *sums), (*index_map.final_indices, *sums))
+
+
+class _Notes(StmtMutator):
+    """Puts the variables of axes for those of their loops, and conditions on stores."""
+
+    def __init__(self, names: Mapping[Var, Var], predicates: Mapping[str, PrimExpr]) -> None:
+        self._names = dict(names)
+        self._predicates = predicates
+
+    def visit_func(self, func: PrimFunc) -> PrimFunc:
+        """The function so changed."""
+        return func.with_fields(body=self.visit(func.body))
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """Variables of axes in the place of those of loops."""
+        return substitute(expr, dict(self._names))
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """The loop under the name of its axis."""
+        new = super().visit_for(stmt)
+        assert isinstance(new, For)
+        return new.with_fields(loop_var=self._names.get(stmt.loop_var, stmt.loop_var))
+
+    def visit_realize(self, stmt: BlockRealize) -> Stmt:
+        """The block under its condition as well."""
+        new = super().visit_realize(stmt)
+        assert isinstance(new, BlockRealize)
+        name = stmt.block.name.removesuffix("_init")
+        condition = self._predicates.get(name)
+        if condition is None:
+            return new
+        return new.with_fields(predicate=logical_and(new.predicate, self.expr(condition)))
+
+
+def _attached(stage: Stage) -> tuple[Stage, Axis] | None:
+    """The stage and axis that a stage, or a group it is in, is computed at."""
+    at: Stage | None = stage
+    while at is not None:
+        if at.attach_type is Attach.SCOPE:
+            assert at.attach_stage is not None and at.attach_ivar is not None
+            return at.attach_stage, at.attach_ivar
+        at = at.group
+    return None
+
+
+def _first_axes(stage: Stage) -> list[Axis]:
+    """The axes that the loops of a block are, before any step."""
+    assert isinstance(stage.op, ComputeOp)
+    spatial: Sequence[Axis] = stage.layouts[-1][1] if stage.layouts else stage.op.axis
+    return [*spatial, *stage.op.reduce_axis]
+
+
+def _without_casts(e: PrimExpr) -> PrimExpr:
+    return rewrite(e, lambda x: x.value if isinstance(x, Cast) else x)

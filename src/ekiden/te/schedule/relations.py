@@ -1,0 +1,143 @@
+"""What stages record: axes, how new ones were made from others, and what is to become of them.
+
+A stage's steps are Split, Fuse, Singleton and Reorder in the order they were asked for; an axis is
+an `IterVar` of a computation or of a step, or a `ReduceAxis`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ekiden.ir.node import Node, node
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, Var, const
+from ekiden.ir.range import Range
+from ekiden.te.reducer import ReduceAxis
+from ekiden.te.tensor import Operation
+from ekiden.tir.stmt import IterKind, IterVar
+
+Axis: TypeAlias = IterVar | ReduceAxis
+
+
+@node("te.ThreadAxis")
+class ThreadAxis(IterVar):
+    """An axis of threads: "blockIdx.x", "threadIdx.y", "vthread", ...; `extent` is an AnyDim until
+    a loop is bound to it."""
+
+    thread_tag: str = ""
+
+
+def thread_axis(
+    dom: int | PrimExpr | tuple[int | PrimExpr, int | PrimExpr] | Range | str | None = None,
+    tag: str = "",
+    name: str = "",
+) -> ThreadAxis:
+    """A thread axis for `Stage.bind`: `te.thread_axis("threadIdx.x")`, `te.thread_axis((0, 64),
+    "threadIdx.x")`, `te.thread_axis(64, "vthread")`.
+
+    Raises ValueError without a tag.
+    """
+    if isinstance(dom, str):
+        tag, dom = dom, None
+    if not tag:
+        raise ValueError("thread_axis: a tag such as 'threadIdx.x' must be given")
+    extent: PrimExpr = AnyDim("int64")
+    if dom is not None:
+        extent = _range(dom).extent
+    return ThreadAxis(Var(name or tag), extent, IterKind.OPAQUE, tag)
+
+
+def _range(dom: int | PrimExpr | tuple[int | PrimExpr, int | PrimExpr] | Range) -> Range:
+    if isinstance(dom, Range):
+        return dom
+    return Range(*dom) if isinstance(dom, (tuple, list)) else Range(dom)
+
+
+@node("te.Relation")
+class Relation(Node):
+    """How axes were made from others."""
+
+
+@node("te.Split")
+class Split(Relation):
+    """`parent` as outer * factor + inner, or in `nparts` parts; one of the two is None."""
+
+    parent: Axis
+    outer: IterVar
+    inner: IterVar
+    factor: PrimExpr | None
+    nparts: PrimExpr | None
+
+
+@node("te.Fuse")
+class Fuse(Relation):
+    """`outer` and `inner`, next to each other, as one."""
+
+    outer: Axis
+    inner: Axis
+    fused: IterVar
+
+
+@node("te.Singleton")
+class Singleton(Relation):
+    """An axis of one step, made from none."""
+
+    iter: IterVar
+
+
+@dataclass(frozen=True, slots=True)
+class Reorder:
+    """The leaves named, in this order; others stay where they are."""
+
+    order: tuple[Axis, ...]
+
+
+Step: TypeAlias = Split | Fuse | Singleton | Reorder
+
+
+@dataclass(slots=True)
+class AxisAttr:
+    """What is to become of an axis: how it runs, what it is bound to, notes for passes."""
+
+    iter_type: int = IterVar.DataPar
+    bind_thread: ThreadAxis | None = None
+    pragmas: dict[str, object] = field(default_factory=dict)
+    tensor_intrin: object = None
+
+    @property
+    def pragma_keys(self) -> list[str]:
+        """The names of its pragmas."""
+        return list(self.pragmas)
+
+    @property
+    def pragma_values(self) -> list[object]:
+        """And their values."""
+        return list(self.pragmas.values())
+
+
+def roots_of(op: Operation) -> tuple[Axis, ...]:
+    """The axes an operation begins with: spatial ones, then those it reduces over."""
+    return (*getattr(op, "axis", ()), *getattr(op, "reduce_axis", ()))
+
+
+def is_reduced(axis: Axis) -> bool:
+    """Whether a sum runs over an axis."""
+    return isinstance(axis, ReduceAxis) or axis.kind is IterKind.REDUCE
+
+
+def kind_of(axis: Axis) -> IterKind:
+    """The kind that axes made of this one have."""
+    return IterKind.REDUCE if isinstance(axis, ReduceAxis) else axis.kind
+
+
+def ceil_div(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """How many parts of size b cover a."""
+    if isinstance(a, IntImm) and isinstance(b, IntImm):
+        return const(-(-a.value // b.value), a.dtype)
+    return (a + (b - 1)) // b
+
+
+__all__ = [
+    "Axis", "AxisAttr", "Fuse", "IterVar", "Relation", "Reorder", "Singleton", "Split", "Step",
+    "ThreadAxis", "ceil_div", "is_reduced", "kind_of", "roots_of", "thread_axis",
+]  # fmt: skip

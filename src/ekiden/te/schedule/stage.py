@@ -1,0 +1,342 @@
+"""Stages: one computation of a schedule, and what a user asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, convert
+from ekiden.runtime.errors import ScheduleError
+from ekiden.te.reducer import ReduceAxis
+from ekiden.te.schedule.relations import (
+    Axis,
+    AxisAttr,
+    Fuse,
+    Reorder,
+    Singleton,
+    Split,
+    Step,
+    ThreadAxis,
+    ceil_div,
+    is_reduced,
+    kind_of,
+    roots_of,
+)
+from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp
+from ekiden.tir.expr import SCOPES
+from ekiden.tir.index_map import IndexMap
+from ekiden.tir.stmt import IterKind, IterVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ekiden.te.tensor_intrin import TensorIntrin
+
+
+class Attach(IntEnum):
+    """Where a stage is computed; the numbers are TVM's."""
+
+    ROOT = 1
+    INLINE = 2
+    SCOPE = 4
+
+
+class Stage:
+    """One computation of a schedule. Methods record what is asked; `lower` does it, and refuses
+    what would change the program's meaning with a ScheduleError.
+    """
+
+    def __init__(self, op: Operation | None, is_output: bool = False) -> None:
+        self.op = op
+        """What the stage computes now; `cache_write` and `rfactor` change it."""
+        self.origin_op = op
+        """What it computed at first, by which `schedule[...]` finds it."""
+        self.is_output = is_output
+        self.scope = ""
+        self.attach_type = Attach.ROOT
+        self.attach_stage: Stage | None = None
+        self.attach_ivar: Axis | None = None
+        self.group: Stage | None = None
+        self.num_child_stages = 0
+        """Of a group: how many stages and groups are directly in it."""
+        self.steps: list[Step] = []
+        self.iter_var_attrs: dict[Axis, AxisAttr] = {}
+        self.aligned: dict[Axis, tuple[int, int]] = {}
+        self.store_predicate: PrimExpr | None = None
+        self.is_double_buffered = self.is_rolling = False
+        self.threads: tuple[ThreadAxis, ...] = ()
+        self.layouts: list[tuple[IndexMap, tuple[IterVar, ...]]] = []
+        self.begin_anew()
+
+    def __repr__(self) -> str:
+        return f"stage({self.name})"
+
+    @property
+    def name(self) -> str:
+        """The name of the operation."""
+        return "group" if self.op is None else self.op.name
+
+    @property
+    def relations(self) -> list[Split | Fuse | Singleton]:
+        """How axes were made from others, in order."""
+        return [s for s in self.steps if not isinstance(s, Reorder)]
+
+    def begin_anew(self) -> None:
+        """The axes of the operation, and no steps."""
+        roots = () if self.op is None else roots_of(self.op)
+        self.steps = []
+        self.all_iter_vars: list[Axis] = list(roots)
+        self.leaf_iter_vars: list[Axis] = list(roots)
+
+    # Axes.
+
+    def split(
+        self, parent: Axis, factor: ExprLike | None = None, nparts: ExprLike | None = None
+    ) -> tuple[IterVar, IterVar]:
+        """(outer, inner) in the place of an axis: inner of `factor` steps, or outer of `nparts`.
+
+        Raises ValueError unless one of the two is given, ScheduleError for an axis that is no leaf.
+        """
+        if (factor is None) == (nparts is None):
+            raise ValueError(f"split of {self.name!r}: give either factor or nparts")
+        parent = self._leaf("split", parent)
+        name, size, kind = parent.var.name, _extent(parent), kind_of(parent)
+        given = convert(factor if nparts is None else nparts, "int64")  # type: ignore[arg-type]
+        if isinstance(given, IntImm) and given.value < 1:
+            raise ScheduleError(f"split of {self.name!r}: expected a factor above 0, got {given}")
+        rest = ceil_div(size, given)
+        sizes = (rest, given) if nparts is None else (given, rest)
+        outer = IterVar(Var(f"{name}.outer"), sizes[0], kind)
+        inner = IterVar(Var(f"{name}.inner"), sizes[1], kind)
+        step = Split(parent, outer, inner, *((given, None) if nparts is None else (None, given)))
+        self._replace([parent], [outer, inner], step)
+        return outer, inner
+
+    def fuse(self, *args: Axis) -> IterVar:
+        """One axis in the place of axes that lie next to each other, in their order; of none, an
+        axis of one step. Raises ScheduleError for others.
+        """
+        if not args:
+            made = IterVar(Var("singleton"), const(1), IterKind.SPATIAL)
+            self._replace([], [made], Singleton(made))
+            return made
+        fused = self._leaf("fuse", args[0])
+        for inner in args[1:]:
+            fused = self._fuse(fused, self._leaf("fuse", inner))
+        if isinstance(fused, ReduceAxis):
+            return IterVar(fused.var, fused.extent, IterKind.REDUCE)
+        return fused
+
+    def _fuse(self, outer: Axis, inner: Axis) -> IterVar:
+        leaves = self.leaf_iter_vars
+        if leaves.index(outer) + 1 != leaves.index(inner):
+            raise ScheduleError(
+                f"fuse of {self.name!r}: {inner.var.name!r} must follow {outer.var.name!r};"
+                f" axes are {_names(leaves)}"
+            )
+        if is_reduced(outer) != is_reduced(inner):
+            raise ScheduleError(
+                f"fuse of {self.name!r}: {outer.var.name!r} and {inner.var.name!r}, one of which"
+                " is reduced over"
+            )
+        name = f"{outer.var.name}.{inner.var.name}.fused"
+        fused = IterVar(Var(name), _extent(outer) * _extent(inner), kind_of(outer))
+        self._replace([outer, inner], [fused], Fuse(outer, inner, fused))
+        return fused
+
+    def reorder(self, *args: Axis) -> None:
+        """Axes in the given order; others stay where they are. Raises ScheduleError for an axis
+        that is no leaf, or is there twice.
+        """
+        order = tuple(self._leaf("reorder", a) for a in args)
+        if len(set(order)) != len(order):
+            raise ScheduleError(
+                f"reorder of {self.name!r}: an axis is there twice: {_names(order)}"
+            )
+        places = sorted(self.leaf_iter_vars.index(a) for a in order)
+        for place, axis in zip(places, order, strict=True):
+            self.leaf_iter_vars[place] = axis
+        self.steps.append(Reorder(order))
+
+    def tile(
+        self, x_parent: Axis, y_parent: Axis, x_factor: ExprLike, y_factor: ExprLike
+    ) -> tuple[IterVar, IterVar, IterVar, IterVar]:
+        """Two axes as tiles: (x_outer, y_outer, x_inner, y_inner)."""
+        x_outer, x_inner = self.split(x_parent, x_factor)
+        y_outer, y_inner = self.split(y_parent, y_factor)
+        self.reorder(x_outer, y_outer, x_inner, y_inner)
+        return x_outer, y_outer, x_inner, y_inner
+
+    def _leaf(self, what: str, axis: Axis) -> Axis:
+        for each in self.leaf_iter_vars:
+            if each is axis or (isinstance(each, ReduceAxis) and each.origin is axis):
+                return each
+        if not isinstance(axis, (IterVar, ReduceAxis)):
+            raise ScheduleError(
+                f"{what} of {self.name!r}: expected an axis, got {type(axis).__name__}"
+            )
+        raise ScheduleError(
+            f"{what} of {self.name!r}: {axis.var.name!r} is not among its axes"
+            f" {_names(self.leaf_iter_vars)}"
+        )
+
+    def _replace(self, old: Sequence[Axis], new: Sequence[IterVar], step: Step) -> None:
+        at = self.leaf_iter_vars.index(old[0]) if old else 0
+        self.leaf_iter_vars[at : at + len(old)] = new
+        self.all_iter_vars += new
+        self.steps.append(step)
+
+    # How axes run.
+
+    def _attr(self, what: str, axis: Axis) -> AxisAttr:
+        return self.iter_var_attrs.setdefault(self._leaf(what, axis), AxisAttr())
+
+    def bind(self, ivar: Axis, thread_ivar: ThreadAxis) -> None:
+        """Run an axis on a thread axis."""
+        if not isinstance(thread_ivar, ThreadAxis):
+            raise ScheduleError(
+                f"bind of {self.name!r}: expected a te.thread_axis, got"
+                f" {type(thread_ivar).__name__}"
+            )
+        self._attr("bind", ivar).bind_thread = thread_ivar
+
+    def vectorize(self, var: Axis) -> None:
+        """Run an axis as vectors. Raises ScheduleError for one that is reduced over."""
+        self._set_kind("vectorize", var, IterVar.Vectorized)
+
+    def unroll(self, var: Axis) -> None:
+        """Write the steps of an axis out."""
+        self._attr("unroll", var).iter_type = IterVar.Unrolled
+
+    def parallel(self, var: Axis) -> None:
+        """Share an axis's steps between threads. Raises ScheduleError for one reduced over."""
+        self._set_kind("parallel", var, IterVar.Parallelized)
+
+    def _set_kind(self, what: str, var: Axis, kind: int) -> None:
+        if is_reduced(self._leaf(what, var)):
+            raise ScheduleError(
+                f"{what} of {self.name!r}: {var.var.name!r} is reduced over; see rfactor"
+            )
+        self._attr(what, var).iter_type = kind
+
+    def pragma(self, var: Axis, pragma_type: str, pragma_value: object = None) -> None:
+        """Annotate the loop of an axis with "pragma_<pragma_type>", for passes to read."""
+        self._attr("pragma", var).pragmas[pragma_type] = pragma_value
+
+    def tensorize(self, var: Axis, tensor_intrin: TensorIntrin) -> None:
+        """Put an instruction in the place of an axis and those inside it."""
+        attr = self._attr("tensorize", var)
+        attr.iter_type, attr.tensor_intrin = IterVar.Tensorized, tensor_intrin
+
+    # Where it is computed, and kept.
+
+    def compute_at(self, parent: Stage, scope: Axis) -> None:
+        """Compute, in each step of an axis of another stage, what the step reads.
+
+        Raises ScheduleError for an axis that is no leaf of that stage.
+        """
+        if parent is self:
+            raise ScheduleError(f"compute_at of {self.name!r}: it cannot be computed in itself")
+        self.attach_type = Attach.SCOPE
+        self.attach_stage = parent
+        self.attach_ivar = parent._leaf(f"compute_at {self.name!r}", scope)
+
+    def compute_inline(self) -> None:
+        """Compute each element where it is read. Raises ScheduleError for a reduction and for what
+        is no computation.
+        """
+        if not isinstance(self.op, ComputeOp) or self.op.reduce_axis:
+            kind = "a reduction" if isinstance(self.op, ComputeOp) else "no computation"
+            raise ScheduleError(f"compute_inline of {self.name!r}: it is {kind}")
+        self.attach_type = Attach.INLINE
+
+    def compute_root(self) -> None:
+        """Compute it before what reads it, in loops of its own."""
+        self.attach_type, self.attach_stage, self.attach_ivar = Attach.ROOT, None, None
+
+    def set_scope(self, scope: str) -> None:
+        """Keep it in another memory: one of `tir.expr.SCOPES`."""
+        if scope not in SCOPES:
+            raise ScheduleError(
+                f"set_scope of {self.name!r}: expected one of {', '.join(SCOPES)}, got {scope!r}"
+            )
+        self.scope = scope
+
+    def set_store_predicate(self, predicate: PrimExpr) -> None:
+        """Store only where a condition on the stage's axes and threads holds."""
+        self.store_predicate = predicate
+
+    def env_threads(self, threads: ThreadAxis | Sequence[ThreadAxis]) -> None:
+        """Run the statements of an extern operation or a scan under threads.
+
+        Raises ScheduleError: their statements are theirs; bind the loops inside.
+        """
+        raise ScheduleError(
+            f"env_threads of {self.name!r}: the statements of an extern operation or a scan are not"
+            " launched on threads; write thread loops in them, or schedule a computation"
+        )
+
+    def storage_align(self, axis: Axis, factor: int, offset: int) -> None:
+        """Keep it so that the stride of an axis is k * factor + offset elements."""
+        self.aligned[self._root("storage_align", axis)] = (int(factor), int(offset))
+
+    def double_buffer(self) -> None:
+        """Keep two copies: one is filled while the other is read."""
+        self.is_double_buffered = True
+
+    def rolling_buffer(self) -> None:
+        """Keep the window that a step needs, and make only what is new in it."""
+        self.is_rolling = True
+
+    def transform_layout(
+        self, mapping_function: Callable[..., ExprLike | Sequence[ExprLike]]
+    ) -> list[IterVar]:
+        """Lay the tensor out anew: element (i, j, ...) at what the function gives, and loop over
+        that. Gives the new axes; of an input none. Raises ScheduleError after other steps on the
+        axes, and for what is written as statements.
+        """
+        if self.op is None or self.is_extern:
+            raise ScheduleError(f"transform_layout of {self.name!r}: it is no computation")
+        if self.steps:
+            raise ScheduleError(
+                f"transform_layout of {self.name!r}: it must come before other steps on its axes"
+            )
+        shape = self.op.output(0).shape
+        if self.layouts:
+            shape = tuple(a.extent for a in self.layouts[-1][1])
+        index_map = IndexMap.from_func(mapping_function, len(shape))
+        sizes = index_map.map_shape(shape)
+        made = tuple(IterVar(Var(f"axis{n}"), d, IterKind.SPATIAL) for n, d in enumerate(sizes))
+        self.layouts.append((index_map, made))
+        if self.is_input:
+            return []
+        reduced = [a for a in self.leaf_iter_vars if is_reduced(a)]
+        self.leaf_iter_vars = [*made, *reduced]
+        self.all_iter_vars += made
+        return list(made)
+
+    def _root(self, what: str, axis: Axis) -> Axis:
+        if self.op is None or axis not in roots_of(self.op):
+            raise ScheduleError(
+                f"{what} of {self.name!r}: {axis.var.name!r} is no axis of the operation"
+            )
+        return axis
+
+    @property
+    def is_input(self) -> bool:
+        """Whether nothing is computed here."""
+        return isinstance(self.op, PlaceholderOp)
+
+    @property
+    def is_extern(self) -> bool:
+        """Whether it is written as statements."""
+        return isinstance(self.op, ExternOp)
+
+
+def _extent(axis: Axis) -> PrimExpr:
+    return axis.extent
+
+
+def _names(axes: Sequence[Axis]) -> list[str]:
+    return [a.var.name for a in axes]

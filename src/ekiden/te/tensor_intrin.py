@@ -1,0 +1,167 @@
+"""Instructions for te's schedules: what an operation computes, written as statements.
+
+z = te.compute((16,), lambda i: x[i] + y[i])
+add = te.decl_tensor_intrin(z.op, lambda ins, outs: tir.call_packed("vadd", *ins, *outs))
+s[Z].tensorize(inner, add)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ekiden.ir.prim import PrimExpr, Var
+from ekiden.runtime.errors import ScheduleError
+from ekiden.te.prim_func import create_prim_func
+from ekiden.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor
+from ekiden.tir.expr import Buffer, decl_buffer
+from ekiden.tir.schedule import BlockRV, LoopRV, Schedule
+from ekiden.tir.stmt import Block, Evaluate, PrimFunc, Stmt
+from ekiden.tir.tensor_intrin import TensorIntrin as LoopIntrin
+from ekiden.tir.visitor import walk
+
+Part = Stmt | PrimExpr | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorIntrin:
+    """An operation and what computes it over `buffers` (inputs, then outputs).
+
+    Of a reduction, `body` makes the whole result; `reduce_init` begins one, `reduce_update` adds a
+    part to it.
+    """
+
+    name: str
+    op: Operation
+    inputs: tuple[Tensor, ...]
+    buffers: tuple[Buffer, ...]
+    scalar_params: tuple[Var, ...]
+    body: Stmt | None
+    reduce_init: Stmt | None
+    reduce_update: Stmt | None
+
+
+def decl_tensor_intrin(
+    op: Operation,
+    fcompute: Callable[..., Part | Sequence[Part]],
+    name: str = "tensor_intrin",
+    binds: Mapping[Tensor, Buffer] | None = None,
+    scalar_params: Sequence[Var] | None = None,
+    default_buffer_params: Mapping[str, object] | None = None,
+) -> TensorIntrin:
+    """Declare an instruction: `fcompute(input_buffers, output_buffers)` gives a statement or a
+    call, or three for a reduction: the whole, the init, the update (None where there is none).
+
+    `binds` says which buffer stands for a tensor. Raises TypeError for what is no operation,
+    ValueError for inputs that are computed, ScheduleError for scalar parameters.
+    """
+    if not isinstance(op, Operation):
+        raise TypeError(f"decl_tensor_intrin: expected an operation, got {type(op).__name__}")
+    if scalar_params:
+        raise ScheduleError(
+            f"decl_tensor_intrin {name!r}: scalar parameters are not taken; an instruction sees the"
+            " buffers it is given"
+        )
+    inputs = op.input_tensors
+    if any(not isinstance(t.op, PlaceholderOp) for t in inputs):
+        raise ValueError(f"decl_tensor_intrin {name!r}: its inputs must be placeholders")
+    tensors = [*inputs, *(op.output(n) for n in range(op.num_outputs))]
+    options: dict[str, Any] = dict(default_buffer_params or {})
+    given = binds or {}
+    buffers = [
+        given[t] if t in given else decl_buffer(t.shape, t.dtype, t.name, **options)
+        for t in tensors
+    ]
+    made = fcompute(buffers[: len(inputs)], buffers[len(inputs) :])
+    parts: list[Part] = list(made) if isinstance(made, (tuple, list)) else [made]  # type: ignore[list-item]
+    parts += [None] * (3 - len(parts))
+    body, init, update = (Evaluate(p) if isinstance(p, PrimExpr) else p for p in parts)
+    return TensorIntrin(name, op, tuple(inputs), tuple(buffers), (), body, init, update)
+
+
+_COUNT = itertools.count()
+
+
+def _register(intrin: TensorIntrin, desc: PrimFunc, impl: Stmt, params: Sequence[Buffer]) -> str:
+    """Make the instruction one of `tir.TensorIntrin` under a name of its own."""
+    name = f"{intrin.name}.{next(_COUNT)}"
+    LoopIntrin.register(name, desc, PrimFunc(tuple(params), impl, {"global_symbol": name}))
+    return name
+
+
+def _description(intrin: TensorIntrin) -> PrimFunc:
+    outputs = [intrin.op.output(n) for n in range(intrin.op.num_outputs)]
+    return create_prim_func([*intrin.inputs, *outputs], intrin.name)
+
+
+def tensorize_stage(
+    sch: Schedule, block: BlockRV, loop: LoopRV, outermost_sum: LoopRV | None, intrin: object
+) -> None:
+    """Put an instruction in the place of a loop of a block. A sum that runs around the loop too is
+    begun by the instruction's init, or by stores where it has none, and continued by its update.
+    """
+    if not isinstance(intrin, TensorIntrin):
+        raise ScheduleError(
+            f"tensorize: expected what te.decl_tensor_intrin gives, got {type(intrin).__name__}"
+        )
+    desc = _description(intrin)
+    if outermost_sum is None:
+        if intrin.body is None:
+            raise ScheduleError(f"tensorize with {intrin.name!r}: it has no body")
+        sch.tensorize(loop, _register(intrin, desc, intrin.body, intrin.buffers))
+        return
+    loops = sch.get_loops(block)
+    is_around = _position(sch, loops, outermost_sum) < _position(sch, loops, loop)
+    start = outermost_sum if is_around else loop
+    update = intrin.reduce_update if intrin.reduce_update is not None else intrin.body
+    if update is None or (is_around and intrin.reduce_update is None):
+        raise ScheduleError(
+            f"tensorize with {intrin.name!r}: the sum runs around the loop, and the instruction has"
+            " no update"
+        )
+    if not is_around and intrin.body is not None:
+        update = intrin.body
+    depth = _position(sch, loops, start)
+    init = sch.decompose_reduction(block, start)
+    sums = _without_init(desc)
+    sch.tensorize(loop, _register(intrin, sums, update, intrin.buffers))
+    if intrin.reduce_init is not None and isinstance(intrin.op, ComputeOp):
+        begin = _init_alone(desc)
+        outputs = intrin.buffers[len(intrin.inputs) :]
+        begin_loops = sch.get_loops(init)
+        sch.tensorize(begin_loops[depth], _register(intrin, begin, intrin.reduce_init, outputs))
+
+
+def _position(sch: Schedule, loops: Sequence[LoopRV], loop: LoopRV) -> int:
+    wanted = sch.get(loop)
+    return next(n for n, each in enumerate(loops) if sch.get(each) is wanted)
+
+
+def _block_of(desc: PrimFunc) -> Block:
+    return next(s for s in walk(desc.body) if isinstance(s, Block))
+
+
+def _without_init(desc: PrimFunc) -> PrimFunc:
+    """The description of the steps of a sum alone."""
+    sch = Schedule(desc)
+    name = _block_of(desc).name
+    init = sch.decompose_reduction(name, sch.get_loops(name)[0])
+    found = sch.get_sref(sch.get_loops(name)[0])
+    del init
+    return desc.with_fields(body=found)
+
+
+def _init_alone(desc: PrimFunc) -> PrimFunc:
+    """The description of the init of a sum alone."""
+    sch = Schedule(desc)
+    name = _block_of(desc).name
+    init = sch.decompose_reduction(name, sch.get_loops(name)[0])
+    found = sch.get_sref(sch.get_loops(init)[0])
+    outputs = desc.attr("num_outputs")
+    assert isinstance(outputs, int)
+    return desc.with_fields(body=found, params=desc.params[len(desc.params) - outputs :])
+
+
+__all__ = ["TensorIntrin", "decl_tensor_intrin"]

@@ -1,0 +1,275 @@
+"""Functions of scalar expressions, by TVM's names: `tir.exp`, `tir.floordiv`, ...
+
+What may be folded is: `tir.max(2, 3)` is 3. The classes (`tir.Max`, ...) make nodes as written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import INTRINSICS, call_intrin, if_then_else
+from ekiden.ir.prim import (
+    Add,
+    Div,
+    ExprLike,
+    FloorDiv,
+    FloorMod,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    Or,
+    PrimExpr,
+    StringImm,
+    Sub,
+    binary,
+    const,
+    convert,
+)
+from ekiden.ir.prim import Not as _Not
+from ekiden.ir.prim import logical_and as _both
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+
+Argument = ExprLike | str | Buffer
+
+
+def _argument(value: Argument) -> PrimExpr:
+    """What a call gets: a string as its text, a buffer as its address."""
+    if isinstance(value, str):
+        return StringImm(value)
+    return value.access_ptr("rw") if isinstance(value, Buffer) else convert(value)
+
+
+def call_packed(*args: Argument) -> PrimExpr:
+    """A call of a function that the runtime knows by name, the first argument; buffers go as
+    tensors. Its value is the function's, an int32.
+    """
+    return Intrinsic("call_packed", tuple(map(_argument, args)), "int32")
+
+
+def call_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
+    """A call of a C function; buffers go as addresses."""
+    return Intrinsic("call_extern", (StringImm(func_name), *map(_argument, args)), dtype)
+
+
+def call_of(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
+    """A call of an intrinsic by name, of a dtype. Raises KeyError for an unknown one."""
+    name = func_name.removeprefix("tir.")
+    if name not in INTRINSICS:
+        raise KeyError(f"call_intrin: no intrinsic {func_name!r}")
+    return Intrinsic(name, tuple(map(_argument, args)), dtype)
+
+
+def address_of(load: BufferLoad | Buffer) -> BufferAddress:
+    """Where an element, or a buffer, is; for calls."""
+    if isinstance(load, Buffer):
+        return load.access_ptr("rw")
+    return load.buffer.access_ptr("rw", load.indices, [1] * len(load.indices))
+
+
+def _named(op: str) -> Callable[..., PrimExpr]:
+    row = INTRINSICS[op]
+
+    def apply(*args: ExprLike) -> PrimExpr:
+        return call_intrin(op, *beside(args))
+
+    apply.__name__ = apply.__qualname__ = op
+    count = "scalar expressions" if row.arity != 1 else "a scalar expression"
+    apply.__doc__ = f"`{op}` of {count} (see ekiden.ir.intrinsic)."
+    return apply
+
+
+def beside(values: Sequence[ExprLike]) -> list[PrimExpr]:
+    """Values as expressions; Python numbers take the dtype of the first expression."""
+    like = next((v.dtype for v in values if isinstance(v, PrimExpr)), None)
+    return [convert(v, like) for v in values]
+
+
+exp, exp2, exp10, log, log2, log10 = map(_named, "exp exp2 exp10 log log2 log10".split())
+log1p, sqrt, rsqrt, erf, sigmoid = map(_named, "log1p sqrt rsqrt erf sigmoid".split())
+sin, cos, tan, asin, acos, atan = map(_named, "sin cos tan asin acos atan".split())
+sinh, cosh, tanh, asinh, acosh, atanh = map(_named, "sinh cosh tanh asinh acosh atanh".split())
+abs, floor, ceil, round, trunc = map(_named, "abs floor ceil round trunc".split())
+isnan, isinf, isfinite, nearbyint = map(_named, "isnan isinf isfinite nearbyint".split())
+power, fma, fmod, atan2, hypot = map(_named, "pow fma fmod atan2 hypot".split())
+copysign, ldexp, popcount, clz = map(_named, "copysign ldexp popcount clz".split())
+likely, bitwise_not = map(_named, "likely bitwise_not".split())
+bitwise_and, bitwise_or, bitwise_xor = map(_named, "bitwise_and bitwise_or bitwise_xor".split())
+shift_left, shift_right = map(_named, "left_shift right_shift".split())
+pow = power
+
+
+def reinterpret(dtype: str, value: ExprLike) -> PrimExpr:
+    """The bits of a value as another type of the same size. Raises TypeError for other sizes."""
+    given = convert(value)
+    if dt.itemsize(given.dtype) * dt.lanes(given.dtype) != dt.itemsize(dtype) * dt.lanes(dtype):
+        raise TypeError(f"reinterpret: {given.dtype} and {dtype} are of two sizes")
+    return Intrinsic("reinterpret", (given,), dtype)
+
+
+def all(*args: PrimExpr) -> PrimExpr:
+    """Whether every condition holds. Raises ValueError when there is none."""
+    return _joined("all", _both, args)
+
+
+def any(*args: PrimExpr) -> PrimExpr:
+    """Whether some condition holds. Raises ValueError when there is none."""
+    return _joined("any", lambda a, b: binary(Or, a, b), args)
+
+
+def _joined(
+    name: str, join: Callable[[PrimExpr, PrimExpr], PrimExpr], conditions: tuple[PrimExpr, ...]
+) -> PrimExpr:
+    if not conditions:
+        raise ValueError(f"{name}: expected at least one condition")
+    found = convert(conditions[0])
+    for each in conditions[1:]:
+        found = join(found, convert(each))
+    return found
+
+
+def add(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """`a + b`."""
+    return binary(Add, a, b)
+
+
+def subtract(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """`a - b`."""
+    return binary(Sub, a, b)
+
+
+def multiply(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """`a * b`."""
+    return binary(Mul, a, b)
+
+
+def div(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """`a / b` as C does: integers are truncated towards zero."""
+    return binary(Div, a, b)
+
+
+def truncdiv(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """The integer quotient, truncated towards zero."""
+    return binary(Div, a, b)
+
+
+def truncmod(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """What `truncdiv` leaves, with the sign of a."""
+    left, right = beside((a, b))
+    return binary(Sub, left, binary(Mul, binary(Div, left, right), right))
+
+
+def floordiv(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """The integer quotient, rounded down."""
+    return binary(FloorDiv, a, b)
+
+
+def floormod(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """What `floordiv` leaves, with the sign of b."""
+    return binary(FloorMod, a, b)
+
+
+def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """The integer quotient, rounded up."""
+    left, right = beside((a, b))
+    return binary(FloorDiv, left + right - 1, right)
+
+
+indexdiv, indexmod = floordiv, floormod
+
+
+def min(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """The smaller of two values; over axes see te.min."""
+    return binary(Min, a, b)
+
+
+def max(a: ExprLike, b: ExprLike) -> PrimExpr:
+    """The larger of two values; over axes see te.max."""
+    return binary(Max, a, b)
+
+
+def infinity(dtype: str) -> PrimExpr:
+    """The infinity of a floating-point dtype."""
+    return const(float("inf"), dtype)
+
+
+def logical_not(a: ExprLike) -> PrimExpr:
+    """Whether a condition does not hold."""
+    value = convert(a, "bool")
+    return _Not(value, value.dtype)
+
+
+__all__ = [
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "address_of",
+    "all",
+    "any",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "call_extern",
+    "call_packed",
+    "ceil",
+    "ceildiv",
+    "clz",
+    "copysign",
+    "cos",
+    "cosh",
+    "div",
+    "erf",
+    "exp",
+    "exp2",
+    "exp10",
+    "floor",
+    "floordiv",
+    "floormod",
+    "fma",
+    "fmod",
+    "hypot",
+    "if_then_else",
+    "indexdiv",
+    "indexmod",
+    "infinity",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "ldexp",
+    "likely",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "logical_not",
+    "max",
+    "min",
+    "multiply",
+    "nearbyint",
+    "popcount",
+    "pow",
+    "power",
+    "reinterpret",
+    "round",
+    "rsqrt",
+    "shift_left",
+    "shift_right",
+    "sigmoid",
+    "sin",
+    "sinh",
+    "sqrt",
+    "subtract",
+    "tan",
+    "tanh",
+    "trunc",
+    "truncdiv",
+    "truncmod",
+]  # fmt: skip

@@ -1,0 +1,173 @@
+"""Functions of scalars composed of the intrinsics: trigonometry, hyperbolics, other logarithms.
+
+Each is accurate to a few units in the last place of its working type, near zeros too: where a
+formula would cancel, another one takes over.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import EQ, GT, LT, Or, PrimExpr, Select, binary, const
+
+Scalar = Callable[[PrimExpr], PrimExpr]
+
+
+def _select(condition: PrimExpr, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return Select(condition, a, b, a.dtype)
+
+
+def _polynomial(x: PrimExpr, coefficients: Sequence[float]) -> PrimExpr:
+    """Horner's form, constant term first."""
+    total = const(coefficients[-1], x.dtype)
+    for each in reversed(coefficients[:-1]):
+        total = total * x + each
+    return total
+
+
+def _with_sign_of(x: PrimExpr, magnitude: PrimExpr) -> PrimExpr:
+    return _select(binary(LT, x, 0.0), -magnitude, magnitude)
+
+
+def _odd(function: Scalar) -> Scalar:
+    """An odd function from what it is for x >= 0; keeps the sign of zero and NaN."""
+
+    def whole(x: PrimExpr) -> PrimExpr:
+        value = _with_sign_of(x, function(call_intrin("abs", x)))
+        return _select(binary(EQ, x, 0.0), x, value)
+
+    return whole
+
+
+def _tan(x: PrimExpr) -> PrimExpr:
+    return call_intrin("sin", x) / call_intrin("cos", x)
+
+
+@functools.cache
+def _atan_coefficients(dtype: str) -> tuple[float, ...]:
+    """(atan(t) / t - 1) / (t * t) in powers of t * t, by interpolation at Chebyshev points of
+    |t| <= tan(pi / 8).
+    """
+    top = math.tan(math.pi / 8) ** 2
+    degree = 13 if dtype == "float64" else 6
+    points = (np.cos((np.arange(degree + 1) + 0.5) * np.pi / (degree + 1)) + 1) / 2
+    roots = np.sqrt(points.astype(np.longdouble) * top)
+    squares = roots**2
+    rest = (1 - np.arctan(roots) / roots) / squares
+    found = np.polynomial.chebyshev.Chebyshev.fit(
+        squares.astype(np.float64), rest.astype(np.float64), degree
+    )
+    plain = found.convert(kind=np.polynomial.Polynomial)
+    return tuple(-float(c) for c in plain.coef)
+
+
+def _atan_positive(a: PrimExpr) -> PrimExpr:
+    """pi / 2 - atan(1 / a) above tan(3 pi / 8), pi / 4 + atan((a - 1) / (a + 1)) above
+    tan(pi / 8).
+    """
+    far, middle = binary(GT, a, math.tan(3 * math.pi / 8)), binary(GT, a, math.tan(math.pi / 8))
+    t = _select(far, -1.0 / a, _select(middle, (a - 1.0) / (a + 1.0), a))
+    zero = const(0.0, a.dtype)
+    begin = _select(far, zero + math.pi / 2, _select(middle, zero + math.pi / 4, zero))
+    rest = _atan_coefficients(a.dtype)
+    return begin + (t + t * (t * t * _polynomial(t * t, rest)))
+
+
+_atan = _odd(_atan_positive)
+
+
+def _root(x: PrimExpr) -> PrimExpr:
+    return call_intrin("sqrt", x)
+
+
+def _log(x: PrimExpr) -> PrimExpr:
+    return call_intrin("log", x)
+
+
+def _asin(x: PrimExpr) -> PrimExpr:
+    return _atan(x / _root((1.0 - x) * (x + 1.0)))
+
+
+def _acos(x: PrimExpr) -> PrimExpr:
+    return _atan_positive(_root((1.0 - x) / (x + 1.0))) * 2.0
+
+
+def atan2_scalar(y: PrimExpr, x: PrimExpr) -> PrimExpr:
+    """The angle of (x, y) in (-pi, pi]."""
+    ay, ax = call_intrin("abs", y), call_intrin("abs", x)
+    small, large = binary(GT, ay, ax), binary(EQ, ax, 0.0)
+    swapped = _select(small, ax / ay, ay / _select(large, ax + 1.0, ax))
+    first = _atan_positive(swapped)
+    first = _select(small, math.pi / 2 - first, first)
+    return _with_sign_of(y, _select(binary(LT, x, 0.0), math.pi - first, first))
+
+
+def _log1p(x: PrimExpr) -> PrimExpr:
+    """log(1 + x); what rounding 1 + x loses is put back (Kahan)."""
+    u = x + 1.0
+    d = u - 1.0
+    same = binary(Or, binary(EQ, d, 0.0), call_intrin("isinf", u))
+    safe = _select(same, d * 0.0 + 1.0, d)
+    return _select(binary(EQ, u, 1.0), x, _select(same, _log(u), _log(u) * (x / safe)))
+
+
+def _half_exp(a: PrimExpr) -> PrimExpr:
+    """exp(a / 2): its square does not overflow before a hyperbolic function does."""
+    return call_intrin("exp", a * 0.5)
+
+
+def _sinh_positive(a: PrimExpr) -> PrimExpr:
+    terms = 11 if a.dtype == "float64" else 6
+    series = a * _polynomial(a * a, [1 / math.factorial(2 * n + 1) for n in range(terms)])
+    t = _half_exp(a)
+    return _select(binary(LT, a, 1.0), series, (t * 0.5) * t - (0.5 / t) / t)
+
+
+def _cosh(x: PrimExpr) -> PrimExpr:
+    t = _half_exp(call_intrin("abs", x))
+    return (t * 0.5) * t + (0.5 / t) / t
+
+
+_LARGE = 1e9
+"""Above this 1 + x * x is x * x in every working type."""
+
+
+def _asinh_positive(a: PrimExpr) -> PrimExpr:
+    far = binary(GT, a, _LARGE)
+    b = _select(far, a * 0.0 + 1.0, a)
+    near = _log1p(b + b * b / (_root(b * b + 1.0) + 1.0))
+    return _select(far, _log(a) + math.log(2), near)
+
+
+def _acosh(x: PrimExpr) -> PrimExpr:
+    far = binary(GT, x, _LARGE)
+    t = _select(far, x * 0.0 + 1.0, x) - 1.0
+    near = _log1p(t + _root(t) * _root(t + 2.0))
+    return _select(far, _log(x) + math.log(2), near)
+
+
+def _atanh_positive(a: PrimExpr) -> PrimExpr:
+    return _log1p(a * 2.0 / (1.0 - a)) * 0.5
+
+
+# fmt: off
+FUNCTIONS: dict[str, Scalar] = {
+    "tan":   _tan,
+    "asin":  _asin,
+    "acos":  _acos,
+    "atan":  _atan,
+    "sinh":  _odd(_sinh_positive),
+    "cosh":  _cosh,
+    "asinh": _odd(_asinh_positive),
+    "acosh": _acosh,
+    "atanh": _odd(_atanh_positive),
+    "log1p": _log1p,
+    "log2":  lambda x: _log(x) * (1 / math.log(2)),
+    "log10": lambda x: _log(x) * (1 / math.log(10)),
+}
+# fmt: on

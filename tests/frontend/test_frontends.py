@@ -1,0 +1,116 @@
+"""The table of frontends: which row takes what, what is missing, what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import ekiden
+from ekiden import relay
+from ekiden.frontend import table
+from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.table import FRONTENDS, Package, frontend, frontend_of, is_model_file
+from ekiden.runtime.errors import CompileError, ImportModelError
+
+pytestmark = pytest.mark.quick
+FRAMEWORKS = ("onnx", "torch", "tensorflow", "tflite", "jax", "keras")
+
+
+def model() -> onnx.ModelProto:
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy"]
+    graph = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "g", infos[:1], infos[1:])
+    return helper.make_model(graph)
+
+
+def modules_after(program: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {program}; print(*sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return set(done.stdout.split())
+
+
+def test_the_table_and_the_driver_import_no_framework() -> None:
+    program = (
+        "import ekiden, ekiden.frontend.table, ekiden.driver.build, ekiden.driver.compiler; "
+        "from ekiden import relay; relay.frontend"
+    )
+    assert modules_after(program).isdisjoint(FRAMEWORKS)
+
+
+def test_importing_onnx_imports_no_other_framework(tmp_path: Path) -> None:
+    onnx.save(model(), tmp_path / "m.onnx")
+    path = str(tmp_path / "m.onnx")
+    found = modules_after(f"from ekiden.driver.build import import_model; import_model({path!r})")
+    assert found.intersection(FRAMEWORKS) == {"onnx"}
+
+
+def test_models_are_told_by_name_content_and_class(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(model().SerializeToString())
+    assert frontend_of(tmp_path / "model.bin") is frontend("onnx")  # what no other row claims
+    assert frontend_of(b"") is frontend("onnx") is frontend_of(model())
+    assert frontend_of("nowhere.onnx") is frontend("onnx")
+    assert frontend_of(3) is None and frontend_of(object()) is None
+    assert is_model_file("a.onnx") and not is_model_file("a.eki")
+
+
+def test_content_and_folders_tell_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(
+        FRONTENDS[0], name="other", suffixes=(".odd",), starts=((4, b"ODD1"),),
+        holds=("saved.odd",), classes=("pathlib.Path",),
+    )  # fmt: skip
+    monkeypatch.setattr(table, "FRONTENDS", (FRONTENDS[0], other))
+    (tmp_path / "saved.odd").write_bytes(b"")
+    (tmp_path / "file").write_bytes(b"\0\0\0\0ODD1 and more")
+    assert frontend_of(tmp_path) is other and is_model_file(tmp_path)
+    assert frontend_of(tmp_path / "file") is other
+    assert frontend_of(b"\0\0\0\0ODD1") is other
+    assert frontend_of("x.odd") is other
+
+
+def test_options_that_a_row_does_not_honour_are_refused() -> None:
+    with pytest.raises(CompileError) as caught:
+        ekiden.compile(model(), dynamic_shapes={"x": 3})
+    assert str(caught.value) == "compile: an ONNX model takes no 'dynamic_shapes'; it takes 'shape'"
+    program = relay.parse("def @main(%x: Tensor[(n,), float32]) { exp(%x) }")
+    with pytest.raises(CompileError) as caught:
+        ekiden.compile(program, shape={"x": [2]})
+    assert str(caught.value) == "compile: an ekiden.IRModule takes no 'shape'"
+
+
+def test_what_is_given_is_told_from_what_is_not() -> None:
+    assert list(ImportOptions().given()) == []
+    assert list(ImportOptions(shape={}, signature="").given()) == []
+    assert list(ImportOptions(shape={"x": [1]}, example_inputs=()).given()) == [
+        "shape",
+        "example_inputs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "message"),
+    [
+        (Package("no_such_module", ("no-such",)), "odd",
+         "the package 'no-such' is missing; pip install 'ekiden[odd]'"),
+        (Package("no_such_module", ("no-such",)), "",
+         "the package 'no-such' is missing; pip install no-such"),
+        (Package("onnx", ("onnx",), "99.1"), "odd",
+         f"expected onnx from 99.1, got {onnx.__version__}; pip install --upgrade 'ekiden[odd]'"),
+        (Package("onnx", ("onnx",), "1.0", "1.1"), "odd",
+         f"expected onnx from 1.0 below 1.1, got {onnx.__version__}; "
+         "pip install --upgrade 'ekiden[odd]'"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_told_with_the_command(
+    package: Package, extra: str, message: str
+) -> None:
+    row = replace(FRONTENDS[0], packages=(package,), extra=extra)
+    with pytest.raises(ImportModelError) as caught:
+        row.entry()
+    assert str(caught.value) == f"import an ONNX model: {message}"

@@ -1,0 +1,175 @@
+"""Resizing by scales that come at run time, TopK of nothing, and further sizes that are data: as in
+ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import Array, Feed, graph_model, ints, normal
+
+import ekiden
+from ekiden.runtime.errors import InputError, RunError, UnsupportedError
+from onnx_runtime import run_onnx_runtime
+
+pytestmark = pytest.mark.quick
+MODES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
+
+
+def compare(model: onnx.ModelProto, *feeds: Feed) -> None:
+    """One artifact agrees with ONNX Runtime on all of some inputs."""
+    exe = ekiden.compile(model)
+    for feed in feeds:
+        found = exe(**feed)
+        many = found if isinstance(found, tuple) else (found,)
+        for got, wanted in zip(many, run_onnx_runtime(model, feed), strict=True):
+            assert got.shape == wanted.shape and got.dtype == str(wanted.dtype)
+            np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def floats(*values: float) -> Array:
+    return np.array(values, np.float32)
+
+
+def node(op_type: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
+    names = ["" if n == "-" else n for n in inputs.split()]
+    called = f"{op_type} of {outputs}"
+    return helper.make_node(op_type, names, outputs.split(), name=called, **attributes)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("coordinates", MODES)
+def test_resize_by_scales_from_data(mode: str, coordinates: str) -> None:
+    x = normal(1, 2, 7, 5)
+    attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
+    feeds = [{"x": x, "s": floats(1, 1, *s)} for s in ((2, 2), (1.5, 1.3), (0.6, 0.45), (1, 3.7))]
+    if coordinates == "align_corners":  # ONNX Runtime takes the scale, not the extents
+        feeds = feeds[:1]
+    compare(graph_model([node("Resize", "x - s", "y", **attributes)], feeds[0], ["y"]), *feeds)
+
+
+def test_resize_by_scales_of_some_axes_of_a_dynamic_image() -> None:
+    steps = [
+        node("Shape", "x", "shape"),
+        node("Gather", "shape three", "width"),
+        node("Cast", "width", "w", to=onnx.TensorProto.FLOAT),
+        node("Div", "wanted w", "scale"),
+        node("Concat", "scale scale", "scales", axis=0),
+        node("Resize", "x - scales", "y", mode="linear", axes=[2, 3]),
+    ]
+    feeds = [{"x": normal(1, 3, h, w)} for h, w in ((6, 9), (4, 4), (17, 30))]
+    weights = {"three": ints(3), "wanted": floats(20)}
+    compare(graph_model(steps, feeds[0], ["y"], weights, 18, symbolic=True), *feeds)
+
+
+def test_upsample_and_lines() -> None:
+    x, s = normal(1, 2, 4, 3), floats(1, 1, 2, 3)
+    for op_type, opset in (("Upsample", 9), ("Resize", 10)):
+        feed = {"x": x, "s": s}
+        model = graph_model([node(op_type, "x s", "y", mode="nearest")], feed, ["y"], None, opset)
+        compare(model, feed, {"x": x, "s": floats(1, 1, 1, 2)})
+    line = {"x": normal(2, 3, 8), "s": floats(1, 1, 1.75)}
+    compare(graph_model([node("Resize", "x - s", "y", mode="linear")], line, ["y"]), line)
+
+
+def test_scales_of_batches_are_refused_when_they_come() -> None:
+    feed = {"x": normal(1, 2, 4, 3), "s": floats(1, 1, 2, 2)}
+    exe = ekiden.compile(graph_model([node("Resize", "x - s", "y")], feed, ["y"]))
+    with pytest.raises(RunError, match="Resize 'Resize of y': the dimensions do not fit"):
+        exe(feed["x"], floats(2, 1, 2, 2))
+    with pytest.raises(InputError, match="negative"):
+        exe(feed["x"], floats(1, 1, -2, 2))
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_top_k_of_nothing(axis: int) -> None:
+    feed = {"x": normal(3, 5)}
+    top = node("TopK", "x k", "v i", axis=axis)
+    compare(graph_model([top, node("Add", "v one", "y")], feed, ["y", "i"],
+                        {"k": ints(0), "one": floats(1)}), feed)  # fmt: skip
+    given = {**feed, "k": ints(0)}
+    compare(graph_model([top], given, ["v", "i"]), given, {**feed, "k": ints(2)})
+    with pytest.raises(UnsupportedError, match="'K' must not be negative, got -1"):
+        ekiden.compile(graph_model([top], feed, ["v", "i"], {"k": ints(-1)}))
+
+
+CASES: dict[str, tuple[list[onnx.NodeProto], list[Feed], Feed]] = {
+    "a range of floats": (
+        [node("Range", "a b c", "r"), node("Mul", "r r", "y")],
+        [
+            {"a": np.asarray(0, "f"), "b": np.asarray(b, "f"), "c": np.asarray(0.5, "f")}
+            for b in (2, 0, 3.2)
+        ],
+        {},
+    ),
+    "an eye of a size from data": (
+        [node("ConstantOfShape", "n", "e"), node("EyeLike", "e", "y", k=1)],
+        [{"n": ints(3, 4)}, {"n": ints(0, 2)}],
+        {},
+    ),
+    "one hot of a depth from data, then a product": (
+        [node("OneHot", "i d v", "h"), node("ReduceSum", "h", "y", keepdims=0)],
+        [{"i": ints(1, 0, 2), "d": np.asarray(d)} for d in (3, 5)],
+        {"v": floats(0, 1)},
+    ),
+    "splits by data": (
+        [node("Split", "x s", "a b", axis=1), node("MatMul", "a w", "y"), node("Exp", "b", "z")],
+        [{"x": normal(2, 5), "s": ints(3, 2)}],
+        {"w": normal(3, 2)},
+    ),
+    "cumulated lengths, repeated": (
+        [
+            node("CumSum", "n zero", "ends"),
+            node("Gather", "ends last", "total"),
+            node("Range", "zero total unit", "at"),
+            node("Unsqueeze", "at one", "column"),
+            node("GreaterOrEqual", "column ends", "past"),
+            node("Cast", "past", "counts", to=onnx.TensorProto.INT64),
+            node("ReduceSum", "counts one", "which", keepdims=0),
+            node("Gather", "x which", "y"),
+        ],
+        [{"n": ints(2, 0, 3), "x": normal(3, 4)}, {"n": ints(1, 1, 1), "x": normal(3, 4)}],
+        {"zero": np.asarray(0), "unit": np.asarray(1), "last": np.asarray(2), "one": ints(1)},
+    ),
+    "pads and tiles by data": (
+        [node("Pad", "x p", "a"), node("Tile", "a t", "b"), node("Softmax", "b", "y", axis=-1)],
+        [
+            {"x": normal(2, 3), "p": ints(0, 1, 0, 2), "t": ints(1, 2)},
+            {"x": normal(2, 3), "p": ints(1, 0, 0, 0), "t": ints(2, 1)},
+        ],
+        {},
+    ),
+    "a pool and a norm over a length from data": (
+        [
+            node("Slice", "x zero n axis", "s"),
+            node("MaxPool", "s", "p", kernel_shape=[2], strides=[2]),
+            node("InstanceNormalization", "p g b", "y"),
+        ],
+        [{"x": normal(1, 2, 12), "n": ints(k)} for k in (8, 12, 5)],
+        {"zero": ints(0), "axis": ints(2), "g": floats(1, 2), "b": floats(0, 1)},
+    ),
+    "a recurrent layer over a length from data": (
+        [node("Slice", "x zero n zero", "s"), node("GRU", "s w r", "y h", hidden_size=3)],
+        [{"x": normal(6, 1, 2), "n": ints(k)} for k in (6, 2)],
+        {"zero": ints(0), "w": normal(1, 9, 2), "r": normal(1, 9, 3)},
+    ),
+    "grid samples and boxes over sizes from data": (
+        [node("Slice", "g zero n one", "s"), node("GridSample", "x s", "y")],
+        [{"x": normal(1, 2, 4, 5), "g": np.tanh(normal(1, 6, 3, 2)), "n": ints(k)} for k in (6, 2)],
+        {"zero": ints(0), "one": ints(1)},
+    ),
+    "unique, then a product as large as it": (
+        [node("Unique", "x", "u"), node("Unsqueeze", "u one", "c"), node("Mul", "c u", "y")],
+        [{"x": floats(1, 3, 1, 2)}, {"x": floats(5, 5, 5, 5)}],
+        {"one": ints(1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sizes_from_data_flow_on(name: str) -> None:
+    nodes, feeds, weights = CASES[name]
+    made = {n for each in nodes for n in each.output}
+    used = {n for each in nodes for n in each.input}
+    compare(graph_model(nodes, feeds[0], sorted(made - used), weights, 18), *feeds)

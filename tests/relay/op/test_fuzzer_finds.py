@@ -1,0 +1,226 @@
+"""What the fuzzer of operators found, one test each: compiled code gives what the interpreter
+gives, or both refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay
+from ekiden.ir.op import Array
+from ekiden.ir.prim import IntImm, SizeVar
+from ekiden.relay import op
+from ekiden.relay.qnn import op as qnn
+from ekiden.runtime.errors import CompileError, IndexRangeError, InputError, TypeInferenceError
+
+pytestmark = pytest.mark.quick
+Build = Callable[..., relay.Expr]
+
+
+def module_of(build: Build, *arrays: Array) -> relay.IRModule:
+    params = [relay.var(f"x{i}", shape=a.shape, dtype=str(a.dtype)) for i, a in enumerate(arrays)]
+    return relay.IRModule.from_expr(relay.Function(params, build(*params)))
+
+
+def both(build: Build, *arrays: Array) -> Array:
+    """What the interpreter and the virtual machine give, which must agree."""
+    module = module_of(build, *arrays)
+    meant, found = (
+        relay.create_executor(kind, module).evaluate()(*arrays).numpy() for kind in ("debug", "vm")
+    )
+    np.testing.assert_allclose(found, meant, rtol=1e-2 if found.dtype == "float16" else 1e-5)
+    return np.asarray(found)
+
+
+def both_refuse(build: Build, *arrays: Array) -> None:
+    """Each raises an InputError when it runs."""
+    module = module_of(build, *arrays)
+    for kind in ("debug", "vm"):
+        run = relay.create_executor(kind, module).evaluate()
+        with pytest.raises(InputError, match="negative"):
+            run(*arrays)
+
+
+def test_determinants_of_halves() -> None:
+    assert both(op.det, np.diag([2, 3]).astype("float16")).tolist() == 6
+
+
+def test_sizes_below_zero() -> None:
+    image, line = np.zeros((1, 2, 4, 5), "float32"), np.zeros((0, 16), "float32")
+    both_refuse(op.image.resize2d, image, np.array([-8, 26]))
+    both_refuse(op.tile, line, np.array([-4, 0]))
+
+
+NUMBERS = np.array([1.5, -1.5, 0.0, -0.0, 1e-40, 7.0, -7.0], "float32")
+DIVISORS = np.array([[np.inf], [-np.inf], [2.0], [-2.0], [1e4]], "float32")
+
+
+@pytest.mark.parametrize("name", ["floor_mod", "floor_divide", "mod", "trunc_mod", "trunc_divide"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_remainders_by_infinity(name: str, dtype: str) -> None:
+    numbers, divisors = NUMBERS.astype(dtype), DIVISORS.astype(dtype)
+    found = both(getattr(op, name), numbers, divisors)
+    if name == "floor_mod":
+        assert found[0].tolist()[:3] == [1.5, np.inf, 0]
+    if name in ("mod", "trunc_mod"):
+        np.testing.assert_array_equal(found[0], numbers)
+
+
+@pytest.mark.parametrize("method", ["nearest_neighbor", "linear", "cubic"])
+def test_resizing_spreads_no_further_than_it_looks(method: str) -> None:
+    x = np.arange(32, dtype="float32").reshape(1, 1, 4, 8)
+    x[0, 0, 0, 0] = np.nan
+    found = both(lambda x: op.image.resize2d(x, (8, 16), method=method), x)
+    assert np.isfinite(found[..., 4:, 8:]).all() and np.isnan(found[0, 0, 0, 0])
+
+
+def test_products_of_bfloat16() -> None:
+    x, w = (np.arange(n, dtype="float32").reshape(s) for n, s in ((12, (1, 2, 6)), (12, (2, 2, 3))))
+    brief = [a.astype(ml_dtypes.bfloat16) for a in (x, w)]
+    for build in (op.nn.conv1d, op.nn.conv1d_transpose):
+        module = module_of(build, *brief)
+        meant, found = (
+            relay.create_executor(kind, module).evaluate()(*brief).numpy().astype("float32")
+            for kind in ("debug", "vm")
+        )
+        np.testing.assert_allclose(found, meant, rtol=2**-6)
+
+
+def test_the_least_integer_divided() -> None:
+    found = both(lambda x: op.divide(x, relay.const(-3)), np.array([-(2**31), 7], "int32"))
+    assert found.tolist() == [715827882, -2]
+
+
+def test_trees_whose_nodes_do_not_agree() -> None:
+    whole = [np.zeros(2, "int32"), np.zeros(5, "int32"), np.zeros(5, "float32"),
+             np.zeros((5, 2), "int32"), np.zeros(5, "int32")]  # fmt: skip
+    data = np.zeros((3, 4), "float32")
+    assert both(lambda *x: op.ml.tree_leaves(*x, 2), data, *whole).tolist() == [[0, 0]] * 3
+    for at in (2, 3, 4):
+        short = [a[:3] if n == at else a for n, a in enumerate(whole)]
+        with pytest.raises(TypeInferenceError, match="must have shape"):
+            module = module_of(lambda *x: op.ml.tree_leaves(*x, 2), data, *short)
+            relay.transform.InferType()(module)
+
+
+def test_coordinates_are_as_many_as_said() -> None:
+    def build(data: relay.Expr, at: relay.Expr) -> relay.Expr:
+        return op.gather_nd(data, at, index_rank=3)
+
+    arrays = np.zeros((4, 16, 1), "float32"), np.zeros((2, 7), "int64")
+    with pytest.raises(TypeInferenceError, match="'indices' must have shape"):
+        relay.transform.InferType()(module_of(build, *arrays))
+    n = SizeVar("n")
+    params = [relay.var("x", shape=(4, 16, 1)), relay.var("at", shape=(n, 7), dtype="int64")]
+    exe = ekiden.compile(relay.IRModule.from_expr(relay.Function(params, build(*params))))
+    assert exe(arrays[0], np.zeros((3, 7), "int64")).shape == (7,)
+    with pytest.raises(InputError, match="needs n == 3; n is 2"):
+        exe(*arrays)
+
+
+def test_positions_in_sequences_are_integers_that_the_host_reads() -> None:
+    x = np.zeros((2, 2), "float32")
+
+    def build(x: relay.Expr, at: relay.Expr) -> relay.Expr:
+        return op.sequence.at(op.sequence.append(op.sequence.empty(), x), at)
+
+    for at in (np.int8(0), np.array([0, 0])):
+        module = module_of(build, x, np.asarray(at))
+        lists = {op.sequence.LIST.header: op.sequence.LIST}
+        with pytest.raises(TypeInferenceError, match="must be a number of int32 or int64"):
+            relay.transform.InferType()(relay.IRModule(module.functions, lists))
+
+
+def test_what_is_squeezed_is_said_where_dimensions_are_symbols() -> None:
+    x = relay.var("x", shape=(1, SizeVar("n"), 2))
+    with pytest.raises(TypeInferenceError, match="'axis' is needed"):
+        relay.transform.InferType()(relay.IRModule.from_expr(relay.Function([x], op.squeeze(x))))
+
+
+def test_no_positions_among_more_than_there_can_be() -> None:
+    none, shape = np.zeros(0, "int32"), np.full(33, 4, "int32")
+    assert both(op.unravel_index, none, shape).shape == (33, 0)
+
+
+@pytest.mark.parametrize("mode", ["clip", "wrap"])
+def test_nothing_is_taken_from_an_axis_without_elements(mode: str) -> None:
+    n = SizeVar("n")
+    params = [relay.var("x", shape=(n, 3)), relay.var("at", shape=(), dtype="int64")]
+    body = op.take(params[0], params[1], 0, mode=mode)
+    module = relay.IRModule.from_expr(relay.Function(params, body))
+    for kind in ("debug", "vm"):
+        run = relay.create_executor(kind, module).evaluate()
+        assert run(np.ones((2, 3), "float32"), np.asarray(7)).numpy().tolist() == [1, 1, 1]
+        with pytest.raises(IndexRangeError, match="take: extent of 'data' along axis 0 0 is out"):
+            run(np.zeros((0, 3), "float32"), np.asarray(7))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_turns_of_large_angles(dtype: str) -> None:
+    angles = np.array([1e30, -1e30, 2.0**31, 1e22, 1e300, 1.7e308, 2.0**27 + 0.5, 3e9], "float64")
+    with np.errstate(over="ignore"):
+        angles = angles.astype(dtype)
+    angles = angles[np.isfinite(angles)]
+    for build, function in ((op.sin, np.sin), (op.cos, np.cos)):
+        found = both(build, angles)
+        wanted = function(angles.astype("float64"))
+        np.testing.assert_allclose(found, wanted, atol=2 * np.finfo(dtype).eps)
+
+
+def test_broadcasting_does_not_make_axes_shorter() -> None:
+    n, like = SizeVar("n"), np.zeros((3, 7, 1), "float32")
+    with pytest.raises(TypeInferenceError, match="does not broadcast"):
+        module = module_of(op.broadcast_to_like, np.zeros((7, 8), "float32"), like)
+        relay.transform.InferType()(module)
+    for build in (op.broadcast_to_like, lambda x, like: op.broadcast_to(x, (3, 7, 1))):
+        params = [relay.var("x", shape=(7, n)), relay.var("like", shape=(3, 7, 1))]
+        module = relay.IRModule.from_expr(relay.Function(params, build(*params)))
+        run = relay.create_executor("vm", module).evaluate()
+        assert run(np.zeros((7, 1), "float32"), like).numpy().shape == (3, 7, 1)
+        with pytest.raises(InputError, match="needs n == 1; n is 8"):
+            run(np.zeros((7, 8), "float32"), like)
+
+
+def test_reductions_of_nothing() -> None:
+    n, none = SizeVar("n"), np.zeros((2, 0), "float32")
+    x = relay.var("x", shape=(2, n))
+    for body, wanted in (
+        (op.min(x, 1), np.inf),
+        (op.max(x, 1), -np.inf),
+        (op.variance(x, 1, unbiased=True), np.nan),
+    ):
+        module = relay.IRModule.from_expr(relay.Function([x], body))
+        for kind in ("debug", "vm"):
+            found = relay.create_executor(kind, module).evaluate()(none).numpy()
+            np.testing.assert_array_equal(found, [wanted] * 2)
+
+
+def test_what_is_left_beside_a_dimension_of_nothing() -> None:
+    both_refuse_to_reshape = np.zeros((3, 0), "float32"), np.array([-1, 0])
+    module = module_of(lambda x, s: op.reshape(x, s, allowzero=True), *both_refuse_to_reshape)
+    with pytest.raises(InputError, match="what is left is not clear"):
+        ekiden.compile(module)(*both_refuse_to_reshape)
+
+
+def test_positions_in_a_space_of_more_elements_than_there_can_be() -> None:
+    at, shape = np.array([54, 7], "int32"), np.full(33, 5, "int32")
+    assert both(op.unravel_index, at, shape)[-3:].tolist() == [[2, 0], [0, 1], [4, 2]]
+
+
+def test_parts_lie_in_what_they_are_parts_of() -> None:
+    x = np.zeros((4, 5), "float32")
+    for build, shape in ((op.vm.prefix, (3, 7)), (op.vm.part, (4, 3)), (op.vm.part, (4,))):
+        dims = tuple(map(IntImm, shape))
+        with pytest.raises(TypeInferenceError, match="a part of"):
+            relay.transform.InferType()(module_of(lambda x, b=build, d=dims: b(x, d), x))
+
+
+def test_scales_of_simulated_quantisation_are_as_many_as_their_axis_has() -> None:
+    scales = relay.const(np.ones(3, "float32")), relay.const(np.zeros(3, "int32"))
+    for build in (qnn.simulated_quantize, qnn.simulated_dequantize):
+        with pytest.raises(CompileError, match="elements of 'scale' and of its axis must agree"):
+            ekiden.compile(module_of(lambda x, b=build: b(x, *scales), np.zeros((2, 2), "float32")))

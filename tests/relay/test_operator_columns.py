@@ -1,0 +1,75 @@
+"""What passes know of operators stands in the operators' rows, nowhere else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ekiden
+from ekiden.ir.op import OPS, Borders, Linear, Turns
+
+ROOT = Path(ekiden.__file__).parent
+READERS = ("relay/transform", "relay/packing", "relay/analysis", "relay/dataflow_pattern",
+           "relay/backend", "backend", "frontend", "driver", "contrib")  # fmt: skip
+"""Where passes stand, and what else reads the table; beside it the folders that declare rows."""
+
+
+def strings(node: ast.AST) -> list[str]:
+    """The strings that a literal is a collection of; empty where it is anything else."""
+    match node:
+        case ast.Set(elts=items) | ast.Tuple(elts=items) | ast.List(elts=items):
+            pass
+        case ast.Dict(keys=keys) if all(key is not None for key in keys):
+            items = [key for key in keys if key is not None]
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="split")):
+            return text.split()
+        case _:
+            return []
+    found = [e.value for e in items if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+    return found if len(found) == len(items) else []
+
+
+def lists_of_operators(text: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, names) of each literal collection of two names of operators or more, and of those in
+    which most words are such."""
+    for node in ast.walk(ast.parse(text)):
+        names = strings(node)
+        known = [name for name in names if name in OPS]
+        if len(known) >= 2 and 3 * len(known) > 2 * len(names):
+            yield node.lineno, names  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("folder", READERS)
+def test_no_pass_holds_a_list_of_operators(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    found = {
+        f"{file.relative_to(ROOT)}:{line}": names
+        for file in files
+        for line, names in lists_of_operators(file.read_text())
+    }
+    assert not found
+
+
+def test_the_scan_finds_lists() -> None:
+    text = """
+A = {"add", "multiply"}
+B = {"exp": 1, "nn.softmax": 2}
+C = "sqrt tanh exp nn.none".split()
+if name in ("reshape", "squeeze"): pass
+D = ("add",), ["x", "y", "add", "exp"]
+"""
+    assert [line for line, _ in lists_of_operators(text)] == [2, 3, 4, 5]
+
+
+def test_the_columns_agree_with_the_rest_of_a_row() -> None:
+    for name, row in OPS.items():
+        assert not row.fast or OPS[row.fast].attrs is row.attrs, name
+        assert not row.commutes or len(row.arguments) == 2, name
+        assert row.linear is Linear.NO or len(row.arguments) == 2, name
+        assert row.turns is not Turns.SHAPE or row.reshape_only, name
+        assert row.borders is Borders.NO or hasattr(row.attrs, "padding"), name
+        assert row.channels is None or row.macs is not None, name

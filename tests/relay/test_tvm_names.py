@@ -1,0 +1,80 @@
+"""Small helpers that programs written for TVM import."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ekiden import relay, te
+from ekiden.ir.expr import GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array
+from ekiden.ir.supply import GlobalVarSupply, NameSupply
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.qnn.op import canonicalizations, dequantize, quantize
+from ekiden.topi.utils import get_const_int, get_const_tuple
+
+
+def test_names_that_are_not_taken() -> None:
+    names = NameSupply("prefix")
+    assert names.fresh_name("f") == "prefix_f" and names.fresh_name("f") == "prefix_f_1"
+    names.reserve_name("g_1")
+    assert names.contains_name("g_1") and not names.contains_name("g_1", add_prefix=False)
+    assert [names.fresh_name("g") for _ in range(3)] == ["prefix_g", "prefix_g_2", "prefix_g_3"]
+
+
+def test_global_variables_that_are_not_taken() -> None:
+    module = IRModule()
+    module["f"] = relay.Function([], relay.const(1))
+    supply = GlobalVarSupply(module)
+    known = module.get_global_var("f")
+    assert supply.unique_global_for("f") is known
+    assert supply.fresh_global("f").name_hint == "f_1"
+    with pytest.raises(ValueError, match="reserve global: @f is another variable already"):
+        supply.reserve_global(GlobalVar("f"))
+
+
+def test_dimensions_as_numbers() -> None:
+    n = te.var("n", "int64")
+    found = get_const_tuple((te.placeholder((3, 4)).shape[0], 5, n + 0, n))
+    assert found[:2] == (3, 5) and found[2] is n and found[3] is n
+    with pytest.raises(ValueError, match="get_const_int: n is not known"):
+        get_const_int(n)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+def test_tables_of_functions(dtype: str) -> None:
+    info = np.iinfo(dtype)
+    numbers = np.arange(info.min, info.max + 1).astype(dtype)
+    steps = relay.const(np.float32(0.05)), relay.const(np.int32(3))
+    out = relay.const(np.float32(1 / 128)), relay.const(np.int32(-1))
+    made = canonicalizations.create_integer_lookup_op(
+        relay.const(numbers), np.tanh, *steps, *out, in_dtype=dtype, out_dtype="int8"
+    )
+    x = relay.var("x", shape=numbers.shape, dtype=dtype)
+    plain = quantize(relay.tanh(dequantize(x, *steps)), *out)
+    found: Array = np.asarray(Interpreter().evaluate(relay.Function([], made)))
+    expected = np.asarray(Interpreter().evaluate(relay.Function([x], plain), numbers))
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1  # tanh of NumPy and ours
+
+
+def test_operators_between_integers_are_counted() -> None:
+    x = relay.var("x", shape=(2, 4), dtype="int8")
+    zero, one = relay.const(np.int32(0)), relay.const(np.float32(1))
+    region = quantize(relay.nn.relu(relay.exp(dequantize(x, one, zero))), one, zero)
+    body = relay.sigmoid(dequantize(region, one, zero))
+    found = relay.analysis.list_fake_quantized_op_freqs(IRModule.from_expr(body))
+    assert found == {"exp": 1, "nn.relu": 1}
+
+
+def test_constants_of_the_dialect_fold() -> None:
+    call = quantize(relay.const([1.0, 2.6]), relay.const(np.float32(1)), relay.const(np.int32(3)))
+    folded = relay.transform.FoldConstant(fold_qnn=True)(IRModule.from_expr(call))["main"]
+    assert isinstance(folded, relay.Function) and isinstance(folded.body, relay.Constant)
+    assert folded.body.data.tolist() == [4, 6]
+    kept = relay.transform.FoldConstant()(IRModule.from_expr(call))["main"]
+    assert isinstance(kept, relay.Function) and isinstance(kept.body, relay.Call)
+
+
+def test_operators_of_the_dialect_stand_beside_their_module() -> None:
+    assert relay.qnn.requantize is relay.qnn.op.requantize is relay.qnn.op.qnn.requantize

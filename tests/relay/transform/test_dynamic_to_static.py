@@ -1,0 +1,79 @@
+"""DynamicToStatic: operators whose shape is data that can be computed now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ekiden import relay
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import Expr
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.testing import count_ops
+
+
+def static(expr: Expr) -> relay.Function:
+    found = relay.transform.DynamicToStatic()(IRModule.from_expr(expr))["main"]
+    assert isinstance(found, relay.Function)
+    return found
+
+
+def var(name: str, shape: tuple[int, ...], dtype: str = "float32") -> Expr:
+    return relay.var(name, shape=shape, dtype=dtype)
+
+
+X, Y = var("x", (2, 3, 4)), var("y", (8, 3))
+CASES: dict[str, tuple[Callable[[], Expr], tuple[int, ...]]] = {
+    "reshape": (lambda: relay.reshape(X, relay.shape_of(Y)), (8, 3)),
+    "expand_dims": (lambda: relay.expand_dims(X, relay.ndarray_size(var("z", (1,)))), (2, 1, 3, 4)),
+    "tile": (lambda: relay.tile(X, relay.shape_of(var("z", (2, 1, 5)))), (4, 3, 20)),
+    "broadcast_to": (
+        lambda: relay.broadcast_to(X, relay.shape_of(var("z", (5, 2, 3, 4)))),
+        (5, 2, 3, 4),
+    ),
+    "full": (lambda: relay.full(relay.const(2.0), relay.shape_of(Y)), (8, 3)),
+    "zeros": (lambda: relay.zeros(relay.shape_of(Y), "float32"), (8, 3)),
+    "squeeze": (lambda: relay.squeeze(var("z", (1, 3, 1)), relay.shape_of(var("w", (2,)))), (1, 3)),
+    "topk": (lambda: relay.topk(X, relay.ndarray_size(var("z", (2,))), 2, "values"), (2, 3, 2)),
+    "strided_slice": (
+        lambda: relay.strided_slice(
+            X, relay.const([0, 1, 0]), relay.shape_of(X), relay.const([1, 1, 2])
+        ),
+        (2, 2, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_shape_of_types_is_known(name: str) -> None:
+    make, shape = CASES[name]
+    function = static(make())
+    assert not any(op.startswith("dyn.") for op in count_ops(function))
+    kind = function.body.checked_type
+    assert isinstance(kind, relay.TensorType) and kind.concrete_shape == shape
+
+
+def test_one_shape_makes_others_known() -> None:
+    once = relay.reshape(X, relay.shape_of(Y))
+    again = relay.reshape(relay.exp(once), relay.shape_of(X))
+    function = static(relay.reshape(again, relay.shape_of(once)))
+    assert count_ops(function) == {"reshape": 3, "exp": 1}
+    data = np.random.default_rng(0).normal(size=(2, 3, 4)).astype("float32")
+    found = Interpreter().evaluate(function, data, np.zeros((8, 3), "float32"))
+    np.testing.assert_allclose(found, np.exp(data).reshape(8, 3), rtol=1e-6)
+
+
+def test_a_shape_that_is_data_stays() -> None:
+    shape = var("s", (2,), "int64")
+    assert count_ops(static(relay.reshape(X, shape))) == {"dyn.reshape": 1}
+    unknown = relay.var("u", shape=(relay.Any(), 3))
+    assert count_ops(static(relay.reshape(X, relay.shape_of(unknown))))["dyn.reshape"] == 1
+
+
+def test_within_branches() -> None:
+    condition = var("c", (), "bool")
+    branches = relay.reshape(X, relay.shape_of(Y)), relay.zeros(relay.shape_of(Y), "float32")
+    function = static(relay.If(condition, *branches))
+    assert function.body.checked_type == relay.TensorType((8, 3))

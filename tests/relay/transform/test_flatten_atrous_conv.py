@@ -1,0 +1,68 @@
+"""FlattenAtrousConv: convolutions between rearrangements of blocks are dilated ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ekiden import relay
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.testing import count_ops
+
+SIZE = (1, 9, 10, 2)
+
+
+def blocks(
+    block: tuple[int, int],
+    pads: list[list[int]],
+    crops: list[list[int]],
+    padding: int = 0,
+    **options: object,
+) -> relay.Function:
+    x, w = relay.var("x", shape=SIZE), relay.var("w", shape=(3, 3, 2, 4))
+    there = relay.nn.space_to_batch_nd(x, block, pads)
+    conv = relay.nn.conv2d(
+        there, w, padding=padding, data_layout="NHWC", kernel_layout="HWIO", **options
+    )
+    return relay.Function([x, w], relay.nn.batch_to_space_nd(conv, block, crops))
+
+
+def flat(function: Expr) -> relay.Function:
+    found = relay.transform.FlattenAtrousConv()(IRModule.from_expr(function))["main"]
+    assert isinstance(found, relay.Function)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("block", "pads", "crops", "padding"),
+    [
+        ((2, 2), [[2, 3], [2, 2]], [[0, 1], [0, 0]], 0),
+        ((3, 2), [[1, 2], [0, 0]], [[1, 1], [0, 0]], 0),
+        ((2, 2), [[0, 1], [0, 0]], [[1, 0], [0, 2]], 1),
+    ],
+)
+def test_one_dilated_convolution(
+    block: tuple[int, int], pads: list[list[int]], crops: list[list[int]], padding: int
+) -> None:
+    before = blocks(block, pads, crops, padding)
+    after = flat(before)
+    assert count_ops(after) == {"nn.conv2d": 1}
+    assert isinstance(after.body, Call) and after.body.attrs["dilation"] == block  # type: ignore[index]
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=SIZE).astype("float32"), rng.normal(size=(3, 3, 2, 4)).astype("float32")
+    wanted, found = (np.asarray(Interpreter().evaluate(f, *data)) for f in (before, after))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_no_dilated_convolution_is_left() -> None:
+    kept = blocks((2, 2), [[0, 1], [0, 0]], [[1, 0], [0, 0]])  # more is cropped than padded
+    assert "nn.batch_to_space_nd" in count_ops(flat(kept))
+    strided = blocks((2, 2), [[2, 3], [2, 2]], [[0, 0], [0, 0]], strides=(2, 2))
+    assert "nn.batch_to_space_nd" in count_ops(flat(strided))
+    x, w = relay.var("x", shape=SIZE), relay.var("w", shape=(3, 3, 2, 4))
+    ones = relay.nn.space_to_batch_nd(x, (2, 2), [[2, 3], [2, 2]], 1.0)
+    conv = relay.nn.conv2d(ones, w, data_layout="NHWC", kernel_layout="HWIO")
+    expr = relay.nn.batch_to_space_nd(conv, (2, 2), [[0, 1], [0, 0]])
+    assert "nn.batch_to_space_nd" in count_ops(flat(expr))

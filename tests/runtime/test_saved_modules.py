@@ -1,0 +1,129 @@
+"""Modules are saved with all that they import, and come back so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, runtime, te
+from ekiden.contrib.graph_executor import GraphModule
+from ekiden.runtime.errors import CompileError, ExportError
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+X = np.array([1, 2, 3], "float32")
+
+
+def scaled(name: str, factor: float) -> runtime.Module:
+    """A module with one function, (x, y): y becomes x times a number."""
+    a = te.placeholder((3,), name="a")
+    func = te.create_prim_func([a, te.compute((3,), lambda i: a[i] * factor, name="b")])
+    return ekiden.build(func, "llvm", name=name)
+
+
+def result_of(function: runtime.PackedFunc) -> list[float]:
+    y = runtime.empty((3,))
+    function(X, y)
+    return [float(v) for v in y.numpy()]
+
+
+def network(**options: object) -> ekiden.Executable:
+    x = relay.var("x", shape=(3,))
+    return relay.build(relay.Function([x], relay.nn.relu(x) + relay.const(1.0)), "llvm", **options)
+
+
+def test_an_operator_is_exported_and_loaded(tmp_path: Path) -> None:
+    scaled("double", 2).export_library(tmp_path / "double.so")
+    again = runtime.load_module(tmp_path / "double.so")
+    assert again.kind == "image" and again.names() == ["double"]
+    assert result_of(again["double"]) == [2, 4, 6]
+
+
+def test_a_tree_is_saved_whole(tmp_path: Path) -> None:
+    """A root, two that it imports, and one that both of these import, which stays one."""
+    root, left, right, shared = (scaled(n, f) for n, f in zip("abcd", (2, 3, 4, 5), strict=True))
+    for importer, imported in ((root, left), (root, right), (left, shared), (right, shared)):
+        importer.import_module(imported)
+    root.import_module(network().module)
+    root.export_library(tmp_path / "tree.so")
+    again = runtime.load_module(tmp_path / "tree.so")
+    assert [m.names() for m in again.imported_modules] == [["b"], ["c"], ["main"]]
+    below = [m.imported_modules for m in again.imported_modules]
+    assert below[0] == below[1] and below[0][0].names() == ["d"]
+    assert [result_of(again[n])[0] for n in "abcd"] == [2, 3, 4, 5]
+    assert again["main"](-X).numpy().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["tree.o", "tree.c", "tree.tar"])
+def test_a_tree_is_written_as_what_the_suffix_says(name: str, tmp_path: Path) -> None:
+    root = scaled("a", 2)
+    root.import_module(scaled("b", 3))
+    root.export_library(tmp_path / name)
+    assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_another_process_and_the_published_package_run_it(tmp_path: Path) -> None:
+    root = scaled("a", 2)
+    root.import_module(scaled("b", 3))
+    root.export_library(tmp_path / "tree.so")
+    program = (
+        "import sys, numpy as np, ekiden.runtime as r\n"
+        "m, y = r.load_module(sys.argv[1]), np.zeros(3, 'float32')\n"
+        "m['b'](np.ones(3, 'float32'), y); print(y.tolist(), 'llvmlite' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "tree.so")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout == "[3.0, 3.0, 3.0] False\n"
+    tvm_ffi = pytest.importorskip("tvm_ffi", reason="pip install apache-tvm-ffi")
+    torch = pytest.importorskip("torch", reason="pip install torch")
+    y = torch.zeros(3)
+    tvm_ffi.load_module(str(tmp_path / "tree.so"))["a"](torch.ones(3), y)
+    assert y.tolist() == [2, 2, 2]
+
+
+def test_what_cannot_be_saved_says_so(tmp_path: Path) -> None:
+    scaled("a", 2).export_library(tmp_path / "a.so")
+    library = tmp_path / "plain.so"
+    source = tmp_path / "plain.c"
+    source.write_text("int __tvm_ffi_f(void *a, const void *b, int c, void *d) { return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
+    root = scaled("a", 2)
+    root.import_module(runtime.load_module(library))
+    with pytest.raises(ExportError, match="modules of kind 'library' cannot be saved"):
+        root.export_library(tmp_path / "tree.so")
+    with pytest.raises(ExportError, match=r"modules are written as \.so"):
+        scaled("a", 2).export_library(tmp_path / "a.eki")
+    with pytest.raises(ExportError, match="the suffix decides"):
+        scaled("a", 2).export_library(tmp_path / "a.txt")
+
+
+def test_a_graph_executor_under_a_name_of_its_own(tmp_path: Path) -> None:
+    lib = network(mod_name="resnet18", runtime="cpp")
+    lib.export_library(tmp_path / "net.so")
+    lib.save(tmp_path / "net.eki")
+    loaded = [lib, *map(runtime.load_module, (tmp_path / "net.so", tmp_path / "net.eki"))]
+    for each in loaded:
+        graph = GraphModule(each["resnet18"](ekiden.cpu()))
+        graph.set_input(0, -X)
+        graph.run()
+        assert graph.get_output(0).numpy().tolist() == [1, 1, 1]
+        assert each["default"](ekiden.cpu()) is not None
+    assert lib.libmod_name == "resnet18" and network().libmod_name == "default"
+
+
+@pytest.mark.parametrize("name", ["two words", "", "1st", "main", 'x"y'])
+def test_a_name_that_cannot_be_is_refused(name: str) -> None:
+    with pytest.raises(CompileError, match="mod_name"):
+        network(mod_name=name)
+
+
+def test_another_runtime_is_refused() -> None:
+    with pytest.raises(CompileError, match="crt"):
+        network(runtime="crt")

@@ -1,0 +1,168 @@
+"""The functions of `tir` by TVM's names, compiled, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import te, tir
+from ekiden.tir import stmt_functor
+
+UNARY = {
+    "exp2": np.exp2, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
+    "asinh": np.arcsinh, "atanh": np.arctanh, "exp10": lambda x: 10.0**x,
+}  # fmt: skip
+
+
+def evaluate(function: Callable[..., tir.PrimExpr], *arrays: np.ndarray) -> np.ndarray:
+    """A function of elements, in vectors of 16 and one by one."""
+    ins = [te.placeholder(a.shape, str(a.dtype), f"x{n}") for n, a in enumerate(arrays)]
+    out = te.compute(arrays[0].shape, lambda i: function(*(x[i] for x in ins)), name="out")
+    found = []
+    for is_vector in (True, False):
+        s = te.create_schedule(out.op)
+        if is_vector:
+            s[out].vectorize(out.op.axis[0])
+        result = ekiden.nd.array(np.zeros(arrays[0].shape, out.dtype))
+        module = ekiden.build(s, [*ins, out], "llvm", name="f")
+        module["f"](*map(ekiden.nd.array, arrays), result)
+        found.append(result.numpy())
+    np.testing.assert_array_equal(*found)
+    return found[0]
+
+
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_of_one_number(name: str, dtype: str) -> None:
+    x = np.linspace(0.01, 0.99, 37).astype(dtype)
+    eps = np.finfo(dtype).eps
+    wanted = UNARY[name](x.astype(np.longdouble))
+    np.testing.assert_allclose(evaluate(getattr(tir, name), x), wanted, rtol=32 * eps, atol=eps)
+
+
+def test_of_two_numbers() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 40)).astype("float32")
+    y[:4] = [0, -0.0, np.inf, -np.inf]
+    x[4:6] = 0
+    for function, reference in ((tir.hypot, np.hypot), (tir.copysign, np.copysign)):
+        np.testing.assert_allclose(evaluate(function, x, y), reference(x, y), rtol=1e-6)
+    finite = np.where(np.isfinite(y), y, 1).astype("float32")
+    np.testing.assert_allclose(
+        evaluate(tir.atan2, x, finite), np.arctan2(x, finite), rtol=1e-5, atol=1e-6
+    )
+    scale = rng.integers(-5, 5, 40).astype("int32")
+    np.testing.assert_allclose(evaluate(tir.ldexp, x, scale), np.ldexp(x, scale), rtol=1e-6)
+    assert evaluate(tir.isfinite, y).tolist() == np.isfinite(y).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_of_bits(dtype: str) -> None:
+    low = 0 if dtype.startswith("u") else -(2**20)
+    x = np.append(np.random.default_rng(1).integers(low, 200, 30), [0, 1]).astype(dtype)
+    bits = 8 * x.itemsize
+    whole = [int(v) % 2**bits for v in x]
+    assert evaluate(tir.popcount, x).tolist() == [v.bit_count() for v in whole]
+    assert evaluate(tir.clz, x).tolist() == [bits - v.bit_length() for v in whole]
+    assert evaluate(tir.bitwise_not, x).tolist() == (~x).tolist()
+
+
+def test_divisions_and_folding() -> None:
+    x, y = np.array([7, -7, 7, -7], "int32"), np.array([2, 2, -2, -2], "int32")
+    assert evaluate(tir.truncdiv, x, y).tolist() == [3, -3, -3, 3]
+    assert evaluate(tir.truncmod, x, y).tolist() == [1, -1, 1, -1]
+    assert evaluate(tir.ceildiv, x, np.abs(y)).tolist() == [4, -3, 4, -3]
+    assert int(tir.max(2, 3)) == 3 and int(tir.floormod(-1, 4)) == 3
+    n = tir.Var("n", "int32")
+    assert tir.min(n, 1).dtype == "int32" and tir.exp(tir.Var("x", "float16")).dtype == "float16"
+
+
+def test_reinterpret_refuses_another_size() -> None:
+    x = np.array([1.0, -2.0], "float32")
+    assert evaluate(lambda v: tir.reinterpret("int32", v), x).tolist() == x.view("int32").tolist()
+    with pytest.raises(TypeError, match="two sizes"):
+        tir.reinterpret("int64", tir.Var("x", "float32"))
+
+
+def test_buffers_by_declaration() -> None:
+    buffer = tir.decl_buffer((4, 3), "int8", name="b", strides=[8, 1], scope="local")
+    assert (buffer.name, buffer.dtype, buffer.scope) == ("b", "int8", "local")
+    assert isinstance(tir.decl_buffer(8, offset_factor=4).elem_offset, tir.Var)
+    with pytest.raises(TypeError, match="address of another"):
+        tir.decl_buffer(8, data=buffer)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="auto_broadcast"):
+        tir.decl_buffer(8, buffer_type="auto_broadcast")
+
+
+def test_vectors_and_places_of_buffers() -> None:
+    n = tir.Var("n")
+    a = tir.decl_buffer((n, 8), "float32", "a", elem_offset=100)
+    assert ekiden.structural_equal(a.offset_of([2, 3]), n * 0 + (tir.const(100) + 16 + 3))
+    strided = tir.decl_buffer((4, n), strides=[n + 1, 1])
+    assert ekiden.structural_equal(strided.offset_of([1, 2]), n + 1 + 2)
+    load = a.vload([1, 4], "float32x4")
+    assert load.dtype == "float32x4" and load.indices[1].dtype == "int64x4"
+    assert a.vload([1, 4]).dtype == "float32"
+    store = a.vstore([0, 0], load + load)
+    assert isinstance(store, tir.BufferStore) and "T.Ramp(0, 1, 4)" in store.astext()
+    with pytest.raises(TypeError, match="holds float32, not int32"):
+        a.vload([0, 0], "int32")
+
+
+def test_walks_and_rewrites() -> None:
+    a = tir.decl_buffer((8,), name="a")
+    i, n = tir.Var("i"), tir.Var("n")
+    store = tir.BufferStore(a, a[i] + 1.0, (i,))
+    loop = tir.For(i, tir.const(0), n, tir.ForKind.SERIAL, store)
+    seen: list[object] = []
+    stmt_functor.post_order_visit(loop, seen.append)
+    assert [type(s).__name__ for s in seen[-2:]] == ["BufferStore", "For"]
+    assert sum(s is i for s in seen) == 1
+    replaced = stmt_functor.substitute(loop, {n: 5})
+    assert int(replaced.extent) == 5  # type: ignore[union-attr]
+
+    def negate(node: object) -> tir.PrimExpr | None:
+        return node - 1.0 if isinstance(node, tir.BufferLoad) else None
+
+    changed = stmt_functor.ir_transform(loop, None, negate, ["tir.BufferLoad"])
+    assert "a[i] - 1.0" in changed.astext()
+    gone = stmt_functor.ir_transform(
+        loop, lambda s: tir.Evaluate(n) if isinstance(s, tir.For) else None, None
+    )
+    assert isinstance(gone, tir.Evaluate)
+
+
+def test_operators_on_bits() -> None:
+    x, y = np.array([12, -7, 1], "int32"), np.array([1, 2, 3], "int32")
+    assert (
+        evaluate(lambda a, b: (a << b) ^ (a >> b), x, y).tolist() == ((x << y) ^ (x >> y)).tolist()
+    )
+    assert evaluate(lambda a, b: (a & 6) | b, x, y).tolist() == ((x & 6) | y).tolist()
+    with pytest.raises(TypeError, match="integers of one dtype"):
+        tir.Var("x", "float32") & 1
+
+
+def test_passes_over_loop_programs() -> None:
+    a = tir.decl_buffer((1,), "int32", "a")
+    func = tir.PrimFunc((a,), tir.BufferStore(a, tir.const(1, "int32"), (tir.const(0),)))
+    mod = ekiden.IRModule({"one": func, "two": func.with_attr("kept", 1)})
+
+    @tir.transform.prim_func_pass(opt_level=0)
+    class Mark:
+        def transform_function(
+            self, f: tir.PrimFunc, mod: ekiden.IRModule, ctx: object
+        ) -> tir.PrimFunc:
+            return f.with_attr("marked", 1)
+
+    assert all(f.attr("marked") == 1 for f in Mark()(mod).functions.values())
+    kept = tir.transform.Filter(lambda f: f.attr("kept") == 1)(mod)
+    assert [g.name_hint for g in kept.functions] == ["two"]
+    applied = tir.transform.Apply(lambda f: f.without_attr("kept"))(mod)
+    assert applied["two"].attr("kept") is None
+    bound = tir.transform.BindTarget(ekiden.target.Target("llvm"))(mod)
+    assert str(bound["one"].attr("target")).startswith("llvm")
+    assert func.buffer_map[func.params[0]] is a
