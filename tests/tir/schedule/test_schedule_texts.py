@@ -731,6 +731,13 @@ def test_text_after_a_step(name: str) -> None:
 
 def test_every_step_has_a_text() -> None:
     """Those with a test of their own apart: below, in test_partition.py."""
-    others = {"enter_postproc", "loop_partition", "rolling_buffer", "tensorize", "unannotate", "work_on"}
+    others = {
+        "enter_postproc",
+        "loop_partition",
+        "rolling_buffer",
+        "tensorize",
+        "unannotate",
+        "work_on",
+    }
     steps = {k for k in Schedule.kinds if not k.startswith(("get_", "sample_"))} - others
     assert steps - {"split"} <= set(CASES)
