@@ -371,9 +371,10 @@ def _has_handles(value: object) -> bool:
 
 
 def _recheck(kind: str, program: Program) -> None:
-    """The steps of loops that run at the same time must still not meet."""
+    """The steps of loops that run at the same time must still not meet; a loop without blocks, such
+    as those of a block's own statements, is as it was."""
     for loop in program.loops.values():
-        if loop.kind in CONCURRENT:
+        if loop.kind in CONCURRENT and program.leaves(loop.body):
             lanes = loop.kind is ForKind.VECTORIZED
             check_concurrent(f"{kind}: {loop.kind.value}", program, loop, lanes)
 
