@@ -20,15 +20,18 @@ from ekiden.tir.stmt import BufferStore, PrimFunc
 from ekiden.tir.visitor import all_expressions
 from ekiden.topi import transpose
 from ekiden.topi.rule import schedule
-from ekiden.topi.rule.turning import PLAIN, tile_size, turned
+from ekiden.topi.rule.turning import PLAIN, tile_size, turned, woven
 from processor import processors
 
 SHAPES = [
     ((33, 50), (1, 0)),
     ((2, 17, 7, 9), (0, 2, 3, 1)),
-    ((2, 9, 7, 40), (0, 3, 1, 2)),
     ((3, 20, 4, 36), (0, 2, 3, 1)),
     ((130, 3, 66), (2, 1, 0)),
+    ((2, 3, 7, 29), (0, 2, 3, 1)),
+    ((2, 1100, 2), (0, 2, 1)),
+    ((3, 50, 4), (0, 2, 1)),
+    ((1, 4, 1050), (0, 2, 1)),
 ]
 
 
@@ -74,6 +77,23 @@ def test_what_is_made_of_elements() -> None:
         a, b = (np.random.default_rng(n).uniform(-5, 5, s).astype("f")
                 for n, s in enumerate(((40, 70), (70, 40))))  # fmt: skip
         np.testing.assert_array_equal(run(a, b).numpy(), wanted(a, b))  # type: ignore[union-attr]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_weaving_in_the_interpreter(lanes: int, count: int) -> None:
+    x, out = (Buffer(name, (const(lanes * count),)) for name in ("x", "out"))
+    rows = [BufferLoad(x, (ramp(const(n * lanes), 1, lanes),), f"float32x{lanes}")
+            for n in range(count)]  # fmt: skip
+    data = some((count, lanes), "float32")
+    for apart, wanted in ((False, data.T), (True, data.reshape(lanes, count).T)):
+        body = woven(
+            rows, lambda n, v: BufferStore(out, v, (ramp(const(n * lanes), 1, lanes),)), apart
+        )
+        found = np.zeros(lanes * count, "float32")
+        interpreter.run(PrimFunc((x, out), body), data.reshape(-1), found)
+        np.testing.assert_array_equal(found, wanted.reshape(-1))
 
 
 @pytest.mark.quick
@@ -124,7 +144,8 @@ def test_a_tile_takes_as_many_shuffles_as_it_should() -> None:
     assert count((64, 64), "float32") == 16 * 4
     assert count((64, 64), "uint8") == 16 * 4
     assert count((64, 64), "float64") == 8 * 3
-    assert count((64, 3), "float32") == 0
+    assert count((64, 3), "float32") == 3 * 2
+    assert count((64, 5), "float32") == 4 * 2
 
 
 @pytest.mark.quick

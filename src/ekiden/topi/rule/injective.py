@@ -28,13 +28,17 @@ from ekiden.topi.rule.loops import (
     vector_lanes,
     vectorized,
 )
-from ekiden.topi.rule.turning import tile_size, turned
+from ekiden.topi.rule.turning import tile_size, turned, woven
 
 BLOCK = 64
 """Rows of a block of a transposition."""
 STRIP = 8
 """Neighbours that a transposition writes per row."""
 
+MOST_WOVEN = 4
+"""Channels whose pixels are woven from vectors of each: each takes as many shuffles."""
+PIXELS = 1024
+"""Of a step of a loop that threads share."""
 LEAST_TILE = 4
 """Rows of a tile transposed in registers, where vectors are not shorter."""
 FEW_ROWS = 128
@@ -130,6 +134,8 @@ class _Nest:
         """The loops; with parallel ones at the top of a function."""
         if not self.axes:
             return self.store()
+        if (found := self.woven_load()) is not None:
+            return self.woven(*found, top)
         inner = self.vector_axis()
         walked = self.strided_axis(inner)
         if walked is not None:
@@ -200,8 +206,9 @@ class _Nest:
 
     def transposed(self, inner: Axis, walked: Axis, top: bool) -> Stmt:
         """Blocks of `walked`; inside, neighbours along `inner`: cache lines are read whole before
-        others come. One element at a time, but vectors where elements take long to compute: a
-        gather costs more than as many loads (512x21x200: 4.8 to 2.1 ms, 1024x1024: 1.0 to 0.66).
+        others come. Tiles in registers where one load is turned; else one element at a time, but
+        vectors where elements take long to compute: a gather costs more than as many loads
+        (512x21x200: 4.8 to 2.1 ms, 1024x1024: 1.0 to 0.66).
         """
         outer = [a for a in self.axes if a is not inner and a is not walked]
         load, size = self.turned_load(inner, walked)
@@ -214,9 +221,9 @@ class _Nest:
             at = Var(walked.var.name)
             return For(at, const(0), left, ForKind.SERIAL, make({walked.var: block * BLOCK + at}))
 
+        whole = parallel_outer if top else lambda axes, work, body: serial(axes, body)
         if load is not None:
             body = self._tiles(inner, walked, block * BLOCK, left, load, size)
-            whole = parallel_outer if top else lambda axes, work, body: serial(axes, body)
             return whole([*outer, blocks], BLOCK * estimate([inner.extent]), body)
         heavy = any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(self.value))
         if heavy:
@@ -249,6 +256,61 @@ class _Nest:
         while size > 1 and any(e < size for e in extents):
             size //= 2
         return (load, size) if size >= least else (None, 1)
+
+    def woven_load(self) -> tuple[BufferLoad, Axis, Axis] | None:
+        """(the load that is the value, pixels, channels) where there are few channels, which lie
+        apart on one side and one after the other on the other."""
+        value = self.value
+        if not isinstance(value, BufferLoad) or len(self.axes) < 2:
+            return None
+        if tile_size(value.dtype, self.target) < LEAST_TILE:
+            return None
+        at, coefficient = self.loads.load_indices[0], self.analyzer.coefficient
+        for pixel, channel in (self.axes[-2:], self.axes[:-3:-1]):
+            count = channel.extent.value if isinstance(channel.extent, IntImm) else 0
+            if not 2 <= count <= MOST_WOVEN:
+                continue
+            sides = (self.index, at) if channel is self.axes[-1] else (at, self.index)
+            steps = [coefficient(side, axis.var) for side in sides for axis in (pixel, channel)]
+            if steps[:3] == [count, 1, 1] and steps[3] not in (0, 1):
+                return value, pixel, channel
+        return None
+
+    def woven(self, load: BufferLoad, pixel: Axis, channel: Axis, top: bool) -> Stmt:
+        """Vectors of pixels from vectors of all channels, or the other way, PIXELS at a time."""
+        outer, apart = self.axes[:-2], channel is not self.axes[-1]
+        block, run, row, column = Var("block"), Var("run"), Var("row"), Var("column")
+        begin, channels = block * PIXELS, estimate([channel.extent])
+        known = isinstance(pixel.extent, IntImm) and pixel.extent.value % PIXELS == 0
+        count = const(PIXELS) if known else minimum(const(PIXELS), pixel.extent - begin)
+        blocks = Axis(block, simplify((pixel.extent + (PIXELS - 1)) // PIXELS))
+        lanes = tile_size(load.dtype, self.target)
+        runs = simplify(count // lanes)
+
+        def place(index: PrimExpr, n: int, is_pixels: bool) -> PrimExpr:
+            given = {pixel.var: begin + run * lanes, channel.var: const(0 if is_pixels else n)}
+            at = substitute(index, given)
+            return ramp(simplify(at + n * lanes if is_pixels else at), 1, lanes)
+
+        vectors = [
+            BufferLoad(load.buffer, (place(load.indices[0], n, apart),), f"{load.dtype}x{lanes}")
+            for n in range(channels)
+        ]
+        body = woven(
+            vectors,
+            lambda n, v: BufferStore(self.buffer, v, (place(self.index, n, not apart),)),
+            apart,
+        )
+        done = simplify(runs * lanes)
+        left = self.store({channel.var: column, pixel.var: begin + done + row})
+        whole = sequence(
+            For(run, const(0), runs, ForKind.SERIAL, body),
+            For(row, const(0), simplify(count - done), ForKind.SERIAL,
+                For(column, const(0), channel.extent, ForKind.SERIAL, left)),
+        )  # fmt: skip
+        if top:
+            return parallel_outer([*outer, blocks], PIXELS * channels, whole)
+        return serial([*outer, blocks], whole)
 
     def _tiles(
         self,

@@ -97,4 +97,32 @@ def turned(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt]) -> S
     return body
 
 
-__all__ = ["PLAIN", "tile_size", "turned"]
+def woven(
+    vectors: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt], apart: bool = False
+) -> Stmt:
+    """`keep(n, vector)` for each vector of what goes through all of them by turns, as the pixels of
+    an image whose channels lie apart; or, of pixels, for each channel."""
+    count, dtype = len(vectors), vectors[0].dtype
+    lanes = dt.lanes(dtype)
+    lets: list[tuple[Var, PrimExpr]] = [(Var("channel", dtype), v) for v in vectors]
+    given, made = [var for var, _ in lets], []
+    for n in range(count):
+        numbers = [lane * count + n if apart else n * lanes + lane for lane in range(lanes)]
+        places = [divmod(i, lanes) if apart else divmod(i, count)[::-1] for i in numbers]
+        now = given[0]
+        for source, other in enumerate(given[1:], 1):
+            kept = [place if source == 1 else lane for lane, (_, place) in enumerate(places)]
+            order = [
+                lanes + place if owner == source else kept[lane]
+                for lane, (owner, place) in enumerate(places)
+            ]
+            lets.append((Var("woven", dtype), shuffle(now, other, order)))
+            now = lets[-1][0]
+        made.append(keep(n, now))
+    body = seq(*made)
+    for var, value in reversed(lets):
+        body = LetStmt(var, value, body)
+    return body
+
+
+__all__ = ["PLAIN", "tile_size", "turned", "woven"]
