@@ -9,10 +9,10 @@ from itertools import pairwise
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir.intrinsic import EXPENSIVE
 from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Var, const, minimum
-from ekiden.ir.prim_visitor import post_order, substitute
+from ekiden.ir.prim_visitor import post_order, rewrite, substitute
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt
+from ekiden.tir.expr import Buffer, BufferLoad, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
 from ekiden.tir.visitor import sequence
 from ekiden.topi.rule.loops import (
     CHUNK,
@@ -28,12 +28,19 @@ from ekiden.topi.rule.loops import (
     vector_lanes,
     vectorized,
 )
+from ekiden.topi.rule.turning import tile_size, turned, woven
 
 BLOCK = 64
 """Rows of a block of a transposition."""
 STRIP = 8
 """Neighbours that a transposition writes per row."""
 
+MOST_WOVEN = 4
+"""Channels whose pixels are woven from vectors of each: each takes as many shuffles."""
+PIXELS = 1024
+"""Of a step of a loop that threads share."""
+LEAST_TILE = 4
+"""Rows of a tile transposed in registers, where vectors are not shorter."""
 FEW_ROWS = 128
 """Rows that a vector of columns is walked down where elements of all are picked alike;"""
 PLANE = 1 << 18
@@ -109,7 +116,7 @@ class _Nest:
         accesses = Accesses([region.index], [region.value])
         axes, step = fuse(region.axes, accesses, analyzer)
         self.axes = axes
-        self.buffer = buffer
+        self.buffer, self.target = buffer, target
         self.index, self.value = substitute(region.index, step), substitute(region.value, step)
         self.loads = Accesses([self.index], [self.value])
         self.analyzer = analyzer
@@ -127,6 +134,8 @@ class _Nest:
         """The loops; with parallel ones at the top of a function."""
         if not self.axes:
             return self.store()
+        if (found := self.woven_load()) is not None:
+            return self.woven(*found, top)
         inner = self.vector_axis()
         walked = self.strided_axis(inner)
         if walked is not None:
@@ -197,10 +206,12 @@ class _Nest:
 
     def transposed(self, inner: Axis, walked: Axis, top: bool) -> Stmt:
         """Blocks of `walked`; inside, neighbours along `inner`: cache lines are read whole before
-        others come. One element at a time, but vectors where elements take long to compute: a
-        gather costs more than as many loads (512x21x200: 4.8 to 2.1 ms, 1024x1024: 1.0 to 0.66).
+        others come. Tiles in registers where one load is turned; else one element at a time, but
+        vectors where elements take long to compute: a gather costs more than as many loads
+        (512x21x200: 4.8 to 2.1 ms, 1024x1024: 1.0 to 0.66).
         """
         outer = [a for a in self.axes if a is not inner and a is not walked]
+        load, size = self.turned_load(inner, walked)
         block = Var(f"{walked.var.name}_block")
         known = isinstance(walked.extent, IntImm) and walked.extent.value % BLOCK == 0
         left = const(BLOCK) if known else minimum(const(BLOCK), walked.extent - block * BLOCK)
@@ -210,6 +221,10 @@ class _Nest:
             at = Var(walked.var.name)
             return For(at, const(0), left, ForKind.SERIAL, make({walked.var: block * BLOCK + at}))
 
+        whole = parallel_outer if top else lambda axes, work, body: serial(axes, body)
+        if load is not None:
+            body = self._tiles(inner, walked, block * BLOCK, left, load, size)
+            return whole([*outer, blocks], BLOCK * estimate([inner.extent]), body)
         heavy = any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(self.value))
         if heavy:
             body = vectorized(inner, self.lanes, rows(self.store))
@@ -219,6 +234,142 @@ class _Nest:
         if top:
             return parallel_outer([*outer, blocks], work, body)
         return serial([*outer, blocks], body)
+
+    def turned_load(self, inner: Axis, walked: Axis) -> tuple[BufferLoad | None, int]:
+        """The one load that walks an outer axis, if a tile of it can be transposed in registers,
+        and the tile's rows and columns."""
+        found = [
+            x for x, i in zip(self.loads.loads, self.loads.load_indices, strict=True)
+            if self.analyzer.coefficient(i, inner.var) not in (0, 1)
+        ]  # fmt: skip
+        guarded = any(
+            isinstance(e, Intrinsic) and e.op == "if_then_else" for e in post_order(self.value)
+        )
+        if len(found) != 1 or guarded or self.analyzer.coefficient(self.index, inner.var) != 1:
+            return None, 1
+        (load,) = found
+        if self.analyzer.coefficient(load.indices[0], walked.var) != 1:
+            return None, 1
+        size = tile_size(load.dtype, self.target)
+        least = max(min(LEAST_TILE, size), 2)
+        extents = [a.extent.value for a in (inner, walked) if isinstance(a.extent, IntImm)]
+        while size > 1 and any(e < size for e in extents):
+            size //= 2
+        return (load, size) if size >= least else (None, 1)
+
+    def woven_load(self) -> tuple[BufferLoad, Axis, Axis] | None:
+        """(the load that is the value, pixels, channels) where there are few channels, which lie
+        apart on one side and one after the other on the other."""
+        value = self.value
+        if not isinstance(value, BufferLoad) or len(self.axes) < 2:
+            return None
+        if tile_size(value.dtype, self.target) < LEAST_TILE:
+            return None
+        at, coefficient = self.loads.load_indices[0], self.analyzer.coefficient
+        for pixel, channel in (self.axes[-2:], self.axes[:-3:-1]):
+            count = channel.extent.value if isinstance(channel.extent, IntImm) else 0
+            if not 2 <= count <= MOST_WOVEN:
+                continue
+            sides = (self.index, at) if channel is self.axes[-1] else (at, self.index)
+            steps = [coefficient(side, axis.var) for side in sides for axis in (pixel, channel)]
+            if steps[:3] == [count, 1, 1] and steps[3] not in (0, 1):
+                return value, pixel, channel
+        return None
+
+    def woven(self, load: BufferLoad, pixel: Axis, channel: Axis, top: bool) -> Stmt:
+        """Vectors of pixels from vectors of all channels, or the other way, PIXELS at a time."""
+        outer, apart = self.axes[:-2], channel is not self.axes[-1]
+        block, run, row, column = Var("block"), Var("run"), Var("row"), Var("column")
+        begin, channels = block * PIXELS, estimate([channel.extent])
+        known = isinstance(pixel.extent, IntImm) and pixel.extent.value % PIXELS == 0
+        count = const(PIXELS) if known else minimum(const(PIXELS), pixel.extent - begin)
+        blocks = Axis(block, simplify((pixel.extent + (PIXELS - 1)) // PIXELS))
+        lanes = tile_size(load.dtype, self.target)
+        runs = simplify(count // lanes)
+
+        def place(index: PrimExpr, n: int, is_pixels: bool) -> PrimExpr:
+            given = {pixel.var: begin + run * lanes, channel.var: const(0 if is_pixels else n)}
+            at = substitute(index, given)
+            return ramp(simplify(at + n * lanes if is_pixels else at), 1, lanes)
+
+        vectors = [
+            BufferLoad(load.buffer, (place(load.indices[0], n, apart),), f"{load.dtype}x{lanes}")
+            for n in range(channels)
+        ]
+        body = woven(
+            vectors,
+            lambda n, v: BufferStore(self.buffer, v, (place(self.index, n, not apart),)),
+            apart,
+        )
+        done = simplify(runs * lanes)
+        left = self.store({channel.var: column, pixel.var: begin + done + row})
+        whole = sequence(
+            For(run, const(0), runs, ForKind.SERIAL, body),
+            For(row, const(0), simplify(count - done), ForKind.SERIAL,
+                For(column, const(0), channel.extent, ForKind.SERIAL, left)),
+        )  # fmt: skip
+        if top:
+            return parallel_outer([*outer, blocks], PIXELS * channels, whole)
+        return serial([*outer, blocks], whole)
+
+    def _tiles(
+        self,
+        inner: Axis,
+        walked: Axis,
+        begin: PrimExpr,
+        count: PrimExpr,
+        load: BufferLoad,
+        size: int,
+    ) -> Stmt:
+        """Tiles transposed in registers for `count` steps of `walked`, and what is left over at two
+        sides of them, an element at a time."""
+        strip, tile, row, column = Var("strip"), Var("tile"), Var("row"), Var("column")
+        strips, tiles = simplify(inner.extent // size), simplify(count // size)
+        across, down = simplify(strips * size), simplify(tiles * size)
+        serially = ForKind.SERIAL
+        first = {inner.var: strip * size, walked.var: begin + tile * size}
+        whole = For(strip, const(0), strips, serially,
+                    For(tile, const(0), tiles, serially, self._tile(first, inner, walked, load,
+                                                                     size)))  # fmt: skip
+        below = self.store({inner.var: column, walked.var: begin + down + row})
+        beside = self.store({inner.var: across + column, walked.var: begin + row})
+        return sequence(
+            whole,
+            For(row, const(0), simplify(count - down), serially,
+                For(column, const(0), across, serially, below)),
+            For(row, const(0), count, serially,
+                For(column, const(0), simplify(inner.extent - across), serially, beside)),
+        )  # fmt: skip
+
+    def _tile(
+        self, first: dict[Var, PrimExpr], inner: Axis, walked: Axis, load: BufferLoad, size: int
+    ) -> Stmt:
+        """One tile. What is made of its elements is made of a copy of it."""
+        vector = f"{load.dtype}x{size}"
+
+        def row(n: int) -> PrimExpr:
+            at = substitute(load.indices[0], {**first, inner.var: first[inner.var] + n})
+            return BufferLoad(load.buffer, (ramp(simplify(at), 1, size),), vector)
+
+        rows = [row(n) for n in range(size)]
+        if self.value is load:
+
+            def keep(n: int, value: PrimExpr) -> Stmt:
+                at = substitute(self.index, {**first, walked.var: first[walked.var] + n})
+                return BufferStore(self.buffer, value, (ramp(simplify(at), 1, size),))
+
+            return turned(rows, keep)
+        copy = Buffer("tile", (const(size * size),), load.dtype, "local")
+        made = turned(rows, lambda n, v: BufferStore(copy, v, (ramp(const(n * size), 1, size),)))
+        down, across = Var("down"), Var("across")
+        at = {walked.var: first[walked.var] + down, inner.var: first[inner.var] + across}
+        value = rewrite(
+            self.value,
+            lambda e: BufferLoad(copy, (down * size + across,), e.dtype) if e is load else e,
+        )
+        store = BufferStore(self.buffer, substitute(value, at), (substitute(self.index, at),))
+        line = vectorized(Axis(across, const(size)), min(size, self.lanes), store)
+        return Allocate(copy, seq(made, For(down, const(0), const(size), ForKind.SERIAL, line)))
 
     def _strips(
         self, inner: Axis, rows: Callable[[Callable[[dict[Var, PrimExpr]], Stmt]], Stmt]
