@@ -22,11 +22,7 @@ def decompositions() -> Decompositions:
     for target, function in torch._decomp.decomposition_table.items():
         if isinstance(target, torch._ops.OpOverload):
             found.setdefault(target, function)
-    return {t: f for t, f in found.items() if converter_of(t) is None or t in _TOO_LARGE}
-
-
-_TOO_LARGE: frozenset[torch._ops.OpOverload] = frozenset()
-"""Operators that are decomposed although they have a converter."""
+    return {t: f for t, f in found.items() if converter_of(t) is None}
 
 
 def exported(
