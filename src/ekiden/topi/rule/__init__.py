@@ -75,10 +75,11 @@ def schedule(
     """The scheduled loop program of a group; `given` and `names` as in `choose`.
 
     A group that no family's anchor covers gets the default rule of the target's kind. Checks of
-    indices come first; programs of threads, which cannot say what is wrong, have none.
+    indices come first.
     """
     if target.kind.has_threads:
-        return thread.schedule_threads(inputs, outputs, target, name)
+        made = thread.schedule_threads(inputs, outputs, target, name)
+        return with_checks(made, inputs, outputs, target)
     made = _built(inputs, outputs, target, name, choose(outputs, target, given, names))
     return with_checks(made, inputs, outputs, target)
 
