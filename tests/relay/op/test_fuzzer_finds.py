@@ -262,6 +262,17 @@ def test_an_axis_is_reversed_once() -> None:
     with pytest.raises(TypeInferenceError, match="an axis is there twice"):
         x = np.zeros((1, 4), "float32")
         relay.transform.InferType()(module_of(lambda x: op.reverse(x, (0, -2)), x))
+def test_lengths_are_as_many_as_batches() -> None:
+    x, lengths = np.zeros((3, 4, 5), "float32"), np.zeros(5, "int32")
+    with pytest.raises(TypeInferenceError, match="'seq_lengths' must have shape"):
+        module = module_of(lambda x, n: op.reverse_sequence(x, n, 0, -2), x, lengths)
+        relay.transform.InferType()(module)
+
+
+def test_a_transposed_convolution_of_lines_without_elements() -> None:
+    x, w = np.zeros((2, 3, 5, 0), "float32"), np.ones((3, 2, 3, 3), "float32")
+    found = both(lambda x, w: op.nn.conv2d_transpose(x, w, (2, 3), output_padding=(0, 2)), x, w)
+    assert found.shape == (2, 2, 11, 2) and not found.any()
 
 
 def test_positions_in_a_space_of_more_elements_than_there_can_be() -> None:
