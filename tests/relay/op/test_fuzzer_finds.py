@@ -262,6 +262,8 @@ def test_an_axis_is_reversed_once() -> None:
     with pytest.raises(TypeInferenceError, match="an axis is there twice"):
         x = np.zeros((1, 4), "float32")
         relay.transform.InferType()(module_of(lambda x: op.reverse(x, (0, -2)), x))
+
+
 def test_lengths_are_as_many_as_batches() -> None:
     x, lengths = np.zeros((3, 4, 5), "float32"), np.zeros(5, "int32")
     with pytest.raises(TypeInferenceError, match="'seq_lengths' must have shape"):
