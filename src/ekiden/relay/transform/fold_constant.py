@@ -47,7 +47,6 @@ MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 row is packed to a vector's width), so that folding does not blow an artifact up.
 """
 
-
 WORTH = 1 << 12
 """Bytes that an artifact must save for a constant to be made when it is loaded."""
 LARGE = 1 << 16
