@@ -261,14 +261,17 @@ def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
     from matplotlib import pyplot  # noqa: PLC0415
 
     threads = sorted({row["threads"] for row in rows})
-    figure, axes = pyplot.subplots(
-        1, len(threads) + 1, figsize=(6 * (len(threads) + 1), 9), layout="constrained"
+    panels = len(threads) + bool(layers)
+    figure, grid = pyplot.subplots(
+        1, panels, figsize=(6 * panels, 9), layout="constrained", squeeze=False
     )
+    axes = grid[0]
     for axis, count in zip(axes, threads, strict=False):
         _peers(axis, [row for row in rows if row["threads"] == count])
         threads_text = f"{count} thread{'s' * (count > 1)}"
         axis.set_title(f"time of a peer / ours, {threads_text}: higher is better")
-    _shares(axes[-1], layers)
+    if layers:
+        _shares(axes[-1], layers)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
@@ -322,7 +325,7 @@ def _shares(axis: Axis, layers: Sequence[Record]) -> None:
         heavy = [row for row in mine if row["bound"] == "flops"]
         shares = sorted((100 * row["share"] for row in heavy), reverse=True)
         axis.plot(np.linspace(0, 100, len(shares)), shares, label=model, linewidth=1)
-    axis.set_title("products and convolutions: % of the peak, higher is better")
+    axis.set_title("products, convolutions: % of the peak, higher is better")
     axis.set_xlabel("% of the layers of a model")
     axis.set_ylim(0, 105)
     if 0 < len(by_model) <= 12:
@@ -338,7 +341,7 @@ Models run as they come, without tuning. The engines take turns, each in a proce
 time is the median over rounds, of a call from Python with NumPy arrays. What is over 1 in the last
 column is faster than the best other engine that gives the same result.
 
-![Time of each model, and what layers reach of the peak](performance.svg)"""
+![Time of each model](performance.svg)"""
 
 
 def main() -> None:

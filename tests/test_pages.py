@@ -62,3 +62,13 @@ def test_the_commands_of_the_page_run(
 def test_every_command_has_its_section() -> None:
     heads = re.findall(r"^## ekiden (\w+)", (DOCS / "cli.md").read_text(), re.MULTILINE)
     assert sorted(heads) == sorted(COMMANDS)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own deprecations
+def test_the_page_on_frontends_runs() -> None:
+    registry = pytest.importorskip("ekiden.frontend.torch.registry", reason="needs torch")
+    try:
+        exec(compile(code_of(DOCS / "frontends.md"), "frontends.md", "exec"), {"__name__": "page"})
+        assert "mylib::scale" in registry.TABLE
+    finally:
+        registry.TABLE.pop("mylib::scale", None)

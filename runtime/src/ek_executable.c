@@ -24,7 +24,9 @@ enum {
   ALIGNMENT = 64,
   HEADER_SIZE = 32,
   ENTRY_SIZE = 24,
-  CONSTANT_SIZE = 24           /* of the record of a constant without dimensions */
+  CONSTANT_SIZE = 24,          /* of the record of a constant without dimensions */
+  LATE_BOUND = 0,              /* in place of its lanes: its data comes from elsewhere */
+  MADE_AT_LOAD = 0xffff        /* in their place: section DERIVED says of what */
 };
 
 static const char magic[8] = {(char)0x89, 'E', 'K', 'I', 'D', 'E', 'N', '\n'};
@@ -38,12 +40,13 @@ typedef enum section {
   METADATA,
   DEVICES,
   TYPES,
+  DERIVED,
   SECTIONS
 } section;
 
 static const char *const section_names[SECTIONS] = {"header", "GLOBALS", "CONSTANTS", "PRIMITIVES",
                                                     "CODE",   "IMAGE",   "METADATA",
-                                                    "DEVICES", "TYPES"};
+                                                    "DEVICES", "TYPES",   "DERIVED"};
 
 /* The cursor ----------------------------------------------------------------------------------- */
 
@@ -267,7 +270,7 @@ static void read_table(reader *r, const unsigned char *data, size_t size, ek_byt
     payloads[e.kind] = (ek_bytes){(const char *)data + e.offset, (size_t)e.length};
   }
   for (int kind = GLOBALS; kind < SECTIONS; kind++) {
-    if (payloads[kind].data == NULL && kind != IMAGE && kind != DEVICES && kind != TYPES)
+    if (payloads[kind].data == NULL && kind != IMAGE && kind < DEVICES)
       fail(r, "section %s is missing", section_names[kind]);
   }
 }
@@ -321,9 +324,10 @@ static void read_constant(reader *r, ek_executable *e, int32_t index, layout *at
   for (uint32_t i = 0; i < ndim && !r->failed; i++) shape[i] = (int64_t)u64(r);
   uint64_t nbytes = u64(r), offset = u64(r);
   if (r->failed) return;
-  bool is_late = dtype.lanes == 0; /* its data comes from elsewhere: ek_executable_bind */
-  if (is_late) dtype.lanes = 1;
-  uint64_t stored = is_late ? 0 : nbytes;
+  bool is_elsewhere = dtype.lanes == LATE_BOUND || dtype.lanes == MADE_AT_LOAD;
+  e->is_absent[index] = dtype.lanes == MADE_AT_LOAD;
+  if (is_elsewhere) dtype.lanes = 1;
+  uint64_t stored = is_elsewhere ? 0 : nbytes;
   if (index == 0) at->first = at->next = offset;
   if (ek_shape_nbytes(shape, (int32_t)ndim, dtype, &expected) != 0) {
     ek_object_release(ek_error_take());
@@ -339,7 +343,7 @@ static void read_constant(reader *r, ek_executable *e, int32_t index, layout *at
   at->end = offset + stored;
   at->next = aligned(at->end);
   ek_device cpu = {EK_CPU, 0};
-  if (is_late) {
+  if (is_elsewhere) {
     ek_tensor *unbound = ek_tensor_alloc(shape, (int32_t)ndim, dtype, cpu);
     r->failed = unbound == NULL;
     if (!r->failed) e->constants[e->n_constants++] = &unbound->base;
@@ -355,6 +359,7 @@ static void read_constants(reader *r, ek_executable *e) {
   layout at = {0, 0, 0};
   int32_t n = count(r, CONSTANT_SIZE);
   e->constants = items(r, n, sizeof *e->constants);
+  e->is_absent = items(r, n, sizeof *e->is_absent);
   for (int32_t i = 0; i < n && !r->failed; i++) read_constant(r, e, i, &at);
   if (r->failed || n == 0) return;
   uint64_t records_end = (uint64_t)(r->at - e->data), end = (uint64_t)(r->end - e->data);
@@ -502,6 +507,35 @@ static void read_types(reader *r, ek_executable *e) {
   for (int32_t i = 0; i < e->n_functions && !r->failed; i++) read_types_of(r, e, i, &words);
 }
 
+/* One constant: made by a primitive of the host, of constants that are there before it. */
+static void read_derived_one(reader *r, ek_executable *e, ek_derived *to) {
+  uint32_t constant = u32(r), primitive = u32(r);
+  to->n_inputs = count(r, 4);
+  to->inputs = r->at;
+  if (constant >= (uint32_t)e->n_constants || !e->is_absent[constant])
+    fail(r, "constant %u: one that is made at loading, and was not before, expected", constant);
+  if (primitive >= (uint32_t)e->n_primitives)
+    fail(r, "a primitive below %d expected, got %u", e->n_primitives, primitive);
+  for (int32_t i = 0; i < to->n_inputs && !r->failed; i++) {
+    uint32_t input = u32(r);
+    if (input >= (uint32_t)e->n_constants || e->is_absent[input])
+      fail(r, "constant %u is made of constant %u, which is not there before it", constant, input);
+  }
+  if (r->failed) return;
+  to->constant = (int32_t)constant;
+  to->primitive = (int32_t)primitive;
+  e->is_absent[constant] = false;
+}
+
+static void read_derived(reader *r, ek_executable *e) {
+  int32_t n = count(r, 12);
+  if (!r->failed && n == 0) fail(r, "it is empty");
+  if (e->n_devices > 1) fail(r, "constants are made at loading on the host alone");
+  e->derived = items(r, n, sizeof *e->derived);
+  for (int32_t i = 0; i < n && !r->failed; i++) read_derived_one(r, e, &e->derived[i]);
+  if (!r->failed) e->n_derived = n;
+}
+
 static void verify(reader *r, ek_executable *e) {
   char message[EK_VERIFY_MESSAGE];
   r->section = section_names[CODE];
@@ -516,7 +550,8 @@ static int read_executable(const char *source, ek_executable *e) {
   static void (*const readers[SECTIONS])(reader *, ek_executable *) = {
       [GLOBALS] = read_globals, [CONSTANTS] = read_constants, [PRIMITIVES] = read_primitives,
       [CODE] = read_code,       [IMAGE] = read_image,         [METADATA] = read_metadata,
-      [DEVICES] = read_devices, [TYPES] = read_types};
+      [DEVICES] = read_devices, [TYPES] = read_types,
+      [DERIVED] = read_derived};
   ek_bytes payloads[SECTIONS] = {{NULL, 0}};
   reader r = {source, section_names[0], e->data, e->data + e->size, false};
   read_table(&r, e->data, e->size, payloads);
@@ -571,6 +606,8 @@ static void executable_deleter(void *self, int flags) {
     drop_native(e);
     ek_object_release(e->hot);
     ek_free(e->functions);
+    ek_free(e->is_absent);
+    ek_free(e->derived);
     ek_free(e->primitives);
     ek_free(e->words);
     ek_free(e->devices);
@@ -645,10 +682,16 @@ static bool is_unbound(const ek_executable *e, int64_t index) {
   return ((const ek_tensor *)(const void *)e->constants[index])->owner == NULL;
 }
 
+static bool is_derived(const ek_executable *e, int64_t index) {
+  bool found = e->is_absent[index];
+  for (int32_t i = 0; i < e->n_derived; i++) found = found || e->derived[i].constant == index;
+  return found;
+}
+
 static int expect_bound(const ek_executable *e) {
   int32_t first = -1, n = 0;
   for (int32_t i = 0; i < e->n_constants; i++) {
-    if (!is_unbound(e, i)) continue;
+    if (!is_unbound(e, i) || is_derived(e, i)) continue;
     if (n++ == 0) first = i;
   }
   if (n == 0) return 0;
@@ -692,7 +735,7 @@ int ek_executable_bind(ek_executable *e, int64_t index, const ek_value *value) {
   ek_mutex_lock(&e->lock);
   ek_object *old = e->constants[index], *bound = NULL;
   int status = 0;
-  if (!is_unbound(e, index)) {
+  if (!is_unbound(e, index) || is_derived(e, index)) {
     status = ek_error("ValueError", "bind constant: const_%lld has its data", (long long)index);
   } else if (!is_same_kind(data, &((ek_tensor *)(void *)old)->dl)) {
     status = ek_error("ValueError", "bind constant: const_%lld: its shape and dtype expected, got "
@@ -778,6 +821,38 @@ static int place_constants(ek_executable *e) {
   return 0;
 }
 
+/* Makes the constant that 'd' describes, by the functions of primitives. */
+static int derive(ek_executable *e, const ek_derived *d, ek_object *const *linked) {
+  ek_object *old = e->constants[d->constant], *made;
+  const ek_dltensor *like = &((ek_tensor *)(void *)old)->dl;
+  ek_value *args = ek_alloc_or_error(((size_t)d->n_inputs + 1) * sizeof *args), dropped;
+  if (args == NULL) return -1;
+  int status = ek_tensor_new(like->shape, like->ndim, like->dtype, like->device, &made);
+  if (status == 0) {
+    reader r = {NULL, NULL, d->inputs, d->inputs + 4 * (size_t)d->n_inputs, false};
+    for (int32_t i = 0; i < d->n_inputs; i++) args[i] = ek_value_object(e->constants[u32(&r)]);
+    args[d->n_inputs] = ek_value_object(made);
+    dropped = ek_value_none();
+    status = ek_function_call(linked[d->primitive], args, d->n_inputs + 1, &dropped);
+    if (status == 0) ek_value_release(&dropped);
+    if (status != 0) ek_release(made);
+  }
+  ek_free(args);
+  if (status != 0) return -1;
+  ((ek_tensor *)(void *)made)->flags |= EK_DLPACK_READ_ONLY;
+  e->constants[d->constant] = made;
+  ek_release(old);
+  return 0;
+}
+
+/* Those that are not made yet. Under the lock. */
+static int derive_all(ek_executable *e, ek_object *const *linked) {
+  for (int32_t i = 0; i < e->n_derived; i++) {
+    if (is_unbound(e, e->derived[i].constant) && derive(e, &e->derived[i], linked) != 0) return -1;
+  }
+  return 0;
+}
+
 /* Under the lock. */
 static int link_all(ek_executable *e, ek_object *library) {
   ek_object *image = NULL;
@@ -791,6 +866,7 @@ static int link_all(ek_executable *e, ek_object *library) {
   for (int32_t i = 0; i < e->n_primitives && status == 0; i++) {
     status = link_primitive(e, i, image, library, &linked[i]);
   }
+  if (status == 0) status = derive_all(e, linked);
   e->linked = linked;
   if (status == 0 && image != NULL) status = ek_native_attach(e, image);
   ek_object_release(image);

@@ -57,6 +57,13 @@ typedef struct ek_limit {
   int64_t nanoseconds;                     /* 0: any time */
 } ek_limit;
 
+/* A constant that is made of others by a primitive, once, when the executable is linked. */
+typedef struct ek_derived {
+  int32_t constant, primitive;
+  int32_t n_inputs;
+  const unsigned char *inputs;             /* in the file: numbers of constants */
+} ek_derived;
+
 typedef struct ek_executable {
   ek_object base;
   ek_object *file;                         /* owned: keeps data where it is, as constants do */
@@ -64,6 +71,9 @@ typedef struct ek_executable {
   size_t size;
   ek_vm_function *functions;
   ek_object **constants;                   /* owned read-only tensors over the file */
+  bool *is_absent;                         /* per constant: derived, but not in this variant */
+  ek_derived *derived;                     /* in the order in which they are made */
+  int32_t n_derived;
   ek_bytes *primitives;                    /* names, in the file */
   int32_t *words;                          /* the code of all functions */
   ek_bytes image;                          /* native code in the file; size 0 if absent */

@@ -106,6 +106,12 @@ static void check_alignment(verifier *v) {
   }
 }
 
+static void check_constant(verifier *v) {
+  const ek_executable *e = v->executable;
+  int32_t constant = below(v, e->n_constants, "a constant below");
+  if (!failed(v) && e->is_absent[constant]) refuse(v, constant, "a constant other than", constant);
+}
+
 static void check_callee(verifier *v, bool exactly) {
   v->callee = below(v, v->executable->n_functions, "a function below");
   if (failed(v)) return;
@@ -132,7 +138,7 @@ static void check_operand(verifier *v, char letter) {
     case 'f': check_callee(v, false); break;
     case 'F': check_callee(v, true); break;
     case 'p': below(v, e->n_primitives, "a primitive below"); break;
-    case 'k': below(v, e->n_constants, "a constant below"); break;
+    case 'k': check_constant(v); break;
     case 'o': below(v, (int64_t)v->n + 1, "a number of outputs below"); break;
     case 's': below(v, INT64_C(1) << 31, "an integer below"); break;
     case 'm': below(v, EK_MAX_NDIM + 1, "a rank below"); break;

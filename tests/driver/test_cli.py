@@ -143,7 +143,7 @@ def test_inspect_of_an_artifact_is_its_bytecode(
 
 def test_a_pass_that_is_not_there(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = fails(capsys, "inspect", str(onnx_file), "--before", "Fuse")
-    assert message.startswith("no pass 'Fuse'; there are RemoveUnusedFunctions, InferType, ")
+    assert message.startswith("no pass 'Fuse'; there are RemoveUnusedFunctions, CallPrimFuncs, ")
 
 
 def test_wrong_inputs_on_the_command_line(

@@ -69,9 +69,9 @@ def refused(tmp_path: Path, text: bytes) -> str:
          "line 1 column 11 (char 10)"),
         (b'{"memory": {"peak": NaN}}', "NaN is no JSON"),
         (b'{"target": "a", "target": "b"}', "a field is there twice"),
-        (b'{"maim": {}}', "there is no field 'maim'; there are checks, executor, host_functions, "
-         "kernels, main, memory, producer, sources, target, tensors, "
-         "variants, weights"),
+        (b'{"maim": {}}', "there is no field 'maim'; there are checks, denormals, executor, "
+         "external, host_functions, kernels, main, memory, mod_name, producer, sources, states, "
+         "target, tensors, variants, weights"),
         (b'{"executor": "VM"}', "executor: one of 'aot', 'async', 'vm' expected, got 'VM'"),
         (b'{"executor": ["vm"]}', "executor: one of 'aot', 'async', 'vm' expected, got ['vm']"),
         (b'{"memory": {"peak": -1}}',

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ekiden import te, topi
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import PrimExpr, SizeVar, logical_and, maximum
+from ekiden.runtime.errors import IndexRangeError
 from ekiden.target import Target
 from ekiden.te import Tensor
 from ekiden.tir import ForKind, PrimFunc, verify
@@ -174,3 +175,22 @@ def test_concatenation_has_a_nest_per_input() -> None:
     arrays = [random_array((10, n)) for n in (3, 40, 5)]
     out = topi.transform.concatenate(parts, 1)
     compare(parts, [out], arrays)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("shape", [(), (3,), (7, 60)])
+def test_programs_of_threads_refuse_indices(shape: tuple[int, ...], symbolic: bool) -> None:
+    """Each thread looks at one, in a launch before those that read or write at them."""
+    data, at = random_array((5, 4)), np.full(shape, -5, "int64")
+    inputs = [declare(data, symbolic, "data"), declare(at, symbolic and bool(shape), "at")]
+    target = Target(kind="cuda")
+    taken = topi.take(inputs[0], inputs[1], 0, mode="raise")
+    func = lower(topi.rule.schedule(inputs, [taken], target, "kernel"), target)
+    out = np.full((*shape, 4), 7, data.dtype)
+    run(func, data, at, out)
+    np.testing.assert_array_equal(out, np.broadcast_to(data[0], out.shape))
+    at[(-1,) * len(shape)] = 5
+    out[...] = 7
+    with pytest.raises(IndexRangeError, match=r"^take: index 5 .*axis 0 of size 5 \(\[-5, 4\]"):
+        run(func, data, at, out)
+    assert (out == 7).all()

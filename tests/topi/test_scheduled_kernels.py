@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -11,8 +10,7 @@ import pytest
 
 from ekiden import te, tir
 from ekiden.codegen.llvm import compile_object, link
-from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import PrimExpr, SizeVar, const, maximum
+from ekiden.ir.prim import SizeVar, maximum
 from ekiden.ir.structural import structural_equal
 from ekiden.runtime import load_image
 from ekiden.target import Target
@@ -47,30 +45,6 @@ def of_bytes(rows: int, columns: int, depth: int, panel: int) -> tuple[list[te.T
     return [data, weight], dense_pack(data, weight, columns, panel, "int32")
 
 
-def elementwise(
-    shape: tuple[int | SizeVar, ...], body: Callable[[te.Tensor, tuple[PrimExpr, ...]], PrimExpr]
-) -> tuple[list[te.Tensor], te.Tensor]:
-    """An injective computation of one input."""
-    data = te.placeholder(shape, name="data")
-    out = te.compute(shape, lambda *i: body(data, i), name="out", tag="injective")
-    return [data], out
-
-
-def shifted(data: te.Tensor, at: tuple[PrimExpr, ...]) -> PrimExpr:
-    """The column to the left, zero in the first."""
-    return if_then_else(at[-1] > 0, data[(*at[:-1], at[-1] - 1)], const(0.0, "float32"))
-
-
-def turned(data: te.Tensor, at: tuple[PrimExpr, ...]) -> PrimExpr:
-    """The transposed matrix."""
-    return data[at[::-1]]
-
-
-def doubled(data: te.Tensor, at: tuple[PrimExpr, ...]) -> PrimExpr:
-    """Twice the element."""
-    return data[at] * 2.0
-
-
 Case = tuple[Callable[[], tuple[list[te.Tensor], te.Tensor]], Target, Fixed]
 CASES: dict[str, Case] = {
     "plain": (lambda: dense(37, 100, 64, 48), TARGET, {}),
@@ -80,15 +54,6 @@ CASES: dict[str, Case] = {
     "bytes": (lambda: of_bytes(5, 40, 64, 16), TARGET, {}),
     "pairs of bytes": (lambda: of_bytes(5, 40, 64, 16), PAIRS, {"dot": "madd_s16"}),
 }
-ELEMENTWISE = {
-    "small": lambda: elementwise((3, 5), doubled),
-    "long": lambda: elementwise((300, 700), doubled),
-    "of any size": lambda: elementwise((SizeVar("m"), SizeVar("n")), doubled),
-    "transposed": lambda: elementwise((700, 700), turned),
-    "cut": lambda: elementwise((40, 100), shifted),
-    "one element": lambda: elementwise((), doubled),
-}
-CASES |= {name: (build, TARGET, {}) for name, build in ELEMENTWISE.items()}
 
 
 def made(case: Case, fixed: Fixed | None = None) -> Scheduled:
@@ -111,7 +76,7 @@ def test_the_trace_prints_and_replays(name: str) -> None:
     assert kernel.trace is not None and kernel.start is not None
     text = str(kernel.trace)
     assert "sch.get_block(name=" in text
-    assert ("register_tile(" in text) == (name not in ELEMENTWISE)
+    assert "register_tile(" in text
     saved = tir.Trace.from_json(json.dumps(kernel.trace.as_json()))
     for trace in (kernel.trace, saved):
         again = tir.Schedule(kernel.start)
@@ -149,20 +114,6 @@ def test_few_columns_and_rows(
     panel = min(32, -(-columns // 16) * 16)
     case: Case = (lambda: dense(rows, columns, 7, panel, leading), target, {})
     assert made(case).func.attrs["tir.tiled"] == 1  # type: ignore[index]
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("shape", [(N, 172, 309), (N, 172, 309, 1), (1, N, 309), (4, N, 7, 9)])
-def test_elements_of_any_shape(shape: tuple[int | SizeVar, ...]) -> None:
-    """Digits of a fused loop are one place again: vectors lie in order."""
-    kernel = scheduled(*_pair(elementwise(shape, doubled)), TARGET, "kernel")
-    loads = re.findall(r"data\[([^]]*)\]", str(lower(kernel.func)))
-    in_order = f", 1, {TARGET.lanes('float32')})"
-    assert loads and all(at.endswith(in_order) and "%" not in at for at in loads)
-
-
-def _pair(made: tuple[list[te.Tensor], te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
-    return made[0], [made[1]]
 
 
 def test_a_moved_trace_computes_the_same() -> None:

@@ -145,6 +145,11 @@ BOUNDS_ERROR = "BoundsError"
 """The error of an access outside of a buffer."""
 
 
+def shuffle_order(e: Intrinsic) -> list[int]:
+    """The numbers of the elements that a shuffle takes."""
+    return [a.value for a in e.args[2:] if isinstance(a, IntImm)]
+
+
 def flat_extent(buffer: Buffer) -> PrimExpr:
     """How many elements from its first one on a buffer has."""
     extent: PrimExpr = const(1)

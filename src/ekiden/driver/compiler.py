@@ -77,8 +77,9 @@ def compile(
     which is many times slower then (docs/targets.md).
     `num_threads` is how many threads a run has at most (ValueError for what is no number of them);
     else `runtime.num_threads` says it. No part of the artifact.
-    `size` "small" keeps weights as large as they are in the model, where the fastest kernels take
-    some in a larger form (`ekiden inspect` shows both figures, docs/cli.md).
+    `size` "small" keeps weights in the artifact as large as they are in the model: of those that
+    the fastest kernels take in a larger form it has what these are made of when it is loaded
+    (`ekiden inspect` shows the figures, docs/using-models.md).
     `denormals` "flush" makes every kernel take subnormal numbers for 0 and give 0 for them, in the
     threads that share it too, and sets back what its caller had set; "keep" keeps them but in
     recurrent layers, whose gates decay through them (docs/targets.md).

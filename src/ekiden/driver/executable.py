@@ -21,7 +21,7 @@ from ekiden.driver.kept import kept_values
 from ekiden.driver.library import FORMATS, export_library
 from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
-from ekiden.runtime.artifact import without_kernels
+from ekiden.runtime.artifact import read_constants, without_kernels
 from ekiden.runtime.callers import Machines, start
 from ekiden.runtime.errors import ExportError, InputError, RunError
 from ekiden.runtime.files import File, PathName, write_to
@@ -306,11 +306,19 @@ class Executable:
     @property
     def weight_bytes(self) -> tuple[int | None, int]:
         """Bytes of the weights in the model, None where the artifact does not say, and of the
-        constants that its kernels take: some have a larger form, in which they are faster.
+        constants that are there once it is loaded: kernels take some in a larger form, in which
+        they are faster.
         """
         known = self.raw.metadata.get("weights")
         held = sum(c.nbytes for c in self.raw.constants if c is not None)
         return (known if isinstance(known, int) else None), held
+
+    @property
+    def stored_weight_bytes(self) -> int:
+        """Bytes of the constants in the artifact: others are made of these when it is loaded
+        (`size="small"`)."""
+        constants = read_constants(self.raw.to_bytes())
+        return sum(c.nbytes for c in constants if not c.is_made)
 
     @property
     def peak_memory(self) -> int | None:

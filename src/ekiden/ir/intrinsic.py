@@ -14,7 +14,7 @@ import numpy as np
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.op import OP_ATTRS, register_name
-from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, convert, is_const
+from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, const, convert, is_const
 from ekiden.runtime import get_global_func
 
 
@@ -63,6 +63,11 @@ def _dot2(total: object, a: object, b: object) -> object:
         for shift in (np.uint32(16), np.uint32(0))
     ]
     return np.asarray(total, np.float32) + (parts[0] + parts[1])[..., 0]
+
+
+def _shuffled(a: object, b: object, *order: object) -> object:
+    """Elements of two vectors, numbered through."""
+    return np.concatenate([np.asarray(a), np.asarray(b)])[np.asarray(order, np.int64)]
 
 
 def _not_here(x: object) -> object:
@@ -131,6 +136,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("madd_u8s8",    3, _dot4),           # of bytes whose sums of two fit int16
     IntrinsicDef("madd_s16",     3, _madd),           # acc + 2 products of int16 in words a, b
     IntrinsicDef("dot2_bf16",    3, _dot2),           # acc + 2 products of bfloat16 in words a, b
+    IntrinsicDef("shuffle",      ANY, _shuffled),     # elements of two vectors, by numbers
     IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given
     IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True),
     IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True),  # of the same module
@@ -205,6 +211,14 @@ def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
     if row.dtype == LIKE_FIRST:
         return args[0].dtype
     return dt.with_lanes("bool", dt.lanes(args[-1].dtype)) if row.dtype == "bool" else row.dtype
+
+
+def shuffle(a: PrimExpr, b: PrimExpr, order: Sequence[int]) -> PrimExpr:
+    """A vector of elements of two vectors of one type, by number: those of `b` follow those of
+    `a`."""
+    assert a.dtype == b.dtype, f"{a.dtype} and {b.dtype}"
+    dtype = dt.with_lanes(dt.element(a.dtype), len(order))
+    return Intrinsic("shuffle", (a, b, *map(const, order)), dtype)
 
 
 def if_then_else(condition: PrimExpr, true_value: PrimExpr, false_value: PrimExpr) -> PrimExpr:

@@ -111,7 +111,8 @@ SIZE = register_option(
     "relay.AlterOpLayout.size",
     str,
     "",
-    'of weights: "small" keeps them as large as they are in the model, "" takes what is fastest',
+    'of weights in an artifact: "small" has them as large as they are in the model, "" as kernels '
+    "take them",
 )
 KEEP_OUTPUT = register_option(
     "relay.ToMixedPrecision.keep_orig_output_dtype",

@@ -60,6 +60,10 @@ __all__ = [
 class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
     """The array of a constant. What NumPy computes from it is a plain array."""
 
+    source: RelayExpr | None = None
+    """The call of constants that gave it, where an artifact is to hold those and not it. It is of
+    this array alone: views of it have none."""
+
     def numpy(self) -> Array:
         """The plain array, sharing memory."""
         return self.view(np.ndarray)

@@ -41,13 +41,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant as it stands in the file; a late-bound one has no data."""
+    """A constant as it stands in the file; a late-bound one has no data, and neither has one that
+    is made of others at loading."""
 
     code: int
     bits: int
     shape: tuple[int, ...]
     nbytes: int
     data: Bytes | None
+    is_made: bool = False
+
+
+LATE_BOUND, STORED, MADE_AT_LOAD = 0, 1, 0xFFFF
+"""In place of lanes, which are 1: where the data of a constant comes from."""
 
 
 def write_sections(parts: Iterable[Part]) -> memoryview:
@@ -85,7 +91,7 @@ def write_constants(constants: Sequence[Constant], start: int) -> Pieces:
     data: Pieces = []
     for index, each in enumerate(constants):
         stored = b"" if each.data is None else each.data
-        lanes = 0 if each.data is None else 1
+        lanes = MADE_AT_LOAD if each.is_made else LATE_BOUND if each.data is None else STORED
         records.append(_CONSTANT.pack(each.code, each.bits, lanes, len(each.shape)))
         records.append(struct.pack(f"<{len(each.shape)}qQQ", *each.shape, each.nbytes, at))
         is_last = index == len(constants) - 1
@@ -104,8 +110,9 @@ def read_constants(data: Bytes) -> list[Constant]:
         code, bits, lanes, ndim = _CONSTANT.unpack_from(section, at)
         *shape, nbytes, offset = struct.unpack_from(f"<{ndim}qQQ", section, at + _CONSTANT.size)
         at += _CONSTANT.size + 8 * ndim + 16
-        stored = memoryview(data)[offset : offset + nbytes] if lanes else None
-        found.append(Constant(code, bits, tuple(shape), nbytes, stored))
+        stored = memoryview(data)[offset : offset + nbytes] if lanes == STORED else None
+        is_made = lanes == MADE_AT_LOAD
+        found.append(Constant(code, bits, tuple(shape), nbytes, stored, is_made))
     return found
 
 

@@ -20,7 +20,11 @@ PREFIX = "const_"
 
 def missing(executable: Executable) -> list[str]:
     """The names of the constants that an executable still waits for."""
-    return [f"{PREFIX}{i}" for i, c in enumerate(executable.constants) if c is None]
+    unknown = [i for i, c in enumerate(executable.constants) if c is None]
+    if not unknown:
+        return []
+    kinds = read_constants(executable.to_bytes())
+    return [f"{PREFIX}{i}" for i in unknown if not kinds[i].is_made]
 
 
 def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str, Tensor]]:
@@ -32,8 +36,8 @@ def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str
         raise LoadError(f"late-bound constants: they are moved already: {', '.join(waiting)}")
     data = executable.to_bytes()
     constants = read_constants(data)
-    chosen = [i for i, c in enumerate(constants) if c.nbytes >= byte_limit]
-    kept = [replace(c, data=None) if c.nbytes >= byte_limit else c for c in constants]
+    chosen = [i for i, c in enumerate(constants) if c.nbytes >= byte_limit and not c.is_made]
+    kept = [replace(c, data=None) if i in chosen else c for i, c in enumerate(constants)]
     values = executable.constants
     moved = {f"{PREFIX}{i}": v for i in chosen if (v := values[i]) is not None}
     return Executable.from_bytes(with_constants(data, kept)), moved
@@ -60,14 +64,14 @@ def whole(executable: Executable) -> bytes | memoryview:
     """The bytes of an executable with all the constants it has been given."""
     data = executable.to_bytes()
     constants = read_constants(data)
-    if all(c.data is not None for c in constants):
+    if all(c.data is not None or c.is_made for c in constants):
         return data
     values = executable.constants
     return with_constants(data, [_filled(c, v) for c, v in zip(constants, values, strict=True)])
 
 
 def _filled(constant: Constant, value: Tensor | None) -> Constant:
-    if constant.data is not None or value is None:
+    if constant.data is not None or constant.is_made or value is None:
         return constant
     elements = value.reinterpret("uint8", (value.nbytes,)).numpy()
     return replace(constant, data=np.ascontiguousarray(elements).data)

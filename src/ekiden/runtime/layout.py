@@ -178,6 +178,7 @@ class Section(IntEnum):
     METADATA = 6
     DEVICES = 7
     TYPES = 8
+    DERIVED = 9
 
 
 class TypeWord(IntEnum):

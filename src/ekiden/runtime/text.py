@@ -4,6 +4,7 @@ UTF-8 with bytes 0xFF behind it, which no text in UTF-8 contains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -41,7 +42,7 @@ def _bytes(text: object) -> bytes:
 
 def decode(data: Array) -> Array:
     """The texts in bytes, as an object array of str."""
-    rows = np.ascontiguousarray(data).reshape(-1, data.shape[-1])
+    rows = np.ascontiguousarray(data).reshape(math.prod(data.shape[:-1]), data.shape[-1])
     ends = np.concatenate([rows == END, np.ones((len(rows), 1), np.bool_)], axis=1).argmax(1)
     found = np.empty(len(rows), object)
     for i, (row, end) in enumerate(zip(rows, ends, strict=True)):

@@ -188,6 +188,7 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "amx_fp16":    {X86: ("amx-fp16",)},
     "scalef":      {X86: ("avx512f",)},
     "masks":       {X86: ("avx512bw avx512dq avx512vl",), ARM: ("sve",), RISCV: ("v",)},
+    "shuffles":    {X86: ("",),                     ARM: ("",),          RISCV: ("v",)},
     "flush_subnormals": {X86: ("",),                ARM: ("",)},
     "permute_u8":  {X86: ("avx512vbmi",),           ARM: ("",),          RISCV: ("v",)},
 }
@@ -196,9 +197,10 @@ numbers. float16: conversions. madd_s16: sums of two products of int16 (pmaddwd)
 uint8 and int8, saturated to 16 bits (pmaddubsw).
 dot4_*: sums of four products of bytes into int32, exact. dot2_bf16: of two of bfloat16 into
 float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and 8x2 bytes (smmla, ummla, usmmla).
-amx_*: of tiles. integers_256: whole numbers in vectors of 256 bits, where AVX
-alone has floats. scalef: a * 2**b. flush_subnormals: a mode of the
-thread in which they are 0. masks: loads, stores and arithmetic of some lanes.
+amx_*: of tiles. integers_256: whole numbers in vectors of 256 bits, where AVX alone has floats.
+scalef: a * 2**b. shuffles: elements of two vectors in any order (C has loops for it).
+flush_subnormals: a mode of the thread in which they are 0. masks: loads, stores and arithmetic of
+some lanes.
 """
 # fmt: on
 

@@ -129,6 +129,31 @@ def buffers_written(root: Stmt) -> list[Buffer]:
     return list(found)
 
 
+def used_inside(
+    region: Stmt, roots: Callable[[Stmt], tuple[PrimExpr, ...]] = expressions
+) -> list[Var | Buffer]:
+    """The variables and buffers that a statement uses and does not define, in order of appearance.
+    `roots` gives the expressions of a statement that count."""
+    inside: set[Var | Buffer] = set()
+    used: dict[Var | Buffer, None] = {}
+    for s in walk(region):
+        match s:
+            case For():
+                inside.add(s.loop_var)
+            case LetStmt():
+                inside.add(s.var)
+            case Allocate():
+                inside.add(s.buffer)
+            case BufferStore() | Prefetch():
+                used[s.buffer] = None
+        for e in post_order(*roots(s)):
+            if isinstance(e, Var):
+                used[e] = None
+            elif isinstance(e, (BufferLoad, BufferAddress)):
+                used[e.buffer] = None
+    return [each for each in used if each not in inside]
+
+
 def guarded_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
     """The ids of the nodes, among those of `root` in `order`, that are evaluated only under a
     condition.
@@ -347,6 +372,7 @@ __all__ = [
     "sequence",
     "sub_statements",
     "substitute",
+    "used_inside",
     "uses",
     "walk",
     "with_body",

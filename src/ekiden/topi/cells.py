@@ -145,16 +145,18 @@ GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 """Cells, and the products each makes."""
 DEFAULTS = {"rnn": ("tanh",), "lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh")}
 """Their activations, in the order f, g, h."""
-EXTRAS = ("bias", "initial_h", "initial_c", "peephole", "lengths", "scale", "sums")
+EXTRAS = ("bias", "initial_h", "initial_c", "peephole", "lengths", "scale", "sums", "places")
 """What a layer may be given beside data and weight: a recurrent bias [gates * hidden], the first
 states [batch, hidden], weights from the cell to i, f, o [3 * hidden], the number of steps of each
 sequence [batch] (int32).
 
 scale and sums [gates * hidden] belong to a weight of int8: what its rows are multiplied by, and
 the sums of their bytes (int32). States are then quantised to uint8 at each step, all sequences of
-the batch together, as DynamicQuantizeLinear of ONNX does.
+the batch together, as DynamicQuantizeLinear of ONNX does. places [panels, r] (int32) are of such a
+weight that is packed: the last r rows of its panels are multiplied with those words of the states,
+and sums of the products of two neighbours fit int16.
 """
-INTEGERS = ("lengths", "sums")
+INTEGERS = ("lengths", "sums", "places")
 """Those of int32; the others are float32."""
 
 

@@ -174,6 +174,8 @@ def _bounds(dtype: str, a_min: float, a_max: float) -> tuple[float | None, float
     """Bounds that say something about values of `dtype`."""
     if dt.is_float(dtype):
         return None if a_min == -math.inf else a_min, None if a_max == math.inf else a_max
+    if dtype == "bool":
+        return 1 if a_min > 0 else None, 0 if a_max < 1 else None
     bits, unsigned = dt.SCALAR_BITS[dtype], dt.is_unsigned(dtype)
     lowest, highest = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return int(a_min) if a_min > lowest else None, int(a_max) if a_max < highest else None

@@ -178,6 +178,8 @@ def reverse_sequence(
         return replaced(i, along, at)
 
     size, batches = a.shape[along], (a.shape[batch],)
+    if known(batches[0]) is not None and all(known(d) is not None for d in seq_lengths.shape):
+        expect_shape("reverse_sequence", "seq_lengths", seq_lengths.shape, batches)
     extents = extent_checks(
         "reverse_sequence", batches, seq_lengths.shape, what=("batch", "seq_lengths")
     )

@@ -221,6 +221,8 @@ def parts() -> Iterator[Case]:
 
 def sums_of_blocks(data: Array, shape: Sequence[int]) -> Array:
     """The sums of blocks of rows."""
+    if not data.size:
+        return np.zeros(shape, np.int32)
     return np.asarray(data.reshape(*shape, -1).astype(np.int32).sum(-1, dtype=np.int32))
 
 

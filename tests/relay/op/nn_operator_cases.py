@@ -547,6 +547,10 @@ def resizing() -> Iterator[Case]:
         tolerance=1e-4,
     )
     yield case(lambda v: op.image.resize2d(v, (10, 15), scales=(2.6, 2.6)), x, tolerance=1e-4)
+    yield case(
+        lambda v, s: op.image.resize2d(v, (10, 15), scales=s),
+        x, np.array([2.6, 2.6], "float32"), tolerance=1e-4, symbolic=False,
+    )  # fmt: skip
     for extents in ((4, 3), (1, 5)):
         yield case(
             lambda v, s=extents: op.image.resize2d(

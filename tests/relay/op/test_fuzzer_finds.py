@@ -14,8 +14,10 @@ from ekiden import relay
 from ekiden.ir.op import Array
 from ekiden.ir.prim import IntImm, SizeVar
 from ekiden.relay import op
+from ekiden.relay.op.dynamic import DynamicAttrs
 from ekiden.relay.qnn import op as qnn
 from ekiden.runtime.errors import CompileError, IndexRangeError, InputError, TypeInferenceError
+from ekiden.runtime.text import encode, sorted_texts
 
 pytestmark = pytest.mark.quick
 Build = Callable[..., relay.Expr]
@@ -204,6 +206,75 @@ def test_what_is_left_beside_a_dimension_of_nothing() -> None:
     module = module_of(lambda x, s: op.reshape(x, s, allowzero=True), *both_refuse_to_reshape)
     with pytest.raises(InputError, match="what is left is not clear"):
         ekiden.compile(module)(*both_refuse_to_reshape)
+
+
+def test_an_axis_is_squeezed_once() -> None:
+    x, axes = np.zeros((1, 3, 0), "float32"), np.array([0, 0])
+    with pytest.raises(InputError, match="axis 0 is dropped twice"):
+        ekiden.compile(module_of(op.squeeze, x, axes))(x, axes)
+
+
+@pytest.mark.parametrize("ends", [(-3.0, 200.0), (0.0, 0.5), (0.5, 1.0), (-1.0, 1.0)])
+def test_truths_between_numbers(ends: tuple[float, float]) -> None:
+    """As of integers, whose ends lose their fractions, of what is above 0 upwards."""
+    found = both(lambda x: op.clip(x, *ends), np.array([True, False]))
+    assert found.tolist() == [ends[1] >= 1, ends[0] > 0]
+
+
+def test_texts_of_no_width_are_found_among_keys() -> None:
+    keys = relay.const(encode(sorted_texts(["", "a"])))
+    found = both(lambda t: op.text.find(t, keys), np.zeros((3, 0), "uint8"))
+    assert found.tolist() == [1, 1, 1]
+
+
+def test_a_range_has_the_type_of_its_start() -> None:
+    ends = [relay.var(n, shape=(), dtype="int64") for n in "abc"]
+    call = relay.Call(relay.op.get("dyn.arange"), tuple(ends), DynamicAttrs())
+    module = relay.IRModule.from_expr(relay.Function(ends, call))
+    for kind in ("debug", "vm"):
+        run = relay.create_executor(kind, module).evaluate()
+        assert run(*map(np.asarray, (3, 9, 2))).numpy().tolist() == [3, 5, 7]
+
+
+def test_counts_below_zero_are_refused() -> None:
+    x, row = np.zeros((2, 6, 4), "float32"), np.zeros(6, "float32")
+    refused = (
+        (lambda x, w: op.nn.group_norm(x, w, w, -2), (x, row)),
+        (lambda x, i: op.gather_nd(x, i, -2), (x, np.zeros((2, 7), "int64"))),
+    )
+    for build, arrays in refused:
+        with pytest.raises(TypeInferenceError, match="-2"):
+            relay.transform.InferType()(module_of(build, *arrays))
+
+
+def test_scales_tell_an_extent_that_is_a_symbol() -> None:
+    x = relay.var("x", shape=(2, SizeVar("n")))
+    scales = relay.const(np.ones(3, "float32")), relay.const(np.zeros(3, "int32"))
+    module = relay.IRModule.from_expr(
+        relay.Function([x], qnn.simulated_quantize(x, *scales, out_dtype="int8"))
+    )
+    assert ekiden.compile(module)(np.ones((2, 3), "float32")).numpy().tolist() == [[1] * 3] * 2
+    with pytest.raises(InputError):
+        ekiden.compile(module)(np.ones((2, 2), "float32"))
+
+
+def test_an_axis_is_reversed_once() -> None:
+    with pytest.raises(TypeInferenceError, match="an axis is there twice"):
+        x = np.zeros((1, 4), "float32")
+        relay.transform.InferType()(module_of(lambda x: op.reverse(x, (0, -2)), x))
+
+
+def test_lengths_are_as_many_as_batches() -> None:
+    x, lengths = np.zeros((3, 4, 5), "float32"), np.zeros(5, "int32")
+    with pytest.raises(TypeInferenceError, match="'seq_lengths' must have shape"):
+        module = module_of(lambda x, n: op.reverse_sequence(x, n, 0, -2), x, lengths)
+        relay.transform.InferType()(module)
+
+
+def test_a_transposed_convolution_of_lines_without_elements() -> None:
+    x, w = np.zeros((2, 3, 5, 0), "float32"), np.ones((3, 2, 3, 3), "float32")
+    found = both(lambda x, w: op.nn.conv2d_transpose(x, w, (2, 3), output_padding=(0, 2)), x, w)
+    assert found.shape == (2, 2, 11, 2) and not found.any()
 
 
 def test_positions_in_a_space_of_more_elements_than_there_can_be() -> None:

@@ -37,6 +37,7 @@ from ekiden.ir.type import FuncType, GlobalTypeVar
 from ekiden.relay.expr import (
     Call,
     Constant,
+    ConstantData,
     Constructor,
     Function,
     If,
@@ -88,6 +89,31 @@ class _Program:
     """Fused function, and the device it runs on."""
     shape_functions: dict[Stage, int] = field(default_factory=dict)
     host_functions: dict[str, int] = field(default_factory=dict)
+    loads: dict[int, int] = field(default_factory=dict)
+    """Identity of an array that is made at loading -> the primitive that makes it."""
+    derived: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """Constants that are: the primitive, and what each is made of, which stands before it."""
+
+    def constant(self, data: Array, device: int) -> int:
+        """The number of a constant. What is made at loading is made on the host alone."""
+        if id(data) not in self.loads or len(self.devices) > 1:
+            return self.constants.number(data, device)
+        waiting = [data]
+        while waiting:
+            last = waiting[-1]
+            source = last.source if isinstance(last, ConstantData) else None
+            assert isinstance(source, Call)
+            inputs = [a.data for a in source.args if isinstance(a, Constant)]
+            numbers = [self.constants.number(a, HOST, id(a) in self.loads) for a in inputs]
+            missing = [a for a, n in zip(inputs, numbers, strict=True)
+                       if id(a) in self.loads and n not in self.derived]  # fmt: skip
+            if missing:
+                waiting.extend(missing)
+                continue
+            number = self.constants.number(last, HOST, is_made=True)
+            self.derived.setdefault(number, (self.loads[id(last)], tuple(numbers)))
+            waiting.pop()
+        return self.constants.number(data, HOST, is_made=True)
 
 
 def _flatten_closure(function: Function) -> Function:
@@ -234,7 +260,7 @@ class _FunctionCompiler(Choices):
         return tuple(map(self._atom, exprs))
 
     def _load_constant(self, data: Array, device: int = HOST) -> int:
-        return self.into("LoadConst", const_index=self.program.constants.number(data, device))
+        return self.into("LoadConst", const_index=self.program.constant(data, device))
 
     def _load_int(self, value: int) -> int:
         return self.into("LoadConsti", value=value)
@@ -559,7 +585,7 @@ def compile_variants(
     for each in programs:
         assert each.places.devices == programs[0].places.devices, "devices do not depend on targets"
     placed = [replace(p, places=replace(p.places, constants=tuple(pool.places))) for p in programs]
-    return write_programs(placed, pool.arrays)
+    return write_programs(placed, pool.arrays, pool.made)
 
 
 @phase("bytecode")
@@ -601,6 +627,7 @@ def _compile_variant(
     named = {**own, **made.symbols}
     table = device_table(module)
     called = [(named[f], device) for f, device in calls]
+    called += [(named[f], HOST) for f in made.loads.values()]
     anywhere = [*(s.name for s in shapes.values()), *hosts]
     called += [(name, ANYWHERE) for name in anywhere]
     numbers = {each: at for at, each in enumerate(dict.fromkeys(called))}
@@ -609,6 +636,7 @@ def _compile_variant(
     own_numbers = {n: i for i, n in enumerate(functions)}
     program = _Program(own_numbers, closures, module.type_definitions, devices, constants)
     program.primitives = {(f, at): numbers[named[f], at] for f, at in calls}
+    program.loads = {array: numbers[named[f], HOST] for array, f in made.loads.items()}
     program.host_functions = {n: numbers[n, ANYWHERE] for n in hosts}
     program.shape_functions = {stage: numbers[s.name, ANYWHERE] for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
@@ -631,4 +659,5 @@ def _compile_variant(
         primitives=tuple(device for _, device in numbers),
         params=tuple(param_places(functions.get(f.name), len(f.params), devices) for f in compiled),
     )
-    return Program(compiled, names, image, metadata, places)
+    derived = [(made_one, by, of) for made_one, (by, of) in program.derived.items()]
+    return Program(compiled, names, image, metadata, places, derived)

@@ -25,28 +25,34 @@ class ConstantPool:
     arrays: list[Array] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     """The number of the device of each."""
-    _known: dict[tuple[int, int], tuple[int, Array]] = field(default_factory=dict)
+    _known: dict[tuple[int, int, bool], tuple[int, Array]] = field(default_factory=dict)
     """Identity of an array and device -> its number; and the array, which must stay alive."""
     _alike: dict[object, list[int]] = field(default_factory=dict)
     """Device, dtype, shape and sample -> numbers."""
 
-    def number(self, data: Array, device: int = 0) -> int:
-        """The number of an array on a device; it must not change from now on."""
-        key = id(data), device
+    made: set[int] = field(default_factory=set)
+    """Those that are made of others when an executable is loaded."""
+
+    def number(self, data: Array, device: int = 0, is_made: bool = False) -> int:
+        """The number of an array on a device; it must not change from now on. `is_made`: when an
+        executable is loaded, of others."""
+        key = id(data), device, is_made
         if key not in self._known:
-            self._known[key] = self._find(data, device), data
+            self._known[key] = self._find(data, device, is_made), data
         return self._known[key][0]
 
-    def _find(self, data: Array, device: int) -> int:
+    def _find(self, data: Array, device: int, is_made: bool) -> int:
         content = _bytes(data)
         sample = content[:: max(1, content.size // SAMPLE)].tobytes()
-        alike = self._alike.setdefault((device, str(data.dtype), data.shape, sample), [])
+        alike = self._alike.setdefault((device, is_made, str(data.dtype), data.shape, sample), [])
         for number in alike:
             if np.array_equal(content, _bytes(self.arrays[number])):
                 return number
         alike.append(len(self.arrays))
         self.arrays.append(data)
         self.places.append(device)
+        if is_made:
+            self.made.add(alike[-1])
         return alike[-1]
 
 

@@ -11,8 +11,9 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext, needed
-from ekiden.relay.expr import Call, Function
+from ekiden.relay.expr import Call, Constant, ConstantData, Function, var
 from ekiden.relay.op.vm import InvokeAttrs
+from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.target import Target
@@ -30,6 +31,8 @@ class ModuleKernels:
     """Those that are compiled here, each once."""
     symbols: dict[Function, str] = field(default_factory=dict)
     """Those of external compilers, with the names of their code."""
+    loads: dict[int, Function] = field(default_factory=dict)
+    """Identity of the array of a constant that is made at loading -> the function that makes it."""
     facts: dict[RelayExpr, KernelFacts] = field(default_factory=dict)
     """What is known of the kernel of each function."""
     made: Kernels | None = None
@@ -50,7 +53,8 @@ def CompileKernels(into: ModuleKernels) -> Pass:  # noqa: N802
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         into.calls = primitive_functions(module)
-        fused = list(dict.fromkeys(f for f, _ in into.calls))
+        into.loads = load_functions(module)
+        fused = list(dict.fromkeys((*(f for f, _ in into.calls), *into.loads.values())))
         into.symbols = {f: build_external(f) for f in fused if is_external(f)}
         into.functions = [f for f in fused if f not in into.symbols]
         into.made = build_kernels(into.functions, into.target, into.progress)
@@ -79,4 +83,31 @@ def primitive_functions(module: IRModule) -> list[tuple[Function, int]]:
     return list(found)
 
 
-__all__ = ["CompileKernels", "ModuleKernels", "primitive_functions"]
+def load_functions(module: IRModule) -> dict[int, Function]:
+    """The functions that make constants of others when an executable is loaded, by the identity of
+    the array that each gives.
+    """
+    found: dict[int, Function] = {}
+    for function in module.functions.values():
+        assert isinstance(function, Function)
+        waiting = [e for e in evaluation_order(function.body) if isinstance(e, Constant)]
+        while waiting:
+            data = waiting.pop().data
+            source = data.source if isinstance(data, ConstantData) else None
+            if isinstance(source, Call) and id(data) not in found:
+                found[id(data)] = _load_function(source)
+                waiting.extend(a for a in source.args if isinstance(a, Constant))
+    return found
+
+
+def _load_function(source: Call) -> Function:
+    """A call of constants as a fused function of them."""
+    kinds = [(a.data.shape, str(a.data.dtype)) for a in source.args if isinstance(a, Constant)]
+    params = tuple(var(f"p{i}", shape=s, dtype=t) for i, (s, t) in enumerate(kinds))
+    body = Call(source.op, params, source.attrs, span=source.span)
+    made = InferType()(IRModule.from_expr(Function(params, body)))["main"]
+    assert isinstance(made, Function)
+    return made.with_attr("Primitive", 1)
+
+
+__all__ = ["CompileKernels", "ModuleKernels", "load_functions", "primitive_functions"]

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,6 +69,9 @@ class Program:
     image: bytes
     metadata: dict[str, object]
     places: Places = field(default_factory=Places)
+    derived: Sequence[tuple[int, int, tuple[int, ...]]] = ()
+    """Constants that are made when it is loaded: number, primitive, the constants they are made of,
+    which are there before."""
 
 
 def write_executable(
@@ -85,19 +88,23 @@ def write_executable(
 
 
 @phase("write")
-def write_programs(programs: Sequence[Program], constants: Sequence[np.ndarray]) -> memoryview:
+def write_programs(
+    programs: Sequence[Program], constants: Sequence[np.ndarray], made: Collection[int] = ()
+) -> memoryview:
     """The file's bytes: of several programs, variants of one, the loader takes the first whose
     image its machine can run. The same arguments always give the same bytes.
 
     Constants are those of all; they may be of any layout, and are stored contiguous and
-    little-endian. Where there is no native code, one program serves all.
+    little-endian. Where there is no native code, one program serves all. Of those numbered in
+    `made` there is no data: each program that uses one says how it is derived.
     """
     arrays = [_contiguous(constant) for constant in constants]
+    records = [_constant(a, n in made) for n, a in enumerate(arrays)]
     several = programs if all(each.image for each in programs) else programs[:1]
     written = [_sections(each) for each in several]
     kinds = dict.fromkeys(kind for sections in written for kind in sections)
     common = {k for k in kinds if all(s.get(k) == written[0].get(k) for s in written)}
-    parts = [Part(Section.CONSTANTS, lambda at: write_constants(list(map(_constant, arrays)), at))]
+    parts = [Part(Section.CONSTANTS, lambda at: write_constants(records, at))]
     parts += [Part(kind, _at_once(written[0][kind])) for kind in kinds if kind in common]
     for number, sections in enumerate(written, start=1):
         own = {kind: payload for kind, payload in sections.items() if kind not in common}
@@ -117,6 +124,8 @@ def _sections(program: Program) -> dict[Section, bytes]:
         found[Section.IMAGE] = program.image
     if any(function.types for function in program.functions):
         found[Section.TYPES] = signatures([f.types for f in program.functions])
+    if program.derived:
+        found[Section.DERIVED] = _derived(program.derived)
     if len(program.places.devices) > 1:
         found[Section.DEVICES] = _places(program.places)
     return found
@@ -147,6 +156,11 @@ def _places(places: Places) -> bytes:
     return struct.pack(f"<I{len(devices)}i{len(numbers)}I", len(places.devices), *devices, *numbers)
 
 
+def _derived(rows: Sequence[tuple[int, int, tuple[int, ...]]]) -> bytes:
+    numbers = [n for made, by, of in rows for n in (made, by, len(of), *of)]
+    return struct.pack(f"<{1 + len(numbers)}I", len(rows), *numbers)
+
+
 def _code(functions: Sequence[VMFunction]) -> bytes:
     return struct.pack("<I", len(functions)) + b"".join(map(_function_code, functions))
 
@@ -161,8 +175,10 @@ def _json(metadata: dict[str, object]) -> bytes:
     return json.dumps(metadata, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _constant(array: np.ndarray) -> Constant:
+def _constant(array: np.ndarray, is_made: bool) -> Constant:
     code, bits, _ = dtype_code(array.dtype.name)
+    if is_made:
+        return Constant(code, bits, array.shape, array.nbytes, None, is_made=True)
     data = array.reshape(-1).view(np.uint8).data
     return Constant(code, bits, array.shape, array.nbytes, data)
 

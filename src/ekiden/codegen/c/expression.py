@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.c.types import c_type, constant
-from ekiden.codegen.common import is_nonnegative
+from ekiden.codegen.common import is_nonnegative, shuffle_order
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
     BOOLEAN,
@@ -170,6 +170,8 @@ class ExpressionWriter:
             return e.args[:1]
         if isinstance(e, (Var, IntImm, FloatImm, VectorReduce)):
             return ()
+        if isinstance(e, Intrinsic) and e.op == "shuffle":
+            return ()
         if isinstance(e, Intrinsic) and e.op in ("call_packed", "call_function"):
             return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
         return children(e)
@@ -201,6 +203,8 @@ class ExpressionWriter:
                 return self._guarded(e)
             case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
+            case Intrinsic(op="shuffle"):
+                return self._shuffled(e)
             case Intrinsic():
                 return self.intrinsic(e)
             case Ramp():
@@ -268,6 +272,16 @@ class ExpressionWriter:
         place = f"&{self.name(value.buffer)}"
         place += f"[{self.checked(value.buffer, self.text(index.base) + lane)}]"
         return self.helpers.load(target, place)
+
+    def _shuffled(self, e: Intrinsic) -> str:
+        """An element of one of two vectors, which are variables."""
+        one, two = e.args[:2]
+        if not isinstance(one, Var) or not isinstance(two, Var):
+            raise InternalError(f"c: only vectors in variables can be shuffled: {e!r}")
+        order, lanes = shuffle_order(e), dt.lanes(one.dtype)
+        at = f"((const unsigned char[]){{{', '.join(map(str, order))}}})[lane]"
+        a, b = (f"{self.names[v]}[{at}" for v in (one, two))
+        return f"({at} < {lanes} ? {a}] : {b} - {lanes}])"
 
     def call_packed(self, e: Intrinsic) -> str:
         """A call that may fail: only where statements are."""

@@ -14,7 +14,7 @@ from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import bounds_message, dtype_word, flat_extent, stored_value
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm, Var, cast, const, is_const
-from ekiden.ir.prim_visitor import free_vars, post_order, same
+from ekiden.ir.prim_visitor import post_order, same
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, VectorReduce
 from ekiden.tir.stmt import (
@@ -31,7 +31,7 @@ from ekiden.tir.stmt import (
     Stmt,
     While,
 )
-from ekiden.tir.visitor import expressions, guarded_nodes, walk
+from ekiden.tir.visitor import expressions, guarded_nodes, used_inside
 
 
 class StatementWriter(ExpressionWriter):
@@ -394,28 +394,19 @@ def _captured(loop: For, bounds: bool) -> list[Var | Buffer]:
     """The variables and buffers that a loop uses and does not define; with those in the extents of
     the buffers where `bounds` are checked.
     """
-    inside: set[Var | Buffer] = set()
-    used: dict[Var | Buffer, None] = {}
-    for s in walk(loop):
-        match s:
-            case For():
-                inside.add(s.loop_var)
-            case LetStmt():
-                inside.add(s.var)
-            case Allocate():
-                inside.add(s.buffer)
-            case BufferStore() | Prefetch():
-                used[s.buffer] = None
+
+    def roots(s: Stmt) -> tuple[PrimExpr, ...]:
         # the extent of the loop itself is evaluated outside
-        roots = (loop.min,) if s is loop else expressions(s)
-        for e in post_order(*roots):
-            if isinstance(e, Var):
-                used[e] = None
-            elif isinstance(e, (BufferLoad, BufferAddress)):
-                used[e.buffer] = None
-    buffers = [each for each in used if isinstance(each, Buffer)] if bounds else []
-    used.update(dict.fromkeys(v for b in buffers for v in free_vars(flat_extent(b))))
-    return [each for each in used if each not in inside]
+        found = (loop.min,) if s is loop else expressions(s)
+        if not bounds:
+            return found
+        loads = (e for e in post_order(*found) if isinstance(e, (BufferLoad, BufferAddress)))
+        buffers = [e.buffer for e in loads]
+        if isinstance(s, (BufferStore, Prefetch)):
+            buffers.append(s.buffer)
+        return (*found, *map(flat_extent, buffers))
+
+    return used_inside(loop, roots)
 
 
 def _reads_others(s: BufferStore, value: PrimExpr) -> bool:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ekiden.codegen.common import is_nonnegative
+from ekiden.codegen.common import is_nonnegative, shuffle_order
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary, reduce_lanes
-from ekiden.codegen.llvm.strided import emit_strided, is_near
+from ekiden.codegen.llvm.strided import emit_strided, is_near, shuffle
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
@@ -154,6 +154,8 @@ class ExpressionEmitter:
                 return (e.args[0],)
             case Intrinsic(op="call_packed" | "call_function"):
                 return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
+            case Intrinsic(op="shuffle"):
+                return e.args[:2]
             case Intrinsic():
                 return e.args
             case Select():
@@ -209,6 +211,9 @@ class ExpressionEmitter:
                 return self.guarded(e)
             case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
+            case Intrinsic(op="shuffle"):
+                one, two = (self.value(a) for a in e.args[:2])
+                return shuffle(b, e.args[0].dtype, one, two, shuffle_order(e))
             case Intrinsic():
                 operands = [self.value(a) for a in e.args]
                 return emit_intrinsic(b, e.op, e.dtype, e.args[0].dtype, operands)

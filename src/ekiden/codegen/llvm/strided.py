@@ -29,8 +29,8 @@ def emit_strided(b: Builder, dtype: str, stride: int, mask: Operand | None, load
     if stride == -1:
         order = list(range(lanes))[::-1]
         bits = dt.with_lanes("bool", lanes)
-        kept = None if mask is None else _shuffle(b, bits, mask, None, order)
-        return _shuffle(b, dtype, load(1 - lanes, kept), None, order)
+        kept = None if mask is None else shuffle(b, bits, mask, None, order)
+        return shuffle(b, dtype, load(1 - lanes, kept), None, order)
     found: Operand | None = None
     for begin, taken in _windows(stride, lanes):
         within = None if mask is None else _spread(b, mask, lanes, begin, stride, taken)
@@ -41,7 +41,7 @@ def emit_strided(b: Builder, dtype: str, stride: int, mask: Operand | None, load
             else i if i < taken.start else -1
             for i in range(lanes)
         ]  # fmt: skip
-        found = _shuffle(b, dtype, part if found is None else found, found and part, order)
+        found = shuffle(b, dtype, part if found is None else found, found and part, order)
     assert found is not None
     return found
 
@@ -66,12 +66,10 @@ def _spread(
     places = {i * stride - begin: i for i in taken}
     bits = dt.with_lanes("bool", lanes)
     order = [places.get(lane, lanes) for lane in range(lanes)]
-    return _shuffle(b, bits, mask, "zeroinitializer", order)
+    return shuffle(b, bits, mask, "zeroinitializer", order)
 
 
-def _shuffle(
-    b: Builder, dtype: str, one: Operand, two: Operand | None, order: list[int]
-) -> Operand:
+def shuffle(b: Builder, dtype: str, one: Operand, two: Operand | None, order: list[int]) -> Operand:
     """Elements of two vectors by number; -1 is any."""
     kind = register_type(dtype)
     chosen = ", ".join("i32 poison" if i < 0 else f"i32 {i}" for i in order)

@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--size",
         choices=("small",),
         default="",
-        help="keep weights as large as they are in the model, for some speed",
+        help="keep weights as large as they are in the model; loading takes a little longer",
     )
     parser.add_argument(
         "--denormals",

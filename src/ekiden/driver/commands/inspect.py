@@ -99,7 +99,12 @@ def _print_bytecode(executable: ekiden.Executable) -> None:
     print(executable.disassemble())
     in_model, in_file = executable.weight_bytes
     if in_model is not None:
-        print(f"Weights: {in_model} bytes in the model, {in_file} as the kernels take them")
+        stored = executable.stored_weight_bytes
+        if stored == in_file:
+            print(f"Weights: {in_model} bytes in the model, {in_file} as the kernels take them")
+        else:
+            print(f"Weights: {in_model} bytes in the model, {stored} in the artifact, {in_file}"
+                  " with what is made of these when it is loaded")  # fmt: skip
     if executable.peak_memory is not None:
         print(f"Peak memory of a run: {executable.peak_memory} bytes, inputs and weights aside")
     if len(executable.variants) > 1:

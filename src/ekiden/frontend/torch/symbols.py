@@ -13,7 +13,7 @@ from torch.utils._sympy import functions as fn
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.ir import prim
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import PrimExpr, SizeVar
+from ekiden.ir.prim import PrimExpr
 from ekiden.topi.shape import tidy
 
 Scalar: TypeAlias = int | float | bool | PrimExpr
@@ -143,8 +143,3 @@ def plain_name(size: object) -> str | None:
     if not isinstance(size, torch.SymInt) or not isinstance(size.node.expr, sympy.Symbol):
         return None
     return str(size.node.expr)
-
-
-def is_dim(value: object) -> bool:
-    """Whether a scalar is a dimension with a name of its own."""
-    return isinstance(value, SizeVar)

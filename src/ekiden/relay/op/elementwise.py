@@ -245,6 +245,8 @@ class ClipAttrs(Attrs):
 
 
 def _clip_reference(attrs: ClipAttrs, data: Array) -> Array:
+    if data.dtype.kind == "b":
+        return np.asarray((data | (attrs.a_min > 0)) & (attrs.a_max >= 1))
     if data.dtype.kind in "iu":
         info = np.iinfo(data.dtype)
         low, high = max(attrs.a_min, info.min), min(attrs.a_max, info.max)

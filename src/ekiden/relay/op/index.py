@@ -200,6 +200,8 @@ def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             f"the first extent of 'indices' must be a number, got {show(indices.shape)}",
         )
     attempt("gather_nd", expect_shape, "gather_nd", "indices", indices.shape[:1], (count,))
+    if wanted.batch_dims < 0:
+        fail("gather_nd", f"batch_dims must not be negative, got {wanted.batch_dims}")
     if count + wanted.batch_dims > len(data.shape):
         fail("gather_nd", f"{count} coordinates are too many for {show(data.shape)}")
     shared = wanted.batch_dims

@@ -216,9 +216,10 @@ class ReverseAttrs(Attrs):
 
 def _reverse_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("reverse", types, 1)
-    attempt(
-        "reverse", normalize_axes, attrs_of(ReverseAttrs, attrs).axis, len(data.shape), "reverse"
-    )
+    wanted = attrs_of(ReverseAttrs, attrs).axis
+    axes = attempt("reverse", normalize_axes, wanted, len(data.shape), "reverse")
+    if len(axes) < len(wanted):
+        fail("reverse", f"an axis is there twice, got {wanted}")
     return data
 
 

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.pass_context import SIZE, PassContext
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
@@ -76,8 +75,6 @@ def conv_bytes(call: Call, target: Target) -> RelayExpr:
 def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:
     """The side of output tiles if the convolution is to be done by Winograd's method, whose weights
     take up to four times the memory; else 0."""
-    if PassContext.current().option(SIZE) == "small":
-        return 0
     weight, result = call.args[1], call.checked_type
     assert isinstance(weight, Constant)
     out, channels, *kernel = weight.data.shape

@@ -1,15 +1,23 @@
 """Recurrent layers: weights in panels of hidden units, with those of all gates side by side.
 
 nn.recurrent((%x, W, ...))            ->  nn.recurrent((%x, packed W, ...))
+nn.recurrent((%x, W s8, ...))         ->  nn.recurrent((%x, packed W, ..., places)), so that sums of
+                                          two products fit int16, where that is faster
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
-from ekiden.relay.op.nn.recurrent import RecurrentAttrs
+from ekiden.relay.op.nn.recurrent import PackRecurrentAttrs, RecurrentAttrs, packed_recurrent
 from ekiden.target import Target
+from ekiden.topi.rule.model import narrowing_pays
+from ekiden.topi.rule.words import narrowed_words
 
 
 def recurrent(call: Call, target: Target) -> RelayExpr:
@@ -22,5 +30,15 @@ def recurrent(call: Call, target: Target) -> RelayExpr:
     if not isinstance(weight, Constant) or weight.data.ndim != 2:
         return call
     gates = attrs.cell.gates
-    packed = op.nn.contrib_pack_recurrent(weight, gates, target.lanes("float32"))
+    lanes = target.lanes("float32")
+    if weight.data.dtype == np.int8:
+        words = packed_recurrent(PackRecurrentAttrs(gates, lanes), weight.data)
+        depth = words.shape[1]
+        words, places = narrowed_words(words)
+        if narrowing_pays(places.shape[1], depth, target):
+            made = Tuple((data, Constant(words, span=weight.span), *rest, Constant(places)))
+            return call.with_fields(
+                args=(made,), attrs=replace(attrs, given=(*attrs.given, "places"))
+            )
+    packed = op.nn.contrib_pack_recurrent(weight, gates, lanes)
     return call.with_fields(args=(Tuple((data, packed, *rest)),))

@@ -41,6 +41,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.vm import BindDimsAttrs
+from ekiden.relay.transform.joined import Joined
 from ekiden.relay.transform.scopes import evaluation_order, is_atom
 from ekiden.relay.visitor import children, pattern_vars
 from ekiden.runtime import Device
@@ -49,20 +50,10 @@ from ekiden.tir.expr import Buffer, BufferLoad
 
 
 @dataclass(eq=False, slots=True)
-class Place:
-    """One place, as an entry of a union-find structure; its device once that is known."""
+class Place(Joined):
+    """One place; its device once that is known."""
 
     device: Device | None = None
-    parent: Place | None = None
-
-    def root(self) -> Place:
-        """The entry that stands for all that are joined."""
-        at = self
-        while at.parent is not None:
-            if at.parent.parent is not None:
-                at.parent = at.parent.parent
-            at = at.parent
-        return at
 
 
 @dataclass(frozen=True, eq=False, slots=True)

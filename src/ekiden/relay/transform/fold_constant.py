@@ -21,11 +21,12 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import fields_of
 from ekiden.ir.op import Array, Op
+from ekiden.ir.pass_context import SIZE
 from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.span import Span
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.relay.expr import Call, Constant, Function, If, Tuple, TupleGetItem
+from ekiden.relay.expr import Call, Constant, ConstantData, Function, If, Tuple, TupleGetItem
 from ekiden.relay.interpreter import evaluate_call
 from ekiden.relay.transform.dead_code_elimination import has_effect
 from ekiden.relay.transform.infer_type import InferType
@@ -46,6 +47,8 @@ MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 row is packed to a vector's width), so that folding does not blow an artifact up.
 """
 
+WORTH = 1 << 12
+"""Bytes that an artifact must save for a constant to be made when it is loaded."""
 LARGE = 1 << 16
 """Bytes of constants worth a thread."""
 
@@ -144,10 +147,41 @@ def _fold_call(call: Call, kind: Type | None, begun: Mapping[RelayExpr, Values])
     values = value if isinstance(value, tuple) else (value,)
     folded = tuple(_constant(v, k, call.span) for v, k in zip(values, kinds, strict=True))
     if not isinstance(kind, TupleType):
+        _note_source(folded[0], call)
         return folded[0]
     made = Tuple(folded, span=call.span)
     made.set_checked_type(kind)
     return made
+
+
+def _note_source(folded: Constant, call: Call) -> None:
+    """Where weights are to stay small, a result larger than what it is made of is made at load."""
+    data = folded.data
+    assert isinstance(data, ConstantData)
+    if PassContext.current().option(SIZE) != "small" or not all(map(_is_array, call.args)):
+        return
+    stored = {id(each): each.nbytes for a in call.args for each in stored_arrays(a)}
+    if data.nbytes >= sum(stored.values()) + WORTH:
+        data.source = call
+
+
+def _is_array(expr: RelayExpr) -> bool:
+    return isinstance(expr, Constant)
+
+
+def stored_arrays(constant: RelayExpr) -> list[Array]:
+    """The arrays that an artifact holds for a constant: its own, or what it is made of at load."""
+    found: list[Array] = []
+    waiting = [constant]
+    while waiting:
+        each = waiting.pop()
+        assert isinstance(each, Constant) and isinstance(each.data, ConstantData)
+        source = each.data.source
+        if isinstance(source, Call):
+            waiting.extend(source.args)
+        else:
+            found.append(each.data)
+    return found
 
 
 def _value(expr: RelayExpr) -> Array | tuple[Array, ...]:

@@ -27,6 +27,7 @@ from ekiden.ir.type import FuncType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
 from ekiden.relay.op.nn.geometry import MaxPool2DAttrs
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.joined import Joined
 from ekiden.relay.transform.scopes import (
     evaluation_order,
     find_scopes,
@@ -38,9 +39,9 @@ from ekiden.relay.transform.scopes import (
 from ekiden.topi.rule.families import has_ending
 
 
-@dataclass(slots=True)
-class _Node:
-    """A node of the dataflow graph of one scope, with its group as a union-find entry."""
+@dataclass(eq=False, slots=True)
+class _Node(Joined):
+    """A node of the dataflow graph of one scope; joined are those of a group."""
 
     expr: RelayExpr
     index: int
@@ -48,23 +49,12 @@ class _Node:
     users: list[tuple[_Node, OpPattern]] = field(default_factory=list)
     external: bool = False
     """Used from outside the scope, or the result of the scope."""
-    parent: _Node | None = None
-    """Group: the node it was merged into."""
     anchor: OpPattern = OpPattern.OPAQUE
     """Group: the most complex pattern in it."""
     size: int = 1
     dominator: _Node | None = None
     dominator_pattern: OpPattern = OpPattern.OPAQUE
     depth: int = 1
-
-    def root(self) -> _Node:
-        """The node that stands for the group."""
-        at = self
-        while at.parent is not None:
-            if at.parent.parent is not None:
-                at.parent = at.parent.parent
-            at = at.parent
-        return at
 
 
 def is_primitive_call(expr: RelayExpr) -> bool:

@@ -17,54 +17,24 @@ from collections.abc import Sequence
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, StringImm, Var
-from ekiden.ir.prim_visitor import free_vars, post_order
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import ScheduleError
-from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.stmt import (
-    Allocate,
-    BufferStore,
     Evaluate,
     For,
     ForKind,
-    LetStmt,
-    Prefetch,
     PrimFunc,
     Stmt,
 )
 from ekiden.tir.transform.inject_virtual_threads import is_virtual
-from ekiden.tir.visitor import StmtMutator, expressions, walk
+from ekiden.tir.visitor import StmtMutator, used_inside, walk
 
 
 def is_device_loop(stmt: Stmt) -> bool:
     """Whether a statement is a loop over threads of a device."""
     is_thread = isinstance(stmt, For) and stmt.kind is ForKind.THREAD_BINDING
     return is_thread and not is_virtual(stmt)
-
-
-def _used(region: Stmt) -> tuple[list[Buffer], list[Var]]:
-    """The buffers and variables from outside that a statement uses, in order of appearance."""
-    inside: set[Buffer | Var] = set()
-    used: dict[Buffer | Var, None] = {}
-    for s in walk(region):
-        match s:
-            case For():
-                inside.add(s.loop_var)
-            case LetStmt():
-                inside.add(s.var)
-            case Allocate():
-                inside.add(s.buffer)
-            case BufferStore() | Prefetch():
-                used[s.buffer] = None
-        for e in post_order(*expressions(s)):
-            if isinstance(e, Var):
-                used[e] = None
-            elif isinstance(e, (BufferLoad, BufferAddress)):
-                used[e.buffer] = None
-    outside = [each for each in used if each not in inside]
-    return (
-        [b for b in outside if isinstance(b, Buffer)],
-        [v for v in outside if isinstance(v, Var)],
-    )
 
 
 class _Split(StmtMutator):
@@ -76,7 +46,9 @@ class _Split(StmtMutator):
         """The outermost thread loop becomes a call."""
         if not is_device_loop(stmt):
             return super().visit_for(stmt)
-        buffers, variables = _used(stmt)
+        used = used_inside(stmt)
+        buffers = [b for b in used if isinstance(b, Buffer)]
+        variables = [v for v in used if isinstance(v, Var)]
         buffers = self._in_order(buffers)
         missing = set(variables) - set(free_vars(*(d for b in buffers for d in b.shape)))
         if missing:

@@ -16,10 +16,10 @@ from ekiden.topi.shape import as_ints, expect_positive, expect_shape, known, tid
 Padding = int | Sequence[int] | str
 
 
-def _tag(data_layout: str, kernel_layout: str, groups: int) -> str:
+def _tag(data_layout: str, kernel_layout: str, is_depthwise: bool) -> str:
     if packed_tile(kernel_layout):
         return "conv_nhwc_pack"
-    if (data_layout, kernel_layout) in (("NHWC", "HWOI"), ("NDHWC", "DHWOI")) and groups > 1:
+    if (data_layout, kernel_layout) in (("NHWC", "HWOI"), ("NDHWC", "DHWOI")) and is_depthwise:
         return "depthwise_conv_nhwc"
     return f"conv{len(window_axes(data_layout))}d"
 
@@ -162,7 +162,9 @@ def conv(
         "tile": packed_tile(layout), "data_layout": data_layout, "kernel_layout": layout,
         "out_layout": result,
     }  # fmt: skip
-    tag = _tag(data_layout, layout, groups)
+    # its kernel is for sums of float32, of one channel each
+    is_depthwise = groups > 1 and dtype == filt.dtype == "float32" and known(per_group) == 1
+    tag = _tag(data_layout, layout, is_depthwise)
     shape = permute((n, out, *extents), plain, result)
     return te.compute(shape, body, name=f"conv{rank}d", tag=tag, attrs=attrs)
 

@@ -121,15 +121,22 @@ def _pack_rows(weight: Array, tile: int) -> Array:
     return weight.reshape(count, tile, *weight.shape[1:])
 
 
+def whole_words(packed: Array, places: Array | None) -> Array:
+    """[panels][K/4 + r][columns][4] with its last r rows added to those that `places` [panels][r]
+    says."""
+    if places is None:
+        return packed
+    whole = packed.shape[1] - places.shape[1]
+    words = packed[:, :whole].copy()
+    np.add.at(words, (np.arange(len(words))[:, None], places), packed[:, whole:])
+    return words
+
+
 def unpack_dense_weight(packed: Array, units: int, places: Array | None = None) -> Array:
     """[ceil(N/r)][K][r], or [ceil(N/r)][K/word][r][word], back to [N, K]; with `places` the last
     words are added to those."""
-    if places is not None:
-        whole = packed.shape[1] - places.shape[1]
-        words = packed[:, :whole].copy()
-        np.add.at(words, (np.arange(len(words))[:, None], places), packed[:, whole:])
-        packed = words
     if packed.ndim == 4:
+        packed = whole_words(packed, places)
         count, words, tile, word = packed.shape
         return packed.transpose(0, 2, 1, 3).reshape(count * tile, words * word)[:units]
     return packed.transpose(0, 2, 1).reshape(packed.shape[0] * packed.shape[2], packed.shape[1])[

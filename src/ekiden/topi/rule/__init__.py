@@ -13,7 +13,6 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule import thread
 from ekiden.topi.rule.checks import with_checks
 from ekiden.topi.rule.decision import Decision, Fixed
-from ekiden.topi.rule.elementwise import sole_stage
 from ekiden.topi.rule.families import FAMILIES, fixed_for
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.in_place import in_place_inputs
@@ -63,8 +62,7 @@ def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Ten
             continue
         if is_epilogue(tensor, row.ends(outputs)):
             return row, tensor
-    alone = sole_stage(outputs)
-    return (FAMILIES["default"], None) if alone is None else (FAMILIES["elementwise"], alone)
+    return FAMILIES["default"], None
 
 
 def schedule(
@@ -90,10 +88,11 @@ def scheduled(
     """The loop program of a group, and how it came about; `given` and `names` as in `choose`.
 
     A group that no family's anchor covers gets the default rule of the target's kind. Checks of
-    indices come first; programs of threads, which cannot say what is wrong, have none.
+    indices come first.
     """
     if target.kind.has_threads:
-        return Scheduled(thread.schedule_threads(inputs, outputs, target, name))
+        threads = thread.schedule_threads(inputs, outputs, target, name)
+        return Scheduled(with_checks(threads, inputs, outputs, target))
     chosen = choose(outputs, target, given, names)
     made = chosen.family.make(inputs, outputs, target, name, chosen.decision, chosen.anchor)
     func = with_checks(_with_in_place(made.func, inputs, outputs, chosen), inputs, outputs, target)
@@ -112,7 +111,7 @@ def _with_in_place(
     made: PrimFunc, inputs: list[te.Tensor], outputs: list[te.Tensor], chosen: Chosen
 ) -> PrimFunc:
     family = chosen.family
-    anchor = None if family.is_group else chosen.anchor
+    anchor = chosen.anchor
     if family.is_whole or family.keeps_sums(chosen.decision):
         return made
     if anchor is not None and family.ends(outputs) != outputs:

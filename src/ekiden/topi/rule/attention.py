@@ -52,6 +52,7 @@ from ekiden.topi.rule.dense import UNROLLS, make_buffers
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.model import DISTANCES, MOST_VECTORS, most_rows, step_cycles
 from ekiden.topi.rule.tiles import Ahead, KLoop, Tile, balanced_rows, column_mask, compute_tile
+from ekiden.topi.rule.turning import turned
 
 LANES = 16
 """Lanes of a vector where no target is known."""
@@ -60,7 +61,12 @@ WIDE = 4
 LINE = 16
 """Elements of a cache line."""
 ROWS = 6
-"""Most queries of a tile."""
+"""Most queries of a tile where their number is not known, and what many keys do not bring it
+below."""
+MOST_ROWS = 12
+"""Most queries of a tile: more only cost code."""
+MANY = 1 << 12
+"""What a number of keys is taken for that is not known."""
 CAUSAL = ("", "start", "end")
 """Which keys a query sees: all; those up to its own place, counted from the first; those up to its
 own place, where the last query sees the last key."""
@@ -128,8 +134,9 @@ class Attention:
         output: Buffer,
         lanes: int = LANES,
         cut: Cut = PLAIN,
+        has_shuffles: bool = False,
     ) -> None:
-        self.heads, self.lanes, self.cut = heads, lanes, cut
+        self.heads, self.lanes, self.cut, self.has_shuffles = heads, lanes, cut, has_shuffles
         operands = zip((*inputs[:3], output), heads.layouts, strict=True)
         self.q, self.k, self.v, self.out = (Operand.of(b, layout) for b, layout in operands)
         self.bias = inputs[3] if len(inputs) > 3 else None
@@ -181,36 +188,44 @@ class Attention:
         """keys[c * depth + d * panel width + i] = k[c + i, d] for the panel that begins at key c;
         zeros beyond the last key."""
         whole, narrow = self.split()
-        turned = not is_const(self.k.strides["s"], 1)
+        in_rows = is_const(self.k.strides["d"], 1) and not is_const(self.k.strides["s"], 1)
 
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
             panel = Var("p")
             key = first + panel * (vectors * self.lanes)
-            body = (self._turn if turned and vectors == self.wide else self._copy)(
-                base, key, vectors
-            )
+            is_whole = vectors == self.wide or is_const(simplify(self.keys % self.lanes), 0)
+            turns = in_rows and is_whole and self.has_shuffles
+            body = (self._turn if turns else self._copy)(base, key, vectors)
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
         rest = whole * (self.wide * self.lanes)
         return seq(panels(whole, const(0), self.wide), panels(narrow, rest, 1))
 
     def _turn(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
-        """A whole panel of keys that lie in rows, a cache line of each row at a time: rows are
-        often a large power of two apart, and few such lines stay in L1 together."""
+        """A whole panel of keys that lie in rows: square tiles of them transposed in registers."""
         width, steps = vectors * self.lanes, self.k.strides
-        blocks = simplify(self.depth // LINE)
+        blocks, block, at = simplify(self.depth // self.lanes), Var("block"), Var("vector")
+        first = key + at * self.lanes
 
-        def move(i: PrimExpr, d: PrimExpr) -> Stmt:
-            value = self.k.buffer[base + (key + i) * steps["s"] + d * steps["d"]]
-            return BufferStore(self.panels, value, (key * self.depth + d * width + i,))
+        def row(i: int) -> PrimExpr:
+            start = base + (first + i) * steps["s"] + block * self.lanes
+            return self.load(self.k.buffer, simplify(start))
 
-        block, i, row, d = Var("block"), Var("i"), Var("row"), Var("d")
-        line = seq(*(move(i, block * LINE + j) for j in range(LINE)))
-        rest = For(d, blocks * LINE, self.depth - blocks * LINE, ForKind.SERIAL, move(row, d))
+        def keep(n: int, value: PrimExpr) -> Stmt:
+            d = block * self.lanes + n
+            place = key * self.depth + d * width + at * self.lanes
+            return self.store(self.panels, simplify(place), value)
+
+        tile = turned([row(i) for i in range(self.lanes)], keep)
+        i, d = Var("i"), Var("d")
+        one = self.k.buffer[base + (key + i) * steps["s"] + d]
+        left = BufferStore(self.panels, one, (key * self.depth + d * width + i,))
+        done = simplify(blocks * self.lanes)
         return seq(
-            For(block, const(0), blocks, ForKind.SERIAL,
-                For(i, const(0), const(width), ForKind.SERIAL, line)),
-            For(row, const(0), const(width), ForKind.SERIAL, rest),
+            For(at, const(0), const(vectors), ForKind.SERIAL,
+                For(block, const(0), blocks, ForKind.SERIAL, tile)),
+            For(i, const(0), const(width), ForKind.SERIAL,
+                For(d, done, simplify(self.depth - done), ForKind.SERIAL, left)),
         )  # fmt: skip
 
     def _copy(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
@@ -450,17 +465,57 @@ def sizes_of(anchor: te.Tensor) -> tuple[Heads, dict[str, int | None], dict[str,
     return heads, query, value
 
 
-def tile_of(columns: int, target: Target) -> tuple[int, int]:
-    """(queries of a tile, vectors of a whole panel) for values of so many vectors: what takes the
-    least time, and of those that take as long what leaves no narrow panel."""
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a decision depends on, as far as it is known: how many queries and keys there are, the
+    depth of both, and vectors of a value."""
 
-    def cost(vectors: int) -> tuple[float, int]:
-        rows = min(ROWS, most_rows(vectors, target))
-        each = step_cycles(rows, vectors, target) / (rows * vectors)
-        return round(each, 2), columns % vectors
+    queries: int | None
+    keys: int | None
+    depth: int | None
+    columns: int
+    heads: int | None
+    """Of all batches."""
+    target: Target
 
-    wide = min(range(MOST_VECTORS, 1, -1), key=cost)
-    return min(ROWS, most_rows(wide, target)), wide
+    @staticmethod
+    def of(anchor: te.Tensor, target: Target) -> Sizes:
+        """Of an attention."""
+        _, query, value = sizes_of(anchor)
+        width, count = value["d"], query["b"] and query["h"] and query["b"] * query["h"]
+        assert width is not None
+        columns = -(-width // target.lanes("float32"))
+        return Sizes(query["s"], value["s"], query["d"], columns, count, target)
+
+    def rows(self, vectors: int) -> int:
+        """Queries of a tile: as many as registers hold, whose scores fit half of the first cache;
+        few where their number is not known, as there is code for every number."""
+        most = min(MOST_ROWS if self.queries else ROWS, most_rows(vectors, self.target))
+        if self.keys:
+            row = 4 * (self.keys + self.target.lanes("float32"))
+            most = min(most, max(ROWS, self.target.caches[0].size // 2 // row))
+        return max(1, most)
+
+    def cycles(self, vectors: int) -> float:
+        """Of the products of one query, on panels of so many vectors."""
+        rows, lanes = self.rows(vectors), self.target.lanes("float32")
+        if self.queries:
+            rows = -(-self.queries // -(-self.queries // rows))
+        keys, depth = self.keys or MANY, self.depth or MANY
+        whole = keys // (vectors * lanes)
+        narrow = -(-keys // lanes) - whole * vectors
+        full, rest = divmod(self.columns, vectors)
+
+        def step(wide: int) -> float:
+            return step_cycles(rows, wide, self.target)
+
+        scores = depth * (whole * step(vectors) + narrow * step(1))
+        mixed = keys * (full * step(vectors) + (step(rest) if rest else 0))
+        return (scores + mixed) / rows
+
+    def vectors(self) -> int:
+        """Of a whole panel: what takes the least time."""
+        return min(range(MOST_VECTORS, 1, -1), key=lambda wide: round(self.cycles(wide), 6))
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
@@ -477,19 +532,16 @@ def space(anchor: te.Tensor, target: Target) -> Space:
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """What is chosen for an attention."""
-    _, query, value = sizes_of(anchor)
-    width = value["d"]
-    assert width is not None
-    rows, vectors = tile_of(-(-width // target.lanes("float32")), target)
-    vectors = int(fixed.get("vectors", vectors))
-    count = query["b"] and query["h"] and query["b"] * query["h"]
+    sizes = Sizes.of(anchor, target)
+    vectors = int(fixed.get("vectors", sizes.vectors()))
+    few = sizes.heads is not None and sizes.heads < target.cores
     chosen: dict[str, Value] = {
         "vectors": vectors,
-        "rows": min(rows, most_rows(vectors, target)),
+        "rows": sizes.rows(vectors),
         "own": 0,
         "unroll": 1,
         "values": "direct",
-        "split": "rows" if count and count < target.cores else "heads",
+        "split": "rows" if few else "heads",
     }
     return Decision.of({**chosen, **fixed})
 
@@ -508,7 +560,8 @@ def attention(
     buffers = make_buffers(inputs, outputs)
     cut = Cut(**dict(decision))  # type: ignore[arg-type]  # a field for each choice
     lanes = target.lanes("float32")
-    made = Attention(heads, [buffers[t] for t in op.inputs], buffers[outputs[0]], lanes, cut)
+    operands, shuffles = [buffers[t] for t in op.inputs], target.has("shuffles")
+    made = Attention(heads, operands, buffers[outputs[0]], lanes, cut, shuffles)
     attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
     return PrimFunc((*buffers.values(),), made.body(), attrs)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from ekiden import te
 from ekiden.arith import Analyzer
-from ekiden.ir.prim import IntImm, PrimExpr, const, is_const
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.target import Target
 from ekiden.te.inline import Inliner
@@ -17,7 +17,9 @@ from ekiden.te.statements import replace_buffers
 from ekiden.te.tensor import ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import IfThenElse, PrimFunc, Stmt, seq
+from ekiden.topi.rule import thread
 from ekiden.topi.rule.default import schedule_default
+from ekiden.topi.rule.loops import product
 
 FEW = 16
 """So many numbers are looked at one by one; of more, vectors say whether any is wrong."""
@@ -59,11 +61,22 @@ def _checked(
             return BufferLoad(buffers[e.producer], e.indices, e.dtype)
         return e
 
-    found = search(check.over(real), element)
-    sizes = [d.value if isinstance(d, IntImm) else FEW + 1 for d in check.values.shape]
     if not check.values.shape and is_const(Analyzer().simplify(check.holds(element(()))), 1):
         return None
+    if target.kind.has_threads:
+        return _by_threads(check.over(real), element)
+    found = search(check.over(real), element)
+    sizes = [d.value if isinstance(d, IntImm) else FEW + 1 for d in check.values.shape]
     return found if prod(sizes) <= FEW else _behind_flag(check, found, inputs, buffers, target)
+
+
+def _by_threads(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
+    """A thread for each number, in a launch of its own before those that use them."""
+    index, shape = Var("index"), check.values.shape
+    at = thread.coordinates(index, shape)
+    extent = product(shape) if shape else const(1)
+    threads = thread.THREADS if shape else 1
+    return thread.launch(index, extent, threads, check.assertion(element(at), at))
 
 
 def _behind_flag(

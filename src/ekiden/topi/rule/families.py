@@ -14,7 +14,6 @@ from ekiden.topi.rule import (
     default,
     dense_listed,
     depthwise,
-    elementwise,
     nibbles,
     recurrent,
     scatter,
@@ -36,7 +35,6 @@ ROWS: tuple[Family, ...] = (
     depthwise.FAMILY,
     *batch_matmul.FAMILIES,
     nibbles.FAMILY,
-    elementwise.FAMILY,
     default.FAMILY,
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in ROWS}

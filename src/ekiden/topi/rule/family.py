@@ -85,8 +85,7 @@ class Family:
     steps: the schedule of a kernel, of the program that `start` gives. build: what writes the loops
     by hand instead, and why it does; by_hand: the anchors for which it does, where there are steps.
     ends: of the outputs, what must be elementwise on the anchor (the kernel does the rest).
-    is_whole: the anchor is an operation with outputs of its own that nothing joins. is_group: it is
-    what the whole group is after inlining.
+    is_whole: the anchor is an operation with outputs of its own that nothing joins.
     panel, panels: columns of a panel of packed weights for a product, and all that there may be.
     endings: what may end a kernel beside elementwise operators, by name. writes_rows: whether
     results may be a part of longer rows. keeps_sums: whether a decision makes kernels that keep
@@ -105,7 +104,6 @@ class Family:
     default: Callable[[te.Tensor, Target, Fixed], Decision] = decide_nothing
     ends: Callable[[Sequence[te.Tensor]], Sequence[te.Tensor]] = as_they_are
     is_whole: bool = False
-    is_group: bool = False
     panel: Callable[[Product, Target], int] | None = None
     panels: Callable[[Target], Choice] | None = None
     endings: tuple[str, ...] = ()

@@ -9,7 +9,8 @@ turns: what it read last is what it reads first, so a part as large as its L2 ca
 again (512 units: 4 MB of weights, 46 us for a step from L3).
 
 A weight of int8 is multiplied with states that are quantised to bytes before each step, and
-widened to int16 where words are multiplied in pairs (words.py).
+widened to int16 where words are multiplied in pairs (words.py). Its panels may have rows behind
+the others, with a list of the words of the states that they are multiplied with.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.decision import Decision, Fixed, Space
 from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.family import Family
-from ekiden.topi.rule.tiles import KLoop, Tile, balanced_rows, compute_tile
+from ekiden.topi.rule.tiles import KLoop, Listed, Tile, balanced_rows, compute_tile
 from ekiden.topi.rule.words import dot_space, pairs_of, widen
 
 LANES = 16
@@ -98,6 +99,9 @@ class Layer:
         self.reset = Buffer("reset_state", (self.size,))
         self.update = Buffer("update", (self.size,))
         self.quantized = Buffer("quantized", (self.size,), "uint8")
+        self.dot = str((decision or Decision()).get("dot", ""))
+        self.places = self.extras.get("places")
+        self.listed = 0 if self.places is None else _known(self.places.shape[1])
         self.pairs = pairs_of(self.quantized, decision or Decision())
         self.scale = Buffer("state_scale", (const(1),))
         self.zero_point = Buffer("state_zero_point", (const(1),), "int32")
@@ -257,12 +261,13 @@ class Layer:
         """The product and the cell of a panel, for all sequences."""
         chosen, lanes = self.cell.phases[phase], self.lanes
         step = self.cell.gates * lanes * self.word
-        base = panel * (self.depth * step) + chosen[0] * (lanes * self.word)
+        first_gate = chosen[0] * (lanes * self.word)
+        base = panel * ((self.depth + self.listed) * step) + first_gate
         source, half = self.multiplied(t, phase)
         dtype = "int32" if self.is_bytes else "float32"
 
         def tile(rows: int, first: PrimExpr) -> Stmt:
-            shape = Tile(rows, len(chosen), lanes, len(chosen) * lanes, dtype)
+            shape = Tile(rows, len(chosen), lanes, len(chosen) * lanes, dtype, self.dot)
             count = const(rows * len(chosen) * lanes)
             products = Buffer("products", (count,), dtype, "local")
 
@@ -271,13 +276,23 @@ class Layer:
 
             starts = [half + (first + i) * self.width for i in range(rows)]
             loops = [KLoop(const(self.depth), const(self.word), const(step))]
-            multiply = compute_tile(shape, loops, source, starts, weight, base, keep)
+            multiply = compute_tile(
+                shape, loops, source, starts, weight, base, keep, listed=self.rest(panel, base)
+            )
             row = Var("row")
             one = self.one(t, phase, panel, first + row, products, row * (len(chosen) * lanes))
             each = For(row, const(0), const(rows), ForKind.SERIAL, one)
             return Allocate(products, seq(multiply, each))
 
         return balanced_rows(self.batch, MAX_ROWS, tile)
+
+    def rest(self, panel: PrimExpr, base: PrimExpr) -> Listed | None:
+        """The rows of a panel behind those for all words of the states, if there are any."""
+        if self.places is None:
+            return None
+        step = self.cell.gates * self.lanes * self.word
+        word, origin = const(self.word), base + self.depth * step
+        return Listed(self.listed, self.places, panel * self.listed, origin, word, const(step))
 
     def one(
         self,
@@ -417,12 +432,19 @@ def recurrent(
 
 def space(anchor: te.Tensor, target: Target) -> Space:
     """What may be chosen for a layer: how a weight of bytes is multiplied."""
-    return dot_space(_weight(anchor), target)
+    cell = anchor.op.attrs["cell"]
+    assert isinstance(cell, Cell)
+    return dot_space(_weight(anchor), target, "places" in cell.given)
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """What is chosen for a layer."""
     return Decision.of({c.name: fixed.get(c.name, c.domain[0]) for c in space(anchor, target)})
+
+
+def _known(dim: PrimExpr) -> int:
+    assert isinstance(dim, IntImm), "packed weights are known"
+    return dim.value
 
 
 def _weight(anchor: te.Tensor) -> te.Tensor:

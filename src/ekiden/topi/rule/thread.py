@@ -10,6 +10,8 @@ extern operation run by rows where they have a parallel loop, else on one thread
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.target import Target
@@ -63,8 +65,9 @@ def schedule_threads(
     return PrimFunc(params, allocated(sequence(*statements), kept), attrs)
 
 
-def _launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
-    """The body for all values of the index below the extent, one thread each."""
+def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
+    """The body for all values of the index below the extent, one thread each; in so many threads a
+    block."""
     block, thread = Var("block"), Var("thread")
     flat = block * threads + thread
     exact = is_const(simplify(extent % threads), 0)
@@ -74,6 +77,15 @@ def _launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
     bound = ForKind.THREAD_BINDING
     threaded = For(thread, const(0), const(threads), bound, guarded, {"thread": "threadIdx.x"})
     return For(block, const(0), blocks, bound, threaded, {"thread": "blockIdx.x"})
+
+
+def coordinates(index: PrimExpr, extents: Sequence[PrimExpr]) -> list[PrimExpr]:
+    """Where the element of a number stands, the last axis fastest."""
+    found: list[PrimExpr] = []
+    for n in reversed(range(len(extents))):
+        found.append(index % extents[n] if n else index)
+        index = index // extents[n]
+    return found[::-1]
 
 
 def _bound_block(nest: Stmt) -> Stmt:
@@ -87,15 +99,12 @@ def _bound_block(nest: Stmt) -> Stmt:
     kinds = [each.kind for each in inner.block.iter_vars]
     spatial = [f for f, kind in zip(loops, kinds, strict=True) if kind is IterKind.SPATIAL]
     index = Var("index")
-    values: list[PrimExpr] = list(inner.iter_values)
-    rest: PrimExpr = index
-    for n in reversed(range(len(spatial))):
-        values[n] = rest % spatial[n].extent if n else rest
-        rest = rest // spatial[n].extent
+    own = coordinates(index, [f.extent for f in spatial])
+    values = [*own, *inner.iter_values[len(spatial) :]]
     body: Stmt = inner.with_fields(iter_values=tuple(values))
     for loop in reversed(loops[len(spatial) :]):
         body = loop.with_fields(body=body)
-    return _launch(index, product([f.extent for f in spatial]), THREADS, body)
+    return launch(index, product([f.extent for f in spatial]), THREADS, body)
 
 
 def _bound_statements(body: Stmt) -> Stmt:
@@ -107,5 +116,5 @@ def _bound_statements(body: Stmt) -> Stmt:
     if is_nothing(body):
         return body
     if isinstance(body, For) and body.kind is ForKind.PARALLEL and is_const(body.min, 0):
-        return _launch(body.loop_var, body.extent, ROW_THREADS, body.body)
-    return _launch(Var("index"), const(1), 1, body)
+        return launch(body.loop_var, body.extent, ROW_THREADS, body.body)
+    return launch(Var("index"), const(1), 1, body)

@@ -11,6 +11,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.converters.reduction import lowest
 from ekiden.frontend.torch.node import Converter, Node, Row
+from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim, as_dim, known, product, tidy
@@ -184,13 +185,17 @@ def _average_pool(rank: int) -> Converter:
         def sums(data: Expr) -> Expr:
             """Windows of which zeros beyond the data are a part, all of one size."""
             widths = _reached(node, x, window, steps, sides)
-            grown = op.nn.pad(data, [(0, 0), (0, 0), *widths], const(0, x.type.dtype))
+            grown = op.nn.pad(data, [(0, 0), (0, 0), *widths], const(0, node.typed(data).dtype))
             return _AVERAGE[rank](grown, pool_size=window, strides=steps, padding=0)
 
         if divisor_override is None:
             return _batched(node, x, rank, pool)
-        factor = const(np.prod(window) / divisor_override, x.type.dtype)
-        return op.multiply(_batched(node, x, rank, sums), factor)
+        taps, dtype = float(np.prod(window)), x.type.dtype
+        if is_float(dtype):
+            return op.multiply(_batched(node, x, rank, sums), const(taps / divisor_override, dtype))
+        x = node.value_of(node.scope.spanned(node.of(x, "float64")))  # whole sums are exact in it
+        whole = op.round(op.multiply(_batched(node, x, rank, sums), const(taps, "float64")))
+        return op.trunc_divide(op.cast(whole, dtype), const(divisor_override, dtype))
 
     return convert
 

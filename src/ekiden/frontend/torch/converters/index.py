@@ -97,18 +97,22 @@ def _scatter_reduce(
     if reduce == "mean":
         return _scatter_mean(node, x, dim, index, source, include_self)
     if not include_self:
-        info = np.iinfo(x.type.dtype) if "int" in x.type.dtype else None
-        starts: dict[str, float] = {
-            "sum": 0,
-            "prod": 1,
-            "amax": -np.inf if info is None else info.min,
-            "amin": np.inf if info is None else info.max,
-        }
-        start = starts[reduce]
+        low, high = _range(x.type.dtype)
+        start = {"sum": 0, "prod": 1, "amax": low, "amin": high}[reduce]
         blank = op.broadcast_to(const(start, x.type.dtype), index.type.shape)
         cleared = _scattered(node, x, dim, index, node.value_of(blank), "update")
         x = node.value_of(node.scope.spanned(cleared))
     return _scattered(node, x, dim, index, source, _REDUCTIONS[reduce])
+
+
+def _range(dtype: str) -> tuple[float, float]:
+    """The least and the greatest value of a dtype."""
+    if dtype == "bool":
+        return False, True
+    if is_float(dtype):
+        return -np.inf, np.inf
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
 
 
 def _scatter_mean(

@@ -119,6 +119,8 @@ def _moments(
 ) -> tuple[Expr, Expr]:
     """The variance and the mean: the sum of squared differences over n - correction."""
     dtype = node.out_dtype
+    if isinstance(dim, bool):  # var.default(x, unbiased)
+        dim, correction = None, dim
     if isinstance(correction, bool):
         correction = int(correction)
     correction = 1 if correction is None else correction

@@ -365,10 +365,10 @@ def _scatter(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
     (kh, kw), (sh, sw), (dh, dw) = weight.shape[2:], attrs.strides, attrs.dilation
     n, _c, h, w = data.shape
     full = np.zeros(
-        (n, weight.shape[1], max(h - 1, 0) * sh + (kh - 1) * dh + 1 + attrs.output_padding[0],
-         max(w - 1, 0) * sw + (kw - 1) * dw + 1 + attrs.output_padding[1]), data.dtype,
+        (n, weight.shape[1], max((h - 1) * sh + (kh - 1) * dh + 1 + attrs.output_padding[0], 0),
+         max((w - 1) * sw + (kw - 1) * dw + 1 + attrs.output_padding[1], 0)), data.dtype,
     )  # fmt: skip
-    for y in range(kh if h else 0):
+    for y in range(kh if h and w else 0):
         for x in range(kw if w else 0):
             tap = summable(weight[:, :, y, x])
             taps = np.einsum("nchw,co->nohw", summable(data), tap, optimize=True)

@@ -264,7 +264,7 @@ def _group_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     wanted = attrs_of(GroupNormAttrs, attrs)
     at = _check_vectors("nn.group_norm", data, vectors, wanted.axis)
     channels = known(data.shape[at])
-    if at == 0 or (channels is not None and channels % wanted.num_groups):
+    if wanted.num_groups < 1 or at == 0 or (channels is not None and channels % wanted.num_groups):
         fail(
             "nn.group_norm",
             f"{channels} channels on axis {at} do not form {wanted.num_groups} groups",

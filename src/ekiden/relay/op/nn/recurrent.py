@@ -41,8 +41,8 @@ from ekiden.topi.cells import (
     Cell,
 )
 from ekiden.topi.nn.recurrent import pack_recurrent, packed_shape
-from ekiden.topi.nn.weights import WORD
-from ekiden.topi.shape import as_dim, expect_positive, expect_shape, tidy
+from ekiden.topi.nn.weights import WORD, whole_words
+from ekiden.topi.shape import as_dim, ceil_div, expect_positive, expect_shape, tidy
 
 _NAME = "nn.recurrent"
 _PACK = "nn.contrib_pack_recurrent"
@@ -130,7 +130,10 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         "lengths": (batch,),
         "scale": (rows,),
         "sums": (rows,),
+        "places": (weight.shape[0], tidy(weight.shape[1] - ceil_div(hidden, WORD))),
     }
+    if "places" in extras and len(weight.shape) != 4:
+        fail(_NAME, "places come with a packed weight of int8")
     for name, kind in extras.items():
         rank_is(_NAME, kind, len(shapes[name]), name)
         for got, expected in zip(kind.shape, shapes[name], strict=True):
@@ -149,9 +152,10 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     return TupleType((every, state, *([state] if wanted.kind == "lstm" else [])))
 
 
-def _unpacked(weight: Array, gates: int, hidden: int) -> Array:
+def _unpacked(weight: Array, gates: int, hidden: int, places: Array | None) -> Array:
     """[gates * hidden, hidden] of a packed weight."""
     if weight.ndim == 4:
+        weight = whole_words(weight, places)
         weight = weight.transpose(0, 1, 3, 2).reshape(len(weight), -1, weight.shape[2])
     panels, depth, width = weight.shape
     tiles = weight.reshape(panels, depth, gates, width // gates).transpose(2, 0, 3, 1)
@@ -181,7 +185,8 @@ def _reference(attrs: RecurrentAttrs, *arrays: Array) -> tuple[Array, ...]:
     extras = dict(zip(cell.given, arrays[2:], strict=True))
     steps, batch, rows = data.shape
     hidden = rows // cell.gates
-    weight = _unpacked(weight, cell.gates, hidden) if weight.ndim > 2 else weight
+    if weight.ndim > 2:
+        weight = _unpacked(weight, cell.gates, hidden, extras.get("places"))
     zeros = np.zeros((batch, hidden), np.float32)
     state = {name: np.array(extras.get(f"initial_{name}", zeros)) for name in ("h", "c")}
     peephole = extras.get("peephole", np.zeros(3 * hidden, np.float32))
@@ -257,7 +262,8 @@ def _pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     return TensorType(shape, weight.dtype)
 
 
-def _pack_reference(attrs: PackRecurrentAttrs, weight: Array) -> Array:
+def packed_recurrent(attrs: PackRecurrentAttrs, weight: Array) -> Array:
+    """A recurrent weight as `contrib_pack_recurrent` gives it."""
     hidden, lanes = weight.shape[1], attrs.lanes
     panels, word = -(-hidden // lanes), WORD if weight.dtype == np.int8 else 1
     depth = -(-hidden // word) * word
@@ -274,7 +280,7 @@ register_op(
         arguments=("weight",),
         attrs=PackRecurrentAttrs,
         relation=_pack_relation,
-        reference=_pack_reference,
+        reference=packed_recurrent,
         lower=lambda attrs, inputs, out: [pack_recurrent(inputs[0], attrs.gates, attrs.lanes)],
         pattern=OpPattern.INJECTIVE,
         result="[ceil(hidden / lanes), hidden, gates * lanes]",
@@ -395,4 +401,4 @@ def rnn(
     return _layer("rnn", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
 
 
-__all__ = ["contrib_pack_recurrent", "gru", "lstm", "recurrent", "rnn"]
+__all__ = ["contrib_pack_recurrent", "gru", "lstm", "packed_recurrent", "recurrent", "rnn"]

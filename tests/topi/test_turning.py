@@ -1,0 +1,156 @@
+"""Transpositions by square tiles in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, te
+from ekiden.codegen.build import build
+from ekiden.ir.intrinsic import shuffle
+from ekiden.ir.prim import Intrinsic, Var, const
+from ekiden.relay import op
+from ekiden.target import Target
+from ekiden.tir import interpreter
+from ekiden.tir.expr import Buffer, BufferLoad, ramp
+from ekiden.tir.stmt import BufferStore, PrimFunc
+from ekiden.tir.visitor import all_expressions
+from ekiden.topi import transpose
+from ekiden.topi.rule import schedule
+from ekiden.topi.rule.turning import PLAIN, tile_size, turned, woven
+from processor import processors
+
+SHAPES = [
+    ((33, 50), (1, 0)),
+    ((2, 17, 7, 9), (0, 2, 3, 1)),
+    ((3, 20, 4, 36), (0, 2, 3, 1)),
+    ((130, 3, 66), (2, 1, 0)),
+    ((2, 3, 7, 29), (0, 2, 3, 1)),
+    ((2, 1100, 2), (0, 2, 1)),
+    ((3, 50, 4), (0, 2, 1)),
+    ((1, 4, 1050), (0, 2, 1)),
+]
+
+
+def some(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return np.random.default_rng(0).integers(-100, 100, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("text", [*processors(), "c"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", "int16", "bool"])
+def test_transposes(dtype: str, text: str) -> None:
+    for shape, axes in SHAPES:
+        x = relay.var("x", relay.tensor_type(shape, dtype))
+        function = relay.Function((x,), op.transpose(x, axes))
+        run = ekiden.compile(relay.IRModule.from_expr(function), text)
+        data = some(shape, dtype)
+        np.testing.assert_array_equal(run(data).numpy(), data.transpose(axes))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("text", [*processors(), "c"])
+def test_sizes_known_at_run_time(text: str) -> None:
+    n, m = (relay.SizeVar(name, "int64") for name in "nm")
+    x = relay.var("x", shape=(2, n, m))
+    run = ekiden.compile(
+        relay.IRModule.from_expr(relay.Function((x,), op.transpose(x, (0, 2, 1)))), text
+    )
+    for shape in ((2, 1, 1), (2, 15, 16), (2, 16, 17), (2, 100, 65), (2, 0, 5), (2, 64, 128)):
+        data = some(shape, "float32")
+        np.testing.assert_array_equal(run(data).numpy(), data.transpose(0, 2, 1))  # type: ignore[union-attr]
+
+
+def test_what_is_made_of_elements() -> None:
+    """Of another type too, with other operands beside it, in either order."""
+    x, y = relay.var("x", shape=(40, 70)), relay.var("y", shape=(70, 40))
+    turned_x = op.transpose(x, (1, 0))
+    for body, wanted in (
+        (op.add(turned_x, y), lambda a, b: a.T + b),
+        (op.cast(op.multiply(turned_x, y), "int8"), lambda a, b: (a.T * b).astype("int8")),
+        (op.transpose(op.add(turned_x, y), (1, 0)), lambda a, b: a + b.T),
+        (op.where(op.less(y, relay.const(np.float32(0))), turned_x, y),
+         lambda a, b: np.where(b < 0, a.T, b)),
+    ):  # fmt: skip
+        run = ekiden.compile(relay.IRModule.from_expr(relay.Function((x, y), body)))
+        a, b = (np.random.default_rng(n).uniform(-5, 5, s).astype("f")
+                for n, s in enumerate(((40, 70), (70, 40))))  # fmt: skip
+        np.testing.assert_array_equal(run(a, b).numpy(), wanted(a, b))  # type: ignore[union-attr]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_weaving_in_the_interpreter(lanes: int, count: int) -> None:
+    x, out = (Buffer(name, (const(lanes * count),)) for name in ("x", "out"))
+    rows = [BufferLoad(x, (ramp(const(n * lanes), 1, lanes),), f"float32x{lanes}")
+            for n in range(count)]  # fmt: skip
+    data = some((count, lanes), "float32")
+    for apart, wanted in ((False, data.T), (True, data.reshape(lanes, count).T)):
+        body = woven(
+            rows, lambda n, v: BufferStore(out, v, (ramp(const(n * lanes), 1, lanes),)), apart
+        )
+        found = np.zeros(lanes * count, "float32")
+        interpreter.run(PrimFunc((x, out), body), data.reshape(-1), found)
+        np.testing.assert_array_equal(found, wanted.reshape(-1))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", sorted(PLAIN))
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_tiles_in_the_interpreter(size: int, dtype: str) -> None:
+    x, out = (Buffer(name, (const(size * size),), dtype) for name in ("x", "out"))
+    rows = [
+        BufferLoad(x, (ramp(const(n * size), 1, size),), f"{dtype}x{size}") for n in range(size)
+    ]
+    body = turned(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * size), 1, size),)))
+    data = some((size, size), dtype)
+    found = np.zeros_like(data)
+    interpreter.run(PrimFunc((x, out), body), data.reshape(-1), found.reshape(-1))
+    np.testing.assert_array_equal(found, data.T)
+
+
+@pytest.mark.parametrize("text", ["c", "llvm"])
+def test_a_tile_in_compiled_code(text: str) -> None:
+    x, out = Buffer("x", (const(16),)), Buffer("out", (const(16),))
+    rows = [BufferLoad(x, (ramp(const(n * 4), 1, 4),), "float32x4") for n in range(4)]
+    body = turned(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * 4), 1, 4),)))
+    data, found = some((4, 4), "float32"), np.zeros((4, 4), "float32")
+    build(PrimFunc((x, out), body), text, name="tile")["tile"](data.reshape(-1), found.reshape(-1))
+    np.testing.assert_array_equal(found, data.T)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("cpu", "dtype", "size"),
+    [("znver4", "float32", 16), ("x86-64-v3", "float32", 8), ("x86-64-v2", "float32", 4),
+     ("znver4", "uint8", 16), ("x86-64-v2", "uint8", 16), ("znver4", "float64", 8),
+     ("znver4", "int16", 16), ("znver4", "float16", 1), ("znver4", "bool", 1)],
+)  # fmt: skip
+def test_the_size_of_a_tile(cpu: str, dtype: str, size: int) -> None:
+    assert tile_size(dtype, Target(f"llvm -mcpu={cpu}")) == size
+    assert tile_size(dtype, Target(f"c -mcpu={cpu}")) == 1
+
+
+@pytest.mark.quick
+def test_a_tile_takes_as_many_shuffles_as_it_should() -> None:
+    def count(shape: tuple[int, int], dtype: str) -> int:
+        x = te.placeholder(shape, dtype)
+        made = schedule([x], [transpose(x, (1, 0))], Target("llvm -mcpu=znver4"), "kernel")
+        found = all_expressions(made.body)
+        return sum(isinstance(e, Intrinsic) and e.op == "shuffle" for e in found)
+
+    assert count((64, 64), "float32") == 16 * 4
+    assert count((64, 64), "uint8") == 16 * 4
+    assert count((64, 64), "float64") == 8 * 3
+    assert count((64, 3), "float32") == 3 * 2
+    assert count((64, 5), "float32") == 4 * 2
+
+
+@pytest.mark.quick
+def test_a_shuffle_of_two_types_is_a_fault() -> None:
+    a, b = Var("a", "float32x4"), Var("b", "int32x4")
+    refused: Callable[[], object] = lambda: shuffle(a, b, [0, 4])  # noqa: E731
+    with pytest.raises(AssertionError, match="float32x4 and int32x4"):
+        refused()
