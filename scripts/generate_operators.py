@@ -70,6 +70,7 @@ def columns(definition: OpDef) -> Iterator[str]:
     yield f"faster and less exact: `{definition.fast}`" if definition.fast else ""
     yield "costs more than a read" if definition.costly else ""
     yield "reads shapes alone" if definition.shape_only else ""
+    yield "f(x * s) = f(x) * s for s > 0" if definition.homogeneous else ""
     yield f"all elements are {definition.fills}" if definition.fills is not None else ""
     if definition.gradient_of is not None:
         forward, place = definition.gradient_of

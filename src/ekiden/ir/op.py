@@ -198,7 +198,7 @@ class OpDef:
     with scales and zero points. weight_layouts: layout of the data -> of the weight, where that is
     left to the operator. sizes: which arguments say a shape that is data; where these are
     constants, the function of relay.op of its name without "dyn." takes them for attributes
-    (DynamicToStatic).
+    (DynamicToStatic). homogeneous: of one tensor, f(x * s) = f(x) * s for s > 0.
     """
 
     name: str
@@ -236,6 +236,7 @@ class OpDef:
     quantizes: str = ""
     weight_layouts: Mapping[str, str] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
+    homogeneous: bool = False
     description: str = ""
     result: str = ""
 
