@@ -70,6 +70,16 @@ def columns(definition: OpDef) -> Iterator[str]:
     yield f"faster and less exact: `{definition.fast}`" if definition.fast else ""
     yield "costs more than a read" if definition.costly else ""
     yield "reads shapes alone" if definition.shape_only else ""
+    yield "f(x * s) = f(x) * s for s > 0" if definition.homogeneous else ""
+    yield f"all elements are {definition.fills}" if definition.fills is not None else ""
+    if definition.gradient_of is not None:
+        forward, place = definition.gradient_of
+        yield f"the gradient of `{forward}` for `{OPS[forward].arguments[place]}`"
+    yield f"`{definition.quantizes}` on integers" if definition.quantizes else ""
+    weights = (f"{weight} with {data}" for data, weight in definition.weight_layouts.items())
+    yield f"weights by default: {', '.join(weights)}" if definition.weight_layouts else ""
+    sizes = ", ".join(f"`{definition.arguments[i]}`" for i in definition.sizes)
+    yield f"an attribute where it is known: {sizes}" if sizes else ""
 
 
 def section(definition: OpDef) -> Iterator[str]:

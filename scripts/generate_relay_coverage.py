@@ -136,7 +136,7 @@ REFUSED = {
 
 NOT_YET = set(
     """
-ForwardFoldScaleAxis ToCPS to_cps un_cps DenseToSparse Conv2dToSparse Conv2dToSparse2
+ToCPS to_cps un_cps DenseToSparse Conv2dToSparse Conv2dToSparse2
 SimplifyFCTranspose recast
 OutlineCompilerFunctionsWithExistingGlobalSymbols MarkCompilerFunctionsAsExtern
 InlineCompilerFunctionsBoundTo AnnotateUsedMemory RemoveStandaloneReshapes quantize

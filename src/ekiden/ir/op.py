@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -192,7 +192,13 @@ class OpDef:
     places. channels: where output channels lie, (axis of the result, axis of the weight) in the
     default layouts. fast: the operator that is faster and less exact. costly: whether an element
     takes longer to compute than to read. shape_only: of the arguments the shapes are read, not the
-    elements: the types of the arguments alone say the result.
+    elements: the types of the arguments alone say the result. fills: the number that all elements
+    of the result are. gradient_of: the operator whose gradient it is, for which argument of that;
+    it has no kernel (ExpandOps). quantizes: the operator on real numbers that it is on integers
+    with scales and zero points. weight_layouts: layout of the data -> of the weight, where that is
+    left to the operator. sizes: which arguments say a shape that is data; where these are
+    constants, the function of relay.op of its name without "dyn." takes them for attributes
+    (DynamicToStatic). homogeneous: of one tensor, f(x * s) = f(x) * s for s > 0.
     """
 
     name: str
@@ -225,6 +231,12 @@ class OpDef:
     fast: str = ""
     costly: bool = False
     shape_only: bool = False
+    fills: int | None = None
+    gradient_of: tuple[str, int] | None = None
+    quantizes: str = ""
+    weight_layouts: Mapping[str, str] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
+    homogeneous: bool = False
     description: str = ""
     result: str = ""
 

@@ -28,6 +28,13 @@ def test_a_scale_per_channel_goes_into_the_weight(shape: tuple[int, ...]) -> Non
     assert_same_meaning(before, after, [array(2, 3, 6, 6)])
 
 
+def test_a_scale_per_row_of_another_layout_stays() -> None:
+    body = """multiply(nn.conv2d(%x, %w, out_layout="NHWC"), %s)"""
+    text = CONV.replace("SHAPE", "(4, 1, 1)").replace("BODY", body)
+    before = program(text, w=array(4, 3, 3, 3), s=array(4, 1, 1))
+    assert calls(FoldScaleAxis()(before)) == ["nn.conv2d", "multiply"]
+
+
 def test_a_scale_per_column_stays() -> None:
     text = CONV.replace("SHAPE", "(1, 4)").replace("BODY", "multiply(nn.conv2d(%x, %w), %s)")
     before = program(text, w=array(4, 3, 3, 3), s=array(1, 4))

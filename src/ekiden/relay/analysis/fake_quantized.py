@@ -11,8 +11,9 @@ from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.visitor import post_order
 
-ENDS = ("qnn.dequantize", "qnn.quantize")
-"""The operators at which regions begin, and end."""
+BEGIN = "qnn.dequantize"
+END = "qnn.quantize"
+"""The operators at which regions begin and end."""
 
 
 def _name(expr: RelayExpr) -> str:
@@ -23,9 +24,9 @@ def inputs_within(expr: RelayExpr) -> Sequence[RelayExpr] | None:
     """What an expression of a region computes from; None if it cannot be in one."""
     match expr:
         case Call(op=Op(name=name), args=args):
-            if name == ENDS[0]:
+            if name == BEGIN:
                 return ()
-            return args[:1] if name == ENDS[1] else args
+            return args[:1] if name == END else args
         case Tuple(fields=fields):
             return fields
         case TupleGetItem(tuple_value=value):
@@ -53,7 +54,7 @@ def fake_quantized_region(root: Call) -> list[RelayExpr] | None:
                 return None
             stack.append((expr, True))
             stack.extend((each, False) for each in reversed(below))
-    return order if any(_name(e) == ENDS[0] for e in order) else None
+    return order if any(_name(e) == BEGIN for e in order) else None
 
 
 def list_fake_quantized_op_freqs(mod: IRModule) -> dict[str, int]:
@@ -63,9 +64,9 @@ def list_fake_quantized_op_freqs(mod: IRModule) -> dict[str, int]:
         if not isinstance(function, Function):
             continue
         for expr in post_order(function, into_functions=True):
-            if isinstance(expr, Call) and _name(expr) == ENDS[1]:
+            if isinstance(expr, Call) and _name(expr) == END:
                 found |= {e: _name(e) for e in fake_quantized_region(expr) or ()}
-    return dict(Counter(name for name in found.values() if name and name not in ENDS))
+    return dict(Counter(name for name in found.values() if name not in ("", BEGIN, END)))
 
 
 __all__ = ["fake_quantized_region", "inputs_within", "list_fake_quantized_op_freqs"]

@@ -8,6 +8,7 @@ NumPy is given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ def declare(
     channels: tuple[int, int] | None = None,
     borders: Borders = Borders.NO,
     costly: bool = False,
+    weight_layouts: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Declare the operator `name` of topi's computation; `fields` is the number of results of a
     tuple, `takes` what elements some arguments must have. See OpDef for the rest.
@@ -81,6 +83,7 @@ def declare(
             description=description,
             refuses=refuses,
             channels=channels,
+            weight_layouts=weight_layouts,
             borders=borders,
             costly=costly,
         )

@@ -83,6 +83,7 @@ def _fill(name: str, value: int) -> Callable[..., Call]:
             reference=reference,
             lower=lambda attrs, inputs, out: [topi.constant(value, out.shape, out.dtype, name)],
             pattern=OpPattern.ELEMWISE,
+            fills=value,
             result="`shape`, with `dtype`",
         )
     )
@@ -108,6 +109,7 @@ def _fill_like(name: str, value: int) -> Callable[[Expr], Call]:
             lower=lambda attrs, inputs, out: [topi.constant(value, out.shape, out.dtype, name)],
             pattern=OpPattern.ELEMWISE,
             precision=Precision.FOLLOW,
+            fills=value,
             result="the type of data",
         )
     )

@@ -51,9 +51,13 @@ def declare_dynamic(
     reshape_only: bool = False,
     fields: Callable[[Attrs | None], int] | None = None,
     layout: str = "",
+    sizes: Sequence[int] | None = None,
     description: str = "",
 ) -> None:
-    """Declare an operator of a result with unknown dimensions; see OpDef."""
+    """Declare an operator of a result with unknown dimensions; see OpDef.
+
+    All arguments from the second on are its `sizes` where nothing else is said, or its only one.
+    """
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         found = kind(attrs, tensors(name, types, len(arguments)))
@@ -76,6 +80,7 @@ def declare_dynamic(
             dims=dims,
             fields=fields,
             layout=layout,
+            sizes=tuple(range(len(arguments) > 1, len(arguments)) if sizes is None else sizes),
             result=result,
             description=description
             or f"`{name.removeprefix('dyn.')}`, where {_and(arguments[1:] or arguments)}"

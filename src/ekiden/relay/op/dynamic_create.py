@@ -76,6 +76,7 @@ declare_dynamic(
     reshape_only=True,
     description="A tensor of no elements whose further dimensions are `sizes`: whoever gives them "
     "names can use the numbers of a vector as dimensions.",
+    sizes=(),
 )
 
 _declare_fill("zeros", 0)
@@ -121,4 +122,5 @@ declare_dynamic(
     ],
     _arange_reference,
     "(max(0, ceil((stop - start) / step)),)",
+    sizes=(0, 1, 2),
 )

@@ -100,6 +100,7 @@ declare_dynamic(
     _pad,
     _pad_reference,
     "data's shape with both pads added to each dimension",
+    sizes=(1,),
 )
 
 

@@ -72,6 +72,7 @@ declare_dynamic(
     _one_hot,
     _one_hot_reference,
     "the shape of indices with `depth` inserted at `axis`",
+    sizes=(3,),
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import Array, Macs, OpDef, Relation, register_op
+from ekiden.ir.op import OPS, Array, OpDef, Relation, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
@@ -43,12 +43,14 @@ def declare(
     expand: Expansion,
     attrs: type[Attrs] | None = None,
     result: str = "as data",
-    macs: Macs | None = None,
+    quantizes: str = "",
 ) -> None:
     """One row of the dialect; `arguments` are separated by spaces.
 
-    No pass but `qnn.transform.CanonicalizeOps` knows the operators, and none is left behind it.
+    quantizes: see OpDef; the columns `macs` and `weight_layouts` are those of that operator. No
+    pass but `qnn.transform.CanonicalizeOps` knows the operators, and none is left behind it.
     """
+    real = OPS.get(quantizes)
     register_op(
         OpDef(
             name=name,
@@ -57,7 +59,9 @@ def declare(
             relation=relation,
             reference=reference,
             result=result,
-            macs=macs,
+            quantizes=quantizes,
+            macs=None if real is None else real.macs,
+            weight_layouts={} if real is None else real.weight_layouts,
         )
     )
 

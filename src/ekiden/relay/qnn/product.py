@@ -127,7 +127,7 @@ class _Product:
             expand,
             self.attrs,
             result,
-            OPS[f"nn.{self.name}"].macs,
+            f"nn.{self.name}",
         )
 
 

@@ -111,6 +111,7 @@ declare(
     _expand_concatenate,
     ConcatenateAttrs,
     "as concatenate",
+    "concatenate",
 )
 
 
@@ -165,6 +166,7 @@ declare(
     _expand_pool,
     AvgPool2DAttrs,
     "as nn.avg_pool2d",
+    "nn.avg_pool2d",
 )
 
 

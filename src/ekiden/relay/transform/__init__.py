@@ -46,6 +46,7 @@ from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
 from ekiden.relay.transform.fold_constant import FoldConstant, FoldConstantExpr
 from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
+from ekiden.relay.transform.forward_fold_scale_axis import ForwardFoldScaleAxis
 from ekiden.relay.transform.fuse_attention import FuseAttention
 from ekiden.relay.transform.fuse_ops import FuseOps
 from ekiden.relay.transform.gradient import FirstOrderGradient, gradient
@@ -97,6 +98,7 @@ for _factory in (
     FirstOrderGradient,
     FoldConstant,
     FoldScaleAxis,
+    ForwardFoldScaleAxis,
     FuseAttention,
     FuseOps,
     InferType,
@@ -171,6 +173,7 @@ __all__ = [
     "FoldConstantExpr",
     "FoldExplicitPadding",
     "FoldScaleAxis",
+    "ForwardFoldScaleAxis",
     "FunctionPass",
     "FuseAttention",
     "FuseOps",

@@ -26,20 +26,6 @@ from ekiden.topi.layout import axis
 ATTRIBUTE = "FTVMConvertOpLayout"
 Desired = Mapping[str, Sequence[str]]
 
-# fmt: off
-WEIGHTS: dict[str, dict[str, str]] = {
-    "nn.conv1d":           {"NCW": "OIW", "NWC": "WIO"},
-    "nn.conv2d":           {"NCHW": "OIHW", "NHWC": "HWIO", "HWNC": "HWOI"},
-    "qnn.conv2d":          {"NCHW": "OIHW", "NHWC": "HWIO"},
-    "nn.deformable_conv2d": {"NCHW": "OIHW", "NHWC": "HWIO"},
-    "nn.conv2d_transpose": {"NCHW": "IOHW", "NHWC": "HWIO"},
-    "qnn.conv2d_transpose": {"NCHW": "IOHW", "NHWC": "HWIO"},
-    "nn.conv3d":           {"NCDHW": "OIDHW", "NDHWC": "DHWIO"},
-    "nn.conv3d_transpose": {"NCDHW": "IODHW", "NDHWC": "DHWOI"},
-}
-"""Operator -> the layout of its data -> that of its weight, where "default" is asked for."""
-# fmt: on
-
 
 class LayoutConfig:
     """While it is entered, ConvertLayout leaves the convolutions whose number, in the order of the
@@ -77,7 +63,7 @@ class LayoutConfig:
 
 def _weight_layout(call: Call, attrs: Any, data: str) -> str:  # noqa: ANN401
     assert isinstance(call.op, Op)
-    known = WEIGHTS[call.op.name]
+    known = call.op.definition.weight_layouts
     if data not in known:
         names = " or ".join(known)
         raise CompileError(
@@ -103,7 +89,7 @@ def _wanted(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN
     name, data = call.op.name, str(layouts[0])
     if data == "default":
         raise CompileError(f"ConvertLayout: {name}: the layout of the data cannot be 'default'")
-    if name in WEIGHTS:
+    if call.op.definition.weight_layouts:
         if len(layouts) != 2:
             raise CompileError(
                 f"ConvertLayout: {name}: expected layouts of data and weight, got {list(layouts)}"
@@ -120,8 +106,9 @@ def convert_to(module: IRModule, desired: Desired) -> IRModule:
     """The module with the calls of the operators that `desired` names in those layouts."""
     known = OP_ATTRS.get(ATTRIBUTE, {})
     for name in desired:
-        fields = getattr(get(name).definition.attrs, "__dataclass_fields__", {})
-        if name not in known and name not in WEIGHTS and "layout" not in fields:
+        row = get(name).definition
+        fields = getattr(row.attrs, "__dataclass_fields__", {})
+        if name not in known and not row.weight_layouts and "layout" not in fields:
             raise CompileError(f"ConvertLayout: {name} has no layout")
 
     def change(call: Call, attrs: Any, args: Sequence[RelayExpr]) -> RelayExpr | None:  # noqa: ANN401
@@ -135,7 +122,7 @@ def convert_to(module: IRModule, desired: Desired) -> IRModule:
             infos = tensor_infos([a.checked_type for a in call.args])
             return own(attrs, list(args), infos, layouts)  # type: ignore[no-any-return]
         config = LayoutConfig.current
-        if config is not None and name in WEIGHTS and config.check_skip():
+        if config is not None and call.op.definition.weight_layouts and config.check_skip():
             return None
         return Call(call.op, tuple(args), _wanted(call, attrs, layouts), span=call.span)
 

@@ -8,7 +8,8 @@ others known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from inspect import signature
+from operator import attrgetter
 from typing import Any
 
 from ekiden.ir.expr import RelayExpr
@@ -26,53 +27,17 @@ from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import children, rebuild, type_post_order
 
 
-def _resize2d(call: Call, attrs: Any) -> Call:  # noqa: ANN401 - attributes by name
-    given = {name: attrs[name] for name in attrs if name not in ("symbols", "size")}
-    data, size = call.args
-    assert isinstance(size, Constant)
-    return op.image.resize2d(data, [int(n) for n in size.data], **given)
-
-
-MAKE: Any = op
-"""The functions that make calls, which take constants where their types say numbers."""
-
-# fmt: off
-STATIC: dict[str, Callable[[Call, Any], Call]] = {
-    "dyn.reshape":       lambda c, a: MAKE.reshape(*c.args, a.allowzero),
-    "dyn.expand_dims":   lambda c, a: MAKE.expand_dims(*c.args),
-    "dyn.squeeze":       lambda c, a: MAKE.squeeze(*c.args),
-    "dyn.tile":          lambda c, a: MAKE.tile(*c.args),
-    "dyn.broadcast_to":  lambda c, a: MAKE.broadcast_to(*c.args),
-    "dyn.full":          lambda c, a: MAKE.full(*c.args, a.dtype),
-    "dyn.zeros":         lambda c, a: MAKE.zeros(*c.args, a.dtype),
-    "dyn.ones":          lambda c, a: MAKE.ones(*c.args, a.dtype),
-    "dyn.arange":        lambda c, a: MAKE.arange(*c.args, a.dtype),
-    "dyn.topk":          lambda c, a: MAKE.topk(*c.args, a.axis, a.ret_type, a.is_ascend, a.dtype),
-    "dyn.one_hot":       lambda c, a: MAKE.one_hot(*c.args, a.axis, a.dtype),
-    "dyn.nn.pad":        lambda c, a: MAKE.nn.pad(*c.args, a.pad_mode),
-    "dyn.strided_slice": lambda c, a: MAKE.strided_slice(*c.args, a.axes, a.slice_mode),
-    "dyn.image.resize2d": _resize2d,
-}
-"""Operator -> its form without data, of a call whose shape is a constant: the functions that make
-calls take one for the attribute."""
-# fmt: on
-
-FROM_DATA = {"dyn.nn.pad": (1,), "dyn.one_hot": (3,), "dyn.full": (1,)}
-"""Operator -> which arguments say the shape, where it is not all from the second on."""
-
-
-def _is_known(call: Call, name: str) -> bool:
-    first = 0 if len(call.args) == 1 or name == "dyn.arange" else 1
-    places = FROM_DATA.get(name, range(first, len(call.args)))
-    return all(isinstance(call.args[i], Constant) for i in places)
-
-
 def _static(call: Call) -> RelayExpr:
+    """A call whose sizes are constants by the function of relay.op, which takes those for
+    attributes; others as they are."""
     assert isinstance(call.op, Op)
-    name = call.op.name
-    if name not in STATIC or not _is_known(call, name):
+    sizes = call.op.definition.sizes
+    if not sizes or not all(isinstance(call.args[i], Constant) for i in sizes):
         return call
-    made = STATIC[name](call, call.attrs)
+    function = attrgetter(call.op.name.removeprefix("dyn."))(op)
+    attrs: Any = call.attrs or {}
+    options = list(signature(function).parameters)[len(call.args) :]
+    made: Call = function(*call.args, **{name: attrs[name] for name in options if name in attrs})
     return made if made.span is not None else made.with_fields(span=call.span)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OPS
 from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
@@ -23,6 +24,7 @@ from ekiden.relay.op.nn.space import BatchToSpaceNDAttrs, SpaceToBatchNDAttrs
 from ekiden.relay.transform.calls import call_pass
 from ekiden.relay.transform.fold_scale_axis import op_of
 
+CONV = "nn.conv2d"
 SPATIAL = ("NHWC",)
 """Layouts whose second and third axes are those that are rearranged."""
 
@@ -33,9 +35,15 @@ def _numbers(pairs: Sequence[Sequence[object]]) -> list[tuple[int, int]] | None:
     return found if all(isinstance(e, int) for p in found for e in p) else None  # type: ignore[return-value]
 
 
+def _is_convolution(call: Call) -> bool:
+    """Whether a call is one of the convolution, or of that on integers."""
+    row = OPS.get(op_of(call))
+    return row is not None and CONV in (row.name, row.quantizes)
+
+
 def _pads_zero(blocks: SpaceToBatchNDAttrs, conv: Call) -> bool:
     """Whether the rearrangement pads what the convolution does: zero, or the zero point."""
-    if op_of(conv) == "nn.conv2d":
+    if op_of(conv) == CONV:
         return float(blocks.pad_value) == 0
     point = conv.args[2]
     return isinstance(point, Constant) and bool((point.data == blocks.pad_value).all())
@@ -57,9 +65,8 @@ def _padding(
 
 def _flatten(back: Call) -> RelayExpr | None:
     conv = back.args[0]
-    if op_of(conv) not in ("nn.conv2d", "qnn.conv2d"):
+    if not isinstance(conv, Call) or not _is_convolution(conv):
         return None
-    assert isinstance(conv, Call)
     there = conv.args[0]
     if op_of(there) != "nn.space_to_batch_nd":
         return None

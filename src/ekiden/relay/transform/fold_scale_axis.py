@@ -39,17 +39,18 @@ def op_of(expr: RelayExpr) -> str:
     return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
 
 
-def _row(expr: RelayExpr) -> OpDef | None:
+def row_of(expr: RelayExpr) -> OpDef | None:
     """The row of the operator that an expression calls."""
     return expr.op.definition if isinstance(expr, Call) and isinstance(expr.op, Op) else None
 
 
 def _linear(expr: RelayExpr) -> Linear:
-    row = _row(expr)
+    row = row_of(expr)
     return Linear.NO if row is None else row.linear
 
 
-def _same_shape(a: TensorType, b: TensorType) -> bool:
+def same_shape(a: TensorType, b: TensorType) -> bool:
+    """Whether two tensors are known to have one shape."""
     return len(a.shape) == len(b.shape) and all(
         prove_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True)
     )
@@ -74,7 +75,7 @@ class _Folder:
         return self.new[root]
 
     def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        row = _row(new)
+        row = row_of(new)
         if row is None or row.linear is Linear.NO:
             return new
         assert isinstance(new, Call) and isinstance(old, Call)
@@ -90,10 +91,10 @@ class _Folder:
             or not isinstance(data_type, TensorType)
         ):
             return new
-        if not is_float(kind.dtype) or not _same_shape(kind, data_type):
+        if not is_float(kind.dtype) or not same_shape(kind, data_type):
             return new
         made = self._fold(
-            row.linear, new.args[index], _full_rank(new, constant.data, len(kind.shape))
+            row.linear, new.args[index], full_rank(new, constant.data, len(kind.shape))
         )
         return (
             made
@@ -132,7 +133,7 @@ class _Folder:
         return self._made(op.multiply(data, Constant(value)))
 
 
-def _full_rank(call: Call, value: Array, rank: int) -> Array:
+def full_rank(call: Call, value: Array, rank: int) -> Array:
     """The constant with leading ones up to the rank of the result; for bias_add, along its axis."""
     if op_of(call) == "nn.bias_add":
         axis = int(getattr(call.attrs, "axis", 1)) % rank
@@ -144,13 +145,11 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
     """`call` with its weight scaled per output channel, or None if the constant varies along
     another axis.
     """
-    row = _row(call)
+    row = row_of(call)
     if row is None or row.channels is None or not isinstance(call.args[1], Constant):
         return None
-    if (
-        str(getattr(call.attrs, "data_layout", "NC"))[:2] != "NC"
-        or str(getattr(call.attrs, "kernel_layout", "OI"))[:2] != "OI"
-    ):
+    layout = getattr(call.attrs, "out_layout", "") or getattr(call.attrs, "data_layout", "NC")
+    if [layout[:2], str(getattr(call.attrs, "kernel_layout", "OI"))[:2]] != ["NC", "OI"]:
         return None
     axis, weight_axis = row.channels
     weight = call.args[1].data

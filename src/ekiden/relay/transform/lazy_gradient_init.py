@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Op
+from ekiden.ir.op import OPS, Linear, Op
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import FuncType, GlobalTypeVar, TensorType, TupleType, Type, TypeCall
@@ -33,10 +33,10 @@ from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import CompileError
 
-SUMS = {"add": "AddGradCell", "multiply": "MultiplyGradCell"}
-"""Operator -> what computes it on cells."""
-MAKERS = {"ones": "One", "ones_like": "One", "zeros": "Zero", "zeros_like": "Zero"}
-"""Operator -> the cell that stands for its result."""
+SUMS = {Linear.SHIFTS: "AddGradCell", Linear.SCALES: "MultiplyGradCell"}
+"""What an operator of two like tensors computes -> what computes it on cells."""
+MAKERS = {0: "Zero", 1: "One"}
+"""What all elements of a result are -> the cell that stands for it."""
 
 
 class _Cells:
@@ -92,17 +92,17 @@ class _Cells:
     def operator(self, call: Call) -> RelayExpr:
         """A call of an operator, on cells."""
         assert isinstance(call.op, Op)
-        name, kinds = call.op.name, [a.checked_type for a in call.args]
-        if name in SUMS and structural_equal(kinds[0], kinds[1]):
+        row, kinds = OPS[call.op.name], [a.checked_type for a in call.args]
+        if row.commutes and row.linear in SUMS and structural_equal(kinds[0], kinds[1]):
             params = Var("lhs", kinds[0]), Var("rhs", kinds[1])
             plain = Function(params, Call(call.op, params, call.attrs), kinds[0])
-            own = self.module.get_global_var(SUMS[name])
+            own = self.module.get_global_var(SUMS[row.linear])
             return Call(own, (plain, *(self.new[a] for a in call.args)))
         given = zip(call.args, kinds, strict=True)
         args = tuple(self.lower(self.new[a], k) for a, k in given)
         result = Call(call.op, args, call.attrs, span=call.span)
-        if name in MAKERS:
-            return self.cell(MAKERS[name], Function((), result, call.checked_type))
+        if row.fills is not None:
+            return self.cell(MAKERS[row.fills], Function((), result, call.checked_type))
         return self.lift(result, call.checked_type)
 
     def rewrite(self, expr: RelayExpr) -> RelayExpr:

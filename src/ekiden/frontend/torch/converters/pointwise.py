@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -445,13 +445,6 @@ def _convert(node: Node, x: Value, dtype: object) -> Result:
     return _to_copy(node, x)
 
 
-_LOGICAL: Mapping[str, Callable[..., Expr]] = {
-    "logical_and": op.logical_and,
-    "logical_or": op.logical_or,
-    "logical_xor": op.logical_xor,
-    "logical_not": op.logical_not,
-}
-
 # fmt: off
 ROWS: tuple[Row, ...] = (
     ("add", _scaled(op.add)),
@@ -475,7 +468,9 @@ ROWS: tuple[Row, ...] = (
     *((name, _compare(function)) for name, function in (
         ("eq", op.equal), ("ne", op.not_equal), ("lt", op.less), ("le", op.less_equal),
         ("gt", op.greater), ("ge", op.greater_equal))),
-    *((name, _logical(function)) for name, function in _LOGICAL.items()),
+    *((name, _logical(function)) for name, function in (
+        ("logical_and", op.logical_and), ("logical_or", op.logical_or),
+        ("logical_xor", op.logical_xor), ("logical_not", op.logical_not))),
     ("bitwise_and", _bitwise(op.bitwise_and, op.logical_and)),
     ("bitwise_or", _bitwise(op.bitwise_or, op.logical_or)),
     ("bitwise_xor", _bitwise(op.bitwise_xor, op.logical_xor)),

@@ -29,6 +29,7 @@ from ekiden.topi.shape import normalize_axis
 register_op(
     OpDef(
         name="nn.relu",
+        homogeneous=True,
         precision=Precision.FOLLOW,
         arguments=("data",),
         relation=identity_relation("nn.relu"),
@@ -59,6 +60,7 @@ def _leaky_relu_reference(attrs: LeakyReluAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="nn.leaky_relu",
+        homogeneous=True,
         precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=LeakyReluAttrs,

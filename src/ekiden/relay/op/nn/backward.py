@@ -115,6 +115,7 @@ register_op(
         attrs=MaxPool2DAttrs,
         relation=_like_data("nn.max_pool2d_grad"),
         reference=_max_reference,
+        gradient_of=("nn.max_pool2d", 0),
         result="the type of data",
     )
 )
@@ -125,6 +126,7 @@ register_op(
         attrs=AvgPool2DAttrs,
         relation=_like_data("nn.avg_pool2d_grad"),
         reference=_avg_reference,
+        gradient_of=("nn.avg_pool2d", 0),
         result="the type of data",
     )
 )
@@ -135,6 +137,7 @@ register_op(
         attrs=Conv2DBackwardWeightAttrs,
         relation=_weight_relation,
         reference=_weight_reference,
+        gradient_of=("nn.conv2d", 1),
         macs=lambda attrs, shapes, out: tidy(product_of((*out, shapes[0][0], *shapes[0][2:]))),
         result="the shape of the weight; `out_dtype`, if given",
     )

@@ -197,6 +197,7 @@ register_op(
         channels=(1, 0),
         borders=Borders.ZEROS,
         precision=Precision.ALWAYS,
+        weight_layouts={"NCHW": "OIHW", "NHWC": "HWIO", "HWNC": "HWOI"},
         kernels=("conv_nhwc_pack", "depthwise_conv_nhwc", "default"),
         arguments=("data", "weight"),
         attrs=Conv2DAttrs,
@@ -274,6 +275,7 @@ register_op(
         channels=(1, 0),
         borders=Borders.ZEROS,
         precision=Precision.ALWAYS,
+        weight_layouts={"NCW": "OIW", "NWC": "WIO"},
         arguments=("data", "weight"),
         attrs=Conv1DAttrs,
         relation=_conv1d_relation,
@@ -411,6 +413,7 @@ def _transpose_lower(
 register_op(
     OpDef(
         name="nn.conv2d_transpose",
+        weight_layouts={"NCHW": "IOHW", "NHWC": "HWIO"},
         precision=Precision.ALWAYS,
         arguments=("data", "weight"),
         attrs=Conv2DTransposeAttrs,

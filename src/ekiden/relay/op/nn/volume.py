@@ -105,10 +105,16 @@ declare(
     macs=of_convolution(),
     channels=(1, 0),
     borders=Borders.ZEROS,
+    weight_layouts={"NCDHW": "OIDHW", "NDHWC": "DHWIO"},
 )
-for _name, _kind, _layout in (
-    ("nn.conv1d_transpose", Conv1DTransposeAttrs, ""),
-    ("nn.conv3d_transpose", Conv3DTransposeAttrs, "data_layout"),
+for _name, _kind, _layout, _weights in (
+    ("nn.conv1d_transpose", Conv1DTransposeAttrs, "", {}),
+    (
+        "nn.conv3d_transpose",
+        Conv3DTransposeAttrs,
+        "data_layout",
+        {"NCDHW": "IODHW", "NDHWC": "DHWOI"},
+    ),
 ):
     declare(
         _name,
@@ -120,6 +126,7 @@ for _name, _kind, _layout in (
         solve=window_transposed,
         macs=of_transposed,
         layout=_layout,
+        weight_layouts=_weights,
         precision=Precision.ALWAYS,
     )
 declare(
@@ -130,6 +137,7 @@ declare(
     DeformableConv2DAttrs,
     _FUSES,
     macs=of_convolution(2),
+    weight_layouts={"NCHW": "OIHW", "NHWC": "HWIO"},
 )
 declare(
     "nn.modulated_deformable_conv2d",

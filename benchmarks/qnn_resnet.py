@@ -1,0 +1,233 @@
+"""A quantised ResNet-18 in Relay's dialect `qnn` beside the same network from ONNX (QDQ), turn by
+turn in one process.
+
+    python benchmarks/qnn_resnet.py [--size 224] [--target llvm] [--rounds 30]
+
+Both have the same weights of int8, drawn from one seed, scales per tensor, and activations of
+uint8: in `qnn` conv2d, add, dense and requantize, in ONNX operators between DequantizeLinear and
+QuantizeLinear. Results may differ by one step, which is checked: `qnn` rounds products in fixed
+point, ONNX in floating point. Printed are how many do, thread CPU times, the least of the rounds,
+their ratio, and the median of the ratios of rounds. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import ekiden
+from ekiden import relay
+from ekiden.ir.module import IRModule
+from ekiden.relay import qnn
+from ekiden.relay.expr import Expr, const
+from ekiden.runtime import num_threads
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+INPUT, STEP, POINT = 0.02, 0.02, 0
+"""The scales of the input and of all other activations; their zero point."""
+STAGES = (64, 128, 256, 512)
+CLASSES = 1000
+
+
+class Weights:
+    """Weights in the order in which a network asks for them, the same for each from one seed."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def take(self, *shape: int) -> tuple[Array, Array, float]:
+        """(int8 weight, int32 bias, scale) of a shape (outputs, ...)."""
+        scale = float(np.float32(1 / (40 * np.sqrt(np.prod(shape[1:])))))
+        weight = np.clip(np.rint(self.rng.normal(0, 40, shape)), -127, 127).astype(np.int8)
+        return weight, self.rng.integers(-500, 500, shape[:1], dtype=np.int32), scale
+
+
+class Layers(Protocol[T]):
+    """What a network is written with, once for each form; values are of uint8."""
+
+    def conv(self, data: T, scale: float, shape: Sequence[int], stride: int) -> T: ...
+    def add(self, lhs: T, rhs: T) -> T: ...
+    def max_pool(self, data: T) -> T: ...
+    def classify(self, data: T) -> T: ...
+
+
+def resnet18(layers: Layers[T], data: T) -> T:
+    """The network of He et al. (2015), Table 1; each ReLU is the quantisation's own, whose least
+    value is 0."""
+    data = layers.max_pool(layers.conv(data, INPUT, (64, 3, 7, 7), 2))
+    width = 64
+    for stage, channels in enumerate(STAGES):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            inner = layers.conv(data, STEP, (channels, width, 3, 3), stride)
+            inner = layers.conv(inner, STEP, (channels, channels, 3, 3), 1)
+            if width != channels:
+                data = layers.conv(data, STEP, (channels, width, 1, 1), stride)
+            data, width = layers.add(data, inner), channels
+    return layers.classify(data)
+
+
+class Dialect:
+    """Layers as calls of `qnn`."""
+
+    def __init__(self) -> None:
+        self.weights = Weights()
+        self.step, self.zero = const(np.float32(STEP)), const(np.int32(POINT))
+
+    def _rescaled(self, data: Expr, scale: float) -> Expr:
+        own = const(np.float32(scale))
+        return qnn.op.requantize(
+            data, own, self.zero, self.step, self.zero, axis=1, out_dtype="uint8"
+        )
+
+    def conv(self, data: Expr, scale: float, shape: Sequence[int], stride: int) -> Expr:
+        weight, bias, own = self.weights.take(*shape)
+        steps = const(np.float32(scale)), const(np.float32(own))
+        side = (shape[2] // 2,) * 2
+        made = qnn.op.conv2d(
+            data, const(weight), self.zero, self.zero, *steps,
+            kernel_size=tuple(shape[2:]), channels=shape[0], strides=(stride,) * 2, padding=side,
+        )  # fmt: skip
+        return self._rescaled(relay.nn.bias_add(made, const(bias)), scale * own)
+
+    def add(self, lhs: Expr, rhs: Expr) -> Expr:
+        step = self.step, self.zero
+        return qnn.op.add(lhs, rhs, *step, *step, *step)
+
+    def max_pool(self, data: Expr) -> Expr:
+        return relay.nn.max_pool2d(data, (3, 3), (2, 2), padding=(1, 1))
+
+    def classify(self, data: Expr) -> Expr:
+        whole = qnn.op.dequantize(data, self.step, self.zero)
+        mean = relay.nn.batch_flatten(relay.nn.global_avg_pool2d(whole))
+        level = qnn.op.quantize(mean, self.step, self.zero, out_dtype="uint8")
+        weight, bias, own = self.weights.take(CLASSES, STAGES[-1])
+        steps = self.step, const(np.float32(own))
+        made = qnn.op.dense(level, const(weight), self.zero, self.zero, *steps, units=CLASSES)
+        return self._rescaled(relay.nn.bias_add(made, const(bias)), STEP * own)
+
+
+class Nodes:
+    """Layers as nodes of ONNX, each between DequantizeLinear and QuantizeLinear; values by name."""
+
+    def __init__(self) -> None:
+        self.weights = Weights()
+        self.nodes: list[onnx.NodeProto] = []
+        self.held: list[onnx.TensorProto] = []
+
+    def name(self) -> str:
+        return f"v{len(self.nodes) + len(self.held)}"
+
+    def hold(self, value: Array) -> str:
+        self.held.append(numpy_helper.from_array(value, made := self.name()))
+        return made
+
+    def node(self, kind: str, *args: str, **attributes: object) -> str:
+        self.nodes.append(helper.make_node(kind, args, [made := self.name()], **attributes))
+        return made
+
+    def _real(self, data: str, scale: float, dtype: str = "uint8") -> str:
+        point = np.zeros((), dtype)
+        return self.node(
+            "DequantizeLinear", data, self.hold(np.float32(scale).reshape(())), self.hold(point)
+        )
+
+    def _levels(self, data: str) -> str:
+        steps = np.float32(STEP).reshape(()), np.uint8(POINT).reshape(())
+        return self.node("QuantizeLinear", data, *map(self.hold, steps))
+
+    def _parameters(self, scale: float, *shape: int) -> tuple[str, str]:
+        weight, bias, own = self.weights.take(*shape)
+        return (
+            self._real(self.hold(weight), own, "int8"),
+            self._real(self.hold(bias), scale * own, "int32"),
+        )
+
+    def conv(self, data: str, scale: float, shape: Sequence[int], stride: int) -> str:
+        own = self._parameters(scale, *shape)
+        made = self.node(
+            "Conv", self._real(data, scale), *own,
+            strides=[stride] * 2, pads=[shape[2] // 2] * 4, kernel_shape=list(shape[2:]),
+        )  # fmt: skip
+        return self._levels(made)
+
+    def add(self, lhs: str, rhs: str) -> str:
+        return self._levels(self.node("Add", self._real(lhs, STEP), self._real(rhs, STEP)))
+
+    def max_pool(self, data: str) -> str:
+        return self.node("MaxPool", data, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+
+    def classify(self, data: str) -> str:
+        mean = self.node("Flatten", self.node("GlobalAveragePool", self._real(data, STEP)))
+        own = self._parameters(STEP, CLASSES, STAGES[-1])
+        level = self._real(self._levels(mean), STEP)
+        return self._levels(self.node("Gemm", level, *own, transB=1))
+
+    def model(self, shape: Sequence[int]) -> onnx.ModelProto:
+        """The model of the network on "data" of a shape."""
+        out = resnet18(self, "data")
+        graph = helper.make_graph(
+            self.nodes,
+            "resnet18",
+            [helper.make_tensor_value_info("data", TensorProto.UINT8, shape)],
+            [helper.make_tensor_value_info(out, TensorProto.UINT8, (shape[0], CLASSES))],
+            self.held,
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def programs(shape: Sequence[int]) -> tuple[IRModule, IRModule]:
+    """The network in `qnn` and from ONNX, on "data" of a shape (n, 3, h, w)."""
+    data = relay.var("data", shape=tuple(shape), dtype="uint8")
+    own = IRModule.from_expr(relay.Function([data], resnet18(Dialect(), data)))
+    found, _ = relay.frontend.from_onnx(Nodes().model(shape), {"data": tuple(shape)})
+    return own, found
+
+
+def timed(runs: Sequence[Callable[[Array], object]], data: Array, rounds: int) -> Array:
+    """The thread CPU time of each (rounds, runs), called in turn."""
+    spent = np.empty((rounds, len(runs)))
+    for n in range(rounds):
+        for which, run in enumerate(runs):
+            start = time.thread_time()
+            run(data)
+            spent[n, which] = time.thread_time() - start
+    return spent
+
+
+def main() -> None:
+    """Print how the results differ, both times and their ratio."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--target", default="llvm")
+    parser.add_argument("--rounds", type=int, default=30)
+    options = parser.parse_args()
+    num_threads(1)
+    shape = (1, 3, options.size, options.size)
+    data = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    compiled = [ekiden.compile(module, options.target) for module in programs(shape)]
+    first, second = (np.asarray(run(data)).astype(int) for run in compiled)
+    steps = np.abs(first - second)
+    print(f"results from {first.min()} to {first.max()}: {np.count_nonzero(steps)} of {steps.size}"
+          f" differ, by at most {steps.max()}")  # fmt: skip
+    if steps.max() > 1:
+        raise SystemExit("the results differ by more than a step")
+    spent = timed(compiled, data, options.rounds)
+    own, other = spent.min(0)
+    ratio = np.median(spent[:, 0] / spent[:, 1])
+    print(
+        f"qnn {own * 1e3:.2f} ms, ONNX {other * 1e3:.2f} ms: {own / other:.3f}, median {ratio:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
