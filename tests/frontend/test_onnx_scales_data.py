@@ -7,10 +7,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 from onnx_models import Array, Feed, graph_model, ints, normal
 
 import ekiden
-from ekiden.runtime.errors import InputError, RunError, UnsupportedError
+from ekiden.runtime.errors import IndexRangeError, InputError, RunError, UnsupportedError
 from onnx_runtime import run_onnx_runtime
 
 pytestmark = pytest.mark.quick
@@ -44,9 +45,25 @@ def test_resize_by_scales_from_data(mode: str, coordinates: str) -> None:
     x = normal(1, 2, 7, 5)
     attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
     feeds = [{"x": x, "s": floats(1, 1, *s)} for s in ((2, 2), (1.5, 1.3), (0.6, 0.45), (1, 3.7))]
-    if coordinates == "align_corners":  # ONNX Runtime takes the scale, not the extents
+    if coordinates == "align_corners":  # ONNX Runtime goes by whole extents: see the next test
         feeds = feeds[:1]
     compare(graph_model([node("Resize", "x - s", "y", **attributes)], feeds[0], ["y"]), *feeds)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("given", ["data", "constant", "constant, of a dynamic image"])
+def test_corners_are_aligned_by_the_scaled_extents_unrounded(mode: str, given: str) -> None:
+    """As in ONNX's reference: 0.6 times 7 has its last pixel at 3.2, and 4 pixels."""
+    x = normal(1, 2, 7, 5)
+    attributes = {"mode": mode, "coordinate_transformation_mode": "align_corners"}
+    resize = node("Resize", "x - s", "y", **attributes)
+    for scales in (floats(1, 1, 0.6, 0.45), floats(1, 1, 1.5, 1.3), floats(1, 1, 1, 0.2)):
+        whole = {"x": x, "s": scales}
+        (wanted,) = ReferenceEvaluator(graph_model([resize], whole, ["y"])).run(None, whole)
+        feed, weights = (whole, {}) if given == "data" else ({"x": x}, {"s": scales})
+        symbolic = given.endswith("image")
+        exe = ekiden.compile(graph_model([resize], feed, ["y"], weights, 19, symbolic=symbolic))
+        np.testing.assert_allclose(exe(**feed).numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_resize_by_scales_of_some_axes_of_a_dynamic_image() -> None:
@@ -159,6 +176,32 @@ CASES: dict[str, tuple[list[onnx.NodeProto], list[Feed], Feed]] = {
         [{"x": normal(1, 2, 4, 5), "g": np.tanh(normal(1, 6, 3, 2)), "n": ints(k)} for k in (6, 2)],
         {"zero": ints(0), "one": ints(1)},
     ),
+    "slices along axes from data": (
+        [node("Slice", "x b e a s", "t"), node("Neg", "t", "y")],
+        [
+            {"x": normal(4, 5, 6), "b": ints(*b), "e": ints(*e), "a": ints(*a), "s": ints(*s)}
+            for b, e, a, s in (
+                ((1, -4), (3, 2**62), (0, 2), (1, 2)),
+                ((3, 0), (0, 9), (-1, -2), (-1, 1)),
+            )
+        ],
+        {},
+    ),
+    "known bounds along an axis from data": (
+        [node("Slice", "x b e a", "y")],
+        [{"x": normal(4, 5), "a": ints(a)} for a in (0, 1, -1, -2)],
+        {"b": ints(1), "e": ints(-1)},
+    ),
+    "pads along axes from data": (
+        [node("Pad", "x p - a", "t"), node("Neg", "t", "y")],
+        [{"x": normal(2, 3, 4), "p": ints(1, 0, 2, 3), "a": ints(*a)} for a in ((0, 2), (-1, 1))],
+        {},
+    ),
+    "sums along an axis from data": (
+        [node("CumSum", "x a", "t", exclusive=1, reverse=1), node("Neg", "t", "y")],
+        [{"x": normal(2, 3, 4), "a": np.asarray(a)} for a in (0, 1, 2, -1, -3)],
+        {},
+    ),
     "unique, then a product as large as it": (
         [node("Unique", "x", "u"), node("Unsqueeze", "u one", "c"), node("Mul", "c u", "y")],
         [{"x": floats(1, 3, 1, 2)}, {"x": floats(5, 5, 5, 5)}],
@@ -173,3 +216,15 @@ def test_sizes_from_data_flow_on(name: str) -> None:
     made = {n for each in nodes for n in each.output}
     used = {n for each in nodes for n in each.input}
     compare(graph_model(nodes, feeds[0], sorted(made - used), weights, 18), *feeds)
+
+
+@pytest.mark.parametrize("nodes", ["Slice", "Pad", "CumSum"])
+def test_axes_from_data_that_there_are_not_are_errors(nodes: str) -> None:
+    given = {"x": normal(2, 3), "b": ints(1), "p": ints(1, 1), "a": ints(1)}
+    inputs = {"Slice": "x b b a", "Pad": "x p - a", "CumSum": "x a"}[nodes]
+    feed = {n: given[n] for n in dict.fromkeys(inputs.replace("-", "").split())}
+    exe = ekiden.compile(graph_model([node(nodes, inputs, "y")], feed, ["y"], None, 18))
+    exe(**feed)
+    for axis in (2, -3):
+        with pytest.raises(IndexRangeError, match=f"{nodes} '{nodes} of y': index {axis}"):
+            exe(**{**feed, "a": ints(axis)})

@@ -18,6 +18,7 @@ from ekiden.driver.artifact_key import request
 from ekiden.driver.executable import Executable
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
+from ekiden.frontend.table import frontend_of
 from ekiden.ir.pass_context import (
     DECISIONS,
     DENORMALS,
@@ -95,7 +96,7 @@ def compile(
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
     """
-    if example_inputs is None and _are_examples(target):
+    if example_inputs is None and _are_examples(target) and _takes_examples(model):
         assert isinstance(target, Sequence)
         target, example_inputs = None, target
     asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
@@ -141,6 +142,12 @@ def export(
             found = compile_artifact(model, target, asked, executor, progress)
         data = found.to_bytes() if isinstance(found, runtime.Executable) else found
     write_artifact(data, path, cc=cc, options=options)
+
+
+def _takes_examples(model: Model) -> bool:
+    """Whether a model's sizes and types may be those of examples."""
+    row = frontend_of(model)
+    return row is not None and "example_inputs" in row.options
 
 
 def _are_examples(given: Targets | Sequence[object]) -> bool:

@@ -49,7 +49,7 @@ ROWS: list[tuple[Build, list[tuple[tuple[int, ...], str]], str]] = [
     (lambda x: op.nn.max_pool2d(x, (9, 9)), [((1, 1, 3, 3), "float32")],
      "a window that reaches over 9 elements does not fit an axis of 3 with its padding"),
     (lambda x, w: op.nn.group_norm(x, w, w, 0), [((2, 4), "float32"), ((4,), "float32")],
-     "do not go with the arguments"),
+     "4 channels on axis 1 do not form 0 groups"),
     (lambda x: op.squeeze(x, (2, 2)), [((1, 3, 1), "float32")], "an axis is there twice"),
     (lambda x: op.nn.dilate(x, (1, 0)), [((2, 3), "float32")], "'strides' must be positive, got 0"),
     (lambda x: op.cast(x, ""), [((2,), "float32")], "the result cannot have dtype ''"),

@@ -15,8 +15,8 @@ from ekiden.topi.shape import as_ints
 pytestmark = pytest.mark.quick
 
 X, VOLUME = var("x", shape=(1, 4, 6, 6)), var("x", shape=(1, 4, 3, 4, 5))
-SCALES = var("scales", shape=(2,))
 ROIS, SIZE = var("rois", shape=(2, 5)), var("size", shape=(2,), dtype="int64")
+SCALES = var("scales", shape=(2,))
 LAYOUTS: dict[str, Call] = {
     "nn.conv2d": op.nn.conv2d(X, var("w", shape=(2, 2, 3, 3)), groups=2, channels=2),
     "nn.conv2d_transpose": op.nn.conv2d_transpose(X, var("w", shape=(4, 2, 3, 3)), strides=2),
