@@ -150,6 +150,16 @@ FRONTENDS = (
         options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes")),
         relay=("from_pytorch",),
     ),
+    Frontend(
+        "tflite",
+        model="a TensorFlow Lite model",
+        takes="a .tflite file",
+        packages=(Package("tflite", ("tflite",), "2.18"),),
+        extra="tflite",
+        suffixes=(".tflite",),
+        starts=((4, b"TFL3"),),
+        options=frozenset(("shape", "signature")),
+    ),
 )
 """The first row is for files and bytes that no other claims."""
 

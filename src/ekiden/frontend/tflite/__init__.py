@@ -1,0 +1,1 @@
+"""TensorFlow Lite: models of one flatbuffer, `.tflite`, read by the package `tflite`."""

@@ -1,0 +1,1 @@
+"""The operators of TensorFlow Lite by family; each module has its ROWS."""

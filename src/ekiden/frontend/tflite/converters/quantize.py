@@ -1,0 +1,43 @@
+"""Between floats and quantised tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.frontend.tflite.load import Tensor
+from ekiden.frontend.tflite.node import Node, Quantized, Row
+from ekiden.ir.dtype import is_float
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.relay.qnn import op as qnn
+
+
+def _steps(node: Node, tensor: Tensor | None) -> tuple[Expr, Expr, int]:
+    """The scale, the zero point and the axis of a tensor that must be quantised."""
+    if tensor is None or tensor.quantization is None:
+        node.unsupported(f"{tensor} has no scale")
+    found = tensor.quantization
+    scale, point = np.array(found.scale, np.float32), np.array(found.zero_point, np.int32)
+    if scale.size == 1:
+        return const(scale.reshape(())), const(point.reshape(())), -1
+    return const(scale), const(point), found.axis
+
+
+def _quantize(node: Node) -> Expr:
+    if not is_float(node.dtype(0)):
+        node.unsupported(f"{node.ins[0]} has the dtype {node.dtype(0)}: it would be requantised")
+    scale, point, axis = _steps(node, node.outs[0])
+    return qnn.quantize(node.expr(0), scale, point, axis=axis, out_dtype=node.outs[0].dtype)
+
+
+def _dequantize(node: Node) -> Expr:
+    if is_float(node.dtype(0)):  # weights that are stored as float16
+        return op.cast(node.expr(0), "float32")
+    scale, point, axis = _steps(node, node.ins[0])
+    return qnn.dequantize(node.expr(0), scale, point, axis=axis)
+
+
+ROWS = (
+    Row("QUANTIZE", _quantize, Quantized.OWN),
+    Row("DEQUANTIZE", _dequantize, Quantized.OWN),
+)

@@ -1,0 +1,88 @@
+"""Reductions over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.frontend.tflite.load import DTYPES
+from ekiden.frontend.tflite.node import Converter, Node, Row
+from ekiden.ir.dtype import is_float
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+
+
+def _reduce(function: Callable[..., Expr], floats_alone: bool = False) -> Converter:
+    def convert(node: Node) -> Expr:
+        if floats_alone and not is_float(node.dtype(0)):
+            node.unsupported(f"{node.ins[0]} has the dtype {node.dtype(0)}, a float is expected")
+        axes = tuple(node.axis(a, node.rank(0)) for a in node.axes(1))
+        if not axes:
+            return node.expr(0)
+        axes = tuple(dict.fromkeys(axes))
+        return function(node.expr(0), axis=axes, keepdims=bool(node.option("KeepDims")))
+
+    return convert
+
+
+def _arg(function: Callable[..., Expr]) -> Converter:
+    def convert(node: Node) -> Expr:
+        (axis,) = node.axes(1, "axis")
+        found = function(node.expr(0), axis=node.axis(axis, node.rank(0)))
+        return op.cast(found, DTYPES[node.option("OutputType", 2)])
+
+    return convert
+
+
+def _softmax(node: Node) -> Expr:
+    beta = float(node.option("Beta", 1))
+    x = node.expr(0)
+    return op.nn.softmax(x if beta == 1 else op.multiply(x, const(beta, node.dtype(0))), axis=-1)
+
+
+def _log_softmax(node: Node) -> Expr:
+    return op.nn.log_softmax(node.expr(0), axis=-1)
+
+
+def _cumsum(node: Node) -> Expr:
+    (axis,) = node.axes(1, "axis")
+    axis = node.axis(axis, node.rank(0))
+    is_reverse = bool(node.option("Reverse"))
+    x = op.reverse(node.expr(0), axis=axis) if is_reverse else node.expr(0)
+    total = op.cumsum(x, axis=axis, exclusive=bool(node.option("Exclusive")))
+    return op.reverse(total, axis=axis) if is_reverse else total
+
+
+def _l2_normalization(node: Node) -> Expr:
+    """x / max(sqrt(sum(x**2)), 1e-6) over the last axis."""
+    x = node.expr(0)
+    length = op.sqrt(op.sum(op.multiply(x, x), axis=-1, keepdims=True))
+    return node.activated(op.divide(x, op.maximum(length, const(1e-6, node.dtype(0)))))
+
+
+def _local_response(node: Node) -> Expr:
+    """TensorFlow multiplies the sum by alpha, Relay its mean."""
+    size = 2 * int(node.option("Radius")) + 1
+    alpha, bias, beta = (float(node.option(n)) for n in ("Alpha", "Bias", "Beta"))
+    return op.nn.lrn(
+        node.expr(0), size=size, axis=node.rank(0) - 1, bias=bias, alpha=alpha * size, beta=beta
+    )
+
+
+# fmt: off
+ROWS = (
+    Row("MEAN",                         _reduce(op.mean, floats_alone=True)),
+    Row("SUM",                          _reduce(op.sum)),
+    Row("REDUCE_PROD",                  _reduce(op.prod)),
+    Row("REDUCE_MAX",                   _reduce(op.max)),
+    Row("REDUCE_MIN",                   _reduce(op.min)),
+    Row("REDUCE_ANY",                   _reduce(op.any)),
+    Row("REDUCE_ALL",                   _reduce(op.all)),
+    Row("ARG_MAX",                      _arg(op.argmax)),
+    Row("ARG_MIN",                      _arg(op.argmin)),
+    Row("SOFTMAX",                      _softmax),
+    Row("LOG_SOFTMAX",                  _log_softmax),
+    Row("CUMSUM",                       _cumsum),
+    Row("L2_NORMALIZATION",             _l2_normalization),
+    Row("LOCAL_RESPONSE_NORMALIZATION", _local_response),
+)
+# fmt: on

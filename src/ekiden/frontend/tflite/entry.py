@@ -1,0 +1,12 @@
+"""What the table of frontends asks of TensorFlow Lite (see ekiden.frontend.table.Entry)."""
+
+from __future__ import annotations
+
+from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.tflite.importer import import_tflite
+
+
+def import_model(model: object, options: ImportOptions) -> ImportedModule:
+    """A path or bytes as a module. Options: `shape`, `signature`."""
+    return import_tflite(model, options.shape, options.signature)

@@ -1,0 +1,250 @@
+"""Reading a flatbuffer: tensors and operators as plain data, which name what they are.
+
+The fields are those of the schema (tensorflow/compiler/mlir/lite/schema/schema.fbs).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import tflite
+
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.op import Array
+from ekiden.runtime.errors import ImportModelError
+
+IDENTIFIER = b"TFL3"
+Table: TypeAlias = Any
+"""A class of the parser, which has no types."""
+
+
+def _names(enum: type) -> dict[int, str]:
+    return {v: k for k, v in vars(enum).items() if isinstance(v, int) and not k.startswith("_")}
+
+
+OPERATORS = _names(tflite.BuiltinOperator)
+"""Code -> "CONV_2D"."""
+_OPTIONS = _names(tflite.BuiltinOptions)
+_OPTIONS2 = _names(tflite.BuiltinOptions2)
+DTYPES = {code: name.lower() for code, name in _names(tflite.TensorType).items()}
+"""Code -> "float32"; "string", "resource", "variant", "int4" and complex ones are no dtypes of
+ours."""
+_TENSORS = (
+    "float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", "int64",
+    "uint8", "uint16", "uint32", "uint64", "bool",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """value = scale * (stored - zero_point), per tensor, or per slice of an axis."""
+
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...]
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a graph. shape: -1 where any extent may come; quantization: None for none."""
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    quantization: Quantization | None
+    data: Array | None
+    is_variable: bool
+    is_sparse: bool
+
+    def __str__(self) -> str:
+        return f"tensor {self.index} {self.name!r}"
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether there are values of it here."""
+        return self.dtype in _TENSORS and not self.is_variable and not self.is_sparse
+
+    @property
+    def why(self) -> str:
+        """What is not supported of it."""
+        if self.is_variable:
+            return f"{self} is a variable"
+        return f"{self} is sparse" if self.is_sparse else f"{self} has the dtype {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operator in its place. options: the table of the schema, None for none; tensors -1 are
+    absent ones.
+    """
+
+    index: int
+    code: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    options: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A subgraph."""
+
+    tensors: Sequence[Tensor]
+    operations: Sequence[Operation]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A function of a model: its graph, and what it calls tensors of it."""
+
+    graph: int
+    inputs: Mapping[int, str]
+    outputs: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model file. label: as messages have it."""
+
+    label: str
+    graphs: Sequence[Graph]
+    signatures: Mapping[str, Signature]
+
+
+def read_model(source: object) -> Model:
+    """A path or bytes as a model. Raises ImportModelError for one missing, broken or none."""
+    if isinstance(source, bytes):
+        return _parsed(source, "model")
+    assert isinstance(source, (str, os.PathLike))
+    path = Path(source)
+    label = f"model {path.name!r}"
+    try:
+        return _parsed(path.read_bytes(), label)
+    except OSError as error:
+        text = f"cannot read {str(path)!r}: {error.strerror}"
+        raise ImportModelError(f"import {label}: {text}") from error
+
+
+def _parsed(data: bytes, label: str) -> Model:
+    if data[4:8] != IDENTIFIER:
+        text = f"expected a TensorFlow Lite model, got {len(data)} bytes that are none"
+        raise ImportModelError(f"import {label}: {text}")
+    try:
+        return _Reader(data).model(label)
+    except (struct.error, IndexError, ValueError, TypeError, AttributeError, KeyError) as error:
+        # what flatbuffers raises where an offset leads out of the buffer
+        text = "its flatbuffer is broken or cut short"
+        raise ImportModelError(f"import {label}: {text}: {error}") from error
+
+
+class _Reader:
+    """The walk over the tables of a file."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.root: Any = tflite.Model.GetRootAs(data, 0)
+
+    def model(self, label: str) -> Model:
+        """All of it."""
+        root = self.root
+        graphs = [self._graph(root.Subgraphs(i)) for i in range(root.SubgraphsLength())]
+        if not graphs:
+            raise ValueError("it has no subgraph")
+        signatures: dict[str, Signature] = {}
+        for i in range(root.SignatureDefsLength()):
+            each = root.SignatureDefs(i)
+            inputs = [each.Inputs(k) for k in range(each.InputsLength())]
+            outputs = [each.Outputs(k) for k in range(each.OutputsLength())]
+            signatures[_text(each.SignatureKey())] = Signature(
+                each.SubgraphIndex(),
+                {m.TensorIndex(): _text(m.Name()) for m in inputs},
+                {m.TensorIndex(): _text(m.Name()) for m in outputs},
+            )
+            graphs[each.SubgraphIndex()]  # IndexError where there is none
+        return Model(label, graphs, signatures)
+
+    def _graph(self, table: Table) -> Graph:
+        count = table.TensorsLength()
+        stated = [_text(table.Tensors(i).Name()) for i in range(count)]
+        times = Counter(stated)
+        names = [n if n and times[n] == 1 else f"{n or 'tensor'}:{i}" for i, n in enumerate(stated)]
+        tensors = [self._tensor(table.Tensors(i), i, n) for i, n in enumerate(names)]
+        operations = [
+            self._operation(table.Operators(i), i) for i in range(table.OperatorsLength())
+        ]
+        graph = Graph(tensors, operations, _ints(table, "Inputs"), _ints(table, "Outputs"))
+        for each in (graph.inputs, graph.outputs, *(o.inputs + o.outputs for o in operations)):
+            if any(not -1 <= i < count for i in each):
+                raise ValueError(f"it names a tensor that is none of its {count}")
+        return graph
+
+    def _tensor(self, table: Table, index: int, name: str) -> Tensor:
+        shape = _ints(table, "ShapeSignature") or _ints(table, "Shape")
+        dtype = DTYPES.get(table.Type(), f"number {table.Type()}")
+        data = None
+        raw = self._bytes(table.Buffer())
+        if raw is not None and dtype in _TENSORS and table.Sparsity() is None:
+            data = np.frombuffer(raw, to_numpy(dtype)).reshape(shape)
+        quantization = _quantization(table.Quantization())
+        is_sparse = table.Sparsity() is not None
+        return Tensor(
+            index, name, shape, dtype, quantization, data, bool(table.IsVariable()), is_sparse
+        )
+
+    def _bytes(self, index: int) -> Array | bytes | None:
+        buffer = self.root.Buffers(index) if index < self.root.BuffersLength() else None
+        if buffer is None:
+            return None
+        if buffer.Offset() > 1:  # behind the flatbuffer, in files of more than 2 GB
+            return self.data[buffer.Offset() : buffer.Offset() + buffer.Size()]
+        return None if buffer.DataLength() == 0 else np.asarray(buffer.DataAsNumpy())
+
+    def _operation(self, table: Table, index: int) -> Operation:
+        code = self.root.OperatorCodes(table.OpcodeIndex())
+        number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+        name = OPERATORS.get(number, f"operator {number}")
+        if name == "CUSTOM":
+            name = f"CUSTOM {_text(code.CustomCode())}"
+        return Operation(
+            index, name, _ints(table, "Inputs"), _ints(table, "Outputs"), _options(table)
+        )
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
+
+
+def _ints(table: Table, field: str) -> tuple[int, ...]:
+    if getattr(table, f"{field}Length")() == 0:
+        return ()
+    return tuple(int(i) for i in getattr(table, f"{field}AsNumpy")())
+
+
+def _options(table: Table) -> Table | None:
+    for kind, held, names in (
+        (table.BuiltinOptionsType(), table.BuiltinOptions(), _OPTIONS),
+        (table.BuiltinOptions2Type(), table.BuiltinOptions2(), _OPTIONS2),
+    ):
+        if kind and held is not None:
+            made: Any = getattr(tflite, names[kind])()
+            made.Init(held.Bytes, held.Pos)
+            return made
+    return None
+
+
+def _quantization(table: Table) -> Quantization | None:
+    if table is None or table.ScaleLength() == 0:
+        return None
+    scale = tuple(float(s) for s in table.ScaleAsNumpy())
+    points = _ints(table, "ZeroPoint") or (0,) * len(scale)
+    return Quantization(scale, points, table.QuantizedDimension())
