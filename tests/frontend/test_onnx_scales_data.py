@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 from onnx_models import Array, Feed, graph_model, ints, normal
 
 import ekiden
@@ -44,9 +45,25 @@ def test_resize_by_scales_from_data(mode: str, coordinates: str) -> None:
     x = normal(1, 2, 7, 5)
     attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
     feeds = [{"x": x, "s": floats(1, 1, *s)} for s in ((2, 2), (1.5, 1.3), (0.6, 0.45), (1, 3.7))]
-    if coordinates == "align_corners":  # ONNX Runtime takes the scale, not the extents
+    if coordinates == "align_corners":  # ONNX Runtime goes by whole extents: see the next test
         feeds = feeds[:1]
     compare(graph_model([node("Resize", "x - s", "y", **attributes)], feeds[0], ["y"]), *feeds)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("given", ["data", "constant", "constant, of a dynamic image"])
+def test_corners_are_aligned_by_the_scaled_extents_unrounded(mode: str, given: str) -> None:
+    """As in ONNX's reference: 0.6 times 7 has its last pixel at 3.2, and 4 pixels."""
+    x = normal(1, 2, 7, 5)
+    attributes = {"mode": mode, "coordinate_transformation_mode": "align_corners"}
+    resize = node("Resize", "x - s", "y", **attributes)
+    for scales in (floats(1, 1, 0.6, 0.45), floats(1, 1, 1.5, 1.3), floats(1, 1, 1, 0.2)):
+        whole = {"x": x, "s": scales}
+        (wanted,) = ReferenceEvaluator(graph_model([resize], whole, ["y"])).run(None, whole)
+        feed, weights = (whole, {}) if given == "data" else ({"x": x}, {"s": scales})
+        symbolic = given.endswith("image")
+        exe = ekiden.compile(graph_model([resize], feed, ["y"], weights, 19, symbolic=symbolic))
+        np.testing.assert_allclose(exe(**feed).numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_resize_by_scales_of_some_axes_of_a_dynamic_image() -> None:

@@ -551,6 +551,12 @@ def resizing() -> Iterator[Case]:
         lambda v, s: op.image.resize2d(v, (10, 15), scales=s),
         x, np.array([2.6, 2.6], "float32"), tolerance=1e-4, symbolic=False,
     )  # fmt: skip
+    corners = partial(
+        op.image.resize2d, coordinate_transformation_mode="align_corners", size=(6, 3)
+    )
+    scales = np.array([1.7, 0.7], "float32")
+    yield case(lambda v: corners(v, scales=tuple(scales.tolist())), x, tolerance=1e-4)
+    yield case(lambda v, s: corners(v, scales=s), x, scales, symbolic=(4, 6), tolerance=1e-4)
     for extents in ((4, 3), (1, 5)):
         yield case(
             lambda v, s=extents: op.image.resize2d(

@@ -48,9 +48,9 @@ class Resize2DAttrs(Attrs):
     """The extents of the result and how its pixels map to the data's.
 
     scales: result per data extent where that is not the quotient of the extents (ONNX gives the
-    factor itself). rounding_method: how the nearest pixel is found, of "floor", "ceil", "round"
-    (halves go up) and ONNX's "round_prefer_floor" and "round_prefer_ceil"; "" is "round" for
-    "align_corners", else "floor".
+    factor itself); "align_corners" then goes by the scaled extents unrounded. rounding_method: how
+    the nearest pixel is found, of "floor", "ceil", "round" (halves go up) and ONNX's
+    "round_prefer_floor" and "round_prefer_ceil"; "" is "round" for "align_corners", else "floor".
     roi: the part that "tf_crop_and_resize" reads, begins, then ends, in [0, 1]; what it shows
     outside of the data is the extrapolation value.
     """
@@ -96,17 +96,19 @@ def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _coordinates(
-    mode: str, size: int, extent: int, scale: float, region: tuple[float, ...]
+    mode: str, size: int, extent: int, scale: float | None, region: tuple[float, ...]
 ) -> Array:
     """Where each result pixel lies in the data, in float32 as the kernels compute it."""
-    x, factor, half = np.arange(extent, dtype=np.float32), np.float32(scale), np.float32(0.5)
+    x, half = np.arange(extent, dtype=np.float32), np.float32(0.5)
+    factor = np.float32(extent / max(size, 1) if scale is None else scale)
     if mode == "tf_crop_and_resize":
         begin, end = (np.float32(edge) * np.float32(size - 1) for edge in region)
         if extent == 1:
             return np.full(1, (begin + end) * half, np.float32)
         return np.asarray(begin + x * ((end - begin) / np.float32(extent - 1)))
     if mode == "align_corners":
-        return np.asarray(x * np.float32(size - 1) / np.float32(max(extent - 1, 1)))
+        wide = np.float32(extent) if scale is None else np.float32(size) * factor
+        return np.asarray(x * np.float32(size - 1) / max(wide - np.float32(1), np.float32(1)))
     if mode == "asymmetric":
         return np.asarray(x / factor)
     if mode == "tf_half_pixel_for_nn":
@@ -171,7 +173,7 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
     found = data.astype(np.float64)
     for i, (extent, at) in enumerate(zip(as_ints(attrs.size), spatial(attrs.layout), strict=True)):
         size = data.shape[at]
-        scale = attrs.scales[i] if attrs.scales is not None else extent / max(size, 1)
+        scale = None if attrs.scales is None else attrs.scales[i]
         mode = attrs.coordinate_transformation_mode
         x = _coordinates(mode, size, extent, scale, attrs.roi[i::2])
         found = _summed(found, at, _taps(attrs, x, size))

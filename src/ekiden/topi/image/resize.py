@@ -185,7 +185,7 @@ def _coordinate(
         many = begin * last + x * ((end - begin) * last / steps)
         return Select(binary(EQ, extent, 1), one, many, FLOAT)
     if mode == "align_corners":
-        return x * cast(size - 1, FLOAT) / cast(maximum(extent - 1, 1), FLOAT)
+        return x * cast(size - 1, FLOAT) / _steps(size, extent, scale)
     factor = _scale(size, extent, scale)
     if mode == "asymmetric":
         return x / factor
@@ -195,6 +195,18 @@ def _coordinate(
     if mode == "pytorch_half_pixel":
         return Select(binary(EQ, extent, 1), const(0.0, FLOAT), middle - half, FLOAT)
     return middle - half
+
+
+def _steps(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> PrimExpr:
+    """How many pixels the last corner of a result is from the first: with a scale, ONNX measures
+    the scaled extent before it is rounded down to pixels. At least 1, of one pixel at place 0."""
+    if scale is None:
+        return cast(maximum(extent - 1, 1), FLOAT)
+    number = known(size)
+    if isinstance(scale, PrimExpr) or number is None:
+        return maximum(cast(size, FLOAT) * _scale(size, extent, scale) - 1.0, const(1.0, FLOAT))
+    wide = np.float32(number) * np.float32(scale)
+    return const(max(float(wide - np.float32(1)), 1.0), FLOAT)
 
 
 def _scale(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> PrimExpr:

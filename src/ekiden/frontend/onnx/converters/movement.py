@@ -343,7 +343,7 @@ def _resized(
         if factors
         else [_size(s) for s in sizes or ()]
     )
-    if _is_unusual(node, shape, wanted, factors):
+    if _is_unusual(node, shape, wanted):
         return _resampled(node, shape, wanted, factors)
     if len(shape) not in (3, 4):
         node.unsupported(f"expected an input of rank 3 or 4, got {len(shape)}")
@@ -365,20 +365,13 @@ def _resized(
     return op.squeeze(found, axis=[2]) if flat else found
 
 
-def _is_unusual(
-    node: Node, shape: Shape, wanted: Sequence[PrimExpr], factors: Sequence[float] | None
-) -> bool:
+def _is_unusual(node: Node, shape: Shape, wanted: Sequence[PrimExpr]) -> bool:
     """Whether a resize needs more than a kernel for images does."""
     mode = node.get_string("coordinate_transformation_mode", "half_pixel")
-    exact = factors is None or all(
-        known(d) is None or f * (known(d) or 0) == (known(w) or 0)
-        for d, w, f in zip(shape, wanted, factors, strict=True)
-    )
     images = len(shape) in (3, 4) and all(
         equal(a, b) for a, b in zip(shape[:2], wanted[:2], strict=True)
     )
     rare = mode in ("tf_crop_and_resize", "half_pixel_symmetric")
-    rare = rare or (mode == "align_corners" and not exact)
     rare = rare or bool(node.get_int("antialias", 0))
     rare = rare or node.get_string("keep_aspect_ratio_policy", "stretch") != "stretch"
     static = all(known(d) is not None for d in (*shape, *wanted))
