@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_models import Array, Feed, graph_model, ints, normal
 
 import ekiden
-from ekiden.runtime.errors import InputError, RunError, UnsupportedError
+from ekiden.runtime.errors import IndexRangeError, InputError, RunError, UnsupportedError
 from onnx_runtime import run_onnx_runtime
 
 pytestmark = pytest.mark.quick
@@ -176,6 +176,32 @@ CASES: dict[str, tuple[list[onnx.NodeProto], list[Feed], Feed]] = {
         [{"x": normal(1, 2, 4, 5), "g": np.tanh(normal(1, 6, 3, 2)), "n": ints(k)} for k in (6, 2)],
         {"zero": ints(0), "one": ints(1)},
     ),
+    "slices along axes from data": (
+        [node("Slice", "x b e a s", "t"), node("Neg", "t", "y")],
+        [
+            {"x": normal(4, 5, 6), "b": ints(*b), "e": ints(*e), "a": ints(*a), "s": ints(*s)}
+            for b, e, a, s in (
+                ((1, -4), (3, 2**62), (0, 2), (1, 2)),
+                ((3, 0), (0, 9), (-1, -2), (-1, 1)),
+            )
+        ],
+        {},
+    ),
+    "known bounds along an axis from data": (
+        [node("Slice", "x b e a", "y")],
+        [{"x": normal(4, 5), "a": ints(a)} for a in (0, 1, -1, -2)],
+        {"b": ints(1), "e": ints(-1)},
+    ),
+    "pads along axes from data": (
+        [node("Pad", "x p - a", "t"), node("Neg", "t", "y")],
+        [{"x": normal(2, 3, 4), "p": ints(1, 0, 2, 3), "a": ints(*a)} for a in ((0, 2), (-1, 1))],
+        {},
+    ),
+    "sums along an axis from data": (
+        [node("CumSum", "x a", "t", exclusive=1, reverse=1), node("Neg", "t", "y")],
+        [{"x": normal(2, 3, 4), "a": np.asarray(a)} for a in (0, 1, 2, -1, -3)],
+        {},
+    ),
     "unique, then a product as large as it": (
         [node("Unique", "x", "u"), node("Unsqueeze", "u one", "c"), node("Mul", "c u", "y")],
         [{"x": floats(1, 3, 1, 2)}, {"x": floats(5, 5, 5, 5)}],
@@ -190,3 +216,15 @@ def test_sizes_from_data_flow_on(name: str) -> None:
     made = {n for each in nodes for n in each.output}
     used = {n for each in nodes for n in each.input}
     compare(graph_model(nodes, feeds[0], sorted(made - used), weights, 18), *feeds)
+
+
+@pytest.mark.parametrize("nodes", ["Slice", "Pad", "CumSum"])
+def test_axes_from_data_that_there_are_not_are_errors(nodes: str) -> None:
+    given = {"x": normal(2, 3), "b": ints(1), "p": ints(1, 1), "a": ints(1)}
+    inputs = {"Slice": "x b b a", "Pad": "x p - a", "CumSum": "x a"}[nodes]
+    feed = {n: given[n] for n in dict.fromkeys(inputs.replace("-", "").split())}
+    exe = ekiden.compile(graph_model([node(nodes, inputs, "y")], feed, ["y"], None, 18))
+    exe(**feed)
+    for axis in (2, -3):
+        with pytest.raises(IndexRangeError, match=f"{nodes} '{nodes} of y': index {axis}"):
+            exe(**{**feed, "a": ints(axis)})
