@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from tests.frontend.tflite_models import Array, Op, Spec, litert, model
+from tflite_models import Array, Op, Spec, litert, model
 
 import ekiden
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
