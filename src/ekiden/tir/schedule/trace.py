@@ -80,7 +80,6 @@ SINGLE = frozenset(
         "cache_read",
         "cache_write",
         "reindex",
-        "read_at",
         "decompose_reduction",
         "rfactor",
         "blockize",
