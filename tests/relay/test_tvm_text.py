@@ -353,3 +353,9 @@ def @f(%b: Box) -> int32 {
 def @g(%x: int32) { ({ %0 = add(%x, 1); multiply(%0, %0) }, %x) }""")
     assert structural_equal(module, braced)
     assert structural_equal(parse(astext(module)), module)
+
+
+def test_a_number_alone_is_an_axis_of_several() -> None:
+    x = "%x: Tensor[(2, 3), float32]"
+    alone, several = (parse_expr(f"fn ({x}) {{ reverse(%x, axis={a}) }}") for a in ("1", "(1,)"))
+    assert structural_equal(alone, several)

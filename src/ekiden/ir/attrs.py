@@ -4,6 +4,7 @@ family.
 
 from __future__ import annotations
 
+import types
 import typing
 from collections.abc import Iterator
 from functools import cache
@@ -53,6 +54,20 @@ def expression_fields(type_key: str) -> frozenset[str]:
     """The fields whose numbers are always PrimExpr, never Python ints."""
     classes = field_classes(type_key).items()
     return frozenset(name for name, found in classes if PrimExpr in found and int not in found)
+
+
+@cache
+def sequence_fields(type_key: str) -> frozenset[str]:
+    """The fields that are tuples of numbers and never a number alone."""
+    hints = typing.get_type_hints(NODE_TYPES[type_key]).items()
+    return frozenset(name for name, hint in hints if _is_sequence(hint))
+
+
+def _is_sequence(hint: object) -> bool:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    tuples = [each for each in kinds if typing.get_origin(each) is tuple]
+    inner = {of for each in tuples for of in typing.get_args(each)}
+    return bool(inner & {int, float, PrimExpr}) and not {int, float, PrimExpr}.intersection(kinds)
 
 
 def _leaves(hint: object) -> typing.Iterator[object]:

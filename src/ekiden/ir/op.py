@@ -294,9 +294,16 @@ def register_op_attr(
     """
 
     def register(given: _V) -> _V:
-        get(op_name)
         note_extension(given)
-        OP_ATTRS.setdefault(attr_key, {})[op_name] = given
-        return given
+        return set_op_attr(op_name, attr_key, given)
 
     return register if value is None else register(value)
+
+
+def set_op_attr(op_name: str, attr_key: str, value: _V) -> _V:
+    """Attach what says nothing of whose it is, such as a number, beside a function that does: only
+    that tells whether a program has extended the compiler. Raises KeyError as `register_op_attr`.
+    """
+    get(op_name)
+    OP_ATTRS.setdefault(attr_key, {})[op_name] = value
+    return value

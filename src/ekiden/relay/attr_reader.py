@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ekiden.ir.attrs import Attrs, expression_fields, field_classes
+from ekiden.ir.attrs import Attrs, expression_fields, field_classes, sequence_fields
 from ekiden.ir.node import NODE_TYPES
 from ekiden.ir.op import OPS, Op
 from ekiden.ir.prim import IntImm, PrimExpr
@@ -38,6 +38,7 @@ def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
     known = list(getattr(kind, "__dataclass_fields__", ()))
     classes = field_classes(kind.type_key)
     prims = expression_fields(kind.type_key)
+    sequences = sequence_fields(kind.type_key)
     made: dict[str, object] = {}
     for name, (value, place) in values.items():
         if name not in known:
@@ -45,6 +46,8 @@ def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
             source.fail(place, what)
         if not _fits(value, classes[name]):
             source.fail(place, f"{kind.__name__}: {name} cannot be {value!r}")
+        if name in sequences and isinstance(value, (int, float, PrimExpr)):
+            value = (value,)  # TVM's text has a number alone for several of them
         made[name] = _to_prim(value) if name in prims else value
     try:
         return kind(**made)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.ir.affine_type import AffineType
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import Op, get, register_op_attr
+from ekiden.ir.op import Op, get, register_op_attr, set_op_attr
 from ekiden.relay.expr import Call
 
 RULES = "FTVMFakeQuantizationToInteger"
@@ -37,8 +37,8 @@ def register_fake_quantization_to_integer(
 
     def register(rule: QuantizationRule) -> QuantizationRule:
         register_op_attr(op_name, RULES, rule, level)
-        register_op_attr(op_name, KEEPS, keeps)
-        register_op_attr(op_name, ALONE, alone)
+        set_op_attr(op_name, KEEPS, keeps)
+        set_op_attr(op_name, ALONE, alone)
         return rule
 
     if func is not None:
