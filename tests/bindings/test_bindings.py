@@ -1,0 +1,69 @@
+"""Every language runs bindings/conformance.json: the same steps with the same results and errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ekiden
+from ekiden import relay, runtime
+
+ROOT = Path(__file__).parents[2]
+BINDINGS = ROOT / "bindings"
+LIBRARY = runtime.library_path().resolve().parent
+
+
+def needs(*tools: str) -> pytest.MarkDecorator:
+    """Leaves a test out where a program is missing, and names it."""
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The script and its models."""
+    made = tmp_path_factory.mktemp("conformance")
+    script = json.loads((BINDINGS / "conformance.json").read_text())
+    for name, text in script["models"].items():
+        executable = ekiden.compile(relay.parse(text))
+        executable.save(made / f"{name}.eki")
+        if name == "scaled" and shutil.which("cc"):
+            executable.export_library(made / f"{name}.so")
+    if not (made / "scaled.so").exists():
+        script["cases"] = [c for c in script["cases"] if c["name"] != "a shared library"]
+    (made / "damaged.eki").write_bytes((made / "scaled.eki").read_bytes()[:500])
+    (made / "model.onnx").write_bytes(b"")
+    (made / "conformance.json").write_text(json.dumps(script))
+    return made
+
+
+def run(command: list[object], cwd: Path, **more: object) -> str:
+    """What a program prints; it must end well."""
+    variables = {
+        **os.environ,
+        "EKIDEN_LIB_DIR": str(LIBRARY),
+        **{k: str(v) for k, v in more.items()},
+    }
+    done = subprocess.run(
+        [str(each) for each in command], cwd=cwd, env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_python(folder: Path) -> None:
+    run([sys.executable, Path(__file__).with_name("conformance.py"), folder], ROOT)
+
+
+@needs("cargo", "cc")
+def test_rust(folder: Path, tmp_path: Path) -> None:
+    command = ["cargo", "test", "--offline", "--quiet", "--", "--nocapture"]
+    places = {"EKIDEN_CONFORMANCE": folder, "CARGO_TARGET_DIR": tmp_path}
+    said = run(command, BINDINGS / "rust", **places)
+    assert " steps" in said
