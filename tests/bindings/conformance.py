@@ -17,7 +17,7 @@ Json = Any
 Step = dict[str, Json]
 
 
-def _double(x: Any) -> Any:
+def _double(x: Json) -> object:
     return x + x
 
 
@@ -34,7 +34,7 @@ CALLBACKS: dict[str, Callable[..., object]] = {
 }
 
 
-def value(of: Json) -> Any:
+def value(of: Json) -> Json:
     """A value of the script as one of Python."""
     if "tensor" in of:
         return np.array(of["data"], of["tensor"]).reshape(of["shape"])
@@ -46,7 +46,7 @@ def value(of: Json) -> Any:
     return None if kind == "none" else inside
 
 
-def same(got: Any, wanted: Any) -> bool:
+def same(got: Json, wanted: Json) -> bool:
     """Whether a result is what the script says."""
     if isinstance(wanted, np.ndarray):
         found = np.asarray(got)
@@ -61,7 +61,7 @@ def same(got: Any, wanted: Any) -> bool:
 class Closed:
     """A module that was given back."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         raise ValueError("the module is closed")
 
 
@@ -73,7 +73,7 @@ class Runner:
         self.things: dict[str, Any] = {}
         self.types: dict[str, type] = {}
 
-    def model(self, step: Step) -> Any:
+    def model(self, step: Step) -> Json:
         """The file of a module as a model with named inputs."""
         return self.things[step["of"] + " model"]
 
@@ -83,42 +83,42 @@ class Runner:
         if path.suffix == ".eki":
             self.things[step["as"] + " model"] = ekiden.load(path)
 
-    def functions(self, step: Step) -> Any:
+    def functions(self, step: Step) -> object:
         return self.things[step["of"]].names()
 
-    def inputs(self, step: Step) -> Any:
+    def inputs(self, step: Step) -> object:
         return self.model(step).raw.params("main")
 
-    def call(self, step: Step) -> Any:
+    def call(self, step: Step) -> object:
         return self.things[step["of"]][step["function"]](*map(value, step["args"]))
 
-    def run(self, step: Step) -> Any:
+    def run(self, step: Step) -> object:
         return self.model(step)(**{k: value(v) for k, v in step["inputs"].items()})
 
-    def run_into(self, step: Step) -> Any:
+    def run_into(self, step: Step) -> object:
         outputs = [value(each) for each in step["outputs"]]
         self.model(step)(**{k: value(v) for k, v in step["inputs"].items()}, out=outputs)
         return outputs
 
-    def kernels(self, step: Step) -> Any:
+    def kernels(self, step: Step) -> object:
         inputs = {k: value(v) for k, v in step["inputs"].items()}
         return len({call.name for call in self.model(step).profile(**inputs).calls})
 
-    def threads(self, step: Step) -> Any:
+    def threads(self, step: Step) -> object:
         self.model(step).num_threads = step["n"]
         return self.model(step).num_threads
 
-    def device(self, step: Step) -> Any:
+    def device(self, step: Step) -> object:
         device = runtime.tensor(value(step["value"])).device
         return [device.device_type, device.device_id]
 
     def register(self, step: Step) -> None:
         runtime.register_func(step["name"], CALLBACKS[step["callback"]])
 
-    def remove(self, step: Step) -> Any:
+    def remove(self, step: Step) -> object:
         return runtime.remove_global_func(step["name"])
 
-    def global_(self, step: Step) -> Any:
+    def global_(self, step: Step) -> object:
         function = runtime.get_global_func(step["name"], allow_missing=True)
         if function is None:
             raise KeyError(f"there is no function '{step['name']}'")
@@ -135,19 +135,19 @@ class Runner:
             raise TypeError(f"there is no type '{step['type']}'")
         self.things[step["as"]] = self.types[step["type"]](*map(value, step["values"]))
 
-    def type(self, step: Step) -> Any:
+    def type(self, step: Step) -> object:
         return self.things[step["of"]].type_key
 
-    def fields(self, step: Step) -> Any:
-        return [field for field in runtime.fields_of(self.things[step["of"]])]
+    def fields(self, step: Step) -> object:
+        return list(runtime.fields_of(self.things[step["of"]]))
 
-    def get(self, step: Step) -> Any:
+    def get(self, step: Step) -> object:
         return getattr(self.things[step["of"]], step["field"])
 
     def set(self, step: Step) -> None:
         setattr(self.things[step["of"]], step["field"], value(step["value"]))
 
-    def equal(self, step: Step) -> Any:
+    def equal(self, step: Step) -> object:
         return runtime.structural_equal(self.things[step["a"]], self.things[step["b"]])
 
     def close(self, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""Every language runs bindings/conformance.json: the same steps with the same results and errors."""
+"""Every language runs bindings/conformance.json: the same steps, results and errors."""
 
 from __future__ import annotations
 
