@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(command: list[object], cwd: Path, **more: object) -> str:
+def run(command: Sequence[object], cwd: Path, **more: object) -> str:
     """What a program prints; it must end well."""
     variables = {
         **os.environ,
@@ -67,3 +68,23 @@ def test_rust(folder: Path, tmp_path: Path) -> None:
     places = {"EKIDEN_CONFORMANCE": folder, "CARGO_TARGET_DIR": tmp_path}
     said = run(command, BINDINGS / "rust", **places)
     assert " steps" in said
+
+
+def _has_node_headers() -> bool:
+    node = shutil.which("node")
+    places = [Path("/usr/include/node")]
+    places += [Path(node).resolve().parents[1] / "include/node"] if node else []
+    return any((place / "node_api.h").exists() for place in places)
+
+
+@needs("node", "cc")
+@pytest.mark.skipif(not _has_node_headers(), reason="needs node_api.h of Node")
+def test_node(folder: Path, tmp_path: Path) -> None:
+    addon = tmp_path / "ekiden.node"
+    run(["node", "build.js", addon], BINDINGS / "node")
+    said = run(["node", "conformance.js", folder], BINDINGS / "node", EKIDEN_NODE_ADDON=addon)
+    assert said.endswith(" steps\n")
+    said = run(
+        ["node", "--expose-gc", "check.js", folder], BINDINGS / "node", EKIDEN_NODE_ADDON=addon
+    )
+    assert said == "right\n"
