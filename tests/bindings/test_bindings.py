@@ -88,3 +88,27 @@ def test_node(folder: Path, tmp_path: Path) -> None:
         ["node", "--expose-gc", "check.js", folder], BINDINGS / "node", EKIDEN_NODE_ADDON=addon
     )
     assert said == "right\n"
+
+
+def _jdk() -> Path | None:
+    """The folder of programs of a JDK of 22 or later, which has foreign functions."""
+    homes = [Path(os.environ.get("JAVA_HOME", "/nowhere")), *sorted(Path("/usr/lib/jvm").glob("*"))]
+    for home in homes:
+        release = home / "release"
+        words = release.read_text().split('JAVA_VERSION="')[1:] if release.exists() else []
+        if words and (home / "bin/javac").exists() and int(words[0].split(".")[0]) >= 22:
+            return home / "bin"
+    return None
+
+
+@pytest.mark.skipif(
+    _jdk() is None, reason="needs a JDK of 22 or later, of JAVA_HOME or /usr/lib/jvm"
+)
+def test_java(folder: Path, tmp_path: Path) -> None:
+    jdk = _jdk()
+    assert jdk is not None
+    sources = sorted((BINDINGS / "java").rglob("*.java"))
+    run([jdk / "javac", "-d", tmp_path, *sources], ROOT)
+    options = ["--enable-native-access=ALL-UNNAMED", "-cp", tmp_path]
+    said = run([jdk / "java", *options, "dev.ekiden.Conformance", folder], ROOT)
+    assert said.endswith(" steps\n")
