@@ -151,7 +151,9 @@ static int after(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
 
 /* The result ----------------------------------------------------------------------------------- */
 
-static int describe(const profile *p, const ek_value *result, ek_value *ret) {
+static int describe(const profile *p, const ek_executable *e, const ek_value *result,
+                    ek_value *ret) {
+  (void)e;
   ek_value parts[3] = {*result, ek_value_none(), ek_value_none()};
   ek_object *array;
   int status = ek_string_new(EK_BYTES, (const char *)p->counts, 16 * (size_t)p->n_instructions,
@@ -175,8 +177,12 @@ static int run(ek_vm *vm, profile *p) {
   return stop == EK_VM_ENDED ? 0 : -1;
 }
 
-int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_value *args,
-                  int32_t nargs, ek_value *ret) {
+/* What to make of a profile: '*ret' owned; 0 or -1. */
+typedef int (*describer)(const profile *p, const ek_executable *e, const ek_value *result,
+                         ek_value *ret);
+
+static int profiled(ek_vm *vm, int32_t function, int64_t max_events, const ek_value *args,
+                    int32_t nargs, describer tell, ek_value *ret) {
   profile p = {.hook = {before, after}, .max_events = max_events};
   ek_value result = ek_value_none();
   int status = prepare(vm->executable, &p);
@@ -189,11 +195,75 @@ int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_valu
     if (status == 0) status = run(vm, &p);
     if (ek_vm_end(vm, &result) != 0) status = -1;
   }
-  if (status == 0) status = describe(&p, &result, ret);
+  if (status == 0) status = tell(&p, vm->executable, &result, ret);
   ek_value_release(&result);
   ek_free(p.counts);
   ek_free(p.numbers);
   ek_free(p.first);
   ek_free(p.events);
   return status;
+}
+
+int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_value *args,
+                  int32_t nargs, ek_value *ret) {
+  return profiled(vm, function, max_events, args, nargs, describe, ret);
+}
+
+/* By kernel ------------------------------------------------------------------------------------ */
+
+/* The primitive that an instruction calls, or -1. */
+static int32_t primitive_of(const int32_t *pc) {
+  if (!ek_opcode_has(*pc, EK_WORKS) || *pc == EK_OP_DeviceCopy) return -1;
+  return *pc == EK_OP_InvokePackedValue ? ek_InvokePackedValue_packed_index(pc)
+                                        : ek_InvokePacked_packed_index(pc);
+}
+
+/* Adds what the instructions that call primitives took: two numbers for each primitive. */
+static void add_up(const profile *p, const ek_executable *e, int64_t *totals) {
+  for (int32_t f = 0; f < e->n_functions; f++) {
+    const ek_vm_function *function = &e->functions[f];
+    for (int32_t at = 0; at < function->n_words;) {
+      const int32_t *pc = function->code + at;
+      int32_t primitive = primitive_of(pc);
+      const int64_t *count = &p->counts[2 * p->numbers[pc - e->words]];
+      if (primitive >= 0) totals[2 * primitive] += count[0];
+      if (primitive >= 0) totals[2 * primitive + 1] += count[1];
+      at += ek_instruction_words(pc);
+    }
+  }
+}
+
+static int describe_kernels(const profile *p, const ek_executable *e, const ek_value *result,
+                            ek_value *ret) {
+  size_t n = (size_t)e->n_primitives;
+  int64_t *totals = ek_alloc_or_error((2 * n + 1) * sizeof *totals);
+  ek_value *items = ek_alloc_or_error((3 * n + 1) * sizeof *items);
+  ek_object *array;
+  int32_t length = 0;
+  int status = totals == NULL || items == NULL ? -1 : 0;
+  if (status == 0) {
+    memset(totals, 0, 2 * n * sizeof *totals);
+    add_up(p, e, totals);
+    items[length++] = *result;
+  }
+  for (size_t i = 0; status == 0 && i < n; i++) {
+    if (totals[2 * i] == 0) continue;
+    ek_bytes name = e->primitives[i];
+    status = ek_string_new(EK_STR, name.data, name.size, &items[length]);
+    if (status != 0) break;
+    items[length + 1] = ek_value_int(totals[2 * i]);
+    items[length + 2] = ek_value_int(totals[2 * i + 1]);
+    length += 3;
+  }
+  if (status == 0) status = ek_array_new(items, length, &array);
+  if (status == 0) *ret = ek_value_object(array);
+  for (int32_t i = 1; i < length; i++) ek_value_release(&items[i]);
+  ek_free(items);
+  ek_free(totals);
+  return status;
+}
+
+int ek_vm_kernel_times(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs,
+                       ek_value *ret) {
+  return profiled(vm, function, 0, args, nargs, describe_kernels, ret);
 }

@@ -69,6 +69,11 @@ enum { EK_EVENT_CALL, EK_EVENT_ENTER, EK_EVENT_LEAVE };
 int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_value *args,
                   int32_t nargs, ek_value *ret);
 
+/* The same by kernel: '*ret' becomes an array of the result, then of each primitive that was called
+** its name, how often, and nanoseconds in it. 0 or -1. */
+int ek_vm_kernel_times(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs,
+                       ek_value *ret);
+
 /* ek_vm_state.c --------------------------------------------------------------------------------
 **
 ** A machine that stands between two instructions, as bytes, and one made to stand there. 0 or -1.

@@ -164,6 +164,25 @@ static void profiles(void) {
   ek_object_release(vm);
 }
 
+static void names_kernels(void) {
+  ek_object *vm = machine_of(&example), *module = module_of(vm);
+  ek_value ret, none = ek_value_none();
+  call_ints(module, "kernels", 0, 5, 0, 2, &ret);
+  const ek_array *parts = (const ek_array *)(const void *)ret.v.obj;
+  ek_bytes name;
+  CHECK(ret.type_index == EK_ARRAY && parts->size % 3 == 1 && parts->size > 1);
+  CHECK(*(int64_t *)ek_dltensor_data(ek_value_tensor(&parts->data[0])) == 20);
+  for (int64_t i = 1; i < parts->size; i += 3) {
+    CHECK(ek_string_borrow(&parts->data[i], &name) && name.size != 0);
+    CHECK(parts->data[i + 1].v.i64 >= 1 && parts->data[i + 2].v.i64 >= 0);
+  }
+  ek_value_release(&ret);
+  CHECK_ERROR(try_call(module, "kernels", &none, 1), "TypeError",
+              "virtual machine: kernels: 1 ints expected first");
+  ek_object_release(module);
+  ek_object_release(vm);
+}
+
 /* The same without a reference: one that was damaged might own itself. */
 static const program plain = {
     .functions = {{"main", 1, 10,
@@ -294,6 +313,7 @@ int main(void) {
   stepping();
   wrong_uses();
   profiles();
+  names_kernels();
   states_go_on_elsewhere();
   sharing_is_kept();
   hostile_states();

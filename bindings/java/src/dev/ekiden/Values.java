@@ -1,0 +1,196 @@
+package dev.ekiden;
+
+import static java.lang.foreign.ValueLayout.JAVA_DOUBLE;
+import static java.lang.foreign.ValueLayout.JAVA_INT;
+import static java.lang.foreign.ValueLayout.JAVA_LONG;
+
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.lang.foreign.ValueLayout;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+
+/** Values of Java as ek_value, and back; what is made for a call goes when it is closed. */
+final class Values implements AutoCloseable {
+  final Arena arena = Arena.ofConfined();
+  final MemorySegment memory;
+  final int count;
+  private final List<MemorySegment> owned = new ArrayList<>();
+
+  Values(List<?> values) {
+    count = values.size();
+    memory = arena.allocate((long) Native.VALUE_SIZE * Math.max(count, 1), 16);
+    try {
+      for (int i = 0; i < count; i++) {
+        write(values.get(i), memory.asSlice((long) Native.VALUE_SIZE * i, Native.VALUE_SIZE));
+      }
+    } catch (RuntimeException error) {
+      close();
+      throw error;
+    }
+  }
+
+  @Override
+  public void close() {
+    for (MemorySegment each : owned) Native.callVoid(Native.RELEASE, each);
+    arena.close();
+  }
+
+  private void write(Object value, MemorySegment out) {
+    switch (value) {
+      case null -> {}
+      case Boolean flag -> put(out, Native.BOOL, flag ? 1 : 0);
+      case Byte number -> put(out, Native.INT, number);
+      case Short number -> put(out, Native.INT, number);
+      case Integer number -> put(out, Native.INT, number);
+      case Long number -> put(out, Native.INT, number);
+      case Float number -> put(out, Native.FLOAT, Double.doubleToRawLongBits(number));
+      case Double number -> put(out, Native.FLOAT, Double.doubleToRawLongBits(number));
+      case String text -> writeText(text, out);
+      case Tensor tensor -> put(out, Native.DLTENSOR_PTR, tensor.lend(arena).address());
+      case List<?> list -> writeList(list, out);
+      case Counted counted -> writeObject(counted.object(), out);
+      case Func.Body body -> {
+        MemorySegment made = Func.create(body);
+        owned.add(made);
+        put(out, Native.FUNCTION, made.address());
+      }
+      default -> {
+        String message = "a value expected, got " + value.getClass().getName();
+        throw new EkidenException("TypeError", message);
+      }
+    }
+  }
+
+  private static void put(MemorySegment out, int type, long payload) {
+    out.set(JAVA_INT, 0, type);
+    out.set(JAVA_LONG, 8, payload);
+  }
+
+  /** Retained for the call: another thread may close it meanwhile. */
+  private void writeObject(MemorySegment object, MemorySegment out) {
+    Native.callVoid(Native.RETAIN, object);
+    owned.add(object);
+    put(out, Native.typeIndex(object), object.address());
+  }
+
+  private void writeText(String text, MemorySegment out) {
+    byte[] bytes = text.getBytes(StandardCharsets.UTF_8);
+    MemorySegment data = arena.allocateFrom(ValueLayout.JAVA_BYTE, bytes);
+    Native.check(Native.callInt(Native.STRING_NEW, Native.STR, data, (long) bytes.length, out));
+    if (out.get(JAVA_INT, 0) >= Native.OBJECT) owned.add(out.get(Native.POINTER, 8));
+  }
+
+  private void writeList(List<?> list, MemorySegment out) {
+    MemorySegment items = arena.allocate((long) Native.VALUE_SIZE * Math.max(list.size(), 1), 16);
+    for (int i = 0; i < list.size(); i++) {
+      MemorySegment item = items.asSlice((long) Native.VALUE_SIZE * i, Native.VALUE_SIZE);
+      write(list.get(i), item);
+      if (item.get(JAVA_INT, 0) == Native.DLTENSOR_PTR) own((Tensor) list.get(i), item);
+    }
+    MemorySegment made = arena.allocate(Native.POINTER);
+    long n = list.size();
+    Native.check(Native.callInt(Native.CONTAINER_NEW, Native.ARRAY, 0, items, n, made));
+    MemorySegment array = made.get(Native.POINTER, 0);
+    owned.add(array);
+    put(out, Native.ARRAY, array.address());
+  }
+
+  /** A lent tensor as one of the runtime, for what keeps it. */
+  private void own(Tensor tensor, MemorySegment value) {
+    long[] shape = tensor.shape();
+    MemorySegment made = arena.allocate(Native.POINTER);
+    MemorySegment dims = arena.allocateFrom(JAVA_LONG, shape);
+    int dtype = tensor.dtype().packed();
+    Native.check(Native.callInt(Native.TENSOR_NEW, dims, shape.length, dtype, 1L, made));
+    MemorySegment object = made.get(Native.POINTER, 0);
+    owned.add(object);
+    MemorySegment from = value.get(Native.POINTER, 8);
+    Native.check(Native.callInt(Native.TENSOR_COPY, from, object.asSlice(Native.TENSOR_AT)));
+    put(value, Native.TENSOR, object.address());
+  }
+
+  /** Hands the first value over, owned. */
+  void moveFirst(Object source, MemorySegment to) {
+    if (source instanceof Tensor tensor) own(tensor, memory);
+    to.copyFrom(memory.asSlice(0, Native.VALUE_SIZE));
+    if (to.get(JAVA_INT, 0) >= Native.OBJECT) Native.callVoid(Native.RETAIN, to.get(Native.POINTER, 8));
+  }
+
+  /** A value that is owned, which is given back. */
+  static Object take(MemorySegment value) {
+    try {
+      return read(value);
+    } finally {
+      if (value.get(JAVA_INT, 0) >= Native.OBJECT) {
+        Native.callVoid(Native.RELEASE, value.get(Native.POINTER, 8));
+      }
+    }
+  }
+
+  /** A value that is borrowed. */
+  static Object read(MemorySegment value) {
+    int type = value.get(JAVA_INT, 0);
+    return switch (type) {
+      case Native.NONE -> null;
+      case Native.INT -> value.get(JAVA_LONG, 8);
+      case Native.BOOL -> value.get(JAVA_LONG, 8) != 0;
+      case Native.FLOAT -> value.get(JAVA_DOUBLE, 8);
+      case Native.SMALL_STR -> {
+        byte[] bytes = value.asSlice(8, value.get(JAVA_INT, 4)).toArray(ValueLayout.JAVA_BYTE);
+        yield new String(bytes, StandardCharsets.UTF_8);
+      }
+      case Native.RAW_STR -> value.get(Native.POINTER, 8).getString(0);
+      case Native.STR -> Native.textAt(value.get(Native.POINTER, 8), 24);
+      case Native.DLTENSOR_PTR -> readLent(value.get(Native.POINTER, 8));
+      default -> {
+        if (type >= Native.OBJECT) yield readObject(value.get(Native.POINTER, 8));
+        throw new EkidenException("TypeError", "a value of type " + type + " is not for Java");
+      }
+    };
+  }
+
+  /** A copy: what is lent may go when the call ends. */
+  private static Tensor readLent(MemorySegment dl) {
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment made = arena.allocate(Native.POINTER);
+      int ndim = dl.get(JAVA_INT, 16);
+      int dtype = dl.get(JAVA_INT, 20);
+      MemorySegment shape = dl.get(Native.POINTER, 24);
+      Native.check(Native.callInt(Native.TENSOR_NEW, shape, ndim, dtype, 1L, made));
+      MemorySegment object = made.get(Native.POINTER, 0);
+      try {
+        Native.check(Native.callInt(Native.TENSOR_COPY, dl, object.asSlice(Native.TENSOR_AT)));
+        return Tensor.read(object);
+      } finally {
+        Native.callVoid(Native.RELEASE, object);
+      }
+    }
+  }
+
+  private static Object readObject(MemorySegment object) {
+    int type = Native.typeIndex(object);
+    if (type == Native.TENSOR) return Tensor.read(object);
+    if (type == Native.ARRAY) {
+      return readItems(object.get(Native.POINTER, 24), object.get(JAVA_LONG, 32));
+    }
+    if (type == Native.ADT && object.get(JAVA_INT, 24) == 0) {
+      return readItems(object.asSlice(32), object.get(JAVA_INT, 28));
+    }
+    Native.callVoid(Native.RETAIN, object);
+    return switch (type) {
+      case Native.FUNCTION -> new Func(object);
+      case Native.MODULE -> new Module(object);
+      default -> new Obj(object);
+    };
+  }
+
+  private static List<Object> readItems(MemorySegment items, long n) {
+    List<Object> made = new ArrayList<>();
+    for (long i = 0; i < n; i++) {
+      made.add(read(items.asSlice(Native.VALUE_SIZE * i, Native.VALUE_SIZE)));
+    }
+    return made;
+  }
+}

@@ -1,0 +1,54 @@
+package dev.ekiden;
+
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+
+/** What the script in data cannot say: threads, what Java throws, memory. */
+final class Check {
+  private Check() {}
+
+  static boolean passes(Path folder) {
+    Model model = Model.load(folder.resolve("scaled.eki"));
+    Map<String, Tensor> inputs =
+        Map.of("x", Tensor.of(new float[] {1, 2, 3, 4}, 1, 4), "scale", Tensor.of(new float[] {2}));
+    List<Thread> threads = new ArrayList<>();
+    List<Throwable> wrong = java.util.Collections.synchronizedList(new ArrayList<>());
+    for (int i = 0; i < 4; i++) {
+      threads.add(
+          Thread.ofPlatform()
+              .uncaughtExceptionHandler((_, error) -> wrong.add(error))
+              .start(() -> runOften(model, inputs)));
+    }
+    try {
+      for (Thread each : threads) each.join();
+    } catch (InterruptedException error) {
+      wrong.add(error);
+    }
+    Registry.register("check.bad", _ -> Integer.parseInt("no number"));
+    try {
+      Registry.get("check.bad").call();
+      wrong.add(new AssertionError("nothing was thrown"));
+    } catch (EkidenException error) {
+      if (!error.kind().equals("ValueError")) wrong.add(error);
+    }
+    try {
+      Registry.get("check.bad").call(new Object());
+      wrong.add(new AssertionError("nothing was thrown"));
+    } catch (EkidenException error) {
+      if (!error.kind().equals("TypeError")) wrong.add(error);
+    }
+    model.close();
+    model.close();
+    for (Throwable each : wrong) each.printStackTrace();
+    return wrong.isEmpty();
+  }
+
+  private static void runOften(Model model, Map<String, Tensor> inputs) {
+    for (int i = 0; i < 200; i++) {
+      Tensor sum = (Tensor) ((List<?>) model.run(inputs)).get(1);
+      if (sum.toFloats()[0] != 20) throw new AssertionError("got " + sum.toFloats()[0]);
+    }
+  }
+}

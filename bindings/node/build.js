@@ -1,0 +1,33 @@
+'use strict';
+// Builds the addon beside this file: EKIDEN_LIB_DIR is the folder of libekiden_runtime.so, whose
+// headers lie in EKIDEN_INCLUDE_DIR or where the repository or the Python package has them.
+
+const {execFileSync} = require('node:child_process');
+const {existsSync} = require('node:fs');
+const path = require('node:path');
+
+const library = process.env.EKIDEN_LIB_DIR;
+if (!library) throw new Error('EKIDEN_LIB_DIR names the folder of libekiden_runtime.so');
+
+function folderWith(file, folders) {
+  const found = folders.find((each) => each && existsSync(path.join(each, file)));
+  if (!found) throw new Error(`${file} is in none of ${folders.filter(Boolean).join(', ')}`);
+  return found;
+}
+
+const node = folderWith('node_api.h', [
+  process.env.NODE_INCLUDE_DIR,
+  path.resolve(process.execPath, '../../include/node'),
+  '/usr/include/node',
+]);
+const headers = folderWith('ekiden/runtime.h', [
+  process.env.EKIDEN_INCLUDE_DIR,
+  path.join(library, 'include'),
+  path.join(__dirname, '../../runtime/include'),
+]);
+const target = process.argv[2] || path.join(__dirname, 'ekiden.node');
+execFileSync(process.env.CC || 'cc', [
+  '-std=gnu11', '-O2', '-fPIC', '-shared', '-Wall', '-Wextra', '-Werror', '-DNAPI_VERSION=8',
+  '-DNODE_GYP_MODULE_NAME=ekiden', `-I${node}`, `-I${headers}`, path.join(__dirname, 'ekiden.c'),
+  '-o', target, path.join(library, 'libekiden_runtime.so'), `-Wl,-rpath,${library}`,
+], {stdio: 'inherit'});
