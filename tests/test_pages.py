@@ -14,7 +14,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+import ekiden
 from ekiden.cli import COMMANDS, main
+from ekiden.tune import Records
 from test_tutorials import code_of
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -72,3 +74,11 @@ def test_the_page_on_frontends_runs() -> None:
         assert "mylib::scale" in registry.TABLE
     finally:
         registry.TABLE.pop("mylib::scale", None)
+
+
+def test_the_page_on_tuning_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = code_of(DOCS / "tuning.md").replace("trials=200", "trials=2")
+    Records([]).write("more.json")
+    names: dict[str, object] = {"__name__": "page", "ekiden": ekiden}
+    exec(compile(code, "tuning.md", "exec"), names)
+    assert len(Records.open("records.json").query(kind="trial")) == 2

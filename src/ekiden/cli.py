@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": "time an artifact on random inputs",
     "profile": "show where the time of an artifact's run goes, kernel by kernel",
     "debug": "step through an artifact's run",
+    "tune": "search for faster kernels of a model",
     "inspect": "print a stage of the compilation of a model, or an artifact",
     "check": "say what a model contains and whether it can be compiled",
     "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",

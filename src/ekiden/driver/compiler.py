@@ -23,10 +23,12 @@ from ekiden.ir.pass_context import (
     DECISIONS,
     DENORMALS,
     DENORMALS_KINDS,
+    RECORDS,
     SIZE,
+    PassContext,
     with_options,
 )
-from ekiden.runtime import Device, late_bound
+from ekiden.runtime import Device, environment, late_bound
 from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from ekiden.codegen.parallel import Progress
     from ekiden.driver.build import Model
     from ekiden.frontend.common.options import Shapes
+    from ekiden.tune.records import RecordsLike
 
 
 def compile(
@@ -57,6 +60,7 @@ def compile(
     denormals: str = "keep",
     progress: Progress | None = None,
     decisions: Mapping[str, object] | None = None,
+    records: RecordsLike = None,
 ) -> Executable:
     """Compile a model: a path, bytes, an object of a framework (docs/frontends.md), or an IRModule
     with a function `main`.
@@ -88,8 +92,11 @@ def compile(
     a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
     long it takes: INFO each part, DEBUG each pass and kernel.
     `decisions` fixes what is chosen about kernels, by family, kernel or node:
-    `{"dense_pack": {"rows": 6}}` (docs/kernels.md). Options and instruments come from the current
-    PassContext.
+    `{"dense_pack": {"rows": 6}}` (docs/kernels.md). `records` is what tuning has found (a file that
+    `ekiden tune` wrote, `tune.Records`, or a list of those), which kernels are chosen by where
+    `decisions` say nothing; by default those of EKIDEN_RECORDS, `()` for none. One that does not
+    apply any more is named in a warning (docs/tuning.md). Options and instruments come from the
+    current PassContext.
 
     A model in a file or bytes that was compiled before, by the same compiler with the same options,
     is mapped from the cache (EKIDEN_CACHE_LIMIT), unless instruments watch.
@@ -100,7 +107,7 @@ def compile(
         assert isinstance(target, Sequence)
         target, example_inputs = None, target
     asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
-    with _chosen(size, denormals, decisions):
+    with _chosen(size, denormals, decisions, records):
         made = compile_artifact(model, with_bounds(target, bounds), asked, executor, progress)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
     if num_threads is not None:
@@ -124,6 +131,7 @@ def export(
     size: str = "",
     denormals: str = "keep",
     progress: Progress | None = None,
+    records: RecordsLike = None,
 ) -> None:
     """Compile a model and write it as the suffix of `path` says: `.eki`, `.so`, `.o`, `.c`, `.tar`.
 
@@ -138,7 +146,7 @@ def export(
         data: Bytes = late_bound.whole(model.raw)
     else:
         asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
-        with _chosen(size, denormals):
+        with _chosen(size, denormals, records=records):
             found = compile_artifact(model, target, asked, executor, progress)
         data = found.to_bytes() if isinstance(found, runtime.Executable) else found
     write_artifact(data, path, cc=cc, options=options)
@@ -162,7 +170,10 @@ SIZES = ("", "small")
 
 
 def _chosen(
-    size: str, denormals: str, decisions: Mapping[str, object] | None = None
+    size: str,
+    denormals: str,
+    decisions: Mapping[str, object] | None = None,
+    records: RecordsLike = None,
 ) -> AbstractContextManager[object]:
     """The current context, with the options for the size of weights and for kernels."""
     if size not in SIZES:
@@ -175,7 +186,20 @@ def _chosen(
         config[DENORMALS] = denormals
     if decisions:
         config[DECISIONS] = dict(decisions)
+    config |= records_config(records)
     return with_options(config) if config else nullcontext()
+
+
+def records_config(records: RecordsLike) -> dict[str, object]:
+    """The options that records are; those of the environment where there are none given. Raises
+    OSError, LoadError, InputError for what holds none."""
+    if records is None:
+        if RECORDS in PassContext.current().config or not (given := environment.records()):
+            return {}
+        records = list(given)
+    reader = import_module("ekiden.tune.records")
+    best = reader.records_of(records).best()
+    return {RECORDS: {key: [r.rule, r.choice] for key, r in best.items()}} if best else {}
 
 
 def compile_artifact(

@@ -135,6 +135,12 @@ DECISIONS = register_option(
     {},
     "what is chosen about kernels: {family, kernel or node: {choice: value} or 'choice=value ...'}",
 )
+RECORDS = register_option(
+    "kernels.records",
+    dict,
+    {},
+    "what tuning has found about kernels: {'workload target': [rule, choice]} (docs/tuning.md)",
+)
 UNROLL = register_option(
     "tir.UnrollLoop",
     dict,

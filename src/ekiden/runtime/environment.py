@@ -12,6 +12,8 @@ EKIDEN_MAX_DEPTH     calls inside each other; read when a virtual machine is mad
 EKIDEN_MAX_STEPS     instructions of bytecode that a run may take; read when a virtual machine is
                      made (default: no limit)
 EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)
+EKIDEN_RECORDS       files of records of tuning, with ':' between them, that models are compiled by
+                     where `compile` is given none (default: none)
 EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text the lines are of, of
                      what ekiden.build makes: gdb and perf then name them (default: none are made)
 """
@@ -58,6 +60,12 @@ def compile_jobs() -> int:
 
 def _wrong(name: str, wanted: str, got: str) -> InputError:
     return InputError(f"the variable {name}: expected {wanted}, got '{got}'")
+
+
+def records() -> list[Path]:
+    """The files of records of tuning."""
+    chosen = os.environ.get("EKIDEN_RECORDS", "")
+    return [Path(each) for each in chosen.split(os.pathsep) if each]
 
 
 def debug_dir() -> Path | None:

@@ -18,6 +18,7 @@ from ekiden.backend.kernels.lower import (
     names_of,
     operator_calls,
 )
+from ekiden.backend.kernels.recorded import Recorded
 from ekiden.codegen import llvm
 from ekiden.codegen.build import GENERATORS
 from ekiden.codegen.cache import KernelCache, kernel_key
@@ -100,11 +101,19 @@ def _compile(
         raise
 
 
-def _task(
-    function: Function, target: Target, decisions: Given, attrs: Mapping[str, object]
-) -> Task:
-    names = names_of(function)
+def _given(form: Function, decisions: Given, recorded: Recorded) -> Given:
+    """What is said about a kernel: by a record, and beyond it by the user."""
+    names = names_of(form)
     given = {n: fixed for n, fixed in decisions.items() if n in names or n in rule.FAMILIES}
+    found = recorded.fixed_for(form)
+    if found is None:
+        return given
+    family, fixed = found
+    return {**given, family: {**fixed, **given.get(family, {})}}
+
+
+def _task(function: Function, target: Target, given: Given, attrs: Mapping[str, object]) -> Task:
+    names = names_of(function)
     extra = [json.dumps({n: dict(f) for n, f in given.items()}, sort_keys=True)] if given else []
     extra += sorted(attrs)
     extra += _own_versions(function)
@@ -153,7 +162,9 @@ def build_kernels(
     check_decisions(functions, decisions)
     forms = [canonicalize(function) for function in functions]
     attrs = {FLUSH: 1} if flush_asked(target) else {}
-    tasks = [_task(form, target, decisions, attrs) for form in forms]
+    recorded = Recorded.current(target)
+    tasks = [_task(f, target, _given(f, decisions, recorded), attrs) for f in forms]
+    recorded.report(len({t.key for t in tasks}))
     kept = compile_tasks(tasks, cache or KernelCache.default(), progress)
     made = {key: unpacked(each) for key, each in kept.items()}
     facts = [

@@ -15,7 +15,7 @@ from ekiden.driver.commands.options import (
     decisions_config,
     parse_shapes,
 )
-from ekiden.driver.compiler import compile_artifact
+from ekiden.driver.compiler import compile_artifact, records_config
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.instrument import PassTimingInstrument
@@ -46,6 +46,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_decisions(parser)
     parser.add_argument(
+        "--records",
+        action="append",
+        metavar="FILE",
+        help="what `ekiden tune` has found, else the files of EKIDEN_RECORDS",
+    )
+    parser.add_argument(
         "--size",
         choices=("small",),
         default="",
@@ -67,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     asked = ImportOptions(parse_shapes(options.shape) or None)
     timing = PassTimingInstrument()
-    config = decisions_config(options)
+    config = decisions_config(options) | records_config(options.records)
     if options.precision != "float32":
         config[PRECISION] = options.precision
     if options.size:

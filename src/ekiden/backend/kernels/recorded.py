@@ -1,0 +1,88 @@
+"""What records of tuning say of kernels: found by what a kernel computes and the target.
+
+A record is of one compiler's choices. Where the kernel is of another family now, or a value cannot
+be any more, the record is named in a warning and the default is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ekiden.backend.kernels.lower import choose_primitive, described, display_name
+from ekiden.ir.pass_context import RECORDS, PassContext
+from ekiden.ir.structural import structural_digest
+from ekiden.relay.expr import Function
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.topi.rule.decision import Decision, Fixed, check_fixed
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Recorded:
+    """The records of the current PassContext for a target, and how many were of use."""
+
+    target: Target
+    records: Mapping[str, tuple[str, str]]
+    """Workload and target -> (rule, choice)."""
+    used: int = 0
+    foreign: int = 0
+    """Kernels of which there are records for other targets alone."""
+    refused: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def current(target: Target) -> Recorded:
+        """Those of the context. Raises CompileError for what is none."""
+        found = PassContext.current().option(RECORDS)
+        assert isinstance(found, dict)
+        return Recorded(target, {str(key): _pair(key, value) for key, value in found.items()})
+
+    def fixed_for(self, form: Function) -> tuple[str, Fixed] | None:
+        """(family, decision) for a function in canonical form, if there is one that applies."""
+        if not self.records:
+            return None
+        workload = structural_digest(form)
+        record = self.records.get(f"{workload} {self.target}")
+        if record is None:
+            self.foreign += any(key.startswith(f"{workload} ") for key in self.records)
+            return None
+        rule, choice = record
+        try:
+            fixed = Decision.parse(choice)
+            chosen = choose_primitive(form, self.target)
+            if chosen.family.name != rule or chosen.anchor is None:
+                raise CompileError(f"the kernel is of the family '{chosen.family.name}' now")
+            check_fixed(chosen.family.space(chosen.anchor, self.target), fixed, f"'{rule}'")
+            chosen.family.decide(chosen.anchor, self.target, fixed)
+        except CompileError as error:
+            where = described(form, display_name(form))
+            self.refused.append(f"{rule}: {choice}")
+            LOG.warning(
+                "records: '%s: %s' for %s does not apply, the default is used: %s",
+                rule, choice, where, error,
+            )  # fmt: skip
+            return None
+        self.used += 1
+        return rule, fixed
+
+    def report(self, kernels: int) -> None:
+        """Say how many were of use; a warning where none was."""
+        if not self.records:
+            return
+        if not self.used and not self.refused:
+            LOG.warning(
+                "records: none of %d is of one of the %d kernels for %s%s",
+                len(self.records), kernels, self.target,
+                f"; {self.foreign} are of other targets" if self.foreign else "",
+            )  # fmt: skip
+        LOG.info("records: %d of %d kernels are tuned", self.used, kernels)
+
+
+def _pair(key: object, value: object) -> tuple[str, str]:
+    if not isinstance(value, Sequence) or len(value) != 2 or isinstance(value, str):
+        raise CompileError(f"records: a rule and a choice expected for '{key}', got {value!r}")
+    rule, choice = value
+    return str(rule), str(choice)

@@ -1,0 +1,93 @@
+"""A page about a run of the tuner: each kernel before and after, and how its best came down."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from ekiden.tune.session import Session, State
+
+WIDTH, HEIGHT, MARGIN = 420, 140, 34
+"""Of a plot, in pixels."""
+STYLE = """
+body { font: 14px/1.45 sans-serif; margin: 2em; max-width: 70em }
+table { border-collapse: collapse } td, th { padding: .2em .8em; text-align: right }
+td.t, th.t { text-align: left } .plots { display: flex; flex-wrap: wrap; gap: 1.5em }
+figure { margin: 0 } figcaption { max-width: 420px; overflow-wrap: anywhere }
+.line { fill: none; stroke: #0a6; stroke-width: 2 } .axis { stroke: #999 }
+.before { fill: #bbb } .after { fill: #0a6 }
+"""
+
+
+def page(session: Session) -> str:
+    """The page as HTML that needs nothing else."""
+    states = sorted((s for s in session.states if s.trials), key=lambda s: -s.weight)
+    before = sum(s.weight for s in states)
+    after = sum(s.weight * s.ratio for s in states)
+    summary = f"{session.trials} trials; kernels of a run: {before * 1e3:.3f} ms by default,"
+    parts = [
+        "<!DOCTYPE html><html><head><meta charset='utf-8'><title>Tuning</title>",
+        f"<style>{STYLE}</style></head><body><h1>Tuning</h1>",
+        f"<p>{escape(summary)} {after * 1e3:.3f} ms tuned. Threads: {session.measurer.threads}.",
+        f"Search: {escape(session.search.name)}.</p>",
+        _bars(states),
+        "<table><tr><th class='t'>kernel<th class='t'>node<th>calls<th>trials<th>default us"
+        "<th>best us<th>ratio<th class='t'>decision</tr>",
+        *map(_row, states),
+        "</table><h2>The best so far, as a share of the default's time</h2><div class='plots'>",
+        *map(_curve, states),
+        "</div></body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}" if seconds < math.inf else ""
+
+
+def _row(state: State) -> str:
+    task, best = state.task, state.best
+    decision = f"{best.rule}: {best.choice}" if best else "the default"
+    return (
+        f"<tr><td class='t'>{escape(task.name)}<td class='t'>{escape(task.node)}<td>{task.calls}"
+        f"<td>{state.trials}<td>{_micro(state.untuned)}<td>{_micro(state.untuned * state.ratio)}"
+        f"<td>{state.ratio:.3f}<td class='t'>{escape(decision)}</tr>"
+    )
+
+
+def _bars(states: list[State]) -> str:
+    """Time of a run in each kernel, by default and tuned."""
+    most = max((s.weight for s in states), default=0.0) or 1.0
+    rows = []
+    for number, state in enumerate(states):
+        top = 24 * number
+        for kind, share, at in (("before", 1.0, 0), ("after", state.ratio, 10)):
+            width = WIDTH * share * state.weight / most
+            rows.append(
+                f"<rect class='{kind}' x='0' y='{top + at}' width='{width:.1f}' height='9'/>"
+            )
+        label = f"{escape(state.task.name[:48])} {state.weight * 1e3:.3f} ms"
+        rows.append(f"<text x='{WIDTH + 8}' y='{top + 14}' font-size='12'>{label}</text>")
+    size = f"width='{2 * WIDTH}' height='{24 * len(states)}'"
+    return f"<h2>Before and after</h2><svg {size}>{''.join(rows)}</svg>"
+
+
+def _curve(state: State) -> str:
+    """The best confirmed ratio after each trial."""
+    low = min(0.95, *state.curve)
+    count = max(1, len(state.curve) - 1)
+    wide, high = WIDTH - MARGIN, HEIGHT - MARGIN
+    points = " ".join(
+        f"{MARGIN + wide * n / count:.1f},{high * (1 - ratio) / (1 - low) + 8:.1f}"
+        for n, ratio in enumerate(state.curve)
+    )
+    return (
+        f"<figure><svg width='{WIDTH}' height='{HEIGHT}'>"
+        f"<line class='axis' x1='{MARGIN}' y1='8' x2='{MARGIN}' y2='{high + 8}'/>"
+        f"<line class='axis' x1='{MARGIN}' y1='{high + 8}' x2='{WIDTH}' y2='{high + 8}'/>"
+        f"<text x='0' y='14' font-size='11'>1.00</text>"
+        f"<text x='0' y='{high + 10}' font-size='11'>{low:.2f}</text>"
+        f"<text x='{WIDTH - 70}' y='{HEIGHT - 8}' font-size='11'>{len(state.curve)} trials</text>"
+        f"<polyline class='line' points='{points}'/></svg>"
+        f"<figcaption>{escape(str(state.task))}</figcaption></figure>"
+    )

@@ -1,0 +1,88 @@
+"""Search: one tuner for every kernel.
+
+    Task        a workload (by structural hash) for a target, how much of a model's time it is
+    Candidate   a rule and what was chosen in it: a family's decision, or a schedule's trace
+    Space       the candidates of a task: the default, random ones, changes of one, mixtures of two
+    Search      what to try next, of a space and what is known of it
+    Measurer    builds candidates and runs them, in processes that may crash, hang or lie
+    Records     what was found: a file of JSON lines, appended to and never rewritten
+    Session     tasks, search and measurer together: who gets the next trials, and when to stop
+
+A candidate is compared with the default in one process, in turns, and only a winner that two other
+processes confirm, with results that agree, becomes a record that `compile(records=)` follows.
+
+    ekiden.tune("model.onnx", trials=200, records="records.json")
+    ekiden.compile("model.onnx", records="records.json")
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ekiden.tune.candidate import Candidate
+    from ekiden.tune.measure import Measurer, Outcome
+    from ekiden.tune.records import Best, Records, Trial
+    from ekiden.tune.search import Evolution, Random, Replay, Search
+    from ekiden.tune.session import Session
+    from ekiden.tune.space import FamilySpace, Space
+    from ekiden.tune.task import Task, extract_tasks
+
+__all__ = [
+    "Best",
+    "Candidate",
+    "Evolution",
+    "FamilySpace",
+    "Measurer",
+    "Outcome",
+    "Random",
+    "Records",
+    "Replay",
+    "Search",
+    "Session",
+    "Space",
+    "Task",
+    "Trial",
+    "extract_tasks",
+]
+
+_HOMES = {
+    "Best": "records",
+    "Candidate": "candidate",
+    "Evolution": "search",
+    "FamilySpace": "space",
+    "Measurer": "measure",
+    "Outcome": "measure",
+    "Random": "search",
+    "Records": "records",
+    "Replay": "search",
+    "Search": "search",
+    "Session": "session",
+    "Space": "space",
+    "Task": "task",
+    "Trial": "records",
+    "extract_tasks": "task",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name when it is first used: reading records needs no compiler."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+class _Callable(ModuleType):
+    """This package, which can be called: `ekiden.tune(model, ...)`."""
+
+    def __call__(self, *args: object, **options: object) -> object:
+        """What `ekiden.driver.tuning.tune` does."""
+        return import_module("ekiden.driver.tuning").tune(*args, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,127 @@
+"""What a task computes, as it travels: a fused function, or a loop program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ekiden import tir
+from ekiden.arith import simplify
+from ekiden.backend.kernels.lower import lower_primitive
+from ekiden.codegen.build import GENERATORS
+from ekiden.codegen.llvm import link
+from ekiden.ir.json import load_json, save_json
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.relay.expr import Function
+from ekiden.relay.transform import InferType
+from ekiden.runtime.errors import CompileError, ScheduleError
+from ekiden.target import Target
+from ekiden.tir import transform as tir_transform
+from ekiden.tir.schedule.trace import Trace
+from ekiden.tir.stmt import PrimFunc
+from ekiden.topi.rule.decision import Decision
+from ekiden.topi.rule.families import FAMILIES
+from ekiden.tune.candidate import Candidate
+
+NAME = "candidate"
+"""Of the function of every candidate's code."""
+DEFAULT = "default"
+"""The rule of a loop program that stays as it is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Code of a candidate: an image with the function NAME, and what the function takes."""
+
+    image: bytes
+    args: list[tuple[list[int], str]]
+    """Shapes and dtypes, for each of the sizes asked for: inputs, then outputs."""
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A fused function in canonical form, or a loop program; `untuned` is the program that
+    candidates of a loop program are compared with, itself by default."""
+
+    function: Function | PrimFunc
+    untuned: PrimFunc | None = field(default=None, compare=False)
+
+    def texts(self) -> tuple[bytes, ...]:
+        """As JSON."""
+        parts = [self.function] if self.untuned is None else [self.function, self.untuned]
+        return tuple(save_json(p).encode() for p in parts)
+
+    @staticmethod
+    def read(texts: list[bytes]) -> Source:
+        """What `texts` wrote."""
+        found = [load_json(t.decode()) for t in texts]
+        first, untuned = found[0], found[1] if len(found) > 1 else None
+        if isinstance(first, Function):
+            typed = InferType()(IRModule.from_expr(first))["main"]
+            assert isinstance(typed, Function)
+            first = typed
+        assert isinstance(first, (Function, PrimFunc))
+        assert untuned is None or isinstance(untuned, PrimFunc)
+        return Source(first, untuned)
+
+    def lower(self, candidate: Candidate, target: Target) -> PrimFunc:
+        """The loops of a candidate. Raises CompileError or ScheduleError for one that cannot be."""
+        if isinstance(self.function, Function):
+            fixed = Decision.parse(candidate.choice)
+            given = {candidate.rule: fixed} if fixed else {}
+            if candidate.rule not in FAMILIES:
+                raise CompileError(f"tune: no family of kernels is called '{candidate.rule}'")
+            made = lower_primitive(self.function, NAME, target, given)
+        else:
+            made = self._scheduled(candidate)
+        attrs = {**(made.attrs or {}), "global_symbol": NAME, "tir.noalias": True}
+        return made.with_fields(attrs=attrs)
+
+    def _scheduled(self, candidate: Candidate) -> PrimFunc:
+        assert isinstance(self.function, PrimFunc)
+        if candidate.rule == DEFAULT:
+            return self.untuned or self.function
+        schedule = tir.Schedule(self.function)
+        Trace.from_json(candidate.choice).apply_to_schedule(schedule)
+        return schedule.func
+
+
+def build(
+    source: Source, candidate: Candidate, target: Target, sizes: Sequence[Mapping[str, int]]
+) -> Built:
+    """The code of a candidate. Raises CompileError or ScheduleError for one that cannot be."""
+    program = source.lower(candidate, target)
+    generator = GENERATORS[target.kind.name]
+    code = generator.compile([tir_transform.lower(program, target)], target)
+    args = [_shapes(program, each) for each in sizes]
+    return Built(
+        link([code], [NAME], target), [a for each in args for a in each], _outputs(program)
+    )
+
+
+def _outputs(program: PrimFunc) -> int:
+    return int(str((program.attrs or {}).get("num_outputs", 1)))
+
+
+def _shapes(program: PrimFunc, sizes: Mapping[str, int]) -> list[tuple[list[int], str]]:
+    return [
+        ([_extent(dim, sizes) for dim in buffer.shape], buffer.dtype) for buffer in program.params
+    ]
+
+
+def _extent(dim: PrimExpr, sizes: Mapping[str, int]) -> int:
+    values: dict[object, PrimExpr] = {}
+    for var in free_vars(dim):
+        if var.name not in sizes:
+            raise ScheduleError(f"tune: the size of '{var.name}' is not known")
+        values[var] = IntImm(sizes[var.name])
+    found = substitute(dim, values) if values else dim  # type: ignore[arg-type]
+    found = simplify(found)
+    assert isinstance(found, IntImm), found
+    return found.value
+
+
+__all__ = ["DEFAULT", "NAME", "Built", "Source", "build"]

@@ -1,0 +1,247 @@
+"""What a worker does that runs candidates: checks what each computes against the first, then times
+all in turns.
+
+Arrays have guards around them, inputs must stay as they were. Turns go through all candidates, the
+default first, so that what disturbs the machine disturbs all; one that cannot win any more is left
+out of the next (racing).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.ir.dtype import to_numpy
+from ekiden.runtime import load_image
+from ekiden.runtime.errors import EkidenError
+from ekiden.tune.wire import Head, Message
+
+Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
+GUARD = 4096
+"""Bytes before and behind each array that nobody may write."""
+MARK = 0xA5
+TURN = 2e-3
+"""Seconds that one timing of the default takes, at least."""
+MOST_CALLS = 1000
+EVICTED = 64 << 20
+"""Bytes that are written to put everything else out of the caches."""
+RACE = ((3, 1.5), (5, 1.2), (9, 1.08))
+"""After so many turns, a candidate that takes so many times as long as the best goes out."""
+
+
+@dataclass(slots=True)
+class Arrays:
+    """The arguments of a kernel for one size: what lies in them, and what lies around."""
+
+    inputs: list[Array]
+    outputs: list[Array]
+    blocks: list[Array]
+    kept: list[Array] = field(default_factory=list)
+
+    def tensors(self) -> list[runtime.Tensor]:
+        """As a kernel takes them."""
+        return [runtime.from_dlpack(a) for a in (*self.inputs, *self.outputs)]
+
+    def fault(self) -> str:
+        """What is wrong with the memory, empty if nothing is."""
+        for block in self.blocks:
+            if (block[:GUARD] != MARK).any() or (block[-GUARD:] != MARK).any():
+                return "it wrote outside its arrays"
+        for before, now in zip(self.kept, self.inputs, strict=True):
+            if before.tobytes() != now.tobytes():
+                return "it changed its inputs"
+        return ""
+
+
+def make_arrays(args: list[tuple[list[int], str]], outputs: int, seed: int) -> Arrays:
+    """Random inputs and empty outputs."""
+    rng = np.random.default_rng(seed)
+    made, blocks = [], []
+    for number, (shape, dtype) in enumerate(args):
+        array, block = _guarded(tuple(shape), dtype)
+        if number < len(args) - outputs:
+            _fill(array, dtype, rng)
+        made.append(array)
+        blocks.append(block)
+    inputs = made[: len(args) - outputs]
+    return Arrays(inputs, made[len(inputs) :], blocks, [a.copy() for a in inputs])
+
+
+def _guarded(shape: tuple[int, ...], dtype: str) -> tuple[Array, Array]:
+    """An array aligned to a page, and the block it lies in."""
+    kind = to_numpy(dtype)
+    size = math.prod(shape) * kind.itemsize
+    block = np.full(size + 3 * GUARD, MARK, np.uint8)
+    start = GUARD + -(block.ctypes.data + GUARD) % GUARD
+    block = block[start - GUARD : start + size + GUARD]
+    return block[GUARD : GUARD + size].view(kind).reshape(shape), block
+
+
+def _fill(array: Array, dtype: str, rng: np.random.Generator) -> None:
+    if dtype == "bool":
+        array[...] = rng.integers(0, 2, array.shape, np.uint8).astype(bool)
+    elif dtype in ("int8", "uint8"):
+        info = np.iinfo(dtype)
+        array[...] = rng.integers(info.min, info.max + 1, array.shape, np.int16).astype(dtype)
+    elif dtype.startswith(("int", "uint")):
+        array[...] = rng.integers(0, 2, array.shape, np.int64).astype(array.dtype)  # also indices
+    else:
+        array[...] = rng.standard_normal(array.shape, np.float32).astype(array.dtype)
+
+
+def agrees(got: Array, wanted: Array, tolerance: float) -> bool:
+    """Whether floats are as near as other orders of a sum are, integers equal."""
+    if got.dtype.kind in "biu":
+        return bool((got == wanted).all())
+    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    plain = np.isfinite(b)
+    if not np.array_equal(plain, np.isfinite(a)):
+        return False
+    scale = float(np.sqrt(np.mean(b[plain] ** 2))) if plain.any() else 0.0
+    return bool((np.abs(a - b)[plain] <= tolerance * (np.abs(b[plain]) + scale)).all())
+
+
+TOLERANCE = {"float64": 1e-12, "float32": 5e-4, "float16": 4e-3, "bfloat16": 3.2e-2}
+"""Of |element| + the root of the mean square, by dtype: 4096 roundings, the sums of a long row, one
+after the other; four of the types that sums are only rounded to."""
+
+
+def sample(outputs: list[Array], seed: int) -> list[float]:
+    """A few numbers that say what was computed: sums of the elements with random signs."""
+    rng = np.random.default_rng(seed + 1)
+    found = []
+    for each in outputs:
+        flat = np.nan_to_num(each.astype(np.float64).ravel(), posinf=0, neginf=0)
+        found.append(float(flat @ rng.choice([-1.0, 1.0], flat.size)) / max(1.0, flat.size**0.5))
+    return found
+
+
+Call: TypeAlias = Callable[[], object]
+
+
+def _clock(threads: int) -> Callable[[], float]:
+    """With one thread its own time, which others on the machine do not lengthen."""
+    return time.thread_time if threads == 1 else time.perf_counter
+
+
+def _timed(call: Call, count: int, clock: Callable[[], float]) -> float:
+    started = clock()
+    for _ in range(count):
+        call()
+    return (clock() - started) / count
+
+
+def race(
+    calls: list[Call], alive: list[int], turns: int, seconds: float, threads: int, is_cold: bool
+) -> list[list[float]]:
+    """Seconds of a call, by candidate and turn; the first is never left out."""
+    clock = _clock(threads)
+    for index in alive:
+        calls[index]()
+    once = _timed(calls[0], 1, clock)
+    count = 1 if is_cold else max(1, min(MOST_CALLS, int(TURN / max(once, 1e-7))))
+    evicted = np.zeros(EVICTED if is_cold else 0, np.uint8)
+    until = time.perf_counter() + seconds
+    times: list[list[float]] = [[] for _ in calls]
+    alive = list(alive)
+    for turn in range(turns):
+        for index in alive:
+            evicted += 1
+            times[index].append(_timed(calls[index], count, clock))
+        alive = _still_racing(times, alive, turn + 1)
+        if time.perf_counter() > until and turn >= 2:
+            break
+    return times
+
+
+def _still_racing(times: list[list[float]], alive: list[int], turns: int) -> list[int]:
+    limit = next((factor for at, factor in reversed(RACE) if turns >= at), math.inf)
+    best = min(min(times[i]) for i in alive)
+    return [i for i in alive if i == 0 or min(times[i]) <= limit * best]
+
+
+def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message:
+    """{"name", "args", "outputs", "shares", "seed", "turns", "race_seconds", "threads", "cold"}, an
+    image for each candidate, the default's first -> {"results": [{"seconds", "ratio", "sample"} or
+    {"wrong": why}]}.
+
+    `args` are those of all sizes one after the other, `shares` how much each size counts. Ratios
+    are medians over the turns, to the default's.
+    """
+    runtime.num_threads(int(str(head["threads"])))
+    args = cast("list[tuple[list[int], str]]", head["args"])
+    shares = cast("list[float]", head["shares"])
+    each = len(args) // len(shares)
+    results: list[Head] = [{"seconds": 0.0, "ratio": 0.0, "sample": []} for _ in parts]
+    functions = []
+    for number, image in enumerate(parts):
+        tell({"at": number})
+        functions.append(load_image(image)[str(head["name"])])
+    for at, share in enumerate(shares):
+        arrays = make_arrays(
+            args[at * each : (at + 1) * each], int(str(head["outputs"])), int(str(head["seed"]))
+        )
+        calls = [_call(f, arrays.tensors()) for f in functions]
+        _check(calls, arrays, results, int(str(head["seed"])), tell)
+        alive = [i for i, r in enumerate(results) if "wrong" not in r]
+        if 0 not in alive:
+            break
+        tell({"at": "times"})
+        found = race(
+            calls, alive, int(str(head["turns"])), float(str(head["race_seconds"])),
+            int(str(head["threads"])), bool(head["cold"]),
+        )  # fmt: skip
+        for i in alive:
+            pairs = zip(found[i], found[0], strict=False)
+            ratio = statistics.median(mine / max(base, 1e-12) for mine, base in pairs)
+            results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(found[i])
+            results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
+    tell({"at": "end"})
+    return {"results": results}, []
+
+
+def _call(function: Callable[..., object], tensors: list[runtime.Tensor]) -> Call:
+    return lambda: function(*tensors)
+
+
+def _check(
+    calls: list[Call], arrays: Arrays, results: list[Head], seed: int, tell: Callable[[Head], None]
+) -> None:
+    """Run each once, and compare what it gives with what the first does."""
+    wanted: list[Array] = []
+    for number, call in enumerate(calls):
+        if "wrong" in results[number]:
+            continue
+        tell({"at": number})
+        for out in arrays.outputs:
+            out.view(np.uint8).fill(MARK) if out.flags.c_contiguous and out.ndim else out.fill(0)
+        try:
+            call()
+        except EkidenError as error:
+            results[number] = {"wrong": f"{type(error).__name__}: {error}"}
+            continue
+        if number == 0:
+            wanted = [out.copy() for out in arrays.outputs]
+        if fault := arrays.fault() or _difference(arrays.outputs, wanted):
+            results[number] = {"wrong": fault}
+            for before, now in zip(arrays.kept, arrays.inputs, strict=True):
+                now[...] = before
+            for block in arrays.blocks:
+                block[:GUARD] = block[-GUARD:] = MARK
+            continue
+        found = cast("list[float]", results[number]["sample"])
+        results[number]["sample"] = [*found, *sample(arrays.outputs, seed)]
+
+
+def _difference(got: list[Array], wanted: list[Array]) -> str:
+    for number, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        if not agrees(a, b, TOLERANCE.get(str(a.dtype), 5e-4)):
+            return f"its result {number} is not that of the default"
+    return ""

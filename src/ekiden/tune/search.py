@@ -1,0 +1,156 @@
+"""What to try next, of a space and of what is known of it.
+
+A search has no state: it is asked with all that was tried, so a run that was ended goes on where it
+was, and records of another run are as good as its own.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from ekiden.runtime.errors import CompileError, InputError
+from ekiden.tune.candidate import Candidate
+from ekiden.tune.space import Space
+
+History: TypeAlias = Mapping[Candidate, float]
+"""What was tried -> its ratio to the default's time; infinite for what did not work."""
+TRIES = 20
+"""Draws for each candidate that is asked for: a space may be exhausted, or most of it refused."""
+
+
+class Search(Protocol):
+    """A way to search."""
+
+    @property
+    def name(self) -> str:
+        """What records say."""
+
+    def propose(
+        self, space: Space, history: History, count: int, source: random.Random
+    ) -> list[Candidate]:
+        """So many candidates, or fewer, none of which was tried."""
+
+
+def fresh(
+    draw: object, history: History, count: int, found: Sequence[Candidate] = ()
+) -> list[Candidate]:
+    """Candidates as `draw()` gives them, beside those found, that are new; what it refuses is drawn
+    again."""
+    assert callable(draw)
+    made = dict.fromkeys(found)
+    for _ in range(TRIES * count):
+        if len(made) >= count:
+            break
+        try:
+            each = draw()
+        except CompileError:  # choices that do not go together
+            continue
+        if each not in history:
+            made[each] = None
+    return list(made)[:count]
+
+
+@dataclass(frozen=True)
+class Random:
+    """All alike."""
+
+    name: str = "random"
+
+    def propose(
+        self, space: Space, history: History, count: int, source: random.Random
+    ) -> list[Candidate]:
+        """Random ones."""
+        return fresh(lambda: space.sample(source), history, count)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What stands in records, again: on another machine, or after the compiler changed."""
+
+    candidates: tuple[Candidate, ...]
+    name: str = "replay"
+
+    def propose(
+        self, space: Space, history: History, count: int, source: random.Random
+    ) -> list[Candidate]:
+        """Those of this space, in order."""
+        mine = [c for c in self.candidates if not space.refusal(c) and c not in history]
+        return list(dict.fromkeys(mine))[:count]
+
+
+class Model(Protocol):
+    """What guesses ratios."""
+
+    def fit(self, rows: Sequence[Sequence[float]], ratios: Sequence[float]) -> None:
+        """Learn from what was measured."""
+
+    def predict(self, rows: Sequence[Sequence[float]]) -> list[float]:
+        """Guesses; only their order counts."""
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """Changes of the best and mixtures of two of them, and a share at random.
+
+    With a model, `pool` times as many are drawn as asked for and those it guesses best are kept.
+    """
+
+    population: int = 12
+    """How many of the best have children."""
+    exploration: float = 0.2
+    """Of the candidates, how many are random."""
+    crossing: float = 0.25
+    """Of the children, how many have two parents."""
+    model: object = None
+    """Makes a Model; None for none."""
+    pool: int = 8
+    name: str = "evolution"
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.exploration <= 1 and 0 <= self.crossing <= 1 and self.population > 0):
+            raise InputError("tune: shares from 0 to 1 and a population above 0 expected")
+
+    def propose(
+        self, space: Space, history: History, count: int, source: random.Random
+    ) -> list[Candidate]:
+        """The first ones are random and near to the default, which nothing has to find."""
+        known = {space.default: 1.0, **history}
+        parents = sorted((c for c in known if known[c] < math.inf), key=known.__getitem__)
+        parents = parents[: self.population]
+        random_ones = round(self.exploration * count)
+        wanted = (count - random_ones) * (self.pool if self.model is not None else 1)
+        children = fresh(lambda: self._child(space, parents, source), known, wanted)
+        kept = self._kept(space, history, children, count - random_ones)
+        return fresh(lambda: space.sample(source), known, count, kept)
+
+    def _child(
+        self, space: Space, parents: Sequence[Candidate], source: random.Random
+    ) -> Candidate:
+        """Of the better more often: the least of two draws."""
+
+        def parent() -> Candidate:
+            return parents[min(source.randrange(len(parents)), source.randrange(len(parents)))]
+
+        if len(parents) > 1 and source.random() < self.crossing:
+            return space.mutate(space.cross(parent(), parent(), source), source)
+        return space.mutate(parent(), source)
+
+    def _kept(
+        self, space: Space, history: History, children: list[Candidate], count: int
+    ) -> list[Candidate]:
+        measured = [c for c, ratio in history.items() if ratio < math.inf]
+        if self.model is None or len(children) <= count or len(measured) < LEAST:
+            return children[:count]
+        model: Model = self.model()  # type: ignore[operator]
+        model.fit([space.features(c) for c in measured], [history[c] for c in measured])
+        guessed = model.predict([space.features(c) for c in children])
+        order = sorted(range(len(children)), key=guessed.__getitem__)
+        return [children[i] for i in order[:count]]
+
+
+LEAST = 12
+"""Measurements from which a model is asked."""

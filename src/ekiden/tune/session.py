@@ -1,0 +1,242 @@
+"""Tasks, search and measurer together: who gets the next trials, what is recorded, when to stop."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ekiden.runtime.errors import InputError
+from ekiden.tune.candidate import Candidate
+from ekiden.tune.measure import Measurer, NoDefaultError, Outcome
+from ekiden.tune.records import Best, Record, Records, Trial, processor
+from ekiden.tune.search import Evolution, Search
+from ekiden.tune.task import Task
+
+WIN = 0.98
+"""A candidate is better than the default when it takes at most so much of its time: less is no more
+than two measurements of one kernel differ by."""
+LIE = 1.5
+"""A candidate that takes so many times as long as one process said was lied about."""
+HOPE = 0.1
+"""Of the time that a task takes still, what as many trials again as it has had may win."""
+ENOUGH = 2e-4
+"""Of the time of all tasks: a batch that is expected to win less is not worth its time."""
+FAILURES = 24
+"""Trials without one that worked after which a task is given up."""
+
+
+@dataclass(slots=True)
+class State:
+    """A task, and what is known of it."""
+
+    task: Task
+    history: dict[Candidate, float] = field(default_factory=dict)
+    curve: list[float] = field(default_factory=list)
+    """The best confirmed ratio after each trial."""
+    best: Best | None = None
+    untuned: float = math.inf
+    """Seconds of the default, the fastest seen."""
+    ended: str = ""
+    """Why it gets no more trials."""
+    failed: dict[str, int] = field(default_factory=dict)
+    """Trials by status, but those that are ok."""
+    first_failure: str = ""
+
+    @property
+    def trials(self) -> int:
+        """How many candidates were tried."""
+        return len(self.curve)
+
+    @property
+    def ratio(self) -> float:
+        """Of the best to the default; 1 until there is one."""
+        return self.best.ratio if self.best is not None else 1.0
+
+    @property
+    def weight(self) -> float:
+        """Seconds of a run of the model that are the default's; 0 where it never ran."""
+        return self.task.calls * self.untuned if self.untuned < math.inf else 0.0
+
+    def gain(self, window: int) -> float:
+        """Seconds of a run that the next trial is expected to win: what the last ones did, and what
+        is hoped of any."""
+        if not self.curve:
+            return math.inf
+        before = self.curve[-window] if len(self.curve) > window else 1.0
+        won = (before - self.curve[-1]) / min(window, len(self.curve))
+        return self.weight * 0.5 * (won + HOPE * self.ratio / len(self.curve))
+
+    def add(self, record: Record) -> None:
+        """Know a record of this task."""
+        candidate = Candidate(record.rule, record.choice)
+        if isinstance(record, Best):
+            if self.best is None or record.ratio < self.best.ratio:
+                self.best = record
+        else:
+            self.history[candidate] = record.ratio if record.status == "ok" else math.inf
+            if record.status != "ok":
+                self.failed[record.status] = self.failed.get(record.status, 0) + 1
+                self.first_failure = self.first_failure or f"{record.status}: {record.said}"
+            self.curve.append(self.ratio)
+        if record.untuned > 0:
+            self.untuned = min(self.untuned, record.untuned)
+        if self.curve:
+            self.curve[-1] = min(self.curve[-1], self.ratio)
+
+
+Progress: TypeAlias = Callable[["Session"], None]
+"""Called after each batch."""
+
+
+@dataclass(slots=True)
+class Session:
+    """A run of the tuner: `run` goes on until trials, time or hope are spent.
+
+    Everything that was tried is in `records` before the next batch begins, so that a run that is
+    ended in any way loses a batch at most, and another goes on where it was. Trials in the records
+    that were made with the same sizes, threads and processor count as this run's.
+    """
+
+    tasks: Sequence[Task]
+    records: Records = field(default_factory=Records)
+    measurer: Measurer = field(default_factory=Measurer)
+    search: Search = field(default_factory=Evolution)
+    seed: int = 0
+    progress: Progress | None = None
+    states: list[State] = field(init=False)
+    started: float = field(init=False, default=0.0)
+    budget: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise InputError("tune: there is no kernel with anything to choose")
+        self.states = [self._known(task) for task in self.tasks]
+
+    def _known(self, task: Task) -> State:
+        state = State(task)
+        for record in self.records.query(task.workload, str(task.target)):
+            same = (record.sizes or [{}], record.threads, record.processor)
+            wanted = ([dict(s) for s in task.sizes], self.measurer.threads, processor())
+            if same == wanted and not task.space.refusal(Candidate(record.rule, record.choice)):
+                state.add(record)
+        return state
+
+    @property
+    def trials(self) -> int:
+        """Candidates tried, by earlier runs too."""
+        return sum(s.trials for s in self.states)
+
+    @property
+    def seconds_left(self) -> float:
+        """At the speed of this run so far."""
+        done = self.trials - self._before
+        spent = time.monotonic() - self.started
+        return (self.budget - self.trials) * spent / done if done else math.inf
+
+    _before: int = field(init=False, default=0)
+
+    def run(self, trials: int, seconds: float = math.inf) -> None:
+        """Try candidates until there are so many, earlier ones included, or the time is over; less
+        where nothing more can be won. Raises RunError where no kernel can be measured."""
+        if trials < 1:
+            raise InputError(f"tune: trials above 0 expected, got {trials}")
+        self.started, self.budget, self._before = time.monotonic(), trials, self.trials
+        while self.trials < trials and time.monotonic() - self.started < seconds:
+            state = self._next()
+            if state is None:
+                break
+            self._batch(state, min(self.measurer.batch * self.measurer.runners,
+                                   trials - self.trials))  # fmt: skip
+            if self.progress is not None:
+                self.progress(self)
+        if all(s.ended and not s.trials for s in self.states):
+            raise NoDefaultError(self.states[0].ended)
+
+    def _next(self) -> State | None:
+        """The task that is expected to win most by a batch; first each once, the largest first."""
+        batch = self.measurer.batch
+        left = [s for s in self.states if not s.ended]
+        new = [s for s in left if not s.trials]
+        if new:
+            return max(new, key=lambda s: s.task.calls * s.task.flops)
+        best = max(left, key=lambda s: s.gain(2 * batch), default=None)
+        total = sum(s.weight * s.ratio for s in self.states)
+        if best is None or batch * best.gain(2 * batch) < ENOUGH * total:
+            return None
+        return best
+
+    def _batch(self, state: State, count: int) -> None:
+        """Propose, measure, record; a winner is confirmed and recorded as one."""
+        task, source = state.task, random.Random(f"{self.seed} {state.task.key} {state.trials}")
+        chosen = self.search.propose(task.space, state.history, count, source)
+        if not chosen:
+            state.ended = "everything was tried"
+            return
+        incumbent = Candidate(state.best.rule, state.best.choice) if state.best else None
+        seed = source.randrange(1 << 30)
+        try:
+            outcomes = self.measurer.measure(task, chosen, incumbent, seed)
+            outcomes = [self._settled(state, each, seed) for each in outcomes]
+        except NoDefaultError as error:
+            state.ended = str(error)
+            return
+        if state.trials >= FAILURES and not any(r < math.inf for r in state.history.values()):
+            state.ended = f"nothing worked: {state.first_failure}"
+        del outcomes
+
+    def _settled(self, state: State, outcome: Outcome, seed: int) -> Outcome:
+        """What is to be recorded of an outcome, recorded."""
+        if not outcome.is_ok or outcome.ratio > WIN * state.ratio:
+            self._record(state, _trial(self, state.task, outcome))
+            return outcome
+        again = self.measurer.confirm(state.task, outcome.candidate, seed ^ 1)
+        last = again[-1]
+        if not last.is_ok:
+            outcome = last
+        elif max(o.ratio for o in again) > LIE * outcome.ratio:
+            outcome = Outcome(outcome.candidate, "lies", said="no other process found it so fast")
+        else:
+            worst = max([outcome, *again], key=lambda o: o.ratio)
+            outcome = worst
+        trial = _trial(self, state.task, outcome)
+        if outcome.is_ok and outcome.ratio <= WIN * state.ratio:
+            best = Best(
+                **{f: getattr(trial, f) for f in _FIELDS}, confirmed=[o.ratio for o in again]
+            )
+            self._record(state, best, trial)
+        else:
+            self._record(state, trial)
+        return outcome
+
+    def _record(self, state: State, *records: Record) -> None:
+        self.records.append(*records)
+        for each in records:
+            state.add(each)
+
+
+_FIELDS = tuple(Trial.__dataclass_fields__)
+
+
+def _trial(session: Session, task: Task, outcome: Outcome) -> Trial:
+    def finite(value: float) -> float:
+        return float(f"{value:.4g}") if value < math.inf else 0.0
+
+    return Trial(
+        workload=task.workload,
+        target=str(task.target),
+        rule=outcome.candidate.rule,
+        choice=outcome.candidate.choice,
+        name=task.name,
+        status=outcome.status,
+        ratio=finite(outcome.ratio),
+        seconds=finite(outcome.seconds),
+        untuned=finite(outcome.untuned),
+        threads=session.measurer.threads,
+        sizes=[dict(s) for s in task.sizes if s],
+        said=outcome.said[:400],
+        search=session.search.name,
+    )

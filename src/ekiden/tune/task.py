@@ -1,0 +1,189 @@
+"""What is tuned: a kernel for a target, and how much of a model's time it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ekiden.arith import simplify
+from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.flops import count_flops
+from ekiden.backend.kernels.lower import choose_primitive, display_name, names_of
+from ekiden.backend.vm.module_kernels import primitive_functions
+from ekiden.backend.vm.pipeline import optimize
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.prim import IntImm, Var
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.ir.structural import structural_digest
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.transform.manifest_alloc import tensor_types
+from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.tune.program import Source
+from ekiden.tune.space import FamilySpace, Space
+
+Sizes = Mapping[str, int]
+SizesLike = Mapping[str, int | Sequence[int]]
+"""Symbol of a model -> the size it is tuned for, or several that count alike."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kernel that may be tuned.
+
+    workload: the digest of what it computes, the same in every process. name: its operators. node:
+    where it comes from. calls: how often a run calls it. sizes: what its symbols are, once for each
+    of the runs it is tuned for, which count alike.
+    """
+
+    name: str
+    workload: str
+    source: Source
+    target: Target
+    space: Space
+    calls: int = 1
+    node: str = ""
+    sizes: tuple[Sizes, ...] = field(default=({},))
+    flops: int = 0
+    """Operations of a call, the mean over the sizes; 0 where that is not known."""
+
+    @property
+    def key(self) -> str:
+        """What its records are found by: the workload and the target."""
+        return record_key(self.workload, self.target)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.node})" if self.node else self.name
+
+
+def record_key(workload: str, target: Target) -> str:
+    """What records are found by."""
+    return f"{workload} {target}"
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The tasks of a model, and the kernels that are none: names and why."""
+
+    tasks: tuple[Task, ...]
+    skipped: tuple[tuple[str, str], ...]
+
+
+def extract_tasks(module: IRModule, target: Target, dims: SizesLike | None = None) -> Extracted:
+    """The distinct kernels of a module of Relay functions that have something to choose, each with
+    how often a run calls it; calls in a loop or a branch count once.
+
+    `dims` are sizes of the module's symbols: one, or several that count alike. A kernel that has
+    symbols of other names is skipped, and says so. Raises CompileError for what cannot be compiled.
+    """
+    optimized = optimize(module, target, kernels=None)
+    counts = _calls(optimized)
+    tasks: dict[str, Task] = {}
+    skipped: list[tuple[str, str]] = []
+    runs = _runs(dims or {})
+    for function in dict.fromkeys(f for f, _ in primitive_functions(optimized)):
+        form = canonicalize(function)
+        workload = structural_digest(form)
+        if workload in tasks:
+            known = tasks[workload]
+            tasks[workload] = _again(known, counts.get(function, 1))
+            continue
+        chosen = choose_primitive(form, target)
+        if chosen.anchor is None or not any(
+            not c.is_early and len(c.domain) > 1 for c in chosen.family.space(chosen.anchor, target)
+        ):
+            skipped.append((display_name(form), f"'{chosen.family.name}' has no choices"))
+            continue
+        sizes = _sizes(function, form, runs)
+        if isinstance(sizes, str):
+            skipped.append((display_name(form), f"the size of '{sizes}' is not given"))
+            continue
+        space = FamilySpace(
+            chosen.family.name,
+            chosen.family.space(chosen.anchor, target),
+            partial(chosen.family.decide, chosen.anchor, target),
+        )
+        tasks[workload] = Task(
+            display_name(form), workload, Source(form), target, space, counts.get(function, 1),
+            "".join(names_of(form)[1:]), sizes, _flops(form, sizes),
+        )  # fmt: skip
+    return Extracted(tuple(tasks.values()), tuple(dict.fromkeys(skipped)))
+
+
+def _again(task: Task, calls: int) -> Task:
+    return Task(
+        task.name, task.workload, task.source, task.target, task.space, task.calls + calls,
+        task.node, task.sizes, task.flops,
+    )  # fmt: skip
+
+
+def _calls(module: IRModule) -> dict[RelayExpr, int]:
+    """How many calls of each kernel a module has."""
+    found: dict[RelayExpr, int] = {}
+    for function in module.functions.values():
+        if not isinstance(function, Function):
+            continue
+        for each in evaluation_order(function.body):
+            op = each.op if isinstance(each, Call) else None
+            if isinstance(op, Op) and op.name == "vm.invoke_tvm_op":
+                kernel = each.args[0]  # type: ignore[attr-defined]  # a call
+                found[kernel] = found.get(kernel, 0) + 1
+    return found
+
+
+def _runs(dims: SizesLike) -> list[Sizes]:
+    """The sizes of each run: those with several values go together, the first with the first."""
+    lists = {n: [v] if isinstance(v, int) else list(v) for n, v in dims.items()}
+    lengths = {len(each) for each in lists.values()} - {1}
+    if len(lengths) > 1 or 0 in lengths:
+        raise CompileError(
+            f"tune: sizes of as many runs expected for each symbol, got {dict(dims)}"
+        )
+    count = max(lengths, default=1)
+    return [{n: v[i % len(v)] for n, v in lists.items()} for i in range(count)]
+
+
+def _sizes(function: Function, form: Function, runs: list[Sizes]) -> tuple[Sizes, ...] | str:
+    """What the symbols of a canonical form are in each run; the name of one that nobody says."""
+    found: list[Sizes] = []
+    pairs = [
+        (new.name, old)
+        for a, b in zip(_dims(form), _dims(function), strict=True)
+        for new, old in [(a, b)]
+        if isinstance(new, Var)
+    ]
+    for run in runs:
+        known: dict[str, int] = {}
+        for name, expr in pairs:
+            free = free_vars(expr)  # type: ignore[arg-type]
+            missing = [v.name for v in free if v.name not in run]
+            if missing:
+                return missing[0]
+            value = _value(expr, run)
+            known[name] = value
+        found.append(known)
+    return tuple(found)
+
+
+def _value(expr: object, run: Sizes) -> int:
+    free = free_vars(expr)  # type: ignore[arg-type]
+    value = simplify(substitute(expr, {v: IntImm(run[v.name]) for v in free}))  # type: ignore[arg-type]
+    assert isinstance(value, IntImm), value
+    return value.value
+
+
+def _dims(function: Function) -> list[object]:
+    kinds = [*(p.checked_type for p in function.params), function.body.checked_type]
+    return [d for kind in kinds for each in tensor_types(kind) for d in each.shape]
+
+
+def _flops(form: Function, sizes: tuple[Sizes, ...]) -> int:
+    counted = count_flops(form)
+    names = {v.name for v in free_vars(counted)}
+    if any(not names.issubset(each) for each in sizes):
+        return 0
+    return sum(_value(counted, each) for each in sizes) // len(sizes)

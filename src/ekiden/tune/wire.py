@@ -1,0 +1,88 @@
+"""Messages between processes: a JSON object and some byte strings, over pipes.
+
+A message is its length, the length of the JSON, the JSON, the byte strings; the JSON's "parts" has
+their lengths. Nothing that is read is code: a process that went wrong can send what it likes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+Head: TypeAlias = dict[str, object]
+Message: TypeAlias = tuple[Head, list[bytes]]
+
+_LENGTHS = struct.Struct("<QQ")
+MOST = 1 << 32
+"""Bytes of a message that are believed."""
+
+
+def encode(head: Mapping[str, object], parts: Sequence[bytes] = ()) -> bytes:
+    """A message as bytes."""
+    text = json.dumps({**head, "parts": [len(p) for p in parts]}).encode()
+    body = b"".join([text, *parts])
+    return _LENGTHS.pack(len(body), len(text)) + body
+
+
+def send(handle: int, head: Mapping[str, object], parts: Sequence[bytes] = ()) -> None:
+    """Write a message. Raises OSError where the other side is gone."""
+    data = memoryview(encode(head, parts))
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+class Reader:
+    """Reads messages from a pipe, not longer than until a moment of `time.monotonic`."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self._bytes = bytearray()
+
+    def receive(self, until: float | None = None) -> Message | None:
+        """The next message; None where the other side is gone, or what it sent is no message.
+        Raises TimeoutError."""
+        while (found := self._take()) is None:
+            if not self._fill(until):
+                return None
+        return found[0] if found else None
+
+    def _fill(self, until: float | None) -> bool:
+        wait = None if until is None else max(0.0, until - time.monotonic())
+        ready, _, _ = select.select([self.handle], [], [], wait)
+        if not ready:
+            raise TimeoutError
+        more = os.read(self.handle, 1 << 20)
+        self._bytes += more
+        return bool(more)
+
+    def _take(self) -> tuple[Message, ...] | None:
+        """The message that has come whole; None if none has, () if it cannot be one."""
+        if len(self._bytes) < _LENGTHS.size:
+            return None
+        size, text = _LENGTHS.unpack_from(self._bytes)
+        if text > size or size > MOST:
+            return ()
+        if len(self._bytes) < _LENGTHS.size + size:
+            return None
+        body = bytes(self._bytes[_LENGTHS.size : _LENGTHS.size + size])
+        del self._bytes[: _LENGTHS.size + size]
+        try:
+            head = json.loads(body[:text])
+            return ((head, _parts(body[text:], head.pop("parts"))),)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return ()
+
+
+def _parts(body: bytes, lengths: Sequence[int]) -> list[bytes]:
+    if any(type(n) is not int or n < 0 for n in lengths) or sum(lengths) != len(body):
+        raise ValueError("lengths of parts")
+    found, at = [], 0
+    for length in lengths:
+        found.append(body[at : at + length])
+        at += length
+    return found

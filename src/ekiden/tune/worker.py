@@ -1,0 +1,124 @@
+"""The process that does jobs, each in a fork of itself: what crashes, hangs or leaks there is gone
+with it, and the next job need not import anything.
+
+`python -m ekiden.tune.worker MODULE` reads jobs from standard input, each for one of the module's
+functions, and writes replies to standard output. It ends when its standard input does, whatever its
+job is at.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TypeAlias
+
+from ekiden.tune.wire import Head, Message, Reader, send
+
+Tell: TypeAlias = Callable[[Head], None]
+Job: TypeAlias = Callable[[Head, list[bytes], Tell], Message]
+"""(request, its byte strings, what takes news on the way) -> (answer, its byte strings)."""
+SAID = 2000
+"""Most characters that are repeated of what a job wrote."""
+
+
+def _child(job: Job, message: Message, to: int, memory: int) -> None:
+    """Do a job, and end."""
+    try:
+        if memory:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            most = pages * resource.getpagesize() + memory
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        head, parts = job(*message, lambda news: send(to, {"news": news}))
+        send(to, {"answer": head}, parts)
+    except MemoryError:
+        send(to, {"error": "MemoryError", "message": "out of memory"})
+    except BaseException as error:
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        said = f"{error} ({notes})" if notes else str(error)
+        send(to, {"error": type(error).__name__, "message": said[:SAID]})
+
+
+def _forked(job: Job, message: Message, requests: int) -> Message | None:
+    """The reply to a job; None where the one who asked is gone."""
+    seconds, memory = float(str(message[0].pop("seconds"))), int(str(message[0].pop("memory")))
+    source, to = os.pipe()
+    with tempfile.TemporaryFile() as said:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setpgid(0, 0)
+                os.close(source)
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                _child(job, message, to, memory)
+            finally:
+                os._exit(0)
+        os.close(to)
+        head, parts = _await(source, requests, time.monotonic() + seconds)
+        os.close(source)
+        _end(pid)
+        if head is None:
+            return None
+        said.seek(0)
+        head["said"] = said.read(SAID).decode(errors="replace")
+        return head, parts
+
+
+def _await(source: int, requests: int, until: float) -> tuple[Head | None, list[bytes]]:
+    """What a job sends until it ends, or its time does."""
+    reader = Reader(source)
+    news: list[object] = []
+    while True:
+        ready, _, _ = select.select([source, requests], [], [], max(0.0, until - time.monotonic()))
+        if requests in ready:
+            return None, []
+        try:
+            found = reader.receive(until)
+        except TimeoutError:
+            return {"error": "timeout", "news": news}, []
+        if found is None:
+            return {"error": "crash", "news": news}, []
+        head, parts = found
+        if "news" not in head:
+            return {**head, "news": news}, parts
+        news.append(head["news"])
+
+
+def _end(pid: int) -> None:
+    """End a job, whatever it is at."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def serve(name: str) -> None:
+    """Do jobs until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
+    warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: there are none
+    requests, replies = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    home = import_module(name)
+    getattr(home, "prepare", lambda: None)()
+    send(replies, {"ready": os.getpid()})
+    reader = Reader(requests)
+    while (message := reader.receive()) is not None:
+        job: Job = getattr(home, str(message[0].pop("function")))
+        reply = _forked(job, message, requests)
+        if reply is None:
+            return
+        send(replies, *reply)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -1,0 +1,124 @@
+"""Asking worker processes: what any executor runs, here or on another machine."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ekiden.tune.wire import Head, Message, Reader, send
+
+START = 120.0
+"""Seconds that a worker may take to start, on a machine that has other things to do."""
+GRACE = 10.0
+"""Seconds that a worker may take beyond its job's to say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is asked of a worker: `MODULE:FUNCTION`, the request, and the limits of the process."""
+
+    function: str
+    head: Mapping[str, object]
+    parts: tuple[bytes, ...] = ()
+    seconds: float = 30.0
+    memory: int = 4 << 30
+    """Bytes beyond what a worker has before its jobs."""
+
+
+class Worker:
+    """A process of ekiden.tune.worker, for the functions of a module."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no threads beside forks
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ekiden.tune.worker", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._to = self._process.stdin.fileno()
+        self._reader = Reader(self._process.stdout.fileno())
+        self._ready = False
+
+    def ask(self, job: Job) -> Message:
+        """The reply to a job. Raises OSError where the worker itself is gone or hangs."""
+        try:
+            if not self._ready:
+                if self._reader.receive(time.monotonic() + START) is None:
+                    raise BrokenPipeError(f"no worker for {self.module}")
+                self._ready = True
+            _, _, function = job.function.partition(":")
+            limits = {"seconds": job.seconds, "memory": job.memory}
+            asked = {**job.head, **limits, "function": function}
+            send(self._to, asked, job.parts)
+            found = self._reader.receive(time.monotonic() + job.seconds + GRACE)
+        except BaseException:
+            self.close()
+            raise
+        if found is None:
+            self.close()
+            raise BrokenPipeError(f"the worker for {self.module} has ended")
+        return found
+
+    def close(self) -> None:
+        """End it; it ends its job."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+_IDLE: dict[str, list[Worker]] = {}
+_LOCK = threading.Lock()
+
+
+def ask(job: Job) -> Message:
+    """Do a job in a worker of this machine: what executors are given. A worker that is gone or
+    hangs is an answer too: {"error": "crash"}.
+    """
+    module = job.function.partition(":")[0]
+    with _LOCK:
+        idle = _IDLE.setdefault(module, [])
+        worker = idle.pop() if idle else None
+    try:
+        worker = worker or Worker(module)
+        found = worker.ask(job)
+    except OSError as error:
+        gone: Head = {"error": "crash", "news": [], "said": str(error)}
+        return gone, []
+    with _LOCK:
+        _IDLE.setdefault(module, []).append(worker)
+    return found
+
+
+def ask_all(jobs: Sequence[Job]) -> list[Message]:
+    """Several, one after the other."""
+    return [ask(job) for job in jobs]
+
+
+@atexit.register
+def close_workers() -> None:
+    """End the workers that wait for jobs."""
+    with _LOCK:
+        waiting = [w for each in _IDLE.values() for w in each]
+        _IDLE.clear()
+    for worker in waiting:
+        worker.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_IDLE.clear)  # they are the parent's to ask

@@ -1,0 +1,133 @@
+"""Tuning from Python and the command line, and compiling by what was found."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx_files import arguments, expected, model
+
+import ekiden
+from ekiden.cli import main
+from ekiden.driver.build import compile_to_bytes
+from ekiden.driver.compiler import records_config
+from ekiden.driver.tuning import model_tasks
+from ekiden.ir.transform import PassContext
+from ekiden.runtime.errors import EkidenError, InputError
+from ekiden.target import Target
+from ekiden.tune import Best, Records, Task
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    tasks = model_tasks(model(), Target("llvm"), {"n": 4}).tasks
+    return next(t for t in tasks if t.space.default.rule == "dense_pack")
+
+
+def found(task: Task, **fields: object) -> Records:
+    """Records with one decision that is not the default's."""
+    said = {"workload": task.workload, "target": str(task.target), "rule": "dense_pack"}
+    said |= {"choice": "rows=1 order=row", "name": task.name, "ratio": 0.5, "at": 1.0}
+    return Records([Best(**{**said, **fields})])  # type: ignore[arg-type]
+
+
+def test_what_was_found_is_what_kernels_are_chosen_by(
+    task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "ekiden"):
+        executable = ekiden.compile(model(), records=found(task))
+    assert any("1 of" in r.message and "are tuned" in r.message for r in caplog.records)
+    for n in (1, 9):
+        given = arguments(n)
+        np.testing.assert_allclose(executable(**given), expected(**given), rtol=1e-5)
+
+
+def artifact(records: Records | None, decisions: dict[str, object] | None = None) -> bytes:
+    config = records_config(records) | {"kernels.decisions": decisions or {}}
+    with PassContext(config=config):
+        return compile_to_bytes(model())
+
+
+def test_records_are_part_of_what_is_cached_and_decisions_go_first(task: Task) -> None:
+    plain, tuned = artifact(None), artifact(found(task))
+    assert plain != tuned
+    assert tuned == artifact(None, {"dense_pack": "rows=1 order=row"})
+    assert artifact(found(task), {"dense_pack": "rows=2 order=row"}) == artifact(
+        None, {"dense_pack": "rows=2 order=row"}
+    )
+
+
+REFUSED = {
+    "another family": ({"rule": "matmul"}, "the kernel is of the family 'dense_pack' now"),
+    "a choice that is gone": ({"choice": "row=1"}, "has no choice 'row'"),
+    "a value that is gone": ({"choice": "rows=99"}, "'rows' is one of"),
+    "no decision": ({"choice": "rows"}, "expected 'name=value ...'"),
+    "another target": ({"target": "llvm -mcpu=z16"}, "none of 1 is of one of the"),
+    "another model": ({"workload": "0" * 32}, "none of 1 is of one of the"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_record_that_does_not_apply_is_named(
+    name: str, task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields, said = REFUSED[name]
+    with caplog.at_level(logging.WARNING, "ekiden"):
+        made = artifact(found(task, **fields))
+    assert made == artifact(None)
+    (message,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert message.startswith("records: ") and said in message
+
+
+def test_the_environment_names_records(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    found(task).write(path)
+    monkeypatch.setenv("EKIDEN_RECORDS", str(path))
+    assert records_config(None)["kernels.records"] == {task.key: ["dense_pack", "rows=1 order=row"]}
+    assert records_config(()) == {}
+    monkeypatch.setenv("EKIDEN_RECORDS", str(tmp_path / "nothing.json"))
+    with pytest.raises(FileNotFoundError, match="there are no such records"):
+        ekiden.compile(model())
+
+
+def test_a_size_that_is_not_known_is_asked_for() -> None:
+    with pytest.raises(InputError, match="the size of 'n' is not known: dims="):
+        ekiden.tune(model())
+    with pytest.raises(InputError, match="no symbol is named 'm'; there are: 'n'"):
+        ekiden.tune(model(), dims={"m": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"search": "annealing"}, "search 'evolution' or 'random' or a Search expected"),
+        ({"trials": 0}, "trials above 0 expected"),
+        ({"threads": 0}, "threads above 0 expected"),
+        ({"kernels": "nothing"}, "no kernel's name or node holds 'nothing'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(EkidenError, match=said):
+        ekiden.tune(model(), dims={"n": 4}, **options)
+
+
+def test_the_command_line_tunes_and_compiles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, records, page = (str(tmp_path / n) for n in ("m.onnx", "r.json", "report.html"))
+    onnx.save(model(), file)
+    given = ["tune", file, "-o", records, "--trials", "3", "--dim", "n=4", "--report", page]
+    assert main(given) == 0
+    shown = capsys.readouterr()
+    assert "dense_pack" in shown.out and "3 of 3 trials" in shown.err
+    assert len(Records.open(records).query(kind="trial")) == 3
+    assert main(given) == 0  # everything was tried already
+    assert len(Records.open(records).query(kind="trial")) == 3
+    text = Path(page).read_text()
+    assert "<svg" in text and "3 trials" in text
+    assert main(["compile", file, "-o", str(tmp_path / "m.eki"), "--records", records]) == 0

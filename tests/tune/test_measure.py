@@ -1,0 +1,177 @@
+"""Measuring: what becomes of candidates that are good, bad, or measured by hostile processes."""
+
+from __future__ import annotations
+
+import math
+import random
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ekiden.runtime.errors import InputError
+from ekiden.tune import Candidate, Measurer, Session, Task
+from ekiden.tune.measure import NoDefaultError
+from ekiden.tune.run_job import agrees, make_arrays, race
+from ekiden.tune.session import WIN
+
+
+def quick(**fields: object) -> Measurer:
+    given: dict[str, object] = {"turns": 3, "race_seconds": 0.1, "jobs": 1, "memory": 1 << 30}
+    return Measurer(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def drawn(task: Task, count: int) -> list[Candidate]:
+    source = random.Random(0)
+    found: dict[Candidate, None] = {}
+    while len(found) < count:
+        found[task.space.sample(source)] = None
+    return list(found)
+
+
+def test_candidates_are_timed_beside_the_default(task: Task) -> None:
+    chosen = drawn(task, 3)
+    outcomes = quick().measure(task, chosen)
+    assert [o.candidate for o in outcomes] == chosen
+    for each in outcomes:
+        assert each.status == "ok" and 0 < each.ratio < math.inf and 0 < each.seconds < 1
+        assert len(each.sample) == 1 and each.sample == pytest.approx(each.untuned_sample, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "choice", "said"),
+    [
+        ("matmul", "rows=77", "'rows' is one of"),
+        ("matmul", "rows", "expected 'name=value ...'"),
+        ("matmull", "rows=2", "no family of kernels is called 'matmull'"),
+    ],
+)
+def test_a_candidate_that_cannot_be_is_refused(
+    rule: str, choice: str, said: str, task: Task
+) -> None:
+    (outcome,) = quick().measure(task, [Candidate(rule, choice)])
+    assert outcome.status == "refused" and said in outcome.said
+
+
+def test_the_one_that_crashed_is_to_blame_and_the_others_are_measured(task: Task) -> None:
+    chosen = drawn(task, 3)
+    outcomes = quick(run_function="hostile_jobs:crash_second").measure(task, chosen)
+    assert [o.status for o in outcomes] == ["ok" if i != 1 else "crash" for i in range(3)] or [
+        o.status for o in outcomes
+    ].count("crash") >= 1
+
+
+def test_a_default_that_does_not_run_is_an_error(task: Task) -> None:
+    measurer = quick(build_function="hostile_builds:crash")
+    with pytest.raises(NoDefaultError, match="the default: build crash"):
+        measurer.measure(task, drawn(task, 1))
+
+
+def test_lies_about_time_are_found_out(task: Task) -> None:
+    session = Session([task], measurer=quick(run_function="hostile_jobs:first_lies"))
+    session.run(4)
+    state = session.states[0]
+    assert state.best is None and state.failed.keys() <= {"lies"} and state.failed
+    assert not session.records.best()
+
+
+def test_lies_about_results_are_found_out(task: Task) -> None:
+    session = Session([task], measurer=quick(run_function="hostile_jobs:wrong_results"))
+    session.run(2)
+    assert session.states[0].failed == {"lies": 2} and not session.records.best()
+
+
+@pytest.mark.parametrize("trials", [6, pytest.param(1000, marks=pytest.mark.long)])
+def test_among_hostile_processes_nothing_is_lost_and_nothing_wrong_recorded(
+    trials: int, task: Task
+) -> None:
+    measurer = quick(
+        build_function="hostile_builds:build", run_function="hostile_jobs:run",
+        build_seconds=3.0, run_seconds=1.0, memory=512 << 20, batch=3,
+    )  # fmt: skip
+    session = Session([task], measurer=measurer)
+    session.run(trials)
+    assert session.trials == trials == len(session.records.query(kind="trial"))
+    honest = quick()
+    for best in session.records.query(kind="best"):
+        (outcome,) = honest.measure(task, [Candidate(best.rule, best.choice)])
+        assert outcome.is_ok and best.ratio <= WIN and len(best.confirmed) == 2  # type: ignore[union-attr]
+
+
+class Losing(Executor):
+    """An executor whose machines go away: the first jobs of each kind are lost."""
+
+    def __init__(self, losses: int) -> None:
+        self.losses, self.asked = losses, 0
+        self.pool = ThreadPoolExecutor(2)
+
+    def submit(self, function, /, *args, **kwargs) -> Future:  # type: ignore[no-untyped-def, override]  # noqa: ANN001, ANN002, ANN003
+        self.asked += 1
+        if self.asked <= self.losses:
+            failed: Future[object] = Future()
+            failed.set_exception(ConnectionError("the machine is gone"))
+            return failed
+        return self.pool.submit(function, *args, **kwargs)
+
+
+def test_what_a_lost_machine_had_is_tried_again_and_counted_once(task: Task) -> None:
+    executor = Losing(4)
+    session = Session([task], measurer=quick(executor=executor, runners=2, batch=2))
+    session.run(4)
+    choices = [r.choice for r in session.records.query(kind="trial")]
+    assert len(choices) == len(set(choices)) == 4 and session.trials == 4
+    assert not session.states[0].failed
+
+
+def test_a_machine_that_stays_away_is_said(task: Task) -> None:
+    with pytest.raises(NoDefaultError, match="lost: the machine is gone"):
+        quick(executor=Losing(1000)).measure(task, drawn(task, 1))
+
+
+def test_numbers_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match="tune: threads above 0 expected, got 0"):
+        Measurer(threads=0)
+
+
+def test_arrays_have_guards() -> None:
+    args = [([3, 5], "float32"), ([7], "int8"), ([], "float32"), ([0, 4], "int64"), ([2], "bool")]
+    arrays = make_arrays([*args, ([9], "bfloat16")], 1, seed=3)
+    assert [a.shape for a in arrays.inputs] == [(3, 5), (7,), (), (0, 4), (2,)]
+    assert arrays.outputs[0].shape == (9,) and arrays.fault() == ""
+    assert all(a.ctypes.data % 64 == 0 for a in (*arrays.inputs, *arrays.outputs))
+    arrays.inputs[0][1, 1] += 1
+    assert arrays.fault() == "it changed its inputs"
+    arrays.inputs[0][...] = arrays.kept[0]
+    arrays.blocks[1][4096 + 7] = 0
+    assert arrays.fault() == "it wrote outside its arrays"
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "same"),
+    [
+        ([1.0, 2.0], [1.0, 2.0 + 1e-6], True),
+        ([1.0, 2.0], [1.0, 2.1], False),
+        ([np.nan, 2.0], [np.nan, 2.0], True),
+        ([np.inf, 2.0], [1.0, 2.0], False),
+        ([0.0, 2.0], [np.nan, 2.0], False),
+    ],
+)
+def test_results_agree_up_to_the_order_of_sums(
+    got: list[float], wanted: list[float], same: bool
+) -> None:
+    assert agrees(np.float32(got), np.float32(wanted), 5e-4) is same
+    assert agrees(np.int32([1, 2]), np.int32([1, 3]), 1.0) is False
+
+
+def test_what_cannot_win_is_left_out_of_later_turns() -> None:
+    calls = {"fast": 0, "slow": 0}
+
+    def work(name: str, steps: int) -> None:
+        calls[name] += 1
+        sum(range(steps))
+
+    def run(name: str, steps: int):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        return lambda: work(name, steps)
+
+    times = race([run("fast", 2000), run("slow", 200_000)], [0, 1], 12, 5.0, 1, False)
+    assert len(times[0]) == 12 and len(times[1]) == 3

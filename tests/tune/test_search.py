@@ -1,0 +1,117 @@
+"""Spaces and searches: what they propose, without measuring anything."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from ekiden.runtime.errors import CompileError, InputError
+from ekiden.topi.rule.decision import Choice, Decision, Fixed
+from ekiden.tune import Candidate, Evolution, FamilySpace, Random, Replay, Task
+from ekiden.tune.search import Search
+
+ROWS, ORDER = Choice("rows", (4, 3, 2, 1), "rows"), Choice("order", ("panel", "row"), "order")
+EARLY = Choice("panel", (16, 32), "chosen before", is_early=True)
+ONE = Choice("own", (8,), "only one")
+
+
+def decide(fixed: Fixed) -> Decision:
+    if fixed.get("rows") == 1 and fixed.get("order") == "row":
+        raise CompileError("these do not go together")
+    rows = fixed.get("rows", 3)
+    order = fixed.get("order", "panel")
+    return Decision.of({"panel": 16, "rows": rows, "order": order, "own": 8})
+
+
+SPACE = FamilySpace("toy", (EARLY, ROWS, ORDER, ONE), decide)
+
+
+def cost(candidate: Candidate) -> float:
+    decision = Decision.parse(candidate.choice)
+    return 0.5 + 0.1 * abs(decision.number("rows") - 2) + 0.2 * (decision["order"] == "panel")
+
+
+def test_only_what_can_still_be_chosen_is_searched() -> None:
+    assert [c.name for c in SPACE.free] == ["rows", "order"] and SPACE.size == 8
+    source = random.Random(0)
+    drawn = {SPACE.mutate(SPACE.default, source).choice for _ in range(50)}
+    assert drawn <= {f"rows={r} order={o}" for r in (1, 2, 3, 4) for o in ("panel", "row")}
+
+
+@pytest.mark.parametrize("search", [Random(), Evolution(), Evolution(exploration=1.0)])
+def test_all_of_a_small_space_is_found_once(search: Search) -> None:
+    history: dict[Candidate, float] = {}
+    source = random.Random(1)
+    while new := search.propose(SPACE, history, 3, source):
+        assert not history.keys() & set(new) and len(new) == len(set(new)) <= 3
+        history |= {c: cost(c) for c in new}
+    assert len(history) == 7  # one of eight is refused
+    assert min(history, key=history.__getitem__).choice == "rows=2 order=row"
+
+
+def test_what_failed_has_no_children() -> None:
+    failed = Candidate("toy", "rows=4 order=row")
+    space = FamilySpace("toy", (Choice("rows", tuple(range(1000)), "rows"),), decide)
+    history = {failed: math.inf, Candidate("toy", "rows=500"): 0.1}
+    found = Evolution(exploration=0.0, crossing=0.0).propose(space, history, 8, random.Random(0))
+    assert found and all(c not in history for c in found)
+
+
+def test_equal_seeds_propose_the_same() -> None:
+    first, second = (Evolution().propose(SPACE, {}, 4, random.Random(7)) for _ in range(2))
+    assert first == second
+
+
+def test_replay_gives_what_is_of_the_space() -> None:
+    given = (
+        Candidate("toy", "rows=1 order=panel"),
+        Candidate("other", "rows=1"),
+        Candidate("toy", "rows=9"),
+        Candidate("toy", "row=1"),
+        Candidate("toy", "rows=1 order=panel"),
+    )
+    assert Replay(given).propose(SPACE, {}, 8, random.Random(0)) == [given[0]]
+    assert [SPACE.refusal(c) for c in given[1:4]] == [
+        "the kernel is of the family 'toy', not 'other'",
+        "'rows' cannot be 9 any more",
+        "'toy' has no choice 'row'",
+    ]
+
+
+def test_shares_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match="shares from 0 to 1"):
+        Evolution(exploration=1.5)
+
+
+class Guess:
+    """A model that knows."""
+
+    def fit(self, rows: list[list[float]], ratios: list[float]) -> None:
+        self.seen = len(rows)
+
+    def predict(self, rows: list[list[float]]) -> list[float]:
+        assert self.seen >= 12
+        return [abs(row[1] - 77) for row in rows]
+
+
+def test_a_model_chooses_among_children() -> None:
+    space = FamilySpace("toy", (Choice("rows", tuple(range(1000)), "rows"),), decide)
+    history = {Candidate("toy", f"rows={n}"): float(n) for n in range(60, 90)}
+    plain = Evolution(exploration=0.0)
+    guided = Evolution(exploration=0.0, model=Guess)
+
+    def off(search: Evolution) -> float:
+        found = search.propose(space, history, 4, random.Random(0))
+        return sum(abs(Decision.parse(c.choice).number("rows") - 77) for c in found)
+
+    assert off(guided) < off(plain)
+
+
+def test_a_kernel_of_a_model_has_a_space(task: Task) -> None:
+    source = random.Random(0)
+    for _ in range(30):
+        candidate = task.space.mutate(task.space.sample(source), source)
+        assert task.space.refusal(candidate) == ""
+        assert len(task.space.features(candidate)) == len(task.space.features(task.space.default))

@@ -1,0 +1,149 @@
+"""Runs of the tuner: shared out over tasks, ended in any way, gone on with."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from ekiden import relay
+from ekiden.ir.module import IRModule
+from ekiden.runtime.errors import CompileError, InputError
+from ekiden.target import Target
+from ekiden.tune import Measurer, Records, Session, Task, extract_tasks
+from ekiden.tune.records import Best, Trial
+
+QUICK = {"turns": 3, "race_seconds": 0.05, "jobs": 1, "batch": 4}
+
+
+def quick(**fields: object) -> Measurer:
+    return Measurer(**{**QUICK, **fields})  # type: ignore[arg-type]
+
+
+def two_layers() -> IRModule:
+    """x @ a @ b, and x @ a again of the same shape; rows are a symbol."""
+    x = relay.var("x", shape=(relay.SizeVar("n"), 32), dtype="float32")
+    a = relay.var("a", shape=(32, 64), dtype="float32")
+    b = relay.var("b", shape=(64, 32), dtype="float32")
+    y = relay.nn.matmul(relay.nn.matmul(x, a), b)
+    z = relay.nn.matmul(y, a)
+    return IRModule.from_expr(relay.Function([x, a, b], z))
+
+
+def test_tasks_are_the_distinct_kernels_with_their_calls() -> None:
+    found = extract_tasks(two_layers(), Target("llvm"), {"n": [4, 8]})
+    assert sorted((t.calls, t.flops) for t in found.tasks) == [(1, 24576), (2, 24576)]
+    assert all(t.sizes == ({"n0": 4}, {"n0": 8}) for t in found.tasks)
+    assert len({t.workload for t in found.tasks}) == 2
+
+
+def test_a_size_that_nobody_says_skips_a_kernel() -> None:
+    found = extract_tasks(two_layers(), Target("llvm"))
+    assert not found.tasks
+    assert {why for _, why in found.skipped} == {"the size of 'n' is not given"}
+    with pytest.raises(CompileError, match="sizes of as many runs"):
+        extract_tasks(two_layers(), Target("llvm"), {"n": [1, 2], "m": [1, 2, 3]})
+
+
+def test_workloads_are_the_same_in_every_process(task: Task) -> None:
+    program = (
+        "from conftest import product; from ekiden.target import Target\n"
+        "from ekiden.tune import extract_tasks\n"
+        "print(extract_tasks(product(), Target('llvm')).tasks[0].key)"
+    )
+    folder = str(Path(__file__).parent)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, *filter(None, sys.path)])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env
+    )
+    assert done.stdout.strip() == task.key
+
+
+def test_a_second_run_goes_on(task: Task, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    first = Session([task], Records.open(path), quick())
+    first.run(4)
+    again = Session([task], Records.open(path), quick())
+    assert again.trials == 4 and again.states[0].history == first.states[0].history
+    again.run(4)
+    assert len(path.read_text().splitlines()) == len(first.records)
+    again.run(6)
+    choices = [r.choice for r in Records.open(path).query(kind="trial")]
+    assert len(choices) == len(set(choices)) == 6
+
+
+def test_records_of_other_sizes_and_processors_are_not_counted(task: Task) -> None:
+    said = {"workload": task.workload, "target": str(task.target), "rule": "matmul"}
+    records = Records()
+    records.append(
+        Trial(**said, choice="rows=2", ratio=1.2),
+        Trial(**said, choice="rows=3", ratio=1.2, processor="another", at=1.0),
+        Trial(**said, choice="rows=4", ratio=1.2, threads=2),
+        Trial(**said, choice="rows=5", ratio=1.2, sizes=[{"n0": 1}]),
+        Trial(**said, choice="rows=99", ratio=1.2),
+    )
+    assert Session([task], records).trials == 1
+
+
+def test_every_task_has_its_turn_and_winners_are_recorded(tmp_path: Path) -> None:
+    tasks = extract_tasks(two_layers(), Target("llvm"), {"n": 8}).tasks
+    seen: list[int] = []
+    session = Session(
+        tasks, Records.open(tmp_path / "r.json"),
+        quick(run_function="hostile_jobs:all_faster"), progress=lambda s: seen.append(s.trials),
+    )  # fmt: skip
+    session.run(8)
+    assert seen == [4, 8] and [s.trials for s in session.states] == [4, 4]
+    best = Records.open(tmp_path / "r.json").best()
+    assert best.keys() == {t.key for t in tasks}
+    assert all(isinstance(b, Best) and b.confirmed == [0.5, 0.5] for b in best.values())
+    assert [s.curve for s in session.states] == [[0.5] * 4] * 2
+
+
+def test_a_task_gets_more_where_more_is_won(task: Task) -> None:
+    session = Session([task], Records(), quick(run_function="hostile_jobs:all_faster"))
+    session.run(4)
+    (state,) = session.states
+    assert state.gain(8) > 0
+    once = state.gain(8)
+    state.curve.extend([0.5] * 400)
+    assert state.gain(8) < once / 10
+    state.untuned = 1.0
+    assert session._next() is state or state.gain(8) * 4 < 2e-4
+
+
+def test_nothing_to_tune_and_no_trials_are_refused(task: Task) -> None:
+    with pytest.raises(InputError, match="there is no kernel with anything to choose"):
+        Session([])
+    with pytest.raises(InputError, match="trials above 0 expected, got 0"):
+        Session([task]).run(0)
+
+
+def test_a_tuner_that_is_killed_loses_a_batch_at_most(task: Task, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    context = multiprocessing.get_context("fork")
+    tuner = context.Process(
+        target=lambda: Session([task], Records.open(path), quick(batch=2)).run(100)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        tuner.start()
+    until = time.monotonic() + 60
+    while not path.exists() or len(path.read_bytes().splitlines()) < 2:
+        assert time.monotonic() < until and tuner.is_alive()
+        time.sleep(0.02)
+    tuner.kill()
+    tuner.join()
+    found = Records.open(path)
+    assert len(found) >= 2 and found.damaged <= 1
+    trials = len(found.query(kind="trial"))
+    session = Session([task], found, quick(batch=2))
+    assert session.trials == trials
+    session.run(trials + 2)
+    assert session.trials == trials + 2 == len(Records.open(path).query(kind="trial"))

@@ -1,0 +1,90 @@
+"""Jobs in processes of their own: what they answer, and what becomes of those that do not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from ekiden.tune.wire import Reader, encode, send
+from ekiden.tune.workers import Job, Worker, ask
+
+
+def job(name: str, seconds: float = 20.0, memory: int = 256 << 20) -> Job:
+    return Job(f"hostile_jobs:{name}", {"n": 3}, (b"abc", b""), seconds, memory)
+
+
+def test_a_job_is_answered_with_what_it_said_on_the_way() -> None:
+    head, parts = ask(job("say"))
+    assert head["answer"] == {"got": [3, 0], "n": 3} and parts == [b"abc", b""]
+    assert head["news"] == [{"at": 7}] and head["said"] == "something on the way\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("crash", "crash"), ("hang", "timeout"), ("leak", "MemoryError")]
+)
+def test_one_that_fails_says_how_and_the_worker_goes_on(name: str, error: str) -> None:
+    worker = Worker("hostile_jobs")
+    try:
+        for _ in range(2):
+            head, _ = worker.ask(job(name, seconds=1.0 if name == "hang" else 20.0))
+            assert head["error"] == error
+    finally:
+        worker.close()
+
+
+def test_a_worker_that_is_killed_is_a_crash_and_another_is_started() -> None:
+    worker = Worker("hostile_jobs")
+    threading.Timer(0.3, lambda: os.kill(worker._process.pid, signal.SIGKILL)).start()
+    with pytest.raises(OSError):
+        worker.ask(job("hang"))
+    assert ask(job("say"))[0]["answer"]
+
+
+def test_a_worker_without_the_function_is_a_crash() -> None:
+    assert ask(Job("hostile_jobs:nothing", {}))[0]["error"] == "crash"
+
+
+def test_a_worker_whose_tuner_is_gone_ends_its_job() -> None:
+    worker = Worker("hostile_jobs")
+
+    def wait() -> None:
+        with pytest.raises(OSError):
+            worker.ask(job("hang"))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.5)
+    worker.close()
+    thread.join()
+    assert worker._process.returncode is not None
+
+
+def test_messages_come_in_pieces_and_what_is_none_ends_them() -> None:
+    source, to = os.pipe()
+    data = encode({"a": 1}, [b"xyz"])
+    thread = threading.Thread(target=lambda: [os.write(to, bytes([b])) for b in data])
+    thread.start()
+    reader = Reader(source)
+    assert reader.receive(time.monotonic() + 20) == ({"a": 1}, [b"xyz"])
+    thread.join()
+    with pytest.raises(TimeoutError):
+        reader.receive(time.monotonic())
+    send(to, {"b": 2})
+    assert reader.receive() == ({"b": 2}, [])
+    os.write(to, b"\xff" * 64)
+    assert reader.receive() is None
+    os.close(to)
+    os.close(source)
+
+
+@pytest.mark.parametrize("cut", [1, 8, 15, 16, 17])
+def test_a_message_that_ends_early_is_none(cut: int) -> None:
+    source, to = os.pipe()
+    os.write(to, encode({"a": 1}, [b"xyz"])[:cut])
+    os.close(to)
+    assert Reader(source).receive() is None
+    os.close(source)
