@@ -13,11 +13,15 @@ from ekiden.cli import main
 from ekiden.codegen.build import build
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.ir.op import Array
+from ekiden.ir.prim import PrimExpr, const
 from ekiden.relay.testing import mlp
-from ekiden.runtime.errors import BoundsError, CompileError
+from ekiden.runtime.errors import BoundsError, CompileError, InternalError
 from ekiden.script import tir as T
 from ekiden.target import Target
-from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import BufferStore, PrimFunc, Stmt
+from ekiden.tir.transform import lower
+from ekiden.topi.rule.tiles import KLoop, Tile, compute_tile
 
 pytestmark = pytest.mark.quick
 TARGETS = ("llvm -bounds=check", "c -bounds=check")
@@ -119,6 +123,59 @@ def test_what_is_not_read_is_not_looked_at(target: str) -> None:
     wanted = data.copy()
     wanted[5] = -1
     np.testing.assert_array_equal(out, wanted)
+
+
+def _of_vectors(value: int, index: int) -> PrimFunc:
+    """A store of `value` lanes at an index of `index`."""
+    out = Buffer("B", (const(16),), "float32")
+    place = ramp(const(0), 1, index) if index > 1 else const(0)
+    return PrimFunc((out,), BufferStore(out, broadcast(const(1.0), value), (place,)), {}, "f")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("value", "index"), [(8, 1), (8, 4), (4, 8)])
+def test_no_access_is_wider_than_its_index(target: str, value: int, index: int) -> None:
+    """The check looks at the lanes of the index: what it would not see is not built."""
+    _built(_of_vectors(8, 8), target)
+    message = f"the store to 'B' is of float32x{value} at an index of {index} lanes"
+    with pytest.raises(InternalError, match=message):
+        _built(_of_vectors(value, index), target)
+
+
+def _tile(columns: int, width: int, valid: int) -> PrimFunc:
+    """Two rows of a register tile of 8 lanes that stores `valid` columns of `columns`, from a panel
+    of `width`."""
+    a, b, out = (
+        Buffer(n, (const(h), const(w)), "float32")
+        for n, h, w in (("A", 2, 3), ("B", 3, width), ("C", 2, columns))
+    )
+
+    def store(row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        return BufferStore(out, value, (ramp(row * columns + column, 1, 8),), mask)
+
+    loop = KLoop(const(3), const(1), const(width))
+    shape = Tile(2, 1, 8, valid)
+    body = compute_tile(shape, [loop], a, [const(0), const(3)], b, const(0), store)
+    return PrimFunc((a, b, out), body, {"tir.tiled": 1}, "f")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("columns", "width", "valid", "outside"), [(5, 8, 5, ""), (5, 8, 8, "C"), (5, 6, 5, "B")]
+)
+def test_a_register_tile_is_checked(
+    target: str, columns: int, width: int, valid: int, outside: str
+) -> None:
+    """What it loads and what it stores: a mask too wide, a panel too narrow for its vectors."""
+    run = _built(lower(_tile(columns, width, valid)), target)
+    a, b = np.ones((2, 3), np.float32), np.ones((3, width), np.float32)
+    out = np.zeros((2, columns), np.float32)
+    if not outside:
+        run(a, b, out)
+        np.testing.assert_array_equal(out, a @ b[:, :columns])
+        return
+    with pytest.raises(BoundsError, match=f"access of buffer '{outside}' at index"):
+        run(a, b, out)
 
 
 def _model() -> tuple[ekiden.IRModule, dict[str, Array]]:

@@ -323,6 +323,13 @@ for i in T.vectorized(8):
     )
 
 
+def test_lanes_do_not_store_to_one_element() -> None:
+    func = parse("a: (16,), b: (16,)", "for i in T.vectorized(8):\n    b[0] = a[i]")
+    message = "every lane has a value of its own to store to one element of 'b'"
+    with pytest.raises(ScheduleError, match=message):
+        transform.vectorize_loops(func)
+
+
 def test_intrinsics_that_generators_do_not_know_are_written_out() -> None:
     func = parse(
         "a: (8,), b: (8,)", "for i in range(8):\n    if T.likely(i < 5):\n        b[i] = a[i]"

@@ -23,6 +23,7 @@ from ekiden.ir.prim import (
     const,
 )
 from ekiden.runtime.dtypes import dtype_code
+from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
 
@@ -160,6 +161,20 @@ def flat_extent(buffer: Buffer) -> PrimExpr:
     for size in buffer.shape:
         extent = extent * cast(size, "int64")
     return extent
+
+
+def check_lanes(access: str, buffer: Buffer, index: PrimExpr, dtype: str) -> None:
+    """Refuse an access of more or fewer elements than its index has lanes. `bounds="check"` and
+    masks look at the lanes of an index alone: such an access would be seen by neither, and write
+    past its buffer. A vector of a buffer that holds vectors is one element.
+
+    Raises InternalError naming the buffer.
+    """
+    lanes, held = dt.lanes(index.dtype), dt.lanes(buffer.dtype)
+    if dt.lanes(dtype) != lanes * held:
+        raise InternalError(
+            f"{access} {buffer.name!r} is of {dtype} at an index of {lanes} lanes: {index!r}"
+        )
 
 
 def bounds_message(kernel: str, buffer: Buffer) -> str:

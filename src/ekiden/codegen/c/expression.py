@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.c.types import c_type, constant
-from ekiden.codegen.common import is_nonnegative, shuffle_order
+from ekiden.codegen.common import check_lanes, is_nonnegative, shuffle_order
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
     BOOLEAN,
@@ -363,6 +363,7 @@ class ExpressionWriter:
     def _load(self, e: BufferLoad) -> str:
         if len(e.indices) != 1:
             raise InternalError(f"c: access of {e.buffer.name!r}: flatten buffers first")
+        check_lanes("c: the load of", e.buffer, e.indices[0], e.dtype)
         text = self.element(e.buffer, self.of(e.indices[0]))
         return f"({text} != 0)" if dt.element(e.dtype) == "bool" else text
 

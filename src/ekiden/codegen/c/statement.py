@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.helpers import SUBNORMALS, Helpers, quoted
 from ekiden.codegen.c.types import c_type, memory_type
-from ekiden.codegen.common import bounds_message, dtype_word, flat_extent, stored_value
+from ekiden.codegen.common import (
+    bounds_message,
+    check_lanes,
+    dtype_word,
+    flat_extent,
+    stored_value,
+)
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm, Var, cast, const, is_const
 from ekiden.ir.prim_visitor import post_order, same
@@ -248,6 +254,7 @@ class StatementWriter(ExpressionWriter):
         if len(s.indices) != 1:
             raise InternalError(f"c: store to {s.buffer.name!r}: flatten buffers first")
         index, value = s.indices[0], stored_value(s)
+        check_lanes("c: the store to", s.buffer, index, value.dtype)
         lanes = max(dt.lanes(index.dtype), dt.lanes(value.dtype))
         if lanes == 1:
             self.put(self.assigned(s, self.text(value)))

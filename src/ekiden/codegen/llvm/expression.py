@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ekiden.codegen.common import is_nonnegative, shuffle_order
+from ekiden.codegen.common import check_lanes, is_nonnegative, shuffle_order
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
@@ -111,7 +111,7 @@ class ExpressionEmitter:
             with self.b.scope():
                 yield
         finally:
-            self._memo.pop()
+            del self._memo[-1:]  # a statement that failed inside may have left none
             self.mask = outer
 
     def known(self, e: PrimExpr) -> Operand | None:
@@ -305,6 +305,7 @@ class ExpressionEmitter:
     def load(self, e: BufferLoad) -> Operand:
         """A scalar, contiguous, strided or gathered load; bool bytes become bits."""
         index = self.affine(e.indices[0])
+        check_lanes("llvm: the load of", e.buffer, index, e.dtype)
         if e.buffer.scope == "register" and e.buffer not in self.pointers:
             return self.register(e.buffer, index, e.dtype)
         stored = memory_dtype(e.dtype)

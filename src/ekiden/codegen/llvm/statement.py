@@ -11,7 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.codegen.common import BOUNDS_ERROR, bounds_message, flat_extent, stored_value
+from ekiden.codegen.common import (
+    BOUNDS_ERROR,
+    bounds_message,
+    check_lanes,
+    flat_extent,
+    stored_value,
+)
 from ekiden.codegen.llvm import subnormals
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
@@ -237,6 +243,7 @@ class StatementEmitter(PackedCallEmitter):
                 f"llvm: store to {s.buffer.name!r} has {len(s.indices)} indices;"
                 " flatten buffers first"
             )
+        check_lanes("llvm: the store to", s.buffer, s.indices[0], s.value.dtype)
         if s.predicate is not None and dt.lanes(s.predicate.dtype) == 1:
             if is_const(s.predicate):
                 return (

@@ -144,6 +144,11 @@ class Vectorizer(StmtMutator):
                 f"vectorize: the store to {stmt.buffer.name!r} is under a condition that differs "
                 "between lanes, and to one element"
             )
+        if lanes == 1 and dt.lanes(value.dtype) > 1 == dt.lanes(stmt.value.dtype):
+            raise ScheduleError(
+                f"vectorize: every lane has a value of its own to store to one element of"
+                f" {stmt.buffer.name!r}"
+            )
         predicate = self._mask if lanes > 1 else None
         if stmt.predicate is not None:
             given = broadcast(self.expr(stmt.predicate), lanes)
