@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,7 +17,9 @@ Array = np.ndarray[Any, Any]
 Builder: TypeAlias = Any
 """flatbuffers.Builder, which has no types."""
 _DTYPES = "float16 float32 int8 uint8 int16 int32 int64 bool".split()
-TYPES = {np.dtype(n): getattr(tflite.TensorType, n.upper()) for n in _DTYPES}
+TYPES: dict[Any, int] = {
+    np.dtype(n): getattr(tflite.TensorType, n.upper()) for n in _DTYPES
+} | {"resource": tflite.TensorType.RESOURCE}  # fmt: skip
 
 
 @dataclass
@@ -41,6 +43,17 @@ class Op:
     inputs: Sequence[int]
     outputs: Sequence[int]
     table: tuple[str, Mapping[str, Any]] | None = None
+    custom: bytes = b""
+
+
+@dataclass
+class Part:
+    """A further graph of a model."""
+
+    tensors: Sequence[Spec]
+    ops: Sequence[Op]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
 
 
 def _vector(b: Builder, items: Sequence[int]) -> int:
@@ -63,7 +76,8 @@ def _numbers(b: Builder, values: npt.ArrayLike, dtype: str) -> int:
 
 def _tensor(b: Builder, spec: Spec, index: int, buffer: int) -> int:
     shape = spec.shape if spec.data is None else spec.data.shape
-    dtype = np.dtype(spec.dtype) if spec.data is None else spec.data.dtype
+    dtype: Any = spec.dtype if spec.data is None else spec.data.dtype
+    dtype = dtype if dtype == "resource" else np.dtype(dtype)
     fields: dict[str, Any] = {
         "Name": b.CreateString(spec.name or f"t{index}"),
         "Shape": _numbers(b, [max(d, 1) for d in shape], "int32"),
@@ -84,9 +98,12 @@ def _operation(b: Builder, op: Op, code: int) -> int:
     }  # fmt: skip
     if op.table is not None:
         name, given = op.table
+        given = {k: b.CreateString(v) if isinstance(v, str) else v for k, v in given.items()}
         held = {k: _numbers(b, v, "int32") if isinstance(v, list) else v for k, v in given.items()}
         fields["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, name)
         fields["BuiltinOptions"] = _table(b, name, **held)
+    if op.custom:
+        fields["CustomOptions"] = b.CreateByteVector(op.custom)
     return _table(b, "Operator", OpcodeIndex=code, **fields)
 
 
@@ -96,30 +113,40 @@ def model(
     inputs: Sequence[int],
     outputs: Sequence[int],
     signatures: Sequence[str] = (),
+    more: Sequence[Part] = (),
 ) -> bytes:
-    """The bytes of a model of one graph, with signatures whose names are "in<i>" and "out<i>"."""
+    """The bytes of a model, with signatures of its first graph whose names are "in<i>" and
+    "out<i>"; `more` are its other graphs.
+    """
     b: Builder = flatbuffers.Builder(1024)
-    data = [None, *(s.data for s in tensors if s.data is not None)]
+    parts = [Part(tensors, ops, inputs, outputs), *more]
+    data = [None, *(s.data for p in parts for s in p.tensors if s.data is not None)]
     vectors = [
         None if d is None else b.CreateNumpyVector(d.reshape(-1).view(np.uint8)) for d in data
     ]
     buffers = [_table(b, "Buffer", **({} if v is None else {"Data": v})) for v in vectors]
     places = iter(range(1, len(data)))
-    made = [_tensor(b, s, i, 0 if s.data is None else next(places)) for i, s in enumerate(tensors)]
-    names = sorted({op.code for op in ops})
+    names = sorted({op.code for p in parts for op in p.ops})
     codes = [_code(b, name) for name in names]
-    operations = [_operation(b, op, names.index(op.code)) for op in ops]
-    graph = _table(
-        b, "SubGraph", Tensors=_vector(b, made), Operators=_vector(b, operations),
-        Inputs=_numbers(b, inputs, "int32"), Outputs=_numbers(b, outputs, "int32"),
-    )  # fmt: skip
+    graphs = [_graph(b, p, names, places) for p in parts]
     keys = [_signature(b, key, inputs, outputs) for key in signatures]
     root = _table(
-        b, "Model", Version=3, OperatorCodes=_vector(b, codes), Subgraphs=_vector(b, [graph]),
+        b, "Model", Version=3, OperatorCodes=_vector(b, codes), Subgraphs=_vector(b, graphs),
         Buffers=_vector(b, buffers), SignatureDefs=_vector(b, keys),
     )  # fmt: skip
     b.Finish(root, file_identifier=b"TFL3")
     return bytes(b.Output())
+
+
+def _graph(b: Builder, part: Part, names: Sequence[str], places: Iterator[int]) -> int:
+    made = [
+        _tensor(b, s, i, 0 if s.data is None else next(places)) for i, s in enumerate(part.tensors)
+    ]
+    operations = [_operation(b, op, names.index(op.code)) for op in part.ops]
+    return _table(
+        b, "SubGraph", Tensors=_vector(b, made), Operators=_vector(b, operations),
+        Inputs=_numbers(b, part.inputs, "int32"), Outputs=_numbers(b, part.outputs, "int32"),
+    )  # fmt: skip
 
 
 _VERSIONS = {"BROADCAST_TO": 2}
@@ -163,7 +190,22 @@ def litert(data: bytes, *inputs: Array) -> list[Array]:
     for info, array in zip(run.get_input_details(), inputs, strict=True):
         run.resize_tensor_input(info["index"], array.shape)
     run.allocate_tensors()
+    return _invoked(run, inputs)
+
+
+def _invoked(run: Any, inputs: Sequence[Array]) -> list[Array]:  # noqa: ANN401
     for info, array in zip(run.get_input_details(), inputs, strict=True):
         run.set_tensor(info["index"], array)
     run.invoke()
     return [np.array(run.get_tensor(o["index"])) for o in run.get_output_details()]
+
+
+def litert_steps(data: bytes, steps: Sequence[Array]) -> list[list[Array]]:
+    """What LiteRT gives, run after run, for a model of one input that keeps values between them."""
+    module = pytest.importorskip(
+        "ai_edge_litert.interpreter", reason="the package 'ai-edge-litert' is missing"
+    )
+    kind = module.OpResolverType.BUILTIN_REF
+    run = module.Interpreter(model_content=data, experimental_op_resolver_type=kind)
+    run.allocate_tensors()
+    return [_invoked(run, [step]) for step in steps]

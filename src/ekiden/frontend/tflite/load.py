@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tflite
 
+from ekiden.frontend.tflite.sparse import densified
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import ImportModelError
@@ -36,10 +37,11 @@ _OPTIONS2 = _names(tflite.BuiltinOptions2)
 DTYPES = {code: name.lower() for code, name in _names(tflite.TensorType).items()}
 """Code -> "float32"; "string", "resource", "variant", "int4" and complex ones are no dtypes of
 ours."""
-_TENSORS = (
+BYTES = (
     "float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64", "bool",
 )  # fmt: skip
+"""Those whose values are NumPy's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,14 @@ class Tensor:
         return f"tensor {self.index} {self.name!r}"
 
     @property
+    def stored(self) -> str:
+        """The dtype of its value here: complex numbers are pairs of floats along a last axis."""
+        return "float32" if self.dtype == "complex64" else self.dtype
+
+    @property
     def is_supported(self) -> bool:
         """Whether there are values of it here."""
-        return self.dtype in _TENSORS and not self.is_variable and not self.is_sparse
+        return self.dtype in BYTES and not self.is_variable and not self.is_sparse
 
     @property
     def why(self) -> str:
@@ -82,8 +89,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operator in its place. options: the table of the schema, None for none; tensors -1 are
-    absent ones.
+    """An operator in its place. options: the table of the schema, None for none; custom: the bytes
+    of a custom operator; tensors -1 are absent ones.
     """
 
     index: int
@@ -91,10 +98,11 @@ class Operation:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     options: Any
+    custom: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class Subgraph:
     """A subgraph."""
 
     tensors: Sequence[Tensor]
@@ -117,7 +125,7 @@ class Model:
     """A model file. label: as messages have it."""
 
     label: str
-    graphs: Sequence[Graph]
+    graphs: Sequence[Subgraph]
     signatures: Mapping[str, Signature]
 
 
@@ -173,7 +181,7 @@ class _Reader:
             graphs[each.SubgraphIndex()]  # IndexError where there is none
         return Model(label, graphs, signatures)
 
-    def _graph(self, table: Table) -> Graph:
+    def _graph(self, table: Table) -> Subgraph:
         count = table.TensorsLength()
         stated = [_text(table.Tensors(i).Name()) for i in range(count)]
         times = Counter(stated)
@@ -182,7 +190,7 @@ class _Reader:
         operations = [
             self._operation(table.Operators(i), i) for i in range(table.OperatorsLength())
         ]
-        graph = Graph(tensors, operations, _ints(table, "Inputs"), _ints(table, "Outputs"))
+        graph = Subgraph(tensors, operations, _ints(table, "Inputs"), _ints(table, "Outputs"))
         for each in (graph.inputs, graph.outputs, *(o.inputs + o.outputs for o in operations)):
             if any(not -1 <= i < count for i in each):
                 raise ValueError(f"it names a tensor that is none of its {count}")
@@ -193,8 +201,10 @@ class _Reader:
         dtype = DTYPES.get(table.Type(), f"number {table.Type()}")
         data = None
         raw = self._bytes(table.Buffer())
-        if raw is not None and dtype in _TENSORS and table.Sparsity() is None:
-            data = np.frombuffer(raw, to_numpy(dtype)).reshape(shape)
+        if raw is not None and dtype in BYTES:
+            data = np.frombuffer(raw, to_numpy(dtype))
+            sparsity = table.Sparsity()
+            data = data.reshape(shape) if sparsity is None else densified(data, shape, sparsity)
         quantization = _quantization(table.Quantization())
         is_sparse = table.Sparsity() is not None
         return Tensor(
@@ -216,12 +226,18 @@ class _Reader:
         if name == "CUSTOM":
             name = f"CUSTOM {_text(code.CustomCode())}"
         return Operation(
-            index, name, _ints(table, "Inputs"), _ints(table, "Outputs"), _options(table)
-        )
+            index, name, _ints(table, "Inputs"), _ints(table, "Outputs"), _options(table),
+            bytes(_numbers(table, "CustomOptions")),
+        )  # fmt: skip
 
 
 def _text(value: bytes | None) -> str:
     return (value or b"").decode("utf-8", "replace")
+
+
+def _numbers(table: Table, field: str) -> Array:
+    found: Array = getattr(table, f"{field}AsNumpy")()
+    return found if getattr(table, f"{field}Length")() else np.zeros(0, np.uint8)
 
 
 def _ints(table: Table, field: str) -> tuple[int, ...]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.sequence_value import NoTensor
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tflite.load import Operation, Tensor
+from ekiden.frontend.tflite.load import BYTES, Operation, Tensor
+from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.topi.shape import known
+
+if TYPE_CHECKING:
+    from ekiden.frontend.tflite.graph import Graph
 
 
 class Quantized(Enum):
@@ -27,23 +31,41 @@ class Quantized(Enum):
     """The converter looks itself."""
 
 
+class Resource(NoTensor):
+    """A variable by its name."""
+
+    __slots__ = ("name",)
+    what = "a variable"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.array = self.symbols = self.expr = self.hint = None
+
+
 class Node(common.Node):
-    """What a converter is given. ins, outs: the tensors as the model declares them."""
+    """What a converter is given. graph: where the operator stands; ins, outs: the tensors as the
+    model declares them.
+    """
 
     def __init__(
         self,
         operation: Operation,
         name: str,
         inputs: Sequence[Value | None],
-        scope: Scope,
+        graph: Graph,
         ins: Sequence[Tensor | None],
         outs: Sequence[Tensor],
     ) -> None:
-        super().__init__(name, inputs, scope, [t.name for t in outs])
+        super().__init__(name, inputs, graph.shared.scope, [t.name for t in outs])
+        self.graph = graph
+        self.stated: dict[str, int] = {}
+        """Fields of a custom operator, whose table has none."""
         self.operation, self.ins, self.outs = operation, ins, outs
 
     def option(self, name: str, default: int = 0) -> Any:  # noqa: ANN401 - a field of the schema
         """A field of the operator's table; the default where it has no table."""
+        if name in self.stated:
+            return self.stated[name]
         options = self.operation.options
         return default if options is None else getattr(options, name)()
 
@@ -70,6 +92,14 @@ _ACTIVATIONS: dict[int, Callable[[Expr], Expr]] = {
 """ActivationFunctionType of the schema; SIGN_BIT has no kernel."""
 
 Converter: TypeAlias = Callable[[Node], Result]
+Evaluator: TypeAlias = Callable[[Node, Sequence[Array]], Array | None]
+"""The elements of the output from those of the inputs, numbers or expressions of dimensions (see
+ekiden.frontend.common.arithmetic); None to leave it to the converter."""
+
+
+def plain(rule: Callable[[Sequence[Array]], Array | None]) -> Evaluator:
+    """A rule that asks nothing of the operator."""
+    return lambda node, inputs: rule(inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +111,15 @@ class Row:
     quantized: Quantized = Quantized.REFUSED
     data: tuple[int, ...] = (0,)
     """The inputs whose elements are moved, of those that are MOVED; () for all."""
+    integer: Converter | None = None
+    """Of quantised tensors, where its kernel computes on their numbers."""
+    rule: Evaluator | None = None
+    dtypes: tuple[str, ...] = ()
+    """What it takes beside tensors of numbers: "complex64", "resource", "sparse", "variable"."""
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether it knows such tensors."""
+        kinds = {"sparse": tensor.is_sparse, "variable": tensor.is_variable}
+        if any(held and kind not in self.dtypes for kind, held in kinds.items()):
+            return False
+        return tensor.dtype in BYTES or tensor.dtype in self.dtypes

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.tflite.converters import elementwise, linear, movement, quantize, reduction
+from ekiden.frontend.tflite.converters import (
+    control,
+    detection,
+    elementwise,
+    linear,
+    movement,
+    quantize,
+    reduction,
+    signal,
+)
 from ekiden.frontend.tflite.node import Row
 
-FAMILIES = (elementwise, reduction, movement, linear, quantize)
+FAMILIES = (elementwise, reduction, movement, linear, quantize, control, signal, detection)
 TABLE: dict[str, Row] = {row.code: row for family in FAMILIES for row in family.ROWS}
 """"CONV_2D" -> its row."""
 assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operator has two rows"

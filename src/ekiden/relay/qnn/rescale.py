@@ -32,6 +32,7 @@ from ekiden.relay.op import (
     floor,
     greater_equal,
     left_shift,
+    less,
     multiply,
     right_shift,
     sign,
@@ -201,27 +202,54 @@ class _Product:
         if self.left.any():
             wide = left_shift(wide, const(self.left))
         wide = multiply(wide, const(self.multiplier))
+        if rounding == "TWICE":
+            return self._twice(wide)
         half: Expr = const(np.left_shift(np.int64(1), self.right - 1))
         if rounding == "TONEAREST":
             below = const(np.left_shift(np.int64(1), self.right - 1) - 1)
             half = where(greater_equal(wide, _scalar(0, "int64")), half, below)
         return cast(right_shift(add(wide, half), const(self.right)), "int32")
 
+    def _twice(self, wide: Expr) -> Expr:
+        """gemmlowp's two steps: a product rounded to where the multiplier has its point, midway
+        upward, then a shift by the exponent, midway away from zero.
+        """
+        high = right_shift(add(wide, _scalar(1 << (POINT - 1), "int64")), _scalar(POINT, "int64"))
+        rest = self.right - POINT
+        if not rest.any():
+            return cast(high, "int32")
+        half = const(np.left_shift(np.int64(1), rest) >> 1)
+        is_less = cast(less(high, _scalar(0, "int64")), "int64")
+        below = multiply(is_less, const((rest > 0).astype(np.int64)))
+        return cast(right_shift(subtract(add(high, half), below), const(rest)), "int32")
+
     def array(self, data: Array, rounding: str) -> Array:
         wide = (data.astype(np.int64) << self.left) * self.multiplier
+        if rounding == "TWICE":
+            high, rest = (wide + (1 << (POINT - 1))) >> POINT, self.right - POINT
+            below = (high < 0) & (rest > 0)
+            return np.asarray((high + (np.left_shift(np.int64(1), rest) >> 1) - below) >> rest)
         half = np.left_shift(np.int64(1), self.right - 1)
         rounded = half if rounding == "UPWARD" else half - (wide < 0)
         return np.asarray((wide + rounded) >> self.right).astype(np.int32)
 
 
-def times(data: Expr, multiplier: float) -> Expr:
-    """int32 data times a number in fixed point, midway to the larger integer."""
-    return _Product.by(np.asarray(multiplier, np.float64)).expr(data, "UPWARD")
+def times(data: Expr, multiplier: float | Array, rounding: str = "UPWARD") -> Expr:
+    """int32 data times numbers in fixed point, which broadcast. Midway: to the larger integer; away
+    from zero, "TONEAREST"; or rounded "TWICE" as gemmlowp does.
+    """
+    return _Product.by(np.asarray(multiplier, np.float64)).expr(data, rounding)
 
 
-def times_array(data: Array, multiplier: float) -> Array:
+def times_whole(data: Expr, whole: int, exponent: int, rounding: str) -> Expr:
+    """int32 data times whole * 2**(exponent - 31), an integer of 31 bits."""
+    left, right = max(exponent, 0), max(-exponent, 0) + POINT
+    return _Product(*(np.asarray(n, np.int64) for n in (whole, left, right))).expr(data, rounding)
+
+
+def times_array(data: Array, multiplier: float | Array, rounding: str = "UPWARD") -> Array:
     """`times`, of an array."""
-    return _Product.by(np.asarray(multiplier, np.float64)).array(data, "UPWARD")
+    return _Product.by(np.asarray(multiplier, np.float64)).array(data, rounding)
 
 
 _TO_INT32 = RequantizeAttrs(out_dtype="int32")

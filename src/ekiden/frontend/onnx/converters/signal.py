@@ -9,35 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.waves import transformed, waves
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Shape, known
+from ekiden.topi.shape import known
 
 MOST_WAVES = 1024
 """The largest extent whose waves become a matrix: 8 MB."""
-
-
-def _waves(extent: int, bins: int, inverse: bool = False, is_complex: bool = False) -> Array:
-    """The transform as a matrix: rows (bin, part), a column for each sample, or real parts, then
-    imaginary ones.
-    """
-    steps = np.arange(bins)[:, None] * np.arange(extent) % extent
-    angle = steps * ((1 if inverse else -1) * 2 * np.pi / extent)
-    scale = 1 / extent if inverse else 1.0
-    real, imaginary = np.cos(angle) * scale, np.sin(angle) * scale
-    sides = [(real, imaginary), (-imaginary, real)][: 1 + is_complex]
-    found = np.hstack([np.stack(parts, axis=1).reshape(2 * bins, extent) for parts in sides])
-    return found.astype(np.float32)
-
-
-def _transformed(data: Expr, waves: Array, shape: Shape) -> Expr:
-    """Rows times waves, as pairs; `shape` is that of the data but for its last axis."""
-    found = op.nn.dense(data, const(waves), units=len(waves))
-    return op.reshape(found, (*shape, len(waves) // 2, 2), allowzero=True)
 
 
 def _has_waves(node: Node, extent: int | None) -> bool:
@@ -51,8 +33,8 @@ def _dft_by_product(node: Node, axis: int, extent: int, inverse: bool, onesided:
     moved = [_resized(node, _last(node, p, axis), extent) for p in parts]
     rows = moved[0] if len(moved) == 1 else op.concatenate(moved, axis=rank - 1)
     bins = extent // 2 + 1 if onesided else extent
-    waves = _waves(extent, bins, inverse, is_complex)
-    found = _transformed(rows, waves, node.typed(rows).shape[:-1])
+    matrix = waves(extent, bins, inverse, is_complex)
+    found = transformed(rows, matrix, node.typed(rows).shape[:-1])
     order = [*range(rank - 1), rank]
     order.insert(axis, rank - 1)
     return found if axis == rank - 1 else op.transpose(found, axes=order)
@@ -180,11 +162,11 @@ def _stft_by_product(node: Node, window: Array, step: int, one_sided: bool) -> E
     length = len(window)
     channels = (known(node.shape(0)[2]) or 1) if node.rank(0) == 3 else 1
     bins = length // 2 + 1 if one_sided else length
-    waves = _waves(length, bins, is_complex=channels == 2).reshape(2 * bins, -1, length) * window
+    matrix = waves(length, bins, is_complex=channels == 2).reshape(2 * bins, -1, length) * window
     batch, time = node.shape(0)[:2]
     found = op.nn.conv2d(
         op.reshape(node.expr(0), (batch, 1, time, channels), allowzero=True),
-        const(waves.astype(np.float32)[:, :, None]),
+        const(matrix.astype(np.float32)[:, :, None]),
         strides=(1, step),
         data_layout="NHWC",
         kernel_layout="OIHW",

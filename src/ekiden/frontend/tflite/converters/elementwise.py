@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.tflite.converters import integer_elementwise as integer
 from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Converter, Node, Row
+from ekiden.frontend.tflite.node import Converter, Node, Row, plain
 from ekiden.ir.dtype import is_float
+from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -101,6 +107,14 @@ def _cast(node: Node) -> Expr:
         stated = DTYPES.get(node.option("OutDataType"), wanted)
         if stated != wanted:
             node.unsupported(f"it casts to {stated}, its output is {wanted}")
+    source = node.ins[0].dtype if node.ins[0] else ""
+    if source == wanted == "complex64":
+        return node.expr(0)
+    if source == "complex64":  # its real part
+        return op.cast(op.take(node.expr(0), const(np.int32(0)), axis=-1), wanted)
+    if wanted == "complex64":
+        real = op.cast(node.expr(0), "float32")
+        return op.stack([real, op.zeros_like(real)], axis=-1)
     if is_float(node.dtype(0)) and wanted == "bool":
         return op.not_equal(node.expr(0), _number(node, 0))
     return op.cast(node.expr(0), wanted)
@@ -114,55 +128,83 @@ def _select(node: Node) -> Expr:
     return op.where(condition, x, y)
 
 
+def _cast_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+    if "complex64" in (node.outs[0].dtype, node.ins[0] and node.ins[0].dtype):
+        return None
+    return rules.cast(node.outs[0].dtype)(inputs)
+
+
+_floor_quotient = rules.elementwise(np.floor_divide, operator.floordiv)
+
+
+def _floor_divide_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+    if is_float(node.dtype(0)) or (inputs[1].dtype != np.object_ and not inputs[1].all()):
+        return None
+    return _floor_quotient(inputs)
+
+
 # fmt: off
 ROWS = (
-    Row("ADD",                _fused(op.add)),
-    Row("SUB",                _fused(op.subtract)),
-    Row("MUL",                _fused(op.multiply)),
-    Row("DIV",                _div),
+    Row("ADD",                _fused(op.add), integer=integer.total(op.add),
+        rule=plain(rules.add)),
+    Row("SUB",                _fused(op.subtract), integer=integer.total(op.subtract),
+        rule=plain(rules.subtract)),
+    Row("MUL",                _fused(op.multiply), integer=integer.multiply,
+        rule=plain(rules.multiply)),
+    Row("DIV",                _div, rule=plain(rules.divide)),
     Row("ADD_N",              _add_n),
-    Row("FLOOR_DIV",          _binary(op.floor_divide)),
-    Row("FLOOR_MOD",          _binary(op.floor_mod)),
-    Row("MAXIMUM",            _binary(op.maximum)),
-    Row("MINIMUM",            _binary(op.minimum)),
+    Row("FLOOR_DIV",          _binary(op.floor_divide), rule=_floor_divide_rule),
+    Row("FLOOR_MOD",          _binary(op.floor_mod), rule=plain(rules.floor_mod)),
+    Row("MAXIMUM",            _binary(op.maximum), integer=integer.same_scales(op.maximum),
+        rule=plain(rules.maximum)),
+    Row("MINIMUM",            _binary(op.minimum), integer=integer.same_scales(op.minimum),
+        rule=plain(rules.minimum)),
     Row("POW",                _binary(op.power)),
     Row("SQUARED_DIFFERENCE", _squared_difference),
-    Row("EQUAL",              _binary(op.equal)),
-    Row("NOT_EQUAL",          _binary(op.not_equal)),
-    Row("LESS",               _binary(op.less)),
-    Row("LESS_EQUAL",         _binary(op.less_equal)),
-    Row("GREATER",            _binary(op.greater)),
-    Row("GREATER_EQUAL",      _binary(op.greater_equal)),
-    Row("LOGICAL_AND",        _binary(op.logical_and)),
+    Row("EQUAL",              _binary(op.equal), integer=integer.compare(op.equal),
+        rule=plain(rules.equal)),
+    Row("NOT_EQUAL",          _binary(op.not_equal), integer=integer.compare(op.not_equal)),
+    Row("LESS",               _binary(op.less), integer=integer.compare(op.less),
+        rule=plain(rules.less)),
+    Row("LESS_EQUAL",         _binary(op.less_equal), integer=integer.compare(op.less_equal),
+        rule=plain(rules.less_equal)),
+    Row("GREATER",            _binary(op.greater), integer=integer.compare(op.greater),
+        rule=plain(rules.greater)),
+    Row("GREATER_EQUAL",      _binary(op.greater_equal), integer=integer.compare(op.greater_equal),
+        rule=plain(rules.greater_equal)),
+    Row("LOGICAL_AND",        _binary(op.logical_and), rule=plain(rules.logical_and)),
     Row("LOGICAL_OR",         _binary(op.logical_or)),
-    Row("LOGICAL_NOT",        _unary(op.logical_not)),
+    Row("LOGICAL_NOT",        _unary(op.logical_not), rule=plain(rules.logical_not)),
     Row("BITWISE_XOR",        _binary(op.bitwise_xor)),
-    Row("ABS",                _unary(op.abs)),
-    Row("NEG",                _unary(op.negative)),
+    Row("ABS",                _unary(op.abs), integer=integer.absolute),
+    Row("NEG",                _unary(op.negative), rule=plain(rules.negative)),
     Row("SIGN",               _unary(op.sign)),
     Row("CEIL",               _unary(op.ceil)),
     Row("FLOOR",              _unary(op.floor)),
     Row("ROUND",              _round),
     Row("SQRT",               _unary(op.sqrt)),
     Row("RSQRT",              _unary(op.rsqrt)),
-    Row("EXP",                _unary(op.exp)),
-    Row("LOG",                _unary(op.log)),
+    Row("EXP",                _unary(op.exp), integer=integer.exp),
+    Row("LOG",                _unary(op.log), integer=integer.log),
     Row("SIN",                _unary(op.sin)),
     Row("COS",                _unary(op.cos)),
-    Row("TANH",               _unary(op.tanh)),
-    Row("LOGISTIC",           _unary(op.sigmoid)),
+    Row("TANH",               _unary(op.tanh), integer=integer.tanh),
+    Row("LOGISTIC",           _unary(op.sigmoid), integer=integer.logistic),
     Row("SQUARE",             _square),
-    Row("RELU",               _unary(op.nn.relu)),
-    Row("RELU6",              _unary(lambda x: op.clip(x, 0.0, 6.0))),
-    Row("RELU_N1_TO_1",       _unary(lambda x: op.clip(x, -1.0, 1.0))),
-    Row("RELU_0_TO_1",        _unary(lambda x: op.clip(x, 0.0, 1.0))),
-    Row("ELU",                _elu),
-    Row("LEAKY_RELU",         _leaky_relu),
-    Row("PRELU",              _prelu),
-    Row("HARD_SWISH",         _hard_swish),
-    Row("GELU",               _gelu),
-    Row("CAST",               _cast),
+    Row("RELU",               _unary(op.nn.relu), integer=integer.clipped(0, None)),
+    Row("RELU6",              _unary(lambda x: op.clip(x, 0.0, 6.0)),
+        integer=integer.clipped(0, 6)),
+    Row("RELU_N1_TO_1",       _unary(lambda x: op.clip(x, -1.0, 1.0)),
+        integer=integer.clipped(-1, 1)),
+    Row("RELU_0_TO_1",        _unary(lambda x: op.clip(x, 0.0, 1.0)),
+        integer=integer.clipped(0, 1)),
+    Row("ELU",                _elu, integer=integer.elu),
+    Row("LEAKY_RELU",         _leaky_relu, integer=integer.leaky_relu),
+    Row("PRELU",              _prelu, integer=integer.prelu),
+    Row("HARD_SWISH",         _hard_swish, integer=integer.hard_swish),
+    Row("GELU",               _gelu, integer=integer.gelu),
+    Row("CAST",               _cast, rule=_cast_rule, dtypes=("complex64",)),
     Row("SELECT",             _select),
-    Row("SELECT_V2",          _select),
+    Row("SELECT_V2",          _select, rule=plain(rules.where)),
 )
 # fmt: on

@@ -4,45 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ekiden.frontend.common.products import multiplied
+from ekiden.frontend.tflite.converters import integer_linear as integer
+from ekiden.frontend.tflite.converters.window import (
+    SAME,
+    Window,
+    depthwise_window,
+    padding,
+    plain_window,
+    strides,
+    weight_shape,
+    window_of,
+)
+from ekiden.frontend.tflite.integer import centred, levels, steps_of
 from ekiden.frontend.tflite.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.topi.shape import known
-
-SAME = 0
-"""Of the enum Padding; the other is VALID."""
-
-
-def _strides(node: Node) -> tuple[int, int]:
-    return node.option("StrideH"), node.option("StrideW")
-
-
-def _padding(node: Node, window: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
-    """(top, left, bottom, right): what SAME adds, the odd one behind.
-
-    Gives up where it depends on extents that are symbolic.
-    """
-    if node.option("Padding") != SAME:
-        return 0, 0, 0, 0
-    sides: list[tuple[int, int]] = []
-    for extent, size, step, d in zip(
-        node.extents(0, (1, 2)), window, _strides(node), dilation, strict=True
-    ):
-        reach = (size - 1) * d + 1
-        if extent is None and step > 1:
-            node.unsupported(f"padding SAME with strides needs a known extent of {node.ins[0]}")
-        total = reach - 1 if extent is None else (-(-extent // step) - 1) * step + reach - extent
-        sides.append((max(total, 0) // 2, max(total, 0) - max(total, 0) // 2))
-    (top, bottom), (left, right) = sides
-    return top, left, bottom, right
-
-
-def _window(node: Node, index: int) -> tuple[int, ...]:
-    """The shape of a weight, which must be known."""
-    found = [known(d) for d in node.shape(index)]
-    if len(found) != 4 or None in found:
-        node.unsupported(f"{node.ins[index]} must have four known extents")
-    return tuple(d for d in found if d is not None)
 
 
 def _biased(node: Node, made: Expr, index: int = 2) -> Expr:
@@ -50,38 +28,16 @@ def _biased(node: Node, made: Expr, index: int = 2) -> Expr:
     return node.activated(bias)
 
 
-def _dilation(node: Node) -> tuple[int, int]:
-    return node.option("DilationHFactor", 1), node.option("DilationWFactor", 1)
+def _convolution(window_of: Callable[[Node], Window]) -> Converter:
+    def convert(node: Node) -> Expr:
+        window = window_of(node)
+        made = op.nn.conv2d(
+            node.expr(0), op.transpose(node.expr(1), window.order), strides(node), window.padding,
+            window.dilation, window.groups, window.channels, window.size, "NHWC", "HWIO",
+        )  # fmt: skip
+        return _biased(node, made)
 
-
-def _conv2d(node: Node) -> Expr:
-    """Weights are (out, height, width, in), where fewer in than the data has make groups."""
-    out, height, width, depth = _window(node, 1)
-    channels = known(node.shape(0)[3])
-    if channels is None or channels % depth:
-        node.unsupported(f"{node.ins[0]} must have a multiple of {depth} channels")
-    dilation = _dilation(node)
-    made = op.nn.conv2d(
-        node.expr(0), op.transpose(node.expr(1), (1, 2, 3, 0)), _strides(node),
-        _padding(node, (height, width), dilation), dilation, channels // depth, out,
-        (height, width), "NHWC", "HWIO",
-    )  # fmt: skip
-    return _biased(node, made)
-
-
-def _depthwise_conv2d(node: Node) -> Expr:
-    """Weights are (1, height, width, out): of each channel of the data equally many."""
-    _, height, width, out = _window(node, 1)
-    channels = known(node.shape(0)[3])
-    if channels is None or out % channels:
-        node.unsupported(f"{node.ins[0]} must have a divisor of {out} as its channels")
-    dilation = _dilation(node)
-    made = op.nn.conv2d(
-        node.expr(0), op.transpose(node.expr(1), (1, 2, 0, 3)), _strides(node),
-        _padding(node, (height, width), dilation), dilation, channels, out,
-        (height, width), "NHWC", "HWIO",
-    )  # fmt: skip
-    return _biased(node, made)
+    return convert
 
 
 def _transpose_conv(node: Node) -> Expr:
@@ -89,33 +45,65 @@ def _transpose_conv(node: Node) -> Expr:
     the result would have padded is left out.
     """
     wanted = node.axes(0, "output shape")[1:3]
-    out, height, width, _ = _window(node, 1)
+    return _biased(node, _transposed(node, node.expr(2), node.expr(1), wanted, 2), 3)
+
+
+def _transpose_conv_of_integers(node: Node) -> Expr:
+    wanted = node.axes(0, "output shape")[1:3]
+    data = centred(node.expr(2), levels(node, node.ins[2]).point)
+    weight = centred(node.expr(1), steps_of(node, node.ins[1]).zero_point[0])
+    return integer.transpose_conv(node, _transposed(node, data, weight, wanted, 2))
+
+
+def _transpose_conv_bias(node: Node) -> Expr:
+    """MediaPipe's: (data, weights, bias), the shape of the result as the padding implies."""
+    raw = node.operation.custom
+    if len(raw) < 12:
+        node.unsupported("its options are cut short")
+    same, width, height = (int.from_bytes(raw[i : i + 4], "little") for i in (0, 4, 8))
+    node.stated = {"Padding": 0 if same == 1 else 1, "StrideH": height, "StrideW": width}
+    weights = weight_shape(node, 1)
+    sizes = node.extents(0, (1, 2))
+    if None in sizes:
+        node.unsupported(f"{node.ins[0]} must have a known height and width")
+    steps = strides(node)
+    wanted = [
+        (e or 0) * s if same == 1 else ((e or 0) - 1) * s + k
+        for e, s, k in zip(sizes, steps, weights[1:3], strict=True)
+    ]
+    made = _transposed(node, node.expr(0), node.expr(1), wanted, 0)
+    return op.add(made, node.expr(2)) if node.optional(2) is not None else made
+
+
+def _transposed(node: Node, data: Expr, weight: Expr, wanted: Sequence[int], at: int) -> Expr:
+    """`at` is the input that is the data."""
+    out, height, width, _ = weight_shape(node, 1)
     sides, more = [], []
     for extent, size, step, result in zip(
-        node.extents(2, (1, 2)), (height, width), _strides(node), wanted, strict=True
+        node.extents(at, (1, 2)), (height, width), strides(node), wanted, strict=True
     ):
         if extent is None:
-            node.unsupported(f"{node.ins[2]} must have a known height and width")
+            node.unsupported(f"{node.ins[at]} must have a known height and width")
         whole = (extent - 1) * step + size
         cut = max(whole - result, 0) if node.option("Padding") == SAME else 0
         sides.append((cut // 2, cut - cut // 2))
         more.append(result - whole + cut)
-    if any(not 0 <= m < s for m, s in zip(more, _strides(node), strict=True)):
-        node.unsupported(f"the output shape {wanted} does not follow from {node.ins[2]}")
+    if any(not 0 <= m < s for m, s in zip(more, strides(node), strict=True)):
+        node.unsupported(f"the output shape {wanted} does not follow from {node.ins[at]}")
     (top, bottom), (left, right) = sides
     made = op.nn.conv2d_transpose(
-        op.transpose(node.expr(2), (0, 3, 1, 2)), op.transpose(node.expr(1), (3, 0, 1, 2)),
-        _strides(node), (top, left, bottom, right), channels=out, kernel_size=(height, width),
+        op.transpose(data, (0, 3, 1, 2)), op.transpose(weight, (3, 0, 1, 2)),
+        strides(node), (top, left, bottom, right), channels=out, kernel_size=(height, width),
         output_padding=tuple(more),
     )  # fmt: skip
-    return _biased(node, op.transpose(made, (0, 2, 3, 1)), 3)
+    return op.transpose(made, (0, 2, 3, 1))
 
 
 def _pool(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
-        window = node.option("FilterHeight"), node.option("FilterWidth")
-        padding = _padding(node, window, (1, 1))
-        made = function(node.expr(0), window, _strides(node), padding=padding, layout="NHWC")
+        window = window_of(node)
+        sides = padding(node, window, (1, 1))
+        made = function(node.expr(0), window, strides(node), padding=sides, layout="NHWC")
         return node.activated(made)
 
     return convert
@@ -137,33 +125,34 @@ def _fully_connected(node: Node) -> Expr:
 
 def _batch_matmul(node: Node) -> Expr:
     """Matrices of the last two axes; those before broadcast."""
-    a, b = node.exprs()
-    if node.option("AdjX"):
-        a = op.transpose(a, _swapped(node.rank(0)))
-    if node.option("AdjY"):
-        b = op.transpose(b, _swapped(node.rank(1)))
-    return op.nn.matmul(a, b) if node.rank(0) == node.rank(1) == 2 else _many(node, a, b)
+    return multiplied(node, *_sides(node, *node.exprs()))
+
+
+def _batch_matmul_of_integers(node: Node) -> Expr:
+    a, b = (centred(node.expr(i), levels(node, node.ins[i]).point) for i in (0, 1))
+    return integer.rescaled_product(node, multiplied(node, *_sides(node, a, b)))
+
+
+def _sides(node: Node, a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    a = op.transpose(a, _swapped(node.rank(0))) if node.option("AdjX") else a
+    return a, op.transpose(b, _swapped(node.rank(1))) if node.option("AdjY") else b
 
 
 def _swapped(rank: int) -> tuple[int, ...]:
     return (*range(rank - 2), rank - 1, rank - 2)
 
 
-def _many(node: Node, a: Expr, b: Expr) -> Expr:
-    ranks = node.rank(0), node.rank(1)
-    if ranks != (3, 3):
-        node.unsupported(f"matrices of ranks {ranks} are not supported, (2, 2) and (3, 3) are")
-    return op.nn.batch_matmul(a, b, transpose_b=False)
-
-
 # fmt: off
 ROWS = (
-    Row("CONV_2D",           _conv2d),
-    Row("DEPTHWISE_CONV_2D", _depthwise_conv2d),
-    Row("TRANSPOSE_CONV",    _transpose_conv),
-    Row("AVERAGE_POOL_2D",   _pool(op.nn.avg_pool2d)),
-    Row("MAX_POOL_2D",       _pool(op.nn.max_pool2d)),
-    Row("FULLY_CONNECTED",   _fully_connected),
-    Row("BATCH_MATMUL",      _batch_matmul),
+    Row("CONV_2D",           _convolution(plain_window),
+        integer=lambda node: integer.convolution(node, plain_window(node))),
+    Row("DEPTHWISE_CONV_2D", _convolution(depthwise_window),
+        integer=lambda node: integer.convolution(node, depthwise_window(node))),
+    Row("TRANSPOSE_CONV",    _transpose_conv, integer=_transpose_conv_of_integers),
+    Row("CUSTOM Convolution2DTransposeBias", _transpose_conv_bias),
+    Row("AVERAGE_POOL_2D",   _pool(op.nn.avg_pool2d), integer=integer.average_pool),
+    Row("MAX_POOL_2D",       _pool(op.nn.max_pool2d), integer=integer.max_pool),
+    Row("FULLY_CONNECTED",   _fully_connected, integer=integer.fully_connected),
+    Row("BATCH_MATMUL",      _batch_matmul, integer=_batch_matmul_of_integers),
 )
 # fmt: on

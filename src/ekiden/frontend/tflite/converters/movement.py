@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.arithmetic import lift
+from ekiden.frontend.common.arithmetic import SMALL, lift
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, known
+from ekiden.frontend.tflite.integer import levels
 from ekiden.frontend.tflite.load import DTYPES
 from ekiden.frontend.tflite.node import Node, Quantized, Row
 from ekiden.ir.op import Array
+from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim
@@ -85,6 +87,10 @@ def _split_v(node: Node) -> Result:
             node.unsupported(f"axis {axis} of {node.ins[0]} must be known for a size of -1")
         sizes[sizes.index(-1)] = extent - sum(s for s in sizes if s >= 0)
     places = [int(p) for p in np.cumsum(sizes)[:-1]]
+    value = node.value(0)
+    if value.is_known and value.elements.size <= SMALL:
+        parts = np.split(value.elements, places, axis)
+        return [known(np.asarray(p), node.dtype(0)) for p in parts]
     return op.split(node.expr(0), places, axis=axis) if places else [node.expr(0)]
 
 
@@ -101,9 +107,11 @@ class _Range:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        begin, end, step = (node.axes(i, n) for i, n in ((1, "begin"), (2, "end"), (3, "strides")))
+        begin, step = node.axes(1, "begin"), node.axes(3, "strides")
+        end = node.dims(2, "end")
         masks = {n: int(node.option(f"{n}Mask")) for n in _MASKS}
         self.items: list[slice | int | None] = []
+        """A slice may end at an expression of dimensions."""
         given = sum(not masks["NewAxis"] >> i & 1 for i in range(len(begin)))
         has_rest = bool(masks["Ellipsis"] & ((1 << len(begin)) - 1))
         for i, (b, e, s) in enumerate(zip(begin, end, step, strict=True)):
@@ -146,7 +154,7 @@ class _Range:
         if isinstance(item, int):
             return item, dim if item == -1 else item + 1, 1
         step = item.step or 1
-        if extent is not None:
+        if extent is not None and not isinstance(item.stop, PrimExpr):
             first, last, _ = item.indices(extent)
             return first, last if step > 0 or last >= 0 else -extent - 1, step
         if step < 0:
@@ -163,6 +171,28 @@ def _strided_slice(node: Node) -> Result:
     places = _Range(node)
     value = node.value(0)
     return places.of_known(value) if value.is_known else places.expr()
+
+
+def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+    data, indices = inputs
+    if indices.dtype == np.object_ or node.option("BatchDims"):
+        return None
+    return np.asarray(np.take(data, indices, axis=int(node.option("Axis"))))
+
+
+def _expand_rule(node: Node, inputs: Sequence[Array]) -> Array:
+    return np.expand_dims(inputs[0], int(inputs[1]))
+
+
+def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
+    return inputs[0].reshape([d for i, d in enumerate(inputs[0].shape) if i not in _squeezed(node)])
+
+
+def _range(node: Node) -> Expr:
+    """(start, limit, step), scalars; in shape arithmetic its length follows from dimensions."""
+    parts = [op.reshape(node.expr(i), ()) for i in range(3)]
+    start, limit, step = parts
+    return op.arange(start, limit, step, node.outs[0].dtype)
 
 
 def _gather(node: Node) -> Expr:
@@ -195,11 +225,18 @@ def _mirror_pad(node: Node) -> Expr:
     return op.nn.mirror_pad(node.expr(0), _pairs(node, 1), mode)
 
 
-def _squeeze(node: Node) -> Expr:
+def _squeezed(node: Node) -> list[int]:
+    """The axes that go, from the front; the pairs of complex numbers are no axis."""
     options = node.operation.options
     has = options is not None and options.SqueezeDimsLength()
-    axes = [int(a) for a in options.SqueezeDimsAsNumpy()] if has else []
-    axes = axes or [i for i, d in enumerate(node.shape(0)) if number(d) == 1]
+    shape = node.shape(0)
+    shape = shape[:-1] if node.ins[0] and node.ins[0].dtype == "complex64" else shape
+    axes = [node.axis(int(a), len(shape)) for a in options.SqueezeDimsAsNumpy()] if has else []
+    return axes or [i for i, d in enumerate(shape) if number(d) == 1]
+
+
+def _squeeze(node: Node) -> Expr:
+    axes = _squeezed(node)
     return op.squeeze(node.expr(0), axis=axes) if axes else node.expr(0)
 
 
@@ -269,6 +306,43 @@ def _resize_bilinear(node: Node) -> Expr:
     )  # fmt: skip
 
 
+def _resize_bilinear_of_integers(node: Node) -> Expr:
+    """Ten bits of each coordinate, as the reference kernel has it."""
+    if node.dtype(0) != "int8" or levels(node, node.ins[0]) != levels(node, node.outs[0]):
+        node.unsupported(f"{node.ins[0]} and {node.outs[0]} must be int8 of one scale")
+    made: Expr = op.cast(node.expr(0), "int32")
+    for axis, wanted in zip((1, 2), node.axes(1, "size"), strict=True):
+        extent = number(node.shape(0)[axis])
+        if extent is None:
+            node.unsupported(f"{node.ins[0]} must have a known height and width")
+        made = _between(made, axis, *_neighbours(node, extent, wanted))
+    zero = const(np.int32(0))
+    half = op.where(op.greater(made, zero), const(np.int32(1 << 19)), const(np.int32(-1 << 19)))
+    return op.cast(op.trunc_divide(op.add(made, half), const(np.int32(1 << 20))), "int8")
+
+
+def _neighbours(node: Node, extent: int, wanted: int) -> tuple[Array, Array, Array]:
+    """(first, second, weight of the second of 1024) for each place of an axis."""
+    more = int(bool(node.option("AlignCorners")) and wanted > 1)
+    to = wanted - more
+    step = ((extent - more) * 1024 + to // 2) // to
+    at = np.arange(wanted) * step
+    if node.option("HalfPixelCenters"):
+        at = at + step // 2 - 512
+    first = np.maximum(np.trunc(at / 1024).astype(np.int64), 0)
+    second = np.minimum(np.trunc((at + 1023) / 1024).astype(np.int64), extent - 1)
+    return first, second, at - 1024 * first
+
+
+def _between(data: Expr, axis: int, first: Array, second: Array, weight: Array) -> Expr:
+    shape = [-1 if i == axis else 1 for i in range(4)]
+    parts = []
+    for places, by in ((first, 1024 - weight), (second, weight)):
+        row = op.take(data, const(places.astype(np.int32)), axis=axis)
+        parts.append(op.multiply(row, const(by.astype(np.int32).reshape(shape))))
+    return op.add(*parts)
+
+
 def _resize_nearest(node: Node) -> Expr:
     places = _places(node)
     rounding = "floor" if places == "asymmetric" else "round_prefer_ceil"
@@ -289,17 +363,19 @@ ROWS = (
     Row("SPLIT_V",                 _split_v,        MOVED),
     Row("SLICE",                   _slice,          MOVED),
     Row("STRIDED_SLICE",           _strided_slice,  MOVED),
-    Row("GATHER",                  _gather,         MOVED),
+    Row("GATHER",                  _gather,         MOVED, rule=_gather_rule),
     Row("GATHER_ND",               _gather_nd,      MOVED),
     Row("PAD",                     _pad,            MOVED),
     Row("PADV2",                   _pad,            MOVED, data=(0, 2)),
     Row("MIRROR_PAD",              _mirror_pad,     MOVED),
-    Row("SQUEEZE",                 _squeeze,        MOVED),
-    Row("EXPAND_DIMS",             _expand_dims,    MOVED),
+    Row("SQUEEZE",                 _squeeze,        MOVED, rule=_squeeze_rule,
+        dtypes=("complex64",)),
+    Row("EXPAND_DIMS",             _expand_dims,    MOVED, rule=_expand_rule),
     Row("TILE",                    _tile,           MOVED),
     Row("BROADCAST_TO",            _broadcast_to,   MOVED),
     Row("FILL",                    _fill,           MOVED, data=(1,)),
     Row("SHAPE",                   _shape,          Quantized.OWN),
+    Row("RANGE",                   _range),
     Row("RANK",                    _rank,           Quantized.OWN),
     Row("REVERSE_V2",              _reverse,        MOVED),
     Row("TOPK_V2",                 _topk),
@@ -307,7 +383,7 @@ ROWS = (
     Row("DEPTH_TO_SPACE",          _depth_to_space, MOVED),
     Row("SPACE_TO_BATCH_ND",       _space_to_batch),
     Row("BATCH_TO_SPACE_ND",       _batch_to_space, MOVED),
-    Row("RESIZE_BILINEAR",         _resize_bilinear),
+    Row("RESIZE_BILINEAR",         _resize_bilinear, integer=_resize_bilinear_of_integers),
     Row("RESIZE_NEAREST_NEIGHBOR", _resize_nearest, MOVED),
 )
 # fmt: on

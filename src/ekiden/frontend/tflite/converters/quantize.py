@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.frontend.tflite.integer import levels, requantized
 from ekiden.frontend.tflite.load import Tensor
 from ekiden.frontend.tflite.node import Node, Quantized, Row
 from ekiden.ir.dtype import is_float
@@ -25,7 +26,7 @@ def _steps(node: Node, tensor: Tensor | None) -> tuple[Expr, Expr, int]:
 
 def _quantize(node: Node) -> Expr:
     if not is_float(node.dtype(0)):
-        node.unsupported(f"{node.ins[0]} has the dtype {node.dtype(0)}: it would be requantised")
+        return requantized(node, *(levels(node, t) for t in (node.ins[0], node.outs[0])))
     scale, point, axis = _steps(node, node.outs[0])
     return qnn.quantize(node.expr(0), scale, point, axis=axis, out_dtype=node.outs[0].dtype)
 
@@ -37,7 +38,27 @@ def _dequantize(node: Node) -> Expr:
     return qnn.dequantize(node.expr(0), scale, point, axis=axis)
 
 
+def _densify(node: Node) -> Expr:
+    """A sparse constant, which was read as a dense one."""
+    return node.expr(0)
+
+
+def _fake_quant(node: Node) -> Expr:
+    """Floats as after quantising and back; the range is nudged so that zero is a level."""
+    low, high = float(node.option("Min")), float(node.option("Max"))
+    least = 1 if node.option("NarrowRange") else 0
+    most = (1 << int(node.option("NumBits"))) - 1
+    step = np.float32((high - low) / (most - least))
+    zero = np.clip(np.round(least - low / step), least, most)
+    low, high = float((least - zero) * step), float((most - zero) * step)
+    shifted = op.subtract(op.clip(node.expr(0), low, high), const(np.float32(low)))
+    levels_ = op.floor(op.add(op.divide(shifted, const(step)), const(np.float32(0.5))))
+    return op.add(op.multiply(levels_, const(step)), const(np.float32(low)))
+
+
 ROWS = (
+    Row("DENSIFY", _densify, dtypes=("sparse",)),
+    Row("FAKE_QUANT", _fake_quant),
     Row("QUANTIZE", _quantize, Quantized.OWN),
     Row("DEQUANTIZE", _dequantize, Quantized.OWN),
 )

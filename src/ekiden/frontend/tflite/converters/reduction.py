@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.tflite.converters import integer_reduction as integer
 from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Converter, Node, Row
+from ekiden.frontend.tflite.node import Converter, Evaluator, Node, Row
+from ekiden.ir import prim
 from ekiden.ir.dtype import is_float
+from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -68,18 +75,32 @@ def _local_response(node: Node) -> Expr:
     )
 
 
+def _reduced(function: Callable[..., object]) -> Evaluator:
+    """Of a vector."""
+
+    def rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+        data, axes = inputs
+        if data.ndim != 1 or axes.dtype == np.object_ or axes.size != 1 or not data.size:
+            return None
+        made = rules.reduced(data, function)
+        return np.full((1,) if node.option("KeepDims") else (), made, object)
+
+    return rule
+
+
 # fmt: off
 ROWS = (
-    Row("MEAN",                         _reduce(op.mean, floats_alone=True)),
-    Row("SUM",                          _reduce(op.sum)),
-    Row("REDUCE_PROD",                  _reduce(op.prod)),
-    Row("REDUCE_MAX",                   _reduce(op.max)),
-    Row("REDUCE_MIN",                   _reduce(op.min)),
+    Row("MEAN",                         _reduce(op.mean, floats_alone=True), integer=integer.mean),
+    Row("SUM",                          _reduce(op.sum), integer=integer.total,
+        rule=_reduced(operator.add)),
+    Row("REDUCE_PROD",                  _reduce(op.prod), rule=_reduced(operator.mul)),
+    Row("REDUCE_MAX",                   _reduce(op.max), rule=_reduced(prim.maximum)),
+    Row("REDUCE_MIN",                   _reduce(op.min), rule=_reduced(prim.minimum)),
     Row("REDUCE_ANY",                   _reduce(op.any)),
     Row("REDUCE_ALL",                   _reduce(op.all)),
     Row("ARG_MAX",                      _arg(op.argmax)),
     Row("ARG_MIN",                      _arg(op.argmin)),
-    Row("SOFTMAX",                      _softmax),
+    Row("SOFTMAX",                      _softmax, integer=integer.softmax),
     Row("LOG_SOFTMAX",                  _log_softmax),
     Row("CUMSUM",                       _cumsum),
     Row("L2_NORMALIZATION",             _l2_normalization),

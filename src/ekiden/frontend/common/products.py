@@ -1,0 +1,39 @@
+"""Matrix products of any ranks, of expressions."""
+
+from __future__ import annotations
+
+from ekiden.frontend.common.node import Node
+from ekiden.ir.prim import is_const
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+from ekiden.topi.shape import Shape, broadcast_shape, equal, product
+
+
+def multiplied(node: Node, a: Expr, b: Expr) -> Expr:
+    """[..., r, k] times [..., k, c], both of rank 2 or more: the axes before broadcast.
+
+    Raises Unsupported where they do not.
+    """
+    left, right = node.typed(a).shape, node.typed(b).shape
+    node.scope.same(left[-1:], right[-2:-1])
+    if len(right) == 2:
+        return op.nn.matmul(a, b)
+    node.scope.broadcasts(left[:-2], right[:-2])
+    batch = broadcast_shape(left[:-2], right[:-2])
+    if batch is None:
+        node.unsupported(f"batches {left[:-2]!r} and {right[:-2]!r} do not broadcast")
+    made = op.nn.batch_matmul(_flat(node, a, batch), _flat(node, b, batch), transpose_b=False)
+    return made if len(batch) == 1 else op.reshape(made, (*batch, left[-2], right[-1]), True)
+
+
+def _flat(node: Node, expr: Expr, batch: Shape) -> Expr:
+    """[batch..., r, c] as [product, r, c]; a batch of 1 stays 1."""
+    shape = node.typed(expr).shape
+    if len(shape) == 3 and (len(batch) == 1 or is_const(shape[0], 1)):
+        return expr
+    if all(is_const(d, 1) for d in shape[:-2]):
+        return op.reshape(expr, (1, *shape[-2:]), True)
+    pairs = zip(shape, batch, strict=False)
+    if len(shape) != len(batch) + 2 or not all(equal(d, e) for d, e in pairs):
+        expr = op.broadcast_to(expr, (*batch, *shape[-2:]))
+    return op.reshape(expr, (product(batch), *shape[-2:]), True)

@@ -1,0 +1,103 @@
+"""TFLite_Detection_PostProcess: what a detector gives as boxes, classes and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flatbuffers import flexbuffers
+
+from ekiden.frontend.tflite.node import Node, Row
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.topi.shape import known
+
+
+def _options(node: Node) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = flexbuffers.Loads(node.operation.custom)
+    except Exception as error:  # flexbuffers raises whatever the bytes lead it to
+        node.unsupported(f"its options cannot be read: {error}")
+    return found
+
+
+def _columns(data: Expr, axis: int) -> list[Expr]:
+    return [op.take(data, const(np.int32(i)), axis=axis) for i in range(4)]
+
+
+def _boxes(node: Node, options: Mapping[str, Any]) -> Expr:
+    """(top, left, bottom, right) of [boxes, 4]: offsets from anchors in units of these."""
+    y, x, height, width = _columns(op.reshape(node.expr(0), (-1, 4)), 1)
+    at_y, at_x, tall, wide = _columns(op.reshape(node.expr(2), (-1, 4)), 1)
+    sides = []
+    for offset, size, middle, extent, name, length in (
+        (y, height, at_y, tall, "y_scale", "h_scale"),
+        (x, width, at_x, wide, "x_scale", "w_scale"),
+    ):
+        centre = op.multiply(op.divide(offset, _float(options[name])), extent)
+        centre = op.add(centre, middle)
+        half = op.multiply(op.exp(op.divide(size, _float(options[length]))), extent)
+        half = op.multiply(half, _float(0.5))
+        sides.append((op.subtract(centre, half), op.add(centre, half)))
+    (top, bottom), (left, right) = sides
+    return op.stack([top, left, bottom, right], axis=1)
+
+
+def _float(value: float) -> Expr:
+    return const(np.float32(value))
+
+
+def _detection(node: Node) -> list[Expr]:
+    """(boxes [1, n, 4], classes [1, n], scores [1, n], count [1]), the rest of each 0."""
+    options = _options(node)
+    count, most = known(node.shape(0)[1]), int(options["max_detections"])
+    classes, width = int(options["num_classes"]), known(node.shape(1)[2])
+    if count is None or width is None:
+        node.unsupported(f"{node.ins[0]} and {node.ins[1]} must have known extents")
+    by_class = bool(options.get("use_regular_nms", False))
+    if not by_class and int(options["max_classes_per_detection"]) != 1:
+        node.unsupported("several classes for a detection are not supported")
+    if by_class and int(options.get("detections_per_class", 100)) < most:
+        node.unsupported("'detections_per_class' below 'max_detections' is not supported")
+    boxes = _boxes(node, options)
+    scores = op.reshape(node.expr(1), (count, width))
+    scores = op.strided_slice(scores, (0, width - classes), (count, width))
+    rows = (_each_class if by_class else _best_class)(boxes, scores, count, classes)
+    # a score at the threshold stays, where Relay's must be above it
+    least = float(np.nextafter(np.float32(options["nms_score_threshold"]), np.float32(-np.inf)))
+    valid = op.vision.get_valid_counts(op.expand_dims(rows, axis=0), least, 0, 1)
+    kept = op.vision.non_max_suppression(
+        TupleGetItem(valid, 1), TupleGetItem(valid, 0), TupleGetItem(valid, 2), most,
+        float(options["nms_iou_threshold"]), not by_class, -1, 2, 1, 0, False, True,
+    )  # fmt: skip
+    total = count * classes if by_class else count
+    kept = op.strided_slice(kept, (0, 0, 0), (1, min(most, total), 6))
+    if total < most:
+        kept = op.nn.pad(kept, ((0, 0), (0, most - total), (0, 0)), -1.0)
+    score = op.take(kept, const(np.int32(1)), axis=2)
+    is_there = op.greater_equal(op.take(kept, const(np.int32(0)), axis=2), _float(0))
+    held = op.where(op.expand_dims(is_there, axis=2), kept, op.zeros_like(kept))
+    number = op.sum(op.cast(is_there, "float32"), axis=1)
+    return [
+        op.strided_slice(held, (0, 0, 2), (1, most, 6)),
+        op.take(held, const(np.int32(0)), axis=2),
+        op.where(is_there, score, op.zeros_like(score)),
+        number,
+    ]
+
+
+def _best_class(boxes: Expr, scores: Expr, count: int, classes: int) -> Expr:
+    """[boxes, (class, score, corners)]"""
+    best = op.cast(op.argmax(scores, axis=1, keepdims=True), "float32")
+    return op.concatenate([best, op.max(scores, axis=1, keepdims=True), boxes], axis=1)
+
+
+def _each_class(boxes: Expr, scores: Expr, count: int, classes: int) -> Expr:
+    """[boxes * classes, (class, score, corners)], a class after another."""
+    names = np.repeat(np.arange(classes, dtype=np.float32), count)[:, None]
+    flat = op.reshape(op.transpose(scores), (count * classes, 1))
+    return op.concatenate([const(names), flat, op.tile(boxes, (classes, 1))], axis=1)
+
+
+ROWS = (Row("CUSTOM TFLite_Detection_PostProcess", _detection),)

@@ -1,0 +1,199 @@
+"""Operators that compute each element on its own, of quantised tensors.
+
+Those of one input are tables. Of two, sums are computed of 20 more bits, products of all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ekiden.frontend.tflite.integer import (
+    Levels,
+    centred,
+    levels,
+    of_real,
+    scaled,
+    scaled_array,
+    stored,
+    tabled,
+)
+from ekiden.frontend.tflite.node import Converter, Node
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.relay.qnn.rescale import fixed_point
+
+_ROOM = 20
+"""Bits that the operands of a sum are shifted by."""
+
+
+def _operands(node: Node) -> tuple[Levels, Levels, Levels]:
+    return levels(node, node.ins[0]), levels(node, node.ins[1]), levels(node, node.outs[0])
+
+
+def total(function: Callable[[Expr, Expr], Expr]) -> Converter:
+    """A sum or a difference, under the larger scale twice."""
+
+    def convert(node: Node) -> Expr:
+        *sides, result = _operands(node)
+        twice = 2 * np.float64(max(s.scale for s in sides))
+        parts = []
+        for index, side in enumerate(sides):
+            wide = op.left_shift(centred(node.expr(index), side.point), const(np.int32(_ROOM)))
+            parts.append(scaled(wide, np.float64(side.scale) / twice))
+        again = twice / np.float64(np.float32(1 << _ROOM) * result.scale)
+        return stored(node, scaled(function(*parts), again))
+
+    return convert
+
+
+def multiply(node: Node) -> Expr:
+    """A product of the numbers, rescaled by the product of their scales."""
+    a, b, result = _operands(node)
+    made = op.multiply(centred(node.expr(0), a.point), centred(node.expr(1), b.point))
+    return stored(node, scaled(made, np.float64(a.scale * b.scale / result.scale)))
+
+
+def same_scales(function: Callable[[Expr, Expr], Expr]) -> Converter:
+    """A choice between numbers of one scale."""
+
+    def convert(node: Node) -> Expr:
+        if len(set(_operands(node))) > 1:
+            node.unsupported(f"{node.ins[0]}, {node.ins[1]} and {node.outs[0]} have other scales")
+        return function(node.expr(0), node.expr(1))
+
+    return convert
+
+
+def compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
+    """A comparison of real values, in fixed point of 8 bits more."""
+
+    def convert(node: Node) -> Expr:
+        parts = []
+        for index in (0, 1):
+            side = levels(node, node.ins[index])
+            wide = op.left_shift(centred(node.expr(index), side.point), const(np.int32(8)))
+            parts.append(scaled(wide, np.float64(side.scale)))
+        return function(*parts)
+
+    return convert
+
+
+def _pair(node: Node) -> tuple[Levels, Levels]:
+    return levels(node, node.ins[0]), levels(node, node.outs[0])
+
+
+def clipped(low: float | None, high: float | None) -> Converter:
+    """RELU and its kin: rescaled, between real values."""
+
+    def convert(node: Node) -> Expr:
+        source, result = _pair(node)
+        factor = np.float64(source.scale / result.scale)
+
+        def function(numbers: Array) -> Array:
+            made = scaled_array(numbers - source.point, factor) + result.point
+            least = None if low is None else result.number(low)
+            most = None if high is None else result.number(high)
+            return made if least is most is None else np.clip(made, least, most)
+
+        return tabled(node, function)
+
+    return convert
+
+
+def leaky_relu(node: Node) -> Expr:
+    """Two multipliers, by the sign."""
+    source, result = _pair(node)
+    alpha = np.float32(node.option("Alpha"))
+    factors = source.scale / result.scale, source.scale * alpha / result.scale
+
+    def function(numbers: Array) -> Array:
+        moved = numbers - source.point
+        above, below = (scaled_array(moved, float(f)) for f in factors)
+        return np.where(moved >= 0, above, below) + result.point
+
+    return tabled(node, function)
+
+
+def absolute(node: Node) -> Expr:
+    """Rescaled where the scales differ."""
+    source, result = _pair(node)
+    factor = np.float64(source.scale / result.scale)
+
+    def function(numbers: Array) -> Array:
+        moved = np.abs(numbers - source.point)
+        made = moved if source.scale == result.scale else scaled_array(moved, factor)
+        return made + result.point
+
+    return tabled(node, function)
+
+
+def prelu(node: Node) -> Expr:
+    """Alphas are a tensor."""
+    data, alpha, result = _operands(node)
+    x = centred(node.expr(0), data.point)
+    product = op.multiply(x, centred(node.expr(1), alpha.point))
+    above = scaled(x, np.float64(data.scale / result.scale))
+    below = scaled(product, np.float64(data.scale * alpha.scale / result.scale))
+    return stored(node, op.where(op.greater_equal(x, const(np.int32(0))), above, below))
+
+
+def hard_swish(node: Node) -> Expr:
+    """x * relu6(x + 3) / 6 in 16 bits, as the reference kernel has it."""
+    source, result = _pair(node)
+    fine = np.float32(1 / 128) * source.scale
+    by_result, exponent = _multiplier16(np.float64(fine / result.scale))
+    by_gate, gate_exponent = _multiplier16(np.float64(fine / np.float32(3 / 32768)))
+
+    def function(numbers: Array) -> Array:
+        wide = (numbers - source.point) << 7
+        scaled_ = _high(wide, by_result)
+        gate = _saturated(wide << max(gate_exponent - 1, 0))
+        gate = _high(gate, by_gate)
+        gate = _saturated(gate << 1) if gate_exponent > 0 else gate
+        gate = _shifted(gate, -gate_exponent) if gate_exponent < 0 else gate
+        gate = (gate + (1 << 15)) >> 1
+        product = gate * scaled_
+        half = np.where(product >= 0, product >> 15, -((-product) >> 15))
+        return _shifted(half, -exponent) + result.point
+
+    return tabled(node, function)
+
+
+def _multiplier16(factor: float) -> tuple[int, int]:
+    whole, exponent = fixed_point(np.asarray(factor, np.float64))
+    return min((int(whole) + (1 << 15)) >> 16, 32767), int(exponent)
+
+
+def _saturated(data: Array) -> Array:
+    return np.clip(data, -32768, 32767)
+
+
+def _high(data: Array, by: int) -> Array:
+    """The high half of twice a product of 16 bits, midway upward."""
+    return _saturated((data * by + (1 << 14)) >> 15)
+
+
+def _shifted(data: Array, by: int) -> Array:
+    """A shift to the right, midway away from zero."""
+    if by <= 0:
+        return data << -by
+    return (data + (1 << by >> 1) - (data < 0)) >> by
+
+
+def gelu(node: Node) -> Expr:
+    """By either formula, as a table."""
+    if node.option("Approximate"):
+        inner = np.sqrt(2 / np.pi)
+        return of_real(lambda x: 0.5 * x * (1 + np.tanh(inner * (x + 0.044715 * x**3))))(node)
+    return of_real(lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))))(node)
+
+
+logistic = of_real(lambda x: 1 / (1 + np.exp(-x)))
+tanh = of_real(np.tanh)
+elu = of_real(lambda x: np.where(x < 0, np.expm1(x), x))
+exp = of_real(np.exp)
+log = of_real(lambda x: np.where(x > 0, np.log(x), -np.inf))

@@ -1,0 +1,154 @@
+"""The arithmetic of TensorFlow Lite's integer kernels: quantised tensors as the expressions of
+their numbers, bit for bit what the reference kernels give.
+
+    real value = scale * (number - point)
+    a product with a real number = a product with an integer of 31 bits and a shift, rounded twice
+
+The optimised kernels of TensorFlow Lite round once instead, or in floating point (XNNPACK), so that
+they differ from the reference kernels, and so from these, by one step in a number of a thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ekiden.frontend.tflite.load import Quantization, Tensor
+from ekiden.frontend.tflite.node import Node
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.relay.qnn.rescale import times, times_array
+
+DTYPES = ("int8", "uint8")
+"""Those of the integer kernels that are here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """How a tensor is quantised: one scale, one zero point."""
+
+    scale: np.float32
+    point: int
+    dtype: str
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The least and the largest number."""
+        return (-128, 127) if self.dtype == "int8" else (0, 255)
+
+    def number(self, real: float) -> int:
+        """The number nearest to a real value, midway away from zero; it may be out of limits."""
+        steps = np.float32(real) / self.scale
+        return self.point + int(np.trunc(steps + np.copysign(np.float32(0.5), steps)))
+
+
+def is_quantized(node: Node) -> bool:
+    """Whether one of the tensors of an operator is quantised."""
+    found = [t for t in (*node.ins, *node.outs) if t is not None and t.quantization is not None]
+    return any(t.dtype in ("int8", "uint8", "int16", "int4") for t in found)
+
+
+def steps_of(node: Node, tensor: Tensor | None) -> Quantization:
+    """The scales of a tensor of `DTYPES`."""
+    if tensor is None or tensor.quantization is None or tensor.dtype not in DTYPES:
+        kind = "missing" if tensor is None else tensor.dtype
+        node.unsupported(f"{tensor} is {kind}: kernels of quantised int8 and uint8 are supported")
+    return tensor.quantization
+
+
+def levels(node: Node, tensor: Tensor | None) -> Levels:
+    """How a tensor is quantised, that has one scale."""
+    found = steps_of(node, tensor)
+    assert tensor is not None
+    if len(found.scale) != 1:
+        node.unsupported(f"{tensor} has several scales")
+    return Levels(np.float32(found.scale[0]), found.zero_point[0], tensor.dtype)
+
+
+def centred(data: Expr, point: int) -> Expr:
+    """Numbers as int32, less the zero point."""
+    wide = op.cast(data, "int32")
+    return op.subtract(wide, const(np.int32(point))) if point else wide
+
+
+def scaled(data: Expr, multiplier: float | Array) -> Expr:
+    """int32 numbers times real ones, rounded as the reference kernels do."""
+    return times(data, multiplier, "TWICE")
+
+
+def scaled_once(data: Expr, multiplier: float | Array) -> Expr:
+    """The same, rounded once, as the kernel of FULLY_CONNECTED does."""
+    return times(data, multiplier)
+
+
+def stored(node: Node, data: Expr) -> Expr:
+    """int32 steps from the zero point as the output's numbers, between the limits of its dtype and
+    those of the fused activation.
+    """
+    result = levels(node, node.outs[0])
+    kind = node.option("FusedActivationFunction") if _is_fused(node) else 0
+    if kind not in LIMITS:
+        node.unsupported(f"the fused activation {kind} is not supported of {result.dtype}")
+    low, high = result.limits
+    least, most = LIMITS[kind]
+    low = low if least is None else max(low, result.number(least))
+    high = high if most is None else min(high, result.number(most))
+    moved = op.add(data, const(np.int32(result.point))) if result.point else data
+    return op.cast(op.clip(moved, low, high), result.dtype)
+
+
+def _is_fused(node: Node) -> bool:
+    return hasattr(node.operation.options, "FusedActivationFunction")
+
+
+LIMITS: dict[int, tuple[float | None, float | None]] = {
+    0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6),
+}  # fmt: skip
+"""What a fused activation leaves."""
+
+
+def tabled(node: Node, function: Callable[[Array], Array]) -> Expr:
+    """A function of one number, as a table of what it gives for each of the 256 that come; beyond
+    the limits of the output it gives these.
+    """
+    source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
+    first, last = source.limits
+    with np.errstate(all="ignore"):
+        made = function(np.arange(first, last + 1, dtype=np.int64))
+    table = np.clip(made, *result.limits).astype(to_numpy(result.dtype))
+    index = op.cast(node.expr(0), "int32")
+    index = op.subtract(index, const(np.int32(first))) if first else index
+    return op.take(const(table), index, mode="fast")
+
+
+def of_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
+    """A function of real numbers, of which the kernels make a table in single precision."""
+
+    def convert(node: Node) -> Expr:
+        source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
+
+        def stepped(numbers: Array) -> Array:
+            real = (numbers - source.point).astype(np.float32) * source.scale
+            made = function(real.astype(np.float64)).astype(np.float32)
+            steps = made * (np.float32(1) / result.scale)
+            rounded = np.trunc(steps + np.copysign(np.float32(0.5), steps))
+            return np.asarray(rounded + result.point)
+
+        return tabled(node, stepped)
+
+    return convert
+
+
+def requantized(node: Node, source: Levels, result: Levels) -> Expr:
+    """The numbers of the first input under another scale."""
+    multiplier = np.float64(source.scale) / np.float64(result.scale)
+    return tabled(node, lambda each: scaled_array(each - source.point, multiplier) + result.point)
+
+
+def scaled_array(data: Array, multiplier: float) -> Array:
+    """`scaled`, of an array."""
+    return np.asarray(times_array(data, multiplier, "TWICE"))
