@@ -6,6 +6,17 @@ node        an operation as converters see it       registry    operation -> con
 dtype       types and constants of MLIR             converters  operations by family
 """
 
-from ekiden.frontend.jax.registry import register
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from ekiden.frontend.jax.registry import register as register
+
+
+def __getattr__(name: str) -> object:
+    """`register`. Raises ModuleNotFoundError where JAX is missing."""
+    if name != "register":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module("ekiden.frontend.jax.registry"), name)
+    globals()[name] = found
+    return found
