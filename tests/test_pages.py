@@ -66,11 +66,30 @@ def test_every_command_has_its_section() -> None:
     assert sorted(heads) == sorted(COMMANDS)
 
 
+def section(page: Path, title: str, without: bool = False) -> str:
+    """The Python blocks under a title of a page, or of all others, on the lines they have there."""
+    kept, inside = [], False
+    heads = page.read_text(encoding="utf-8").splitlines()
+    for head, line in zip(heads, code_of(page).split("\n"), strict=True):
+        inside = head == f"## {title}" if head.startswith("## ") else inside
+        kept.append(line if inside != without else "")
+    return "\n".join(kept)
+
+
+def test_the_page_on_frontends_runs_for_jax() -> None:
+    pytest.importorskip("jax", reason="the package jax is not installed")
+    names: dict[str, object] = {"__name__": "page"}
+    code = section(DOCS / "frontends.md", "JAX")
+    exec(compile(code, "frontends.md", "exec"), names)
+    assert np.asarray(names["y"]).shape == (5, 3)
+
+
 @pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own deprecations
 def test_the_page_on_frontends_runs() -> None:
     registry = pytest.importorskip("ekiden.frontend.torch.registry", reason="needs torch")
     try:
-        exec(compile(code_of(DOCS / "frontends.md"), "frontends.md", "exec"), {"__name__": "page"})
+        code = section(DOCS / "frontends.md", "JAX", without=True)
+        exec(compile(code, "frontends.md", "exec"), {"__name__": "page"})
         assert "mylib::scale" in registry.TABLE
     finally:
         registry.TABLE.pop("mylib::scale", None)

@@ -126,6 +126,8 @@ class _Workers:
             # Python 3.12 warns of forks beside threads: those of ours, of NumPy and of LLVM's
             # users leave their locks in order (LOCK, ek_on_fork, llvm.held)
             warnings.simplefilter("ignore", DeprecationWarning)
+            # and JAX of any beside its own threads, which children have not and never wait for
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             return {self._pool.submit(_compile_one, i): i for i in range(count)}
 
     def results(self) -> Iterator[tuple[int, bytes]]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from ekiden.frontend.table import FRONTENDS
 
 if TYPE_CHECKING:
+    from ekiden.frontend.jax.relay import from_jax
     from ekiden.frontend.onnx.relay import from_onnx
     from ekiden.frontend.torch.relay import from_pytorch
 
 _HOMES = {name: row for row in FRONTENDS for name in row.relay}
 
-__all__ = ["from_onnx", "from_pytorch"]
+__all__ = ["from_jax", "from_onnx", "from_pytorch"]
 
 
 def __getattr__(name: str) -> object:

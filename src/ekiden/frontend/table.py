@@ -160,6 +160,23 @@ FRONTENDS = (
         starts=((4, b"TFL3"),),
         options=frozenset(("shape", "signature")),
     ),
+    Frontend(
+        "jax",
+        model="a JAX program",
+        takes="a function of JAX with example_inputs, a jax.export.Exported",
+        packages=(Package("jax", ("jax",), "0.6"), Package("jaxlib", ("jaxlib",), "0.6")),
+        extra="jax",
+        suffixes=(".jax",),
+        classes=(
+            "jax.Exported",
+            "jaxlib.PjitFunction",
+            "builtins.function",
+            "builtins.method",
+            "functools.partial",
+        ),
+        options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes")),
+        relay=("from_jax",),
+    ),
 )
 """The first row is for files and bytes that no other claims."""
 

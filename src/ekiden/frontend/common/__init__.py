@@ -7,6 +7,7 @@
     arithmetic  values that are shapes, evaluated       whole       floats that are whole numbers
     node        a node as converters see it             walk        errors that name the node
     choice      if                                      loop        loops
+    functions   of elements, made of others
     sequence_value, text_value                          lists of tensors, tensors of strings
 
 An importer walks over its model's nodes, each `with walk.at(name, inputs): ...`; a converter turns

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ekiden.frontend.common.functions import atan2, expm1, fmod, is_negative, log1p
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Converter, Node, Operand, Row
@@ -133,18 +134,11 @@ def _floor_divide(node: Node, a: Operand, b: Operand) -> Expr:
     return _floor_divided(dtype, node.of(a, dtype), node.of(b, dtype))
 
 
-def _fmod_of(dtype: str, x: Expr, y: Expr) -> Expr:
-    if not is_float(dtype):
-        return op.trunc_mod(x, y)
-    alone = op.logical_and(op.isinf(y), op.isfinite(x))
-    return op.where(alone, x, op.mod(x, y))
-
-
 def _python_mod(dtype: str, x: Expr, y: Expr) -> Expr:
     """With the sign of the divisor."""
     if not is_float(dtype):
         return op.floor_mod(x, y)
-    found, zero = _fmod_of(dtype, x, y), const(0, dtype)
+    found, zero = fmod(dtype, x, y), const(0, dtype)
     other_sign = op.not_equal(op.less(found, zero), op.less(y, zero))
     wrong = op.logical_and(op.not_equal(found, zero), other_sign)
     return op.where(wrong, op.add(found, y), found)
@@ -241,25 +235,6 @@ def _fextreme(function: Callable[[Expr, Expr], Expr]) -> Converter:
 # Functions that are made of others.
 
 
-def expm1(x: Expr, dtype: str) -> Expr:
-    """exp(x) - 1 without the loss near 0: (u - 1) x / log(u) with u = exp(x) (Kahan)."""
-    one = const(1, dtype)
-    u = op.exp(x)
-    near = op.divide(op.multiply(op.subtract(u, one), x), op.log(u))
-    plain = op.subtract(u, one)
-    far = op.logical_or(op.greater(op.abs(x), one), op.isnan(x))
-    return op.where(op.equal(u, one), x, op.where(far, plain, near))
-
-
-def log1p(x: Expr, dtype: str) -> Expr:
-    """log(1 + x) without the loss near 0: log(u) x / (u - 1) with u = 1 + x (Kahan)."""
-    one = const(1, dtype)
-    u = op.add(one, x)
-    near = op.divide(op.multiply(op.log(u), x), op.subtract(u, one))
-    far = op.logical_or(op.greater(op.abs(x), one), op.isnan(x))
-    return op.where(op.equal(u, one), x, op.where(far, op.log(u), near))
-
-
 def _expm1(node: Node, x: Value) -> Expr:
     (data,) = _floats(node, x)
     return expm1(data, node.out_dtype)
@@ -271,42 +246,23 @@ def _log1p(node: Node, x: Value) -> Expr:
 
 
 def _atan2(node: Node, a: Operand, b: Operand) -> Expr:
-    """The angle of (b, a): atan of the smaller over the larger, put into its octant."""
     broadcast(node, a, b)
     dtype = node.out_dtype
-    y, x = node.of(a, dtype), node.of(b, dtype)
-    zero, half, whole = const(0, dtype), const(math.pi / 2, dtype), const(math.pi, dtype)
-    up, right = op.abs(y), op.abs(x)
-    low, high = op.minimum(up, right), op.maximum(up, right)
-    both_infinite = op.logical_and(op.isinf(up), op.isinf(right))
-    ratio = op.where(op.equal(high, zero), zero, op.divide(low, high))
-    ratio = op.where(both_infinite, const(1, dtype), ratio)
-    angle = op.atan(ratio)
-    angle = op.where(op.greater(up, right), op.subtract(half, angle), angle)
-    angle = op.where(_is_negative(x, dtype), op.subtract(whole, angle), angle)
-    signed = op.where(_is_negative(y, dtype), op.negative(angle), angle)
-    return op.where(op.logical_or(op.isnan(x), op.isnan(y)), op.add(x, y), signed)
-
-
-def _is_negative(x: Expr, dtype: str) -> Expr:
-    """Whether the sign is set; that of -0 is seen in its reciprocal."""
-    zero = const(0, dtype)
-    below = op.less(op.divide(const(1, dtype), x), zero)
-    return op.logical_or(op.less(x, zero), op.logical_and(op.equal(x, zero), below))
+    return atan2(node.of(a, dtype), node.of(b, dtype), dtype)
 
 
 def _signbit(node: Node, x: Value) -> Expr:
     dtype = x.type.dtype
     if not is_float(dtype):
         return op.less(node.of(x), const(0, dtype))
-    return _is_negative(node.of(x), dtype)
+    return is_negative(node.of(x), dtype)
 
 
 def _copysign(node: Node, a: Operand, b: Operand) -> Expr:
     broadcast(node, a, b)
     dtype = node.out_dtype
     size = op.abs(node.of(a, dtype))
-    return op.where(_is_negative(node.of(b, dtype), dtype), op.negative(size), size)
+    return op.where(is_negative(node.of(b, dtype), dtype), op.negative(size), size)
 
 
 def _sign(node: Node, x: Value) -> Result:
@@ -453,7 +409,7 @@ ROWS: tuple[Row, ...] = (
     ("div", _divide),
     ("floor_divide", _floor_divide),
     ("remainder", _remainder(_python_mod)),
-    ("fmod", _remainder(_fmod_of)),
+    ("fmod", _remainder(fmod)),
     ("pow", _power),
     ("maximum", _extreme(op.maximum, op.logical_or)),
     ("minimum", _extreme(op.minimum, op.logical_and)),

@@ -1,0 +1,22 @@
+"""JAX: functions, and programs that jax.export saved, as StableHLO.
+
+entry       a function or an artifact -> module     export      functions to programs
+program     inputs, outputs, symbolic dimensions    graph       the walk over operations
+node        an operation as converters see it       registry    operation -> converter
+dtype       types and constants of MLIR             converters  operations by family
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ekiden.frontend.jax.registry import register as register
+
+
+def __getattr__(name: str) -> object:
+    """`register`. Raises ModuleNotFoundError where JAX is missing."""
+    if name != "register":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module("ekiden.frontend.jax.registry"), name)
+    globals()[name] = found
+    return found

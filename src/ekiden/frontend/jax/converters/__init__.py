@@ -1,0 +1,1 @@
+"""Operations of StableHLO and CHLO by family."""

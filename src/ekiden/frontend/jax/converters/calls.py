@@ -1,0 +1,83 @@
+"""Functions of the program, composites, and functions outside of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.jax.converters.sorting import dynamic_top_k
+from ekiden.frontend.jax.converters.windows import dynamic_reduce_window
+from ekiden.frontend.jax.node import Node, Row
+from ekiden.ir.prim import PrimExpr
+
+
+def _inputs(node: Node) -> list[Value]:
+    return [node.value(i) for i in range(len(node.inputs))]
+
+
+def _call(node: Node) -> list[Value]:
+    return node.run(node.graph.function(node.text("callee")), _inputs(node))
+
+
+def _composite(node: Node) -> Result:
+    """By the row of its name, where there is one; else by the function that it is made of."""
+    row = node.graph.row(node.text("name"))
+    if row is None:
+        return node.run(node.graph.function(node.text("decomposition")), _inputs(node))
+    inner = copy.copy(node)
+    inner.composite = _attributes(node)
+    return row.convert(inner)
+
+
+def _attributes(node: Node) -> dict[str, Any]:
+    if not node.has("composite_attributes"):
+        return {}
+    found = ir.DictAttr(node.attribute("composite_attributes"))
+    return {each.name: each.attr.value for each in found if hasattr(each.attr, "value")}
+
+
+def _custom_call(node: Node) -> Result:
+    name = node.text("call_target_name")
+    row = node.graph.row(f"custom_call:{name}")
+    if row is None:
+        node.unsupported(
+            f"the function {name!r} outside of the program is not known; "
+            "ekiden.frontend.jax.register teaches one"
+        )
+    return row.convert(node)
+
+
+def _assertion(node: Node) -> Result:
+    """What the sizes of inputs must be."""
+    found = node.value(0)
+    if found.array is not None and not found.array.all():
+        node.unsupported(node.text("error_message") or "the shapes of inputs do not fit")
+    if not found.is_known:
+        node.needs(0, "a condition on shapes must follow from shapes")
+    if found.symbols is not None:
+        condition = found.symbols.item()
+        assert isinstance(condition, PrimExpr)
+        node.scope.require(condition)
+    return []
+
+
+def _same(node: Node) -> Result:
+    return list(node.inputs)
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    Row("func.call",             _call),
+    Row("stablehlo.composite",   _composite),
+    Row("stablehlo.custom_call", _custom_call),
+    Row("custom_call:shape_assertion",                 _assertion),
+    Row("custom_call:stablehlo.dynamic_reduce_window", dynamic_reduce_window),
+    Row("custom_call:stablehlo.dynamic_top_k",         dynamic_top_k),
+    Row("custom_call:annotate_device_placement",       _same),
+    Row("custom_call:Sharding",                        _same),
+)
+# fmt: on

@@ -1,0 +1,133 @@
+"""while, if and case, as functions and choices of Relay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from ekiden.frontend.common.choice import choose
+from ekiden.frontend.common.loop import Iteration, Loop
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.jax.converters.bodies import operations
+from ekiden.frontend.jax.node import Node, Row
+from ekiden.relay import op
+from ekiden.relay.expr import const
+
+UNROLLED = 256
+"""The most operations that a loop of a few known turns is written out to."""
+
+
+def _while(node: Node) -> list[Value]:
+    test, body = node.region(0), node.region(1)
+    start = [node.value(i) for i in range(len(node.inputs))]
+    turns = _turns(node, test, body)
+    if turns is not None and turns * _size(node, body) <= UNROLLED:
+        for _ in range(turns):
+            start = node.run(body, start)
+        return start
+    names = [f"carried{i}" for i in range(len(start))]
+    (go,) = node.run(test, start)
+    if go.array is not None and not go.array.item():
+        return start
+
+    def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
+        found = node.run(body, list(values))
+        (again,) = node.run(test, found)
+        return Iteration(again, found)
+
+    last, _, _ = Loop(node, names, start, None, go, step).build()
+    return last
+
+
+def _turns(node: Node, test: ir.Block, body: ir.Block) -> int | None:
+    """How often a loop turns that counts by 1 from one number to another; None for any other."""
+    *made, end = operations(test)
+    compared = [o for o in made if o.name == "stablehlo.compare"]
+    if len(compared) != 1 or end.operands[0] != compared[0].results[0]:
+        return None
+    if "LT" not in str(compared[0].attributes["comparison_direction"]):
+        return None
+    counter, limit = compared[0].operands
+    at = [i for i, a in enumerate(test.arguments) if a == counter]
+    inside = {r: o for o in made for r in o.results}
+    owner = inside.get(limit)
+    bound = _number(owner) if owner is not None else _array(node.graph.env.get(limit))
+    if len(at) != 1 or bound is None or not _counts(node, body, at[0]):
+        return None
+    first = _array(node.value(at[0]))
+    return None if first is None else max(int(bound) - int(first), 0)
+
+
+def _array(value: Value | None) -> int | None:
+    if value is None or value.array is None or value.array.size != 1:
+        return None
+    return int(value.array.item())
+
+
+def _number(operation: ir.Operation | None) -> int | None:
+    """The number that a constant is."""
+    if operation is None or operation.name != "stablehlo.constant":
+        return None
+    attribute = operation.attributes["value"]
+    return int(np.array(attribute).item()) if attribute.is_splat else None
+
+
+def _counts(node: Node, body: ir.Block, at: int) -> bool:
+    """Whether a turn adds 1 to an argument."""
+    *made, end = operations(body)
+    added = next((o for o in made if o.results and o.results[0] == end.operands[at]), None)
+    if added is None or added.name != "stablehlo.add" or added.operands[0] != body.arguments[at]:
+        return False
+    inside = {r: o for o in made for r in o.results}
+    one = inside.get(added.operands[1])
+    if one is not None:
+        return _number(one) == 1
+    return _array(node.graph.env.get(added.operands[1])) == 1
+
+
+def _size(node: Node, block: ir.Block) -> int:
+    """How many operations a block has, with those of the functions that it calls."""
+    total, waiting = 0, [block]
+    while waiting and total <= UNROLLED:
+        for each in operations(waiting.pop()):
+            total += 1
+            waiting += [r.blocks[0] for r in each.regions if len(r.blocks)]
+            if each.name == "func.call":
+                waiting.append(node.graph.function(each.attributes["callee"].value))
+    return total
+
+
+def _if(node: Node) -> list[Value]:
+    runs = [partial(node.run, node.region(i), []) for i in (0, 1)]
+    return choose(node, node.value(0), runs, ("the true branch", "the false branch"))
+
+
+def _case(node: Node) -> list[Value]:
+    """An index that is out of range takes the last branch."""
+    count = len(node.operation.regions)
+    found = node.value(0).array
+    if found is not None:
+        index = int(found.item())
+        return node.run(node.region(index if 0 <= index < count else count - 1), [])
+    return _chosen(node, 0, count)
+
+
+def _chosen(node: Node, first: int, count: int) -> list[Value]:
+    """The branch of the index, which is no earlier one."""
+    if first == count - 1:
+        return node.run(node.region(first), [])
+    test = node.given(op.equal(node.expr(0), const(first, node.dtype(0))))
+    runs = [partial(node.run, node.region(first), []), partial(_chosen, node, first + 1, count)]
+    return choose(node, test, runs, (f"branch {first}", "a later branch"))
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    Row("stablehlo.while", _while),
+    Row("stablehlo.if",    _if),
+    Row("stablehlo.case",  _case),
+)
+# fmt: on

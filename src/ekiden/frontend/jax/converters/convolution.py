@@ -1,0 +1,150 @@
+"""Convolutions over any axes: brought to a layout that nn.conv has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxlib.mlir.dialects import stablehlo
+
+from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.jax.converters.movement import pad
+from ekiden.frontend.jax.node import Node, Row
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_attr, tidy
+
+_CALLS: Mapping[int, tuple[Callable[..., Expr], str, str]] = {
+    2: (op.nn.conv2d, "NCHW", "OIHW"),
+    3: (op.nn.conv3d, "NCDHW", "OIDHW"),
+}
+"""Rank of a window -> the operator, with its layouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """Where the axes of both inputs and of the output are: batch (or output features), features,
+    then the window's.
+    """
+
+    data: list[int]
+    kernel: list[int]
+    out: list[int]
+
+    @staticmethod
+    def of(node: Node) -> _Axes:
+        at: Any = stablehlo.ConvDimensionNumbers(node.attribute("dimension_numbers"))
+        return _Axes(
+            [at.input_batch_dimension, at.input_feature_dimension, *at.input_spatial_dimensions],
+            [at.kernel_output_feature_dimension, at.kernel_input_feature_dimension,
+             *at.kernel_spatial_dimensions],
+            [at.output_batch_dimension, at.output_feature_dimension, *at.output_spatial_dimensions],
+        )  # fmt: skip
+
+
+def _turned(node: Node, value: Value, order: Sequence[int]) -> Value:
+    """A value with its axes in that order."""
+    if list(order) == list(range(len(order))):
+        return value
+    if value.array is not None:
+        return constant(value.array.transpose(order))
+    return node.given(op.transpose(node.scope.expr(value), order))
+
+
+def _convolution(node: Node) -> Expr:
+    rank = node.rank(0) - 2
+    padding = node.ints("padding", (0,) * (2 * rank))
+    return _convolved(node, [(padding[2 * i], padding[2 * i + 1]) for i in range(rank)])
+
+
+def _dynamic_convolution(node: Node) -> Expr:
+    flat = node.static(node.sizes(2), "padding")
+    return _convolved(node, [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)])
+
+
+def _convolved(node: Node, padding: Sequence[tuple[int, int]]) -> Expr:
+    rank, axes = len(padding), _Axes.of(node)
+    if rank not in (1, 2, 3):
+        node.unsupported(f"expected 1 to 3 spatial axes, got {rank}")
+    data = _turned(node, node.value(0), axes.data)
+    kernel = _turned(node, node.value(1), axes.kernel)
+    strides = node.ints("window_strides", (1,) * rank)
+    dilation = node.ints("rhs_dilation", (1,) * rank)
+    inner = [d - 1 for d in node.ints("lhs_dilation", (1,) * rank)]
+    groups = node.integer("feature_group_count", 1)
+    split = node.integer("batch_group_count", 1)
+    if split > 1:
+        data, groups = _batch_as_features(node, data, split), split
+    flips = [2 + i for i, f in enumerate(_flags(node, "window_reversal")) if f]
+    if flips:
+        kernel = node.given(op.reverse(node.scope.expr(kernel), flips))
+    if any(inner) or any(p < 0 for pair in padding for p in pair):
+        low, high = ([0, 0, *(p[i] for p in padding)] for i in (0, 1))
+        zero = const(0, data.type.dtype)
+        data = node.given(pad(node, data, zero, low, high, [0, 0, *inner]))
+        padding = [(0, 0)] * rank
+    found = _call(node, data, kernel, strides, padding, dilation, groups)
+    order = [axes.out.index(i) for i in range(rank + 2)]
+    return found if order == list(range(rank + 2)) else op.transpose(found, order)
+
+
+def _flags(node: Node, name: str) -> list[bool]:
+    return [bool(v) for v in node.attribute(name)] if node.has(name) else []
+
+
+def _batch_as_features(node: Node, data: Value, count: int) -> Value:
+    """[count * n, c, ...] as [n, count * c, ...]: each part of the batch has its own features."""
+    n, c, *space = data.type.shape
+    rest = list(range(3, 3 + len(space)))
+    apart = op.reshape(
+        node.scope.expr(data),
+        as_attr((count, tidy(n // count), c, *space)),
+        allowzero=True,
+    )
+    joined = op.transpose(apart, [1, 0, 2, *rest])
+    shape = as_attr((tidy(n // count), tidy(c * count), *space))
+    return node.given(op.reshape(joined, shape, allowzero=True))
+
+
+def _call(
+    node: Node,
+    data: Value,
+    kernel: Value,
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    groups: int,
+) -> Expr:
+    """A convolution in the layout NC...; one over one axis is one over two."""
+    dtype, rank = node.out_dtype(), len(padding)
+    columns, *taps = node.static((kernel.type.shape[0], *kernel.type.shape[2:]), "the kernel")
+    x, weight = node.scope.expr(data), node.scope.expr(kernel)
+    if rank == 1:
+        x = op.expand_dims(x, axis=2)
+        if kernel.array is not None:
+            weight = node.scope.expr(constant(kernel.array[:, :, None, :]))
+        else:
+            weight = op.expand_dims(weight, axis=2)
+        taps, strides, dilation = [1, *taps], (1, *strides), (1, *dilation)
+        padding = [(0, 0), *padding]
+    function, layout, kernel_layout = _CALLS[len(padding)]
+    found = function(
+        x if data.type.dtype == dtype else op.cast(x, dtype),
+        weight if kernel.type.dtype == dtype else op.cast(weight, dtype),
+        strides=tuple(strides),
+        padding=(*(p[0] for p in padding), *(p[1] for p in padding)),
+        dilation=tuple(dilation),
+        groups=groups,
+        channels=columns,
+        kernel_size=tuple(taps),
+        data_layout=layout,
+        kernel_layout=kernel_layout,
+    )
+    return op.squeeze(found, axis=[2]) if rank == 1 else found
+
+
+ROWS: tuple[Row, ...] = (
+    Row("stablehlo.convolution", _convolution),
+    Row("stablehlo.dynamic_conv", _dynamic_convolution),
+)

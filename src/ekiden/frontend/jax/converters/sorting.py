@@ -1,0 +1,199 @@
+"""sort by any comparator, and the largest elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.jax.converters.bodies import combined, direction_of, operations
+from ekiden.frontend.jax.converters.elementwise import ordered
+from ekiden.frontend.jax.converters.movement import iota
+from ekiden.frontend.jax.node import Node, Row
+from ekiden.ir.dtype import is_float
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+from ekiden.topi.shape import as_attr, as_dim
+
+
+def _sort(node: Node) -> Result:
+    axis = node.axis(node.integer("dimension"), node.rank(0))
+    block = node.region()
+    keys = _keys(node, block)
+    places = _by_keys(node, keys, axis) if keys is not None else _by_ranks(node, block, axis)
+    at = node.scope.expr(node.given(op.cast(places, "int64")))
+    return [op.gather(each, axis, at) for each in node.exprs()]
+
+
+Key = tuple[Expr, bool]
+"""(integers or floats, whether the smallest comes first)."""
+
+
+def _keys(node: Node, block: ir.Block) -> list[Key] | None:
+    """What a comparator compares, the most important first; None for one that is not of the form
+    a < b, or a < b or (a = b and <the rest>).
+    """
+    *made, end = operations(block)
+    makers = {result: each for each in made for result in each.results}
+    keys: list[Key] = []
+    test = end.operands[0]
+    while True:
+        maker = makers.get(test)
+        if maker is None:
+            return None
+        rest = None
+        if maker.name == "stablehlo.or":
+            parts = _lexicographic(makers, maker)
+            if parts is None:
+                return None
+            maker, rest = parts
+        key = _key(node, block, makers, maker)
+        if key is None:
+            return None
+        keys.append(key)
+        if rest is None:
+            return keys
+        test = rest
+
+
+def _lexicographic(
+    makers: dict[ir.Value, ir.Operation], maker: ir.Operation
+) -> tuple[ir.Operation, ir.Value] | None:
+    """a < b or (a = b and rest): the comparison, and the rest."""
+    first, both = (makers.get(o) for o in maker.operands)
+    if first is None or both is None or both.name != "stablehlo.and":
+        return None
+    same = makers.get(both.operands[0])
+    if first.name != "stablehlo.compare" or same is None or same.name != "stablehlo.compare":
+        return None
+    if list(same.operands) != list(first.operands) or direction_of(same) != "EQ":
+        return None
+    return first, both.operands[1]
+
+
+def _key(
+    node: Node, block: ir.Block, makers: dict[ir.Value, ir.Operation], maker: ir.Operation
+) -> Key | None:
+    """A comparison of the same function of both elements: that function, of the whole tensor."""
+    if maker.name != "stablehlo.compare" or direction_of(maker) not in ("LT", "GT"):
+        return None
+    left, right = (_arguments(block, makers, o) for o in maker.operands)
+    if len(left) != 1 or len(right) != 1:
+        return None
+    (first,), (second,) = left, right
+    if first == second or first // 2 != second // 2:
+        return None
+    texts = [_text(block, makers, o) for o in maker.operands]
+    if texts[0] != texts[1]:
+        return None
+    inputs = [v for v in node.inputs if v is not None for _ in range(2)]
+    node.run(block, inputs)
+    found = node.graph.env[maker.operands[0]]
+    if found is None:
+        node.unsupported("its comparator is not supported")
+    expr = node.scope.expr(found)
+    is_total = "TOTALORDER" in str(maker.attributes["compare_type"])
+    dtype = found.type.dtype
+    key = ordered(expr, dtype) if is_total and is_float(dtype) else expr
+    return key, (direction_of(maker) == "LT") == (first % 2 == 0)
+
+
+def _arguments(block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.Value) -> set[int]:
+    """The arguments of a comparator that a value of it is made of."""
+    waiting, found = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if each in makers:
+            waiting += list(makers[each].operands)
+        else:
+            found |= {i for i, a in enumerate(block.arguments) if a == each}
+    return found
+
+
+def _text(block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.Value) -> str:
+    """What a value of a comparator is, without which of the two elements it is of."""
+    maker = makers.get(value)
+    if maker is None:
+        at = [i for i, a in enumerate(block.arguments) if a == value]
+        return f"argument {at[0] // 2}" if at else str(hash(value))
+    inner = ", ".join(_text(block, makers, o) for o in maker.operands)
+    stated = sorted(str(maker.attributes[n]) for n in _names(maker))
+    return f"{maker.name}{stated}({inner})"
+
+
+def _names(operation: ir.Operation) -> list[str]:
+    return [a if isinstance(a, str) else a.name for a in operation.attributes]
+
+
+def _by_keys(node: Node, keys: Sequence[Key], axis: int) -> Expr:
+    """Positions in order: stable sorts, by the least important key first."""
+    places: Expr | None = None
+    for key, is_ascending in reversed(keys):
+        if node.scope.typed(key).dtype == "bool":
+            key = op.cast(key, "int8")
+        here = key if places is None else op.gather(key, axis, places)
+        order = op.argsort(here, axis=axis, is_ascend=is_ascending, dtype="int64")
+        found = node.scope.expr(node.given(order))
+        places = found if places is None else op.gather(places, axis, found)
+    assert places is not None, "a comparator has a key"
+    return places
+
+
+def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
+    """By a comparator of any form: how many elements come before each, every one with every one."""
+    pairs: list[Value] = []
+    shape = node.shape(0)
+    wide = as_attr((*shape[: axis + 1], shape[axis], *shape[axis + 1 :]))
+    for expr in node.exprs():
+        for at in (axis + 1, axis):  # the other element, this one
+            pairs.append(node.given(op.broadcast_to(op.expand_dims(expr, axis=at), wide)))
+    turned = [pairs[i ^ 1] for i in range(len(pairs))]
+    (less,) = combined(node, block, pairs, [])
+    before = node.given(op.cast(node.scope.expr(less), "int64"))
+    (more,) = combined(node, block, turned, [])
+    extent = as_dim(shape[axis])
+    first = node.scope.expr(_value(node, iota(node, (extent, 1), 0, "int64")))
+    second = node.scope.expr(_value(node, iota(node, (1, extent), 1, "int64")))
+    earlier = op.reshape(
+        op.less(first, second), as_attr((extent, extent, *(1,) * (len(shape) - axis - 1))),
+        allowzero=True,
+    )  # fmt: skip
+    tied = op.logical_not(op.logical_or(node.scope.expr(less), node.scope.expr(more)))
+    ties = op.cast(op.logical_and(tied, earlier), "int64")
+    ranks = op.sum(op.add(node.scope.expr(before), ties), axis=[axis], keepdims=False)
+    return op.argsort(ranks, axis=axis, is_ascend=True, dtype="int64")
+
+
+def _value(node: Node, made: Result) -> Value:
+    if isinstance(made, Value):
+        return made
+    assert isinstance(made, Expr)
+    return node.given(made)
+
+
+def _top_k(node: Node) -> Result:
+    k = int(node.composite["k"]) if node.composite else node.integer("k")
+    return largest(node, k)
+
+
+def largest(node: Node, k: object) -> list[Expr]:
+    """The k largest elements along the last axis and where they are, NaN above all."""
+    data, dtype = node.expr(0), node.dtype(0)
+    key = ordered(data, dtype) if is_float(dtype) else data
+    places = op.topk(key, k, axis=-1, ret_type="indices", dtype="int32")  # type: ignore[arg-type]
+    at = node.scope.expr(node.given(places))
+    return [op.gather(data, node.rank(0) - 1, op.cast(at, "int64")), at]
+
+
+def dynamic_top_k(node: Node) -> Result:
+    """The function `stablehlo.dynamic_top_k`."""
+    (k,) = node.sizes(1)
+    return largest(node, k)
+
+
+ROWS: tuple[Row, ...] = (
+    Row("stablehlo.sort", _sort),
+    Row("chlo.top_k", _top_k),
+)

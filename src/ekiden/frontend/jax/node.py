@@ -1,0 +1,181 @@
+"""An operation of StableHLO as converters see it, and the rows that they stand in."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jaxlib.mlir import ir
+
+from ekiden.frontend.common import node as common
+from ekiden.frontend.common.arithmetic import Rule
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.jax.dtype import array_of, dtype_of, extents_of
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Expr, const
+from ekiden.topi.shape import Dim, known
+
+if TYPE_CHECKING:
+    from ekiden.frontend.jax.graph import Graph
+
+
+def describe(operation: ir.Operation, around: str = "") -> str:
+    """`stablehlo.tanh`, with the line of the user's program where it is known: its own, or that of
+    the call `around` it.
+    """
+    place = source(str(operation.location)) or around
+    return f"{operation.name} ({place})" if place else str(operation.name)
+
+
+_FRAME = re.compile(r'"([^"]+)":(\d+):\d+')
+_LIBRARIES = f"{os.sep}site-packages{os.sep}"
+
+
+def source(location: str) -> str:
+    """`model.py:12: y = jnp.tanh(x)`, the innermost line outside of installed packages; "" where
+    the location names no file.
+    """
+    frames = _FRAME.findall(location)
+    mine = [f for f in frames if _LIBRARIES not in f[0]] or frames
+    if not mine:
+        return ""
+    file, line = mine[0]
+    code = linecache.getline(file, int(line)).strip()
+    return f"{os.path.basename(file)}:{line}" + (f": {code}" if code else "")
+
+
+class Node(common.Node):
+    """What a converter is given."""
+
+    def __init__(
+        self,
+        operation: ir.Operation,
+        inputs: Sequence[Value | None],
+        scope: Scope,
+        output_names: Sequence[str],
+        graph: Graph,
+        name: str = "",
+    ) -> None:
+        super().__init__(name or describe(operation), inputs, scope, output_names)
+        self.operation, self.graph = operation, graph
+        self.composite: Mapping[str, Any] = {}
+        """The attributes of a composite, where the node is one whose name has a row."""
+
+    # Attributes.
+
+    def has(self, name: str) -> bool:
+        """Whether the operation has an attribute."""
+        return name in self.operation.attributes
+
+    def attribute(self, name: str) -> Any:  # noqa: ANN401 - whatever MLIR has
+        """An attribute that must be there."""
+        if not self.has(name):
+            self.unsupported(f"the attribute {name!r} is missing")
+        return self.operation.attributes[name]
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """An attribute that is an integer."""
+        return int(self.attribute(name).value) if self.has(name) else default
+
+    def flag(self, name: str) -> bool:
+        """An attribute that is a truth value; absent ones are false."""
+        return self.has(name) and bool(self.attribute(name).value)
+
+    def text(self, name: str) -> str:
+        """An attribute that is a string, or the name of a function; "" for an absent one."""
+        return str(self.attribute(name).value) if self.has(name) else ""
+
+    def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+        """An attribute that is a list of integers."""
+        if not self.has(name):
+            return tuple(default)
+        found = self.attribute(name)
+        many = array_of(found).ravel() if isinstance(found, ir.DenseElementsAttr) else found
+        return tuple(int(v) for v in many)
+
+    def word(self, name: str) -> str:
+        """An attribute that is a name of a list: `#stablehlo<comparison_direction GE>` is "GE"."""
+        return str(self.attribute(name)).rstrip(">").rpartition(" ")[2] if self.has(name) else ""
+
+    # Outputs, as they are declared.
+
+    def out_dtype(self, index: int = 0) -> str:
+        """The dtype of an output."""
+        return dtype_of(self.operation.results[index].type)
+
+    def out_extents(self, index: int = 0) -> list[int | None]:
+        """The extents of an output, None for symbolic ones."""
+        return extents_of(self.operation.results[index].type)
+
+    # Regions.
+
+    def region(self, index: int = 0) -> ir.Block:
+        """The block of a region, or of the function that stands in its place."""
+        regions = self.operation.regions
+        if len(regions) > index and len(regions[index].blocks):
+            return regions[index].blocks[0]
+        named = self.attribute("called_computations")[index].value
+        return self.graph.function(named)
+
+    def run(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
+        """Import a block for these inputs; what it gives."""
+        return self.graph.run(block, inputs)
+
+    # Expressions.
+
+    def sizes(self, index: int) -> tuple[Dim, ...]:
+        """An input of integers as dimensions."""
+        return self.dims(index, "sizes")
+
+    def static(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
+        """Extents that must be numbers."""
+        found = [d if isinstance(d, int) else known(d) for d in dims]
+        if None in found:
+            self.unsupported(f"{what} must have constant extents")
+        return tuple(d for d in found if d is not None)
+
+    def given(self, expr: Expr) -> Value:
+        """An expression under construction as a value that further ones share."""
+        spanned = self.scope.spanned(expr)
+        return Value(self.scope.typed(spanned), expr=spanned)
+
+    def narrow(self, index: int) -> Expr:
+        """An input, or what it is a broadcast of: for operations that broadcast by themselves."""
+        value = self.value(index)
+        found = value.array
+        if found is not None and found.size > 1 and not any(found.strides):
+            return const(found.flat[0])
+        expr = self.expr(index)
+        if isinstance(expr, Call) and expr.op is _BROADCAST:
+            return expr.args[0]
+        return expr
+
+
+_BROADCAST = op.get("broadcast_to")
+
+Converter: TypeAlias = Callable[[Node], Result]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An operation of the table."""
+
+    name: str
+    """With its dialect: "stablehlo.add"."""
+    convert: Converter
+    rule: Callable[[Node], Rule] | None = None
+    """What it gives of inputs whose elements are known, numbers or sizes."""
+    is_view: bool = False
+    """Whether it copies no elements."""
+
+
+def scalar(value: object, dtype: str) -> Value:
+    """A number as a value without dimensions."""
+    found = const(value, dtype)
+    return constant(found.data)

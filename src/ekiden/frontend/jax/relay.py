@@ -1,0 +1,22 @@
+"""`relay.frontend.from_jax`, in the manner of TVM's functions of that kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.jax.entry import import_model
+from ekiden.ir.module import IRModule
+from ekiden.runtime import Tensor
+
+
+def from_jax(
+    function: object, example_inputs: Sequence[object] | None = None, dynamic_shapes: object = None
+) -> tuple[IRModule, dict[str, Tensor]]:
+    """A module and its parameters, which are none: weights are constants of the module where the
+    function closes over them, else inputs. `function` is one with example inputs, a program of
+    jax.export, or the path or bytes of one; `dynamic_shapes` is what
+    jax.export.symbolic_args_specs takes.
+    """
+    options = ImportOptions(example_inputs=example_inputs, dynamic_shapes=dynamic_shapes)
+    return import_model(function, options).as_module(), {}

@@ -1,0 +1,209 @@
+"""JAX: what is taken, names and sizes of inputs, rarer operations, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
+
+jax = pytest.importorskip("jax", reason="the package jax is not installed")
+jnp, lax, export = jax.numpy, jax.lax, pytest.importorskip("jax.export")
+
+ROW = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
+
+
+def agree(function: Any, *given: Any, exact: bool = False) -> None:  # noqa: ANN401
+    """Compare a function with JAX for these inputs."""
+    found = ekiden.compile(function, given)(*given)
+    found = found if isinstance(found, tuple) else (found,)
+    wanted = jax.tree_util.tree_leaves(function(*map(jnp.asarray, given)))
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert (np.asarray(mine).shape, np.asarray(mine).dtype) == (theirs.shape, theirs.dtype)
+        tolerance = 0 if exact else 2e-6
+        np.testing.assert_allclose(np.asarray(mine), np.asarray(theirs), tolerance, tolerance)
+
+
+def doubled(x: Any) -> Any:  # noqa: ANN401
+    return x * 2 + jnp.sum(x)
+
+
+def test_a_path_and_bytes_of_an_artifact(tmp_path: Path) -> None:
+    (rows,) = export.symbolic_shape("rows")
+    made = export.export(jax.jit(doubled))(jax.ShapeDtypeStruct((rows, 4), np.float32))
+    path = tmp_path / "model.jax"
+    path.write_bytes(made.serialize())
+    for model in (path, str(path), made):
+        found = ekiden.compile(model)
+        assert str(found.inputs[0]) == "x: float32[rows, 4]"
+        for count in (1, 3):
+            np.testing.assert_allclose(found(ROW[:count]).numpy(), doubled(ROW[:count]), rtol=1e-6)
+
+
+def test_dynamic_shapes_in_words() -> None:
+    found = ekiden.compile(doubled, (ROW,), dynamic_shapes=("n, ...",))
+    assert str(found.inputs[0]) == "x: float32[n, 4]"
+    np.testing.assert_allclose(found(ROW[:2]).numpy(), doubled(ROW[:2]), rtol=1e-6)
+
+
+def test_a_size_that_is_computed_from_a_symbol() -> None:
+    found = ekiden.compile(lambda x: x.reshape(2, -1).sum(0), (ROW,), dynamic_shapes="(2*k, 4)")
+    x = np.arange(24, dtype=np.float32).reshape(6, 4)
+    np.testing.assert_array_equal(found(x).numpy(), x.reshape(2, -1).sum(0))
+    with pytest.raises(ValueError, match="x"):
+        found(x[:3])
+
+
+def test_names_of_leaves() -> None:
+    def model(params: Any, x: Any, *, scale: Any) -> Any:  # noqa: ANN401
+        return {"y": x @ params["w"] * scale, "z": [x]}
+
+    params = {"w": np.ones((4, 2), np.float32)}
+    found = ekiden.compile(model, (params, ROW), example_kwargs={"scale": np.float32(2)})
+    assert [each.name for each in found.inputs] == ["params['w']", "x", "scale"]
+    assert [each.name for each in found.outputs] == ["result['y']", "result['z'][0]"]
+    np.testing.assert_allclose(
+        found(params["w"], ROW, np.float32(2))[0].numpy(), ROW @ params["w"] * 2
+    )
+
+
+def test_from_jax() -> None:
+    module, params = ekiden.relay.frontend.from_jax(doubled, (ROW,))
+    assert params == {}
+    assert "sum" in str(module["main"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((5, 3), np.uint32), ((3, 4), np.uint32), ((), np.uint32), ((7,), np.uint64)],
+)
+def test_bits_of_threefry(shape: tuple[int, ...], dtype: type) -> None:
+    def bits(state: Any) -> Any:  # noqa: ANN401
+        algorithm = lax.RandomAlgorithm.RNG_THREE_FRY
+        return lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=algorithm)
+
+    with jax.enable_x64(True):
+        agree(bits, np.array([3, 2**32 - 2], np.uint64), exact=True)
+
+
+def test_windows_of_any_kind() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 9, 7, 3)).astype(np.float32)
+    start = jnp.float32(1.5)
+
+    def windows(x: Any) -> Any:  # noqa: ANN401
+        size, steps = (1, 3, 2, 1), (1, 2, 1, 1)
+        own = lax.reduce_window(x, start, lambda a, b: a * b, (1, 2, 1, 1), steps, "VALID")
+        small = lax.reduce_window(x, jnp.inf, lax.min, size, steps, "SAME")
+        wide = lax.reduce_window(
+            x, 0.0, lax.add, size, steps, [(0, 0), (1, 2), (0, 3), (0, 0)],
+            base_dilation=(1, 2, 1, 1), window_dilation=(1, 1, 2, 1),
+        )  # fmt: skip
+        return own, small, wide
+
+    agree(windows, x)
+
+
+def test_convolutions_of_any_kind() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 6, 9, 8)).astype(np.float32)
+    kernel = rng.standard_normal((4, 6, 3, 2)).astype(np.float32)
+
+    def convolutions(x: Any) -> Any:  # noqa: ANN401
+        numbers = ("NCHW", "OIHW", "NHWC")
+        plain = lax.conv_general_dilated(
+            x, kernel, (2, 1), [(2, 1), (-1, 3)], (2, 1), (1, 2), numbers
+        )
+        grouped = lax.conv_general_dilated(
+            x, kernel[:, :3], (1, 1), "VALID", (1, 1), (1, 1), numbers, feature_group_count=2
+        )
+        batches = lax.conv_general_dilated(
+            x, kernel, (1, 1), "VALID", (1, 1), (1, 1), numbers, batch_group_count=2
+        )
+        line = lax.conv_general_dilated(x[:, :, 0], kernel[:, :, 0], (1,), "SAME")
+        return plain, grouped, batches, line
+
+    agree(convolutions, x)
+
+
+def test_products_of_any_axes() -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4, 2, 5), (5, 3, 4, 6)))
+
+    def products(x: Any, y: Any) -> Any:  # noqa: ANN401
+        made = [lax.dot_general(x, y, (((1, 3), (2, 0)), ((0,), (1,))))]
+        made += [jnp.tensordot(x, y, ((3, 1), (0, 2))), jnp.vdot(x, x), x[0, 0] @ y[:, 0, 0]]
+        small = (x * 9).astype(jnp.int8).reshape(-1, 5)
+        return [*made, lax.dot(small, small.T, preferred_element_type=jnp.int32)]
+
+    agree(products, x, y)
+
+
+def test_a_comparator_of_any_form() -> None:
+    x = np.array([3, -1, 2, -2, 1, 7, -7], np.int32)
+
+    def by_size(x: Any) -> Any:  # noqa: ANN401
+        return lax.sort(x)[::-1], jnp.sort(x, descending=True), jnp.argsort(jnp.abs(x), stable=True)
+
+    agree(by_size, x, exact=True)
+
+
+def test_padding_between_and_cutting() -> None:
+    agree(lambda x: lax.pad(x, jnp.float32(7), [(-1, 2, 1), (3, -2, 2)]), ROW, exact=True)
+
+
+def test_nan_in_sorts_and_largest() -> None:
+    x = np.array([[2, np.nan, -1, 0, -0.0, np.inf, -np.inf]], np.float32)
+    agree(lambda x: (jnp.sort(x), lax.top_k(x, 3)[1], jnp.argmax(x, 1), jnp.argmin(x, 1)), x)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda x: jnp.fft.fft(x).real,
+            r"stablehlo\.\w+ \(test_jax_import\.py:\d+: .*complex<f32>",
+        ),
+        (jnp.linalg.svd, r"the function 'lapack_sgesdd\w*' outside of the program is not known"),
+    ],
+)
+def test_what_is_not_supported_is_named(function: Any, message: str) -> None:  # noqa: ANN401
+    with pytest.raises(UnsupportedError, match=message):
+        ekiden.compile(function, (ROW,))
+
+
+def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="function 'doubled': example_inputs are missing"):
+        ekiden.compile(doubled)
+    with pytest.raises(ImportModelError, match=r"function 'doubled': jax\.export: "):
+        ekiden.compile(doubled, example_inputs=("text",))
+    (tmp_path / "broken.jax").write_bytes(b"no program")
+    with pytest.raises(ImportModelError, match="program 'broken.jax': no program of jax.export"):
+        ekiden.compile(tmp_path / "broken.jax")
+    made = export.export(jax.jit(doubled))(ROW)
+    with pytest.raises(CompileError, match="is exported already: it takes no 'example_inputs'"):
+        ekiden.compile(made, (ROW,))
+    with pytest.raises(CompileError, match="a JAX program takes no 'shape'"):
+        ekiden.compile(doubled, (ROW,), shape={"x": (2, 4)})
+
+
+def test_an_operation_can_be_taught() -> None:
+    from ekiden.frontend.jax import register
+    from ekiden.frontend.jax.registry import TABLE
+
+    name = "custom_call:taught"
+    try:
+        register(name)(lambda node: ekiden.relay.op.multiply(node.expr(0), node.expr(0)))
+        with pytest.raises(ValueError, match="it is there"):
+            register(name)(lambda node: node.expr(0))
+        shape = jax.ShapeDtypeStruct(ROW.shape, ROW.dtype)
+        program = export.export(
+            jax.jit(lambda x: jax.ffi.ffi_call("taught", shape)(x)),
+            disabled_checks=[export.DisabledSafetyCheck.custom_call("taught")],
+        )(ROW)
+        np.testing.assert_array_equal(ekiden.compile(program)(ROW).numpy(), ROW * ROW)
+    finally:
+        TABLE.pop(name, None)
