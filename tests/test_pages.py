@@ -44,6 +44,11 @@ def test_the_page_on_models_runs(folder: Path) -> None:
     assert names["in_model"] == 4 * 3 * 4
 
 
+def test_the_page_on_sessions_runs() -> None:
+    page = DOCS / "rpc.md"
+    exec(compile(code_of(page), str(page), "exec"), {"__name__": "page"})
+
+
 def commands(page: Path) -> list[str]:
     """The lines of a page's shell blocks that are commands of Ekiden, without comments."""
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)

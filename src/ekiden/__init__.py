@@ -166,7 +166,7 @@ _HOMES = {
 }
 _FOLDERS = frozenset(
     "_ffi arith backend codegen container contrib driver error frontend instrument ir parser relay"
-    " runtime script target te testing tir topi transform tune".split()
+    " rpc runtime script target te testing tir topi transform tune".split()
 )
 
 

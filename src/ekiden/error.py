@@ -2,7 +2,14 @@
 
 from ekiden.runtime.errors import CompileError as DiagnosticError
 from ekiden.runtime.errors import EkidenError as TVMError
-from ekiden.runtime.errors import InternalError
+from ekiden.runtime.errors import InternalError, RPCError, RPCSessionTimeoutError
 from ekiden.runtime.errors import UnsupportedError as OpNotImplemented
 
-__all__ = ["DiagnosticError", "InternalError", "OpNotImplemented", "TVMError"]
+__all__ = [
+    "DiagnosticError",
+    "InternalError",
+    "OpNotImplemented",
+    "RPCError",
+    "RPCSessionTimeoutError",
+    "TVMError",
+]

@@ -4,10 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TypeGuard
+from typing import Any, Protocol, TypeGuard
 
-from ekiden.runtime._core import Device, cpu, device
+from numpy.typing import ArrayLike, NDArray
+
+from ekiden.runtime._core import Device, Tensor, cpu, device
 from ekiden.runtime.errors import InputError
+
+
+class FarDevice(Device):
+    """A device of another machine: tensors on it are made there, and only what knows it takes it.
+    Whatever derives from it says how.
+    """
+
+    def empty(self, shape: Sequence[int], dtype: str) -> FarTensor:
+        """A new tensor there."""
+        raise NotImplementedError
+
+    def array(self, source: Tensor | ArrayLike) -> FarTensor:
+        """A new tensor there with the elements of one here."""
+        raise NotImplementedError
+
+
+class FarTensor(Protocol):
+    """A tensor of another machine."""
+
+    device: Device
+    dtype: str
+    shape: tuple[int, ...]
+
+    def numpy(self) -> NDArray[Any]:
+        """An array here with the elements."""
 
 
 def _kind(name: str) -> Callable[[int], Device]:
@@ -82,6 +109,8 @@ def _is_list(given: object) -> TypeGuard[Sequence[object]]:
 
 
 __all__ = [
+    "FarDevice",
+    "FarTensor",
     "check_devices",
     "cl",
     "cuda",

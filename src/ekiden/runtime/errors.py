@@ -17,6 +17,9 @@
     │   ├── VerifyError      a loop program is not well formed
     │   ├── DifferentiationError   a program has no gradient
     │   └── PassError        a pass or its context is used wrongly
+    ├── RPCError             a session cannot be had, has ended, or what was called there failed
+    │   ├── RPCSessionTimeoutError a session or an answer took too long (also a TimeoutError)
+    │   └── FrameError       the other side sent what is no message
     └── InternalError        Ekiden broke one of its own rules; please report it
 
 C code names the class by its `kind`; a kind without a class here becomes the Python builtin of that
@@ -113,6 +116,19 @@ class VerifyError(CompileError):
 
 class PassError(CompileError):
     """A pass, a pass context or an option of one is used wrongly."""
+
+
+class RPCError(EkidenError):
+    """A session cannot be had, has ended, or what was called there failed. In the last case it is
+    also of the class that was raised there, and a note has the remote traceback."""
+
+
+class RPCSessionTimeoutError(RPCError, TimeoutError):
+    """A session, or an answer, took longer than it may; the session is over."""
+
+
+class FrameError(RPCError):
+    """The other side sent what is no message; the session is over."""
 
 
 class InternalError(EkidenError):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ekiden.runtime._core import Device, Tensor, cpu, device, from_dlpack
+from ekiden.runtime._core import DataType, Device, Tensor, cpu, device, from_dlpack
 from ekiden.runtime._core import empty as _empty
 from ekiden.runtime._core import tensor as _tensor
+from ekiden.runtime.devices import FarDevice
 
 __all__ = ["NDArray", "array", "cpu", "device", "empty", "from_dlpack"]
 
@@ -22,10 +24,13 @@ def array(
     device: Device | None = None,
     mem_scope: str | None = None,
 ) -> Tensor:
-    """A new tensor with the elements of an array, on the host unless a device is given.
+    """A new tensor with the elements of an array, on the host unless a device is given; on one of
+    another machine (`rpc`) it is a remote tensor, which has the face of this one.
 
     Always a copy; `ekiden.tensor` shares the array's memory instead.
     """
+    if isinstance(device, FarDevice):
+        return cast(Tensor, device.array(arr))
     return _tensor(arr if isinstance(arr, Tensor) else np.asarray(arr)).copyto(device or cpu())
 
 
@@ -36,4 +41,6 @@ def empty(
     mem_scope: str | None = None,
 ) -> Tensor:
     """A new tensor whose elements are not set."""
+    if isinstance(device, FarDevice):
+        return cast(Tensor, device.empty(shape, str(DataType(dtype))))
     return _empty(shape, dtype, device)

@@ -1,0 +1,151 @@
+"""Key files and what is made of them: mutual TLS, and a token bound to the channel.
+
+A key file holds a private key, the certificate that belongs to it, and a secret of 32 bytes. Both
+sides have the same file: each shows the certificate and takes no other, and proves with the secret
+that it speaks on this very channel: what one connection carried is worth nothing on another.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ekiden.rpc.errors import RPCError
+from ekiden.runtime.files import PathName, check_folder, named
+
+__all__ = ["Key", "client_socket", "is_loopback", "make_key", "server_socket"]
+
+_BEGIN, _END = "-----BEGIN EKIDEN RPC SECRET-----", "-----END EKIDEN RPC SECRET-----"
+_TOKEN = 32
+_SECONDS = 10.0
+"""How long a handshake may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key file: its path for `ssl`, the certificate, the secret."""
+
+    path: Path
+    certificate: str
+    secret: bytes
+
+    @staticmethod
+    def read(path: PathName) -> Key:
+        """Read a key file. Raises RPCError for one that is none, or that others may read."""
+        with named("read key", path):
+            text = Path(path).read_text("ascii", "replace")
+            mode = os.stat(path).st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise RPCError(f"read key '{path}': others may read it: chmod 600")
+        secret = re.search(rf"{_BEGIN}\n([0-9a-f]{{64}})\n{_END}", text)
+        certificate = re.search(
+            r"-----BEGIN CERTIFICATE-----\n.*?-----END CERTIFICATE-----\n", text, re.DOTALL
+        )
+        if secret is None or certificate is None:
+            raise RPCError(f"read key '{path}': it is no key file: ekiden rpc keygen makes one")
+        return Key(Path(path), certificate[0], bytes.fromhex(secret[1]))
+
+    def context(self, side: ssl._SSLMethod) -> ssl.SSLContext:
+        """TLS 1.3 that shows this certificate and takes no other."""
+        made = ssl.SSLContext(side)
+        made.minimum_version = ssl.TLSVersion.TLSv1_3
+        made.check_hostname = False
+        made.verify_mode = ssl.CERT_REQUIRED
+        if side is ssl.PROTOCOL_TLS_SERVER:
+            made.num_tickets = 0  # a session is not resumed
+        made.load_cert_chain(self.path)
+        made.load_verify_locations(cadata=self.certificate)
+        return made
+
+    def token(self, stream: ssl.SSLSocket | ssl.SSLObject, side: bytes) -> bytes:
+        """What a side says to show that it is on this channel."""
+        binding = stream.get_channel_binding("tls-unique")
+        if not binding:
+            raise RPCError("rpc: the TLS library gives no channel binding")
+        return hmac.digest(self.secret, side + b"\0" + binding, "sha256")
+
+
+def make_key(path: PathName) -> None:
+    """Write a new key file, which its owner alone may read. Raises RPCError where OpenSSL's command
+    is missing or fails, OSError, FileExistsError for a file that is there.
+    """
+    target = check_folder(path)
+    if target.exists():
+        raise FileExistsError(f"write key '{path}': it exists")
+    program = shutil.which("openssl")
+    if program is None:
+        raise RPCError("make a key: the command openssl expected, which is not installed")
+    with tempfile.TemporaryDirectory(prefix="ekiden-key-") as folder:
+        files = [Path(folder, name) for name in ("key", "certificate")]
+        command = [
+            program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+            "-nodes", "-days", "3650", "-subj", "/CN=ekiden-rpc", "-keyout", str(files[0]),
+            "-out", str(files[1]),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RPCError(f"make a key: openssl failed: {done.stderr.strip()}")
+        text = "".join(file.read_text() for file in files)
+    text += f"{_BEGIN}\n{secrets.token_hex(32)}\n{_END}\n"
+    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as out:
+        out.write(text)
+
+
+def client_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
+    """TLS over a connection, from the side that made it. Raises RPCError for another's key."""
+    return _proved(plain, key, ssl.PROTOCOL_TLS_CLIENT, b"client", b"server")
+
+
+def server_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
+    """The same from the side that was connected to."""
+    return _proved(plain, key, ssl.PROTOCOL_TLS_SERVER, b"server", b"client")
+
+
+def _proved(
+    plain: socket.socket, key: Key, method: ssl._SSLMethod, mine: bytes, theirs: bytes
+) -> ssl.SSLSocket:
+    """Shake hands, exchange tokens. Whoever fails learns no more than that."""
+    plain.settimeout(_SECONDS)
+    try:
+        stream = key.context(method).wrap_socket(plain, server_side=mine == b"server")
+    except OSError as error:
+        plain.close()
+        raise RPCError(f"rpc: no TLS with the other side: {error}") from error
+    try:
+        stream.sendall(key.token(stream, mine))
+        got = _all(stream, _TOKEN)
+    except OSError as error:
+        stream.close()
+        raise RPCError(f"rpc: the other side does not take this key: {error}") from error
+    if not hmac.compare_digest(got, key.token(stream, theirs)):
+        stream.close()
+        raise RPCError("rpc: the other side has another key")
+    return stream
+
+
+def _all(stream: ssl.SSLSocket, size: int) -> bytes:
+    """So many bytes, or all there are."""
+    got = b""
+    while len(got) < size and (piece := stream.recv(size - len(got))):
+        got += piece
+    return got
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or all that a name has, is of this machine alone."""
+    try:
+        found = socket.getaddrinfo(host or "0.0.0.0", None)
+    except OSError:
+        return False
+    return all(str(row[4][0]).startswith("127.") or row[4][0] == "::1" for row in found)

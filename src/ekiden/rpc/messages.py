@@ -1,0 +1,174 @@
+"""The one table of the messages that sessions exchange, and of the values in them.
+
+docs/rpc.md is written from these tables, and so is the C side's `ek_rpc_table.h`
+(scripts/generate_rpc.py): a message or a value is added here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+MAGIC = 0x0043_5052_4B45_8901
+"""What HELLO begins with: bytes 01 89 EKRPC 00."""
+VERSION = 1
+HEADER = 8
+"""Bytes before the body of a frame: u32 size of the body, u8 message, three zeros."""
+HELLO_LIMIT = 64 << 10
+"""Bytes of a body before the other side's limit is known."""
+FRAME_LIMIT = 4 << 20
+"""Bytes of a body that the Python side takes; each side says its own in HELLO."""
+LEAST_LIMIT = 4 << 10
+"""The smallest limit that a side may have."""
+DEPTH_LIMIT = 16
+"""Containers inside each other in a value."""
+CALL_DEPTH = 32
+"""Calls that wait for each other: callbacks of callbacks."""
+HANDLE_LIMIT = 1 << 20
+"""Things of one side that the other may hold at once."""
+
+FIELDS = {
+    "u": ("u32", 4, "a number"),
+    "q": ("u64", 8, "a number"),
+    "i": ("i64", 8, "a number with sign"),
+    "h": ("u64", 8, "a handle of the receiver's; 0 is none"),
+    "s": ("u32, bytes", 4, "text: its length, then UTF-8"),
+    "b": ("u32, bytes", 4, "bytes: their number, then they"),
+    "t": (
+        "i32, i32, u8, u8, u16, u32, i64 each",
+        16,
+        "a tensor's type: device, dtype, rank, sizes",
+    ),
+    "v": ("u8, ...", 1, "a value"),
+    "V": ("u32, values", 4, "several values: their number, then they"),
+    "H": ("u32, u64 each", 4, "several handles of the receiver's"),
+}
+"""Letter of a field -> how it is written, the fewest bytes it takes, what it is."""
+
+
+class Kind(IntEnum):
+    """Messages by number; `MESSAGES` says what is in them."""
+
+    HELLO = 1
+    CALL = 2
+    FUNCTION = 3
+    LOAD = 4
+    ALLOC = 5
+    WRITE = 6
+    READ = 7
+    COPY = 8
+    TIME = 9
+    UPLOAD = 10
+    DOWNLOAD = 11
+    SIZE = 12
+    REMOVE = 13
+    LIST = 14
+    RELEASE = 15
+    IMPORT = 16
+    RETURN = 17
+    ERROR = 18
+    PUT = 19
+    REQUEST = 20
+    DROP = 21
+    SUMMARY = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A row: the letters of its fields, their names, what it asks for or says."""
+
+    kind: Kind
+    fields: str
+    names: str
+    meaning: str
+
+    @property
+    def least(self) -> int:
+        """The fewest bytes that a body of it has."""
+        return sum(FIELDS[letter][1] for letter in self.fields)
+
+
+# fmt: off
+_ROWS = (
+    Message(Kind.HELLO, "quuusV", "magic version limit timeout key constructor",
+            "the first message of each side: what it speaks, the largest body it takes,"
+            " milliseconds the session may last (0: any), the name of the device, what makes the"
+            " session"),
+    Message(Kind.CALL, "hV", "function arguments", "calls a function; RETURN has its result"),
+    Message(Kind.FUNCTION, "hs", "module name",
+            "the function of that name, of a module or (0) of all: RETURN it, or none"),
+    Message(Kind.LOAD, "s", "file", "the module in an uploaded file"),
+    Message(Kind.ALLOC, "t", "type", "a new tensor"),
+    Message(Kind.WRITE, "hqb", "tensor offset data", "writes elements of a tensor, as bytes"),
+    Message(Kind.READ, "hqu", "tensor offset size", "reads elements of a tensor: RETURN bytes"),
+    Message(Kind.COPY, "hh", "source target", "copies a tensor to another of its type"),
+    Message(Kind.TIME, "hsuuuuuuqsV", "module name number repeat min_repeat_ms limit_zero_time"
+            " cooldown_ms repeats_to_cooldown flush preproc arguments",
+            "measures a function as time_evaluator: RETURN bytes, an f64 of seconds per repeat"),
+    Message(Kind.UPLOAD, "sqb", "file offset data",
+            "writes into a file of the session's folder; at 0, begins it anew"),
+    Message(Kind.DOWNLOAD, "squ", "file offset size", "reads from such a file: RETURN bytes"),
+    Message(Kind.SIZE, "s", "file", "how many bytes such a file has: RETURN int"),
+    Message(Kind.REMOVE, "s", "file", "removes such a file"),
+    Message(Kind.LIST, "", "", "the names of such files: RETURN array of str"),
+    Message(Kind.RELEASE, "H", "handles", "drops things of the receiver's; nothing is answered"),
+    Message(Kind.IMPORT, "hh", "module imported", "has a module look for functions in another too"),
+    Message(Kind.RETURN, "v", "value", "the answer to the last request that waits for one"),
+    Message(Kind.ERROR, "sss", "kind message traceback", "the answer where it failed"),
+    Message(Kind.PUT, "ssus", "key host port match", "to a tracker: a device is free"),
+    Message(Kind.REQUEST, "si", "key priority",
+            "to a tracker: RETURN array of host, port and match, once a device is free"),
+    Message(Kind.DROP, "s", "match", "to a tracker: what was put is free no more"),
+    Message(Kind.SUMMARY, "", "", "to a tracker: RETURN str, JSON"),
+)
+# fmt: on
+MESSAGES = {row.kind: row for row in _ROWS}
+ANSWERS = frozenset((Kind.RETURN, Kind.ERROR))
+SESSION = frozenset(k for k in Kind if Kind.CALL <= k <= Kind.IMPORT)
+"""What a session serves."""
+TRACKING = frozenset((Kind.PUT, Kind.REQUEST, Kind.DROP, Kind.SUMMARY))
+"""What a tracker serves."""
+
+
+class Tag(IntEnum):
+    """Kinds of values; the numbers are those of the runtime's types (ek_type) where it has one."""
+
+    NONE = 0
+    INT = 1
+    BOOL = 2
+    FLOAT = 3
+    DTYPE = 5
+    DEVICE = 6
+    OBJECT = 64
+    STR = 65
+    BYTES = 66
+    FUNCTION = 68
+    SHAPE = 69
+    TENSOR = 70
+    ARRAY = 71
+    MAP = 72
+    MODULE = 73
+    YOURS = 74
+    ADT = 129
+
+
+VALUES = {
+    Tag.NONE: ("", "nothing"),
+    Tag.INT: ("i64", "an integer"),
+    Tag.BOOL: ("u8", "0 or 1"),
+    Tag.FLOAT: ("f64", "a number"),
+    Tag.DTYPE: ("u8, u8, u16", "code, bits and lanes, as DLPack has them"),
+    Tag.DEVICE: ("i32, i32", "kind of device, number"),
+    Tag.OBJECT: ("u64, text", "handle of the sender's, type: any other thing, to be passed back"),
+    Tag.STR: ("u32, bytes", "text"),
+    Tag.BYTES: ("u32, bytes", "bytes"),
+    Tag.FUNCTION: ("u64", "handle of the sender's"),
+    Tag.SHAPE: ("u32, i64 each", "sizes"),
+    Tag.TENSOR: ("u64, tensor's type", "handle of the sender's: elements cross by READ and WRITE"),
+    Tag.ARRAY: ("u32, values", "items"),
+    Tag.MAP: ("u32, values", "number of pairs; keys and values alternately"),
+    Tag.MODULE: ("u64", "handle of the sender's"),
+    Tag.YOURS: ("u64", "handle of the receiver's, whatever it is of"),
+    Tag.ADT: ("i32, u32, values", "a tag, fields: a tuple has tag 0"),
+}
+"""What follows the tag of a value, and what it is."""

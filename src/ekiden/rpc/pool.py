@@ -1,0 +1,118 @@
+"""What the processes of trackers and proxies share: connections that speak messages, by asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+
+from ekiden.rpc.errors import FrameError, RPCError
+from ekiden.rpc.keys import Key
+from ekiden.rpc.messages import HEADER, HELLO_LIMIT, MAGIC, VERSION, Kind
+from ekiden.rpc.server import Background, fork, has_parent, listen
+from ekiden.rpc.wire import Plain, read_body, read_head, write_body
+from ekiden.runtime.files import PathName
+
+__all__ = ["Hub", "Peer"]
+
+_log = logging.getLogger("ekiden.rpc")
+_HELLO_SECONDS = 20.0
+
+
+class Peer:
+    """A connection to a hub: whole messages come and go."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.key = ""
+        self.timeout = 0
+        self.constructor: list[object] = []
+        self._coming: asyncio.Future[tuple[Kind, list[object]]] | None = None
+
+    def coming(self) -> asyncio.Future[tuple[Kind, list[object]]]:
+        """The next message, which is read already: for those who wait for something else, too."""
+        if self._coming is None:
+            self._coming = asyncio.ensure_future(self._read())
+        return self._coming
+
+    async def receive(self) -> tuple[Kind, list[object]]:
+        """The next message. Raises FrameError, asyncio.IncompleteReadError at the end."""
+        found = self.coming()
+        try:
+            return await found
+        finally:
+            self._coming = None
+
+    async def _read(self) -> tuple[Kind, list[object]]:
+        kind, size = read_head(await self.reader.readexactly(HEADER), HELLO_LIMIT)
+        return kind, read_body(kind, await self.reader.readexactly(size), Plain())
+
+    async def send(self, kind: Kind, *fields: object) -> None:
+        """Send a message."""
+        self.writer.write(write_body(kind, fields, Plain()))
+        await self.writer.drain()
+
+    async def hear_hello(self) -> None:
+        """The first message. Raises FrameError for another."""
+        kind, fields = await asyncio.wait_for(self.receive(), _HELLO_SECONDS)
+        if kind is not Kind.HELLO or tuple(fields[:2]) != (MAGIC, VERSION):
+            raise FrameError("rpc: HELLO of this version expected")
+        assert isinstance(fields[3], int) and isinstance(fields[5], list)
+        self.timeout, self.key, self.constructor = fields[3], str(fields[4]), fields[5]
+
+    async def say_hello(self, key: str = "", timeout: int = 0, limit: int = HELLO_LIMIT) -> None:
+        """The first message of this side."""
+        await self.send(Kind.HELLO, MAGIC, VERSION, limit, timeout, key, [])
+
+    async def prove(self, key: Key) -> None:
+        """Exchange tokens, as `keys.server_socket` does."""
+        stream: ssl.SSLObject = self.writer.get_extra_info("ssl_object")
+        self.writer.write(key.token(stream, b"server"))
+        await self.writer.drain()
+        got = await asyncio.wait_for(self.reader.readexactly(32), _HELLO_SECONDS)
+        if not hmac.compare_digest(got, key.token(stream, b"client")):
+            raise RPCError("rpc: the other side has another key")
+
+
+class Hub(Background):
+    """A process that listens and talks to whoever connects: `serve(peer)` of a class made there."""
+
+    def __init__(
+        self,
+        what: str,
+        where: tuple[str, int, int],
+        credentials: PathName | None,
+        make: Callable[[socket.socket], Callable[[Peer], Awaitable[None]]],
+    ) -> None:
+        listener, self.port = listen(what, *where, credentials)
+        self.host = where[0]
+        secret = None if credentials is None else Key.read(credentials)
+        super().__init__(fork(lambda: asyncio.run(_serve(listener, make(listener), secret))))
+        listener.close()
+
+
+async def _serve(
+    listener: socket.socket, serve: Callable[[Peer], Awaitable[None]], secret: Key | None
+) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(reader, writer)
+        try:
+            if secret is not None:
+                await peer.prove(secret)
+            await serve(peer)
+        except (RPCError, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+            _log.info("%s", error)
+        finally:
+            writer.close()
+
+    parent = os.getppid()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, os._exit, 0)
+    context = None if secret is None else secret.context(ssl.PROTOCOL_TLS_SERVER)
+    await asyncio.start_server(talk, sock=listener, ssl=context)
+    while has_parent(parent):
+        await asyncio.sleep(1)

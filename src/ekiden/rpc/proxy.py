@@ -1,0 +1,153 @@
+"""The proxy: a place where servers wait that nobody can connect to, and their clients come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ekiden.rpc.client import dial, open_session
+from ekiden.rpc.endpoint import Endpoint
+from ekiden.rpc.errors import RPCError
+from ekiden.rpc.messages import HELLO_LIMIT, MAGIC, VERSION, Kind
+from ekiden.rpc.pool import Hub, Peer
+from ekiden.runtime.files import PathName
+
+__all__ = ["Proxy"]
+
+_WAIT_SECONDS = 20.0
+"""How long a client waits for a server that is not there yet."""
+
+
+class Proxy(Hub):
+    """A proxy in a process of its own. Servers come with `rpc.Server(host, port, is_proxy=True)`,
+    clients with `rpc.connect`; with `tracker_addr` the proxy tells a tracker of its servers.
+    Without `credentials` only this machine may connect. Raises what `Server` raises.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 9200,
+        port_end: int = 9299,
+        web_port: int = 0,
+        tracker_addr: tuple[str, int] | None = None,
+        *,
+        credentials: PathName | None = None,
+    ) -> None:
+        if web_port:
+            raise ValueError("rpc.Proxy: web_port: no proxy for browsers is there")
+
+        def make(listener: socket.socket) -> object:
+            port = listener.getsockname()[1]
+            return _Meeting((host, port), tracker_addr, credentials).serve
+
+        super().__init__("rpc.Proxy", (host, port, port_end), credentials, make)  # type: ignore[arg-type]  # closures
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A server that waits; `taken` gets the client."""
+
+    peer: Peer
+    match: str
+    taken: asyncio.Future[Peer]
+
+
+class _Meeting:
+    """Who waits for whom."""
+
+    def __init__(
+        self,
+        here: tuple[str, int],
+        tracker: tuple[str, int] | None,
+        credentials: PathName | None,
+    ) -> None:
+        self._here, self._tracker_address, self._credentials = here, tracker, credentials
+        self._tracker: Endpoint | None = None
+        self.servers: dict[str, list[_Waiting]] = defaultdict(list)
+        self._came = asyncio.Condition()
+        self._telling = asyncio.Lock()
+
+    async def serve(self, peer: Peer) -> None:
+        """Talk to one connection until it ends."""
+        await peer.hear_hello()
+        side, colon, key = peer.key.partition(":")
+        if side == "server" and colon:
+            await self._server(peer, key)
+        else:
+            await self._client(peer, peer.key)
+
+    async def _server(self, peer: Peer, key: str) -> None:
+        """A server waits for its client, then is passed what that says."""
+        future: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(peer, secrets.token_hex(8), future)
+        async with self._came:
+            self.servers[key].append(waiting)
+            self._came.notify_all()
+        await self._tell(Kind.PUT, key, *self._here, waiting.match)
+        end = asyncio.ensure_future(peer.reader.read(1))
+        await asyncio.wait((future, end), return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            self.servers[key].remove(waiting)
+            await self._tell(Kind.DROP, waiting.match)
+            return
+        await self._tell(Kind.DROP, waiting.match)
+        client = future.result()
+        await peer.send(
+            Kind.HELLO, MAGIC, VERSION, HELLO_LIMIT, client.timeout, key, client.constructor
+        )
+        first = await end
+        client.writer.write(first)
+        await asyncio.wait(
+            [asyncio.ensure_future(_pass(*way)) for way in ((peer, client), (client, peer))],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        client.writer.close()
+
+    async def _client(self, peer: Peer, key: str) -> None:
+        """A client is given to a server: any of the name, or the one of the tracker's match."""
+        try:
+            waiting = await asyncio.wait_for(self._find(key), _WAIT_SECONDS)
+        except TimeoutError:
+            await peer.send(Kind.ERROR, "RPCError", f"rpc: no server of key {key!r}", "")
+            return
+        waiting.taken.set_result(peer)
+        await peer.writer.wait_closed()
+
+    async def _find(self, key: str) -> _Waiting:
+        async with self._came:
+            while True:
+                name, _, match = key.rpartition(":")
+                for chosen, wanted in ((key, ""), (name, match)):
+                    for each in self.servers[chosen]:
+                        if wanted in ("", each.match):
+                            self.servers[chosen].remove(each)
+                            return each
+                await self._came.wait()
+
+    async def _tell(self, kind: Kind, *fields: object) -> None:
+        """Tell the tracker, if there is one; a lost one is told with the next server."""
+        if self._tracker_address is not None:
+            async with self._telling:
+                await asyncio.to_thread(self._tell_now, kind, *fields)
+
+    def _tell_now(self, kind: Kind, *fields: object) -> None:
+        assert self._tracker_address is not None
+        try:
+            if self._tracker is None or not self._tracker.channel.is_open:
+                channel = dial(*self._tracker_address, self._credentials)
+                self._tracker = open_session(channel, f"proxy:{os.getpid()}", 0)
+            self._tracker.request(kind, *fields, seconds=_WAIT_SECONDS)
+        except RPCError:
+            self._tracker = None
+
+
+async def _pass(one: Peer, other: Peer) -> None:
+    """Pass what one says to the other until it ends."""
+    while data := await one.reader.read(1 << 18):
+        other.writer.write(data)
+        await other.writer.drain()

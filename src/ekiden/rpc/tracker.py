@@ -1,0 +1,292 @@
+"""The tracker: which devices are free, and who waits for one.
+
+It keeps what its connections have told it and nothing else: when it begins anew, servers put
+themselves again. A device whose server ends goes with the connection; a request whose client ends
+waits no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypedDict, TypeVar, cast
+
+from ekiden.rpc.client import RPCSession, connect, dial, open_session
+from ekiden.rpc.endpoint import Endpoint
+from ekiden.rpc.errors import FrameError, RPCError, RPCSessionTimeoutError
+from ekiden.rpc.messages import Kind
+from ekiden.rpc.pool import Hub, Peer
+from ekiden.runtime.files import PathName
+
+__all__ = ["Tracker", "TrackerSession", "connect_tracker"]
+
+Result = TypeVar("Result")
+LOST_SECONDS = 5.0
+"""How long a client that was given a device may take to connect to it."""
+
+
+class Summary(TypedDict):
+    """What a tracker says of itself."""
+
+    queue_info: dict[str, dict[str, int]]
+    server_info: list[dict[str, object]]
+
+
+class Tracker(Hub):
+    """A tracker in a process of its own, on the first free port from `port` to `port_end`. Without
+    `credentials` only this machine may connect. Raises InputError, ValueError as `Server` does.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 9190,
+        port_end: int = 9199,
+        silent: bool = False,
+        reuse_addr: bool = True,
+        timeout: float | None = None,
+        *,
+        credentials: PathName | None = None,
+    ) -> None:
+        super().__init__(
+            "rpc.Tracker", (host, port, port_end), credentials, lambda listener: _Books().serve
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A device that is free, and whose connection said so."""
+
+    key: str
+    host: str
+    port: int
+    match: str
+    owner: Peer
+
+
+class _Books:
+    """Devices and requests."""
+
+    def __init__(self) -> None:
+        self.free: dict[str, list[_Device]] = defaultdict(list)
+        self.known: dict[Peer, dict[str, _Device]] = {}
+        """Devices of a connection by match: those in use, too."""
+        self.waiting: dict[str, list[tuple[int, int, asyncio.Future[_Device]]]] = defaultdict(list)
+        self.taken: dict[str, float] = {}
+        """When a device was given away, by match."""
+        self._order = itertools.count()
+
+    async def serve(self, peer: Peer) -> None:
+        """Talk to one connection until it ends."""
+        await peer.hear_hello()
+        await peer.say_hello()
+        self.known[peer] = {}
+        try:
+            while True:
+                kind, fields = await peer.receive()
+                await self._answer(peer, kind, fields)
+        finally:
+            for device in self.known.pop(peer).values():
+                self._drop(device)
+
+    async def _answer(self, peer: Peer, kind: Kind, fields: list[object]) -> None:
+        match kind:
+            case Kind.PUT:
+                self._put(_Device(*cast(tuple[str, str, int, str], tuple(fields)), peer))
+                await peer.send(Kind.RETURN, None)
+            case Kind.DROP:
+                if device := self.known[peer].pop(str(fields[0]), None):
+                    self._drop(device)
+                await peer.send(Kind.RETURN, None)
+            case Kind.REQUEST:
+                key, priority = cast(tuple[str, int], tuple(fields))
+                found = await self._take(peer, key, priority)
+                await peer.send(Kind.RETURN, [found.host, found.port, found.match])
+            case Kind.SUMMARY:
+                await peer.send(Kind.RETURN, json.dumps(self._summary()))
+            case _:
+                raise FrameError(f"rpc: a tracker does not serve {kind.name}")
+
+    def _put(self, device: _Device) -> None:
+        """A device is free, or still free. One that was given away a while ago, and still says so,
+        was never connected to: it is given away again.
+        """
+        mine = self.known.get(device.owner)
+        if mine is None or device in self.free[device.key]:
+            return
+        if device.match in mine and time.monotonic() < self.taken[device.match] + LOST_SECONDS:
+            return
+        if device.owner.key.startswith("server:"):
+            for each in mine.values():  # a server is one device, whatever its match was before
+                self._drop(each)
+            mine.clear()
+        mine[device.match] = device
+        self._give(device)
+
+    def _give(self, device: _Device) -> None:
+        """To the one who waits with the highest priority, first come; or it stays free."""
+        queue = self.waiting[device.key]
+        if queue:
+            self.taken[device.match] = time.monotonic()
+            heapq.heappop(queue)[2].set_result(device)
+        else:
+            self.free[device.key].append(device)
+
+    def _drop(self, device: _Device) -> None:
+        self.taken.pop(device.match, None)
+        if device in self.free[device.key]:
+            self.free[device.key].remove(device)
+
+    async def _take(self, peer: Peer, key: str, priority: int) -> _Device:
+        """A free device, when there is one. Raises asyncio.IncompleteReadError where the client
+        goes meanwhile: the device, if it came, is for the next.
+        """
+        if self.free[key]:
+            found = self.free[key].pop(0)
+            self.taken[found.match] = time.monotonic()
+            return found
+        future: asyncio.Future[_Device] = asyncio.get_running_loop().create_future()
+        queue = self.waiting[key]
+        heapq.heappush(queue, mine := (-priority, next(self._order), future))
+        await asyncio.wait((future, peer.coming()), return_when=asyncio.FIRST_COMPLETED)
+        if peer.coming().done():
+            if future.done() and future.result().owner in self.known:
+                self._give(future.result())
+            elif not future.done():
+                queue.remove(mine)
+                heapq.heapify(queue)
+            await peer.receive()
+            raise FrameError("rpc: a message while a request waits")
+        return future.result()
+
+    def _summary(self) -> Summary:
+        """As TVM's trackers say it."""
+        devices = [d for mine in self.known.values() for d in mine.values()]
+        keys = sorted({d.key for d in devices} | {k for k, q in self.waiting.items() if q})
+        queues = {
+            key: {
+                "free": len(self.free[key]),
+                "pending": len(self.waiting[key]),
+            }
+            for key in keys
+        }
+        servers: list[dict[str, object]] = [
+            {"addr": [d.host, d.port], "key": f"server:{d.key}"} for d in devices
+        ]
+        return {"queue_info": queues, "server_info": servers}
+
+
+class TrackerSession:
+    """A connection to a tracker; made by `connect_tracker`."""
+
+    def __init__(self, addr: tuple[str, int], credentials: PathName | None = None) -> None:
+        self._address, self._credentials = addr, credentials
+        self._endpoint: Endpoint | None = self._open()
+
+    def _open(self) -> Endpoint:
+        return open_session(dial(*self._address, self._credentials), "client", 0)
+
+    def _ask(self, kind: Kind, *fields: object) -> object:
+        """Ask, once more on a new connection where the old one has ended."""
+        if self._endpoint is None or not self._endpoint.channel.is_open:
+            self._endpoint = self._open()
+        return self._endpoint.request(kind, *fields)
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def summary(self) -> Summary:
+        """Devices (`server_info`: address and key of each) and queues (`queue_info`: free and
+        pending by key).
+        """
+        return cast(Summary, json.loads(str(self._ask(Kind.SUMMARY))))
+
+    def text_summary(self) -> str:
+        """The same as text."""
+        found = self.summary()
+        lines = ["server-address           key"]
+        for each in sorted(found["server_info"], key=lambda e: str(e["key"])):
+            lines.append(f"{':'.join(map(str, cast(list[object], each['addr']))):24} {each['key']}")
+        lines += ["", "key                      free  pending"]
+        for key, counts in found["queue_info"].items():
+            lines.append(f"{key:24} {counts['free']:<5} {counts['pending']}")
+        return "\n".join(lines) + "\n"
+
+    def request(
+        self,
+        key: str,
+        priority: int = 1,
+        session_timeout: float = 0,
+        max_retry: int = 5,
+        session_constructor_args: list[object] | None = None,
+    ) -> RPCSession:
+        """A session with a device of that name, once one is free; a higher priority comes first.
+        Where a device cannot be reached another is asked for, `max_retry` times in all. Raises
+        RPCError.
+        """
+        last: RPCError | None = None
+        for _ in range(max_retry):
+            try:
+                host, port, match = cast(
+                    tuple[str, int, str], self._ask(Kind.REQUEST, key, priority)
+                )
+                return connect(
+                    host, port, f"{key}:{match}", session_timeout, session_constructor_args,
+                    credentials=self._credentials,
+                )  # fmt: skip
+            except RPCError as error:
+                last = error
+        raise RPCError(f"request '{key}': no device in {max_retry} tries; the last: {last}")
+
+    def request_and_run(
+        self,
+        key: str,
+        func: Callable[[RPCSession], Result],
+        priority: int = 1,
+        session_timeout: float = 0,
+        max_retry: int = 2,
+    ) -> Result:
+        """What a function of a session gives; with another device where one ends meanwhile. Raises
+        what the function raises, RPCError where no device lasts.
+        """
+        last: RPCError | None = None
+        for _ in range(max_retry):
+            session = self.request(key, priority, session_timeout)
+            begin = time.monotonic()
+            try:
+                return func(session)
+            except RPCSessionTimeoutError:
+                raise
+            except RPCError as error:
+                if session.is_open:
+                    raise
+                last = error
+                if session_timeout and time.monotonic() - begin >= session_timeout:
+                    raise
+        raise RPCError(f"run on '{key}': no device lasted in {max_retry} tries; the last: {last}")
+
+
+def connect_tracker(url: str, port: int, *, credentials: PathName | None = None) -> TrackerSession:
+    """Connect to a tracker. Raises RPCError."""
+    return TrackerSession((url, port), credentials)

@@ -1,0 +1,445 @@
+"""Messages as bytes. Reading trusts nothing: sizes, tags, depth and handles are checked before
+anything is made of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ekiden.rpc.errors import FrameError
+from ekiden.rpc.messages import DEPTH_LIMIT, MESSAGES, Kind, Tag
+from ekiden.runtime import ADT, DataType, Device, Module, Object, PackedFunc, Shape, Tensor
+
+__all__ = ["Handles", "Reader", "TensorType", "Writer", "read_body", "read_head", "write_body"]
+
+_HEAD = struct.Struct("<IB3x")
+_U32, _U64, _I64 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<q")
+_F64, _TYPE, _DTYPE = struct.Struct("<d"), struct.Struct("<iiBBHI"), struct.Struct("<BBH")
+_DEVICE, _ADT = struct.Struct("<ii"), struct.Struct("<iI")
+MAX_RANK = 64
+_NAMES = ("int", "uint", "float", "handle", "bfloat", "complex", "bool")
+_SMALL = {
+    (DataType(name).type_code, DataType(name).bits): name
+    for name in (
+        "bool float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2"
+        " float8_e5m2fnuz float8_e8m0fnu float6_e2m3fn float6_e3m2fn float4_e2m1fn"
+    ).split()
+}
+"""Code and bits of the dtypes whose names are not made of these."""
+
+Bytes = bytes | bytearray | memoryview
+
+
+class TensorType(tuple[Device, str, tuple[int, ...]]):
+    """Device, dtype and shape."""
+
+    __slots__ = ()
+
+
+class Handles(Protocol):
+    """What a side holds for the other, and how things of the other appear here."""
+
+    def export(self, thing: object) -> int:
+        """A new handle of a thing of this side."""
+
+    def held(self, handle: int) -> object:
+        """The thing of a handle. Raises FrameError for one that there is not."""
+
+    def handle_of(self, thing: object) -> int | None:
+        """The other side's handle of a thing of its own that came here; None for any other."""
+
+    def appear(self, tag: Tag, handle: int, about: object) -> object:
+        """A thing of the other side, as it is here."""
+
+
+class Plain:
+    """Without things, such as a tracker."""
+
+    def export(self, thing: object) -> int:
+        """None of this side."""
+        raise TypeError("rpc: there are no things here")
+
+    def held(self, handle: int) -> object:
+        """None of this side."""
+        raise FrameError("rpc: there are no things here")
+
+    def handle_of(self, thing: object) -> int | None:
+        """None of the other side."""
+        return None
+
+    def appear(self, tag: Tag, handle: int, about: object) -> object:
+        """None of the other side."""
+        raise FrameError("rpc: there are no things here")
+
+
+class Writer:
+    """Makes the body of one message."""
+
+    def __init__(self, handles: Handles) -> None:
+        self.data = bytearray(_HEAD.size)
+        self._handles = handles
+
+    def field(self, letter: str, value: object) -> None:
+        """Add a field. Raises TypeError or OverflowError for what it cannot hold."""
+        _WRITE[letter](self, value)
+
+    def number(self, form: struct.Struct, value: object) -> None:
+        """A number of a form."""
+        try:
+            self.data += form.pack(value)
+        except struct.error as error:
+            raise OverflowError(f"rpc: {value!r} does not fit its field: {error}") from error
+
+    def blob(self, value: Bytes) -> None:
+        """Bytes behind their number."""
+        self.number(_U32, len(value))
+        self.data += value
+
+    def text(self, value: str) -> None:
+        """Text as bytes."""
+        self.blob(value.encode("utf-8", "surrogatepass"))
+
+    def kind_of_tensor(self, value: TensorType) -> None:
+        """Device, dtype, shape."""
+        device, dtype, shape = value
+        kind = DataType(dtype)
+        self.data += _TYPE.pack(*device, kind.type_code, kind.bits, kind.lanes, len(shape))
+        self.data += struct.pack(f"<{len(shape)}q", *shape)
+
+    def values(self, items: Sequence[object], depth: int = 0) -> None:
+        """Values behind their number."""
+        self.number(_U32, len(items))
+        for item in items:
+            self.value(item, depth)
+
+    def value(self, item: object, depth: int = 0) -> None:
+        """One value. Raises TypeError for what cannot cross, ValueError where it is too deep."""
+        if depth > DEPTH_LIMIT:
+            raise ValueError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
+        yours = self._handles.handle_of(item)
+        if yours is not None:
+            self._tagged(Tag.YOURS, _U64, yours)
+            return
+        for cls, write in _VALUES:
+            if isinstance(item, cls):
+                write(self, item, depth)
+                return
+        if callable(item):
+            self._tagged(Tag.FUNCTION, _U64, self._handles.export(item))
+            return
+        hint = ": copy it there first, as ekiden.nd.array(x, session.cpu())"
+        is_array = hasattr(item, "__array__") or hasattr(item, "__dlpack__")
+        raise TypeError(f"rpc: {type(item).__name__} cannot cross{hint if is_array else ''}")
+
+    def _tagged(self, tag: Tag, form: struct.Struct, value: object) -> None:
+        self.data.append(tag)
+        self.number(form, value)
+
+    def _scalar(self, item: np.generic, depth: int) -> None:
+        self.value(item.item(), depth)
+
+    def _none(self, item: object, depth: int) -> None:
+        self.data.append(Tag.NONE)
+
+    def _bool(self, item: bool, depth: int) -> None:
+        self.data += bytes((Tag.BOOL, item))
+
+    def _int(self, item: int, depth: int) -> None:
+        self._tagged(Tag.INT, _I64, item)
+
+    def _float(self, item: float, depth: int) -> None:
+        self._tagged(Tag.FLOAT, _F64, item)
+
+    def _dtype(self, item: DataType, depth: int) -> None:
+        self.data.append(Tag.DTYPE)
+        self.data += _DTYPE.pack(item.type_code, item.bits, item.lanes)
+
+    def _device(self, item: Device, depth: int) -> None:
+        self.data.append(Tag.DEVICE)
+        self.data += _DEVICE.pack(*(getattr(item, "there", None) or item))
+
+    def _str(self, item: str, depth: int) -> None:
+        self.data.append(Tag.STR)
+        self.text(item)
+
+    def _bytes(self, item: Bytes, depth: int) -> None:
+        self.data.append(Tag.BYTES)
+        self.blob(item)
+
+    def _shape(self, item: Shape, depth: int) -> None:
+        self._tagged(Tag.SHAPE, _U32, len(item))
+        self.data += struct.pack(f"<{len(item)}q", *item)
+
+    def _adt(self, item: tuple[object, ...], depth: int) -> None:
+        self.data.append(Tag.ADT)
+        self.data += _ADT.pack(getattr(item, "tag", 0), len(item))
+        for each in item:
+            self.value(each, depth + 1)
+
+    def _array(self, item: Sequence[object], depth: int) -> None:
+        self.data.append(Tag.ARRAY)
+        self.values(item, depth + 1)
+
+    def _map(self, item: dict[object, object], depth: int) -> None:
+        self._tagged(Tag.MAP, _U32, len(item))
+        for pair in item.items():
+            for each in pair:
+                self.value(each, depth + 1)
+
+    def _tensor(self, item: Tensor, depth: int) -> None:
+        self._tagged(Tag.TENSOR, _U64, self._handles.export(item))
+        self.kind_of_tensor(TensorType((item.device, item.dtype, item.shape)))
+
+    def _function(self, item: PackedFunc, depth: int) -> None:
+        self._tagged(Tag.FUNCTION, _U64, self._handles.export(item))
+
+    def _module(self, item: Module, depth: int) -> None:
+        self._tagged(Tag.MODULE, _U64, self._handles.export(item))
+
+    def _object(self, item: Object, depth: int) -> None:
+        self._tagged(Tag.OBJECT, _U64, self._handles.export(item))
+        self.text(item.type_key)
+
+
+_VALUES: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
+    (type(None), Writer._none),
+    (bool, Writer._bool),
+    (int, Writer._int),
+    (float, Writer._float),
+    (np.generic, Writer._scalar),
+    (DataType, Writer._dtype),
+    (str, Writer._str),
+    ((bytes, bytearray, memoryview), Writer._bytes),
+    (Device, Writer._device),
+    (Shape, Writer._shape),
+    (tuple, Writer._adt),
+    (list, Writer._array),
+    (dict, Writer._map),
+    (Tensor, Writer._tensor),
+    (PackedFunc, Writer._function),
+    (Module, Writer._module),
+    (Object, Writer._object),
+)
+"""Class -> how it is written; a class stands before those it is derived from."""
+
+
+def _several_handles(writer: Writer, value: Sequence[int]) -> None:
+    writer.number(_U32, len(value))
+    for handle in value:
+        writer.number(_U64, handle)
+
+
+_WRITE: dict[str, Callable[..., None]] = {
+    "u": lambda w, v: w.number(_U32, v),
+    "q": lambda w, v: w.number(_U64, v),
+    "i": lambda w, v: w.number(_I64, v),
+    "h": lambda w, v: w.number(_U64, v),
+    "s": Writer.text,
+    "b": Writer.blob,
+    "t": Writer.kind_of_tensor,
+    "v": Writer.value,
+    "V": Writer.values,
+    "H": _several_handles,
+}
+
+
+class Reader:
+    """Takes the body of one message apart. Raises FrameError for what is none."""
+
+    def __init__(self, data: Bytes, handles: Handles) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+        self._handles = handles
+
+    @property
+    def left(self) -> int:
+        """Bytes that are not read yet."""
+        return len(self._data) - self._at
+
+    def take(self, size: int) -> memoryview:
+        """The next bytes."""
+        if size > self.left:
+            raise FrameError(f"rpc: {size} bytes expected in a message, got {self.left}")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def number(self, form: struct.Struct) -> int:
+        """The next number."""
+        found = form.unpack(self.take(form.size))[0]
+        assert isinstance(found, int)
+        return found
+
+    def count(self, least: int) -> int:
+        """A number of things that take at least so many bytes each: no more than there can be."""
+        count = self.number(_U32)
+        if count * least > self.left:
+            raise FrameError(f"rpc: {count} items announced in {self.left} bytes")
+        return count
+
+    def blob(self) -> memoryview:
+        """Bytes behind their number."""
+        return self.take(self.count(1))
+
+    def text(self) -> str:
+        """Text."""
+        try:
+            return str(self.blob(), "utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise FrameError(f"rpc: text expected: {error.reason}") from error
+
+    def sizes(self, count: int) -> tuple[int, ...]:
+        """Numbers with sign."""
+        return struct.unpack(f"<{count}q", self.take(8 * count))
+
+    def kind_of_tensor(self) -> TensorType:
+        """A tensor's type, of what may be one."""
+        kind, number, code, bits, lanes, rank = _TYPE.unpack(self.take(_TYPE.size))
+        if rank > MAX_RANK:
+            raise FrameError(f"rpc: a rank of {MAX_RANK} at most expected, got {rank}")
+        shape = self.sizes(rank)
+        if any(size < 0 for size in shape):
+            raise FrameError(f"rpc: sizes of a tensor expected, got {shape}")
+        return TensorType((Device(kind, number), _dtype_name(code, bits, lanes), shape))
+
+    def values(self, depth: int = 0) -> list[object]:
+        """Values behind their number."""
+        return [self.value(depth) for _ in range(self.count(1))]
+
+    def value(self, depth: int = 0) -> object:
+        """One value."""
+        if depth > DEPTH_LIMIT:
+            raise FrameError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
+        tag = self.take(1)[0]
+        read = _READ_VALUE.get(tag)
+        if read is None:
+            raise FrameError(f"rpc: a kind of value expected, got {tag}")
+        return read(self, depth)
+
+    def field(self, letter: str) -> object:
+        """The next field, by its letter."""
+        return _READ[letter](self)
+
+    def yours(self, depth: int) -> object:
+        """A thing of this side."""
+        return self._handles.held(self.number(_U64))
+
+    def appear(self, tag: Tag, about: Callable[[Reader], object]) -> object:
+        """A thing of the other side."""
+        handle = self.number(_U64)
+        return self._handles.appear(tag, handle, about(self))
+
+    def truth(self, depth: int) -> bool:
+        """0 or 1."""
+        found = self.take(1)[0]
+        if found > 1:
+            raise FrameError(f"rpc: 0 or 1 expected, got {found}")
+        return bool(found)
+
+    def fields_of_adt(self, depth: int) -> object:
+        """A tuple, or a value of another tag."""
+        tag, count = _ADT.unpack(self.take(_ADT.size))
+        if count > self.left:
+            raise FrameError(f"rpc: {count} items announced in {self.left} bytes")
+        items = tuple(self.value(depth + 1) for _ in range(count))
+        return ADT(tag, items) if tag else items
+
+    def pairs(self, depth: int) -> dict[object, object]:
+        """A map."""
+        found = {}
+        for _ in range(self.count(2)):
+            key = self.value(depth + 1)
+            if isinstance(key, (list, dict)):
+                raise FrameError(f"rpc: a key expected, got a {type(key).__name__}")
+            found[key] = self.value(depth + 1)
+        return found
+
+    def device(self, depth: int) -> Device:
+        """A device of this side."""
+        return Device(*_DEVICE.unpack(self.take(_DEVICE.size)))
+
+    def dtype(self, depth: int) -> DataType:
+        """A dtype."""
+        return DataType(_dtype_name(*_DTYPE.unpack(self.take(_DTYPE.size))))
+
+
+def _nothing(reader: Reader) -> None:
+    """What is known of functions and modules."""
+
+
+_READ_VALUE: dict[int, Callable[[Reader, int], object]] = {
+    Tag.NONE: lambda r, depth: None,
+    Tag.INT: lambda r, depth: r.number(_I64),
+    Tag.BOOL: Reader.truth,
+    Tag.FLOAT: lambda r, depth: _F64.unpack(r.take(8))[0],
+    Tag.DTYPE: Reader.dtype,
+    Tag.DEVICE: Reader.device,
+    Tag.OBJECT: lambda r, depth: r.appear(Tag.OBJECT, Reader.text),
+    Tag.STR: lambda r, depth: r.text(),
+    Tag.BYTES: lambda r, depth: bytes(r.blob()),
+    Tag.FUNCTION: lambda r, depth: r.appear(Tag.FUNCTION, _nothing),
+    Tag.SHAPE: lambda r, depth: Shape(r.sizes(r.count(8))),
+    Tag.TENSOR: lambda r, depth: r.appear(Tag.TENSOR, Reader.kind_of_tensor),
+    Tag.ARRAY: lambda r, depth: r.values(depth + 1),
+    Tag.MAP: Reader.pairs,
+    Tag.MODULE: lambda r, depth: r.appear(Tag.MODULE, _nothing),
+    Tag.YOURS: Reader.yours,
+    Tag.ADT: Reader.fields_of_adt,
+}
+
+_READ: dict[str, Callable[[Reader], object]] = {
+    "u": lambda r: r.number(_U32),
+    "q": lambda r: r.number(_U64),
+    "i": lambda r: r.number(_I64),
+    "h": lambda r: r.number(_U64),
+    "s": Reader.text,
+    "b": Reader.blob,
+    "t": Reader.kind_of_tensor,
+    "v": Reader.value,
+    "V": Reader.values,
+    "H": lambda r: [r.number(_U64) for _ in range(r.count(8))],
+}
+
+
+def _dtype_name(code: int, bits: int, lanes: int) -> str:
+    """The name of a dtype by its numbers."""
+    name = _SMALL.get((code, bits), "")
+    if not name and (code >= len(_NAMES) or _NAMES[code] == "handle"):
+        raise FrameError(f"rpc: a dtype expected, got code {code}, {bits} bits")
+    name = name or f"{_NAMES[code]}{bits}"
+    try:
+        return str(DataType(name if lanes == 1 else f"{name}x{lanes}"))
+    except TypeError as error:
+        raise FrameError(f"rpc: a dtype expected, got {name}x{lanes}") from error
+
+
+def write_body(kind: Kind, fields: Sequence[object], handles: Handles) -> bytearray:
+    """A whole frame. Raises TypeError, OverflowError or ValueError for what cannot cross."""
+    writer = Writer(handles)
+    for letter, value in zip(MESSAGES[kind].fields, fields, strict=True):
+        writer.field(letter, value)
+    _HEAD.pack_into(writer.data, 0, len(writer.data) - _HEAD.size, kind)
+    return writer.data
+
+
+def read_body(kind: Kind, data: Bytes, handles: Handles) -> list[object]:
+    """The fields of a message. Raises FrameError."""
+    reader = Reader(data, handles)
+    fields = [reader.field(letter) for letter in MESSAGES[kind].fields]
+    if reader.left:
+        raise FrameError(f"rpc: {kind.name} has {reader.left} bytes too many")
+    return fields
+
+
+def read_head(head: Bytes, limit: int) -> tuple[Kind, int]:
+    """Kind and size of the body of a frame, of which these are the first bytes. Raises FrameError
+    for what is no message, or is longer than this side takes.
+    """
+    size, kind, *zeros = struct.unpack("<IB3B", head)
+    if kind not in MESSAGES or any(zeros):
+        raise FrameError(f"rpc: a message expected, got the bytes {bytes(head).hex()}")
+    if not MESSAGES[Kind(kind)].least <= size <= limit:
+        raise FrameError(f"rpc: {Kind(kind).name} of {size} bytes, of at most {limit}")
+    return Kind(kind), size

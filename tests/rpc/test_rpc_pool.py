@@ -1,0 +1,177 @@
+"""Trackers and proxies: devices come and go, requests wait."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ekiden import rpc
+from ekiden.rpc.messages import Kind
+from ekiden.rpc.tracker import Summary
+
+
+@pytest.fixture
+def tracker() -> Iterator[rpc.Tracker]:
+    made = rpc.Tracker(port=0)
+    yield made
+    made.terminate()
+
+
+@pytest.fixture
+def client(tracker: rpc.Tracker) -> Iterator[rpc.TrackerSession]:
+    with rpc.connect_tracker("127.0.0.1", tracker.port) as session:
+        yield session
+
+
+def device(tracker: rpc.Tracker, key: str = "board", **options: object) -> rpc.Server:
+    where = (tracker.host, tracker.port)
+    return rpc.Server(port=0, key=key, tracker_addr=where, **options)  # type: ignore[arg-type]
+
+
+def until(client: rpc.TrackerSession, holds: Callable[[Summary], bool]) -> None:
+    """Wait until what the tracker says holds."""
+    for _ in range(200):
+        if holds(client.summary()):
+            return
+        time.sleep(0.05)
+    raise AssertionError(client.text_summary())
+
+
+def free(count: int, key: str = "board") -> Callable[[Summary], bool]:
+    return lambda s: s["queue_info"].get(key, {"free": 0})["free"] == count
+
+
+@pytest.mark.parametrize("key", ["board", "127.0.0.1:5555"])
+def test_devices_register_and_leave(
+    tracker: rpc.Tracker, client: rpc.TrackerSession, key: str
+) -> None:
+    one, two = device(tracker, key), device(tracker, key, custom_addr="elsewhere")
+    until(client, free(2, key))
+    addresses = [each["addr"] for each in client.summary()["server_info"]]
+    assert sorted(map(str, addresses)) == sorted(
+        map(str, (["127.0.0.1", one.port], ["elsewhere", two.port]))
+    )
+    assert f"server:{key}" in client.text_summary()
+    two.terminate()
+    until(client, free(1, key))
+    session = client.request(key)
+    until(client, free(0, key))
+    assert session.get_function("tests.rpc.echo")(5) == 5
+    session.close()
+    until(client, free(1, key))
+    one.terminate()
+    until(client, lambda s: not s["server_info"])
+
+
+def test_a_request_waits_and_the_highest_priority_is_first(
+    tracker: rpc.Tracker, client: rpc.TrackerSession
+) -> None:
+    order: list[int] = []
+
+    def ask(priority: int) -> None:
+        mine = rpc.connect_tracker("127.0.0.1", tracker.port)
+        with mine, mine.request("board", priority=priority):
+            order.append(priority)
+
+    threads = []
+    for count, priority in enumerate((1, 5, 3), 1):
+        threads.append(threading.Thread(target=ask, args=(priority,)))
+        threads[-1].start()
+        until(
+            client, lambda s, n=count: s["queue_info"].get("board", {"pending": 0})["pending"] == n
+        )  # type: ignore[misc]  # bound now
+    server = device(tracker)
+    for each in threads:
+        each.join(30)
+    assert order == [5, 3, 1]
+    server.terminate()
+
+
+def test_a_client_that_dies_waits_no_more(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
+    pid = os.fork()
+    if pid == 0:
+        rpc.connect_tracker("127.0.0.1", tracker.port).request("board")
+        os._exit(0)
+    until(client, lambda s: s["queue_info"].get("board", {"pending": 0})["pending"] == 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    until(client, lambda s: not s["queue_info"])
+
+
+def test_a_device_that_nobody_came_to_is_given_away_again(
+    tracker: rpc.Tracker, client: rpc.TrackerSession
+) -> None:
+    server = device(tracker)
+    until(client, free(1))
+    client._ask(Kind.REQUEST, "board", 1)
+    until(client, free(0))
+    with client.request("board") as session:
+        assert session.get_function("tests.rpc.echo")(1) == 1
+    server.terminate()
+
+
+def test_a_device_that_died_is_replaced(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
+    """One that cannot be reached is passed over; one that dies meanwhile is run on another."""
+    bad = device(tracker, custom_addr="127.0.0.9")
+    until(client, free(1))
+    good = device(tracker)
+    until(client, free(2))
+    tried: list[int] = []
+
+    def run(session: rpc.RPCSession) -> object:
+        tried.append(1)
+        return session.get_function("tests.rpc.echo")(len(tried))
+
+    bad_port = bad.port  # nothing listens at 127.0.0.9: the server listens at 127.0.0.1
+    assert bad_port and client.request_and_run("board", run) == 1
+    good.terminate()
+    bad.terminate()
+
+
+def test_servers_put_themselves_again_where_a_tracker_begins_anew() -> None:
+    tracker = rpc.Tracker(port=0)
+    port = tracker.port
+    server = device(tracker)
+    client = rpc.connect_tracker("127.0.0.1", port)
+    until(client, free(1))
+    tracker.terminate()
+    tracker = rpc.Tracker(port=port, port_end=port + 1)
+    again = rpc.connect_tracker("127.0.0.1", port)
+    until(again, free(1))
+    with again.request("board") as session:
+        assert session.get_function("tests.rpc.echo")(1) == 1
+    server.terminate()
+    tracker.terminate()
+
+
+def test_another_match_is_refused(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
+    server = device(tracker)
+    until(client, free(1))
+    with pytest.raises(rpc.RPCError, match="not that of this server"):
+        rpc.connect("127.0.0.1", server.port, "board:0000000000000000")
+    server.terminate()
+
+
+def test_sessions_through_a_proxy(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
+    proxy = rpc.Proxy(port=0, tracker_addr=(tracker.host, tracker.port))
+    servers = [rpc.Server(proxy.host, proxy.port, key="far", is_proxy=True) for _ in range(2)]
+    until(client, free(2, "far"))
+    one, two = (client.request("far", session_timeout=30) for _ in range(2))
+    assert one.get_function("tests.rpc.echo")("1") == "1"
+    assert two.get_function("tests.rpc.adder")(1)(2) == 3
+    until(client, free(0, "far"))
+    one.close()
+    until(client, free(1, "far"))
+    with rpc.connect(proxy.host, proxy.port, "far") as direct:
+        assert direct.get_function("tests.rpc.echo")(3) == 3
+    session = client.request("far", session_timeout=0.4)
+    time.sleep(0.6)
+    with pytest.raises(rpc.RPCSessionTimeoutError):
+        session.get_function("tests.rpc.echo")
+    for each in servers:
+        each.terminate()
+    until(client, lambda s: not s["server_info"])
+    proxy.terminate()

@@ -1,0 +1,326 @@
+"""What a session does, with this process and with a server's: both the same."""
+
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import rpc
+from ekiden.runtime import ADT, DataType, Shape
+from ekiden.runtime.errors import InputError
+
+
+def function(remote: rpc.RPCSession, name: str) -> rpc.RemoteFunction:
+    return remote.get_function(f"tests.rpc.{name}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, -(2**63), 2**63 - 1, 1.5, float("inf"), "", "abc é", b"", b"1\x00", (1, "a"),
+        [1, [2.0, None]], {"a": [1], 2: {}}, Shape((2, 3)), DataType("bfloat16"),
+        DataType("float32x4"), DataType("int4"), DataType("float8_e4m3fn"), DataType("bool"),
+        ekiden.cpu(3), ADT(7, (1, ADT(8, ()))), "x" * 100_000, list(range(1000)),
+    ],
+)  # fmt: skip
+def test_values_cross_both_ways(remote: rpc.RPCSession, value: object) -> None:
+    found = function(remote, "echo")(value)
+    assert found == value and type(found) is type(value)
+
+
+def test_scalars_of_numpy_are_numbers(remote: rpc.RPCSession) -> None:
+    assert function(remote, "echo")(np.int32(7)) == 7
+    assert function(remote, "echo")(np.float32(0.5)) == 0.5
+    assert function(remote, "echo")(np.bool_(True)) is True
+
+
+def test_what_cannot_cross_is_refused_here(remote: rpc.RPCSession) -> None:
+    echo = function(remote, "echo")
+    with pytest.raises(OverflowError, match="does not fit"):
+        echo(2**63)
+    with pytest.raises(TypeError, match="copy it there first"):
+        echo(np.zeros(3))
+    deep: list[object] = []
+    for _ in range(20):
+        deep = [deep]
+    with pytest.raises(ValueError, match="16 containers"):
+        echo(deep)
+    with pytest.raises(ValueError, match="at most"):
+        echo(b"1" * (5 << 20))
+    assert echo(1) == 1
+
+
+def test_functions_come_back_and_go_there(remote: rpc.RPCSession) -> None:
+    assert function(remote, "adder")(10)(12) == 22
+    assert function(remote, "apply")(lambda x: x * 2, 21) == 42
+    assert function(remote, "apply")(function(remote, "echo"), "same") == "same"
+
+
+def test_callbacks_nest_and_have_a_limit(remote: rpc.RPCSession) -> None:
+    apply = function(remote, "apply")
+
+    def down(n: int) -> object:
+        return n if n == 0 else apply(down, n - 1)
+
+    assert apply(down, 5) == 0
+    with pytest.raises(rpc.RPCError, match="32 calls wait") as caught:
+        apply(down, 100)
+    assert isinstance(caught.value, RecursionError)
+    assert apply(down, 1) == 0
+
+
+def test_errors_keep_their_class_and_their_traceback(remote: rpc.RPCSession) -> None:
+    with pytest.raises(KeyError, match="the thing") as caught:
+        function(remote, "fail")("the thing")
+    assert isinstance(caught.value, rpc.RPCError)
+    assert any("in fail" in note for note in caught.value.__notes__)
+    with pytest.raises(AttributeError, match="no function named"):
+        remote.get_function("there.is.none")
+
+
+def test_an_error_of_a_callback_comes_through(remote: rpc.RPCSession) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("here")
+
+    with pytest.raises(ZeroDivisionError, match="here"):
+        function(remote, "apply")(broken)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "float16", "bfloat16", "int64"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (5, 7)])
+def test_tensors_live_there(remote: rpc.RPCSession, dtype: str, shape: tuple[int, ...]) -> None:
+    x = (np.arange(np.prod(shape, dtype=int)) % 2).reshape(shape)
+    x = x.astype(DataType(dtype).numpy_dtype)
+    there = ekiden.nd.array(x, remote.cpu())
+    assert str(there.device).startswith("remote[") and there.shape == shape
+    np.testing.assert_array_equal(there.numpy(), x)
+
+
+def test_large_tensors_cross_in_pieces(remote: rpc.RPCSession) -> None:
+    x = np.random.default_rng(0).random((5041, 720)).astype("float32")
+    seen: list[tuple[int, int]] = []
+    there = remote.cpu().array(x, progress=lambda done, all: seen.append((done, all)))
+    assert len(seen) > 2 and seen[-1] == (x.nbytes, x.nbytes)
+    assert function(remote, "total")(there) == pytest.approx(float(x.sum()), rel=1e-4)
+    np.testing.assert_array_equal(there.numpy(), x)
+
+
+def test_what_a_function_writes_is_seen(remote: rpc.RPCSession) -> None:
+    there = ekiden.nd.empty((4,), "float32", remote.cpu())
+    function(remote, "fill")(there, 3.0)
+    assert there.numpy().tolist() == [3] * 4
+    other = there.copyto(remote.cpu())
+    function(remote, "fill")(there, 1.0)
+    assert np.asarray(other).tolist() == [3] * 4
+    with pytest.raises(ValueError, match="copyfrom"):
+        there.copyfrom(ekiden.tensor(np.zeros(3, "float32")))
+
+
+def test_results_that_are_tensors_stay_there(remote: rpc.RPCSession) -> None:
+    zeros = function(remote, "zeros")(5)
+    assert isinstance(zeros, rpc.RemoteTensor) and zeros.shape == (5,)
+    assert function(remote, "total")(zeros) == 0
+
+
+def test_a_device_elsewhere_is_none_of_here(remote: rpc.RPCSession) -> None:
+    device = remote.cpu()
+    assert device != ekiden.cpu() and device.exist and not remote.cuda().exist
+    with pytest.raises((ValueError, InputError, RuntimeError)):
+        ekiden.runtime.empty((1,), "float32", device)
+
+
+def test_things_of_other_sessions_are_refused(remote: rpc.RPCSession, server: rpc.Server) -> None:
+    with rpc.connect("127.0.0.1", server.port, "board") as other:
+        thing = function(other, "zeros")(1)
+        with pytest.raises(ValueError, match="another session"):
+            function(remote, "total")(thing)
+
+
+def test_files(remote: rpc.RPCSession, tmp_path: Path) -> None:
+    data = os.urandom(9 << 20)
+    path = tmp_path / "large.bin"
+    path.write_bytes(data)
+    remote.upload(path)
+    remote.upload(bytearray(b""), "empty")
+    assert remote.listdir() == "empty,large.bin"
+    assert remote.download("large.bin") == data and remote.download("empty") == b""
+    remote.remove("large.bin")
+    with pytest.raises(FileNotFoundError):
+        remote.download("large.bin")
+    for name in ("../x", "/etc/passwd", "", "..", "a/b"):
+        with pytest.raises(ValueError, match="without folders"):
+            remote.upload(b"x", name or "..")
+    with pytest.raises(ValueError, match="need a name"):
+        remote.upload(b"x")
+
+
+def test_a_model_runs_there(remote: rpc.RPCSession, tmp_path: Path) -> None:
+    relay = ekiden.relay
+    x = relay.var("x", shape=(2, 3))
+    model = ekiden.IRModule.from_expr(relay.Function([x], relay.add(relay.nn.relu(x), x)))
+    ekiden.compile(model).save(tmp_path / "model.eki")
+    remote.upload(tmp_path / "model.eki")
+    module = remote.load_module("model.eki")
+    value = np.array([[1, -2, 3], [-4, 5, -6]], "float32")
+    there = ekiden.nd.array(value, remote.cpu())
+    result = module["main"](there)
+    assert isinstance(result, rpc.RemoteTensor)
+    np.testing.assert_array_equal(result.numpy(), np.maximum(value, 0) + value)
+    times = module.time_evaluator("main", remote.cpu(), number=3, repeat=2)(there)
+    assert len(times.results) == 2 and times.mean > 0
+    assert not module.implements_function("nothing")
+    with pytest.raises(ekiden.InputError):
+        module["main"](ekiden.nd.array(value.astype("int32"), remote.cpu()))
+
+
+def test_what_is_dropped_here_is_released_there() -> None:
+    remote = rpc.LocalSession()
+    begin = remote.get_function("tests.rpc.zeros")
+    there = [begin(1) for _ in range(50)]
+    handles = {t.handle for t in there if isinstance(t, rpc.RemoteTensor)}
+    assert len(handles) == 50
+    del there
+    gc.collect()
+    fresh = begin(1)
+    assert isinstance(fresh, rpc.RemoteTensor)
+    with pytest.raises(rpc.FrameError, match="no thing has the handle"):
+        remote._endpoint.request(3, min(handles), "x")
+
+
+def test_a_session_ends_with_the_last_of_its_things(server: rpc.Server) -> None:
+    session = rpc.connect("127.0.0.1", server.port, "board")
+    echo, endpoint = function(session, "echo"), session._endpoint
+    channel = endpoint.channel
+    del session, endpoint
+    assert echo(1) == 1 and channel.is_open
+    del echo
+    assert not channel.is_open
+
+
+def test_two_clients_at_once(server: rpc.Server) -> None:
+    one, two = (rpc.connect("127.0.0.1", server.port, "board") for _ in range(2))
+    with one, two:
+        one.upload(b"1", "file")
+        assert two.listdir() == ""
+        assert function(two, "echo")(2) == 2 and function(one, "echo")(1) == 1
+
+
+def test_threads_share_a_session(remote: rpc.RPCSession) -> None:
+    echo = function(remote, "echo")
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda i=i: found.extend(echo(i * 100 + j) for j in range(50)))
+        for i in range(4)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(map(int, map(str, found))) == [i * 100 + j for i in range(4) for j in range(50)]
+
+
+def test_another_key_is_refused(server: rpc.Server) -> None:
+    with pytest.raises(rpc.RPCError, match="not that of this server"):
+        rpc.connect("127.0.0.1", server.port, "another")
+
+
+def test_a_session_has_its_time(server: rpc.Server) -> None:
+    session = rpc.connect("127.0.0.1", server.port, "board", session_timeout=0.3)
+    echo = function(session, "echo")
+    time.sleep(0.5)
+    with pytest.raises(rpc.RPCSessionTimeoutError):
+        echo(1)
+    assert not session.is_open
+    with pytest.raises(rpc.RPCError):
+        function(session, "echo")
+
+
+def test_what_runs_is_stopped_when_its_client_goes(server: rpc.Server) -> None:
+    """From another thread, while the server's process sleeps in a function of C."""
+    session = rpc.connect("127.0.0.1", server.port, "board")
+    getpid = session.get_function("tests.rpc.pid")
+    pid = getpid()
+    sleep = session.get_function("tests.rpc.sleep")
+    threading.Timer(0.2, session.close).start()
+    begin = time.monotonic()
+    with pytest.raises(rpc.RPCError, match="gone"):
+        sleep(60.0)
+    assert time.monotonic() - begin < 20
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError("the process of the session goes on")
+
+
+def test_multiple_hops(server: rpc.Server) -> None:
+    middle = rpc.Server(port=0, key="middle")
+    inner = ["rpc.Connect", "127.0.0.1", server.port, "board", False]
+    remote = rpc.connect("127.0.0.1", middle.port, "middle", session_constructor_args=inner)
+    assert function(remote, "apply")(lambda x: x + 1, 2) == 3
+    big = np.ones(3_000_000, "float32")
+    assert ekiden.nd.array(big, remote.cpu()).numpy().sum() == 3_000_000
+    for wrong, said in ((["rpc.None"], "rpc.Connect"), ([*inner[:3], "x"], "not that of this")):
+        with pytest.raises(rpc.RPCError, match=said):
+            rpc.connect("127.0.0.1", middle.port, "middle", session_constructor_args=wrong)
+    middle.terminate()
+
+
+def test_a_server_ends_with_its_sessions() -> None:
+    server = rpc.Server(port=0)
+    session = rpc.connect("127.0.0.1", server.port)
+    echo = function(session, "echo")
+    assert echo(1) == 1
+    server.terminate()
+    with pytest.raises(rpc.RPCError, match="gone"):
+        echo(1)
+    with pytest.raises(rpc.RPCError, match="connect to"):
+        rpc.connect("127.0.0.1", server.port)
+
+
+def test_a_server_that_is_killed_takes_its_sessions_with_it() -> None:
+    server = rpc.Server(port=0)
+    session = rpc.connect("127.0.0.1", server.port)
+    echo = function(session, "echo")
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait()
+    with pytest.raises(rpc.RPCError, match="gone"):
+        for _ in range(100):
+            echo(1)
+            time.sleep(0.02)
+
+
+def test_a_callback_of_the_server_prepares_it() -> None:
+    def prepare() -> None:
+        ekiden.register_func("tests.rpc.prepared", lambda: "yes", override=True)
+
+    server = rpc.Server(port=0, server_init_callback=prepare)
+    assert rpc.connect("127.0.0.1", server.port).get_function("tests.rpc.prepared")() == "yes"
+    server.terminate()
+    assert ekiden.get_global_func("tests.rpc.prepared", True) is None
+
+
+def test_others_may_not_connect_without_a_key() -> None:
+    for host in ("0.0.0.0", "", "::"):
+        with pytest.raises(InputError, match="without a key only this machine"):
+            rpc.Server(host, port=0)
+    with pytest.raises(InputError, match="without a key"):
+        rpc.Tracker("0.0.0.0", port=0)
+    with pytest.raises(InputError, match="cannot be had"):
+        rpc.Server(port=0, no_fork=True)
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ValueError, match="no port"):
+            rpc.Server(port=port, port_end=port + 1)
