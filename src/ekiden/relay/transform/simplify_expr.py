@@ -46,9 +46,7 @@ def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
     return rewrite_graph(root, rewrite)
 
 
-def _inner_steps(
-    made: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]
-) -> RelayExpr:
+def _inner_steps(made: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr:
     """What a rule made, with its arguments that the rule made too simplified by a step."""
     if not isinstance(made, Call) or not isinstance(old, Call):
         return made

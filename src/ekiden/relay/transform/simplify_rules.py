@@ -299,7 +299,9 @@ def _static(expr: RelayExpr) -> list[int] | None:
     return sizes if len(sizes) == len(_shape(expr)) else None
 
 
-def _by_shape(make: Callable[[RelayExpr, list[int]], RelayExpr]) -> Callable[[_Of], RelayExpr | None]:
+def _by_shape(
+    make: Callable[[RelayExpr, list[int]], RelayExpr],
+) -> Callable[[_Of], RelayExpr | None]:
     """What takes its shape from another tensor, with the shape itself instead."""
 
     def concrete(m: _Of) -> RelayExpr | None:
@@ -460,10 +462,11 @@ RULES: tuple[Rule, ...] = (
     _single_concatenate(),
     _of_rows("gather(x, broadcast_to(i), axis) = take(x, i, axis)", gathered),
     _of_rows("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)", scattered),
-    *(_of_rows(f"{name}(qnn.dequantize(x, scale, zero)) = {name}(x)", _ordered)
-      for name in ORDERS),
-    *(_of_rows(f"{name}(x, copies of number) = {name}(x, number)", _with_number)
-      for name in NUMBERS),
+    *(_of_rows(f"{name}(qnn.dequantize(x, scale, zero)) = {name}(x)", _ordered) for name in ORDERS),
+    *(
+        _of_rows(f"{name}(x, copies of number) = {name}(x, number)", _with_number)
+        for name in NUMBERS
+    ),
     *(_from_equation(text, False) for text in ROUNDED),
 )
 """All rules; for each operator they are tried in this order."""
