@@ -153,12 +153,10 @@ def _folded(call: Call) -> RelayExpr:
 
 def _made_of_one_number() -> DFPattern:
     """Calls whose result is one number in every element, as far as it may be known."""
-    by_operator = [is_op(name)(*(wildcard() for _ in OPS[name].arguments)) for name in _FILLING]
-    return functools.reduce(operator.or_, by_operator)
-
-
-_FILLING = tuple(name for name, row in OPS.items() if row.fills is not None and row.lower)
-_FILLING += ("full", "full_like")
+    known = [name for name, row in OPS.items() if row.fills is not None and row.lower]
+    by_name = [is_op(name)(*(wildcard() for _ in OPS[name].arguments)) for name in known]
+    by_value = is_op("full")(wildcard()) | is_op("full_like")(wildcard(), wildcard())
+    return functools.reduce(operator.or_, by_name, by_value)
 
 
 def _is_filled(expr: RelayExpr, value: float) -> bool:
@@ -170,10 +168,10 @@ def _is_filled(expr: RelayExpr, value: float) -> bool:
 
 def _number_of(expr: RelayExpr) -> Constant | None:
     """The number in every element of what a call makes, as a scalar of its dtype."""
-    if not isinstance(expr, Call) or not isinstance(expr.op, Op) or expr.op.name not in _FILLING:
+    if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return None
     number: object = expr.op.definition.fills
-    if number is None:
+    if number is None and expr.op.name.startswith("full"):
         given = expr.args[-1]
         number = given.data if isinstance(given, Constant) and given.data.size == 1 else None
     return None if number is None else const(np.asarray(number).reshape(()), _dtype(expr))
@@ -450,23 +448,28 @@ def _ordered(call: Call) -> RelayExpr | None:
     return Call(call.op, (x,), call.attrs)
 
 
-NUMBERS = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
-"""Operators of two arguments, of which one that is the same number everywhere may be a scalar."""
-
-ORDERS = ("argmax", "argmin", "argsort")
-"""Operators of one argument, of which the order of the elements says the result."""
+# fmt: off
+CALLS: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
+    ("gather(x, broadcast_to(i), axis) = take(x, i, axis)",            gathered),
+    ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)",  scattered),
+    ("argmax(qnn.dequantize(x, scale, zero)) = argmax(x)",             _ordered),
+    ("argmin(qnn.dequantize(x, scale, zero)) = argmin(x)",             _ordered),
+    ("argsort(qnn.dequantize(x, scale, zero)) = argsort(x)",           _ordered),
+    ("add(x, copies of number) = add(x, number)",                      _with_number),
+    ("subtract(x, copies of number) = subtract(x, number)",            _with_number),
+    ("multiply(x, copies of number) = multiply(x, number)",            _with_number),
+    ("divide(x, copies of number) = divide(x, number)",                _with_number),
+    ("maximum(x, copies of number) = maximum(x, number)",              _with_number),
+    ("minimum(x, copies of number) = minimum(x, number)",              _with_number),
+)
+"""Rules that look at a call as it stands: (equation, what stands for the call)."""
+# fmt: on
 
 RULES: tuple[Rule, ...] = (
     *(_from_equation(text, True) for text in EXACT),
     *(_from_shaped(text, make) for text, make in SHAPED),
     _single_concatenate(),
-    _of_rows("gather(x, broadcast_to(i), axis) = take(x, i, axis)", gathered),
-    _of_rows("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)", scattered),
-    *(_of_rows(f"{name}(qnn.dequantize(x, scale, zero)) = {name}(x)", _ordered) for name in ORDERS),
-    *(
-        _of_rows(f"{name}(x, copies of number) = {name}(x, number)", _with_number)
-        for name in NUMBERS
-    ),
+    *(_of_rows(text, make) for text, make in CALLS),
     *(_from_equation(text, False) for text in ROUNDED),
 )
 """All rules; for each operator they are tried in this order."""
