@@ -33,8 +33,8 @@ class ObjectPath:
             return UnknownAttributeAccessPath(self)
         return AttributeAccessPath(self, attr_key)
 
-    def array_index(self, index: int) -> ObjectPath:
-        """An item of a sequence."""
+    def array_index(self, index: int | str) -> ObjectPath:
+        """An item of a sequence; of an array of several axes, by the text of its indices."""
         return ArrayIndexPath(self, index)
 
     def missing_array_element(self, index: int) -> ObjectPath:
