@@ -15,10 +15,11 @@ import numpy as np
 from ekiden import runtime
 from ekiden.driver.compiler import compile
 from ekiden.driver.executable import Executable
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.type import TupleType, Type
+from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.expr import Constant, Constructor, Expr, Function, Var, const
 from ekiden.relay.interpreter import Closure, ConstructorValue, Interpreter, RefValue
@@ -49,7 +50,7 @@ class Executor:
         if expr is None:
             expr = self.mod["main"]
         if binds:
-            expr = bind(expr, {v: const(value) for v, value in binds.items()})
+            expr = bind(expr, {v: _bound(value) for v, value in binds.items()})
         function = self.mod[expr] if isinstance(expr, GlobalVar) else expr
         if isinstance(function, BaseFunc):
             return self._callable(function)
@@ -68,6 +69,10 @@ class Executor:
 
     def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         raise NotImplementedError
+
+
+def _bound(value: object) -> Expr:
+    return value if isinstance(value, Expr) else const(value)
 
 
 class DebugExecutor(Executor):
@@ -110,7 +115,10 @@ class AOTExecutor(VMExecutor):
 
 
 class GraphExecutor(Executor):
-    """Compiles to a graph: straight-line programs, others are a CompileError with the reason."""
+    """Compiles to a graph: straight-line programs, others are a CompileError with the reason.
+
+    An array of another dtype is converted to that of its input, as TVM's graph executor does.
+    """
 
     def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
@@ -121,11 +129,20 @@ class GraphExecutor(Executor):
 
         def run(*args: object, **named: object) -> Result:
             for index, value in enumerate(_arrange(main, args, named)):
-                set_input(index, runtime.tensor(_to_argument(value)))  # type: ignore[arg-type]
+                given = _of_dtype(_to_argument(value), main.params[index])
+                set_input(index, runtime.tensor(given))  # type: ignore[arg-type]
             start()
             return _unflatten(main.body.checked_type, map(get_output, count()))
 
         return run
+
+
+def _of_dtype(value: object, param: Var) -> object:
+    """A NumPy array in the dtype of a parameter."""
+    kind = param.checked_type
+    if not isinstance(value, np.ndarray) or not isinstance(kind, TensorType):
+        return value
+    return value.astype(to_numpy(kind.dtype), copy=False)
 
 
 def _unflatten(kind: Type, leaves: Iterator[object]) -> Result:

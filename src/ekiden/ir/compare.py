@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -12,6 +12,13 @@ from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
 from ekiden.ir.structural import nodes_in, open_module, plan_of, structural_equal
+from ekiden.runtime.object_path import (
+    MapValuePath,
+    MissingArrayElementPath,
+    MissingMapEntryPath,
+    ObjectPath,
+    RootPath,
+)
 
 _CONTEXT = 3
 _LONGEST = 60
@@ -19,11 +26,21 @@ _LONGEST = 60
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The first difference of two things: the fields that lead to it, and what stands there."""
+    """The first difference of two things: the steps that lead to it, and what stands there."""
 
-    path: str
+    lhs_path: ObjectPath
+    rhs_path: ObjectPath
     lhs: str
     rhs: str
+
+    @property
+    def path(self) -> str:
+        """The fields that lead there, as text: `main.body.args[0]`."""
+        at = self.lhs_path
+        while isinstance(at, (MissingArrayElementPath, MissingMapEntryPath)) and at.parent:
+            at = at.parent
+        steps = [_text(step) for step in at.steps()]
+        return "".join(reversed(steps)).removeprefix(".") or "the root"
 
     def __str__(self) -> str:
         return f"{self.path}: {self.lhs} and {self.rhs}"
@@ -42,10 +59,10 @@ def assert_structural_equal(lhs: object, rhs: object, map_free_vars: bool = Fals
 
 def get_first_structural_mismatch(
     lhs: object, rhs: object, map_free_vars: bool = False
-) -> tuple[str, str] | None:
+) -> tuple[ObjectPath, ObjectPath] | None:
     """The paths to what differs first in each, None for two that mean the same. TVM's name."""
     found = first_mismatch(lhs, rhs, map_free_vars)
-    return None if found is None else (found.path, found.path)
+    return None if found is None else (found.lhs_path, found.rhs_path)
 
 
 def first_mismatch(lhs: object, rhs: object, map_free_vars: bool = False) -> Mismatch | None:
@@ -59,25 +76,14 @@ def first_mismatch(lhs: object, rhs: object, map_free_vars: bool = False) -> Mis
     return _Walk(map_free_vars, sizes).run(open_module(lhs), open_module(rhs))
 
 
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """The last step of a path and those before it: a path of many steps is no longer than its last
-    one until somebody wants to read it.
-    """
-
-    before: _Path | None = None
-    step: str = ""
-
-    def __str__(self) -> str:
-        steps: list[str] = []
-        at: _Path | None = self
-        while at is not None:
-            steps.append(at.step)
-            at = at.before
-        return "".join(reversed(steps)).removeprefix(".") or "the root"
+def _text(step: ObjectPath) -> str:
+    """A step as a program would be written that takes it; a name is a field of a mapping."""
+    if isinstance(step, RootPath):
+        return ""
+    return f".{step.key}" if isinstance(step, MapValuePath) else step.form.format(step.key)
 
 
-_Pair = tuple[_Path, object, object]
+_Pair = tuple[ObjectPath, object, object]
 """A path and what stands there in each."""
 
 
@@ -94,7 +100,7 @@ class _Walk:
 
     def run(self, lhs: object, rhs: object) -> Mismatch | None:
         """The first difference."""
-        stack: list[_Pair] = [(_Path(), lhs, rhs)]
+        stack: list[_Pair] = [(ObjectPath.root(), lhs, rhs)]
         while stack:
             path, a, b = stack.pop()
             found = self._compare(path, a, b)
@@ -103,24 +109,23 @@ class _Walk:
             stack.extend(reversed(list(found)))
         return None
 
-    def _compare(self, path: _Path, a: object, b: object) -> Mismatch | Iterator[_Pair]:
+    def _compare(self, path: ObjectPath, a: object, b: object) -> Mismatch | Iterator[_Pair]:
         """That what stands here differs, or what to compare inside."""
         if isinstance(a, Node) and isinstance(b, Node):
             return self._nodes(path, a, b)
+        if isinstance(a, _Absent):
+            return _lacking(path, *a.counts)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             return _mappings(path, a, b)
         if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
             return _arrays(path, a, b)
         if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-            if len(a) != len(b):
-                return _mismatch(path, f"{len(a)} items", f"{len(b)} items")
-            pairs = enumerate(zip(a, b, strict=True))
-            return iter([(_Path(path, f"[{at}]"), x, y) for at, (x, y) in pairs])
+            return _sequences(path, a, b)
         if type(a) is type(b) and (structural_equal(a, b) if _has_structure(a) else a == b):
             return iter(())
         return _mismatch(path, _shown(a), _shown(b))
 
-    def _nodes(self, path: _Path, a: Node, b: Node) -> Mismatch | Iterator[_Pair]:
+    def _nodes(self, path: ObjectPath, a: Node, b: Node) -> Mismatch | Iterator[_Pair]:
         if a in self.same or b in self.back:
             is_it = self.same.get(a) is b or (self._is_copied(a) and structural_equal(a, b, True))
             shown = f"{_shown(a)} (shared)", f"{_shown(b)} (another)"
@@ -135,7 +140,7 @@ class _Walk:
         is_free = a not in self.bound and not (self.maps_free or is_size)
         if plan.is_variable and a is not b and is_free:
             return _mismatch(path, _shown(a), _shown(b))
-        inside = [(_below(path, n), getattr(a, n), getattr(b, n)) for n in plan.names]
+        inside = [(path.attr(n), getattr(a, n), getattr(b, n)) for n in plan.names]
         return iter(inside)
 
     def _is_copied(self, node: Node) -> bool:
@@ -148,23 +153,46 @@ def _has_structure(value: object) -> bool:
     return not isinstance(value, (type(None), bool, int, float, str, bytes))
 
 
-def _below(path: _Path, name: str) -> _Path:
-    return _Path(path, f".{name}")
+class _Absent:
+    """What stands at the end of the shorter of two sequences."""
+
+    def __init__(self, counts: tuple[int, int]) -> None:
+        self.counts = counts
+
+
+def _sequences(path: ObjectPath, a: Sequence[object], b: Sequence[object]) -> Iterator[_Pair]:
+    """Item by item; the shorter one lacks an item behind those."""
+    pairs: list[_Pair] = [
+        (path.array_index(at), x, y) for at, (x, y) in enumerate(zip(a, b, strict=False))
+    ]
+    if len(a) != len(b):
+        absent = _Absent((len(a), len(b)))
+        pairs.append((path, absent, absent))
+    return iter(pairs)
+
+
+def _lacking(path: ObjectPath, mine: int, other: int) -> Mismatch:
+    shorter = path.missing_array_element(min(mine, other))
+    longer = path.array_index(min(mine, other))
+    paths = (shorter, longer) if mine < other else (longer, shorter)
+    return Mismatch(*paths, f"{mine} items", f"{other} items")
 
 
 def _mappings(
-    path: _Path, a: Mapping[object, object], b: Mapping[object, object]
+    path: ObjectPath, a: Mapping[object, object], b: Mapping[object, object]
 ) -> Mismatch | Iterator[_Pair]:
     mine, other = ({str(k): v for k, v in each.items()} for each in (a, b))
     if mine.keys() != other.keys():
         key = sorted(mine.keys() ^ other.keys())[0]
-        return _mismatch(
-            _below(path, key), *("there" if key in m else "missing" for m in (mine, other))
-        )
-    return iter([(_below(path, k), mine[k], other[k]) for k in sorted(mine)])
+        paths = [
+            path.map_value(key) if key in m else path.missing_map_entry() for m in (mine, other)
+        ]
+        shown = ["there" if key in m else "missing" for m in (mine, other)]
+        return Mismatch(paths[0], paths[1], shown[0], shown[1])
+    return iter([(path.map_value(k), mine[k], other[k]) for k in sorted(mine)])
 
 
-def _arrays(path: _Path, a: np.ndarray, b: np.ndarray) -> Mismatch | Iterator[_Pair]:
+def _arrays(path: ObjectPath, a: np.ndarray, b: np.ndarray) -> Mismatch | Iterator[_Pair]:
     """The first element in which two arrays differ, bit by bit: a NaN equals itself."""
     kinds = [f"{each.dtype} of shape {each.shape}" for each in (a, b)]
     if kinds[0] != kinds[1]:
@@ -176,11 +204,11 @@ def _arrays(path: _Path, a: np.ndarray, b: np.ndarray) -> Mismatch | Iterator[_P
     at = np.unravel_index(int(wrong[0]), a.shape)
     index = ", ".join(map(str, at))
     more = f" ({len(wrong)} of {a.size} elements differ)" if a.size > 1 else ""
-    return _mismatch(_Path(path, f"[{index}]"), str(a[at]), f"{b[at]}{more}")
+    return _mismatch(path.array_index(index), str(a[at]), f"{b[at]}{more}")
 
 
-def _mismatch(path: _Path, lhs: str, rhs: str) -> Mismatch:
-    return Mismatch(str(path), lhs, rhs)
+def _mismatch(path: ObjectPath, lhs: str, rhs: str) -> Mismatch:
+    return Mismatch(path, path, lhs, rhs)
 
 
 def _shown(value: object) -> str:

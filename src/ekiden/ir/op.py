@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -17,11 +17,12 @@ import numpy.typing as npt
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.extensions import note_extension
-from ekiden.ir.node import ignored, node
+from ekiden.ir.node import NODE_TYPES, ignored, node
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
 from ekiden.runtime import register_func
+from ekiden.runtime.errors import CompileError, TypeInferenceError
 
 _V = TypeVar("_V")
 
@@ -129,10 +130,62 @@ class Op(RelayExpr):
         """The names of all operators."""
         return sorted(OP_NODES)
 
+    @property
+    def num_inputs(self) -> int:
+        """How many arguments a call has; of a tuple, one."""
+        return len(self.definition.arguments)
+
+    @property
+    def description(self) -> str:
+        """What the operator does, in a sentence."""
+        return self.definition.description
+
+    def set_num_inputs(self, n: int) -> None:
+        """How many arguments calls have, for those that `add_argument` does not name."""
+        named = self.definition.arguments[:n]
+        _change(self.name, arguments=(*named, *(f"argument_{i}" for i in range(len(named), n))))
+
+    def add_argument(self, name: str, type: str, description: str) -> None:
+        """Name an argument: the first that has none. (The type's name and the description are of
+        TVM's face; what an argument may be is said by the relation.)"""
+        named = list(self.definition.arguments)
+        left = [i for i, each in enumerate(named) if each == f"argument_{i}"]
+        at = left[0] if left else len(named)
+        named[at : at + 1] = [name]
+        _change(self.name, arguments=tuple(named))
+
+    def add_type_rel(self, rel_name: str, type_rel_func: Relation | None = None) -> None:
+        """Give the operator its type relation: a function (argument types, attributes) -> type of
+        the result, or one of RELATIONS by its name. Raises KeyError for a name that is not there.
+        """
+        if type_rel_func is None and rel_name not in RELATIONS:
+            raise KeyError(f"no type relation {rel_name!r}; there are {', '.join(RELATIONS)}")
+        _change(self.name, relation=type_rel_func or RELATIONS[rel_name])
+
+    def set_attrs_type_key(self, key: str) -> None:
+        """The class of the attributes of calls, by its type key; "DictAttrs": they have none.
+        Raises KeyError for a key that no class has."""
+        if key != "DictAttrs" and key not in NODE_TYPES:
+            raise KeyError(f"no attribute class {key!r}")
+        _change(self.name, attrs=None if key == "DictAttrs" else NODE_TYPES[key])
+
+    def set_support_level(self, level: int) -> None:
+        """A note on who uses the operator, from 1, everybody, to 10 (TVM's)."""
+        set_op_attr(self.name, "TSupportLevel", level)
+
+    @property
+    def support_level(self) -> int:
+        """What `set_support_level` said, else 10."""
+        found = OP_ATTRS.get("TSupportLevel", {}).get(self.name, 10)
+        assert isinstance(found, int)
+        return found
+
     def get_attr(self, attr_name: str) -> object:
         """An attribute given by `register_op_attr`, or TOpPattern; None if there is none."""
         if attr_name == "TOpPattern" and self.name in OPS:
             return self.definition.pattern
+        if attr_name == "TOpIsStateful" and self.name in OPS:
+            return self.definition.stateful
         return OP_ATTRS.get(attr_name, {}).get(self.name)
 
     def set_attr(self, attr_name: str, value: object) -> None:
@@ -256,6 +309,56 @@ def register_op(definition: OpDef) -> OpDef:
     register_name(definition.name)
     OPS[definition.name] = definition
     return definition
+
+
+RELATIONS: dict[str, Relation] = {}
+"""The type relations that a program may give its operators by name."""
+_OWN: set[str] = set()
+"""Operators that a program has declared, and may go on to describe."""
+
+
+def declare_own(op_name: str, describe: str = "") -> Op:
+    """A new operator of a program, described by the methods of what this gives and by
+    `register_op_attr`. Raises CompileError when the name is taken.
+    """
+    if op_name in OP_NODES:
+        raise CompileError(f"Operator {op_name} is registered before")
+
+    def undefined(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        raise TypeInferenceError(f"{op_name}: no type relation; give it one by add_type_rel")
+
+    def uncomputed(attrs: Attrs | None, inputs: Sequence[object], out: Type) -> Sequence[object]:
+        raise CompileError(f"{op_name}: no computation; give it one by register_compute")
+
+    _OWN.add(op_name)
+    note_extension(op_name)
+    row = OpDef(
+        name=op_name,
+        arguments=(),
+        relation=undefined,
+        lower=uncomputed,
+        description=describe,
+    )
+    register_op(row)
+    return OP_NODES[op_name]
+
+
+def _change(op_name: str, **fields: Any) -> None:  # noqa: ANN401 - the fields of OpDef
+    """Put another row in the place of a program's own. Raises ValueError for Ekiden's."""
+    if op_name not in _OWN:
+        raise ValueError(f"operator {op_name!r} is Ekiden's: its declaration stands")
+    OPS[op_name] = replace(OPS[op_name], **fields)
+
+
+def set_pattern(op_name: str, pattern: OpPattern) -> None:
+    """How a program's own operator fuses. Raises ValueError for one of Ekiden's."""
+    _change(op_name, pattern=OpPattern(pattern))
+
+
+def set_stateful(op_name: str, stateful: bool) -> None:
+    """Whether calls of a program's own operator must all be made. Raises ValueError for one of
+    Ekiden's."""
+    _change(op_name, stateful=stateful)
 
 
 def register_name(name: str) -> Op:

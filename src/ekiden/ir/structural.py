@@ -39,6 +39,8 @@ VARIABLES = {
     "relay.IncompleteType": "",
 }
 """Node types that identity tells apart -> the field that is only their name."""
+LABELS = {"tir.Block": "name"}
+"""Node types -> a field by which programs and messages find a node, and that means nothing."""
 ATOMS = frozenset(
     {"relay.Var", "relay.GlobalVar", "relay.Constant", "ir.Op", "ir.GlobalVar", "relay.Constructor"}
 )
@@ -79,7 +81,7 @@ def plan_of(node: Node) -> Plan:
         kept = [
             f
             for f in fields_of(node)
-            if not f.metadata.get("ignored") and f.name != VARIABLES.get(key)
+            if not f.metadata.get("ignored") and f.name not in (VARIABLES.get(key), LABELS.get(key))
         ]
         binding = tuple(f.name for f in kept if f.metadata.get("binding"))
         graph = isinstance(node, RelayExpr) and key not in ATOMS

@@ -490,10 +490,13 @@ def var(
 def const(
     value: object, dtype: str | TensorType | None = None, span: Span | None = None
 ) -> Constant:
-    """A constant from a Python number, nested lists, an array or a tensor.
+    """A constant from a Python number, nested lists, an array, a tensor or another constant.
 
-    Python floats become float32 and ints int32, as in TVM; an array keeps its dtype.
+    Python floats become float32 and ints int32, as in TVM; an array keeps its dtype. Raises
+    ValueError for what holds no numbers.
     """
+    if isinstance(value, Constant):
+        value = value.data
     if isinstance(dtype, TensorType):
         dtype = dtype.dtype
     if hasattr(value, "numpy"):  # a tensor of the runtime or of PyTorch
@@ -501,5 +504,7 @@ def const(
     if isinstance(value, (np.ndarray, np.generic)):
         return Constant(np.asarray(value, None if dtype is None else to_numpy(dtype)), span)
     array = np.asarray(value)
+    if array.dtype == object:
+        raise ValueError(f"const: expected numbers, got {type(value).__name__}")
     default = {"f": "float32", "i": "int32", "b": "bool"}.get(array.dtype.kind, str(array.dtype))
     return Constant(array.astype(to_numpy(dtype or default)), span)

@@ -70,6 +70,7 @@ from ekiden.runtime.devices import (
 from ekiden.runtime.graph_json import load_json, save_json
 from ekiden.runtime.memory import MemoryStats, memory_limit, memory_stats, reset_peak_memory
 from ekiden.runtime.ndarray import NDArray
+from ekiden.runtime.object_path import ObjectPath
 from ekiden.runtime.params import load_param_dict, load_params, save_param_dict, save_params
 from ekiden.runtime.paths import cmake_dir, include_dir, library_path, static_library_path
 from ekiden.runtime.timing import BenchmarkResult
@@ -84,6 +85,7 @@ __all__ = [
     "Module",
     "NDArray",
     "Object",
+    "ObjectPath",
     "PackedFunc",
     "Ref",
     "Shape",

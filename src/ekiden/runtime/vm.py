@@ -126,8 +126,17 @@ class VirtualMachine:
             given[self._index(name, func_name)] = _argument(value)
         self._inputs[func_name] = given
 
-    def set_one_input(self, func_name: str, name_or_index: str | int, value: object) -> None:
-        """Set one input of a function. Raises InputError for a name that there is not."""
+    def set_one_input(
+        self, func_name: str, name_or_index: str | int = "", value: object = None, **named: object
+    ) -> None:
+        """Set one input of a function, by position, name or keyword. Raises InputError for a name
+        that there is not, ValueError for more or less than one input."""
+        given = (
+            [*named.items()] if name_or_index == "" else [(name_or_index, value), *named.items()]
+        )
+        if len(given) != 1:
+            raise ValueError(f"set_one_input: expected one input, got {len(given)}")
+        name_or_index, value = given[0]
         is_name = isinstance(name_or_index, str)
         at = self._index(str(name_or_index), func_name) if is_name else int(name_or_index)
         self._inputs.setdefault(func_name, {})[at] = _argument(value)

@@ -74,6 +74,23 @@ CASES: dict[str, tuple[Build, list[Shape]]] = {
         const(np.array([[1, 0, 9], [2, 2, 2]])), on, off, 3, 1, "float64"), [(), ()]),
     "strided_slice": (lambda x: op.strided_slice(x, [1, 0], [6, 3], [2, 1]), [(7, 4)]),
     "strided_slice back": (lambda x: op.strided_slice(x, [5], [0], [-2]), [(7, 2)]),
+    "variance": (lambda x: op.variance(x, axis=(0, 2)), [(2, 3, 4)]),
+    "variance excludes": (lambda x: op.variance(x, 1, True, True, True), [(2, 3, 4)]),
+    "std": (lambda x: op.std(x, 1, unbiased=True), [(2, 3)]),
+    "cast_like": (lambda x: op.cast_like(x, const(1.0, "float64")), [X]),
+    "reshape_like": (lambda x: op.reshape_like(x, const(np.zeros((3, 2)))), [X]),
+    "reverse_reshape": (lambda x: op.reverse_reshape(x, (-1, 0)), [(2, 3, 4)]),
+    "gather_nd": (lambda x: op.gather_nd(x, const(np.array([[0, 1, 1, 0], [0, 1, 1, 0]]))), [X]),
+    "gather_nd rows": (lambda x: op.gather_nd(x, const(np.array([[1, 0, 1]]))), [X]),
+    "take inner": (lambda x: op.take(x, const(np.array([[2, 0], [2, 1]])), 1), [(2, 3, 4)]),
+    "take last": (lambda x: op.take(x, const(np.array([3, 0])), -1, mode="fast"), [(2, 3, 4)]),
+    "take flat": (lambda x: op.take(x, const(np.array([5, 0, 5]))), [X]),
+    "take clips": (lambda x: op.take(x, const(np.array([9, -4, 1])), 0), [(3, 2)]),
+    "take wraps": (lambda x: op.take(x, const(np.array([4, -1])), 0, mode="wrap"), [(3, 2)]),
+    "take from the end": (lambda x: op.take(x, const(np.array([-1, 0])), 0, mode="raise"),
+                          [(3, 2)]),
+    "cross_entropy": (lambda x, y: op.nn.cross_entropy(op.exp(x), y), [X, X]),
+    "cross_entropy_with_logits": (lambda x, y: op.nn.cross_entropy_with_logits(x, y), [X, X]),
     "take": (lambda x: op.take(x, const(np.array([2, 0, 2])), 0), [(3, 2)]),
     "tile": (lambda x: op.tile(x, (2, 1, 3)), [X]),
     "repeat": (lambda x: op.repeat(x, 2, 1), [X]),
@@ -213,6 +230,8 @@ def test_the_other_flat_operators_have_no_numbers_to_differentiate() -> None:
     """Their results are not floating, or they have no argument that is."""
     x = var("x", shape=X, dtype="float64")
     for name in set(FLAT) & set(OPS) - set(FLAT_CASES) - {"zeros", "ones", "arange"}:
+        if name.startswith("dyn."):
+            continue
         arguments = (x,) if len(OPS[name].arguments) == 1 else (x, x)
         try:
             made = infer_type(IRModule.from_expr(getattr(op, name)(*arguments)))
@@ -235,7 +254,28 @@ def test_gradient_of_two_arguments_that_broadcast(name: str, shapes: list[Shape]
     _check(name, build, shapes)
 
 
+# Results whose shape is data: (builder, argument, what a gradient of ones becomes).
+SHAPE = const(np.array([3, 2], "int64"))
+DYNAMIC: dict[str, tuple[Build, np.ndarray, np.ndarray]] = {
+    "dyn.reshape": (lambda x: op.reshape(x, op.abs(SHAPE)), np.zeros(X), np.ones(X)),
+    "dyn.squeeze": (lambda x: op.squeeze(x, op.abs(const(np.array([1])))),
+                    np.zeros((2, 1, 3)), np.ones((2, 1, 3))),
+    "dyn.expand_dims": (lambda x: op.expand_dims(x, op.abs(const(1))), np.zeros(X), np.ones(X)),
+    "dyn.full": (lambda v: op.full(v, op.abs(SHAPE)), np.array(7.0), np.array(6.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_gradient_through_a_shape_that_is_data(name: str) -> None:
+    build, value, expected = DYNAMIC[name]
+    x = var("x", shape=value.shape, dtype="float64")
+    made = gradient(Function([x], build(x)))
+    _, (grad,) = Interpreter(IRModule({"main": made})).evaluate("main", value)
+    np.testing.assert_array_equal(grad, expected)
+
+
 def test_every_row_is_tested() -> None:
-    tested = {name.split()[0] for name in CASES} | set(UNARY) | set(BINARY) | set(FLAT)
+    tested = {name.split()[0] for name in (*CASES, *DYNAMIC)} | {"contrib_reverse_reshape"}
+    tested |= set(UNARY) | set(BINARY) | set(FLAT)
     rows = {name.removeprefix("nn.") for name in GRADIENTS}
     assert rows - {name.removeprefix("nn.") for name in tested} == set()

@@ -7,7 +7,7 @@ import pytest
 from pass_checks import assert_same_meaning, calls, check, program
 
 from ekiden.relay.transform import SimplifyExpr
-from ekiden.relay.transform.simplify_rules import EXACT, ROUNDED, RULES, SHAPED
+from ekiden.relay.transform.simplify_rules import CALLS, EXACT, ROUNDED, RULES, SHAPED
 
 pytestmark = pytest.mark.quick
 
@@ -64,8 +64,8 @@ CASES = [
     ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)",
      "scatter_elements(%x, broadcast_to(expand_dims(argmax(%y, axis=[0]), axis=1), shape=[3, 3]),"
      ' broadcast_to(exp(max(%x, axis=[0])), shape=[3, 3]), reduction="add")',
-     "scatter_nd(%x, reshape(expand_dims(argmax(%y, axis=[0]), axis=1), newshape=[1, 3],"
-     ' allowzero=True), broadcast_to(exp(max(%x, axis=[0])), shape=[3, 3]), mode="add")'),
+     "scatter_nd(%x, reshape(argmax(%y, axis=[0]), newshape=[1, 3]),"
+     ' broadcast_to(exp(max(%x, axis=[0])), shape=[3, 3]), mode="add")'),
     ("log(exp(x)) = x", "log(exp(%x))", "%x"),
     ("cast(x, dtype of x) = x", 'cast(%x, dtype="float32")', "%x"),
     ("cast(cast(x, wider), dtype) = cast(x, dtype)",
@@ -73,13 +73,13 @@ CASES = [
     ("reshape(x, shape of x) = x", "exp(reshape(%x, newshape=[2, 3]))", "exp(%x)"),
     ("reshape(reshape(x, s), t) = reshape(x, t)",
      "reshape(reshape(%x, newshape=[6]), newshape=[3, 2])",
-     "reshape(%x, newshape=[3, 2], allowzero=True)"),
+     "reshape(%x, newshape=[3, 2])"),
     ("reshape(squeeze(x), t) = reshape(x, t)",
      "reshape(squeeze(expand_dims(exp(%x), axis=0), axis=[0]), newshape=[3, 2])",
      "reshape(exp(%x), newshape=[3, 2])"),
     ("reshape(expand_dims(x), t) = reshape(x, t)",
      "reshape(expand_dims(%x, axis=1), newshape=[3, 2])",
-     "reshape(%x, newshape=[3, 2], allowzero=True)"),
+     "reshape(%x, newshape=[3, 2])"),
     ("squeeze(expand_dims(x)) = x", "squeeze(expand_dims(%x, axis=0), axis=[0])", "%x"),
     ("squeeze(x, nothing) = x", "squeeze(%x)", "%x"),
     ("broadcast_to(x, shape of x) = x", "broadcast_to(%x, shape=[2, 3])", "%x"),
@@ -99,6 +99,48 @@ CASES = [
     ("zeros_like(x) = zeros(shape of x)", "zeros_like(%x)",
      'zeros(shape=[2, 3], dtype="float32")'),
     ("ones_like(x) = ones(shape of x)", "ones_like(%x)", 'ones(shape=[2, 3], dtype="float32")'),
+    ("reshape(contrib_reverse_reshape(x, s), t) = reshape(x, t)",
+     "reshape(contrib_reverse_reshape(%x, newshape=[3, -1]), newshape=[6])",
+     "reshape(%x, newshape=[6])"),
+    ("contrib_reverse_reshape(x, s) = reshape(x, t)",
+     "contrib_reverse_reshape(%x, newshape=[3, -1])", "reshape(%x, newshape=[3, 2])"),
+    ("clip(x, all of its integers) = x",
+     'clip(cast(less(%x, %y), dtype="uint8"), a_min=0f, a_max=255f)',
+     'cast(less(%x, %y), dtype="uint8")'),
+    ("layout_transform(layout_transform(x, a, b), b, c) = layout_transform(x, a, c)",
+     'layout_transform(layout_transform(expand_dims(%x, axis=0), src_layout="NCW",'
+     ' dst_layout="NCW3w"), src_layout="NCW3w", dst_layout="NWC")',
+     'layout_transform(expand_dims(%x, axis=0), src_layout="NCW", dst_layout="NWC")'),
+    ("cast_like(x, y) = cast(x, dtype of y)", "cast_like(%x, less(%x, %y))",
+     'cast(%x, dtype="bool")'),
+    ("reshape_like(x, y) = reshape(x, shape of y)", "reshape_like(%x, transpose(%y))",
+     "reshape(%x, newshape=[3, 2])"),
+    ("broadcast_to_like(x, y) = broadcast_to(x, shape of y)",
+     "broadcast_to_like(max(%x, axis=[0]), %y)", "broadcast_to(max(%x, axis=[0]), shape=[2, 3])"),
+    ("collapse_sum_like(x, y) = collapse_sum_to(x, shape of y)",
+     "collapse_sum_like(%x, max(%y, axis=[0]))", "collapse_sum_to(%x, shape=[3])"),
+    ("full_like(x, number) = full(number, shape of x)", "full_like(%x, max(%y))",
+     'full(max(%y), shape=[2, 3], dtype="float32")'),
+    *((f"{name}(qnn.dequantize(x, scale, zero)) = {name}(x)",
+       f'{name}(qnn.dequantize(cast(less(%x, %y), dtype="int8"), 2f, 0), axis={axis})',
+       f'{name}(cast(less(%x, %y), dtype="int8"), axis={axis})')
+      for name, axis in (("argmax", "[1]"), ("argmin", "[0]"), ("argsort", "1"))),
+    *((f"{name}(x, copies of number) = {name}(x, number)",
+       f"{name}(%x, full_like(%y, 3f))", f"{name}(%x, 3f)")
+      for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")),
+    ("add(x, copies of number) = add(x, number)",
+     'add(zeros(shape=[3], dtype="float32"), %x)', "%x"),
+    ("add(x, copies of number) = add(x, number)",
+     'add(%x, ones(shape=[4, 2, 3], dtype="float32"))',
+     'add(%x, ones(shape=[4, 2, 3], dtype="float32"))'),
+    ("cast(cast(x, wider), dtype) = cast(x, dtype)",
+     'cast(cast(clip(%x, a_min=0f, a_max=255f), dtype="uint8"), dtype="int32")',
+     'cast(clip(%x, a_min=0f, a_max=255f), dtype="int32")'),
+    ("cast(cast(x, wider), dtype) = cast(x, dtype)",
+     'cast(cast(clip(%x, a_min=0f, a_max=255f), dtype="int8"), dtype="int32")',
+     'cast(cast(clip(%x, a_min=0f, a_max=255f), dtype="int8"), dtype="int32")'),
+    ("multiply(add(x, c1), c2) = add(multiply(x, c2), multiply(c1, c2))",
+     "multiply(2f, add(multiply(4f, %x), 3f))", "add(multiply(%x, 8f), 6f)"),
     ("concatenate((x,)) = x", "concatenate((%x,), axis=0)", "%x"),
 ]  # fmt: skip
 
@@ -114,7 +156,7 @@ def test_rule(equation: str, before: str, after: str) -> None:
 
 def test_every_rule_is_tested() -> None:
     assert {rule.equation for rule in RULES} == {equation for equation, _, _ in CASES}
-    assert len(RULES) == len(EXACT) + len(ROUNDED) + len(SHAPED) + 3
+    assert len(RULES) == len(EXACT) + len(ROUNDED) + len(SHAPED) + len(CALLS) + 1
 
 
 @pytest.mark.parametrize("equation, before, after", CASES)

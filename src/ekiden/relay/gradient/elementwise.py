@@ -42,6 +42,7 @@ UNARY: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "copy":     lambda x, y, g: g,
     # composed where the operator is there
     "tan":      lambda x, y, g: op.multiply(g, op.add(scalar(1.0, x), _square(y))),
+    "cosh":     lambda x, y, g: op.multiply(g, op.sinh(x)),
     "sinh":     lambda x, y, g: op.multiply(g, op.sqrt(op.add(scalar(1.0, x), _square(y)))),
     "asin":     lambda x, y, g: op.multiply(g, op.rsqrt(op.subtract(scalar(1.0, x), _square(x)))),
     "acos":     lambda x, y, g: op.negative(
@@ -75,7 +76,7 @@ FLAT = (
     "ceil floor round sign trunc zeros_like ones_like shape_of ndarray_size zeros ones arange "
     "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_not "
     "logical_xor bitwise_and bitwise_or bitwise_xor argmax argmin isnan isinf isfinite all any "
-    "floor_divide"
+    "floor_divide dyn.zeros dyn.ones dyn.arange"
 ).split()
 """Operators whose result does not change with their arguments, almost everywhere."""
 
@@ -148,7 +149,11 @@ def _clip(call: Call, grad: Expr) -> Sequence[Expr]:
 @register_gradient("cast")
 def _cast(call: Call, grad: Expr) -> Sequence[Expr | None]:
     dtype = tensor(call.args[0]).dtype
-    return [op.cast(grad, dtype) if "float" in dtype else None]
+    back = op.cast(grad, dtype) if "float" in dtype else None
+    return [back, *[None] * (len(call.args) - 1)]
+
+
+register_gradient("cast_like", _cast)
 
 
 @register_gradient("where")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.prim import PrimExpr, is_const
+from ekiden.ir.prim import AnyDim, PrimExpr, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Constant
@@ -45,6 +45,8 @@ def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> Rel
 
 def shape_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
     """`grad` with its elements in the shape of `target`."""
+    if any(isinstance(dim, AnyDim) for dim in tensor(target).shape):
+        return op.reshape_like(grad, target)
     return op.reshape(grad, tensor(target).shape, allowzero=True)
 
 

@@ -16,8 +16,9 @@ from ekiden.relay.gradient.helpers import (
     sum_to,
     tensor,
 )
+from ekiden.relay.op.algebra import VarianceAttrs
 from ekiden.relay.op.gradient import register_gradient
-from ekiden.relay.op.index import OneHotAttrs, TakeAttrs
+from ekiden.relay.op.index import GatherNDAttrs, OneHotAttrs, TakeAttrs
 from ekiden.relay.op.join import ConcatenateAttrs, SplitAttrs, StackAttrs
 from ekiden.relay.op.nn.pad import PadAttrs
 from ekiden.relay.op.reduce import ReduceAttrs, reduced_axes
@@ -29,7 +30,7 @@ from ekiden.relay.op.transform import (
     TransposeAttrs,
     transposed_axes,
 )
-from ekiden.topi.shape import known
+from ekiden.topi.shape import as_dim, known
 
 Expr = RelayExpr
 
@@ -102,11 +103,31 @@ def _cumsum(call: Call, grad: Expr) -> Sequence[Expr]:
     return [op.reverse(backwards, axis)]
 
 
-def _reshaped(call: Call, grad: Expr) -> Sequence[Expr]:
-    return [shape_like(grad, call.args[0])]
+@register_gradient("variance")
+def _variance(call: Call, grad: Expr) -> Sequence[Expr]:
+    """2 * (x - mean(x)) / count: what the mean itself moves adds up to nothing."""
+    (x,) = call.args
+    attrs = call.attrs
+    assert isinstance(attrs, VarianceAttrs)
+    axes = reduced_axes("variance", attrs, len(tensor(x).shape))
+    if not attrs.keepdims:
+        for axis in axes:
+            grad = op.expand_dims(grad, axis)
+    count = number_of(x, axes)
+    if attrs.unbiased:
+        count = op.subtract(count, scalar(1.0, x))
+    away = op.subtract(x, op.mean(x, axis=axes, keepdims=True))
+    return [op.multiply(op.divide(op.multiply(grad, scalar(2.0, x)), count), away)]
 
 
-for _name in ("reshape", "squeeze", "expand_dims", "nn.batch_flatten"):
+def _reshaped(call: Call, grad: Expr) -> Sequence[Expr | None]:
+    return [shape_like(grad, call.args[0]), *[None] * (len(call.args) - 1)]
+
+
+for _name in (
+    *("reshape", "squeeze", "expand_dims", "nn.batch_flatten", "contrib_reverse_reshape"),
+    *("reshape_like", "dyn.reshape", "dyn.squeeze", "dyn.expand_dims"),
+):
     register_gradient(_name, _reshaped)
 
 
@@ -239,22 +260,67 @@ def _apart(grad: Expr, axis: int, step: int, shape: Sequence[PrimExpr], zero: Ex
 
 @register_gradient("take")
 def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """A product with the one-hot indices adds up what was taken several times. Axis by axis 0."""
+    """A product with the one-hot indices adds up what was taken several times."""
     data, indices = call.args
     attrs = call.attrs
     assert isinstance(attrs, TakeAttrs)
+    if attrs.batch_dims:
+        raise ValueError(f"batch_dims {attrs.batch_dims}")
     shape = tensor(data).shape
-    if attrs.axis is None or attrs.batch_dims or attrs.axis % len(shape) != 0:
-        raise ValueError(f"axis {attrs.axis} with batch_dims {attrs.batch_dims}: only axis 0 is")
-    rest = shape[1:]
-    flat_indices = op.reshape(indices, (-1,))
+    if attrs.axis is None:
+        shape = (_product(shape),)
+    axis = (attrs.axis or 0) % len(shape)
+    rest = (*shape[:axis], *shape[axis + 1 :])
+    rank, last = len(tensor(indices).shape), len(tensor(call).shape)
+    order = [*range(axis, axis + rank), *range(axis), *range(axis + rank, last)]
+    if order != [*range(last)]:
+        grad = op.transpose(grad, order)
+    at = op.reshape(_in_range(indices, shape[axis], attrs.mode), (-1,))
     dtype = tensor(data).dtype
-    hot = op.one_hot(flat_indices, scalar(1.0, data), scalar(0.0, data), shape[0], 0, dtype)
-    width: PrimExpr | int = 1
-    for dim in rest:
-        width = dim * width
-    rows = op.reshape(grad, (-1, width))
-    return [op.reshape(op.nn.matmul(hot, rows), shape), None]
+    hot = op.one_hot(at, scalar(1.0, data), scalar(0.0, data), shape[axis], 0, dtype)
+    summed = op.nn.matmul(hot, op.reshape(grad, (-1, _product(rest))))
+    summed = op.reshape(summed, (shape[axis], *rest))
+    if axis:
+        summed = op.transpose(summed, [*range(1, axis + 1), 0, *range(axis + 1, len(shape))])
+    return [shape_like(summed, data) if attrs.axis is None else summed, None]
+
+
+def _in_range(indices: Expr, size: PrimExpr, mode: str) -> Expr:
+    """Where the elements are that `take` finds at indices; "fast" promises that they are there."""
+    if mode == "fast":
+        return indices
+    dtype = tensor(indices).dtype
+    count = known(size)
+    if count is None:
+        raise ValueError(f"mode {mode!r} along an axis of unknown size")
+    length, zero = const(count, dtype), const(0, dtype)
+    if mode == "wrap":
+        return op.floor_mod(indices, length)
+    if mode == "raise":  # negative ones count from the end
+        return op.where(op.less(indices, zero), op.add(indices, length), indices)
+    return op.maximum(op.minimum(indices, const(count - 1, dtype)), zero)
+
+
+def _product(dims: Sequence[PrimExpr]) -> PrimExpr:
+    found = as_dim(1)
+    for dim in dims:
+        found = dim * found
+    return found
+
+
+@register_gradient("gather_nd")
+def _gather_nd(call: Call, grad: Expr) -> Sequence[Expr | None]:
+    """Add up at its coordinates what each slice was gathered for."""
+    data, indices = call.args
+    assert isinstance(call.attrs, GatherNDAttrs)
+    if call.attrs.batch_dims:
+        raise ValueError(f"batch_dims {call.attrs.batch_dims}")
+    return [op.scatter_nd(op.zeros_like(data), indices, grad, "add"), None]
+
+
+@register_gradient("dyn.full")
+def _dynamic_full(call: Call, grad: Expr) -> Sequence[Expr | None]:
+    return [_filled(call.args[0], call, op.sum(grad)), None]
 
 
 @register_gradient("tile")

@@ -367,3 +367,19 @@ def _global_max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
     mask = op.cast(op.equal(x, call), tensor(x).dtype)
     share = op.divide(grad, op.sum(mask, axis=_image_axes(call), keepdims=True))
     return [op.multiply(share, mask)]
+
+
+@register_gradient("nn.cross_entropy")
+def _cross_entropy(call: Call, grad: Expr) -> Sequence[Expr]:
+    """Of -sum(y * log(x)) / batch: -y / x / batch and -log(x) / batch."""
+    x, y = call.args
+    share = op.negative(op.divide(grad, number_of(x, (0,))))
+    return [op.multiply(share, op.divide(y, x)), op.multiply(share, op.log(x))]
+
+
+@register_gradient("nn.cross_entropy_with_logits")
+def _cross_entropy_with_logits(call: Call, grad: Expr) -> Sequence[Expr]:
+    """Of -sum(y * x) / batch: -y / batch and -x / batch."""
+    x, y = call.args
+    share = op.negative(op.divide(grad, number_of(x, (0,))))
+    return [op.multiply(share, y), op.multiply(share, x)]

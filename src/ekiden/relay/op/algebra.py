@@ -11,14 +11,14 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern, Precision
-from ekiden.relay.expr import Call, Expr, const
+from ekiden.relay.expr import Call, Expr, Tuple, TupleWrapper, const
 from ekiden.relay.op._declare import call, check_range, summable
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.broadcast import add, subtract, where
 from ekiden.relay.op.create import zeros_like
-from ekiden.relay.op.elementwise import exp, isinf, log
+from ekiden.relay.op.elementwise import exp, isinf, log, sqrt
 from ekiden.relay.op.join import as_tuple
-from ekiden.relay.op.reduce import axes_attr
+from ekiden.relay.op.reduce import axes_attr, mean, reduced_axes
 from ekiden.relay.op.reduce import max as largest_of
 from ekiden.relay.op.reduce import sum as sum_of
 from ekiden.relay.op.reshape import squeeze
@@ -80,11 +80,13 @@ class MeshgridAttrs(Attrs):
 
 @node("relay.attrs.VarianceAttrs")
 class VarianceAttrs(Attrs):
-    """The axes (None: all), whether they stay with extent 1, and whether to divide by one less."""
+    """The axes (None: all), whether they stay with extent 1, whether to divide by one less, and
+    whether the axes are those to keep."""
 
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
     unbiased: bool = False
+    exclude: bool = False
 
 
 @node("relay.attrs.SliceLikeAttrs")
@@ -127,9 +129,10 @@ def _inverted(attrs: None, data: Array) -> Array:
 
 
 def _variance(attrs: VarianceAttrs, data: Array) -> Array:
+    axes = reduced_axes("variance", attrs, data.ndim)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of too few elements
-        found = np.var(data, axis=attrs.axis, keepdims=attrs.keepdims, ddof=int(attrs.unbiased))
+        found = np.var(data, axis=axes, keepdims=attrs.keepdims, ddof=int(attrs.unbiased))
     return np.asarray(found).astype(data.dtype)
 
 
@@ -228,7 +231,9 @@ declare("meshgrid", ("data",), lambda attrs, *x: topi.meshgrid(x, attrs.indexing
 declare(
     "variance",
     ("data",),
-    lambda attrs, data: topi.variance(data, attrs.axis, attrs.keepdims, attrs.unbiased),
+    lambda attrs, data: topi.variance(
+        data, reduced_axes("variance", attrs, len(data.shape)), attrs.keepdims, attrs.unbiased
+    ),
     "data's shape without `axis` (with 1 there: `keepdims`)",
     VarianceAttrs,
     OpPattern.COMM_REDUCE,
@@ -348,11 +353,42 @@ def variance(
     unbiased: bool = False,
     with_mean: Expr | None = None,
 ) -> Call:
-    """The mean of squared distances from the mean over `axis`. (`with_mean` is TVM's; the mean is
-    made anyway.) Raises ValueError for `exclude`: name the axes."""
-    if exclude:
-        raise ValueError("variance: name the axes to reduce instead of those to keep")
-    return call("variance", data, attrs=VarianceAttrs(axes_attr(axis), keepdims, unbiased))
+    """The mean of squared distances from the mean over `axis`, or with `exclude` over all others.
+    (`with_mean` is TVM's; the mean is made anyway.)"""
+    attrs = VarianceAttrs(axes_attr(axis), keepdims, unbiased, exclude)
+    return call("variance", data, attrs=attrs)
+
+
+def std(
+    data: Expr,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    exclude: bool = False,
+    unbiased: bool = False,
+) -> Call:
+    """The square root of `variance`."""
+    return sqrt(variance(data, axis, keepdims, exclude, unbiased))
+
+
+def mean_variance(
+    data: Expr,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    exclude: bool = False,
+    unbiased: bool = False,
+) -> TupleWrapper:
+    """`mean` and `variance` over the same axes, as a tuple."""
+    spread = variance(data, axis, keepdims, exclude, unbiased)
+    return TupleWrapper(Tuple((mean(data, axis, keepdims, exclude), spread)), 2)
+
+
+def mean_std(
+    data: Expr, axis: int | Sequence[int] | None = None, keepdims: bool = False,
+    exclude: bool = False,
+) -> TupleWrapper:  # fmt: skip
+    """`mean` and `std` over the same axes, as a tuple."""
+    spread = std(data, axis, keepdims, exclude)
+    return TupleWrapper(Tuple((mean(data, axis, keepdims, exclude), spread)), 2)
 
 
 def full_like(data: Expr, fill_value: Expr) -> Call:
@@ -389,5 +425,6 @@ def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:
 __all__ = [
     "broadcast_to_like", "collapse_sum_like", "collapse_sum_to", "det", "dft", "einsum",
     "fixed_point_multiply", "full_like", "invert_permutation", "logsumexp", "matrix_set_diag",
-    "meshgrid", "slice_like", "stft", "trilu", "unravel_index", "variance",
+    "mean_std", "mean_variance", "meshgrid", "slice_like", "std", "stft", "trilu", "unravel_index",
+    "variance",
 ]  # fmt: skip

@@ -10,10 +10,19 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.intrinsic import INTRINSICS
-from ekiden.ir.op import Array, Linear, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import RELATIONS, Array, Linear, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import Takes, call, check_dtype, fail, one_dtype, show, tensors
+from ekiden.relay.op._declare import (
+    Takes,
+    call,
+    check_dtype,
+    fail,
+    identity_relation,
+    one_dtype,
+    show,
+    tensors,
+)
 from ekiden.te import Tensor
 from ekiden.topi.shape import Shape, broadcast_shape
 
@@ -39,6 +48,19 @@ def _relation(
         return TensorType(broadcast_types(name, arguments), dtype or found)
 
     return relation
+
+
+def _identity_of_bool(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = tensors("IdentityCompRel", types, 1)
+    return TensorType(data.shape, "bool")
+
+
+RELATIONS.update(
+    Identity=identity_relation("Identity"),
+    IdentityCompRel=_identity_of_bool,
+    Broadcast=_relation("Broadcast", None, "any"),
+    BroadcastComp=_relation("BroadcastComp", "bool", "any"),
+)
 
 
 def _reference(function: Callable[..., Array], dtype: str | None) -> Callable[..., Array]:

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.ir.affine_type import AffineType
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import Op, get, register_op_attr, set_op_attr
+from ekiden.ir.op import (
+    Op,
+    OpPattern,
+    get,
+    register_op_attr,
+    set_op_attr,
+    set_pattern,
+    set_stateful,
+)
+from ekiden.ir.op import declare_own as register
 from ekiden.relay.expr import Call
 
 RULES = "FTVMFakeQuantizationToInteger"
@@ -80,6 +89,17 @@ def _attribute(key: str, what: str) -> Callable[..., Callable[[Rule], Rule]]:
     return register
 
 
+def register_pattern(op_name: str, pattern: OpPattern, level: int = 10) -> None:
+    """How a program's own operator fuses. Raises ValueError for one of Ekiden's."""
+    set_pattern(op_name, pattern)
+
+
+def register_stateful(op_name: str, stateful: bool, level: int = 10) -> None:
+    """Whether calls of a program's own operator must all be made. Raises ValueError for one of
+    Ekiden's."""
+    set_stateful(op_name, stateful)
+
+
 Rule = Callable[..., object]
 
 register_alter_op_layout = _attribute(
@@ -101,11 +121,15 @@ register_infer_correct_layout = _attribute(
 
 __all__ = [
     "Op",
+    "OpPattern",
     "get",
+    "register",
     "register_alter_op_layout",
     "register_convert_op_layout",
     "register_fake_quantization_to_integer",
     "register_infer_correct_layout",
     "register_op_attr",
     "register_optional_fake_quantization_to_integer",
+    "register_pattern",
+    "register_stateful",
 ]

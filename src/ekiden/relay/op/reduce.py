@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,7 +40,16 @@ class ArgReduceAttrs(Attrs):
     exclude: bool = False
 
 
-def reduced_axes(name: str, attrs: ReduceAttrs | ArgReduceAttrs, rank: int) -> tuple[int, ...]:
+class Reduces(Protocol):
+    """Attributes that say which axes are reduced."""
+
+    @property
+    def axis(self) -> tuple[int, ...] | None: ...
+    @property
+    def exclude(self) -> bool: ...
+
+
+def reduced_axes(name: str, attrs: Reduces, rank: int) -> tuple[int, ...]:
     """The axes that go, from the front, in order. Raises ValueError when one is out of range."""
     axes = normalize_axes(attrs.axis, rank, name)
     return tuple(a for a in range(rank) if a not in axes) if attrs.exclude else axes

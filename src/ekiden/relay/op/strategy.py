@@ -121,15 +121,18 @@ class OpStrategy:
             self.specializations.append(found)
         found.implementations.append(OpImplementation(compute, schedule, name, plevel))
 
-    def best(self) -> OpImplementation | None:
-        """Of those whose condition holds the one of the highest level, the latest of several."""
-        fitting = [
+    def valid(self) -> list[OpImplementation]:
+        """Those whose condition holds."""
+        return [
             i
             for s in self.specializations
             if s.condition is None or s.condition.holds()
             for i in s.implementations
         ]
-        return max(reversed(fitting), key=lambda i: i.plevel, default=None)
+
+    def best(self) -> OpImplementation | None:
+        """Of those whose condition holds the one of the highest level, the latest of several."""
+        return max(reversed(self.valid()), key=lambda i: i.plevel, default=None)
 
 
 def _attribute(key: str, what: str) -> Callable[..., Callable[..., object]]:
@@ -158,30 +161,49 @@ register_schedule = _attribute(
 )
 
 
+def strategy_of(
+    name: str, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: Target | None
+) -> OpStrategy | None:
+    """What the strategy of an operator gives for a call; None if it has none."""
+    strategy: Any = OP_ATTRS.get(STRATEGY, {}).get(name)
+    if strategy is None:
+        return None
+    made = strategy(attrs, inputs, out_type, target)
+    if not isinstance(made, OpStrategy):
+        raise CompileError(f"{name}: its strategy gave {made!r}, expected an OpStrategy")
+    return made
+
+
+def own_lowering(name: str) -> OpImplementation | None:
+    """Ekiden's own computation of an operator, which has one schedule of many; None for one that
+    has no kernel."""
+    lower = get(name).definition.lower
+    if lower is None:
+        return None
+
+    def own(attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type) -> Sequence[Tensor]:
+        return [t for t in lower(attrs, inputs, out_type) if isinstance(t, Tensor)]
+
+    return OpImplementation(own, None, name)
+
+
 def implementation_of(
     name: str, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: Target | None
 ) -> OpImplementation | None:
     """What a user wants an operator computed by; None for its own lowering."""
-    strategy: Any = OP_ATTRS.get(STRATEGY, {}).get(name)
+    strategy = strategy_of(name, attrs, inputs, out_type, target)
     if strategy is not None:
-        made = strategy(attrs, inputs, out_type, target)
-        if not isinstance(made, OpStrategy):
-            raise CompileError(f"{name}: its strategy gave {made!r}, expected an OpStrategy")
-        return made.best()
+        return strategy.best()
     compute: Any = OP_ATTRS.get(COMPUTE, {}).get(name)
     schedule: Any = OP_ATTRS.get(SCHEDULE, {}).get(name)
     if compute is not None:
         return OpImplementation(compute, schedule, name)
     if schedule is None:
         return None
-    lower = get(name).definition.lower
-    if lower is None:
+    own = own_lowering(name)
+    if own is None:
         raise CompileError(f"{name}: a schedule was registered, and the operator has no kernel")
-
-    def own(attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type) -> Sequence[Tensor]:
-        return [t for t in lower(attrs, inputs, out_type) if isinstance(t, Tensor)]
-
-    return OpImplementation(own, schedule, name)
+    return OpImplementation(own.fcompute, schedule, name)
 
 
 def version_of(name: str) -> int | None:
@@ -196,8 +218,10 @@ __all__ = [
     "OpStrategy",
     "SpecializedCondition",
     "implementation_of",
+    "own_lowering",
     "register_compute",
     "register_schedule",
     "register_strategy",
+    "strategy_of",
     "version_of",
 ]

@@ -9,6 +9,7 @@ that may change how floating-point results are rounded.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from ekiden.ir.expr import RelayExpr
@@ -39,10 +40,21 @@ def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
             made = _one_step(new, by_name)
             if made is None:
                 break
-            new = made
+            new = _inner_steps(typed(made), new, by_name)
         return new
 
     return rewrite_graph(root, rewrite)
+
+
+def _inner_steps(made: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr:
+    """What a rule made, with its arguments that the rule made too simplified by a step."""
+    if not isinstance(made, Call) or not isinstance(old, Call):
+        return made
+    known = {id(a) for call in (old, *old.args) if isinstance(call, Call) for a in call.args}
+    args = [a if id(a) in known else _one_step(a, by_name) or a for a in made.args]
+    if all(map(operator.is_, args, made.args)):
+        return made
+    return typed(made.with_fields(args=tuple(args)))
 
 
 def _one_step(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr | None:

@@ -8,12 +8,16 @@ equation cannot say (attributes, shapes) is a function in SHAPED, with its equat
 from __future__ import annotations
 
 import ast
+import functools
+import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ekiden.arith import prove_equal
+from ekiden.ir.dtype import is_int
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS, Op
 from ekiden.ir.prim import IntImm, PrimExpr
@@ -31,6 +35,7 @@ from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.row_indices import gathered, scattered
+from ekiden.topi.shape import as_dim
 
 Make = Callable[[NodeMap], RelayExpr | None]
 
@@ -114,7 +119,7 @@ class _Equation:
         if isinstance(tree, ast.Name):
             fresh = is_constant() if tree.id.startswith("c") else wildcard()
             return self._names.setdefault(tree.id, fresh)
-        number = is_constant()
+        number = is_constant() | _made_of_one_number()
         self._numbers.append((number, float(ast.literal_eval(tree))))
         return number
 
@@ -146,8 +151,30 @@ def _folded(call: Call) -> RelayExpr:
     return Constant(np.asarray(reference(call.attrs, *values)))
 
 
+def _made_of_one_number() -> DFPattern:
+    """Calls whose result is one number in every element, as far as it may be known."""
+    known = [name for name, row in OPS.items() if row.fills is not None and row.lower]
+    by_name = [is_op(name)(*(wildcard() for _ in OPS[name].arguments)) for name in known]
+    by_value = is_op("full")(wildcard()) | is_op("full_like")(wildcard(), wildcard())
+    return functools.reduce(operator.or_, by_name, by_value)
+
+
 def _is_filled(expr: RelayExpr, value: float) -> bool:
+    found = _number_of(expr)
+    if found is not None:
+        return bool(found.data == value)
     return isinstance(expr, Constant) and expr.data.size > 0 and bool(np.all(expr.data == value))
+
+
+def _number_of(expr: RelayExpr) -> Constant | None:
+    """The number in every element of what a call makes, as a scalar of its dtype."""
+    if not isinstance(expr, Call) or not isinstance(expr.op, Op):
+        return None
+    number: object = expr.op.definition.fills
+    if number is None and expr.op.name.startswith("full"):
+        given = expr.args[-1]
+        number = given.data if isinstance(given, Constant) and given.data.size == 1 else None
+    return None if number is None else const(np.asarray(number).reshape(()), _dtype(expr))
 
 
 def _shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
@@ -187,7 +214,28 @@ def _holds(dtype: str, other: str) -> bool:
 
 def _casts(m: _Of) -> RelayExpr | None:
     through, source, target = _dtype(m.inner), _dtype(m.x), _dtype(m.outer)
-    return op.cast(m.x, target) if _holds(through, source) else None
+    if _holds(through, source) or _is_clipped_to(m.x, through, target):
+        return op.cast(m.x, target)
+    return None
+
+
+def _is_clipped_to(x: RelayExpr, dtype: str, target: str) -> bool:
+    """Whether x is clipped to what integers of a dtype hold, and a cast to `target` cuts off what
+    one to them would."""
+    if not isinstance(x, Call) or x.op != op.get("clip") or not is_int(dtype):
+        return False
+    low, high = (getattr(x.attrs, name) for name in ("a_min", "a_max"))
+    lowest, highest = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return lowest <= low and high <= highest and (is_int(_dtype(x)) or is_int(target))
+
+
+def _no_clip(m: _Of) -> RelayExpr | None:
+    """All integers of a dtype lie within the ends."""
+    dtype = _dtype(m.x)
+    if not is_int(dtype):
+        return None
+    low, high = (getattr(m.outer.attrs, name) for name in ("a_min", "a_max"))
+    return m.x if low <= np.iinfo(dtype).min and np.iinfo(dtype).max <= high else None
 
 
 def _transposes(m: _Of) -> RelayExpr:
@@ -234,7 +282,51 @@ def _filled(value: int) -> Callable[[_Of], RelayExpr | None]:
 
 
 def _reshaped(m: _Of) -> RelayExpr:
-    return op.reshape(m.x, _shape(m.outer), allowzero=True)
+    return _in_shape(m.x, _shape(m.outer))
+
+
+def _in_shape(x: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
+    """`reshape`, in which a 0 among the dimensions is one."""
+    is_plain = all(isinstance(d, IntImm) and d.value > 0 for d in shape)
+    return op.reshape(x, shape, allowzero=not is_plain)
+
+
+def _static(expr: RelayExpr) -> list[int] | None:
+    """A shape of numbers alone."""
+    sizes = [d.value for d in _shape(expr) if isinstance(d, IntImm)]
+    return sizes if len(sizes) == len(_shape(expr)) else None
+
+
+def _by_shape(
+    make: Callable[[RelayExpr, list[int]], RelayExpr],
+) -> Callable[[_Of], RelayExpr | None]:
+    """What takes its shape from another tensor, with the shape itself instead."""
+
+    def concrete(m: _Of) -> RelayExpr | None:
+        shape = _static(m.outer)
+        return None if shape is None else make(m.x, shape)
+
+    return concrete
+
+
+def _full(m: _Of) -> RelayExpr | None:
+    shape = _static(m.outer)
+    return None if shape is None else op.full(m.outer.args[1], shape, _dtype(m.outer))
+
+
+def _layouts(m: _Of) -> RelayExpr | None:
+    """Where the first transform pads or cuts off, the elements are not those of x."""
+    inner, outer = m.inner_call().attrs, m.outer.attrs
+    source, through = (str(getattr(inner, n)) for n in ("src_layout", "dst_layout"))
+    sizes = [_count(_shape(x)) for x in (m.x, m.inner, m.outer)]
+    if getattr(outer, "src_layout", "") != through or None in sizes or len(set(sizes)) > 1:
+        return None
+    return op.layout_transform(m.x, source, str(getattr(outer, "dst_layout", "")))
+
+
+def _count(shape: tuple[PrimExpr, ...]) -> int | None:
+    sizes = [d.value for d in shape if isinstance(d, IntImm)]
+    return math.prod(sizes) if len(sizes) == len(shape) else None
 
 
 def _if_same_type(m: _Of) -> RelayExpr | None:
@@ -247,6 +339,8 @@ SHAPED: tuple[tuple[str, Callable[[_Of], RelayExpr | None]], ...] = (
     ("cast(cast(x, wider), dtype) = cast(x, dtype)",        _casts),
     ("reshape(x, shape of x) = x",                          _if_same_type),
     ("reshape(reshape(x, s), t) = reshape(x, t)",           _reshaped),
+    ("reshape(contrib_reverse_reshape(x, s), t) = reshape(x, t)", _reshaped),
+    ("contrib_reverse_reshape(x, s) = reshape(x, t)",       _reshaped),
     ("reshape(squeeze(x), t) = reshape(x, t)",              _reshaped),
     ("reshape(expand_dims(x), t) = reshape(x, t)",          _reshaped),
     ("squeeze(expand_dims(x)) = x",                         _if_same_type),
@@ -265,6 +359,15 @@ SHAPED: tuple[tuple[str, Callable[[_Of], RelayExpr | None]], ...] = (
     ("reverse(reverse(x, axis), axis) = x",
         lambda m: m.x if getattr(m.outer.attrs, "axis", 0)
         == getattr(m.inner_call().attrs, "axis", 1) else None),
+    ("clip(x, all of its integers) = x",                    _no_clip),
+    ("layout_transform(layout_transform(x, a, b), b, c) = layout_transform(x, a, c)", _layouts),
+    ("cast_like(x, y) = cast(x, dtype of y)",
+        lambda m: op.cast(m.x, _dtype(m.outer))),
+    ("reshape_like(x, y) = reshape(x, shape of y)",
+        _by_shape(lambda x, shape: _in_shape(x, tuple(map(as_dim, shape))))),
+    ("broadcast_to_like(x, y) = broadcast_to(x, shape of y)",   _by_shape(op.broadcast_to)),
+    ("collapse_sum_like(x, y) = collapse_sum_to(x, shape of y)", _by_shape(op.collapse_sum_to)),
+    ("full_like(x, number) = full(number, shape of x)",     _full),
     ("zeros_like(x) = zeros(shape of x)",                   _filled(0)),
     ("ones_like(x) = ones(shape of x)",                     _filled(1)),
 )
@@ -322,12 +425,51 @@ def _of_rows(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
     return Rule(text, root, whole, from_match, is_exact=True)
 
 
+def _with_number(call: Call) -> RelayExpr | None:
+    """A number in the place of a tensor of its copies, which changes no shape."""
+    args = list(call.args)
+    for at, (arg, other) in enumerate(zip(args, reversed(args), strict=True)):
+        number = _number_of(arg)
+        if number is not None and _same_shape(other, call):
+            args[at] = number
+            return Call(call.op, tuple(args), call.attrs)
+    return None
+
+
+def _ordered(call: Call) -> RelayExpr | None:
+    """Dequantising by one positive scale keeps the order of integers that float32 tells apart."""
+    inner = call.args[0]
+    if not isinstance(inner, Call) or getattr(inner.op, "name", "") != "qnn.dequantize":
+        return None
+    x, scale = inner.args[:2]
+    is_kept = isinstance(scale, Constant) and scale.data.size == 1 and float(scale.data) > 0
+    if not is_kept or _dtype(x) not in ("int8", "uint8", "int16"):
+        return None
+    return Call(call.op, (x,), call.attrs)
+
+
+# fmt: off
+CALLS: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
+    ("gather(x, broadcast_to(i), axis) = take(x, i, axis)",            gathered),
+    ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)",  scattered),
+    ("argmax(qnn.dequantize(x, scale, zero)) = argmax(x)",             _ordered),
+    ("argmin(qnn.dequantize(x, scale, zero)) = argmin(x)",             _ordered),
+    ("argsort(qnn.dequantize(x, scale, zero)) = argsort(x)",           _ordered),
+    ("add(x, copies of number) = add(x, number)",                      _with_number),
+    ("subtract(x, copies of number) = subtract(x, number)",            _with_number),
+    ("multiply(x, copies of number) = multiply(x, number)",            _with_number),
+    ("divide(x, copies of number) = divide(x, number)",                _with_number),
+    ("maximum(x, copies of number) = maximum(x, number)",              _with_number),
+    ("minimum(x, copies of number) = minimum(x, number)",              _with_number),
+)
+"""Rules that look at a call as it stands: (equation, what stands for the call)."""
+# fmt: on
+
 RULES: tuple[Rule, ...] = (
     *(_from_equation(text, True) for text in EXACT),
     *(_from_shaped(text, make) for text, make in SHAPED),
     _single_concatenate(),
-    _of_rows("gather(x, broadcast_to(i), axis) = take(x, i, axis)", gathered),
-    _of_rows("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)", scattered),
+    *(_of_rows(text, make) for text, make in CALLS),
     *(_from_equation(text, False) for text in ROUNDED),
 )
 """All rules; for each operator they are tried in this order."""

@@ -150,7 +150,7 @@ def Buffer(  # noqa: N802 - TVM's name
         name,
         tuple(prim.convert(d, "int64") for d in dims),
         dtype if isinstance(dtype, str) else dtype.dtype,
-        scope,
+        scope or "global",
         tuple(prim.convert(s, "int64") for s in strides),
         None if elem_offset is None else prim.convert(elem_offset, "int64"),
     )

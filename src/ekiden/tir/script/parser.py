@@ -506,13 +506,18 @@ def parse_function(node: ast.FunctionDef, source: Source, names: Mapping[str, ob
 
 
 def from_source(
-    text: str, names: Mapping[str, object] | None = None, name: str = "script"
+    text: str,
+    names: Mapping[str, object] | None = None,
+    name: str = "script",
+    check_well_formed: bool = True,
 ) -> PrimFunc | IRModule:
     """The function, or the module of functions (a class), that a text defines.
 
-    `names` is what it may use besides T. Imports in it give names to T. Raises ParseError with the
-    line, the column and a caret.
+    `names` is what it may use besides T. Imports in it give names to T. With `check_well_formed`
+    TVM checks what this parser refuses anyway; the rest is checked by `tir.verify`. Raises
+    ParseError with the line, the column and a caret.
     """
+    del check_well_formed
     source = Source(text, name)
     scope: dict[str, object] = {"T": script.T, "I": script.I, **(names or {})}
     found: PrimFunc | IRModule | None = None

@@ -1,0 +1,66 @@
+"""Names of C functions, variables and constants of a model, in TVM's manner.
+
+    to_c_function_style(prefix_generated_name(["model", "run"]))   ->   TVMGenModelRun
+
+Every function raises InputError for an empty name and for one without the prefix `TVM`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.runtime.errors import InputError
+
+
+def to_c_function_style(original_name: str) -> str:
+    """`TVM_woof_moo` as `TVMWoofMoo`."""
+    first, *rest = _words("Function", original_name)
+    return first + "".join(word[:1].upper() + word[1:] for word in rest)
+
+
+def to_c_variable_style(original_name: str) -> str:
+    """`TVM_Woof` as `tvm_woof`."""
+    return "_".join(_words("Variable", original_name)).lower()
+
+
+def to_c_constant_style(original_name: str) -> str:
+    """`TVM_Woof` as `TVM_WOOF`."""
+    return "_".join(_words("Constant", original_name)).upper()
+
+
+def prefix_name(names: str | Sequence[str]) -> str:
+    """`woof` or `["woof", "moo"]` as `TVM_woof` or `TVM_woof_moo`."""
+    return _prefixed("TVM", names)
+
+
+def prefix_generated_name(names: str | Sequence[str]) -> str:
+    """As `prefix_name`, for what a compiler generates: `TVMGen_woof`."""
+    return _prefixed("TVMGen", names)
+
+
+def _words(what: str, name: str) -> list[str]:
+    if not name:
+        raise InputError(f"{what} name is empty")
+    if not name.startswith("TVM"):
+        raise InputError(f"{what} not TVM prefixed: {name}")
+    return name.split("_")
+
+
+def _prefixed(prefix: str, names: str | Sequence[str]) -> str:
+    if names == "":
+        raise InputError("Name is empty")
+    segments = [names] if isinstance(names, str) else list(names)
+    if not segments:
+        raise InputError("Name segments empty")
+    if "" in segments:
+        raise InputError("Name segment is empty")
+    return "_".join([prefix, *segments])
+
+
+__all__ = [
+    "prefix_generated_name",
+    "prefix_name",
+    "to_c_constant_style",
+    "to_c_function_style",
+    "to_c_variable_style",
+]

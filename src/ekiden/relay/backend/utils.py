@@ -1,0 +1,20 @@
+"""Names in modules, as TVM makes them."""
+
+from __future__ import annotations
+
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.name_transforms import sanitize_name
+
+
+def mangle_module_name(name: str | None) -> str:
+    """The prefix of a module's functions: "default" gives `tvmgen_default`, and no name `tvmgen`.
+    Raises InputError for a name with other characters than ASCII's.
+    """
+    if not name:
+        return "tvmgen"
+    if not name.isascii():
+        raise InputError(f"module name: expected ASCII, got {name!r}")
+    return f"tvmgen_{sanitize_name(name)}"
+
+
+__all__ = ["mangle_module_name"]

@@ -1,0 +1,148 @@
+"""Where something stands inside something else: the steps that lead there from a root.
+
+    ObjectPath.root().attr("body").attr("args").array_index(0)    prints <root>.body.args[0]
+
+A path holds its last step and the path before it, so a long one costs no more than its last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectPath:
+    """A path; begin one with `root`. Equal if all steps are."""
+
+    parent: ObjectPath | None
+    key: object = None
+
+    form: ClassVar[str] = "{}"
+    """How a step is written, from its key."""
+
+    @staticmethod
+    def root(root_name: str | None = None) -> RootPath:
+        """The path to the thing itself."""
+        return RootPath(None, root_name)
+
+    def attr(self, attr_key: str | None) -> ObjectPath:
+        """A field; None: one whose name is not known."""
+        if attr_key is None:
+            return UnknownAttributeAccessPath(self)
+        return AttributeAccessPath(self, attr_key)
+
+    def array_index(self, index: int | str) -> ObjectPath:
+        """An item of a sequence; of an array of several axes, by the text of its indices."""
+        return ArrayIndexPath(self, index)
+
+    def missing_array_element(self, index: int) -> ObjectPath:
+        """Where a sequence has no such item, and another has."""
+        return MissingArrayElementPath(self, index)
+
+    def map_value(self, key: object) -> ObjectPath:
+        """The value of a key."""
+        return MapValuePath(self, key)
+
+    def missing_map_entry(self) -> ObjectPath:
+        """Where a mapping lacks a key that another has."""
+        return MissingMapEntryPath(self)
+
+    def steps(self) -> Iterator[ObjectPath]:
+        """The paths from here up to the root."""
+        at: ObjectPath | None = self
+        while at is not None:
+            yield at
+            at = at.parent
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.steps())
+
+    def get_prefix(self, length: int) -> ObjectPath:
+        """The path of the first steps. Raises IndexError unless it has as many."""
+        if not 1 <= length <= len(self):
+            raise IndexError(f"path: expected a length from 1 to {len(self)}, got {length}")
+        return list(self.steps())[-length]
+
+    def is_prefix_of(self, other: ObjectPath) -> bool:
+        """Whether another path begins with this one."""
+        return len(self) <= len(other) and self == other.get_prefix(len(self))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ObjectPath):
+            return NotImplemented
+        mine, its = list(self.steps()), list(other.steps())
+        return len(mine) == len(its) and all(
+            type(a) is type(b) and a.key == b.key for a, b in zip(mine, its, strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple((type(step), str(step.key)) for step in self.steps()))
+
+    def __str__(self) -> str:
+        return "".join(reversed([step.form.format(step.shown()) for step in self.steps()]))
+
+    def shown(self) -> object:
+        """The key as it is written."""
+        return self.key
+
+
+class RootPath(ObjectPath):
+    """The beginning."""
+
+    def shown(self) -> object:
+        """Its name."""
+        return "<root>" if self.key is None else self.key
+
+
+class AttributeAccessPath(ObjectPath):
+    """A step to a field."""
+
+    form = ".{}"
+
+
+class UnknownAttributeAccessPath(ObjectPath):
+    """A step to a field that has no name here."""
+
+    form = ".<unknown attribute>"
+
+
+class ArrayIndexPath(ObjectPath):
+    """A step to an item."""
+
+    form = "[{}]"
+
+
+class MissingArrayElementPath(ObjectPath):
+    """A step to an item that is not there."""
+
+    form = "[<missing element #{}>]"
+
+
+class MapValuePath(ObjectPath):
+    """A step to the value of a key."""
+
+    form = "[{}]"
+
+    def shown(self) -> object:
+        """Text in quotes."""
+        return f'"{self.key}"' if isinstance(self.key, str) else self.key
+
+
+class MissingMapEntryPath(ObjectPath):
+    """A step to an entry that is not there."""
+
+    form = "[<missing entry>]"
+
+
+__all__ = [
+    "ArrayIndexPath",
+    "AttributeAccessPath",
+    "MapValuePath",
+    "MissingArrayElementPath",
+    "MissingMapEntryPath",
+    "ObjectPath",
+    "RootPath",
+    "UnknownAttributeAccessPath",
+]

@@ -1,0 +1,83 @@
+"""Single functions to kernels, and what a strategy offers for an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import IRModule, relay, te
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.op import get as get_op
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.backend import te_compiler
+from ekiden.relay.op.strategy import OpStrategy
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+
+pytestmark = pytest.mark.quick
+
+
+def _tripled(shape: Sequence[int]) -> relay.Function:
+    x = relay.var("x", shape=shape)
+    function = relay.Function([x], relay.add(relay.add(x, x), x))
+    return relay.transform.InferType()(IRModule.from_expr(function))["main"]
+
+
+def test_equal_functions_are_lowered_once_until_it_forgets() -> None:
+    compiler = te_compiler.TECompiler()
+    first, again = (compiler.lower(_tripled((10,)), "llvm") for _ in range(2))
+    assert first.same_as(again) and len(list(compiler.items())) == 1
+    assert not first.same_as(compiler.lower(_tripled(()), "llvm"))
+    assert not first.same_as(compiler.lower(_tripled((10,)), "llvm -mcpu=x86-64"))
+    assert first.funcs["main"] is first.prim_func
+    compiler.clear()
+    assert list(compiler.items()) == []
+    assert not first.same_as(compiler.lower(_tripled((10,)), "llvm"))
+
+
+def test_a_kernel_runs_at_once() -> None:
+    assert te_compiler.get() is te_compiler.get()
+    kernel = te_compiler.get().jit(_tripled((10,)), "llvm")
+    x, y = ekiden.nd.array(np.arange(10, dtype="float32")), ekiden.nd.empty((10,))
+    kernel(x, y)
+    np.testing.assert_array_equal(y.numpy(), 3 * np.arange(10))
+
+
+def _offers() -> list[str]:
+    inputs = [te.placeholder((8,), "float32"), te.placeholder((8,), "float32")]
+    kind = TensorType((8,))
+    given = (get_op("add"), None, inputs, kind, "llvm")
+    chosen, outputs = te_compiler.select_implementation(*given)
+    assert [tuple(t.shape) for t in outputs] == [(8,)]
+    valid = te_compiler.get_valid_implementations(*given)
+    assert chosen.name in [each.name for each in valid]
+    return [chosen.name, *sorted(each.name for each in valid)]
+
+
+def test_what_a_strategy_offers_and_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _offers() == ["add", "add"]
+
+    def strategy(
+        attrs: Attrs | None, inputs: Sequence[te.Tensor], out: Type, target: Target
+    ) -> OpStrategy:
+        made = OpStrategy()
+        for name, level in (("slow", 5), ("fast", 15), ("other", 10)):
+            made.add_implementation(lambda a, x, o: [ekiden.topi.add(*x)], None, name, level)
+        return made
+
+    add = get_op("add")
+    add.set_attr("FTVMStrategy", strategy)
+    try:
+        assert _offers() == ["fast", "fast", "other", "slow"]
+    finally:
+        add.reset_attr("FTVMStrategy")
+
+
+def test_an_operator_without_a_kernel_has_no_implementation() -> None:
+    with pytest.raises(CompileError, match="device_copy: there is no implementation for llvm"):
+        te_compiler.get_valid_implementations(
+            get_op("device_copy"), None, [te.placeholder((2,))], TensorType((2,)), "llvm"
+        )
