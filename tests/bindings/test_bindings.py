@@ -90,6 +90,20 @@ def test_node(folder: Path, tmp_path: Path) -> None:
     assert said == "right\n"
 
 
+@needs("go", "cc")
+def test_go(folder: Path, tmp_path: Path) -> None:
+    places = {
+        "CGO_CFLAGS": f"-I{runtime.include_dir()}",
+        "CGO_LDFLAGS": f"-L{LIBRARY} -Wl,-rpath,{LIBRARY}",
+        "GOCACHE": os.environ.get("GOCACHE", tmp_path),
+        "GOPROXY": "off",
+        "GOTOOLCHAIN": "local",
+        "EKIDEN_CONFORMANCE": folder,
+    }
+    said = run(["go", "test", "-count=1", "-v", "./..."], BINDINGS / "go", **places)
+    assert " steps" in said
+
+
 def _jdk() -> Path | None:
     """The folder of programs of a JDK of 22 or later, which has foreign functions."""
     homes = [Path(os.environ.get("JAVA_HOME", "/nowhere")), *sorted(Path("/usr/lib/jvm").glob("*"))]

@@ -1,0 +1,3 @@
+module ekiden.dev/ekiden
+
+go 1.23

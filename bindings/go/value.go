@@ -1,0 +1,237 @@
+package ekiden
+
+/*
+#include "bridge.h"
+*/
+import "C"
+
+import (
+	"runtime"
+	"unsafe"
+)
+
+// Value is what crosses into the runtime and back: nil, bool, int and int64, float64, string,
+// *Tensor, []any, func(...any) (any, error), *Function, *Module, *Object. A whole number comes back
+// as int64, a tuple of a program as []any.
+type Value = any
+
+const valueSize = unsafe.Sizeof(C.ek_value{})
+
+// frame is what a call needs until it ends; its memory is C's.
+type frame struct {
+	values *C.ek_value
+	count  int
+	memory []unsafe.Pointer
+	owned  []*C.ek_object
+	pins   runtime.Pinner
+	source []Value
+}
+
+func (f *frame) alloc(size uintptr) unsafe.Pointer {
+	made := C.calloc(1, C.size_t(max(size, 1)))
+	f.memory = append(f.memory, made)
+	return made
+}
+
+func (f *frame) text(text string) *C.char {
+	made := C.CString(text)
+	f.memory = append(f.memory, unsafe.Pointer(made))
+	return made
+}
+
+func at(values *C.ek_value, i int) *C.ek_value {
+	return (*C.ek_value)(unsafe.Add(unsafe.Pointer(values), uintptr(i)*valueSize))
+}
+
+// newFrame has values as the arguments of a call; close it, also where there is an error.
+func newFrame(values []Value) (*frame, error) {
+	f := &frame{count: len(values), source: values}
+	f.values = (*C.ek_value)(f.alloc(uintptr(len(values)) * valueSize))
+	for i, value := range values {
+		if err := f.write(value, at(f.values, i)); err != nil {
+			return f, err
+		}
+	}
+	return f, nil
+}
+
+func (f *frame) close() {
+	for _, object := range f.owned {
+		C.ek_object_release(object)
+	}
+	for _, memory := range f.memory {
+		C.free(memory)
+	}
+	f.pins.Unpin()
+	runtime.KeepAlive(f.source)
+}
+
+func (f *frame) write(value Value, out *C.ek_value) error {
+	switch v := value.(type) {
+	case nil:
+		C.go_put(out, C.EK_NONE, 0)
+	case bool:
+		number := C.int64_t(0)
+		if v {
+			number = 1
+		}
+		C.go_put(out, C.EK_BOOL, number)
+	case int:
+		C.go_put(out, C.EK_INT, C.int64_t(v))
+	case int32:
+		C.go_put(out, C.EK_INT, C.int64_t(v))
+	case int64:
+		C.go_put(out, C.EK_INT, C.int64_t(v))
+	case float32:
+		C.go_put_float(out, C.double(v))
+	case float64:
+		C.go_put_float(out, C.double(v))
+	case string:
+		return f.writeText(v, out)
+	case *Tensor:
+		C.go_put_pointer(out, C.EK_DLTENSOR_PTR, unsafe.Pointer(f.lend(v)))
+	case []Value:
+		return f.writeItems(v, out)
+	case *Function:
+		return f.writeObject(v.counted, out)
+	case *Module:
+		return f.writeObject(v.counted, out)
+	case *Object:
+		return f.writeObject(v.counted, out)
+	case func(...Value) (Value, error):
+		object, err := newCallback(v)
+		if err != nil {
+			return err
+		}
+		f.owned = append(f.owned, object)
+		C.go_put_pointer(out, C.EK_FUNCTION, unsafe.Pointer(object))
+	default:
+		return failed("TypeError", "a value expected, got %T", value)
+	}
+	return nil
+}
+
+func (f *frame) writeObject(c *counted, out *C.ek_value) error {
+	object, err := c.get()
+	if err != nil {
+		return err
+	}
+	C.ek_object_retain(object)
+	f.owned = append(f.owned, object)
+	C.go_put_pointer(out, C.go_type(object), unsafe.Pointer(object))
+	return nil
+}
+
+func (f *frame) writeText(text string, out *C.ek_value) error {
+	data := f.text(text)
+	_, err := attempt(func() C.int { return C.ek_string_new(C.EK_STR, data, C.size_t(len(text)), out) })
+	if err == nil && out.type_index >= C.EK_OBJECT {
+		f.owned = append(f.owned, C.go_object(out))
+	}
+	return err
+}
+
+// lend is a tensor over the memory of one, which stays where it is during the call.
+func (f *frame) lend(t *Tensor) *C.ek_dltensor {
+	made := (*C.ek_dltensor)(f.alloc(unsafe.Sizeof(C.ek_dltensor{})))
+	dims := (*C.int64_t)(f.alloc(uintptr(len(t.shape)) * 8))
+	copy(unsafe.Slice((*int64)(unsafe.Pointer(dims)), len(t.shape)), t.shape)
+	if _, isRuntime := t.keep.(*counted); !isRuntime && t.data != nil {
+		f.pins.Pin(t.data)
+	}
+	*made = C.ek_dltensor{data: t.data, ndim: C.int32_t(len(t.shape)), dtype: dtypes[t.dtype], shape: dims}
+	made.device._type = C.EK_CPU
+	return made
+}
+
+func (f *frame) writeItems(items []Value, out *C.ek_value) error {
+	values := (*C.ek_value)(f.alloc(uintptr(len(items)) * valueSize))
+	for i, item := range items {
+		if err := f.writeOwned(item, at(values, i)); err != nil {
+			return err
+		}
+	}
+	var made *C.ek_object
+	_, err := attempt(func() C.int {
+		return C.ek_container_new(C.EK_ARRAY, 0, values, C.int64_t(len(items)), &made)
+	})
+	if err == nil {
+		f.owned = append(f.owned, made)
+		C.go_put_pointer(out, C.EK_ARRAY, unsafe.Pointer(made))
+	}
+	return err
+}
+
+// writeOwned is write, with tensors copied: for what keeps them.
+func (f *frame) writeOwned(value Value, out *C.ek_value) error {
+	if err := f.write(value, out); err != nil || out.type_index != C.EK_DLTENSOR_PTR {
+		return err
+	}
+	made, err := copyTensor(C.go_lent(out))
+	if err == nil {
+		f.owned = append(f.owned, made)
+		C.go_put_pointer(out, C.EK_TENSOR, unsafe.Pointer(made))
+	}
+	return err
+}
+
+// take reads a value that is owned, and gives it back.
+func take(value *C.ek_value) (Value, error) {
+	made, err := read(value)
+	if value.type_index >= C.EK_OBJECT {
+		C.ek_object_release(C.go_object(value))
+	}
+	return made, err
+}
+
+// read reads a value that is borrowed.
+func read(value *C.ek_value) (Value, error) {
+	switch value.type_index {
+	case C.EK_NONE:
+		return nil, nil
+	case C.EK_INT:
+		return int64(C.go_int(value)), nil
+	case C.EK_BOOL:
+		return C.go_int(value) != 0, nil
+	case C.EK_FLOAT:
+		return float64(C.go_float(value)), nil
+	case C.EK_SMALL_STR, C.EK_RAW_STR, C.EK_STR:
+		return textOf(C.go_text(value)), nil
+	case C.EK_DLTENSOR_PTR: // what is lent may go when the call ends
+		object, err := copyTensor(C.go_lent(value))
+		if err != nil {
+			return nil, err
+		}
+		return readTensor(object)
+	}
+	if value.type_index < C.EK_OBJECT {
+		return nil, failed("TypeError", "a value of type %d is not for Go", value.type_index)
+	}
+	return readObject(C.go_object(value))
+}
+
+func readObject(object *C.ek_object) (Value, error) {
+	if C.go_is_tuple(object) != 0 {
+		var n C.int64_t
+		items := C.go_items(object, &n)
+		made := make([]Value, n)
+		for i := range made {
+			item, err := read(at(items, i))
+			if err != nil {
+				return nil, err
+			}
+			made[i] = item
+		}
+		return made, nil
+	}
+	C.ek_object_retain(object)
+	switch C.go_type(object) {
+	case C.EK_TENSOR:
+		return readTensor(object)
+	case C.EK_FUNCTION:
+		return &Function{own(object)}, nil
+	case C.EK_MODULE:
+		return &Module{own(object)}, nil
+	}
+	return &Object{own(object)}, nil
+}
