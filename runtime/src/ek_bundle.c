@@ -21,6 +21,7 @@ static uint64_t u64_at(const unsigned char *bytes) {
 static int load_one(const unsigned char *bytes, size_t size, ek_object **out) {
   ek_object *executable;
   if (begins(bytes, size, "EKIMG", 6)) return ek_image_load(bytes, size, out);
+  if (begins(bytes, size, "EKDEVC", 7)) return ek_device_code_load(bytes, size, NULL, out);
   if (ek_executable_from_bytes(bytes, size, 0, &executable) != 0) return -1;
   int code = ek_program_new(executable, out);
   ek_release(executable);

@@ -41,12 +41,14 @@ typedef enum section {
   DEVICES,
   TYPES,
   DERIVED,
+  DEVICE_CODE,
   SECTIONS
 } section;
 
 static const char *const section_names[SECTIONS] = {"header", "GLOBALS", "CONSTANTS", "PRIMITIVES",
                                                     "CODE",   "IMAGE",   "METADATA",
-                                                    "DEVICES", "TYPES",   "DERIVED"};
+                                                    "DEVICES", "TYPES",   "DERIVED",
+                                                    "DEVICE_CODE"};
 
 /* The cursor ----------------------------------------------------------------------------------- */
 
@@ -412,6 +414,13 @@ static void read_image(reader *r, ek_executable *e) {
   take(r, left(r));
 }
 
+/* The module of it is made when the executable is linked. */
+static void read_device_code(reader *r, ek_executable *e) {
+  e->device_code = (ek_bytes){(const char *)r->at, left(r)};
+  if (left(r) == 0) fail(r, "it is empty");
+  take(r, left(r));
+}
+
 static void read_metadata(reader *r, ek_executable *e) { e->metadata = text(r, left(r)); }
 
 /* A table of the host alone is not written: the file would not be the only one of its content. */
@@ -551,7 +560,7 @@ static int read_executable(const char *source, ek_executable *e) {
       [GLOBALS] = read_globals, [CONSTANTS] = read_constants, [PRIMITIVES] = read_primitives,
       [CODE] = read_code,       [IMAGE] = read_image,         [METADATA] = read_metadata,
       [DEVICES] = read_devices, [TYPES] = read_types,
-      [DERIVED] = read_derived};
+      [DERIVED] = read_derived, [DEVICE_CODE] = read_device_code};
   ek_bytes payloads[SECTIONS] = {{NULL, 0}};
   reader r = {source, section_names[0], e->data, e->data + e->size, false};
   read_table(&r, e->data, e->size, payloads);
@@ -853,6 +862,16 @@ static int derive_all(ek_executable *e, ek_object *const *linked) {
   return 0;
 }
 
+/* The kernels of devices, which code of the host calls. */
+static int import_device_code(ek_executable *e, ek_object *image) {
+  ek_object *code;
+  if (e->device_code.size == 0 || image == NULL) return 0;
+  if (ek_device_code_load(e->device_code.data, e->device_code.size, e->file, &code) != 0) return -1;
+  int status = ek_module_import(image, code);
+  ek_release(code);
+  return status;
+}
+
 /* Under the lock. */
 static int link_all(ek_executable *e, ek_object *library) {
   ek_object *image = NULL;
@@ -860,7 +879,7 @@ static int link_all(ek_executable *e, ek_object *library) {
   if (place_constants(e) != 0) return -1;
   if (e->image.size != 0 && ek_image_load(e->image.data, e->image.size, &image) != 0) return -1;
   ek_object **linked = ek_alloc_or_error(size);
-  int status = linked == NULL ? -1 : 0;
+  int status = linked == NULL ? -1 : import_device_code(e, image);
   if (linked != NULL) memset(linked, 0, size);
   e->is_kernel = (bool *)(linked + n);
   for (int32_t i = 0; i < e->n_primitives && status == 0; i++) {

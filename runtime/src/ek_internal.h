@@ -226,8 +226,22 @@ typedef struct ek_device_name {
 } ek_device_name;
 ek_device_name ek_device_describe(ek_device device);
 
-/* The table of a kind of device other than the CPU; NULL with a ValueError when there is none. */
+/* The table of a kind of device other than the CPU, whose driver is loaded if there is one; NULL with
+** an error when there is none. */
 const ek_device_table *ek_device_table_of(ek_device device, const char *doing);
+
+/* Memory of a device that lives as long as a call of a kernel: 'device' is its type and number. */
+void *ek_device_workspace_alloc(int64_t type, int64_t id, int64_t nbytes);
+void ek_device_workspace_free(int64_t type, int64_t id, void *memory, int64_t nbytes);
+
+enum { EK_DEVICE_BUILTINS = 4 };
+extern const ek_builtin ek_device_builtins[EK_DEVICE_BUILTINS];
+
+/* ek_device_code.c -----------------------------------------------------------------------------
+**
+** A module of kernels of devices, from bytes that docs/artifact-format.md describes; 'owner' keeps
+** them where they are, without one they are copied. Each is built when it is first called. 0 or -1 (LoadError). */
+int ek_device_code_load(const void *bytes, size_t size, ek_object *owner, ek_object **out);
 
 /* ek_library.c --------------------------------------------------------------------------------- */
 

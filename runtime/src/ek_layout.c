@@ -103,6 +103,7 @@ static_assert(EK_DTYPE_FLOAT6_E3M2FN == 16, "EK_DTYPE_FLOAT6_E3M2FN");
 static_assert(EK_DTYPE_FLOAT4_E2M1FN == 17, "EK_DTYPE_FLOAT4_E2M1FN");
 static_assert(EK_CPU == 1, "EK_CPU");
 static_assert(EK_CUDA == 2, "EK_CUDA");
+static_assert(EK_OPENCL == 4, "EK_OPENCL");
 static_assert(EK_TYPE_ANY == 0, "EK_TYPE_ANY");
 static_assert(EK_TYPE_TENSOR == 1, "EK_TYPE_TENSOR");
 static_assert(EK_TYPE_TUPLE == 2, "EK_TYPE_TUPLE");

@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -290,6 +291,17 @@ void *ek_dl_open(const char *path, const char **reason) {
 
 void *ek_dl_symbol(void *library, const char *name) { return dlsym(library, name); }
 void ek_dl_close(void *library) { dlclose(library); }
+
+void ek_dl_folder(char *out, size_t capacity) {
+  static const char here = 0; /* an address in this library */
+  Dl_info found;
+  const char *path = dladdr(&here, &found) != 0 ? found.dli_fname : NULL;
+  const char *slash = path == NULL ? NULL : strrchr(path, '/');
+  size_t size = slash == NULL ? 0 : (size_t)(slash - path);
+  if (size >= capacity) size = 0;
+  if (size != 0) memcpy(out, path, size);
+  out[size] = '\0';
+}
 
 int ek_dl_pin(const char *path) {
   return dlopen(path, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE) == NULL ? -1 : 0;

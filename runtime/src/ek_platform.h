@@ -87,6 +87,9 @@ void ek_dl_close(void *library);
 /* The address of a name in the process, or in a library that is loaded already; NULL if neither. */
 void *ek_dl_find(const char *library, const char *name);
 
+/* The folder of the library, or program, that this code is in; "" where the system cannot say. */
+void ek_dl_folder(char *out, size_t capacity);
+
 /* Keeps an open library loaded until the process ends. */
 int ek_dl_pin(const char *path);
 

@@ -421,6 +421,7 @@ static void add_table(const ek_builtin *table, size_t size) {
 static void add_builtins(void) {
   add_table(builtins, sizeof builtins / sizeof builtins[0]);
   add_table(ek_sequence_builtins, EK_SEQUENCE_BUILTINS);
+  add_table(ek_device_builtins, EK_DEVICE_BUILTINS);
 }
 
 static int remove_name(const char *name) {

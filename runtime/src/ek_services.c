@@ -184,6 +184,8 @@ static const struct {
 #include "vm_opcodes.def"
 #undef EK_OPCODE
     {"ek_call_packed", (ek_address)ek_call_packed},
+    {"ek_device_workspace_alloc", (ek_address)ek_device_workspace_alloc},
+    {"ek_device_workspace_free", (ek_address)ek_device_workspace_free},
     {"ek_kernel_error", (ek_address)ek_kernel_error},
     {"ek_kernel_error_values", (ek_address)ek_kernel_error_values},
     {"ek_parallel_for", (ek_address)ek_parallel_for},

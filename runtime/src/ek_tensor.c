@@ -27,7 +27,7 @@ static int storage_fill(ek_storage *storage, size_t size, size_t alignment) {
   if (device.type != EK_CPU) {
     const ek_device_table *table = ek_device_table_of(device, "allocate storage");
     storage->size = size;
-    return table == NULL ? -1 : table->alloc(device, size, alignment, &storage->data);
+    return table == NULL ? -1 : table->alloc(device, size, alignment, NULL, &storage->data);
   }
   if (device.id < 0 || device.id >= EK_CPU_DEVICES) {
     return ek_error("ValueError", "allocate storage: a CPU device from 0 to %d expected, got %d",
@@ -304,7 +304,7 @@ static int copy_device(const ek_dltensor *from, const ek_dltensor *to, size_t nb
   }
   if (nbytes == 0) return 0;
   const void *data = ek_dltensor_data(from);
-  return table->copy(data, from->device, ek_dltensor_data(to), to->device, nbytes);
+  return table->copy(data, from->device, ek_dltensor_data(to), to->device, nbytes, NULL);
 }
 
 int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to) {

@@ -218,8 +218,9 @@ static void small_elements_are_packed(void) {
 /* Another kind of device: memory of the host with a header that the host does not look for. */
 static int64_t allocated, copies;
 
-static int device_alloc(ek_device device, size_t size, size_t alignment, void **out) {
-  (void)alignment;
+static int device_alloc(ek_device device, size_t size, size_t alignment, const char *scope,
+                        void **out) {
+  (void)alignment, (void)scope;
   if (device.id == 9) return ek_error("MemoryError", "device 9 is full");
   allocated += (int64_t)size;
   *out = malloc(size + 1);
@@ -233,7 +234,8 @@ static void device_free(ek_device device, void *data, size_t size) {
 }
 
 static int device_copy(const void *from, ek_device from_device, void *to, ek_device to_device,
-                       size_t size) {
+                       size_t size, void *stream) {
+  (void)stream;
   CHECK(from_device.type == 12 || to_device.type == 12);
   copies++;
   memcpy(to, from, size);

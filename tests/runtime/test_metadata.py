@@ -69,7 +69,8 @@ def refused(tmp_path: Path, text: bytes) -> str:
          "line 1 column 11 (char 10)"),
         (b'{"memory": {"peak": NaN}}', "NaN is no JSON"),
         (b'{"target": "a", "target": "b"}', "a field is there twice"),
-        (b'{"maim": {}}', "there is no field 'maim'; there are checks, denormals, executor, "
+        (b'{"maim": {}}', "there is no field 'maim'; there are checks, denormals, "
+         "device_targets, executor, "
          "external, host_functions, kernels, main, memory, mod_name, producer, sources, states, "
          "target, tensors, variants, weights"),
         (b'{"executor": "VM"}', "executor: one of 'aot', 'async', 'vm' expected, got 'VM'"),

@@ -36,7 +36,7 @@ def module() -> IRModule:
 
 
 # fmt: off
-NO_CUDA = "there is no code generator for target kind 'cuda'; there are 'llvm' and 'c'"
+NO_CUDA = "there is no code generator for target kind 'cuda'; there are 'llvm', 'c' and 'opencl'"
 THERE_ARE = "x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu, riscv64-unknown-linux-gnu"
 TARGETS = [
     ("cuda", NO_CUDA),

@@ -205,7 +205,7 @@ typedef struct ek_device {                 /* DLPack's DLDevice */
   int32_t id;
 } ek_device;
 
-typedef enum ek_device_type { EK_CPU = 1, EK_CUDA = 2 } ek_device_type;
+typedef enum ek_device_type { EK_CPU = 1, EK_CUDA = 2, EK_OPENCL = 4 } ek_device_type;
 
 typedef struct ek_value {
   int32_t type_index;                      /* an ek_type */
@@ -721,19 +721,90 @@ EK_API int ek_tensor_to_dlpack(ek_object *tensor, int versioned, void **managed)
 EK_API int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to);
 
 /* A kind of device other than the CPU, as a table of functions that lives as long as the process.
-** All of them may be called from any thread, and return 0 or -1 with an error set. 'copy' serves
-** every pair in which one is of this kind and the other too or the CPU; it is done when it
-** returns. */
+** All of them may be called from any thread, and return 0 or -1 with an error set. Whoever has such
+** devices writes one and registers it: nothing else in the runtime knows them.
+**
+** Memory. 'scope' says which memory of a device ("texture", ...), NULL the common one: a table
+** refuses those it has not. An address of a device may be no address of the host, but counts bytes
+** as one: tensors and views lie at distances from it. 'copy' serves every pair in which one is of
+** this kind and the other too or the CPU. Without a stream it follows all that was queued before
+** and is done when it returns; with one it is queued there.
+**
+** The entries from 'count' on may be NULL: such devices hold tensors and run no code. A stream NULL
+** is the device's own, which keeps the order of what is queued. Events stand for all that was queued
+** on a stream before them. 'load' takes code in a format of the kind's own ("opencl", "ptx", ...),
+** of which 'name' is for messages. */
+typedef enum ek_device_attribute {
+  EK_DEVICE_NAME = 0,          /* texts */
+  EK_DEVICE_VENDOR = 1,
+  EK_DEVICE_DRIVER = 2,        /* and its version */
+  EK_DEVICE_VERSION = 3,       /* of the language of its code */
+  EK_DEVICE_ABILITIES = 4,     /* words: "fp16 fp64 subgroups ..." */
+  EK_DEVICE_MAX_THREADS = 5,   /* numbers: of a block */
+  EK_DEVICE_SHARED_MEMORY = 6, /* bytes of a block */
+  EK_DEVICE_UNITS = 7,
+  EK_DEVICE_CLOCK = 8,         /* MHz */
+  EK_DEVICE_MEMORY = 9,        /* bytes */
+  EK_DEVICE_ALIGNMENT = 10,    /* bytes, of what 'alloc' gives at least */
+  EK_DEVICE_WARP = 11          /* threads that run together; 1 where it is not known */
+} ek_device_attribute;
+
+/* What a kernel is given: memory of the device (size 0), or a number of 'size' bytes. */
+typedef struct ek_launch_arg {
+  const void *memory;
+  int64_t number;
+  int32_t size;
+} ek_launch_arg;
+
+typedef struct ek_launch {
+  int64_t blocks[3], threads[3];           /* of the grid, of a block: all at least 1 */
+  const ek_launch_arg *args;
+  int32_t n_args;
+} ek_launch;
+
 typedef struct ek_device_table {
   const char *name;
-  int (*alloc)(ek_device device, size_t size, size_t alignment, void **out);
+  int (*alloc)(ek_device device, size_t size, size_t alignment, const char *scope, void **out);
   void (*free)(ek_device device, void *data, size_t size);
-  int (*copy)(const void *from, ek_device from_device, void *to, ek_device to_device, size_t size);
+  int (*copy)(const void *from, ek_device from_device, void *to, ek_device to_device, size_t size,
+              void *stream);
+  int (*count)(int32_t *out);
+  int (*attribute)(ek_device device, int32_t which, int64_t *number, char *text, size_t capacity);
+  int (*stream_new)(ek_device device, void **out);
+  void (*stream_free)(ek_device device, void *stream);
+  int (*synchronize)(ek_device device, void *stream);
+  int (*event_new)(ek_device device, void *stream, void **out);
+  int (*event_wait)(ek_device device, void *stream, void *event);
+  int (*event_time)(ek_device device, void *from, void *to, int64_t *nanoseconds);
+  void (*event_free)(ek_device device, void *event);
+  int (*load)(ek_device device, const char *format, const char *name, const void *code, size_t size,
+              void **out);
+  void (*unload)(ek_device device, void *module);
+  int (*kernel)(ek_device device, void *module, const char *name, void **out);
+  int (*launch)(ek_device device, void *stream, void *kernel, const ek_launch *launch);
 } ek_device_table;
 
 /* From now on storage and tensors of devices of 'type' (2 to 63, DLPack's numbers) can be made and
 ** copied. 0 or -1 (ValueError: another table is registered). */
 EK_API int ek_device_register(int32_t type, const ek_device_table *table);
+
+/* Devices that no table is registered for when they are first used: a library libekiden_<kind>.so
+** (opencl, cuda, ...) is looked for in the folder EKIDEN_DRIVERS, beside the runtime, and where the
+** system looks. Its one symbol 'ek_driver_open' registers the table, or fails with an error that says
+** what to install. A driver is given what it calls, so that it serves every copy of the runtime. */
+typedef struct ek_driver_host {
+  int32_t version;                         /* of this structure and of ek_device_table: 1 */
+  int (*error)(const char *kind, const char *format, ...);
+  int (*register_device)(int32_t type, const ek_device_table *table);
+} ek_driver_host;
+
+typedef int (*ek_driver_open_t)(const ek_driver_host *host);
+
+/* Registered functions over devices:
+**   "ek.device.count"(device)           how many there are of its kind
+**   "ek.device.attribute"(device, n)    an ek_device_attribute: text or number
+**   "ek.device.sync"(device)            waits for all that was queued on it
+**   "ek.device.open"(device)            loads its driver: an error that says what is missing */
 
 /* 10. Modules ----------------------------------------------------------------------------------
 **
@@ -806,7 +877,8 @@ EK_API int ek_module_load(const char *path, ek_object **out);
 
 /* The module that bytes hold: an executable, a native code image, or several of these that import
 ** each other, of which the first is given. 'bytes' must stay as they are as long as the process, and
-** be aligned to 64. Everything is verified against 'size': 0 or -1 (LoadError). Several, all numbers
+** be aligned to 64. Everything is verified against 'size': 0 or -1 (LoadError). Code of devices, of
+** which docs/artifact-format.md says how it lies, begins with "EKDEVC\0\1". Several, all numbers
 ** little-endian, begin with "EKMODS\0\1", then
 **   u64 n, then for each module u64 offset and u64 size, offset a multiple of 64,
 **   u64 m, then for each import u64 importer and u64 imported, both below n
@@ -838,7 +910,8 @@ EK_API int ek_image_load(const void *bytes, size_t size, ek_object **out);
 ** What compiled code calls; kernel.h declares it for C. ek_service returns the address of one by
 ** its name, or NULL: for code generators that place code themselves, and for languages that cannot
 ** use what is inline here. The table: ek_parallel_for, ek_kernel_error, ek_kernel_error_values,
-** ek_workspace_alloc, ek_workspace_free, ek_call_packed, ek_value_drop, memcpy, memmove, memset.
+** ek_workspace_alloc, ek_workspace_free, ek_device_workspace_alloc, ek_device_workspace_free,
+** ek_call_packed, ek_value_drop, memcpy, memmove, memset.
 */
 typedef void (*ek_address)(void);
 EK_API ek_address ek_service(const char *name);

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ekiden.codegen import c, llvm
+from ekiden.codegen import c, device, llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.debug_library import build_library
 from ekiden.codegen.parallel import Progress, Task, compile_tasks
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.runtime import Module, environment, load_image
+from ekiden.runtime import Module, environment, load_device_code, load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetLike, target_or_current
+from ekiden.target.kinds import KINDS
 from ekiden.tir.stmt import PrimFunc, Stmt
 from ekiden.tir.transform import lower
 
@@ -56,12 +58,73 @@ def _debug_llvm(
 _LLVM_SOURCES = {"ll": llvm.emit_all, "asm": llvm.assembly}
 
 
+def _compile_threads(funcs: Sequence[PrimFunc], target: Target) -> bytes:
+    """What runs on the host of programs that are split."""
+    host = target.code_host
+    return GENERATORS[host.kind.name].compile(funcs, host)
+
+
+def _debug_threads(
+    funcs: Sequence[PrimFunc], target: Target, path: Path, lines: Mapping[Stmt, int]
+) -> bytes:
+    raise CompileError(f"target {target.kind.name!r}: EKIDEN_DEBUG_DIR is for processors alone")
+
+
+def _check_threads(target: Target, what: str) -> None:
+    generator_of(target.code_host, what)
+
+
+def _threads_version() -> str:
+    return ",".join(sorted(device.DIALECTS))
+
+
+def kernel_texts(funcs: Sequence[PrimFunc], target: Target) -> str:
+    """The kernels of scheduled programs, as the target's device gets them."""
+    made = [k for f in funcs for k in device.split_program(f, target).kernels]
+    return "\n".join(k.code.decode() for k in made)
+
+
 # fmt: off
 GENERATORS: dict[str, Generator] = {
     "llvm": Generator(llvm.compile_object, _LLVM_SOURCES, str, llvm.check_target, _debug_llvm),
     "c":    Generator(_compile_c, {"c": c.emit_all}, c.compiler_version, c.check_target, _debug_c),
+    **{name: Generator(_compile_threads, {name: kernel_texts}, _threads_version, _check_threads,
+                       _debug_threads)
+       for name in device.DIALECTS if KINDS[name].has_generator},
 }
 # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a program is compiled to: the function of the host as it was lowered, its object code,
+    and the kernels of a device that it launches."""
+
+    lowered: PrimFunc
+    object: bytes
+    kernels: tuple[device.DeviceKernel, ...] = ()
+
+
+def compile_function(func: PrimFunc, target: Target) -> Code:
+    """Lower and compile one scheduled program."""
+    generator = GENERATORS[target.kind.name]
+    if not target.kind.has_threads:
+        lowered = lower(func, target)
+        return Code(lowered, generator.compile([lowered], target))
+    split = device.split_program(func, target)
+    return Code(split.host, generator.compile([split.host], target), tuple(split.kernels))
+
+
+def pack_code(code: Code) -> bytes:
+    """Object code and kernels as the cache keeps them: a line of JSON, then the object code."""
+    head = json.dumps([k.as_json() for k in code.kernels])
+    return head.encode() + b"\n" + code.object
+
+
+def unpack_code(kept: bytes) -> tuple[bytes, list[device.DeviceKernel]]:
+    """Object code and kernels."""
+    head, _, found = kept.partition(b"\n")
+    return found, [device.DeviceKernel.of_json(row) for row in json.loads(head)]
 
 
 def generator_of(target: Target, what: str) -> Generator:
@@ -129,10 +192,10 @@ def build(
     generator = generator_of(chosen, "build")
     funcs = _functions(program, name)
     folder = environment.debug_dir()
-    if folder is None:
+    if folder is None or chosen.kind.has_threads:
         tasks = [_task(f, chosen, generator) for f in funcs]
-        objects = compile_tasks(tasks, cache or KernelCache.default(), progress)
-        module = load_image(llvm.link(list(objects.values()), [f.name for f in funcs], chosen))
+        made = compile_tasks(tasks, cache or KernelCache.default(), progress)
+        module = _linked([unpack_code(each) for each in made.values()], funcs, chosen)
     else:
         lowered = [lower(f, chosen) for f in funcs]
         module = build_library(
@@ -144,14 +207,30 @@ def build(
     return module
 
 
+def _linked(
+    parts: Sequence[tuple[bytes, list[device.DeviceKernel]]],
+    funcs: Sequence[PrimFunc],
+    target: Target,
+) -> Module:
+    """The module of the host's code, which imports one of the kernels of a device if it has any."""
+    objects = [code for code, _ in parts]
+    module = load_image(llvm.link(objects, [f.name for f in funcs], target.code_host))
+    kernels = [kernel for _, each in parts for kernel in each]
+    if kernels:
+        module.import_module(load_device_code(device.pack_kernels(kernels)))
+    return module
+
+
 def _source(
     show: Callable[[Sequence[PrimFunc], Target], str], funcs: Sequence[PrimFunc], target: Target
 ) -> str:
+    if target.kind.has_threads:
+        return show(funcs, target)
     return show([lower(f, target) for f in funcs], target)
 
 
 def _task(func: PrimFunc, target: Target, generator: Generator) -> Task:
     def run() -> bytes:
-        return generator.compile([lower(func, target)], target)
+        return pack_code(compile_function(func, target))
 
     return Task(_key(func, target, generator), func.name, run)

@@ -133,6 +133,13 @@ def in_place(func: PrimFunc) -> tuple[int, ...]:
     return tuple(int(str(n)) for n in found)
 
 
+DEVICE_TYPE = "tir.device_type"
+"""The attribute of functions of the host that launch kernels: DLPack's number of their device, on
+which their arguments lie and what they allocate."""
+DEVICE_ID = Var("device_id", "int64")
+"""In such functions the number of the device of the first argument."""
+
+
 FLUSH = "tir.flush_subnormals"
 """The attribute of functions in which subnormal numbers are 0."""
 

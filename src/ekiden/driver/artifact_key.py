@@ -79,7 +79,7 @@ def request(
             *_model_digest(model),
             executor,
             [str(each) for each in config.primitive_targets],
-            [str(each) for each in config.devices],
+            [str(each) for each in (*config.devices, *config.device_targets)],
             _plain(options.plain()),
             context.opt_level,
             sorted(context.required_pass),

@@ -92,8 +92,9 @@ def compile_model(
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
     config = compilation_config(target)
-    for each in config.primitive_targets:
+    for each in (*config.primitive_targets, *config.device_targets):
         generator_of(each, "compile")
+    for each in config.primitive_targets:
         if executor == "aot" and each.kind.name != "llvm":
             got = f"got {each.kind.name!r}"
             raise CompileError(f"compile: executor 'aot' makes code for target kind 'llvm', {got}")
@@ -118,11 +119,13 @@ def compile_model(
         metadata["states"] = list(imported.states)
     if imported.tensors:
         metadata["tensors"] = {name: [node, at] for name, node, at in imported.tensors}
+    if config.device_targets:
+        metadata["device_targets"] = list(map(str, config.device_targets))
     if len(targets) > 1:
         metadata["variants"] = list(map(str, targets))
     concurrent = executor == "async"
     with _bar() if progress is None else nullcontext(progress) as shown:
-        kernels = [ModuleKernels(t, shown) for t in targets]
+        kernels = [ModuleKernels(t, shown, devices=config.by_kind) for t in targets]
         prepared = (
             (
                 optimize(module, made.target, config, in_place=in_place and not concurrent,

@@ -140,6 +140,8 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given
     IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True),
     IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True),  # of the same module
+    # waits for all threads of a block, whose memory of a scope is then as they have written it
+    IntrinsicDef("tvm_storage_sync", 1, _not_here, "int32", effects=True),
     IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),
     IntrinsicDef("bitwise_or",   2, np.bitwise_or),

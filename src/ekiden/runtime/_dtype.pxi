@@ -215,10 +215,17 @@ class Device(NamedTuple):
     @property
     def exist(self):
         """Whether this runtime can use the device."""
-        return self.type == EK_CPU
+        if self.type == EK_CPU:
+            return True
+        try:
+            return self.id < get_global_func("ek.device.count")(self)
+        except (RuntimeError, ValueError):
+            return False
 
     def sync(self, stream=None):
         """Wait for what runs on the device. Calls on the host are done when they return."""
+        if self.type != EK_CPU:
+            get_global_func("ek.device.sync")(self)
 
     def __str__(self):
         return f"{_DEVICE_NAMES.get(self.type, self.type)}({self.id})"

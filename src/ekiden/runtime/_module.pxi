@@ -183,6 +183,18 @@ def load_image(data):
     return _wrap(Module, out)
 
 
+def load_device_code(data):
+    """The module of kernels for devices, from bytes as an artifact has them. Damaged bytes are a
+    LoadError.
+    """
+    cdef const unsigned char[::1] view = memoryview(data).cast("B")
+    cdef ek_object *out = NULL
+    if bytes(view[:6]) != b"EKDEVC":
+        raise errors.LoadError("load code of devices: its bytes are damaged")
+    _check(ek_module_from_bytes(&view[0], view.shape[0], &out))
+    return _wrap(Module, out)
+
+
 def load_module(path):
     """The module in a file, by the suffix of its name.
 

@@ -6,6 +6,7 @@
     │   ├── InputError       an argument has the wrong name, dtype, rank or dimension
     │   ├── IndexRangeError  an index in the data is out of range (also an IndexError)
     │   ├── BoundsError      a kernel accessed a buffer outside its extent (also an IndexError)
+    │   ├── DeviceError      a device, its driver or the code for it fails, or is not there
     │   ├── MemoryLimitError memory beyond the limit was asked for (also a MemoryError)
     │   └── RunLimitError    a run took more steps or time than it may (also a TimeoutError)
     ├── CompileError         a program cannot be compiled
@@ -61,6 +62,11 @@ class RunLimitError(RunError, TimeoutError):
     """A run was stopped at its limit of steps or time; the message names the limit and the function
     it was in. The program can be run again.
     """
+
+
+class DeviceError(RunError):
+    """A device is not there, its driver is missing, refuses code or fails; the message names the
+    device, and the kernel or what is to be installed. Other devices go on."""
 
 
 class CompileError(EkidenError):

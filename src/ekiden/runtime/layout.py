@@ -165,6 +165,7 @@ class DeviceType(IntEnum):
 
     CPU = 1
     CUDA = 2
+    OPENCL = 4
 
 
 class Section(IntEnum):
@@ -179,6 +180,7 @@ class Section(IntEnum):
     DEVICES = 7
     TYPES = 8
     DERIVED = 9
+    DEVICE_CODE = 10
 
 
 class TypeWord(IntEnum):
@@ -220,6 +222,8 @@ class Event(IntEnum):
 
 SERVICES = (
     "ek_call_packed",
+    "ek_device_workspace_alloc",
+    "ek_device_workspace_free",
     "ek_kernel_error",
     "ek_kernel_error_values",
     "ek_parallel_for",

@@ -203,6 +203,7 @@ _METADATA = _record(
     {
         "checks": _map_of(_list_of(_pair_of(_size, _list_of(_text, least=1)))),
         "denormals": _one_of("flush"),
+        "device_targets": _list_of(_text, least=1),
         "executor": _one_of(*EXECUTORS),
         "external": _map_of(_pair_of(_name, _text)),
         "host_functions": _list_of(_name),

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from ekiden.target.features import UNUSED
 
+CPU = 1
+"""DLPack's number of processors."""
 OptionType = type[int] | type[bool] | type[str] | type[list[str]]
 
 
@@ -50,7 +52,7 @@ class TargetKind:
     @property
     def is_cpu(self) -> bool:
         """Whether a target of it has the facts of a processor."""
-        return self.has_generator
+        return self.device_type == CPU
 
     @property
     def option_table(self) -> dict[str, Option]:
@@ -120,17 +122,19 @@ _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256),
 _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
                    "flush_subnormals"))
 
+_OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
+
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
-    TargetKind("cuda",      2, ("cuda", "gpu"),       has_threads=True, own_options=_GPU),
-    TargetKind("nvptx",     2, ("cuda", "gpu"),       has_threads=True, own_options=_GPU),
-    TargetKind("opencl",    4, ("opencl", "gpu"),     has_threads=True, own_options=_WARPS_OF_1),
-    TargetKind("vulkan",    7, ("vulkan", "gpu"),     has_threads=True, own_options=_WARPS_OF_1),
-    TargetKind("metal",     8, ("metal", "gpu"),      has_threads=True, own_options=_WARPS_OF_1),
-    TargetKind("rocm",     10, ("rocm", "gpu"),       has_threads=True, own_options=_GPU),
-    TargetKind("webgpu",   15, ("webgpu", "gpu"),     has_threads=True, own_options=_WARPS_OF_1),
+    TargetKind("cuda",      2, ("cuda", "gpu"),       False, _OF_THREADS, True, _GPU),
+    TargetKind("nvptx",     2, ("cuda", "gpu"),       False, _OF_THREADS, True, _GPU),
+    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _WARPS_OF_1),
+    TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
+    TargetKind("metal",     8, ("metal", "gpu"),      False, _OF_THREADS, True, _WARPS_OF_1),
+    TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),
+    TargetKind("webgpu",   15, ("webgpu", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU),
 )}
 # fmt: on
@@ -139,4 +143,5 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
 
 def generators() -> str:
     """The kinds that code can be made for, as messages say them."""
-    return " and ".join(repr(k.name) for k in KINDS.values() if k.has_generator)
+    names = [repr(k.name) for k in KINDS.values() if k.has_generator]
+    return f"{', '.join(names[:-1])} and {names[-1]}"

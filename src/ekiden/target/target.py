@@ -143,6 +143,8 @@ class Target:
         "fma", "rounding", "float16", "dot4_u8s8", ... Raises KeyError for one that there is not.
         """
         ways = ABILITIES[ability].get(self.architecture, ())
+        if self.kind.has_threads:  # what the languages of devices have, not their processors
+            return self.kind.can_use(ability)
         return self.kind.can_use(ability) and has_any(self._all_features(), ways)
 
     def _all_features(self) -> frozenset[str]:
@@ -181,7 +183,7 @@ class Target:
                 f"{what}: there is no code generator for target kind {self.kind.name!r}; "
                 f"there are {generators()}"
             )
-        if not is_supported(self.triple):
+        if self.kind.is_cpu and not is_supported(self.triple):
             known = ", ".join(TRIPLES.values())
             raise CompileError(
                 f"{what}: there is no runtime for the triple {self.triple!r}; there are {known}"
@@ -193,11 +195,26 @@ class Target:
                 can = " or ".join(map(repr, harmless))
                 expected = f"only {can} can be had" if can else "there is no such thing"
                 raise CompileError(f"{what}: target option -{name}={written(value)}: {expected}")
-        if self.host_target is not None and self.host_target.triple != self.triple:
+        if self.host_target is not None and not self.kind.is_cpu:
+            if not self.host_target.kind.is_cpu:
+                raise CompileError(
+                    f"{what}: the host of target kind {self.kind.name!r} must be a processor, got "
+                    f"{self.host_target.kind.name!r}"
+                )
+            self.host_target.check_usable(what)
+        elif self.host_target is not None and self.host_target.triple != self.triple:
             raise CompileError(
                 f"{what}: the host {self.host_target.triple!r} of a target must be its own "
                 f"{self.triple!r}"
             )
+
+    @property
+    def code_host(self) -> Target:
+        """The target of code that runs on the host: itself, or of a device that of what launches
+        its kernels, this machine where none is said."""
+        if self.kind.is_cpu:
+            return self
+        return self.host_target or Target("llvm")
 
     def __str__(self) -> str:
         """The text form, with every fact."""

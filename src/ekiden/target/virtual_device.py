@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeGuard
 from ekiden.ir.node import Node, freeze, ignored, node
 from ekiden.runtime import Device, device
 from ekiden.runtime.errors import CompileError
+from ekiden.target.kinds import KINDS
 from ekiden.target.target import Target, TargetLike, target_or_current
 
 DeviceLike: TypeAlias = "VirtualDevice | Device | str"
@@ -96,6 +97,18 @@ class CompilationConfig:
 
     devices: tuple[VirtualDevice, ...] = (HOST,)
     primitive_targets: tuple[Target, ...] = ()
+    device_targets: tuple[Target, ...] = ()
+    """Of kinds of devices that are no processors, one for each; the others are then of the host."""
+
+    @property
+    def by_kind(self) -> dict[int, Target]:
+        """The targets of devices by DLPack's numbers of their kinds."""
+        return {each.kind.device_type: each for each in self.device_targets}
+
+    @property
+    def layout_target(self) -> Target | None:
+        """The target of operators that nothing places, whose kernels say how weights lie."""
+        return self.by_kind.get(self.default_primitive_virtual_device.device.type, self.target)
 
     @property
     def target(self) -> Target | None:
@@ -134,6 +147,10 @@ def with_bounds(targets: Targets, bounds: str) -> Targets:
         raise CompileError(f"compile: bounds must be {known}, got {bounds!r}")
     if not bounds:
         return targets
+    for _, given in _pairs(targets):
+        for each in map(Target.parse, given):
+            if "bounds" not in each.kind.option_table:
+                raise CompileError(f"compile: target kind {each.kind.name!r} has no bounds='check'")
     made: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {
         place: [Target.parse(t).with_bounds(bounds) for t in given or ("llvm",)]
         for place, given in _pairs(targets)
@@ -153,7 +170,12 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
     pairs = [(place, tuple(_usable(t, host) for t in given)) for place, given in _pairs(targets)]
     if not pairs:
         raise CompileError(f"compile: a target or a device expected, got {targets!r}")
-    lists = list(dict.fromkeys(given for _, given in pairs if given))
+    for place, given in pairs:
+        _check_kinds(place, given)
+    threads = _device_targets(pairs)
+    lists = list(dict.fromkeys(given for p, given in pairs if given and p.device_type == CPU))
+    if not lists and threads:
+        lists = [(threads[0].code_host,)]
     if len(lists) > 1:
         kinds = " and ".join(", ".join(map(str, given)) for given in lists)
         raise CompileError(f"compile: one target for all CPU devices expected, got {kinds}")
@@ -163,7 +185,40 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
         found.setdefault(each.device, each)
     variants = tuple(dict.fromkeys(lists[0])) if lists else (_usable(target_or_current(), host),)
     _check_variants(variants)
-    return CompilationConfig(tuple(found.values()) or (HOST,), variants)
+    return CompilationConfig(tuple(found.values()) or (HOST,), variants, threads)
+
+
+def _check_kinds(place: VirtualDevice, given: Sequence[Target]) -> None:
+    """Raises CompileError for targets of another kind of device than the one they are for."""
+    check_supported(place)
+    for each in given:
+        if each.kind.device_type != place.device_type:
+            raise CompileError(
+                f"compile: target kind {each.kind.name!r} makes no code for {place.device}"
+            )
+
+
+def _device_targets(pairs: Sequence[tuple[VirtualDevice, Sequence[Target]]]) -> tuple[Target, ...]:
+    """The target of each kind of device that is no processor: the one given, or the current one of
+    that kind, or what the name of the kind alone says. Raises CompileError for several."""
+    found: dict[int, Target] = {}
+    for place, given in pairs:
+        kind = place.device_type_int
+        if kind == CPU:
+            continue
+        current = Target.current()
+        usual = current if current is not None and current.kind.device_type == kind else None
+        asked = given[0] if given else found.get(kind) or usual or _kind_of(kind)
+        if len(given) > 1 or found.get(kind, asked) != asked:
+            raise CompileError(f"compile: one target for all devices of {place.device} expected")
+        found[kind] = asked
+    return tuple(found.values())
+
+
+def _kind_of(device_type: int) -> Target:
+    """The target of a kind of device, by the name of the first kind that has a generator."""
+    names = [k.name for k in KINDS.values() if k.device_type == device_type and k.has_generator]
+    return Target(names[0])
 
 
 def with_host(targets: Targets, host: TargetLike | None) -> Targets:
@@ -197,24 +252,30 @@ def _check_variants(variants: Sequence[Target]) -> None:
 
 def check_supported(each: VirtualDevice) -> None:
     """Raises CompileError for a device that there is no code generator for."""
-    if each.device_type != CPU:
-        raise CompileError(f"compile: CPU devices expected, got {each.device}")
+    kinds = {k.device_type: k.name for k in reversed(KINDS.values()) if k.has_generator}
+    if each.device_type not in kinds:
+        there = ", ".join(f"{device(number)}" for number in sorted(kinds))
+        raise CompileError(
+            f"compile: there is no code generator for {each.device}; there are those for {there}"
+        )
 
 
 def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLike]]]:
     """Devices, each with its targets or none."""
     if targets is None:
-        yield HOST, (target_or_current(),)
-        return
+        targets = target_or_current()
     if isinstance(targets, Mapping) and not _is_target(targets):
         for place, given in targets.items():
             yield virtual_device(place), _targets(given)
         return
     given_all = _several(targets)
-    variants = [t for t in given_all if _is_target(t)]
+    parsed = {id(t): Target.parse(t) for t in given_all if _is_target(t)}
+    variants = [t for t in parsed.values() if t.kind.is_cpu]
     for each in given_all:
         if _is_target(each):
-            yield HOST, variants
+            own = parsed[id(each)]
+            place = HOST if own.kind.is_cpu else VirtualDevice(own.kind.device_type)
+            yield place, variants if own.kind.is_cpu else (own,)
         elif isinstance(each, (Device, VirtualDevice)):
             yield virtual_device(each), ()
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
@@ -20,9 +20,10 @@ from ekiden.backend.kernels.lower import (
 )
 from ekiden.backend.kernels.recorded import Recorded
 from ekiden.codegen import llvm
-from ekiden.codegen.build import GENERATORS
+from ekiden.codegen.build import GENERATORS, compile_function, pack_code, unpack_code
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.common import FLUSH
+from ekiden.codegen.device import DeviceKernel
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PassContext, phase
@@ -51,6 +52,8 @@ class Kernels:
     facts: list[KernelFacts]
     objects: list[bytes]
     exports: list[str]
+    device: list[DeviceKernel] = field(default_factory=list)
+    """Kernels of devices that their code launches."""
 
     def beside(self, programs: Sequence[PrimFunc], target: Target) -> Kernels:
         """These, and loop programs compiled without the cache, exported under their own names."""
@@ -60,7 +63,7 @@ class Kernels:
             lowered = [tir_transform.lower(f, target) for f in programs]
             code = GENERATORS[target.kind.name].compile(lowered, target)
         exports = [*self.exports, *(f.name for f in programs)]
-        return Kernels(self.names, self.forms, self.facts, [*self.objects, code], exports)
+        return replace(self, objects=[*self.objects, code], exports=exports)
 
     @phase("link")
     def link(
@@ -92,9 +95,8 @@ def _compile(
         func = lower_primitive(function, name, target, given)
         # the VM gives results memory that no argument has but those of tir.in_place
         func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True, **attrs})
-        lowered = tir_transform.lower(func, target)
-        code = GENERATORS[target.kind.name].compile([lowered], target)
-        return packed(facts_of(lowered, target), code)
+        code = compile_function(func, target)
+        return packed(facts_of(code.lowered, target), pack_code(code))
     except Exception as error:
         if not getattr(error, "__notes__", None):
             error.add_note(f"while compiling {described(function, name)}")
@@ -149,11 +151,12 @@ def check_decisions(functions: Sequence[Function], decisions: Given) -> None:
 @phase("kernels")
 def build_kernels(
     functions: Sequence[Function],
-    target: Target,
+    target: Target | Sequence[Target],
     progress: Progress | None = None,
     cache: KernelCache | None = None,
 ) -> Kernels:
-    """Compile primitive functions. Equal functions share a kernel.
+    """Compile primitive functions for a target, or each for its own. Equal functions share a
+    kernel.
 
     Raises CompileError with the model node of the function that failed, or for a decision or
     another option of the current PassContext that cannot be.
@@ -161,10 +164,15 @@ def build_kernels(
     decisions = given_decisions()
     check_decisions(functions, decisions)
     forms = [canonicalize(function) for function in functions]
-    attrs = {FLUSH: 1} if flush_asked(target) else {}
-    recorded = Recorded.current(target)
-    tasks = [_task(f, target, _given(f, decisions, recorded), attrs) for f in forms]
-    recorded.report(len({t.key for t in tasks}))
+    targets = [target] * len(forms) if isinstance(target, Target) else list(target)
+    attrs = {each: {FLUSH: 1} if flush_asked(each) else {} for each in dict.fromkeys(targets)}
+    recorded = {each: Recorded.current(each) for each in attrs}
+    tasks = [
+        _task(f, each, _given(f, decisions, recorded[each]), attrs[each])
+        for f, each in zip(forms, targets, strict=True)
+    ]
+    for each, found in recorded.items():
+        found.report(len({t.key for t, own in zip(tasks, targets, strict=True) if own == each}))
     kept = compile_tasks(tasks, cache or KernelCache.default(), progress)
     made = {key: unpacked(each) for key, each in kept.items()}
     facts = [
@@ -172,8 +180,10 @@ def build_kernels(
         for task, form, function in zip(tasks, forms, functions, strict=True)
     ]
     exports = list({t.key: t.name for t in tasks}.values())
-    objects = [code for _, code in made.values()]
-    return Kernels([t.name for t in tasks], forms, facts, objects, exports)
+    codes = [unpack_code(code) for _, code in made.values()]
+    objects = [code for code, _ in codes]
+    kernels = [kernel for _, each in codes for kernel in each]
+    return Kernels([t.name for t in tasks], forms, facts, objects, exports, kernels)
 
 
 def _symbols(form: Function, function: Function) -> dict[str, PrimExpr]:

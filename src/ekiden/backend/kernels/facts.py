@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ekiden.arith import simplify
-from ekiden.codegen.common import in_place
+from ekiden.codegen.common import DEVICE_TYPE, in_place
 from ekiden.ir import dtype as dt
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.prim import PrimExpr, Var, const, maximum
@@ -23,6 +23,8 @@ LINE = 64
 
 def facts_of(lowered: PrimFunc, target: Target) -> KernelFacts:
     """The facts of a kernel that is ready to be compiled; with a thread per core of the target."""
+    if DEVICE_TYPE in (lowered.attrs or {}):  # it takes what it needs from its device
+        return KernelFacts(const(0), (), True)
     alone, each = _needs(lowered.body, frozenset())
     space = simplify(alone + each * target.cores)
     return KernelFacts(space, in_place(lowered), _has_vectors(lowered))

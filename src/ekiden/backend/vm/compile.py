@@ -26,6 +26,7 @@ from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels, prim
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import CALL_CLOSURE, Places, Program, VMFunction, write_programs
+from ekiden.codegen.device import pack_kernels
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -617,7 +618,8 @@ def _compile_variant(
     plans = [Plan(n, f, _constraints(module, n)) for n, f in functions.items()]
     shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
     kernels = kernels.beside(list(shapes.values()), target)
-    own = dict(zip(made.functions, kernels.names, strict=True))
+    own = {f: name for (f, _), name in zip(made.functions, kernels.names, strict=True)}
+    placed = dict(zip(made.functions, kernels.names, strict=True))
     hosts = host_functions(module)
     if hosts:
         metadata = {**metadata, "host_functions": hosts}
@@ -626,7 +628,12 @@ def _compile_variant(
         metadata = {**metadata, "external": external}
     named = {**own, **made.symbols}
     table = device_table(module)
-    called = [(named[f], device) for f, device in calls]
+
+    def name_of(f: Function, device: int) -> str:
+        """Of the kernel of a function on a device."""
+        return placed.get((f, made.target_of(module, device)), named[f])
+
+    called = [(name_of(f, device), device) for f, device in calls]
     called += [(named[f], HOST) for f in made.loads.values()]
     anywhere = [*(s.name for s in shapes.values()), *hosts]
     called += [(name, ANYWHERE) for name in anywhere]
@@ -635,7 +642,7 @@ def _compile_variant(
     devices = {each.device: at for at, each in enumerate(table)}
     own_numbers = {n: i for i, n in enumerate(functions)}
     program = _Program(own_numbers, closures, module.type_definitions, devices, constants)
-    program.primitives = {(f, at): numbers[named[f], at] for f, at in calls}
+    program.primitives = {(f, at): numbers[name_of(f, at), at] for f, at in calls}
     program.loads = {array: numbers[named[f], HOST] for array, f in made.loads.items()}
     program.host_functions = {n: numbers[n, ANYWHERE] for n in hosts}
     program.shape_functions = {stage: numbers[s.name, ANYWHERE] for stage, s in shapes.items()}
@@ -660,4 +667,5 @@ def _compile_variant(
         params=tuple(param_places(functions.get(f.name), len(f.params), devices) for f in compiled),
     )
     derived = [(made_one, by, of) for made_one, (by, of) in program.derived.items()]
-    return Program(compiled, names, image, metadata, places, derived)
+    code = pack_kernels(kernels.device) if kernels.device else b""
+    return Program(compiled, names, image, metadata, places, derived, code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ekiden.backend.external import build_external, is_external
@@ -15,6 +16,7 @@ from ekiden.relay.expr import Call, Constant, ConstantData, Function, var
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.memory_plan import KernelFacts
+from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.target import Target
 
@@ -27,8 +29,10 @@ class ModuleKernels:
     progress: Progress | None = None
     calls: list[tuple[Function, int]] = field(default_factory=list)
     """The fused functions that the module calls, each once on each device, in order."""
-    functions: list[Function] = field(default_factory=list)
-    """Those that are compiled here, each once."""
+    devices: Mapping[int, Target] = field(default_factory=dict)
+    """Targets of kinds of devices that are no processors, by DLPack's numbers."""
+    functions: list[tuple[Function, Target]] = field(default_factory=list)
+    """Those that are compiled here, each once for each target."""
     symbols: dict[Function, str] = field(default_factory=dict)
     """Those of external compilers, with the names of their code."""
     loads: dict[int, Function] = field(default_factory=dict)
@@ -36,6 +40,11 @@ class ModuleKernels:
     facts: dict[RelayExpr, KernelFacts] = field(default_factory=dict)
     """What is known of the kernel of each function."""
     made: Kernels | None = None
+
+    def target_of(self, module: IRModule, device: int) -> Target:
+        """The target of kernels on a device, by its place in the table of a module."""
+        table = device_table(module)
+        return self.devices.get(table[device].device.type, self.target)
 
     @property
     def kernels(self) -> Kernels:
@@ -54,11 +63,18 @@ def CompileKernels(into: ModuleKernels) -> Pass:  # noqa: N802
     def transform(module: IRModule, context: PassContext) -> IRModule:
         into.calls = primitive_functions(module)
         into.loads = load_functions(module)
-        fused = list(dict.fromkeys((*(f for f, _ in into.calls), *into.loads.values())))
-        into.symbols = {f: build_external(f) for f in fused if is_external(f)}
-        into.functions = [f for f in fused if f not in into.symbols]
-        into.made = build_kernels(into.functions, into.target, into.progress)
-        into.facts.update(zip(into.functions, into.made.facts, strict=True))
+        called = [(f, into.target_of(module, at)) for f, at in into.calls]
+        called += [(f, into.target) for f in into.loads.values()]
+        fused = list(dict.fromkeys(called))
+        into.symbols = {
+            f: build_external(f) for f in dict.fromkeys(f for f, _ in fused) if is_external(f)
+        }
+        into.functions = [(f, target) for f, target in fused if f not in into.symbols]
+        functions, targets = [f for f, _ in into.functions], [t for _, t in into.functions]
+        into.made = build_kernels(functions, targets, into.progress)
+        for (f, target), facts in zip(into.functions, into.made.facts, strict=True):
+            if target.kind.has_threads or f not in into.facts:  # what holds wherever it runs
+                into.facts[f] = facts
         return module
 
     return needed(Pass("CompileKernels", transform), "to have something to run")

@@ -24,6 +24,8 @@ def pipeline(
     takes what CompileKernels makes; without it none are compiled, and MemoryPlan knows nothing of
     them. `concurrent`: as in MemoryPlan.
     """
+    layout = config.layout_target if config is not None else None
+    layout = layout or target
     infer_type = needed(transform.InferType(), "to know the types of a program")
     return Sequential(
         (
@@ -45,12 +47,18 @@ def pipeline(
             transform.MultiplyEinsums(),
             transform.FuseAttention(),  # before layouts hide its transpositions
             transform.CombineFewRows(),
-            transform.ProductPrecision(target),
+            transform.ProductPrecision(layout),
             transform.FoldConstant(),  # weights in the type they are multiplied in
             transform.EliminateCommonSubexpr(),
             transform.FoldScaleAxis(),  # before layouts change: it knows OIHW only
-            transform.ConvertLayout(),
-            transform.AlterOpLayout(target),  # needs NHWC
+            *(
+                ()
+                if layout.kind.has_threads
+                else (
+                    transform.ConvertLayout(),
+                    transform.AlterOpLayout(layout),  # needs NHWC
+                )
+            ),
             transform.FoldConstant(),  # packs the weights
             transform.Rematerialize(),
             # nothing that merges values may follow

@@ -72,6 +72,8 @@ class Program:
     derived: Sequence[tuple[int, int, tuple[int, ...]]] = ()
     """Constants that are made when it is loaded: number, primitive, the constants they are made of,
     which are there before."""
+    device_code: bytes = b""
+    """Kernels of devices; empty leaves the section out."""
 
 
 def write_executable(
@@ -128,6 +130,8 @@ def _sections(program: Program) -> dict[Section, bytes]:
         found[Section.DERIVED] = _derived(program.derived)
     if len(program.places.devices) > 1:
         found[Section.DEVICES] = _places(program.places)
+    if program.device_code:
+        found[Section.DEVICE_CODE] = program.device_code
     return found
 
 

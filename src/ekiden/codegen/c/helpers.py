@@ -8,6 +8,7 @@ They are written by the same emitters as LLVM's instructions (`codegen.llvm.oper
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ekiden.codegen.c.types import c_type, constant
 from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
@@ -28,31 +29,37 @@ _INFIX = {
 }
 _UNSIGNED = frozenset(("udiv", "urem", "shl", "lshr"))
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-HALF = """\
-static inline float ek_half_to_float(uint16_t x) {
-  uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
+WORDS = """\
+static inline float ek_word_to_float(uint32_t bits) {
   float value;
-  memcpy(&value, &bits, sizeof value);
-  value *= 0x1p112f;                        /* moves the exponent, subnormals too */
-  memcpy(&bits, &value, sizeof bits);
-  if ((x & 0x7fff) >= 0x7c00) bits |= 0x7f800000u;
-  bits |= (uint32_t)(x & 0x8000) << 16;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-static inline uint16_t ek_float_to_half(float x) {
+static inline uint32_t ek_float_to_word(float value) {
   uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}"""
+HALF = """\
+static inline float ek_half_to_float(uint16_t x) {
+  uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
+  float value = ek_word_to_float(bits);
+  value *= 5.192296858534828e+33f;          /* 0x1p112: moves the exponent, subnormals too */
+  bits = ek_float_to_word(value);
+  if ((x & 0x7fff) >= 0x7c00) bits |= 0x7f800000u;
+  bits |= (uint32_t)(x & 0x8000) << 16;
+  return ek_word_to_float(bits);
+}
+
+static inline uint16_t ek_float_to_half(float x) {
+  uint32_t bits = ek_float_to_word(x);
   const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000u);
   bits &= 0x7fffffffu;
   if (bits > 0x7f800000u) return sign | 0x7e00u;
   if (bits >= 0x47800000u) return sign | 0x7c00u;
   if (bits < 0x38800000u) {                 /* subnormal: the sum rounds to its last place */
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    value += 0.5f;
-    memcpy(&bits, &value, sizeof bits);
+    bits = ek_float_to_word(ek_word_to_float(bits) + 0.5f);
     return (uint16_t)(sign | (bits - 0x3f000000u));
   }
   bits += 0xc8000fffu + (bits >> 13 & 1u);  /* to nearest, ties to even */
@@ -127,13 +134,25 @@ def asm_label(name: str) -> str:
     return quoted(name if name.replace(".", "_").isidentifier() else f'"{name}"')
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How helper functions are written in a dialect of C. function: what stands before them.
+    table: before tables of constants, which then stand beside functions; "" for C's, inside. bits:
+    the expression for the bits of a value as a type; None for C's, which takes lines."""
+
+    function: str = "static inline "
+    table: str = ""
+    bits: Callable[[str, str], str] | None = None
+
+
 class HelperBuilder(Builder):
     """Writes the lines of one helper function. Operands are names behind a percent sign, as LLVM's
     are, or constants.
     """
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, form: Form, prefix: str) -> None:
         super().__init__(module)
+        self.form, self.prefix = form, prefix if form.table else ""
         self.tables: dict[tuple[float, ...], str] = {}
         self.uses_half = False
 
@@ -180,6 +199,8 @@ class HelperBuilder(Builder):
     def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
         """A conversion instruction."""
         x, kind = _bare(a), c_type(target)
+        if opcode == "bitcast" and self.form.bits is not None:
+            return self.assign(target, self.form.bits(kind, f"({c_type(source)}){x}"))
         if opcode == "bitcast":
             name = self.fresh()
             self.lines.append(f"  {kind} {name};")
@@ -206,7 +227,7 @@ class HelperBuilder(Builder):
 
     def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
         """An element of a constant table."""
-        name = self.tables.setdefault(values, f"table{len(self.tables)}")
+        name = self.tables.setdefault(values, f"{self.prefix}table{len(self.tables)}")
         return self.assign("float64", f"{name}[{_bare(index)}]")
 
 
@@ -237,7 +258,8 @@ class Helpers:
     are checked.
     """
 
-    def __init__(self, target: Target | None = None) -> None:
+    def __init__(self, target: Target | None = None, form: Form | None = None) -> None:
+        self.form = form or Form()
         self.bounds = target is not None and bool(target.bounds)
         self.texts: dict[str, str] = {}
         self.sites: dict[str, str] = {}
@@ -310,17 +332,25 @@ class Helpers:
     ) -> None:
         if name in self.texts:
             return
-        b = HelperBuilder(self._module)
+        b = HelperBuilder(self._module, self.form, f"{name}_")
         names = [f"%{letter}" for letter in "xyz"[: len(arguments)]]
         value = _bare(emit(b, names))
         if b.uses_half:
-            self.texts.setdefault("half", HALF)
+            if self.form.bits is None:
+                self.texts.setdefault("words", WORDS)
+            self.texts.setdefault("half", HALF.replace("static inline ", self.form.function))
         given = ", ".join(f"{c_type(t)} {n[1:]}" for t, n in zip(arguments, names, strict=True))
-        tables = [_table(row, label) for row, label in b.tables.items()]
-        head = f"static inline {c_type(result)} {name}({given}) {{"
+        tables = [_table(row, label, self.form) for row, label in b.tables.items()]
+        if self.form.table:
+            for table in tables:
+                self.texts[table] = table
+            tables = []
+        head = f"{self.form.function}{c_type(result)} {name}({given}) {{"
         self.texts[name] = "\n".join([head, *tables, *b.lines, f"  return {value};", "}"])
 
 
-def _table(values: Sequence[float], label: str) -> str:
+def _table(values: Sequence[float], label: str, form: Form) -> str:
     numbers = ", ".join(constant(v, "float64") for v in values)
+    if form.table:
+        return f"{form.table}double {label}[] = {{{numbers}}};"
     return f"  static const double {label}[] = {{{numbers}}};"

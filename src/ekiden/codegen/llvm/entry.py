@@ -5,6 +5,8 @@ addresses.
 from __future__ import annotations
 
 from ekiden.codegen.common import (
+    DEVICE_ID,
+    DEVICE_TYPE,
     Dimension,
     argument_label,
     dimensions,
@@ -46,6 +48,8 @@ class EntryEmitter(StatementEmitter):
         count = len(func.params)
         right = self.b.value(f"icmp eq i32 %nargs, {count}")
         self.check(right, "TypeError", f"{self.name}: expected {count} arguments")
+        device = (func.attrs or {}).get(DEVICE_TYPE)
+        self.device = int(str(device)) if device is not None else None
         shapes = [self.unpack(func, i, buffer) for i, buffer in enumerate(func.params)]
         for each in dimensions(func):
             self.dimension(each, self.field(shapes[each.index], 8 * each.axis, "i64"))
@@ -82,12 +86,25 @@ class EntryEmitter(StatementEmitter):
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
         if buffer.shape and not buffer.strides:
             self.check(self.is_compact(tensor, len(buffer.shape)), "ValueError", gaps(name))
+        if self.device is not None:
+            self.on_device(tensor, name)
         data, offset = (
             self.field(tensor, DLTensor.DATA, "ptr"),
             self.field(tensor, DLTensor.BYTE_OFFSET, "i64"),
         )
         self.pointers[buffer] = b.value(f"getelementptr i8, ptr {data}, i64 {offset}")
         return self.field(tensor, DLTensor.SHAPE, "ptr")
+
+    def on_device(self, tensor: Operand, name: str) -> None:
+        """Check that an argument lies on the device of the first, which is of the right kind."""
+        b = self.b
+        kind = self.field(tensor, DLTensor.DEVICE, "i32")
+        right = b.value(f"icmp eq i32 {kind}, {self.device}")
+        self.check(right, "ValueError", f"{name} must lie on a device of type {self.device}")
+        number = b.pure(f"sext i32 {self.field(tensor, DLTensor.DEVICE + 4, 'i32')} to i64")
+        known = self.variables.setdefault(DEVICE_ID, number)
+        right = b.value(f"icmp eq i64 {number}, {known}")
+        self.check(right, "ValueError", f"{name} must lie on the device of the first argument")
 
     def is_compact(self, tensor: Operand, rank: int) -> Operand:
         """Whether the elements lie in row-major order without gaps: `strides` is NULL, or what the

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ekiden.codegen.common import (
     BOUNDS_ERROR,
+    DEVICE_ID,
     bounds_message,
     check_lanes,
     flat_extent,
@@ -66,6 +67,9 @@ class StatementEmitter(PackedCallEmitter):
         super().__init__(module)
         self.module, self.name, self.demoted = module, name, demoted
         self.workspaces: list[Operand] = []
+        self.device: int | None = None
+        """DLPack's number of the kind of device that it launches kernels on; buffers lie there."""
+        self._sizes: dict[Operand, Operand] = {}
         self.failures: list[str] = []
         self.flushed: subnormals.Flushed | None = None
         """What was set before subnormal numbers were flushed, if they are."""
@@ -143,16 +147,27 @@ class StatementEmitter(PackedCallEmitter):
 
     def workspace(self, size: Operand) -> Operand:
         """Scratch memory of some bytes, freed at the end of the scope or on failure."""
-        self.module.declare("ek_workspace_alloc", "ptr", ["i64"])
-        made = self.b.value(f"call ptr @ek_workspace_alloc(i64 {size})")
+        if self.device is not None:
+            self.module.declare("ek_device_workspace_alloc", "ptr", ["i64", "i64", "i64"])
+            given = f"i64 {self.device}, i64 {self.variables[DEVICE_ID]}, i64 {size}"
+            made = self.b.value(f"call ptr @ek_device_workspace_alloc({given})")
+            self._sizes[made] = size
+        else:
+            self.module.declare("ek_workspace_alloc", "ptr", ["i64"])
+            made = self.b.value(f"call ptr @ek_workspace_alloc(i64 {size})")
         self.fail_unless(self.b.value(f"icmp ne ptr {made}, null"))
         self.workspaces.append(made)
         return made
 
     def free(self, memory: Operand) -> None:
         """Give scratch memory back."""
+        if self.device is not None:
+            self.module.declare("ek_device_workspace_free", "void", ["i64", "i64", "ptr", "i64"])
+            given = f"i64 {self.device}, i64 {self.variables[DEVICE_ID]}, ptr {memory}"
+            call = f"call void @ek_device_workspace_free({given}, i64 {self._sizes[memory]})"
+            return self.b.effect(call)
         self.module.declare("ek_workspace_free", "void", ["ptr"])
-        self.b.effect(f"call void @ek_workspace_free(ptr {memory})")
+        return self.b.effect(f"call void @ek_workspace_free(ptr {memory})")
 
     def leave(self, code: int) -> None:
         """Return from the function."""

@@ -125,6 +125,24 @@ PASSES: list[Pass] = [
     HoistExpression(),      # last: simplifying would undo its grouping
     RemoveNoOp(),           # but for names that nothing uses in the end
 ]
+BEFORE_SPLIT: list[Pass] = [
+    LowerOpaqueBlock(),
+    CompactBufferAllocation(),
+    AlignStorage(),
+    InjectVirtualThread(),
+    InjectDoubleBuffer(),
+]
+"""For programs that are bound to threads: until SplitHostDevice cuts them."""
+AFTER_SPLIT: list[Pass] = [
+    HoistIfThenElse(),
+    FlattenBuffer(),
+    LowerSmallTypes(),
+    VectorizeLoop(),
+    UnrollLoop(),
+    LowerIntrin(),
+    RemoveNoOp(),
+]
+"""For the parts of such a program. Compilers of devices hoist and reuse memory themselves."""
 TILED_PASSES: list[Pass] = [
     FlattenBuffer(),
     LowerSmallTypes(),

@@ -38,8 +38,8 @@ def is_device_loop(stmt: Stmt) -> bool:
 
 
 class _Split(StmtMutator):
-    def __init__(self, func: PrimFunc) -> None:
-        self._func = func
+    def __init__(self, func: PrimFunc, takes_sizes: bool) -> None:
+        self._func, self._takes_sizes = func, takes_sizes
         self.kernels: dict[str, PrimFunc] = {}
 
     def visit_for(self, stmt: For) -> Stmt:
@@ -51,7 +51,7 @@ class _Split(StmtMutator):
         variables = [v for v in used if isinstance(v, Var)]
         buffers = self._in_order(buffers)
         missing = set(variables) - set(free_vars(*(d for b in buffers for d in b.shape)))
-        if missing:
+        if missing and not self._takes_sizes:
             raise ScheduleError(
                 f"split {self._func.name!r} at {stmt.loop_var.name!r}: the device would need "
                 f"{', '.join(sorted(v.name for v in missing))}, which no buffer has as a size"
@@ -71,14 +71,18 @@ class _Split(StmtMutator):
         return own + [b for b in buffers if b not in own]
 
 
-def split_host_device(module: IRModule) -> IRModule:
-    """The module with device regions in functions of their own. Blocks must have been lowered."""
+def split_host_device(module: IRModule, takes_sizes: bool = False) -> IRModule:
+    """The module with device regions in functions of their own. Blocks must have been lowered.
+
+    With `takes_sizes` a device function may use sizes that no buffer of it has: whoever makes its
+    calls passes them. Raises ScheduleError for such a size otherwise.
+    """
     made: dict[str, BaseFunc] = {}
     for name, func in module.functions.items():
         if not isinstance(func, PrimFunc) or (func.attrs or {}).get("tir.is_device"):
             made[name.name_hint] = func
             continue
-        split = _Split(func)
+        split = _Split(func, takes_sizes)
         made[name.name_hint] = func.with_fields(body=split.visit(func.body))
         made.update(split.kernels)
     return IRModule(dict(made.items()), module.type_definitions, module.attrs)

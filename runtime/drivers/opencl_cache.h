@@ -1,0 +1,19 @@
+/* Binaries of programs that were built before, in files by a digest of the text and of what built it.
+** The folder is EKIDEN_CACHE_DIR (empty: there is none), else ekiden below XDG_CACHE_HOME or
+** ~/.cache; in it "device". What cannot be read or written is as if it were not there. */
+#ifndef EK_OPENCL_CACHE_H_
+#define EK_OPENCL_CACHE_H_
+
+#include <stddef.h>
+
+enum { CACHE_KEY = 40 };
+
+/* The digest of a text, of names and of options, as hexadecimal digits. */
+void cache_key(const void *text, size_t size, char (*names)[256], int n_names, const char *options,
+               char *key, size_t capacity);
+
+/* What was kept, in memory from malloc; NULL if nothing was, or it is damaged. */
+unsigned char *cache_read(const char *key, size_t *size);
+void cache_write(const char *key, const void *data, size_t size);
+
+#endif /* EK_OPENCL_CACHE_H_ */

@@ -1,0 +1,157 @@
+"""Dialects of C that kernels of devices are written in: one row for each, of what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ekiden.codegen.c.helpers import Form
+
+AXES = ("x", "y", "z")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One way to write a kernel.
+
+    name: that of the target kind and of the format of its code. head: what stands before
+    everything. form: how helper functions are written. kernel: what begins a kernel. memory,
+    shared, constant: what stands before the types of pointers to memory and of arrays of a block.
+    offsets: whether memory comes as a pointer and a distance in bytes. threads: thread axis -> the
+    number of the thread, then of how many. barrier: what waits for all threads of a block.
+    keywords: names that mean something in it. least: atomic minimum of an int in memory, given a
+    place and a value.
+    """
+
+    name: str
+    head: str
+    form: Form
+    kernel: str
+    memory: str
+    shared: str
+    offsets: bool
+    threads: Mapping[str, str]
+    barrier: str
+    least: str
+    keywords: frozenset[str]
+
+    @property
+    def linear(self) -> str:
+        """The number of a thread among all of the launch."""
+        x, y, z = (self.threads[f"global{a}"] for a in AXES)
+        nx, ny = (self.threads[f"size{a}"] for a in AXES[:2])
+        return f"{x} + {nx} * ({y} + {ny} * {z})"
+
+
+OPENCL_HEAD = """\
+#pragma OPENCL FP_CONTRACT OFF
+#ifdef cl_khr_fp64
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#endif
+typedef char int8_t;
+typedef uchar uint8_t;
+typedef short int16_t;
+typedef ushort uint16_t;
+typedef int int32_t;
+typedef uint uint32_t;
+typedef long int64_t;
+typedef ulong uint64_t;
+#define INT64_C(x) x##L
+#define UINT64_C(x) x##UL
+#define INT64_MIN LONG_MIN
+#define floorf floor
+#define ceilf ceil
+#define truncf trunc
+#define rintf rint
+#define fabsf fabs
+#define sqrtf sqrt
+#define copysignf copysign
+#define fmaf fma
+#define ek_word_to_float as_float
+#define ek_float_to_word as_uint
+"""
+CUDA_HEAD = """\
+#ifndef EK_DEVICE
+#define EK_DEVICE static __device__ __forceinline__
+#define EK_SHARED __shared__
+#define EK_TABLE static __device__ const
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#define INT64_C(x) x##LL
+#define UINT64_C(x) x##ULL
+#define INT64_MIN (-9223372036854775807LL - 1)
+#define NAN __int_as_float(0x7fffffff)
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+template <typename T, typename S> EK_DEVICE T ek_bits(S x) {
+  union { S from; T to; } both;
+  both.from = x;
+  return both.to;
+}
+EK_DEVICE float ek_word_to_float(uint32_t x) { return ek_bits<float>(x); }
+EK_DEVICE uint32_t ek_float_to_word(float x) { return ek_bits<uint32_t>(x); }
+"""
+
+
+def _opencl_bits(target: str, x: str) -> str:
+    """`as_float(x)`: the types of OpenCL have names of one word."""
+    short = {"bool": "uchar", "float": "float", "double": "double"}
+    name = short.get(target) or target.removesuffix("_t").replace("uint", "u").replace("int", "")
+    words = {"u8": "uchar", "8": "char", "u16": "ushort", "16": "short"}
+    words |= {"u32": "uint", "32": "int", "u64": "ulong", "64": "long"}
+    return f"as_{words.get(name, name)}({x})"
+
+
+_OPENCL_WORDS = frozenset(
+    "kernel global local constant private half generic read_only write_only read_write image "
+    "event_t size_t ptrdiff_t uchar ushort uint ulong char short barrier max min clamp mix step "
+    "sign dot cross length distance normalize select any all rotate degrees radians smoothstep "
+    "mad fmax fmin fract fdim hypot ldexp remainder round convert vload vstore wait prefetch "
+    "printf uniform pipe bitselect isnan isinf isequal exp2 exp10 log2 log10 rsqrt tanh sinh cosh "
+    "asin acos atan erf erfc sampler_t vec_step popcount clz".split()
+)
+_CUDA_WORDS = frozenset(
+    "threadIdx blockIdx blockDim gridDim warpSize min max class new delete this template typename "
+    "namespace private public protected operator try catch throw friend virtual using explicit "
+    "export mutable and or not xor half bfloat16 asm clock nullptr constexpr alignas alignof "
+    "decltype noexcept isnan isinf round printf assert erf tanh exp2 log2 log10 hypot".split()
+)
+
+# fmt: off
+DIALECTS: dict[str, Dialect] = {each.name: each for each in (
+    Dialect(
+        "opencl", OPENCL_HEAD, Form("static inline ", "__constant ", _opencl_bits),
+        kernel="__kernel void", memory="__global ", shared="__local ", offsets=True,
+        threads={
+            **{f"blockIdx.{a}": f"(int64_t)get_group_id({n})" for n, a in enumerate(AXES)},
+            **{f"threadIdx.{a}": f"(int64_t)get_local_id({n})" for n, a in enumerate(AXES)},
+            **{f"global{a}": f"(int64_t)get_global_id({n})" for n, a in enumerate(AXES)},
+            **{f"size{a}": f"(int64_t)get_global_size({n})" for n, a in enumerate(AXES)},
+        },
+        barrier="barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);",
+        least="atomic_min((volatile __global int *){place}, {value});",
+        keywords=_OPENCL_WORDS,
+    ),
+    Dialect(
+        "cuda", CUDA_HEAD,
+        Form("EK_DEVICE ", "EK_TABLE ", lambda target, x: f"ek_bits<{target}>({x})"),
+        kernel='extern "C" __global__ void', memory="", shared="EK_SHARED ", offsets=False,
+        threads={
+            **{f"{k}.{a}": f"(int64_t){k}.{a}" for k in ("blockIdx", "threadIdx") for a in AXES},
+            **{f"global{a}": f"((int64_t)blockIdx.{a} * blockDim.{a} + threadIdx.{a})"
+               for a in AXES},
+            **{f"size{a}": f"((int64_t)gridDim.{a} * blockDim.{a})" for a in AXES},
+        },
+        barrier="__syncthreads();",
+        least="atomicMin({place}, {value});",
+        keywords=_CUDA_WORDS,
+    ),
+)}
+# fmt: on
+"""By name."""

@@ -1,0 +1,168 @@
+"""Kernels of devices as text of a dialect of C.
+
+A loop over a thread axis is the number of the thread; what has a place in memory of a block stands
+at the top of the kernel; a check that fails notes what it has seen and ends its thread.
+"""
+
+from __future__ import annotations
+
+from ekiden.codegen.c.expression import ExpressionWriter
+from ekiden.codegen.c.helpers import Helpers, c_symbol
+from ekiden.codegen.c.statement import StatementWriter
+from ekiden.codegen.c.types import c_type, memory_type
+from ekiden.codegen.device.dialect import DIALECTS, Dialect
+from ekiden.codegen.device.kernels import DeviceKernel
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
+from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import AssertStmt, Evaluate, For, ForKind, PrimFunc, Stmt
+from ekiden.tir.visitor import used_inside
+
+MOST_SHOWN = 14
+"""Values that the message of a check can show."""
+MOST_LOCAL = 1 << 16
+"""Bytes of arrays of one thread."""
+
+
+class KernelWriter(StatementWriter):
+    """Writes the body of one kernel."""
+
+    def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
+        super().__init__(helpers, symbol, [])
+        self.dialect = dialect
+        self.in_parallel = True  # loops that a processor would share run in the thread
+        self.checks: list[tuple[str, str]] = []
+        self.top: list[str] = []
+        self._used |= dialect.keywords
+
+    def statement(self, s: Stmt) -> None:
+        """Write one statement."""
+        value = s.value if isinstance(s, Evaluate) else None
+        if isinstance(value, Intrinsic) and value.op == "tvm_storage_sync":
+            self.put(self.dialect.barrier)
+            self.forget()
+            return
+        super().statement(s)
+
+    def loop(self, s: For) -> None:
+        """A loop over threads is one of them; others are loops."""
+        if s.kind is not ForKind.THREAD_BINDING:
+            super().loop(s)
+            return
+        axis = str((s.annotations or {}).get("thread"))
+        if axis not in self.dialect.threads:
+            raise CompileError(f"kernel {self.symbol!r}: there is no thread axis {axis!r}")
+        name = self.define(s.loop_var)
+        self.positive.add(s.loop_var)
+        kind = c_type(s.loop_var.dtype)
+        self.put(f"const {kind} {name} = {self.dialect.threads[axis]};")
+        self.statement(s.body)
+
+    def allocate(self, buffer: Buffer) -> None:
+        """An array of the thread, or of its block."""
+        lanes, kind = dt.lanes(buffer.dtype), memory_type(buffer.dtype)
+        extent: PrimExpr = const(1)
+        for d in buffer.shape:
+            extent = extent * d
+        if not isinstance(extent, IntImm):
+            raise CompileError(
+                f"kernel {self.symbol!r}: buffer {buffer.name!r} of a thread has no constant size"
+            )
+        if buffer.scope != "shared" and extent.value * dt.itemsize(buffer.dtype) > MOST_LOCAL:
+            raise CompileError(
+                f"kernel {self.symbol!r}: buffer {buffer.name!r} of a thread has "
+                f"{extent.value * dt.itemsize(buffer.dtype)} bytes, of which there may be "
+                f"{MOST_LOCAL}"
+            )
+        inner = f"[{lanes}]" if lanes > 1 else ""
+        line = f"{kind} {self.define(buffer)}[{max(extent.value, 1)}]{inner};"
+        if buffer.scope == "shared":
+            self.top.append(f"  {self.dialect.shared}{line}")
+        else:
+            self.put(line)
+
+    def assertion(self, s: AssertStmt) -> None:
+        """Note which thread failed and, if it is the one to tell, what it has seen."""
+        if len(s.values) > MOST_SHOWN:
+            raise InternalError(f"kernel {self.symbol!r}: a check shows {len(s.values)} values")
+        check = (s.kind, s.format)
+        number = len(self.checks)
+        self.checks.append(check)
+        self.put(f"if (!({self.text(s.condition)})) {{")
+        with self.indented():
+            thread = self.unique("thread")
+            memory = self.dialect.memory
+            self.put(f"const int64_t {thread}_wide = {self.dialect.linear};")
+            least = f"{thread}_wide < 0x7ffffffe ? (int){thread}_wide : 0x7ffffffe"
+            self.put(f"const int {thread} = {least};")
+            self.put(self.dialect.least.format(place="ek_status", value=thread))
+            self.put(f"if (ek_status[1] == {thread}) {{")
+            with self.indented():
+                told = [const(number), *(cast(v, "int64") for v in s.values)]
+                texts = [self.text(v) for v in told]
+                for at, text in enumerate(texts, start=1):
+                    self.put(f"(({memory}int64_t *)ek_status)[{at}] = {text};")
+            self.put("}")
+            self.put("return;")
+        self.put("}")
+
+    def fail(self, status: str = "-1") -> None:
+        """Nothing else fails here."""
+        raise InternalError(f"kernel {self.symbol!r}: {status} has no meaning on a device")
+
+    def call_packed(self, e: Intrinsic) -> str:
+        """Threads call nothing of the host."""
+        name = e.args[0].value if isinstance(e.args[0], StringImm) else ""
+        raise CompileError(f"kernel {self.symbol!r}: a thread cannot call {name!r} of the host")
+
+
+def free_things(body: Stmt) -> tuple[list[Buffer], list[Var]]:
+    """The buffers and the sizes that a kernel is given."""
+    used = used_inside(body)
+    return [b for b in used if isinstance(b, Buffer)], [v for v in used if isinstance(v, Var)]
+
+
+def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
+    """The text of a lowered device function in the dialect of the target's kind.
+
+    Its arguments are its buffers, then `sizes`. Raises CompileError for what a device cannot do.
+    """
+    dialect = DIALECTS[target.kind.name]
+    helpers = Helpers(target, dialect.form)
+    symbol = c_symbol(func.name)
+    writer = KernelWriter(helpers, symbol, dialect)
+    given: list[str] = []
+    for buffer in func.params:
+        _declare(writer, dialect, buffer, given)
+    for size in sizes:
+        given.append(f"const int64_t {writer.define(size)}")
+        if isinstance(size, SizeVar):
+            writer.positive.add(size)
+    writer.statement(func.body)
+    if writer.checks:
+        offset = ", const int64_t ek_status_at" if dialect.offsets else ""
+        given.append(f"{dialect.memory}int *ek_status{offset}")
+        if dialect.offsets:
+            moved = f"({dialect.memory}int *)(({dialect.memory}char *)ek_status + ek_status_at)"
+            writer.top.append(f"  ek_status = {moved};")
+    body = "\n".join([*writer.top, *writer.lines])
+    head = f"/* Made by Ekiden for {target.kind.name}. */\n{dialect.head}"
+    kernel = f"{dialect.kernel} {symbol}({', '.join(given)}) {{\n{body}\n}}"
+    text = "\n\n".join([head, *helpers.texts.values(), kernel]) + "\n"
+    args = "b" * len(func.params) + "l" * len(sizes)
+    checks = tuple(writer.checks)
+    return DeviceKernel(symbol, target.kind.device_type, dialect.name, args, text.encode(), checks)
+
+
+def _declare(writer: ExpressionWriter, dialect: Dialect, buffer: Buffer, given: list[str]) -> None:
+    """The parameter of a buffer, and how it is called in the body."""
+    kind, name = memory_type(buffer.dtype), writer.define(buffer)
+    pointer = f"{dialect.memory}{kind} *"
+    if not dialect.offsets:
+        given.append(f"{pointer}{name}")
+        return
+    raw, at = writer.unique(f"{name}_memory"), writer.unique(f"{name}_at")
+    given.append(f"{dialect.memory}char *{raw}, const int64_t {at}")
+    writer.put(f"{pointer}const {name} = ({pointer})({raw} + {at});")

@@ -1,0 +1,129 @@
+"""A loop program bound to threads as kernels of a device and a function of the host.
+
+    def f(a, b):                                        def f(a, b):
+        for i in thread_binding(n, "blockIdx.x"):   ->      call_packed("f_kernel", device,
+            for j in thread_binding(64, "threadIdx.x"):         n, 1, 1, 64, 1, 1, a, b)
+                b[i, j] = a[i, j]                       def f_kernel(a, b): ...
+
+The host's code runs on the target's host, reads no element, and computes grids and the sizes of
+buffers between kernels. Buffers that it allocates are memory of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ekiden.codegen.common import DEVICE_ID, DEVICE_TYPE
+from ekiden.codegen.device.kernels import DeviceKernel
+from ekiden.codegen.device.printer import free_things, print_kernel
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, const, maximum
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.transform import Sequential
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.tir.stmt import Evaluate, For, PrimFunc, Stmt
+from ekiden.tir.transform import split_host_device
+from ekiden.tir.transform.pipeline import AFTER_SPLIT, BEFORE_SPLIT
+from ekiden.tir.transform.split_host_device import is_device_loop
+from ekiden.tir.visitor import StmtMutator, walk
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What a program becomes: a lowered function of the host, and kernels."""
+
+    host: PrimFunc
+    kernels: list[DeviceKernel]
+
+
+def split_program(func: PrimFunc, target: Target) -> Split:
+    """The host's function and the kernels of a scheduled program.
+
+    Raises CompileError for what a device cannot do; what stands outside of threads and reads or
+    writes elements is such a thing.
+    """
+    if target.bounds:
+        raise CompileError(f"target {target.kind.name!r}: bounds='check' is for processors alone")
+    module = Sequential(BEFORE_SPLIT, name="tir.before_split")(IRModule({func.name: func}))
+    parts = split_host_device(module, takes_sizes=True)
+    grids = {
+        name.name_hint: _grid(f)
+        for name, f in parts.functions.items()
+        if isinstance(f, PrimFunc) and name.name_hint != func.name
+    }
+    lowered = Sequential(AFTER_SPLIT, name="tir.after_split")(parts)
+    kernels, calls = [], {}
+    for name, each in lowered.functions.items():
+        if name.name_hint == func.name:
+            continue
+        assert isinstance(each, PrimFunc)
+        buffers, sizes = free_things(each.body)
+        params = tuple(b for b in each.params if b in buffers)
+        kernel = print_kernel(each.with_fields(params=params), sizes, target)
+        kernels.append(kernel)
+        used = tuple(n for n, b in enumerate(each.params) if b in buffers)
+        calls[name.name_hint] = _Call(kernel, grids[name.name_hint], used, sizes)
+    host = lowered[func.name]
+    assert isinstance(host, PrimFunc)
+    return Split(_host(host, calls, target), kernels)
+
+
+Grid = Mapping[str, PrimExpr]
+"""Thread axis -> how many there are."""
+
+
+def _grid(kernel: PrimFunc) -> Grid:
+    found: dict[str, PrimExpr] = {}
+    inside: set[Var] = set()
+    for s in walk(kernel.body):
+        if isinstance(s, For):
+            inside.add(s.loop_var)
+        if not isinstance(s, For) or not is_device_loop(s):
+            continue
+        axis = str((s.annotations or {})["thread"])
+        if not inside.isdisjoint(free_vars(s.extent)):
+            raise CompileError(f"kernel {kernel.name!r}: the extent of {axis} changes with loops")
+        known = found.get(axis)
+        found[axis] = s.extent if known is None or known is s.extent else maximum(known, s.extent)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    kernel: DeviceKernel
+    grid: Grid
+    used: tuple[int, ...]
+    """The numbers of the buffers that it is given."""
+    sizes: list[Var]
+
+    def made(self, addresses: tuple[PrimExpr, ...]) -> PrimExpr:
+        axes = [f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"]
+        grid = [self.grid.get(axis, const(1)) for axis in axes]
+        buffers = [addresses[n] for n in self.used]
+        args = (StringImm(self.kernel.name), DEVICE_ID, *grid, *buffers, *self.sizes)
+        return Intrinsic("call_packed", args, "int32")
+
+
+class _Launches(StmtMutator):
+    def __init__(self, calls: Mapping[str, _Call]) -> None:
+        self._calls = calls
+
+    def visit_evaluate(self, stmt: Evaluate) -> Stmt:
+        """call_function("f_kernel", a)  ->  call_packed("f_kernel", device, grid, a, sizes)"""
+        e = stmt.value
+        if not isinstance(e, Intrinsic) or e.op != "call_function":
+            return stmt
+        name = e.args[0]
+        assert isinstance(name, StringImm)
+        return Evaluate(self._calls[name.value].made(e.args[1:]))
+
+
+def _host(func: PrimFunc, calls: Mapping[str, _Call], target: Target) -> PrimFunc:
+    body = _Launches(calls).visit(func.body)
+    attrs = {**(func.attrs or {}), DEVICE_TYPE: target.kind.device_type}
+    return func.with_fields(body=body, attrs=attrs)
+
+
+__all__ = ["Split", "split_program"]

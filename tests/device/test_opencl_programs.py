@@ -1,0 +1,121 @@
+"""Programs on OpenCL devices: what they compute, saved and loaded, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, te
+from ekiden.ir.module import IRModule
+from ekiden.runtime import Device, cpu
+from ekiden.runtime.errors import CompileError, IndexRangeError
+from ekiden.target import Target
+from ekiden.topi.rule.thread import schedule_threads
+
+RNG = np.random.default_rng(3)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype("float32")
+
+
+def layers() -> IRModule:
+    """Convolution, pooling, a dense layer and softmax."""
+    x = relay.var("x", shape=(2, 3, 9, 7))
+    y = relay.nn.conv2d(x, relay.const(numbers(5, 3, 3, 3)), padding=(1, 1), kernel_size=(3, 3))
+    y = relay.nn.max_pool2d(relay.nn.relu(y), pool_size=(2, 2), strides=(2, 2))
+    y = relay.nn.dense(relay.nn.batch_flatten(y), relay.const(numbers(11, 60)))
+    return IRModule.from_expr(relay.Function([x], relay.nn.softmax(y)))
+
+
+def test_a_loop_program(opencl: Device) -> None:
+    n = te.var("n")
+    a = te.placeholder((n,), "float32", name="kernel")  # a word of the language
+    b = te.compute((n,), lambda i: te.exp(a[i]) * 2.0 + a[i], name="float4")
+    target = Target("opencl")
+    module = ekiden.build(schedule_threads([a], [b], target, "f"), target)
+    assert "__kernel void f_kernel(" in module.get_source("opencl")
+    given = numbers(1001)
+    x = ekiden.runtime.nd.array(given, opencl)
+    y = ekiden.runtime.nd.array(np.zeros_like(given), opencl)
+    module["f"](x, y)
+    terms = np.exp(given.astype("float64")) * 2, given.astype("float64")
+    allowed = 4 * np.finfo("float32").eps * sum(map(np.abs, terms))
+    assert (np.abs(y.numpy() - sum(terms)) <= allowed).all()
+    with pytest.raises(ValueError, match="must lie on a device of type 4"):
+        module["f"](ekiden.runtime.tensor(given), y)
+
+
+@pytest.mark.parametrize("executor", ["vm", "aot", "async"])
+def test_a_network(opencl: Device, executor: str, tmp_path: Path) -> None:
+    module, x = layers(), numbers(2, 3, 9, 7)
+    wanted = ekiden.compile(module)(x).numpy()
+    exe = ekiden.compile(module, "opencl", executor=executor)
+    found = exe(x)
+    assert found.device == opencl and exe.raw.devices == [cpu(0), opencl]
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-6)
+    exe.save(tmp_path / "model.eki")
+    again = ekiden.load(tmp_path / "model.eki")(x)
+    np.testing.assert_array_equal(again.numpy(), found.numpy())
+
+
+def test_sizes_that_only_a_run_knows(opencl: Device) -> None:
+    x = relay.var("x", shape=(relay.Any(), relay.Any()))
+    y = relay.sum(relay.exp(x), axis=1)
+    module = IRModule.from_expr(relay.Function([x], y))
+    exe = ekiden.compile(module, {opencl: "opencl"})
+    for rows, columns in ((1, 1), (3, 300), (257, 5), (0, 4)):
+        given = numbers(rows, columns)
+        np.testing.assert_allclose(exe(given).numpy(), np.exp(given).sum(1), rtol=1e-4)
+
+
+def test_indices_are_checked(opencl: Device) -> None:
+    data, index = relay.var("x", shape=(5, 2)), relay.var("i", shape=(4,), dtype="int64")
+    module = IRModule.from_expr(
+        relay.Function([data, index], relay.take(data, index, axis=0, mode="raise"))
+    )
+    exe, x = ekiden.compile(module, "opencl"), numbers(5, 2)
+    good = np.array([4, 0, -5, 1])
+    np.testing.assert_array_equal(exe(x, good).numpy(), x[good])
+    messages = []
+    for each in (exe, ekiden.compile(module)):
+        with pytest.raises(IndexRangeError) as raised:
+            each(x, np.array([0, 7, 1, 9]))
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+    np.testing.assert_array_equal(exe(x, good).numpy(), x[good])
+
+
+def test_one_program_over_two_devices(opencl: Device) -> None:
+    """Half of it on OpenCL, a branch on the host: as many copies as were planned."""
+    x, w = relay.var("x", shape=(4, 6)), relay.const(numbers(5, 6))
+    inside = relay.annotation.on_device(relay.nn.dense(x, w), opencl)
+    outside = relay.annotation.on_device(relay.nn.relu(inside), cpu(0))
+    branch = relay.If(relay.sum(outside) > relay.const(1.0), outside, relay.negative(outside))
+    module = IRModule.from_expr(relay.Function([x], branch))
+    exe = ekiden.compile(module, [cpu(0), opencl])
+    plain = ekiden.compile(IRModule.from_expr(relay.Function(
+        [y := relay.var("x", shape=(4, 6))],
+        relay.If(relay.sum(r := relay.nn.relu(relay.nn.dense(y, w))) > relay.const(1.0),
+                 r, relay.negative(r)),
+    )))  # fmt: skip
+    for scale in (1.0, 0.01):
+        given = numbers(4, 6) * np.float32(scale)
+        found = exe(given)
+        np.testing.assert_allclose(found.numpy(), plain(given).numpy(), rtol=1e-5, atol=1e-6)
+    assert exe.disassemble().count("device_copy") == 1
+
+
+def test_what_is_refused() -> None:
+    module = layers()
+    with pytest.raises(CompileError, match="makes no code for opencl"):
+        ekiden.compile(module, {"opencl": "llvm"})
+    with pytest.raises(CompileError, match="one target for all devices of opencl"):
+        ekiden.compile(module, {"opencl": ["opencl", "opencl -max_num_threads=64"]})
+    with pytest.raises(CompileError, match="must be a processor, got 'opencl'"):
+        ekiden.compile(module, Target("opencl", host="opencl"))
+    with pytest.raises(CompileError, match="bounds"):
+        ekiden.compile(module, "opencl", bounds="check")
