@@ -64,7 +64,7 @@ def test_the_equation_holds(rule: Rule) -> None:
 
 def refuted(wrong: z3.BoolRef) -> z3.CheckSatResult:
     solver = z3.Solver()
-    solver.set("timeout", 500)
+    solver.set("rlimit", 2_000_000)  # steps of its own, no time: a slow machine says the same
     solver.add(wrong)
     return solver.check()
 
