@@ -23,7 +23,7 @@ from ekiden.relay.op.reduce import max as largest_of
 from ekiden.relay.op.reduce import sum as sum_of
 from ekiden.relay.op.reshape import squeeze
 from ekiden.topi.broadcast import broadcast_to as repeated
-from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape
+from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape, normalize_axes
 from ekiden.topi.transform import MOST
 
 
@@ -127,9 +127,10 @@ def _inverted(attrs: None, data: Array) -> Array:
 
 
 def _variance(attrs: VarianceAttrs, data: Array) -> Array:
+    axes = normalize_axes(attrs.axis, data.ndim, "variance")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of too few elements
-        found = np.var(data, axis=attrs.axis, keepdims=attrs.keepdims, ddof=int(attrs.unbiased))
+        found = np.var(data, axis=axes, keepdims=attrs.keepdims, ddof=int(attrs.unbiased))
     return np.asarray(found).astype(data.dtype)
 
 

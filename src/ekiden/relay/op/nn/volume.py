@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden import topi
-from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Borders, OpPattern, Precision
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._window import WindowAttrs
 from ekiden.relay.op.nn._solve import window, window_transposed
 from ekiden.relay.op.nn._work import of_convolution, of_transposed
 from ekiden.relay.op.nn.geometry import (
@@ -30,7 +30,7 @@ from ekiden.topi.shape import tidy
 
 
 @node("relay.attrs.CorrelationAttrs")
-class CorrelationAttrs(Attrs):
+class CorrelationAttrs(WindowAttrs):
     """The extent of patches, how far they move, in what steps, and what is compared."""
 
     kernel_size: int = 1
