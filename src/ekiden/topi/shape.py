@@ -288,6 +288,7 @@ def window_extent(
     expect_positive("a window", stride=stride, dilation=dilation)
     if is_any(size):
         return size
+    expect_least("a window", "kernel", (as_dim(kernel),), (1,))
     reach = (as_dim(kernel) - 1) * dilation + 1
     assume(lambda: windows_fit(size, reach, stride, before, after), (size, reach))
     return _count_of_windows(tidy((size + (before + after) - reach) // stride + 1), size, reach)
@@ -335,6 +336,7 @@ def transposed_extent(
     """Of a transposed convolution: (size - 1) * stride - before - after + reach + extra."""
     if is_any(size):
         return size
+    expect_least("a window", "kernel", (as_dim(kernel),), (1,))
     reach = (as_dim(kernel) - 1) * dilation + 1
     return tidy((size - 1) * stride + reach + (extra - before - after))
 

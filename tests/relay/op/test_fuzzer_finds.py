@@ -493,3 +493,89 @@ def test_what_is_split_divides_though_there_is_nothing() -> None:
         for rows in (0, 3):
             with pytest.raises(InputError, match="m is 7"):
                 run(np.zeros((rows, 7), "float32"))
+
+
+def test_images_that_are_matched_have_one_shape() -> None:
+    a, b = np.zeros((1, 4, 4, 33), "float32"), np.zeros((1, 4, 4, 5), "float32")
+    with pytest.raises(TypeInferenceError, match="'data2' must have shape"):
+        module = module_of(lambda x, y: op.nn.correlation(x, y, 1, 1, 1, 1, 1, True), a, b)
+        relay.transform.InferType()(module)
+
+
+def test_of_rows_that_are_none_no_more_is_taken_than_they_have() -> None:
+    module = module_of(op.topk, np.zeros((0, 4), "float32"), np.array(15))
+    for kind in ("debug", "vm"):
+        with pytest.raises(InputError, match="k is larger than the extent"):
+            relay.create_executor(kind, module).evaluate()(
+                np.zeros((0, 4), "float32"), np.array(15)
+            )
+
+
+def test_arguments_whose_extents_do_not_agree() -> None:
+    """Kernels take what they read for granted."""
+    image = np.zeros((1, 3, 5, 6), "float32")
+    packed = {"channels": 6, "data_layout": "NHWC", "kernel_layout": "OHWI4o"}
+    grouped = {"groups": 2, **packed, "kernel_layout": "GOHWI4o"}
+    refused = (
+        (lambda x, w: op.image.dilation2d(x, w), (image, np.zeros((2, 3, 3), "float32"))),
+        (op.searchsorted, (np.zeros((2, 9), "float32"), np.zeros((3, 5), "float32"))),
+        (
+            op.nn.conv3d_transpose,
+            (np.zeros((1, 3, 3, 2, 3), "float32"), np.zeros((2, 2, 2, 3, 2), "float32")),
+        ),
+        (
+            op.nn.conv1d_transpose,
+            (np.zeros((2, 3, 5), "float32"), np.zeros((4, 3, 4), "float32")),
+        ),
+        (op.text.concat, (np.zeros((5, 4), "uint8"), np.zeros((4, 7), "uint8"))),
+        (op.ml.couple, (np.zeros((5, 2, 3), "float32"),)),
+        (lambda x, w: op.nn.conv1d(x, w, groups=3), (image[0], np.zeros((3, 5, 0), "float32"))),
+        *(
+            (lambda x, w: op.nn.conv2d(x, w, **packed), (np.zeros((2, 9, 8, 3), "float32"), w))
+            for w in (
+                np.zeros((1, 3, 3, 3, 4), "float32"),
+                np.zeros((2, 3, 3, 3, 3), "float32"),
+                np.zeros((0, 3, 3, 3, 4), "float32"),
+            )
+        ),
+        (
+            lambda x, w: op.nn.conv2d(x, w, **grouped),
+            (np.zeros((2, 9, 8, 4), "float32"), np.zeros((1, 1, 3, 3, 2, 4), "float32")),
+        ),
+    )
+    for build, arrays in refused:
+        with pytest.raises(TypeInferenceError):
+            relay.transform.InferType()(module_of(build, *arrays))
+    good = np.zeros((2, 3, 3, 3, 4), "float32")
+    relay.transform.InferType()(
+        module_of(
+            lambda x, w: op.nn.conv2d(x, w, **packed), np.zeros((2, 9, 8, 3), "float32"), good
+        )
+    )
+
+
+def test_a_convolution_of_volumes_without_slices() -> None:
+    x, w = np.zeros((1, 4, 0, 4, 6), "float32"), np.ones((6, 2, 2, 3, 3), "float32")
+    found = both(lambda x, w: op.nn.conv3d(x, w, padding=(1, 0, 1, 1, 0, 1), groups=2), x, w)
+    assert found.shape[2] == 1 and not found.any()
+
+
+def test_a_softmax_of_no_integers() -> None:
+    steps = relay.const(np.float32(0.1)), relay.const(np.int32(0))
+    found = both(lambda x: qnn.softmax(x, *steps, *steps), np.zeros((3, 0), "int8"))
+    assert found.shape == (3, 0)
+
+
+def test_normalisation_over_channels_that_are_none() -> None:
+    assert both(op.nn.lrn, np.zeros((2, 0, 4, 5), "float32")).shape == (2, 0, 4, 5)
+
+
+def test_no_coordinates_pick_everything() -> None:
+    x = np.arange(120, dtype="float32").reshape(4, 5, 6)
+    found = both(op.gather_nd, x, np.zeros((0, 7), "int64"))
+    np.testing.assert_array_equal(found, np.broadcast_to(x, (7, 4, 5, 6)))
+
+
+def test_of_no_positions_no_extent_is_read() -> None:
+    found = both(op.unravel_index, np.zeros(0, "int32"), np.array([6, 0, -2], "int32"))
+    assert found.shape == (3, 0)

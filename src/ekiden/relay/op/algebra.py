@@ -136,6 +136,8 @@ def _variance(attrs: VarianceAttrs, data: Array) -> Array:
 
 def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
     dims = [int(d) for d in shape]
+    if not data.size:  # no kernel is run for nothing
+        return np.empty((len(dims), *data.shape), data.dtype)
     check_range("unravel_index: extent", shape, (0, 2**31))
     count = 1
     for extent in dims:
