@@ -209,6 +209,9 @@ ek_tensor *ek_tensor_alloc(const int64_t *shape, int32_t ndim, ek_dtype dtype, e
 bool ek_tensor_is_own(const ek_object *object);
 bool ek_storage_is_own(const ek_object *object);
 
+/* A storage over memory of the host that somebody else frees, when nothing refers to it. 0 or -1. */
+int ek_storage_lent(void *data, size_t size, ek_object **out);
+
 /* ek_device.c ---------------------------------------------------------------------------------- */
 
 static inline bool ek_device_same(ek_device a, ek_device b) {

@@ -252,6 +252,29 @@ static int vm_limit(void *self, const ek_value *args, int32_t nargs, ek_value *r
   return set_limit("ek.vm.limit", args, &((ek_vm *)(void *)args[0].v.obj)->limit);
 }
 
+enum { MOST_PLACES = 256 };
+
+/* (virtual machine), or with it pairs of an instruction's place and a tensor: where results of its
+** next run are to lie; the tensors stay until those are gone. */
+static int vm_places(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_vm_place places[MOST_PLACES];
+  int32_t n = (nargs - 1) / 2;
+  (void)self;
+  (void)ret;
+  bool fits = nargs % 2 == 1 && n <= MOST_PLACES && args[0].type_index == EK_VM;
+  for (int32_t i = 0; fits && i < n; i++) {
+    const ek_dltensor *tensor = ek_value_tensor(&args[2 + 2 * i]);
+    fits = args[1 + 2 * i].type_index == EK_INT && tensor != NULL &&
+           ek_dltensor_is_contiguous(tensor) && ek_device_is_host(tensor->device);
+    if (fits) {
+      places[i] = (ek_vm_place){(int32_t)args[1 + 2 * i].v.i64, false, ek_dltensor_nbytes(tensor),
+                                ek_dltensor_data(tensor)};
+    }
+  }
+  if (!fits) return ek_error("TypeError", "ek.vm.places: wrong arguments, see ek_registry.c");
+  return ek_vm_set_places((ek_vm *)(void *)args[0].v.obj, places, n);
+}
+
 /* (executable, number of calls, function of a name) */
 static int watch(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   static const int32_t types[] = {EK_EXECUTABLE, EK_INT, EK_FUNCTION};
@@ -343,6 +366,7 @@ static const ek_builtin builtins[] = {
     {"ek.runtime.reset_peak", reset_peak},
     {"ek.vm.limit", vm_limit},
     {"ek.vm.module", vm_module},
+    {"ek.vm.places", vm_places},
 };
 
 /* The table ------------------------------------------------------------------------------------ */

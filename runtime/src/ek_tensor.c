@@ -55,6 +55,21 @@ int ek_storage_new(size_t size, size_t alignment, ek_device device, ek_object **
   return 0;
 }
 
+/* Nothing of it is freed but itself. */
+static void lent_deleter(void *self, int flags) {
+  if (flags & EK_DELETE_MEMORY) ek_free(self);
+}
+
+int ek_storage_lent(void *data, size_t size, ek_object **out) {
+  ek_storage *storage = ek_object_alloc(sizeof *storage, EK_STORAGE, lent_deleter);
+  if (storage == NULL) return -1;
+  storage->device = (ek_device){EK_CPU, 0};
+  storage->data = data;
+  storage->size = size;
+  *out = &storage->base;
+  return 0;
+}
+
 /* Tensors -------------------------------------------------------------------------------------- */
 
 static void tensor_deleter(void *self, int flags) {
@@ -98,7 +113,9 @@ int ek_shape_nbytes(const int64_t *shape, int32_t ndim, ek_dtype dtype, size_t *
   return 0;
 }
 
-bool ek_storage_is_own(const ek_object *object) { return object->deleter == storage_deleter; }
+bool ek_storage_is_own(const ek_object *object) {
+  return object->deleter == storage_deleter || object->deleter == lent_deleter;
+}
 
 bool ek_tensor_is_own(const ek_object *object) { return object->deleter == tensor_deleter; }
 

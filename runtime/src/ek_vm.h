@@ -30,6 +30,15 @@ typedef struct ek_frame {
   int32_t dst;                             /* the caller's register for the result */
 } ek_frame;
 
+/* Memory of the caller where a result of the next run is to lie: what an AllocStorage of the run's
+** own function gives, the first time that it is asked for as many bytes. */
+typedef struct ek_vm_place {
+  int32_t at;                              /* the instruction's first word, in its function */
+  bool is_taken;
+  size_t size;
+  void *data;                              /* the caller keeps it until the run's result is gone */
+} ek_vm_place;
+
 /* Registers of all frames lie one after another; those at 'top' and beyond are NONE, so that
 ** entering a function writes its arguments only. All grows and nothing shrinks: a warm run
 ** allocates nothing.
@@ -56,6 +65,8 @@ typedef struct ek_vm {
   ek_value result;                         /* owned: of a run that ended, until it is handed out */
   ek_seen *seen;                           /* one per symbol of the executable */
   ek_lent lent;                            /* by the caller, during a call */
+  ek_vm_place *places;                     /* owned */
+  int32_t n_places;
   ek_arenas arenas;                        /* kept from run to run */
   struct ek_async *async;                  /* owned; NULL where kernels run one after another */
   uint32_t is_running;                     /* atomic */
@@ -77,6 +88,9 @@ int ek_vm_begin(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs
 /* Ends what ek_vm_begin began, when no frames are left: hands out 'result' (NONE after a failure),
 ** which then refers to nothing that was lent. 0 or -1. */
 int ek_vm_end(ek_vm *vm, ek_value *ret);
+
+/* The places of results from now on, 'n' of them, in the machine's own copy. 0 or -1. */
+int ek_vm_set_places(ek_vm *vm, const ek_vm_place *places, int32_t n);
 
 /* Makes an idle machine the caller's; "'doing' 'name': ..." is the error. 0 or -1. */
 int ek_vm_acquire(ek_vm *vm, const char *doing, ek_bytes name);

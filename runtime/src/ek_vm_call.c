@@ -16,6 +16,7 @@ static void vm_deleter(void *self, int flags) {
     ek_free(vm->args);
     ek_free(vm->seen);
     ek_lent_free(&vm->lent);
+    ek_free(vm->places);
     ek_arenas_remove(&vm->arenas);
     (void)ek_async_set(vm, false);
     ek_release(&vm->executable->base);
@@ -226,6 +227,18 @@ int ek_vm_begin(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs
   ek_value none = ek_value_none();
   (void)ek_vm_end(vm, &none);
   return -1;
+}
+
+int ek_vm_set_places(ek_vm *vm, const ek_vm_place *places, int32_t n) {
+  if (n > vm->n_places) {
+    ek_vm_place *larger = ek_alloc_or_error((size_t)n * sizeof *larger);
+    if (larger == NULL) return -1;
+    ek_free(vm->places);
+    vm->places = larger;
+  }
+  if (n != 0) memcpy(vm->places, places, (size_t)n * sizeof *places);
+  vm->n_places = n;
+  return 0;
 }
 
 int ek_vm_end(ek_vm *vm, ek_value *ret) {

@@ -469,6 +469,17 @@ static int read_bytes(const char *instruction, const ek_value *value, int32_t in
   return 0;
 }
 
+/* The caller's memory for the storage that an instruction asks for; NULL where there is none. */
+static ek_vm_place *place_of(ek_vm *vm, const int32_t *pc, size_t size) {
+  if (vm->n_frames != 1) return NULL;
+  for (int32_t i = 0; i < vm->n_places; i++) {
+    ek_vm_place *place = &vm->places[i];
+    bool is_here = vm->function->code + place->at == pc && place->size == size;
+    if (is_here && !place->is_taken) return place;
+  }
+  return NULL;
+}
+
 /* AllocStorage dst size size_index alignment device */
 int ek_op_AllocStorage(ek_vm *vm, ek_value *R, const int32_t *pc) {
   size_t size;
@@ -476,7 +487,14 @@ int ek_op_AllocStorage(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_device device = vm->executable->devices[ek_AllocStorage_device(pc)];
   const ek_value *wanted = &R[ek_AllocStorage_size(pc)];
   if (read_bytes("AllocStorage", wanted, ek_AllocStorage_size_index(pc), &size) != 0) return -1;
-  if (ek_storage_new(size, (size_t)ek_AllocStorage_alignment(pc), device, &storage) != 0) return -1;
+  ek_vm_place *place = place_of(vm, pc, size);
+  if (place != NULL && ek_device_is_host(device)) {
+    if (ek_storage_lent(place->data, size, &storage) != 0) return -1;
+    place->is_taken = true;
+  } else {
+    size_t alignment = (size_t)ek_AllocStorage_alignment(pc);
+    if (ek_storage_new(size, alignment, device, &storage) != 0) return -1;
+  }
   set_object(&R[ek_AllocStorage_dst(pc)], storage);
   return 0;
 }

@@ -16,6 +16,7 @@ from onnx_files import arguments, expected, model
 
 import ekiden
 from ekiden import frontend, relay, runtime
+from ekiden.driver.binding import write_results
 from ekiden.ir.instrument import DumpIR
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.stepping import Stepper
@@ -56,6 +57,90 @@ def test_an_argument_may_be_where_the_result_goes(two: ekiden.Executable) -> Non
     x = np.array([[1, -2, 3, -4]], np.float32)
     two(x, out=(None, x))
     assert x.tolist() == [[-1, 2, -3, 4]]
+
+
+def _address(value: object) -> int:
+    array = value.numpy() if isinstance(value, runtime.Tensor) else value
+    assert isinstance(array, np.ndarray)
+    return int(array.ctypes.data)
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where results stood before they were written to their places."""
+    found: list[int] = []
+
+    def write(infos: object, result: object, places: object, out: object) -> object:
+        many = result if isinstance(result, tuple) else (result,)
+        found[:] = [_address(each) for each in many]
+        return write_results(infos, result, places, out)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("ekiden.driver.executable.write_results", write)
+    return found
+
+
+@pytest.mark.parametrize("executor", ["vm", "aot", "async"])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_kernels_write_where_results_go(executor: str, dtype: str, sources: list[int]) -> None:
+    text = f"def @main(%x: Tensor[(n, 5), {dtype}])"
+    exe = ekiden.compile(
+        relay.parse(
+            f"{text} {{ (maximum(%x, negative(%x)), reshape(negative(%x), newshape=[5, -1])) }}"
+        ),
+        executor=executor,  # type: ignore[arg-type]  # each is one
+    )
+    for rows in (3, 1, 70):
+        x = np.random.default_rng(rows).normal(0, 9, (rows, 5)).astype(dtype)
+        first, second = np.zeros((rows, 5), dtype), runtime.empty((5, rows), dtype)
+        for run in (lambda x=x, o=(first, second): exe(x, out=o), exe.bind(x, out=[first, second])):
+            run()
+            assert sources == [_address(first), _address(second)]
+            np.testing.assert_array_equal(first, abs(x))
+            np.testing.assert_array_equal(second.numpy(), -x.reshape(5, rows))
+            second.copy_from(np.zeros((5, rows), dtype))
+        exe(x, out=(None, second))
+        assert sources[1] == _address(second) and sources[0] != _address(first)
+        later = [each.numpy() for each in exe(x)]  # nothing of that is left
+        assert _address(first) != _address(later[0]) and (later[0] == abs(x)).all()
+
+
+def test_what_is_read_is_not_written_before(sources: list[int]) -> None:
+    """A softmax reads its rows more than once."""
+    exe = ekiden.compile(
+        relay.parse("def @main(%x: Tensor[(4, n), float32]) { reverse(nn.softmax(%x), axis=[1]) }")
+    )
+    memory = np.random.default_rng(0).normal(size=64).astype("float32")
+    x = memory[:28].reshape(4, 7)
+    wanted = exe(x.copy()).numpy()
+    for start, direct in ((0, False), (27, False), (28, True), (9, False)):
+        memory[:28] = np.random.default_rng(0).normal(size=64).astype("float32")[:28]
+        out = memory[start : start + 28].reshape(4, 7)
+        exe(x, out=out)
+        np.testing.assert_array_equal(out, wanted)
+        assert (sources == [_address(out)]) == direct
+
+
+def test_places_that_lie_in_each_other_are_copied_to(
+    two: ekiden.Executable, sources: list[int]
+) -> None:
+    memory, x = np.zeros(12, np.float32), np.array([[1, -2, 3, -4]], np.float32)
+    first, second = memory[:4].reshape(1, 4), memory[3:7].reshape(1, 4)
+    two(x, out=(first, second))
+    assert second.tolist() == [[-1, 2, -3, 4]] and memory[:3].tolist() == [1, 0, 3]
+    assert _address(first) not in sources and _address(second) not in sources
+
+
+@pytest.mark.parametrize("text", [
+    "def @main(%x: Tensor[(n, 4), float32]) { %x }",
+    "def @main(%x: Tensor[(n, 4), float32]) { if (less(sum(%x), 0f)) { negative(%x) }"
+    " else { abs(%x) } }",
+])  # fmt: skip
+def test_results_that_no_kernel_makes_are_copied(text: str, sources: list[int]) -> None:
+    exe = ekiden.compile(relay.parse(text))
+    x, out = np.full((2, 4), -1, np.float32), np.zeros((2, 4), np.float32)
+    exe(x, out=out)
+    assert sources != [_address(out)]
+    np.testing.assert_array_equal(out, exe(x).numpy())
 
 
 def test_several_results_by_position_or_name(two: ekiden.Executable) -> None:

@@ -88,7 +88,9 @@ def _place(info: TensorInfo, given: object) -> Place:
 def write_results(
     infos: Sequence[TensorInfo], result: object, places: Sequence[Place | None], out: object
 ) -> object:
-    """Copy results to their places; gives `out`. Raises InputError for another shape."""
+    """Copy results to their places where they are not there yet; gives `out`. Raises InputError
+    for another shape.
+    """
     results = result if isinstance(result, tuple) and len(infos) > 1 else (result,)
     for info, made, place in zip(infos, results, places, strict=True):
         if place is None:
@@ -97,11 +99,15 @@ def write_results(
         if tuple(place.shape) != tuple(source.shape):
             wanted = f"expected shape {_show(source.shape)}, as it is of this run"
             raise InputError(f"out '{info.name}': {wanted}, got {_show(place.shape)}")
-        if isinstance(place, runtime.Tensor):
-            place.copy_from(source)
-        else:
-            np.copyto(place, source.numpy())
+        written, given = place_array(place), source.numpy()
+        if written.ctypes.data != given.ctypes.data or not written.flags.c_contiguous:
+            np.copyto(written, given)
     return out
+
+
+def place_array(place: Place) -> npt.NDArray[Any]:
+    """A place as an array over its memory."""
+    return place.numpy() if isinstance(place, runtime.Tensor) else place
 
 
 def _show(shape: Sequence[object]) -> str:

@@ -15,10 +15,11 @@ import numpy as np
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
 from ekiden.backend.vm.write import CALL_CLOSURE
-from ekiden.driver.binding import BoundRun, places_of, write_results
+from ekiden.driver.binding import BoundRun, Place, places_of, write_results
 from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.kept import kept_values
 from ekiden.driver.library import FORMATS, export_library
+from ekiden.driver.placing import direct_places, result_sites
 from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import read_constants, without_kernels
@@ -60,6 +61,7 @@ class Executable:
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
+        self._sites: tuple[int | None, ...] | None = None
         self._known: Machines | None = None
         if not late_bound.missing(raw):
             self._known = Machines(raw, executor_of(raw))
@@ -76,8 +78,10 @@ class Executable:
         """Run `main`. An input or output that is a sequence is a list of tensors, one that is a
         tensor of strings an array of str, a sequence of maps a list of dictionaries.
 
-        `out` is an array or tensor that the result is copied to, and then what is given back; of
+        `out` is an array or tensor where the result is to stand, and then what is given back; of
         several outputs a sequence or a mapping by name of such, None for those that are dropped.
+        The last kernels write there, and nothing is copied, where it is contiguous and apart from
+        the arguments; what stands there after an error is not said.
 
         `timeout` is in seconds: the run is stopped then, before its next kernel, with a
         RunLimitError, and the executable is as it was. Inputs of these two names come first.
@@ -100,8 +104,17 @@ class Executable:
             values = self._values(args, {**named, "out": out})
             return self._run(values, timeout)  # type: ignore[return-value]
         places = places_of(self.outputs, out)
-        result = self._run(self._values(args, named), timeout)
+        values = self._values(args, named)
+        result = self._run(values, timeout, self._direct(places, values))
         return write_results(self.outputs, result, places, out)  # type: ignore[return-value]
+
+    def _direct(self, places: Sequence[Place | None], values: Sequence[object]) -> list[object]:
+        """The places that kernels write themselves; see `Machines.invoke`."""
+        if self._kept is not None or self._gives_objects or self._gives_functions:
+            return []
+        if self._sites is None:
+            self._sites = result_sites(self.raw, len(self.outputs))
+        return direct_places(self._sites, places, values)
 
     def bind(self, *args: object, out: object = None, **named: object) -> BoundRun:
         """A run that reads the arrays given here whenever it is called, and writes to `out`.
@@ -119,9 +132,10 @@ class Executable:
                 raise InputError(f"bind: input '{info.name}': expected {wanted}")
         runtime.get_global_func("ek.executable.check")(self.raw, self.raw.index("main"), *values)
         places = None if out is None else places_of(self.outputs, out)
+        direct = [] if places is None else self._direct(places, values)
 
         def call() -> object:
-            result = self._run(values)
+            result = self._run(values, places=direct)
             return result if places is None else write_results(self.outputs, result, places, out)
 
         names = [info.name for info in self.inputs]
@@ -135,10 +149,12 @@ class Executable:
             raise InputError(f"run: {wanted}, got {len(given)}")
         return [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
 
-    def _run(self, values: Sequence[object], timeout: object = None) -> object:
+    def _run(
+        self, values: Sequence[object], timeout: object = None, places: Sequence[object] = ()
+    ) -> object:
         """What `main` gives for them, as Python has it."""
         if self._kept is None:
-            result = self._invoke(values, timeout)
+            result = self._invoke(values, timeout, places)
         else:
             result = self._kept.run(lambda kept: self._invoke([*values, *kept], timeout))
         if self._gives_objects:
@@ -147,10 +163,12 @@ class Executable:
             result = with_functions(result, self._machines)
         return result
 
-    def _invoke(self, values: Sequence[object], timeout: object) -> object:
+    def _invoke(
+        self, values: Sequence[object], timeout: object, places: Sequence[object] = ()
+    ) -> object:
         if timeout is None:
-            return self._machines.invoke("main", *values)
-        return self._machines.invoke_within(timeout, "main", *values)
+            return self._machines.invoke("main", *values, places=places)
+        return self._machines.invoke_within(timeout, "main", *values, places=places)
 
     @property
     def state(self) -> dict[str, runtime.Tensor]:

@@ -41,6 +41,10 @@ class Attrs(Node):
     def __bool__(self) -> bool:
         return True
 
+    def check(self) -> None:
+        """Look at the values alone, whatever the arguments are. Raises ValueError for what none
+        goes with."""
+
 
 @cache
 def field_classes(type_key: str) -> dict[str, frozenset[object]]:

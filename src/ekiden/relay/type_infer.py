@@ -53,6 +53,7 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.fill_types import fill
+from ekiden.relay.op._declare import attempt
 from ekiden.relay.op.lowered import relay_type
 from ekiden.relay.unify import MismatchError, Unifier, match_dims, size_vars, substitute_dims
 from ekiden.relay.visitor import CHILDREN, has_holes
@@ -511,6 +512,8 @@ class _Inference:
             if any(map(self.unifier.is_open, kinds)):
                 return None
         try:
+            if expr.attrs is not None:
+                attempt(name, expr.attrs.check)
             found = definition.relation(kinds, expr.attrs)
             _check_result(name, found)
             return found

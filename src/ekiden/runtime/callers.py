@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
-from ekiden.runtime._core import Executable, VirtualMachine, num_threads
+from ekiden.runtime._core import Executable, VirtualMachine, get_global_func, num_threads
 
 Result = TypeVar("Result")
 
@@ -24,15 +24,19 @@ class Machines:
         self._executor = executor
         self._idle = [VirtualMachine(executable, executor)]
 
-    def invoke(self, name: str, *args: object) -> object:
-        """As VirtualMachine.invoke, from any thread."""
+    def invoke(self, name: str, *args: object, places: Sequence[object] = ()) -> object:
+        """As VirtualMachine.invoke, from any thread. `places` are pairs: an instruction that asks
+        for memory, and a tensor or array whose memory it gets.
+        """
         machine = self._take()
         try:
-            return machine.invoke(name, *args)
+            return _into(machine, places, name, args) if places else machine.invoke(name, *args)
         finally:
             self._idle.append(machine)
 
-    def invoke_within(self, seconds: object, name: str, *args: object) -> object:
+    def invoke_within(
+        self, seconds: object, name: str, *args: object, places: Sequence[object] = ()
+    ) -> object:
         """The same, stopped after so many seconds with a RunLimitError. Raises TypeError and
         ValueError for what is no positive number.
         """
@@ -41,7 +45,7 @@ class Machines:
         machine = self._take()
         try:
             machine.limit(seconds=seconds)
-            return machine.invoke(name, *args)
+            return _into(machine, places, name, args)
         finally:
             machine.limit()
             self._idle.append(machine)
@@ -51,6 +55,18 @@ class Machines:
             return self._idle.pop()
         except IndexError:
             return VirtualMachine(self.executable, self._executor)
+
+
+def _into(
+    machine: VirtualMachine, places: Sequence[object], name: str, args: Sequence[object]
+) -> object:
+    """A call with `places`, which are the machine's for this one only."""
+    set_places = get_global_func("ek.vm.places")
+    set_places(machine, *places)
+    try:
+        return machine.invoke(name, *args)
+    finally:
+        set_places(machine)
 
 
 @cache

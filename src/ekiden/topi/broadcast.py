@@ -6,6 +6,8 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
@@ -199,10 +201,20 @@ def _truncated_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return Select(binary(EQ, b, const(0, b.dtype)), const(0, a.dtype), found, a.dtype)
 
 
+def _of_root(a: PrimExpr, found: PrimExpr, limitless: float, zero: float) -> PrimExpr:
+    """A power by a square root, and what C's pow gives for -inf and for 0 of either sign, which
+    roots take otherwise."""
+    edges = ((-np.inf, limitless), (0.0, zero))
+    for edge, value in edges:
+        at = binary(EQ, a, const(edge, a.dtype))
+        found = Select(at, const(value, a.dtype), found, a.dtype)
+    return found
+
+
 _POWERS: dict[float, Callable[[PrimExpr], PrimExpr]] = {
     -1.0: lambda a: 1.0 / a,
-    -0.5: lambda a: call_intrin("rsqrt", a),
-    0.5: lambda a: call_intrin("sqrt", a),
+    -0.5: lambda a: _of_root(a, call_intrin("rsqrt", a), 0.0, np.inf),
+    0.5: lambda a: _of_root(a, call_intrin("sqrt", a), np.inf, 0.0),
     1.0: lambda a: a,
     2.0: lambda a: a * a,
     3.0: lambda a: a * a * a,

@@ -32,7 +32,7 @@ from ekiden.te.range_check import (
     range_check,
 )
 from ekiden.topi.broadcast import broadcast_indices, joint_shape
-from ekiden.topi.shape import Dim, as_dim, known, normalize_axis, product
+from ekiden.topi.shape import Dim, as_dim, expect_shape, known, normalize_axis, product
 from ekiden.topi.transform import unravel
 
 
@@ -205,6 +205,7 @@ def sequence_mask(
         raise ValueError(
             f"sequence_mask: axis must be 0 or 1 of at least 2 axes, got {axis} of {data.ndim}"
         )
+    expect_shape("sequence_mask", "valid_length", valid_length.shape, (data.shape[1 - axis],))
     fill = convert(mask_value, data.dtype)
 
     def body(*i: Var) -> PrimExpr:

@@ -63,7 +63,10 @@ def couple(pairs: Tensor, steps: int = 100, tolerance: float = 0.005) -> Tensor:
     the first against the second: the second method of Wu, Lin and Weng (2004), as libsvm iterates
     it.
     """
+    if pairs.ndim != 3:
+        raise ValueError(f"couple: expected pairs [n, k, k], got {pairs.shape}")
     rows, classes = pairs.shape[0], pairs.shape[2]
+    expect_shape("couple", "pairs", pairs.shape, (None, classes, None))
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = IRBuilder()

@@ -32,6 +32,8 @@ def accumulator(dtype: str) -> str:
     """The dtype in which sums of `dtype` are made."""
     if dtype in ("float16", "bfloat16"):
         return "float32"
+    if dtype == "bool":  # they are counted
+        return "int64"
     return "int32" if dtype in ("int8", "uint8", "int16", "uint16") else dtype
 
 

@@ -288,6 +288,7 @@ def window_extent(
     expect_positive("a window", stride=stride, dilation=dilation)
     if is_any(size):
         return size
+    expect_least("a window", "kernel", (as_dim(kernel),), (1,))
     reach = (as_dim(kernel) - 1) * dilation + 1
     assume(lambda: windows_fit(size, reach, stride, before, after), (size, reach))
     return _count_of_windows(tidy((size + (before + after) - reach) // stride + 1), size, reach)
@@ -335,6 +336,7 @@ def transposed_extent(
     """Of a transposed convolution: (size - 1) * stride - before - after + reach + extra."""
     if is_any(size):
         return size
+    expect_least("a window", "kernel", (as_dim(kernel),), (1,))
     reach = (as_dim(kernel) - 1) * dilation + 1
     return tidy((size - 1) * stride + reach + (extra - before - after))
 
@@ -389,7 +391,8 @@ def infer_reshape(
 
     Raises ValueError for what has no meaning, and when the numbers of elements are known to differ.
     """
-    wanted = _decoded(shape, newshape, allow_zero)
+    factors = _decoded(shape, newshape, allow_zero)
+    wanted = [None if many is None else product(many) for many in factors]
     given = [d for d in wanted if d is not None]
     holes = len(wanted) - len(given)
     if holes > 1:
@@ -399,42 +402,43 @@ def infer_reshape(
         if before is not None and after is not None and before != after:
             raise ValueError(f"{before} elements cannot become {after}")
         return tuple(given)
-    rest = _quotient(shape, given)
+    rest = _quotient(shape, [d for many in factors for d in many or ()])
     return tuple(rest if d is None else d for d in wanted)
 
 
 def _decoded(
     shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool
-) -> list[PrimExpr | None]:
-    """The dimensions of a new shape, None for a -1; see `infer_reshape`."""
-    found: list[PrimExpr | None] = []
+) -> list[Sequence[PrimExpr] | None]:
+    """The factors of each dimension of a new shape, None for a -1; see `infer_reshape`."""
+    found: list[Sequence[PrimExpr] | None] = []
     codes = iter(enumerate(newshape))
     source = 0
     for position, each in codes:
         match known(each):
             case 0 if isinstance(each, int) and not allow_zero:
-                found += _read(shape, source, 1, f"0 at axis {position} copies a dimension")
+                what = f"0 at axis {position} copies a dimension"
+                found.append(_read(shape, source, 1, what))
                 source += 1
             case -1:
                 found.append(None)
                 source += 1
             case -2:
-                found += shape[source:]
+                found += [(d,) for d in shape[source:]]
                 source = max(source, len(shape))
             case -3:
                 what = f"-3 at axis {position} joins two dimensions"
-                found.append(product(_read(shape, source, 2, what)))
+                found.append(_read(shape, source, 2, what))
                 source += 2
             case -4:
                 what = f"-4 at axis {position} splits a dimension"
                 (whole,) = _read(shape, source, 1, what)
                 parts = [part for _, part in islice(codes, 2)]
-                found += _split(whole, parts, what)
+                found += [(d,) for d in _split(whole, parts, what)]
                 source += 1
             case int() as number if number < 0:
                 raise ValueError(f"a dimension must be at least -4, got {number}")
             case _:
-                found.append(as_dim(each))
+                found.append((as_dim(each),))
                 source += 1
     return found
 
@@ -487,7 +491,10 @@ def _divide(above: Sequence[PrimExpr], below: Sequence[PrimExpr]) -> PrimExpr:
     top, bottom = top // common, bottom // common
     if bottom == 0 or (not numerator and not denominator and top % bottom):
         raise ValueError(f"{top * common} elements do not divide by {bottom * common}")
-    return tidy(product([as_dim(top), *numerator]) // product([as_dim(bottom), *denominator]))
+    whole = product([as_dim(top), *numerator])
+    if numerator and not denominator and bottom > 1:  # of no elements any count is right
+        assume(lambda: (whole % bottom).equal(0), numerator)
+    return tidy(whole // product([as_dim(bottom), *denominator]))
 
 
 def _split_constant(dims: Sequence[PrimExpr]) -> tuple[int, list[PrimExpr]]:

@@ -255,6 +255,13 @@ def sliding_window(
             f"sliding_window: expected a window of {data.ndim - at} axes with as many strides, got"
             f" {tuple(window_shape)} and {tuple(strides)}"
         )
+    if min(*window_shape, *strides) < 1:
+        raise ValueError(
+            f"sliding_window: windows and strides must be at least 1, got {tuple(window_shape)} and"
+            f" {tuple(strides)}"
+        )
+    least = [*[None] * at, *window_shape]
+    expect_least("sliding_window", "data", data.shape, least)
     positions = [
         tidy((d - w) // s + 1)
         for d, w, s in zip(data.shape[at:], window_shape, strides, strict=True)

@@ -17,7 +17,16 @@ from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.elementwise import as_bool
 from ekiden.topi.ranks import Selection, index_dtype, rank, rank_dtype, selects
-from ekiden.topi.shape import Dim, as_dim, assume, known, normalize_axis, product, replaced
+from ekiden.topi.shape import (
+    Dim,
+    as_dim,
+    assume,
+    expect_shape,
+    known,
+    normalize_axis,
+    product,
+    replaced,
+)
 from ekiden.topi.transform import unravel
 
 PASSES = 48
@@ -239,6 +248,9 @@ def searchsorted(
         raise ValueError(
             f"searchsorted: expected a vector or {values.ndim} axes, got {sorted_sequence.ndim}"
         )
+    if not shared:
+        rows_of = (*values.shape[:-1], None)
+        expect_shape("searchsorted", "sorted_sequence", sorted_sequence.shape, rows_of)
     size = sorted_sequence.shape[-1]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:

@@ -17,7 +17,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.shape import known
+from ekiden.topi.shape import expect_shape, known
 
 GROWTH = 3
 """How many bytes, at most, each byte of a text becomes when its case changes."""
@@ -56,6 +56,7 @@ def concat(first: Tensor, second: Tensor) -> Tensor:
     Raises ValueError for other than rows of texts.
     """
     _rows("text.concat", first, second)
+    expect_shape("text.concat", "second", second.shape, (first.shape[0], None))
     sizes, wide = length(first), first.shape[1]
 
     def body(i: Var, j: Var) -> PrimExpr:

@@ -3,6 +3,8 @@
     python tests/relay/op/fuzz_operators.py --cases 1000000 --seed 1
     python tests/relay/op/fuzz_operators.py --seed 1 --number 12 take     a find again
 
+With `--state FILE` a run that is stopped goes on later where it was, on the same sources only.
+
 Every operator of the table that has a kernel is varied from its sample calls. A variant is
 compiled with `bounds="check"`, its dimensions as numbers or as symbols, and run on many arrays;
 each run is a case. A case is right when the virtual machine gives what the interpreter gives, or
@@ -15,6 +17,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import faulthandler
+import hashlib
+import json
 import sys
 import time
 import traceback
@@ -22,10 +27,12 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import frontend_cases
 import inventory_cases
+import ml_dtypes
 import nn_operator_cases
 import numpy as np
 import operator_cases
@@ -35,6 +42,7 @@ import ekiden
 from ekiden import relay, runtime, te
 from ekiden.driver.sequences import to_list
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import OPS, Array, OpPattern
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
@@ -51,6 +59,8 @@ from ekiden.tir.stmt import PrimFunc
 EXTENTS = (0, 1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
 SHOWN = 3
 """Finds of one kind in one operator that are printed."""
+STANDS = 600.0
+"""Seconds that a variant may take; then where it stands is printed."""
 LARGEST = 40_000
 """Elements of a tensor, at most."""
 SIZES = 96
@@ -112,12 +122,16 @@ def _more() -> Iterator[Case]:
         yield case(build, *arrays, symbolic=False)
 
 
+CHOSEN = ("vm.part", "vm.prefix")
+"""Operators that the compiler alone makes, of shapes that it knows to fit."""
+
+
 def samples() -> dict[str, list[Case]]:
     """Operator -> its sample calls."""
     found: dict[str, list[Case]] = defaultdict(list)
     families = (operator_cases, nn_operator_cases, inventory_cases, frontend_cases)
     for each in (*(c for f in families for c in f.CASES), *_more()):
-        if each.name in ("vm.part", "vm.prefix"):  # whoever makes one knows that it fits
+        if each.name in CHOSEN:
             each = dataclasses.replace(each, symbolic=False)
         found[each.name].append(each)
     return dict(found)
@@ -219,12 +233,42 @@ class Tally:
     """How many were tried, those without a type with them."""
     finds: list[Find] = field(default_factory=list)
 
+    def save(self, path: Path, seed: int) -> None:
+        """Write what was done, for a run with the same seed on the same sources to go on."""
+        counts = {name: getattr(self, name) for name in COUNTS}
+        finds = [dataclasses.astuple(f) for f in self.finds]
+        text = json.dumps({"of": _sources(seed), "finds": finds, **counts})
+        part = path.with_suffix(".part")
+        part.write_text(text)
+        part.replace(path)
+
+    @staticmethod
+    def load(path: Path, seed: int) -> Tally:
+        """What `save` wrote. Raises ValueError where it is of other sources or another seed."""
+        found = json.loads(path.read_text())
+        if found["of"] != _sources(seed):
+            raise ValueError(f"{path}: of other sources or another seed: begin anew")
+        finds = [Find(*each) for each in found["finds"]]
+        return Tally(finds=finds, **{name: Counter(found[name]) for name in COUNTS})
+
     def add(self, kind: str, variant: str, message: str) -> None:
         """Note something that is wrong, and say so at once."""
         self.finds.append(Find(kind, variant, message))
         name = variant.partition("(")[0]
         if sum(f.kind == kind and f.variant.startswith(f"{name}(") for f in self.finds) <= SHOWN:
             print(f"FIND {kind}: {variant}\n    {message}", flush=True)
+
+
+COUNTS = ("cases", "refused", "seconds", "variants")
+"""What a tally counts by operator."""
+
+
+def _sources(seed: int) -> str:
+    """What decides the cases of a run and what comes of them."""
+    digest = hashlib.sha256(f"{seed} {compiler_digest()}".encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class Mutator:
@@ -417,10 +461,10 @@ def _typed(main: Function) -> ekiden.IRModule:
 class Fuzzer:
     """Makes variants, runs them, compares."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, tally: Tally | None = None) -> None:
         self.seed = seed
         self.mutator = Mutator(np.random.default_rng(seed))
-        self.tally = Tally()
+        self.tally = tally or Tally()
 
     def variant(self, name: str, number: int) -> Variant | None:
         """The variant of an operator of that number; None where it has no type. All that is random
@@ -549,6 +593,8 @@ class Fuzzer:
         pattern = OPS[variant.name].pattern
         if not is_tame and (pattern > OpPattern.COMM_REDUCE or variant.name == "prod"):
             return None  # what spreads from there depends on how sums are put together
+        if variant.name == "prod" and _may_overflow(arrays[0], _plain(wanted).dtype):
+            return None
         if pattern == OpPattern.COMM_REDUCE:  # and so does whether they overflow, or cancel
             outcome = _both_finite(*outcome)
         sizes = [float(np.abs(a.astype(np.float64)).max(initial=0, where=np.isfinite(a)))
@@ -569,6 +615,18 @@ def _said(error: Exception | None) -> str:
         return "a result"
     notes = " / ".join(getattr(error, "__notes__", ()))
     return f"{type(error).__name__}: {error!s:.300} {notes:.300}"
+
+
+def _may_overflow(data: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether the product of some of the numbers is too large, or too small, for a dtype: which
+    those are depends on the order."""
+    if dtype.kind in "iub":
+        return False
+    with np.errstate(all="ignore"):
+        logarithms = np.log2(np.abs(data.astype(np.float64)))
+    logarithms = logarithms[np.isfinite(logarithms)]
+    parts = (np.sum(logarithms, where=logarithms > 0), -np.sum(logarithms, where=logarithms < 0))
+    return bool(max(parts) > ml_dtypes.finfo(dtype).maxexp - 2)
 
 
 def _both_finite(wanted: Sequence[Array], found: Sequence[Array]) -> tuple[list[Array], ...]:
@@ -619,11 +677,13 @@ def fuzz(
     each: int = 300,
     seconds: float = 1.0,
     quiet: bool = True,
+    state: Path | None = None,
 ) -> Tally:
     """So many cases in all, of the operators in turn (or of some); of a variant at most `each`, and
-    no longer than `seconds`.
+    no longer than `seconds`. What was done is kept in the file `state`, to go on from.
     """
-    fuzzer = Fuzzer(seed)
+    known = Tally.load(state, seed) if state is not None and state.exists() else None
+    fuzzer = Fuzzer(seed, known)
     tally = fuzzer.tally
     chosen = sorted(SAMPLES) if names is None else list(names)
     started = shown = time.perf_counter()
@@ -635,14 +695,59 @@ def fuzz(
             tally.variants[name] += 1
             variant = fuzzer.variant(name, tally.variants[name])
             if variant is not None:
+                if state is not None:
+                    state.with_suffix(".now").write_text(variant.text)
+                faulthandler.dump_traceback_later(STANDS)
                 fuzzer.try_variant(variant, each, seconds)
+                faulthandler.cancel_dump_traceback_later()
                 break
         tally.seconds[name] += time.perf_counter() - began
         if not quiet and time.perf_counter() - shown > 30:
             shown = time.perf_counter()
             done = sum(tally.cases.values())
             print(f"{done} cases in {shown - started:.0f} s, {len(tally.finds)} finds", flush=True)
+            if state is not None:
+                tally.save(state, seed)
+    if state is not None:
+        tally.save(state, seed)
     return fuzzer.tally
+
+
+def neighbours(name: str, samples: int = 2) -> Iterator[Variant]:
+    """Calls of an operator with one extent of one argument that is one more, one less, or 0: what
+    a kernel takes for granted of arguments that go together, an operator has to look at.
+    """
+    if name in CHOSEN or "contrib_" in name:
+        return
+    kinds = {(tuple(a.ndim for a in c.inputs), str(c.call.attrs)): c for c in SAMPLES[name]}
+    for sample in list(kinds.values())[:samples]:
+        for n, array in enumerate(sample.inputs):
+            for axis, extent in enumerate(array.shape):
+                for other in {0, max(extent - 1, 0), extent + 1}:
+                    shapes = [list(a.shape) for a in sample.inputs]
+                    shapes[n][axis] = other
+                    variant = _variant_of(sample, shapes)
+                    if variant is not None:
+                        yield variant
+
+
+def _variant_of(sample: Case, shapes: Sequence[Sequence[int]]) -> Variant | None:
+    """A sample with arguments of other shapes; None where it has no type."""
+    types = [(tuple(s), str(a.dtype)) for s, a in zip(shapes, sample.inputs, strict=True)]
+    params = [relay.var(f"x{n}", shape=s, dtype=t) for n, (s, t) in enumerate(types)]
+    new = dict(zip(sample.params, params, strict=True))
+    call = Call(sample.call.op, tuple(bind(a, new) for a in sample.call.args), sample.call.attrs)
+    try:
+        module = _typed(Function(params, call))
+    except CompileError:
+        return None
+    main = module["main"]
+    assert isinstance(main, Function)
+    if any(size > LARGEST for size in _sizes(main.body.checked_type)):
+        return None
+    dynamic = OPS[sample.name].dims is not None or OPS[sample.name].padded is not None
+    text = f"{sample.name}({shapes}) {sample.call.attrs!r}"
+    return Variant(sample.name, module, sample.inputs, types, text, dynamic)
 
 
 def _again(options: argparse.Namespace) -> int:
@@ -663,13 +768,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--each", type=int, default=300, help="cases of a variant")
     parser.add_argument("--seconds", type=float, default=1.0, help="for a variant")
+    parser.add_argument("--state", type=Path, help="a file to go on from, and to keep the state in")
     parser.add_argument("--number", type=int, help="this variant of the operators alone")
     parser.add_argument("names", nargs="*", help="operators, else all that there are")
     options = parser.parse_args()
     if options.number is not None:
         return _again(options)
     tally = fuzz(options.cases, options.seed, options.names or None, options.each,
-                 options.seconds, quiet=False)  # fmt: skip
+                 options.seconds, quiet=False, state=options.state)  # fmt: skip
     print(f"{sum(tally.cases.values())} cases ({sum(tally.refused.values())} refused) of"
           f" {sum(tally.variants.values())} variants of {len(tally.cases)} operators:"
           f" {len(tally.finds)} finds {dict(Counter(f.kind for f in tally.finds))}")  # fmt: skip

@@ -43,6 +43,42 @@ def test_a_million_cases() -> None:
     assert not tally.finds, _shown(tally)
 
 
+def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, names = tmp_path / "state.json", ["add", "take"]
+    first = fuzz_operators.fuzz(30, 4, names, each=5, seconds=60, state=state)
+    second = fuzz_operators.fuzz(40, 4, names, each=5, seconds=60, state=state)
+    assert all(second.variants[n] >= first.variants[n] > 0 for n in names)
+    assert sum(second.variants.values()) > sum(first.variants.values())
+    assert sum(first.cases.values()) < 40 <= sum(second.cases.values())
+    again = fuzz_operators.fuzz(40, 4, names, each=5, seconds=60, state=state)
+    assert again.cases == second.cases  # there was nothing left to do
+    monkeypatch.setattr(fuzz_operators, "_sources", lambda seed: "others")
+    with pytest.raises(ValueError, match="of other sources or another seed"):
+        fuzz_operators.fuzz(40, 4, names, state=state)
+
+
+def _try_neighbours(names: Sequence[str], cases: int) -> fuzz_operators.Tally:
+    fuzzer = fuzz_operators.Fuzzer(0)
+    for name in names:
+        for variant in fuzz_operators.neighbours(name):
+            fuzzer.try_variant(variant, cases, 5)
+    return fuzzer.tally
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_arguments_with_one_element_more_or_less() -> None:
+    tally = _try_neighbours(sorted(fuzz_operators.SAMPLES), 2)
+    assert not tally.finds, _shown(tally)
+
+
+def test_arguments_with_one_element_more_or_less_where_that_was_wrong() -> None:
+    names = ["image.dilation2d", "nn.conv1d_transpose", "searchsorted", "text.concat"]
+    tally = _try_neighbours(names, 1)
+    assert not tally.finds, _shown(tally)
+    assert len(tally.cases) == len(names)
+
+
 def test_every_operator_that_computes_has_a_sample() -> None:
     """One that a kernel or a function of the host computes, or that is built from others."""
     rewritten = relay.transform.legalize.LEGALIZATIONS["FTVMQnnCanonicalize"]

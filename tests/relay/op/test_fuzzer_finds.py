@@ -295,3 +295,287 @@ def test_scales_of_simulated_quantisation_are_as_many_as_their_axis_has() -> Non
     for build in (qnn.simulated_quantize, qnn.simulated_dequantize):
         with pytest.raises(CompileError, match="elements of 'scale' and of its axis must agree"):
             ekiden.compile(module_of(lambda x, b=build: b(x, *scales), np.zeros((2, 2), "float32")))
+
+
+WINDOWS = {
+    "nn.conv1d": (op.nn.conv1d, ((1, 2, 8), (3, 2, 3))),
+    "nn.conv2d": (op.nn.conv2d, ((1, 2, 8, 8), (3, 2, 3, 3))),
+    "nn.conv3d": (op.nn.conv3d, ((1, 2, 5, 5, 5), (3, 2, 3, 3, 3))),
+    "nn.conv1d_transpose": (op.nn.conv1d_transpose, ((1, 2, 8), (2, 3, 3))),
+    "nn.conv2d_transpose": (op.nn.conv2d_transpose, ((1, 2, 8, 8), (2, 3, 3, 3))),
+    "nn.conv3d_transpose": (op.nn.conv3d_transpose, ((1, 2, 5, 5, 5), (2, 3, 3, 3, 3))),
+    "nn.max_pool1d": (op.nn.max_pool1d, ((1, 2, 8),)),
+    "nn.max_pool2d": (op.nn.max_pool2d, ((1, 2, 8, 8),)),
+    "nn.avg_pool3d": (op.nn.avg_pool3d, ((1, 2, 8, 8, 8),)),
+    "nn.correlation": (
+        lambda x, y: op.nn.correlation(x, y, 1, 1, 1, 1, 0, True),
+        ((1, 2, 8, 8), (1, 2, 8, 8)),
+    ),
+    "image.dilation2d": (op.image.dilation2d, ((1, 2, 8, 8), (2, 3, 3))),
+}
+"""Operator -> the function that calls it, and shapes of its arguments."""
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_have_as_many_numbers_as_axes(name: str) -> None:
+    build, shapes = WINDOWS[name]
+    params = [relay.var(f"x{n}", shape=s) for n, s in enumerate(shapes)]
+    call = build(*params)
+    tried = 0
+    for each in call.attrs:
+        value = call.attrs[each]
+        if not isinstance(value, tuple) or not value:
+            continue
+        for wrong in (value[:-1], (*value, value[-1])):
+            other = relay.Call(call.op, call.args, call.attrs.with_fields(**{each: wrong}))
+            module = relay.IRModule.from_expr(relay.Function(params, other))
+            with pytest.raises(TypeInferenceError, match=f"{each} must be {len(value)} numbers"):
+                relay.transform.InferType()(module)
+            tried += 1
+    assert tried >= 2
+
+
+def test_windows_move_and_are_in_groups() -> None:
+    data, weight = relay.var("x", shape=(1, 2, 8, 8)), relay.var("w", shape=(2, 3, 3, 3))
+    for build, wrong in (
+        (op.nn.conv2d_transpose, {"groups": 0}),
+        (op.nn.conv2d_transpose, {"strides": (0, 1)}),
+        (op.nn.conv2d, {"dilation": (1, -1)}),
+    ):
+        call = build(data, weight)
+        other = relay.Call(call.op, call.args, call.attrs.with_fields(**wrong))
+        module = relay.IRModule.from_expr(relay.Function([data, weight], other))
+        with pytest.raises(TypeInferenceError, match=f"{next(iter(wrong))} must be at least 1"):
+            relay.transform.InferType()(module)
+
+
+def test_scales_of_a_resize_are_two() -> None:
+    x = np.zeros((1, 1, 4, 4), "float32")
+    with pytest.raises(TypeInferenceError, match="scales must be of height and width"):
+        module = module_of(lambda x: op.image.resize2d(x, (8, 8), scales=(2.0,)), x)
+        relay.transform.InferType()(module)
+
+
+def test_scales_that_are_no_numbers_show_the_first_pixel() -> None:
+    x = np.arange(16, dtype="float32").reshape(1, 1, 4, 4)
+    scales = np.array([np.nan, 1.0], "float32")
+    attrs = op.image.Resize2DAttrs((2, 4), method="nearest_neighbor",
+                                   coordinate_transformation_mode="asymmetric")  # fmt: skip
+    resize = relay.op.get("image.resize2d_scaled")
+    module = module_of(lambda *args: relay.Call(resize, args, attrs), x, scales)
+    for kind in ("debug", "vm"):
+        found = relay.create_executor(kind, module).evaluate()(x, scales).numpy()
+        assert found[0, 0].tolist() == [[0, 1, 2, 3]] * 2
+
+
+def test_images_without_pixels_are_not_resized() -> None:
+    n, size = SizeVar("n"), np.array([4, 3])
+    params = [relay.var("x", shape=(1, 2, n, 5)), relay.var("size", shape=(2,), dtype="int64")]
+    module = relay.IRModule.from_expr(relay.Function(params, op.image.resize2d(*params)))
+    run = relay.create_executor("vm", module).evaluate()
+    assert run(np.zeros((1, 2, 1, 5), "float32"), size).numpy().shape == (1, 2, 4, 3)
+    with pytest.raises(InputError, match="n >= 1; n is 0"):
+        run(np.zeros((1, 2, 0, 5), "float32"), size)
+    with pytest.raises(TypeInferenceError, match="at least 1 elements along axis 2"):
+        none = module_of(op.image.resize2d, np.zeros((1, 2, 0, 5), "float32"), size)
+        relay.transform.InferType()(none)
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
+def test_borders_show_what_there_is(mode: str) -> None:
+    n, m = SizeVar("n"), SizeVar("m")
+    for width, least in ((((2, 0), (0, 0)), 1), (((-1, 2), (0, 0)), 2)):
+        x = relay.var("x", shape=(n, m))
+        module = relay.IRModule.from_expr(
+            relay.Function([x], op.nn.pad(x, width, 0.0, pad_mode=mode))
+        )
+        run = relay.create_executor("vm", module).evaluate()
+        extent = least + sum(width[0])
+        assert run(np.ones((least, 2), "float32")).numpy().tolist() == [[1, 1]] * extent
+        for columns in (0, 2):
+            with pytest.raises(InputError, match=f"n >= {least}; n is {least - 1}"):
+                run(np.zeros((least - 1, columns), "float32"))
+        with pytest.raises(TypeInferenceError, match="'data' must have at least"):
+            none = np.zeros((least - 1, 2), "float32")
+            relay.transform.InferType()(
+                module_of(lambda x, w=width: op.nn.pad(x, w, 0.0, pad_mode=mode), none)
+            )
+
+
+def test_variance_along_an_axis_that_is_named_twice() -> None:
+    x = np.arange(24, dtype="float32").reshape(2, 3, 4)
+    found = both(lambda x: op.variance(x, (1, -2), keepdims=True), x)
+    np.testing.assert_allclose(found, x.var(1, keepdims=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("exponent", [-1.0, -0.5, 0.5, 2.0, 3.0])
+def test_powers_of_what_has_no_end(dtype: str, exponent: float) -> None:
+    x = np.array([-np.inf, np.inf, -0.0, 0.0, -2.0, 4.0, np.nan], dtype)
+    found = both(lambda x: op.power(x, relay.const(exponent, dtype)), x)
+    with np.errstate(all="ignore"):
+        wanted = np.power(x, np.full_like(x, exponent))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_masks_are_as_long_as_batches() -> None:
+    x = np.zeros((3, 4, 5), "float32")
+    with pytest.raises(TypeInferenceError, match="'valid_length' must have shape"):
+        module = module_of(op.sequence_mask, x, np.zeros(0, "int32"))
+        relay.transform.InferType()(module)
+    n = SizeVar("n")
+    params = [relay.var("x", shape=(3, 4, 5)), relay.var("length", shape=(n,), dtype="int32")]
+    exe = ekiden.compile(
+        relay.IRModule.from_expr(relay.Function(params, op.sequence_mask(*params)))
+    )
+    assert exe(x, np.zeros(4, "int32")).shape == (3, 4, 5)
+    with pytest.raises(InputError, match="n is 2"):
+        exe(x, np.zeros(2, "int32"))
+
+
+def test_scales_tell_the_extent_of_what_they_dequantize() -> None:
+    n = SizeVar("n")
+    x = relay.var("x", shape=(2, n), dtype="int8")
+    steps = relay.const(np.full(3, 0.5, "float32")), relay.const(np.zeros(3, "int32"))
+    whole = qnn.quantize(qnn.dequantize(x, *steps), *steps)
+    exe = ekiden.compile(relay.IRModule.from_expr(relay.Function([x], whole)))
+    assert exe(np.ones((2, 3), "int8")).numpy().tolist() == [[1, 1, 1]] * 2
+    for extent in (1, 2):
+        with pytest.raises(InputError, match=f"n is {extent}"):
+            exe(np.ones((2, extent), "int8"))
+
+
+def test_what_is_left_of_nothing() -> None:
+    """A -1 is what remains of the factors, which a 0 among them does not hide."""
+    for shape, wanted in (((0, 4), (0, 1)), ((0, 4, 3), (0, 3))):
+        assert both(lambda x: op.reshape(x, (-3, -1)), np.zeros(shape, "float32")).shape == wanted
+
+
+def test_normalisation_of_brief_floats_is_in_float32() -> None:
+    x = np.linspace(-3, 3, 2 * 8 * 3).reshape(2, 8, 3).astype(ml_dtypes.bfloat16)
+    module = module_of(lambda x: op.nn.lrn(x, 5, 1, 2.0, -1.0, 0.75), x)
+    with np.errstate(invalid="ignore"):  # roots of what is below 0
+        meant, found = (
+            relay.create_executor(kind, module).evaluate()(x).numpy().astype("float64")
+            for kind in ("debug", "vm")
+        )
+    np.testing.assert_allclose(found, meant, rtol=2**-8)  # half a unit of the last place, twice
+
+
+def test_the_mean_of_truths_is_that_of_their_numbers() -> None:
+    x = np.array([[True, True, True], [True, False, True]])
+    assert both(lambda x: op.mean(x, 1), x).tolist() == [True, False]
+
+
+def test_windows_slide_over_what_holds_them() -> None:
+    n, attrs = SizeVar("n"), (1, (2, 3), (1, 2))
+    with pytest.raises(TypeInferenceError, match="at least 3 elements along axis 2"):
+        module = module_of(lambda x: op.sliding_window(x, *attrs), np.zeros((3, 17, 1), "float32"))
+        relay.transform.InferType()(module)
+    with pytest.raises(TypeInferenceError, match="strides must be at least 1"):
+        module = module_of(lambda x: op.sliding_window(x, 0, (2,), (0,)), np.zeros(4, "float32"))
+        relay.transform.InferType()(module)
+    x = relay.var("x", shape=(3, 17, n))
+    module = relay.IRModule.from_expr(relay.Function([x], op.sliding_window(x, *attrs)))
+    run = relay.create_executor("vm", module).evaluate()
+    assert run(np.zeros((3, 17, 5), "float32")).numpy().shape == (3, 16, 2, 2, 3)
+    with pytest.raises(InputError, match="n >= 3; n is 2"):
+        run(np.zeros((3, 17, 2), "float32"))
+
+
+def test_what_is_split_divides_though_there_is_nothing() -> None:
+    n, m = SizeVar("n"), SizeVar("m")
+    x = relay.var("x", shape=(n, m))
+    for shape in ((0, -4, 2, -1), (0, 2, -1)):
+        module = relay.IRModule.from_expr(relay.Function([x], op.reshape(x, shape)))
+        run = relay.create_executor("vm", module).evaluate()
+        assert run(np.zeros((0, 8), "float32")).numpy().shape == (0, 2, 4)
+        for rows in (0, 3):
+            with pytest.raises(InputError, match="m is 7"):
+                run(np.zeros((rows, 7), "float32"))
+
+
+def test_images_that_are_matched_have_one_shape() -> None:
+    a, b = np.zeros((1, 4, 4, 33), "float32"), np.zeros((1, 4, 4, 5), "float32")
+    with pytest.raises(TypeInferenceError, match="'data2' must have shape"):
+        module = module_of(lambda x, y: op.nn.correlation(x, y, 1, 1, 1, 1, 1, True), a, b)
+        relay.transform.InferType()(module)
+
+
+def test_of_rows_that_are_none_no_more_is_taken_than_they_have() -> None:
+    module = module_of(op.topk, np.zeros((0, 4), "float32"), np.array(15))
+    for kind in ("debug", "vm"):
+        with pytest.raises(InputError, match="k is larger than the extent"):
+            relay.create_executor(kind, module).evaluate()(
+                np.zeros((0, 4), "float32"), np.array(15)
+            )
+
+
+def test_arguments_whose_extents_do_not_agree() -> None:
+    """Kernels take what they read for granted."""
+    image = np.zeros((1, 3, 5, 6), "float32")
+    packed = {"channels": 6, "data_layout": "NHWC", "kernel_layout": "OHWI4o"}
+    grouped = {"groups": 2, **packed, "kernel_layout": "GOHWI4o"}
+    refused = (
+        (lambda x, w: op.image.dilation2d(x, w), (image, np.zeros((2, 3, 3), "float32"))),
+        (op.searchsorted, (np.zeros((2, 9), "float32"), np.zeros((3, 5), "float32"))),
+        (
+            op.nn.conv3d_transpose,
+            (np.zeros((1, 3, 3, 2, 3), "float32"), np.zeros((2, 2, 2, 3, 2), "float32")),
+        ),
+        (
+            op.nn.conv1d_transpose,
+            (np.zeros((2, 3, 5), "float32"), np.zeros((4, 3, 4), "float32")),
+        ),
+        (op.text.concat, (np.zeros((5, 4), "uint8"), np.zeros((4, 7), "uint8"))),
+        (op.ml.couple, (np.zeros((5, 2, 3), "float32"),)),
+        (lambda x, w: op.nn.conv1d(x, w, groups=3), (image[0], np.zeros((3, 5, 0), "float32"))),
+        *(
+            (lambda x, w: op.nn.conv2d(x, w, **packed), (np.zeros((2, 9, 8, 3), "float32"), w))
+            for w in (
+                np.zeros((1, 3, 3, 3, 4), "float32"),
+                np.zeros((2, 3, 3, 3, 3), "float32"),
+                np.zeros((0, 3, 3, 3, 4), "float32"),
+            )
+        ),
+        (
+            lambda x, w: op.nn.conv2d(x, w, **grouped),
+            (np.zeros((2, 9, 8, 4), "float32"), np.zeros((1, 1, 3, 3, 2, 4), "float32")),
+        ),
+    )
+    for build, arrays in refused:
+        with pytest.raises(TypeInferenceError):
+            relay.transform.InferType()(module_of(build, *arrays))
+    good = np.zeros((2, 3, 3, 3, 4), "float32")
+    relay.transform.InferType()(
+        module_of(
+            lambda x, w: op.nn.conv2d(x, w, **packed), np.zeros((2, 9, 8, 3), "float32"), good
+        )
+    )
+
+
+def test_a_convolution_of_volumes_without_slices() -> None:
+    x, w = np.zeros((1, 4, 0, 4, 6), "float32"), np.ones((6, 2, 2, 3, 3), "float32")
+    found = both(lambda x, w: op.nn.conv3d(x, w, padding=(1, 0, 1, 1, 0, 1), groups=2), x, w)
+    assert found.shape[2] == 1 and not found.any()
+
+
+def test_a_softmax_of_no_integers() -> None:
+    steps = relay.const(np.float32(0.1)), relay.const(np.int32(0))
+    found = both(lambda x: qnn.softmax(x, *steps, *steps), np.zeros((3, 0), "int8"))
+    assert found.shape == (3, 0)
+
+
+def test_normalisation_over_channels_that_are_none() -> None:
+    assert both(op.nn.lrn, np.zeros((2, 0, 4, 5), "float32")).shape == (2, 0, 4, 5)
+
+
+def test_no_coordinates_pick_everything() -> None:
+    x = np.arange(120, dtype="float32").reshape(4, 5, 6)
+    found = both(op.gather_nd, x, np.zeros((0, 7), "int64"))
+    np.testing.assert_array_equal(found, np.broadcast_to(x, (7, 4, 5, 6)))
+
+
+def test_of_no_positions_no_extent_is_read() -> None:
+    found = both(op.unravel_index, np.zeros(0, "int32"), np.array([6, 0, -2], "int32"))
+    assert found.shape == (3, 0)

@@ -23,7 +23,7 @@ from ekiden.relay.op.reduce import max as largest_of
 from ekiden.relay.op.reduce import sum as sum_of
 from ekiden.relay.op.reshape import squeeze
 from ekiden.topi.broadcast import broadcast_to as repeated
-from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape
+from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape, normalize_axes
 from ekiden.topi.transform import MOST
 
 
@@ -138,6 +138,8 @@ def _variance(attrs: VarianceAttrs, data: Array) -> Array:
 
 def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
     dims = [int(d) for d in shape]
+    if not data.size:  # no kernel is run for nothing
+        return np.empty((len(dims), *data.shape), data.dtype)
     check_range("unravel_index: extent", shape, (0, 2**31))
     count = 1
     for extent in dims:

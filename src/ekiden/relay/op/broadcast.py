@@ -161,7 +161,9 @@ def _trunc_divide(a: Array, b: Array) -> Array:
 
 
 def _power(a: Array, b: Array) -> Array:
-    return np.asarray(INTRINSICS["pow"].reference(a, b))
+    shape = np.broadcast_shapes(a.shape, b.shape)  # to one exponent of 0.5 NumPy takes roots
+    each = (np.array(np.broadcast_to(x, shape or (1,))) for x in (a, b))
+    return np.asarray(INTRINSICS["pow"].reference(*each)).reshape(shape)
 
 
 FOLLOW, NEVER = Precision.FOLLOW, Precision.NEVER

@@ -104,6 +104,8 @@ def _topk(attrs: DynTopKAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tens
 
 def _topk_reference(attrs: DynTopKAttrs, data: Array, k: Array) -> tuple[Array, ...] | Array:
     size, count = data.shape[attrs.axis], int(k.reshape(-1)[0])
+    if count > size:
+        raise InputError(f"run: dyn.topk: k is larger than the extent of the axis, {size}: {count}")
     order = np.argsort(data, attrs.axis, kind="stable")
     if not attrs.is_ascend:
         backwards = np.argsort(np.flip(data, attrs.axis), attrs.axis, kind="stable")

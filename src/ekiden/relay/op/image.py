@@ -76,6 +76,12 @@ def resized_shape(shape: Shape, layout: str, size: Dims) -> Shape:
     return tuple(found)
 
 
+def _expect_pixels(name: str, data: TensorType, layout: str) -> None:
+    """Data of which every result pixel shows some."""
+    least = [1 if a in "HW" else None for a in layout]
+    attempt(name, expect_least, name, "data", data.shape, least)
+
+
 def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("image.resize2d", types, 1)
     wanted = attrs_of(Resize2DAttrs, attrs)
@@ -88,8 +94,9 @@ def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         fail("image.resize2d", f"size must be (height, width), got {wanted.size}")
     if wanted.coordinate_transformation_mode == "tf_crop_and_resize" and len(wanted.roi) != 4:
         fail("image.resize2d", f"tf_crop_and_resize needs 4 numbers in roi, got {wanted.roi}")
-    least = [1 if a in "HW" else None for a in wanted.layout]
-    attempt("image.resize2d", expect_least, "image.resize2d", "data", data.shape, least)
+    if wanted.scales is not None and len(wanted.scales) != 2:
+        fail("image.resize2d", f"scales must be of height and width, got {wanted.scales}")
+    _expect_pixels("image.resize2d", data, wanted.layout)
     return TensorType(
         resized_shape(data.shape, wanted.layout, wanted.size), wanted.out_dtype or data.dtype
     )
@@ -159,7 +166,8 @@ def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> list[tuple[Array, Array]
 
 
 def _inside(at: Array, size: int) -> Array:
-    return np.clip(at, 0, size - 1).astype(np.int64)
+    """Places within the data; one that is no number is the first."""
+    return np.asarray(np.nan_to_num(np.clip(at, 0, size - 1)), np.int64)
 
 
 def _summed(data: Array, axis: int, taps: Sequence[tuple[Array, Array]]) -> Array:
@@ -262,6 +270,8 @@ def _dyn_resize_kind(attrs: DynResize2DAttrs, types: Sequence[TensorType]) -> Te
     data, size = types
     if [known(d) for d in size.shape] != [2]:
         fail("dyn.image.resize2d", f"size must be (height, width), got {size.shape}")
+    rank_is("dyn.image.resize2d", data, 4, "data")
+    _expect_pixels("dyn.image.resize2d", data, attrs.layout)
     axes = spatial(attrs.layout)
     shape = tuple(AnyDim() if at in axes else d for at, d in enumerate(data.shape))
     return TensorType(shape, attrs.out_dtype or data.dtype)

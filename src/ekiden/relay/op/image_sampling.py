@@ -12,6 +12,7 @@ from ekiden.ir.op import OpPattern
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._window import WindowAttrs
 from ekiden.te import Tensor
 from ekiden.topi.shape import Dim, Dims, as_attr
 
@@ -79,7 +80,7 @@ class AffineGridAttrs(Attrs):
 
 
 @node("relay.attrs.Dilation2DAttrs")
-class Dilation2DAttrs(Attrs):
+class Dilation2DAttrs(WindowAttrs):
     """Geometry and layouts; padding is (top, left, bottom, right)."""
 
     strides: tuple[int, ...] = (1, 1)

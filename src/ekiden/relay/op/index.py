@@ -215,6 +215,8 @@ def _gather_nd_reference(attrs: GatherNDAttrs, data: Array, indices: Array) -> A
     shape = (*indices.shape[1:], *data.shape[batch + len(indices) :])
     if 0 in shape:  # nothing is read
         return np.empty(shape, data.dtype)
+    if not len(indices) and not batch:
+        return np.broadcast_to(data, shape)
     for n, each in enumerate(indices):
         check_indices("gather_nd", each, data.shape[batch + n], batch + n)
     leading = [

@@ -33,7 +33,6 @@ from ekiden.relay.op.reduce import sum as total
 from ekiden.relay.op.reshape import expand_dims, reshape
 from ekiden.relay.op.scan import cumprod
 from ekiden.relay.op.slice import strided_slice
-from ekiden.te import Tensor, compute
 from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape, infer_reshape, normalize_axis
 
 
@@ -88,33 +87,8 @@ def _reversed_shape(attrs: ReverseReshapeAttrs, data: Sequence[PrimExpr]) -> tup
     return tuple(reversed(infer_reshape(tuple(reversed(data)), attrs.newshape[::-1])))
 
 
-def _window_counts(
-    attrs: SlidingWindowAttrs, shape: Sequence[PrimExpr]
-) -> tuple[int, tuple[PrimExpr, ...]]:
-    first = normalize_axis(attrs.axis, len(shape), "sliding_window")
-    count = len(shape) - first
-    if len(attrs.window_shape) != count or len(attrs.strides) != count:
-        raise ValueError(f"expected {count} extents and strides, of the axes from {first} on")
-    sizes = zip(shape[first:], attrs.window_shape, attrs.strides, strict=True)
-    return first, as_shape([(d - w) // s + 1 for d, w, s in sizes])
-
-
-def _windows(attrs: SlidingWindowAttrs, data: Tensor) -> Tensor:
-    """The data at the begin of each window plus the place in it."""
-    first, counts = _window_counts(attrs, data.shape)
-    many = len(counts)
-    shape = (*data.shape[:first], *counts, *as_shape(attrs.window_shape))
-
-    def value(*at: PrimExpr) -> PrimExpr:
-        windows, places = at[first : first + many], at[first + many :]
-        moved = zip(windows, attrs.strides, places, strict=True)
-        return data[(*at[:first], *(w * s + p for w, s, p in moved))]
-
-    return compute(shape, value, "sliding_window", tag="injective")
-
-
 def _windows_reference(attrs: SlidingWindowAttrs, data: Array) -> Array:
-    first, _ = _window_counts(attrs, as_shape(data.shape))
+    first = normalize_axis(attrs.axis, data.ndim, "sliding_window")
     axes = tuple(range(first, data.ndim))
     view = np.lib.stride_tricks.sliding_window_view(data, attrs.window_shape, axes)
     return view[(slice(None),) * first + tuple(slice(None, None, s) for s in attrs.strides)]
@@ -139,7 +113,9 @@ declare("contrib_reverse_reshape", ("data",),
             as_ints(_reversed_shape(attrs, as_shape(data.shape)))),
         description="The elements of data in order, in a shape whose numbers below 1 are read from"
         " the right.")  # fmt: skip
-declare("sliding_window", ("data",), _windows,
+declare("sliding_window", ("data",),
+        lambda attrs, data: topi.sliding_window(data, attrs.axis, attrs.window_shape,
+                                                attrs.strides),
         "the axes before `axis`, how often windows fit, then `window_shape`", SlidingWindowAttrs,
         OpPattern.INJECTIVE, reference=_windows_reference)  # fmt: skip
 

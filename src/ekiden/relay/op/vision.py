@@ -12,6 +12,7 @@ from ekiden.ir.op import OpPattern
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._window import WindowAttrs
 
 Floats = tuple[float, ...]
 
@@ -66,7 +67,7 @@ class MultiBoxTransformLocAttrs(Attrs):
 
 
 @node("relay.attrs.ROIAlignAttrs")
-class ROIAlignAttrs(Attrs):
+class ROIAlignAttrs(WindowAttrs):
     """The extents of the result, the scale of regions, samples per bin, layout and mode."""
 
     pooled_size: tuple[int, ...] = (1, 1)
@@ -78,7 +79,7 @@ class ROIAlignAttrs(Attrs):
 
 
 @node("relay.attrs.ROIPoolAttrs")
-class ROIPoolAttrs(Attrs):
+class ROIPoolAttrs(WindowAttrs):
     """The extents of the result and the scale of regions; the layout is NCHW."""
 
     pooled_size: tuple[int, ...] = (1, 1)

@@ -22,7 +22,7 @@ from ekiden.relay.op import reshape
 from ekiden.relay.op._declare import agree, fail, rank_is, tensors
 from ekiden.relay.op._declare import call as plain_call
 from ekiden.relay.transform.legalize import register_legalize
-from ekiden.topi.shape import as_dim
+from ekiden.topi.shape import as_dim, replaced
 
 TABLE = "FTVMQnnCanonicalize"
 """The table of legalizations (TVM's name) that says what the operators stand for."""
@@ -129,6 +129,16 @@ def axis_dim(name: str, kind: TensorType, axis: int, parameters: Sequence[Tensor
         fail(name, f"axis {axis} is out of range for {len(kind.shape)} dimensions")
     from_end = axis % rank if -rank <= axis < rank else 0
     return kind.shape[from_end] if kind.shape else as_dim(1)
+
+
+def told_by(name: str, kind: TensorType, axis: int, parameters: Sequence[TensorType]) -> TensorType:
+    """The type of data whose extent along `axis` is a symbol: vectors of parameters tell it."""
+    vectors = [p.shape[0] for p in parameters if p.shape]
+    if not vectors or not kind.shape:
+        return kind
+    at = axis % len(kind.shape)
+    extent = agree(name, kind.shape[at], vectors[0], "extents")
+    return TensorType(replaced(kind.shape, at, extent), kind.dtype)
 
 
 def tensor(kind: Type) -> TensorType:

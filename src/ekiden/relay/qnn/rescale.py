@@ -55,6 +55,7 @@ from ekiden.relay.qnn._declare import (
     same,
     saturated,
     tensor,
+    told_by,
     value,
 )
 from ekiden.relay.qnn.config import (
@@ -368,7 +369,7 @@ def _checked(
     dim = axis_dim(name, found[0], axis, found[1:3])
     for position, (kind, each) in enumerate(zip(found[1:], what, strict=True)):
         check_parameter(name, kind, each, dim if position < 2 else None)
-    return found
+    return told_by(name, found[0], axis, found[1:3]), *found[1:]
 
 
 def _quantize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:

@@ -239,6 +239,8 @@ def _expand_softmax(attrs: SoftmaxAttrs, args: Sequence[Expr], types: Sequence[T
 
 
 def _softmax_reference(attrs: SoftmaxAttrs, data: Array, *steps: Array) -> Array:
+    if not data.size:
+        return data
     unit = _unit(steps[0])
     moved = data.astype(np.int32) - steps[1]
     x = moved - moved.max(attrs.axis, keepdims=True)

@@ -10,10 +10,10 @@ import numpy as np
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
-from ekiden.ir.type import TensorType, Type
+from ekiden.ir.type import Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import agree, attrs_of, fail, tensors
+from ekiden.relay.op._declare import attrs_of, fail, tensors
 from ekiden.relay.qnn._declare import (
     along,
     along_array,
@@ -23,9 +23,9 @@ from ekiden.relay.qnn._declare import (
     declare,
     limits,
     tensor,
+    told_by,
 )
 from ekiden.relay.qnn.rescale import away, away_array
-from ekiden.topi.shape import replaced
 
 CODES = {"disable": 0, "int8": 1, "uint8": 2, "int32": 3}
 """A dtype's number (TVM's SQNN_DTYPE_TO_CODE); 0 leaves values alone."""
@@ -49,13 +49,7 @@ def _relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
         dim = axis_dim(name, data, axis, its)
         for kind, what in zip(its, ("scale", "zero_point"), strict=True):
             check_parameter(name, kind, what, dim)
-        if all(not kind.shape for kind in its):
-            return data
-        at = axis % len(data.shape)  # where the data's extent is a symbol, the scales tell it
-        along_axis = next(kind.shape[0] for kind in its if kind.shape)
-        return TensorType(
-            replaced(data.shape, at, agree(name, dim, along_axis, "extents")), data.dtype
-        )
+        return told_by(name, data, axis, its)
 
     return relation
 

@@ -243,7 +243,8 @@ def _dilation2d(
     out_dtype: str | None,
 ) -> Tensor:
     n, c, h, w = permute(data.shape, layout, "NCHW")
-    _, kh, kw = permute(weight.shape, kernel_layout, "IHW")
+    channels, kh, kw = permute(weight.shape, kernel_layout, "IHW")
+    expect_shape("dilation2d", "weight", (channels,), (c,))
     (sy, sx), (dy, dx) = ntuple(stride, 2, "stride"), ntuple(dilations, 2, "dilations")
     top, left, bottom, right = pads(padding, (kh, kw), (dy, dx))
     rows = window_extent(h, kh, sy, top, bottom, dy)

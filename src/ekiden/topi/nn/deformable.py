@@ -157,6 +157,7 @@ def correlation_nchw(
     Means over a patch and its channels of products, or of absolute differences.
     """
     top, left, bottom, right = pads(padding, (as_dim(kernel_size),) * 2, (1, 1))
+    expect_shape("correlation", "data2", data2.shape, data1.shape)
     n, c, h, w = data1.shape
     radius = (kernel_size - 1) // 2
     border = max_displacement + radius

@@ -8,7 +8,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, cast, const, maximum
 from ekiden.te import Tensor
-from ekiden.topi.elementwise import elementwise
+from ekiden.topi.elementwise import elementwise, wide
 from ekiden.topi.nn.conv import guarded, inside
 from ekiden.topi.reduce import accumulator, reduce, reduce_axes, source_indices, variance
 from ekiden.topi.reduce import mean as reduce_mean
@@ -236,15 +236,15 @@ def lrn(
     def square(i: Sequence[PrimExpr], offset: int) -> PrimExpr:
         place = i[at] + offset
         conditions = inside(place, extent, offset < 0, offset > 0)
-        value = guarded(data, replaced(i, at, place), conditions, zero)
+        value = wide(guarded(data, replaced(i, at, place), conditions, zero))
         return value * value
 
     def body(*i: Var) -> PrimExpr:
         total = square(i, -before)
         for offset in range(1 - before, size - before):
             total = total + square(i, offset)
-        base = total * const(alpha / size, data.dtype) + const(bias, data.dtype)
-        return data[i] / _power(base, beta)
+        base = total * const(alpha / size, total.dtype) + const(bias, total.dtype)
+        return cast(wide(data[i]) / _power(base, beta), data.dtype)
 
     return te.compute(data.shape, body, name="lrn", tag="elemwise")
 

@@ -84,6 +84,17 @@ def _padded_shape(data: Tensor, width: Sequence[Sequence[PrimExpr]]) -> Shape:
     return tuple(tidy(d + a + b) for d, (a, b) in zip(data.shape, width, strict=True))
 
 
+def expect_shown(name: str, shape: Shape, width: Sequence[Sequence[PrimExpr]]) -> None:
+    """Check that each axis with borders has an element that they show, which is not cropped.
+
+    Raises ValueError where there is known to be none; what is not known is assumed.
+    """
+    cut = [[min(known(w) or 0, 0) for w in each] for each in width]
+    padded = [any(known(w) != 0 for w in each) for each in width]
+    least = [1 - sum(c) if p else None for p, c in zip(padded, cut, strict=True)]
+    expect_least(name, "data", shape, least)
+
+
 def _moved(
     data: Tensor,
     width: Sequence[Sequence[PrimExpr]],
@@ -92,8 +103,7 @@ def _moved(
     shape: Shape | None = None,
 ) -> Tensor:
     """Every element of the borders is some element of the data, of which there must be one."""
-    padded = [any(known(w) != 0 for w in each) for each in width]
-    expect_least(name, "data", data.shape, [1 if p else None for p in padded])
+    expect_shown(name, data.shape, width)
 
     def body(*i: Var) -> PrimExpr:
         return data[

@@ -20,8 +20,9 @@ import numpy as np
 
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
+from ekiden.ir.text import prim_text
 from ekiden.topi.layout import packed_tile, parse, permute
-from ekiden.topi.shape import as_dim, ceil_div, tidy
+from ekiden.topi.shape import as_dim, ceil_div, tidy, unify_dim
 
 KINDS = ("dense", "dense_u8s8", "dense_bf16", "conv2d", "conv2d_u8s8", "group_conv2d")
 """What `pack_weight` can pack."""
@@ -48,11 +49,26 @@ def conv_weight_shape(
         return permute(shape, kernel_layout, f"OI{axes}")
     if channels is None:
         raise ValueError(f"a weight in {kernel_layout} needs the attribute 'channels'")
+    _check_tiles(shape, kernel_layout, channels, groups)
     if kernel_layout.endswith("i"):
         *window, words = shape[1:-2]
         return as_dim(channels), tidy(words * WORD), *window
     *window, per_group = shape[-2 - len(axes) : -1]
     return as_dim(channels), per_group, *window
+
+
+def _check_tiles(shape: Sequence[PrimExpr], kernel_layout: str, channels: int, groups: int) -> None:
+    """Raise ValueError where a packed weight has other tiles than its layout and the number of
+    output channels say."""
+    tile, is_grouped = packed_tile(kernel_layout), kernel_layout.startswith("G")
+    count, columns = shape[is_grouped], shape[-2 if kernel_layout.endswith("i") else -1]
+    wanted = [(count, -(-(channels // groups if is_grouped else channels) // tile)),
+              (columns, tile), *([(shape[0], groups)] if is_grouped else ())]  # fmt: skip
+    if any(unify_dim(d, as_dim(number)) is None for d, number in wanted):
+        raise ValueError(
+            f"a weight in {kernel_layout} of {channels} channels has {wanted[0][1]} tiles of"
+            f" {tile}, got {prim_text(count)} of {prim_text(columns)}"
+        )
 
 
 def conv_transpose_weight_shape(

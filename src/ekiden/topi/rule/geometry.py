@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and
+from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and, maximum
 from ekiden.topi.rule.epilogue import operands_of
 
 
@@ -74,7 +74,8 @@ class Geometry:
         """How many images the data have as they are read."""
         if self.depth is FLAT:
             return self.data[0]
-        return simplify(self.data[0] // self.depth.size * self.depth.padded)
+        images = self.out[0] // maximum(self.depth.out, const(1))  # of data that may have no slices
+        return simplify(images * self.depth.padded)
 
     def first_slice(self, image: PrimExpr) -> PrimExpr:
         """The first of the images, with those of zeros, that an image of the result reads."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import prim_text
+from ekiden.relay.op._window import WindowAttrs
 from ekiden.topi.shape import as_dim, unify_dim
 
 Ints = int | Sequence[int]
@@ -42,7 +42,7 @@ def window_size(kernel_size: Ints | None, rank: int) -> tuple[int, ...] | None:
 
 
 @node("relay.attrs.ConvAttrs")
-class ConvAttrs(Attrs):
+class ConvAttrs(WindowAttrs):
     """Geometry and layouts of a convolution.
 
     `channels` and `kernel_size` repeat what the weight's shape says: they are checked against it,
@@ -146,7 +146,7 @@ class Conv3DTransposeAttrs(ConvTransposeAttrs):
 
 
 @node("relay.attrs.MaxPoolAttrs")
-class MaxPoolAttrs(Attrs):
+class MaxPoolAttrs(WindowAttrs):
     """Geometry and layout of a maximum over windows; `ceil_mode` keeps a last, partial window."""
 
     pool_size: tuple[int, ...]

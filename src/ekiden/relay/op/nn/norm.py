@@ -338,6 +338,8 @@ def _lrn_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
+    if not data.size:
+        return data
     at, before = attrs.axis % data.ndim, (attrs.size - 1) // 2
     width = [(before, attrs.size - 1 - before) if i == at else (0, 0) for i in range(data.ndim)]
     squares = np.pad(np.square(data.astype(np.float64)), width)

@@ -9,10 +9,10 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Turns, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import attrs_of, call, fail, rank_is, tensors
+from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
 from ekiden.relay.op.dynamic import constant_of, dynamic
 from ekiden.relay.op.dynamic_pad import PAD_MODES, DynPadAttrs, bordered
-from ekiden.topi.nn.pad import pad_by_mode
+from ekiden.topi.nn.pad import expect_shown, pad_by_mode
 from ekiden.topi.shape import Dim, as_attr, as_ints, as_shape, is_any, tidy
 
 
@@ -36,6 +36,8 @@ def _pad_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if wanted.pad_mode not in PAD_MODES:
         fail("nn.pad", f"pad_mode must be one of {', '.join(PAD_MODES)}, got {wanted.pad_mode!r}")
     pairs = [as_shape(p) for p in wanted.pad_width]
+    if wanted.pad_mode != "constant":
+        attempt("nn.pad", expect_shown, "nn.pad", data.shape, pairs)
     shape = tuple(
         d if is_any(d) else tidy(d + a + b) for d, (a, b) in zip(data.shape, pairs, strict=True)
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden import topi
-from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Borders, OpPattern, Precision
+from ekiden.ir.text import prim_text
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._window import WindowAttrs
 from ekiden.relay.op.nn._solve import window, window_transposed
 from ekiden.relay.op.nn._work import of_convolution, of_transposed
 from ekiden.relay.op.nn.geometry import (
@@ -25,12 +26,13 @@ from ekiden.relay.op.nn.geometry import (
     window_size,
 )
 from ekiden.te import Tensor
+from ekiden.topi.layout import channel
 from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shape
-from ekiden.topi.shape import tidy
+from ekiden.topi.shape import tidy, unify_dim
 
 
 @node("relay.attrs.CorrelationAttrs")
-class CorrelationAttrs(Attrs):
+class CorrelationAttrs(WindowAttrs):
     """The extent of patches, how far they move, in what steps, and what is compared."""
 
     kernel_size: int = 1
@@ -56,9 +58,15 @@ def _conv3d(attrs: Conv3DAttrs, data: Tensor, weight: Tensor) -> Tensor:
 def _transposed(
     attrs: Conv1DTransposeAttrs | Conv3DTransposeAttrs, data: Tensor, weight: Tensor
 ) -> Tensor:
-    _, per_group, *window = conv_transpose_weight_shape(
+    channels, per_group, *window = conv_transpose_weight_shape(
         weight.shape, attrs.kernel_layout, attrs.channels, attrs.groups
     )
+    given = data.shape[channel(attrs.data_layout)]
+    if unify_dim(given, channels) is None:
+        raise ValueError(
+            f"channels of 'data' and 'weight' must agree, got {prim_text(given)} and"
+            f" {prim_text(channels)}"
+        )
     check_weight(attrs, tidy(per_group * attrs.groups), window)
     return topi.nn.conv_transpose(
         data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation,

@@ -11,6 +11,7 @@ from ekiden.ir.op import OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensors
+from ekiden.relay.op._window import WindowAttrs
 from ekiden.relay.op.nn._work import product
 from ekiden.topi.nn.winograd import POINTS, TAPS, convolve, transform_weight
 from ekiden.topi.shape import as_dim, ceil_div, tidy
@@ -28,7 +29,7 @@ class WinogradWeightAttrs(Attrs):
 
 
 @node("relay.attrs.WinogradAttrs")
-class WinogradAttrs(Attrs):
+class WinogradAttrs(WindowAttrs):
     """The side of an output tile, the number of output channels, (top, left, bottom, right)."""
 
     tile_size: int = 4

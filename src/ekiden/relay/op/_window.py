@@ -1,0 +1,44 @@
+"""What the attributes of windows have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import NODE_TYPES
+
+
+class WindowAttrs(Attrs):
+    """Attributes of what moves over spatial axes: a class for a number of axes has as many numbers
+    in each field as its defaults have."""
+
+    __slots__ = ()
+
+    def check(self) -> None:
+        """Raises ValueError for a field of too many or too few numbers, and for a step, an extent
+        or a count below 1."""
+        for name, default in _defaults(self.type_key):
+            many = getattr(self, name)
+            numbers = many if isinstance(many, tuple) else (many,)
+            if isinstance(default, tuple) and len(numbers) != len(default):
+                raise ValueError(f"{name} must be {len(default)} numbers, got {numbers}")
+            if name in COUNTED and any(isinstance(n, int) and n < 1 for n in numbers):
+                raise ValueError(f"{name} must be at least 1, got {many}")
+
+
+COUNTED = frozenset(
+    {"strides", "dilation", "dilations", "pool_size", "kernel_size", "pooled_size", "groups",
+     "deformable_groups", "stride1", "stride2"}
+)  # fmt: skip
+"""Fields whose numbers are steps, extents or counts; None says nothing."""
+
+
+@cache
+def _defaults(type_key: str) -> tuple[tuple[str, object], ...]:
+    """(field, default) of numbers, where there is a default and it is not empty."""
+    fields = dataclasses.fields(NODE_TYPES[type_key])  # type: ignore[arg-type]
+    return tuple((f.name, f.default) for f in fields if f.default != () and f.name != "layout")
+
+
+__all__ = ["WindowAttrs"]
