@@ -23,7 +23,7 @@ from ekiden.relay.op.reduce import max as largest_of
 from ekiden.relay.op.reduce import sum as sum_of
 from ekiden.relay.op.reshape import squeeze
 from ekiden.topi.broadcast import broadcast_to as repeated
-from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape, normalize_axes
+from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape
 from ekiden.topi.transform import MOST
 
 
