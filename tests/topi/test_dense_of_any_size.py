@@ -221,26 +221,26 @@ def test_layers_of_any_size(count: int) -> None:
 
 
 @pytest.mark.parametrize("text", processors())
-@pytest.mark.parametrize("ending", ["none", "bias and relu", "much"])
-@pytest.mark.parametrize("dtype", KINDS)
-def test_one_column(text: str, ending: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "ending"),
+    [
+        ("float32", "none"),
+        ("float32", "bias and relu"),
+        ("float32", "much"),
+        ("uint8", "none"),
+        ("bfloat16", "bias and relu"),
+    ],
+)
+def test_one_column(text: str, dtype: str, ending: str) -> None:
     """The place of the only column is a constant: a store of a vector there goes past the end."""
     target = Target(Target.parse(f"{text} -bounds=check"), cores=2)
-    random = np.random.default_rng(1)
-    depth = 20 if dtype == "uint8" else 10
-    chosen = ending if dtype != "uint8" else "none"
-    for leading, symbolic in (((12,), {0}), ((12,), set()), ((), set()), ((1,), {0})):
-        layer = Layer(
-            target,
-            dtype,
-            leading,
-            frozenset(symbolic),
-            1,
-            depth,
-            target.lanes("float32"),
-            chosen,
-            0,
-            False,
-            False,
-        )
+    lanes, random = target.lanes("float32"), np.random.default_rng(1)
+    cases: list[tuple[tuple[int, ...], frozenset[int]]] = [
+        ((12,), frozenset({0})),
+        ((12,), frozenset()),
+        ((), frozenset()),
+        ((1,), frozenset({0})),
+    ]
+    for leading, symbolic in cases:
+        layer = Layer(target, dtype, leading, symbolic, 1, 20, lanes, ending, 0, False, False)
         check(layer, random)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,3 +147,11 @@ def test_every_family_is_a_schedule_or_says_why_not() -> None:
     for family in FAMILIES.values():
         assert family.steps or family.build, family.name
         assert bool(family.why) == (family.build is not None), family.name
+
+
+@pytest.mark.quick
+def test_the_page_lists_what_is_written_by_hand() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
+    rows = re.findall(r"^\| (`.+`.*) \| (.+) \|$", page, re.MULTILINE)
+    listed = {name: why for names, why in rows for name in re.findall(r"`(\w+)`", names)}
+    assert listed == {f.name: f.why for f in FAMILIES.values() if f.why}
