@@ -35,6 +35,7 @@ def ranges(**extents: int | PrimExpr) -> dict[Var, Range]:
         ([X * N + Y], ranges(i=M, j=N)),
         ([X // M, X % M], ranges(i=N * M)),
         ([X // 4, Y, X % 4], ranges(i=N, j=M)),
+        ([(X * 6 + Y) // 36, (X * 6 + Y) // 9 % 4, (X * 6 + Y) % 9], ranges(i=N * 6, j=6)),
     ],
 )
 def test_determined(indices: list[PrimExpr], iters: dict[Var, Range]) -> None:
@@ -49,6 +50,11 @@ def test_determined(indices: list[PrimExpr], iters: dict[Var, Range]) -> None:
         ([X], ranges(i=3, j=2), "no index tells the steps of 'j' apart"),
         ([X * X], ranges(i=3), "a product of iterators is not a sum of digits"),
         ([X + Y], ranges(i=N, j=N), "no index tells the steps of 'i' apart"),
+        (
+            [(X * 6 + Y) // 72, (X * 6 + Y) // 9 % 4, (X * 6 + Y) % 9],
+            ranges(i=N * 12, j=6),
+            "a part of 'i' is in no index",
+        ),
     ],
 )
 def test_not_determined(indices: list[PrimExpr], iters: dict[Var, Range], reason: str) -> None:
@@ -80,6 +86,27 @@ def index_exprs(draw: st.DrawFn) -> PrimExpr:
             inner = expr // draw(st.sampled_from([2, 3]))
             expr = inner % draw(st.sampled_from([2, 4])) + draw(st.sampled_from([X, Y, Z])) * 4
     return expr
+
+
+@st.composite
+def digits(draw: st.DrawFn) -> list[PrimExpr]:
+    """Digits of i * a + j, and of that between others, which may leave some out or overlap."""
+    whole = X * draw(st.sampled_from([2, 3, 4, 6, 8, 9])) + Y
+    low, count = draw(st.sampled_from([2, 3, 4, 6, 9])), draw(st.sampled_from([2, 3, 4, 6]))
+    top = draw(st.sampled_from([low * count, low * count, 4, 6, 12, 18, 36]))
+    return [whole // top, whole // low % count, whole % low][: draw(st.sampled_from([2, 3, 3]))]
+
+
+@given(
+    digits(),
+    st.tuples(*[st.sampled_from((1, 2, 3, 4, 6, 12, 18, 36))] * 2),
+    st.sets(st.sampled_from([X, Y]), min_size=1),
+)
+@settings(max_examples=250, deadline=None)
+def test_claims_of_digits_hold_everywhere(
+    indices: list[PrimExpr], extents: tuple[int, int], wanted: set[Var]
+) -> None:
+    test_claims_hold_everywhere.hypothesis.inner_test(indices, (*extents, 1), wanted)
 
 
 @given(

@@ -99,6 +99,7 @@ def test_bench_prints_times(artifact: Path, capsys: pytest.CaptureFixture[str]) 
     ("stage", "expected_text"),
     [
         ("relay", "nn.dense"),
+        ("schedule", "tensor_intrin='register_tile("),
         ("tir", "def kernel0("),
         ("llvm", "define "),
         ("asm", "vfmadd"),

@@ -64,7 +64,7 @@ def _interval_product(x: Interval, y: Interval) -> Interval:
 class _Atom:
     """Something the normal form does not look into: a variable, a quotient, a load."""
 
-    __slots__ = ("bound", "divisor", "expr", "numerator", "order")
+    __slots__ = ("bound", "digit", "divisor", "expr", "numerator", "order")
 
     def __init__(self, expr: PrimExpr, bound: Interval, order: tuple[object, ...]) -> None:
         self.expr = expr
@@ -72,6 +72,8 @@ class _Atom:
         self.order = order
         self.numerator: Key | None = None
         self.divisor: int = 0
+        self.digit: tuple[Key, Key] | None = None
+        """Of a remainder by one monomial that is no number: (x, d) of x % d."""
 
 
 class CanonicalForm:
@@ -83,6 +85,7 @@ class CanonicalForm:
     def __init__(self) -> None:
         self._atoms: list[_Atom] = []
         self._numbers: dict[object, int] = {}
+        self._has_digits = False
         self._ranges: dict[int, tuple[Poly, Poly]] = {}
         self._memo: dict[int, Poly] = {}
         self._alive: list[PrimExpr] = []
@@ -340,7 +343,7 @@ class CanonicalForm:
         return poly.multiply(self._of(e.a), self._of(e.b))
 
     def _recombine(self, p: Poly) -> Poly:
-        """(x // c) * c + x % c -> x"""
+        """(x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d)"""
         for monomial, scale in p.items():
             if len(monomial) != 1:
                 continue
@@ -351,6 +354,44 @@ class CanonicalForm:
             if quotient is not None and p.get((quotient,)) == scale * atom.divisor:
                 rest = {m: c for m, c in p.items() if m not in (monomial, (quotient,))}
                 return self._recombine(poly.add(rest, dict(atom.numerator), scale))
+            above = None if quotient is None else self._digit_above(p, quotient, scale, atom)
+            if above is not None:
+                rest = {m: c for m, c in p.items() if m not in (monomial, (above,))}
+                size = poly.constant(atom.divisor * self._atoms[above].divisor)
+                made = self._modulo(dict(atom.numerator), size, atom.expr.dtype)
+                return self._recombine(poly.add(rest, made, scale))
+        return self._recombine_symbolic(p) if self._has_digits else p
+
+    def _digit_above(self, p: Poly, quotient: int, scale: int, atom: _Atom) -> int | None:
+        """The term of p that is `quotient % d` where the digit below it is `atom`."""
+        wanted = poly.key({(quotient,): 1})
+        for monomial, coefficient in p.items():
+            if len(monomial) != 1 or coefficient != scale * atom.divisor:
+                continue
+            above = self._atoms[monomial[0]]
+            if isinstance(above.expr, FloorMod) and above.numerator == wanted:
+                return monomial[0]
+        return None
+
+    def _recombine_symbolic(self, p: Poly) -> Poly:
+        """(x // d) * d * y + x % d * y -> x * y"""
+        for monomial, scale in p.items():
+            for number in monomial:
+                digit = self._atoms[number].digit
+                if digit is None:
+                    continue
+                numerator, key = digit
+                quotient = self._numbers.get((FloorDiv, numerator, key))
+                ((divisor, factor),) = key
+                if quotient is None:
+                    continue
+                others = list(monomial)
+                others.remove(number)
+                whole = tuple(sorted((*others, quotient, *divisor)))
+                if p.get(whole) == scale * factor:
+                    rest = {m: c for m, c in p.items() if m not in (monomial, whole)}
+                    made = poly.multiply(dict(numerator), {tuple(others): scale})
+                    return self._recombine(poly.add(rest, made))
         return p
 
     def _div(self, e: PrimExpr) -> Poly:
@@ -458,6 +499,9 @@ class CanonicalForm:
             )
             if divisor:
                 self._atoms[number].numerator, self._atoms[number].divisor = numerator, divisor
+            elif kind is FloorMod and len(d) == 1:
+                self._atoms[number].digit = numerator, poly.key(d)
+                self._has_digits = True
         return {(self._numbers[key],): 1}
 
     def _quotient_bound(self, kind: type[BinaryExpr], p: Poly, d: Poly) -> Interval:

@@ -112,7 +112,7 @@ class _Injection(Detector):
         # A fused mark comes before the marks it is made of: its digits are added to theirs.
         while used:
             mark = self._outermost(used)
-            whole = self._missing(used.pop(mark), mark)
+            whole = self._missing([*used.pop(mark), *self._lifted(mark, used)], mark)
             if isinstance(mark.source, Var):
                 if whole is None:
                     known.add(mark.source)
@@ -124,6 +124,31 @@ class _Injection(Detector):
         for var in wanted:
             if var not in known:
                 raise IterMapError(f"no index tells the steps of {var.name!r} apart")
+
+    def _lifted(
+        self, mark: IterMark, used: Mapping[IterMark, Sequence[IterSplit]]
+    ) -> list[IterSplit]:
+        """Digits of the highest part of a fused mark as its own: of i * 6 + j, j < 6, the digit
+        i // 6 is (i * 6 + j) // 36.
+        """
+        whole = mark.source
+        if isinstance(whole, Var) or whole.base != 0:
+            return []
+        try:
+            *below, top = self._by_symbols(whole)
+        except IterMapError:
+            return []
+        rest: Size = 1
+        for s in below:
+            rest = self.numbers.simplify(rest + (s.extent - 1) * s.scale)
+        is_whole = top.lower_factor == 1 and self.is_top(top)
+        if not is_whole or not self.numbers.at_most(rest, top.scale):
+            return []
+        times = self.numbers.times
+        return [
+            IterSplit(mark, times(top.scale, s.lower_factor), s.extent, 1)
+            for s in used.get(top.source, ())
+        ]
 
     def _outermost(self, used: Mapping[IterMark, object]) -> IterMark:
         inside = {s.source for m in used if isinstance(m.source, IterSum) for s in m.source.args}

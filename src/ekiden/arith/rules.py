@@ -206,6 +206,8 @@ CANONICAL: tuple[Rule, ...] = (
     Rule("(x * y + z) % y",                "z",                        "0 <= z and z < y"),
     Rule("x // c1 // c2",                  "x // (c1 * c2)",           "c1 > 0 and c2 > 0"),
     Rule("(x // c1) * c1 + x % c1",        "x",                        "c1 > 0"),
+    Rule("(x // y) * y + x % y",           "x",                        "y > 0"),
+    Rule("x // c1 % c2 * c1 + x % c1",     "x % (c1 * c2)",            "c1 > 0 and c2 > 0"),
     Rule("(x * c1) // (c1 * c2)",          "x // c2",                  "c1 > 0 and c2 > 0"),
     Rule("(x * c1) % (c1 * c2)",           "x % c2 * c1",              "c1 > 0 and c2 > 0"),
     Rule("(x + c1 * c2) // c1",            "x // c1 + c2",             "c1 > 0"),

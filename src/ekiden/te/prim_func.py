@@ -150,11 +150,15 @@ def _completed(group: list[Tensor]) -> list[Tensor]:
     return group
 
 
-def create_prim_func(ops: Sequence[Tensor] | Tensor, name: str = "main") -> PrimFunc:
+def create_prim_func(
+    ops: Sequence[Tensor] | Tensor, name: str = "main", extern_blocks: bool = False
+) -> PrimFunc:
     """The program that computes the outputs among `ops` (inputs first, then outputs) from the
     inputs.
 
     One block per computation in dependency order; intermediates are allocated around all of them.
+    With `extern_blocks` the statements of an extern operation are a block too, so that a schedule
+    knows what they touch.
     Raises ValueError when an input that is needed is not among `ops`, or an argument is there
     twice; TypeError for an argument that is no tensor.
     """
@@ -180,7 +184,9 @@ def create_prim_func(ops: Sequence[Tensor] | Tensor, name: str = "main") -> Prim
         if isinstance(op, ComputeOp):
             stages.append(stage_block(op, group, buffers))
         elif isinstance(op, ExternOp):
-            stages.append(extern_stage(op, group, buffers))
+            made = extern_stage(op, group, buffers)
+            whole = BlockRealize((), const(True), Block(op.name, (), made))
+            stages.append(whole if extern_blocks else made)
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc(params, allocated(seq(*stages), intermediates), attrs)
 

@@ -108,6 +108,74 @@ def split_into_exact_loops(s: Schedule) -> None:
 
 @case(
     """
+    for i, k in T.grid(1, 6):
+        with T.block("s"):
+            i_1 = T.axis.spatial(4, i)
+            k_1 = T.axis.reduce(6, k)
+            with T.init():
+                s[i_1] = 0.0
+            s[i_1] = s[i_1] + a[i_1, k_1]
+    for i, k in T.grid(3, 6):
+        with T.block("s_1"):
+            i_1 = T.axis.spatial(4, 1 + i)
+            k_1 = T.axis.reduce(6, k)
+            with T.init():
+                s[i_1] = 0.0
+            s[i_1] = s[i_1] + a[i_1, k_1]
+    for i in range(4):
+        with T.block("r"):
+            i_1 = T.axis.spatial(4, i)
+            r[i_1] = T.max(s[i_1], 0.0)
+    """
+)
+def partition(s: Schedule) -> None:
+    s.partition(s.get_loops("s")[0], [1])
+
+
+@case(
+    """
+    for i, k in T.grid(4, 6):
+        with T.block("s"):
+            i_1, k_1 = T.axis.remap("SR", [i, k])
+            with T.init():
+                r[i_1] = 0.0
+            r[i_1] = r[i_1] + a[i_1, k_1]
+    for i in range(4):
+        with T.block("r"):
+            i_1 = T.axis.spatial(4, i)
+            r[i_1] = T.max(r[i_1], 0.0)
+    """
+)
+def reuse_buffer(s: Schedule) -> None:
+    s.reuse_buffer("s", 0)
+
+
+@case(
+    """
+    for i in range(4):
+        a_global = T.alloc_buffer((1, 6), "float32")
+        for ax0, ax1 in T.grid(1, 6):
+            with T.block("a_global"):
+                v0, v1 = T.axis.remap("SS", [ax0, ax1])
+                a_global[v0, v1] = a[i + v0, v1]
+        for k in range(6):
+            with T.block("s"):
+                i_1, k_1 = T.axis.remap("SR", [i, k])
+                with T.init():
+                    s[i_1] = 0.0
+                s[i_1] = s[i_1] + a_global[i_1 - i, k_1]
+    for i in range(4):
+        with T.block("r"):
+            i_1 = T.axis.spatial(4, i)
+            r[i_1] = T.max(s[i_1], 0.0)
+    """
+)
+def read_at(s: Schedule) -> None:
+    s.read_at(s.get_loops("s")[0], "s", 0, "global")
+
+
+@case(
+    """
     for i, k_0, k_1 in T.grid(4, 1, 6):
         with T.block("s"):
             i_1, k = T.axis.remap("SR", [i, k_1])
@@ -663,7 +731,13 @@ def test_text_after_a_step(name: str) -> None:
 
 def test_every_step_has_a_text() -> None:
     """Those with a test of their own apart: below, in test_partition.py."""
-    others = {"enter_postproc", "loop_partition", "rolling_buffer", "tensorize", "unannotate"}
-    others.add("work_on")
+    others = {
+        "enter_postproc",
+        "loop_partition",
+        "rolling_buffer",
+        "tensorize",
+        "unannotate",
+        "work_on",
+    }
     steps = {k for k in Schedule.kinds if not k.startswith(("get_", "sample_"))} - others
     assert steps - {"split"} <= set(CASES)

@@ -25,6 +25,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.range_check import check_site
 from ekiden.tir.expr import Buffer
+from ekiden.tir.schedule import Schedule
 from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
 from ekiden.topi import rule
 from ekiden.topi.rule.decision import Fixed
@@ -149,7 +150,7 @@ def choose_primitive(function: Function, target: Target, given: Given = NOTHING)
 
 def _own_schedule(
     function: Function, inputs: Tensors, outputs: Tensors, name: str, target: Target
-) -> PrimFunc | None:
+) -> rule.Scheduled | None:
     """The program that a user's schedule of one of the operators gives; None if there is none."""
     for call in reversed(operator_calls(function)):
         kinds = [t for a in call.args for t in tensor_types(a.checked_type)]
@@ -158,7 +159,10 @@ def _own_schedule(
         own = implementation_of(call.op.name, call.attrs, tensors, call.checked_type, target)
         made = own.schedule(call.attrs, outputs, target) if own is not None else None
         if made is not None:
-            return _checked_program(made, call.op.name, len(inputs), len(outputs), name)
+            func = _checked_program(made, call.op.name, len(inputs), len(outputs), name)
+            trace = made.trace if isinstance(made, Schedule) else None
+            why = f"{call.op.name} has a schedule of its own"
+            return rule.Scheduled(func, trace=trace, why=why)
     return None
 
 
@@ -185,8 +189,15 @@ def operator_calls(function: Function) -> list[Call]:
 def lower_primitive(
     function: Function, name: str, target: Target, given: Given = NOTHING
 ) -> PrimFunc:
-    """The scheduled loop program of a primitive function (canonical form), outputs after inputs.
-    `given` holds what is fixed about it, by family or by one of its names.
+    """The loop program of a primitive function: see `schedule_primitive`."""
+    return schedule_primitive(function, name, target, given).func
+
+
+def schedule_primitive(
+    function: Function, name: str, target: Target, given: Given = NOTHING
+) -> rule.Scheduled:
+    """The scheduled loop program of a primitive function (canonical form), outputs after inputs,
+    and its trace. `given` holds what is fixed about it, by family or by one of its names.
 
     Raises CompileError naming the operators of the function and where they come from.
     """
@@ -195,7 +206,7 @@ def lower_primitive(
         own = _own_schedule(function, inputs, outputs, name, target)
         if own is not None:
             return own
-        return rule.schedule(inputs, outputs, target, name, given, names_of(function))
+        return rule.scheduled(inputs, outputs, target, name, given, names_of(function))
     except Exception as error:
         error.add_note(f"while lowering {described(function, name)}")
         raise
@@ -286,6 +297,7 @@ __all__ = [
     "display_name",
     "lower_primitive",
     "names_of",
+    "schedule_primitive",
     "shape_function",
     "te_graph",
 ]

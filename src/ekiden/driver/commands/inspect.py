@@ -1,5 +1,5 @@
-"""`ekiden inspect FILE --stage relay|decisions|tir|llvm|c|asm|bytecode`, and the module before or
-after any pass.
+"""`ekiden inspect FILE --stage relay|decisions|schedule|tir|llvm|c|asm|bytecode`, and the module
+before or after any pass.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ekiden.backend.kernels.lower import (
     display_name,
     lower_primitive,
     names_of,
+    schedule_primitive,
 )
 from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
@@ -37,11 +38,14 @@ from ekiden.topi.rule.families import given_decisions
 KERNEL_STAGES = {"tir": "", "llvm": "ll", "asm": "asm", "c": "c"}
 """Stage of a kernel -> the source of the target's code generator that shows it."""
 
+CHOICE_STAGES = ("decisions", "schedule")
+"""Stages of a kernel that say how it is made."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help="a model or an artifact")
-    parser.add_argument("--stage", choices=["relay", "decisions", *KERNEL_STAGES, "bytecode"])
+    parser.add_argument("--stage", choices=["relay", *CHOICE_STAGES, *KERNEL_STAGES, "bytecode"])
     parser.add_argument("--before", metavar="PASS", help="the module before it, such as FuseOps")
     parser.add_argument("--after", metavar="PASS", help="the module after it")
     parser.add_argument("--kernel", default="", help="only kernels of nodes whose name holds this")
@@ -70,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         _print_passes(options, target)
     elif options.stage == "bytecode":
         _print_bytecode(ekiden.compile(options.file, target))
-    elif options.stage == "decisions" or options.stage in KERNEL_STAGES:
+    elif options.stage in (*CHOICE_STAGES, *KERNEL_STAGES):
         with PassContext(config=decisions_config(options)):
             _print_kernels(optimize(import_model(options.file), target), options, target)
     else:
@@ -81,9 +85,9 @@ def run(options: argparse.Namespace) -> int:
 def _check_usage(options: argparse.Namespace) -> None:
     """Raise InputError for arguments that would have no effect beside others."""
     around = options.before or options.after
-    if options.kernel and (around or options.stage not in ("decisions", *KERNEL_STAGES)):
+    if options.kernel and (around or options.stage not in (*CHOICE_STAGES, *KERNEL_STAGES)):
         raise InputError(
-            f"--kernel: expected --stage decisions, {', '.join(KERNEL_STAGES)} with it"
+            f"--kernel: expected --stage {', '.join((*CHOICE_STAGES, *KERNEL_STAGES))} with it"
         )
     if around and options.stage:
         raise InputError("--stage: the module before or after a pass has no other stages")
@@ -135,6 +139,9 @@ def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target
         if options.stage == "decisions":
             print(_decisions(form, target, decisions))
             continue
+        if options.stage == "schedule":
+            print(_schedule(form, f"kernel{number}", target, decisions))
+            continue
         lowered = lower_primitive(form, f"kernel{number}", target, decisions)
         print(f"// {function.span or ''}\n{_shown(lowered, options.stage, target)}\n")
 
@@ -144,6 +151,16 @@ def _shown(kernel: PrimFunc, stage: str, target: Target) -> str:
         return tir.astext(kernel)
     show = generator_of(target, "inspect").sources[KERNEL_STAGES[stage]]
     return show([tir_transform.lower(kernel, target)], target)
+
+
+def _schedule(function: Function, name: str, target: Target, decisions: Given) -> str:
+    """The steps of a kernel's schedule as Python, or why it has none."""
+    made = schedule_primitive(function, name, target, decisions)
+    family = choose_primitive(function, target, decisions).family
+    head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: {family.name}"])
+    if made.trace is None:
+        return f"{head}\n  written by hand: {made.why}\n"
+    return f"{head}\n{made.trace}\n"
 
 
 def _decisions(function: Function, target: Target, decisions: Given) -> str:

@@ -13,10 +13,12 @@ from ekiden.tir.schedule import (
     layout,
     move,
     reduction,
+    reuse,
     rolling,
     sampling,
     tensor,
 )
+from ekiden.tir.schedule import read_at as _read_at
 from ekiden.tir.schedule.core import BlockLike, LoopLike, Steps
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 
@@ -92,7 +94,8 @@ class BlockSteps(Steps):
             for i, j: c[i, j] = g(b[i, j])    ->        for j: b[i, j] = f(i, j)
                                                         for j: c[i, j] = g(b[i, j])
 
-        Proved: what a step writes is final (no reduction over the loop or one around it) and a box;
+        Where loops around reduce, the block runs in their last step alone. Proved: what a step
+        writes is final then (no reduction over the loop itself) and a box;
         the block reads it at its own iterators; over all steps it runs for every point (a
         reduction: once); its other inputs are there before the loop.
         """
@@ -209,6 +212,41 @@ class BlockSteps(Steps):
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
         given = (self._block(block),)
         self._run("rolling_buffer", rolling.rolling_buffer, given, attrs, moves=True)
+
+    def read_at(
+        self,
+        loop: LoopLike,
+        block: BlockLike,
+        read_buffer_index: Which,
+        storage_scope: str,
+        pad: int = 0,
+    ) -> BlockRV:
+        """Copy what a step of a loop reads of a buffer to one of just that size; gives the copying
+        block.
+
+            for k: for i, j: c[i] += a[i, k * 8 + j]
+            -> for k: a_global[i, j] = a[i, k * 8 + j]; for i, j: c[i] += a_global[i, j]
+
+        `pad` elements follow each row of the copy. Proved: the buffer is not written in the loop,
+        and steps read parts of one size.
+        """
+        attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
+        if pad:
+            attrs["pad"] = pad
+        given = (self._loop(loop), self._block(block))
+        return _block_handle(self._run("read_at", _read_at.read_at, given, attrs, moves=True))
+
+    def reuse_buffer(self, block: BlockLike, write_buffer_index: Which) -> None:
+        """Keep an intermediate in the memory of what its only reader makes of it.
+
+            b[i] = f(i); c[i] = g(b[i])   ->   c[i] = f(i); c[i] = g(c[i])
+
+        Proved: the reader takes each element at the place it writes, of the same type, and once;
+        nobody else uses either.
+        """
+        which = write_buffer_index
+        attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
+        self._run("reuse_buffer", reuse.reuse_buffer, (self._block(block),), attrs)
 
     # Reductions.
 
@@ -337,8 +375,11 @@ class BlockSteps(Steps):
             for i in range(16): c[i0 + i] += a[i0 + i] * b[i0 + i]   ->   the implementation, over
             the parts of c, a and b that begin at i0
 
-        The intrinsic is one of `tir.TensorIntrin`. A loop is blockized first. Proved: the loops,
-        the values and the accesses are those of the description.
+        The intrinsic is one of `tir.TensorIntrin`, or a micro-kernel with its options, as
+        "register_tile(own=16)", in the place of the loop over rows of a tile: it makes one for each
+        size that the tile has, and what follows a sum in it is done in the same registers. For
+        others a loop is blockized first. Proved: the loops, the values and the accesses are those
+        of the description.
         """
         given = (self._place_of(block_or_loop),)
         attrs = {"tensor_intrin": tensor_intrin, "preserve_unit_iters": preserve_unit_iters}

@@ -15,6 +15,7 @@ from ekiden.ir.prim import (
     PrimExpr,
     Var,
     const,
+    convert,
     is_const,
 )
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
@@ -36,14 +37,17 @@ from ekiden.tir.schedule.kinds import (
     stores_of,
 )
 from ekiden.tir.schedule.program import (
+    MOST,
     Program,
     accesses,
     bound_analyzer,
     conditions,
+    determining,
     loops_between,
     ranges_of,
     read,
     refuse,
+    single_steps,
     written,
 )
 from ekiden.tir.stmt import (
@@ -57,6 +61,7 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
+from ekiden.tir.transform.flatten_buffers import flat_index
 from ekiden.tir.visitor import is_nothing, sub_statements
 
 # Predicates.
@@ -155,7 +160,7 @@ def _check_reduction_order(
             )
     values = [v for v in realize.iter_values if not is_const(v)]
     wanted = {s.loop_var for s in loops if not is_const(s.extent, 1)}
-    fault = determines(values, ranges_of(loops), wanted)
+    fault = determines(values, ranges_of(loops), determining(loops, wanted))
     if fault is not None:
         refuse(
             f"{step}: block {name!r} is not known to run once for each step of its loops: {fault}",
@@ -322,14 +327,19 @@ def steps_disjoint(
     """Why two steps of the wanted loops may touch one element of a buffer; None if they cannot."""
     touched = accesses(loop.body, buffer)
     outer = [*program.loops_above(loop), loop]
-    own = ranges_of(s for s in outer if s.loop_var in wanted)
-    wanted = {v for v in wanted if not is_const(own[v].extent, 1)}
+    mine = [s for s in outer if s.loop_var in wanted and not is_const(s.extent, 1)]
+    wanted = {s.loop_var for s in mine}
     if not wanted:
         return None
+    touched = [_settled(a, outer) for a in touched]
     first = touched[0]
     if all(_same_place(first, each) for each in touched):
-        return _told_apart(first.indices, own | ranges_of(first.loops), wanted, outer)
-    box = region(buffer, touched, outer)
+        if len(mine) == 1 and _far_apart(buffer, first, mine[0].loop_var, outer):
+            return None
+        loops = [*mine, *first.loops]
+        return _told_apart(first.indices, ranges_of(loops), determining(loops, wanted), outer)
+    own = ranges_of(mine)
+    box = region(buffer, [_of_largest_parts(a) for a in touched], outer)
     corners: list[PrimExpr] = []
     for axis, each in enumerate(box):
         if is_const(each.extent, 1):
@@ -339,6 +349,62 @@ def steps_disjoint(
         own[inside] = Range(each.extent)
         corners.append(each.min + inside)
     return _told_apart(corners, own, wanted, outer)
+
+
+def _settled(access: Access, outer: Sequence[For]) -> Access:
+    """The access without the variables of loops of one step."""
+    values = single_steps([*outer, *access.loops])
+    if not values:
+        return access
+    indices = tuple(Analyzer().simplify(substitute_expr(i, values)) for i in access.indices)
+    loops = tuple(
+        s.with_fields(min=substitute_expr(s.min, values), extent=substitute_expr(s.extent, values))
+        for s in access.loops
+        if s.loop_var not in values
+    )
+    return Access(indices, loops, access.is_store, access.conditional, access.extents)
+
+
+def _of_largest_parts(access: Access) -> Access:
+    """The access with every part taken for as large as the largest, which is more than there is."""
+    values: dict[Var, PrimExpr] = {}
+    loops: list[For] = []
+    for each in access.loops:
+        low, most = substitute_expr(each.min, values), (each.annotations or {}).get(MOST)
+        if most is not None:
+            inside = Var(each.loop_var.name, each.loop_var.dtype)
+            values[each.loop_var] = low + inside
+            low, size = const(0, inside.dtype), convert(most, inside.dtype)  # type: ignore[arg-type]
+            each = each.with_fields(loop_var=inside, extent=size)
+        loops.append(each.with_fields(min=low))
+    indices = tuple(substitute_expr(i, values) for i in access.indices)
+    extents = access.extents
+    return Access(indices, tuple(loops), access.is_store, access.conditional, extents)
+
+
+def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -> bool:
+    """Whether a step of a loop moves further than the loops inside do together: most cases, and
+    sooner told than by digits.
+    """
+    analyzer = bound_analyzer(outer)
+    values: dict[Var, PrimExpr] = {}
+    sizes: dict[Var, int] = {}
+    for each in access.loops:
+        most = (each.annotations or {}).get(MOST, each.extent)
+        size = most.value if isinstance(most, IntImm) else most
+        if not isinstance(size, int):
+            return False
+        inside = Var(each.loop_var.name, each.loop_var.dtype)
+        values[each.loop_var] = substitute_expr(each.min, values) + inside
+        analyzer.bind(inside, 0, size)
+        sizes[inside] = size
+    flat = analyzer.simplify(substitute_expr(flat_index(buffer, access.indices), values))
+    step = analyzer.coefficient(flat, var)
+    steps = [analyzer.coefficient(flat, x) for x in sizes]
+    if not step or any(s is None for s in steps):
+        return False
+    reach = sum(abs(s or 0) * max(n - 1, 0) for s, n in zip(steps, sizes.values(), strict=True))
+    return reach < abs(step)
 
 
 def _told_apart(
@@ -355,18 +421,30 @@ def _same_place(a: Access, b: Access) -> bool:
     """Whether two accesses run over the same elements in the same way, whatever their loops are
     called.
     """
-    if len(a.loops) != len(b.loops):
-        return False
     if a.indices == b.indices and a.loops == b.loops:
         return True
+    ours, theirs = _walking(a), _walking(b)
+    if len(ours) != len(theirs):
+        return False
     names: dict[Var, PrimExpr] = {}
-    for x, y in zip(a.loops, b.loops, strict=True):
+    for x, y in zip(ours, theirs, strict=True):
         names[y.loop_var] = x.loop_var
         if not same_expr(x.extent, y.extent) or not same_expr(x.min, y.min):
             return False
     return all(
         same_expr(x, substitute_expr(y, names)) for x, y in zip(a.indices, b.indices, strict=True)
     )
+
+
+def _walking(access: Access) -> list[For]:
+    """The loops that the indices of an access depend on."""
+    used = set(free_vars(*access.indices))
+    found: list[For] = []
+    for each in reversed(access.loops):
+        if each.loop_var in used:
+            used.update(free_vars(each.min, each.extent))
+            found.append(each)
+    return found[::-1]
 
 
 def check_concurrent(step: str, program: Program, loop: For, lanes: bool = False) -> None:
@@ -457,10 +535,17 @@ def first_changing(program: Program, block: Block) -> BlockRealize | None:
             continue
         seen.add(buffer)
         for writer in program.writers(buffer):
-            if kind_of(writer.block).kind == OPAQUE:
+            if kind_of(writer.block).kind == OPAQUE and not _runs_once(program, writer):
                 return writer
             pending.extend(read(writer.block))
     return None
+
+
+def _runs_once(program: Program, realize: BlockRealize) -> bool:
+    """Whether a block stands in no loop: what it writes is there when it is done."""
+    return not realize.block.iter_vars and not any(
+        isinstance(s, (For, Block)) for s in program.path(realize)
+    )
 
 
 def require_sole_writer(step: str, program: Program, realize: BlockRealize, buffer: Buffer) -> None:

@@ -11,7 +11,8 @@ from typing import TypeAlias, TypeVar
 from ekiden.arith import evaluate
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr, Var
+from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import Buffer
 from ekiden.tir.printer import text_and_lines
@@ -189,6 +190,9 @@ class Steps:
                     for h, v in self._values.items()
                     if isinstance(h, ExprRV)
                 }
+                if any(v not in known for v in free_vars(value)):  # sizes that a run knows
+                    numbers: dict[Var, PrimExpr] = {v: const(n, v.dtype) for v, n in known.items()}
+                    return substitute(value, numbers)
                 return evaluate(value, known)
             case list() | tuple():
                 return [self._resolve(v) for v in value]
@@ -367,9 +371,10 @@ def _has_handles(value: object) -> bool:
 
 
 def _recheck(kind: str, program: Program) -> None:
-    """The steps of loops that run at the same time must still not meet."""
+    """The steps of loops that run at the same time must still not meet; a loop without blocks, such
+    as those of a block's own statements, is as it was."""
     for loop in program.loops.values():
-        if loop.kind in CONCURRENT:
+        if loop.kind in CONCURRENT and program.leaves(loop.body):
             lanes = loop.kind is ForKind.VECTORIZED
             check_concurrent(f"{kind}: {loop.kind.value}", program, loop, lanes)
 

@@ -38,10 +38,16 @@ class LoopSteps(Steps):
             -> split(i, [None, 4], tail="loop")
             for i_0, i_1 in grid(2, 4): s(i_0 * 4 + i_1)
             for i in range(2): s_tail(8 + i)
+            -> split(i, [None, 4], tail="short")
+            for i_0 in range(3): for i_1 in range(i_0 * 4, min(i_0 * 4 + 4, 10)): s(i_1)
+            -> split(i, [None, 4], tail="balanced")
+            for i_0 in range(3): parts of 4, 3 and 3 steps, the longer ones first
 
         One factor may be None: as many steps as it takes. Where the factors may exceed the extent,
         every block inside gets a condition; with `tail="loop"` (first factor None) the rest becomes
-        a copy of its own instead. `preserve_unit_iters=False` puts 0 for loops of one step;
+        a copy of its own instead; with "short" ([None, n]) the last part is shorter; with
+        "balanced" parts differ by at most one step: [None, n] gives parts of at most n, [n, None]
+        gives n of them. `preserve_unit_iters=False` puts 0 for loops of one step;
         `disable_predication` is the caller's word that the factors fit.
         Refused: factors that multiply to less than the extent or are not positive, a loop that is
         no longer serial.
@@ -53,6 +59,20 @@ class LoopSteps(Steps):
         }
         given = (self._loop(loop), list(factors))
         return loop_handles(self._run("split", loops.split, given, attrs))
+
+    def partition(self, loop: LoopLike, points: Sequence[int | PrimExpr]) -> list[LoopRV]:
+        """Loops over what lies between points, one after the other, with blocks of their own.
+
+            for i in range(10): s(i)
+            -> partition(i, [1, 9])
+            for i in range(1): s(i); for i in range(8): s_1(1 + i); for i in range(1): s_2(9 + i)
+
+        So that a condition on the loop holds in all of a part, or in none. A point that is not
+        known to lie behind the one before, and in the loop's range, is moved there. Refused: a loop
+        that is no longer serial.
+        """
+        given = (self._loop(loop), list(points))
+        return loop_handles(self._run("partition", loops.partition, given))
 
     def loop_partition(
         self, loop: LoopLike, factors: Sequence[Factor], preserve_unit_iters: bool = True

@@ -9,10 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from ekiden.arith import Analyzer
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const, logical_and
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import (
+    IntImm,
+    PrimExpr,
+    Var,
+    const,
+    convert,
+    is_const,
+    logical_and,
+    maximum,
+    minimum,
+)
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.schedule.check import check_concurrent, check_permutable
 from ekiden.tir.schedule.program import (
+    MOST,
+    PART,
     Program,
     bound_analyzer,
     indexed,
@@ -23,10 +36,14 @@ from ekiden.tir.schedule.program import (
     written,
 )
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, ForKind, IterVar, PrimFunc, Stmt
-from ekiden.tir.visitor import StmtMutator, sequence, sub_statements, substitute
+from ekiden.tir.visitor import StmtMutator, sequence, sub_statements, substitute, walk
 
 OF_KINDS = ("grain", "lanes", "thread")
 """Annotations that belong to a kind of loop."""
+PARTS = ("short", "balanced")
+"""Ways to split a loop into parts that are not all of one size."""
+TAILS = ("predicate", "loop", *PARTS)
+"""What becomes of a rest that a split leaves."""
 TAIL = "_tail"
 """What is appended to the names of blocks in the rest that a split into exact loops leaves."""
 
@@ -88,13 +105,16 @@ def split(
 ) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.split`."""
     _require_plain("split", loop)
-    if tail not in ("predicate", "loop"):
-        refuse(f"split {loop.loop_var.name!r}: tail is 'predicate' or 'loop', got {tail!r}", loop)
+    if tail not in TAILS:
+        names = ", ".join(map(repr, TAILS))
+        refuse(f"split {loop.loop_var.name!r}: tail is one of {names}, got {tail!r}", loop)
     above = program.loops_above(loop)
     analyzer = bound_analyzer(above)
     factors = list(factors)
     if tail == "loop":
         return _split_exactly(program, loop, factors, analyzer)
+    if tail in PARTS:
+        return _split_in_parts(program, loop, factors, analyzer, tail)
     extents, may_exceed = _factors(loop, factors, analyzer)
     variables = [Var(f"{loop.loop_var.name}_{n}", loop.loop_var.dtype) for n in range(len(extents))]
     loops = [serial(v, e) for v, e in zip(variables, extents, strict=True)]
@@ -162,6 +182,8 @@ def _split_exactly(
 ) -> tuple[PrimFunc, list[Var]]:
     """Whole tiles, then a copy of the body for the rest."""
     name = loop.loop_var.name
+    if any(loop.loop_var in free_vars(s.min) for s in _loops_in(loop.body)):
+        refuse(f"split {name!r}: with tail='loop' it must not count the parts of a loop", loop)
     if len(factors) == 0 or factors[0] is not None or None in factors[1:]:
         refuse(f"split {name!r}: with tail='loop' the first factor alone must be None", loop)
     dtype = loop.loop_var.dtype
@@ -185,6 +207,101 @@ def _split_exactly(
         body = rebind(copied.body, {copied.loop_var: at})
         statements.append(copied.with_fields(min=const(0), extent=rest, body=body))
     return program.replace(loop, sequence(*statements)), variables
+
+
+def _split_in_parts(
+    program: Program,
+    loop: For,
+    factors: Sequence[int | PrimExpr | None],
+    analyzer: Analyzer,
+    tail: str,
+) -> tuple[PrimFunc, list[Var]]:
+    """A loop that counts parts, and one over the steps of a part by their own numbers."""
+    name, dtype, extent = loop.loop_var.name, loop.loop_var.dtype, loop.extent
+    given = [f for f in factors if f is not None]
+    if len(factors) != 2 or len(given) != 1 or (tail == "short" and factors[0] is not None):
+        wanted = "[None, n]" if tail == "short" else "[None, n] or [n, None]"
+        refuse(f"split {name!r}: with tail={tail!r} the factors are {wanted}", loop)
+    (size,) = (indexed(convert(f, dtype), dtype) for f in given)
+    if not analyzer.can_prove(size > 0):
+        refuse(f"split {name!r}: factors must be positive", loop)
+    if is_const(extent, 0):
+        return split(program, loop, factors)
+    counts = factors[0] is not None
+    count = size if counts else analyzer.simplify((extent + size - 1) // size)
+    outer, inner = Var(f"{name}_0", dtype), Var(f"{name}_1", dtype)
+    analyzer.bind(outer, 0, count)
+    step = analyzer.simplify(extent // count) if tail == "balanced" else size
+    each = extent if is_const(count, 1) else step
+    if is_const(analyzer.simplify(extent % (count if tail == "balanced" else each)), 0):
+        analyzer.bind(inner, 0, each)
+        values = {loop.loop_var: loop.min + outer * each + inner}
+        same = rebind(loop.body, values, _simplifier(analyzer))
+        nest = [serial(outer, count), serial(inner, each)]
+        return program.replace(loop, wrap(nest, same)), [outer, inner]
+    if tail == "short":
+        begin = outer * size
+        many = minimum(size, extent - begin)
+    else:
+        some = maximum(count, 1)  # a division may be done before it is known that there are parts
+        least, more = extent // some, extent % some
+        begin = outer * least + minimum(outer, more)
+        many = least + if_then_else(outer < more, const(1, dtype), const(0, dtype))
+    low = analyzer.simplify(loop.min + begin)
+    notes: dict[str, object] = {PART: _frozen_size(extent)}
+    most = _frozen_size(analyzer.simplify((extent + count - 1) // count) if counts else size)
+    notes[MOST] = most
+    body = rebind(loop.body, {loop.loop_var: inner})
+    over = For(inner, low, analyzer.simplify(many), ForKind.SERIAL, body, notes)
+    return program.replace(loop, serial(outer, count, over)), [outer, inner]
+
+
+def _frozen_size(size: PrimExpr) -> object:
+    return size.value if isinstance(size, IntImm) else size
+
+
+def partition(
+    program: Program, loop: For, points: Sequence[int | PrimExpr]
+) -> tuple[PrimFunc, list[Var]]:
+    """See `Schedule.partition`."""
+    name, dtype = loop.loop_var.name, loop.loop_var.dtype
+    _require_plain("partition", loop)
+    if any(loop.loop_var in free_vars(s.min) for s in _loops_in(loop.body)):
+        refuse(f"partition {name!r}: it must not count the parts of a loop", loop)
+    analyzer = bound_analyzer(program.loops_above(loop))
+    ends: list[PrimExpr] = [const(0, dtype)]
+    for each in points:
+        point = indexed(convert(each, dtype), dtype)
+        if not analyzer.can_prove(ends[-1] <= point):
+            point = maximum(point, ends[-1])
+        if not analyzer.can_prove(point <= loop.extent):
+            point = minimum(point, loop.extent)
+        ends.append(point)
+    ends.append(loop.extent)
+    parts: list[Stmt] = []
+    variables: list[Var] = []
+    taken = set(program.blocks)
+    for n, (low, high) in enumerate(pairwise(ends)):
+        part = loop
+        if n:
+            part = _copy_of(loop, taken)
+        var = Var(name, dtype)
+        body = rebind(part.body, {part.loop_var: loop.min + low + var})
+        parts.append(serial(var, analyzer.simplify(high - low), body))
+        variables.append(var)
+    return program.replace(loop, sequence(*parts)), variables
+
+
+def _copy_of(loop: For, taken: set[str]) -> For:
+    """A copy whose blocks have names that are not taken."""
+    names = [s.name for s in walk(loop) if isinstance(s, Block)]
+    number = 1
+    while any(f"{name}_{number}" in taken for name in names):
+        number += 1
+    taken.update(f"{name}_{number}" for name in names)
+    made = fresh(loop, f"_{number}")
+    assert isinstance(made, For)
+    return made
 
 
 def loop_partition(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.arith import IterMapLevel, detect_iter_map, determines
+from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map, determines
 from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.range import Range
@@ -50,12 +50,16 @@ def moved_nest(
     ranges: Mapping[Var, Range],
     outer: Sequence[For],
     preserve_unit_loops: bool = False,
+    condition: PrimExpr | None = None,
+    inside: Sequence[tuple[PrimExpr, PrimExpr]] = (),
 ) -> Stmt:
-    """The block in loops of its own over the ranges its iterators need."""
+    """The block in loops of its own over the ranges its iterators need, under a condition. Of what
+    is `inside`, (value, extent), it is known that 0 <= value < extent.
+    """
     analyzer = bound_analyzer(outer)
     loops: list[For] = []
     values: list[PrimExpr] = []
-    predicate: PrimExpr = const(True)
+    predicate: PrimExpr = const(True) if condition is None else condition
     for n, each in enumerate(realize.block.iter_vars):
         needed = ranges.get(each.var, Range.from_min_extent(const(0), each.extent))
         value = indexed(analyzer.simplify(needed.min), each.var.dtype)
@@ -64,14 +68,32 @@ def moved_nest(
             analyzer.bind(loop.loop_var, 0, needed.extent)
             loops.append(loop)
             value = value + loop.loop_var
-        for inside in (value >= 0, value < each.extent):
-            if not analyzer.can_prove(inside):
-                predicate = logical_and(predicate, inside)
+        if not any(_is_both(known, value, each.extent, analyzer) for known in inside):
+            for within in (value >= 0, value < each.extent):
+                if not analyzer.can_prove(within):
+                    predicate = logical_and(predicate, within)
         values.append(value)
     nest: Stmt = BlockRealize(tuple(values), predicate, realize.block)
     for loop in reversed(loops):
         nest = loop.with_fields(body=nest)
     return nest
+
+
+def _is_both(
+    known: tuple[PrimExpr, PrimExpr], value: PrimExpr, extent: PrimExpr, analyzer: Analyzer
+) -> bool:
+    """Whether what is known is known of a value and an extent."""
+    return analyzer.can_prove_equal(known[0], value) and analyzer.can_prove_equal(known[1], extent)
+
+
+def _domains(makers: Sequence[BlockRealize]) -> list[tuple[PrimExpr, PrimExpr]]:
+    """What iterators of blocks are bound to, and their extents; of blocks that always run."""
+    return [
+        (value, each.extent)
+        for maker in makers
+        if is_const(maker.predicate, 1)
+        for each, value in zip(maker.block.iter_vars, maker.iter_values, strict=True)
+    ]
 
 
 def _required(
@@ -255,9 +277,10 @@ def reverse_compute_at(
     source = _source(step, program, realize, loop)
     _require_between(step, program, realize, loop, source)
     outer = [*program.loops_above(loop), loop]
-    _require_finished(step, program, realize, loop, source, outer)
+    finished = _finished(step, program, realize, loop, source, outer)
     ranges = _given_ranges(step, program, realize, loop, source, outer)
-    nest = moved_nest(realize, ranges, outer, preserve_unit_loops)
+    known = _domains(program.writers(source))
+    nest = moved_nest(realize, ranges, outer, preserve_unit_loops, finished, known)
     _require_every_point(step, program, realize, nest, outer, kind)
     statements = _statements(loop.body)
     last = max(
@@ -328,24 +351,28 @@ def buffers_rewritten(program: Program, realize: BlockRealize, source: Buffer) -
     return any(not program.before(w, realize) for w in program.writers(source))
 
 
-def _require_finished(
+def _finished(
     step: str,
     program: Program,
     realize: BlockRealize,
     loop: For,
     source: Buffer,
     outer: Sequence[For],
-) -> None:
-    """What a step wrote must be final: no reduction over the loop itself or one around it, no
-    second step that writes the element otherwise.
+) -> PrimExpr:
+    """When what a step wrote is final: in the last step of the reducing loops around it. The loop
+    itself must not reduce, and no second step write the element otherwise.
     """
+    last: PrimExpr = const(True)
     for writer in program.writers(source):
-        if reduce_loops(writer, outer):
+        reducing = reduce_loops(writer, outer)
+        if loop in reducing or any(not is_const(s.min, 0) for s in reducing):
             refuse(
                 f"{step} {realize.block.name!r}: block {writer.block.name!r} is not finished in a "
                 f"step of {loop.loop_var.name!r}",
                 writer,
             )
+        for each in reducing:
+            last = logical_and(last, each.loop_var.equal(each.extent - 1))
         at = program.parent(writer)
         while at is not None and at is not loop:
             if isinstance(at, IfThenElse):
@@ -354,6 +381,7 @@ def _require_finished(
                     writer,
                 )
             at = program.parent(at)
+    return last
 
 
 def _given_ranges(

@@ -12,7 +12,19 @@ from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 from ekiden.arith import Analyzer
-from ekiden.ir.prim import And, Cast, IntImm, PrimExpr, Var, cast, const, is_const, logical_and
+from ekiden.ir.prim import (
+    And,
+    Cast,
+    IntImm,
+    PrimExpr,
+    SizeVar,
+    Var,
+    cast,
+    const,
+    convert,
+    is_const,
+    logical_and,
+)
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
@@ -443,16 +455,87 @@ def unallocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
 
 
 def bound_analyzer(loops: Iterable[For]) -> Analyzer:
-    """An analyzer that knows the ranges of loops."""
+    """An analyzer that knows the ranges of loops: of one over parts, that of all of them."""
     analyzer = Analyzer()
     for each in loops:
-        analyzer.bind(each.loop_var, each.min, each.extent)
+        if PART in (each.annotations or {}):
+            analyzer.bind(each.loop_var, _first(each), _whole(each))
+        else:
+            analyzer.bind(each.loop_var, each.min, each.extent)
     return analyzer
 
 
+PART = "part_of"
+"""Annotation of a loop that runs over one of the parts of a range, one for each step of the loop
+that its start depends on: how many steps all parts have together. Only `split` makes it."""
+
+MOST = "at_most"
+"""Annotation of such a loop: the most steps of a part."""
+
+
 def ranges_of(loops: Iterable[For]) -> dict[Var, Range]:
-    """The range of each loop, as iteration maps take them."""
-    return {s.loop_var: Range.from_min_extent(s.min, s.extent) for s in loops}
+    """The range of each loop, as iteration maps take them. A loop over parts has the whole range
+    where the loop that counts the parts is given too, which then has none.
+    """
+    many = list(loops)
+    found = {s.loop_var: Range.from_min_extent(s.min, s.extent) for s in many}
+    counted = _counted(many)
+    for part in dict.fromkeys(counted.values()):
+        found[part.loop_var] = Range.from_min_extent(_first(part), _whole(part))
+    for var in counted:
+        del found[var]
+    return found
+
+
+def determining(loops: Iterable[For], wanted: Iterable[Var]) -> set[Var]:
+    """What has to be known to know some loops: for one that counts parts, the loop over them."""
+    counted = _counted(list(loops))
+    found: set[Var] = set()
+    for var in wanted:
+        while var in counted:
+            var = counted[var].loop_var
+        found.add(var)
+    return found
+
+
+def _counted(loops: Sequence[For]) -> dict[Var, For]:
+    """The loops over parts, by the variables that count the parts, all of which are given."""
+    whole: set[Var] = set()
+    found: dict[Var, For] = {}
+    for each in loops:
+        counters = _counters(each)
+        if counters <= whole:
+            whole.add(each.loop_var)
+            found.update((v, each) for v in counters)
+    return found
+
+
+def _counters(loop: For) -> set[Var]:
+    """The loops that the start of a loop depends on."""
+    if is_const(loop.min) or PART not in (loop.annotations or {}):
+        return set()
+    return {v for v in free_vars(loop.min) if not isinstance(v, SizeVar)}
+
+
+def _first(part: For) -> PrimExpr:
+    """Where the first part begins."""
+    zeros: dict[Var, PrimExpr] = {v: const(0, v.dtype) for v in _counters(part)}
+    return substitute_expr(part.min, zeros)
+
+
+def _whole(part: For) -> PrimExpr:
+    """How many steps all parts have together."""
+    assert part.annotations is not None
+    return convert(part.annotations[PART], part.loop_var.dtype)  # type: ignore[arg-type]
+
+
+def single_steps(loops: Iterable[For]) -> dict[Var, PrimExpr]:
+    """What the variables of loops of one step are, of loops given outermost first."""
+    found: dict[Var, PrimExpr] = {}
+    for each in loops:
+        if is_const(each.extent, 1):
+            found[each.loop_var] = Analyzer().simplify(substitute_expr(each.min, found))
+    return found
 
 
 def conditions(predicate: PrimExpr) -> list[PrimExpr]:

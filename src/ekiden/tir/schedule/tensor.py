@@ -22,6 +22,7 @@ from ekiden.tir.schedule.program import (
     serial,
     uses,
 )
+from ekiden.tir.schedule.tile import tensorize_tile
 from ekiden.tir.stmt import (
     Block,
     BlockRealize,
@@ -34,6 +35,7 @@ from ekiden.tir.stmt import (
     Stmt,
 )
 from ekiden.tir.tensor_intrin import TensorIntrin
+from ekiden.tir.tensor_intrin.micro import MicroKernel
 from ekiden.tir.visitor import ExprRewriter, StmtMutator
 from ekiden.tir.visitor import substitute as substitute_stmt
 
@@ -390,6 +392,11 @@ def tensorize(
     preserve_unit_iters: bool = True,
 ) -> PrimFunc:
     """See `Schedule.tensorize`."""
+    called = MicroKernel.parse(tensor_intrin)
+    if called is not None:
+        if not isinstance(place, For):
+            refuse(f"tensorize with {tensor_intrin!r}: expected the loop over rows", place)
+        return tensorize_tile(program, place, *called)
     intrin = TensorIntrin.get(tensor_intrin)
     step = f"tensorize with {tensor_intrin!r}"
     asked = place

@@ -80,6 +80,7 @@ SINGLE = frozenset(
         "cache_read",
         "cache_write",
         "reindex",
+        "read_at",
         "decompose_reduction",
         "rfactor",
         "blockize",

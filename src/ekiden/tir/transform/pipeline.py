@@ -148,11 +148,19 @@ TILED_PASSES: list[Pass] = [
     LowerSmallTypes(),
     LowerIntrin(),
 ]
-# fmt: on
 """For functions with the attribute "tir.tiled": register tiles are written unrolled and in vectors,
 with their addresses grouped; hoisting would only raise the number of live values (2 % slower, twice
 the compile time).
 """
+MIXED_PASSES: list[Pass] = [
+    LowerOpaqueBlock(),
+    FlattenBuffer(),
+    LowerSmallTypes(),
+    VectorizeLoop(),
+    LowerIntrin(),
+]
+"""For those that have "tir.has_blocks" too: blocks beside the tiles, whose loops may be vectors."""
+# fmt: on
 
 
 @overload
@@ -178,7 +186,10 @@ def lower(program: PrimFunc | IRModule, target: Target | None = None) -> PrimFun
 
 
 def _lowered(func: PrimFunc) -> PrimFunc:
-    passes = TILED_PASSES if (func.attrs or {}).get("tir.tiled") else PASSES
+    attrs = func.attrs or {}
+    passes = TILED_PASSES if attrs.get("tir.tiled") else PASSES
+    if attrs.get("tir.tiled") and attrs.get("tir.has_blocks"):
+        passes = MIXED_PASSES
     module = Sequential(passes, name="tir.lower")(IRModule({func.name: func}))
     lowered = module[func.name]
     assert isinstance(lowered, PrimFunc)

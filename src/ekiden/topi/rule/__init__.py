@@ -5,7 +5,7 @@ group's anchor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ekiden import te
 from ekiden.target import Target
@@ -16,6 +16,7 @@ from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.families import FAMILIES, fixed_for
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.in_place import in_place_inputs
+from ekiden.topi.rule.scheduled import Scheduled
 from ekiden.topi.rule.stages import is_epilogue
 
 _NOTHING: Mapping[str, Fixed] = {}
@@ -72,16 +73,30 @@ def schedule(
     given: Mapping[str, Fixed] = _NOTHING,
     names: tuple[str, ...] = (),
 ) -> PrimFunc:
-    """The scheduled loop program of a group; `given` and `names` as in `choose`.
+    """The loop program of a group; see `scheduled`."""
+    return scheduled(inputs, outputs, target, name, given, names).func
+
+
+def scheduled(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    given: Mapping[str, Fixed] = _NOTHING,
+    names: tuple[str, ...] = (),
+) -> Scheduled:
+    """The loop program of a group, and how it came about; `given` and `names` as in `choose`.
 
     A group that no family's anchor covers gets the default rule of the target's kind. Checks of
     indices come first.
     """
     if target.kind.has_threads:
-        made = thread.schedule_threads(inputs, outputs, target, name)
-        return with_checks(made, inputs, outputs, target)
-    made = _built(inputs, outputs, target, name, choose(outputs, target, given, names))
-    return with_checks(made, inputs, outputs, target)
+        threads = thread.schedule_threads(inputs, outputs, target, name)
+        return Scheduled(with_checks(threads, inputs, outputs, target))
+    chosen = choose(outputs, target, given, names)
+    made = chosen.family.make(inputs, outputs, target, name, chosen.decision, chosen.anchor)
+    func = with_checks(_with_in_place(made.func, inputs, outputs, chosen), inputs, outputs, target)
+    return replace(made, func=func)
 
 
 def _fills_vectors(anchor: te.Tensor, target: Target) -> bool:
@@ -92,11 +107,11 @@ def _fills_vectors(anchor: te.Tensor, target: Target) -> bool:
     return not isinstance(tile, int) or tile % target.lanes("float32") == 0
 
 
-def _built(
-    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, name: str, chosen: Chosen
+def _with_in_place(
+    made: PrimFunc, inputs: list[te.Tensor], outputs: list[te.Tensor], chosen: Chosen
 ) -> PrimFunc:
-    family, anchor = chosen.family, chosen.anchor
-    made = family.build(inputs, outputs, target, name, chosen.decision)
+    family = chosen.family
+    anchor = chosen.anchor
     if family.is_whole or family.keeps_sums(chosen.decision):
         return made
     if anchor is not None and family.ends(outputs) != outputs:
@@ -111,4 +126,4 @@ def _in_place(function: PrimFunc, inputs: tuple[int, ...]) -> PrimFunc:
     return function.with_fields(attrs={**(function.attrs or {}), "tir.in_place": inputs})
 
 
-__all__ = ["FAMILIES", "Chosen", "Family", "choose", "schedule"]
+__all__ = ["FAMILIES", "Chosen", "Family", "Scheduled", "choose", "schedule", "scheduled"]

@@ -566,6 +566,13 @@ def attention(
     return PrimFunc((*buffers.values(),), made.body(), attrs)
 
 
-FAMILY = Family(name="attention", build=attention, space=space, default=default, is_whole=True)
+FAMILY = Family(
+    name="attention",
+    build=attention,
+    why="a softmax that runs along between two products rescales sums that are not whole",
+    space=space,
+    default=default,
+    is_whole=True,
+)
 
 __all__ = ["CAUSAL", "Attention", "Heads", "attention"]

@@ -430,7 +430,14 @@ def _family(tag: str) -> Family:
         attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
         return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
 
-    return Family(name=tag, accepts=accepts, space=space, default=default, build=build)
+    return Family(
+        name=tag,
+        accepts=accepts,
+        space=space,
+        default=default,
+        build=build,
+        why="the first tile of a panel copies it while it computes: a copy is a block before",
+    )
 
 
 FAMILIES = tuple(map(_family, ("batch_matmul", "matmul", "dense")))

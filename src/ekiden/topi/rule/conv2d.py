@@ -460,6 +460,7 @@ FAMILY = Family(
     space=space,
     default=default,
     build=build,
+    why="pixels at borders leave out taps: no step cuts a nest by which of its terms there are",
     panel=panel_width,
     panels=panel_choice,
     writes_rows=True,

@@ -314,6 +314,7 @@ FAMILIES = (
         space=space,
         default=default,
         build=conv_transpose,
+        why="pixels of each phase take taps of their own, and some at borders none",
         panel=panel_width,
         panels=panel_choice,
     ),
@@ -323,5 +324,6 @@ FAMILIES = (
         space=depthwise_space,
         default=depthwise_default,
         build=depthwise_conv_transpose,
+        why="pixels of each phase take taps of their own, and some at borders none",
     ),
 )

@@ -380,6 +380,7 @@ def schedule_default(
 FAMILY = Family(
     name="default",
     accepts=lambda anchor: True,
+    why="stages of a row share its loops, a vector at a time, and conditions cut nests in parts",
     build=lambda inputs, outputs, target, name, _: schedule_default(inputs, outputs, target, name),
     writes_rows=True,
 )

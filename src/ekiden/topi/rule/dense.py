@@ -3,8 +3,8 @@
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
 or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bfloat16
-with float32 results, two steps of k side by side. Panels of bytes may have rows behind those, with
-a list of the words of data that they are multiplied with (words.py).
+with float32 results, two steps of k side by side. Panels of bytes that have rows behind those, with
+a list of the words of data that they are multiplied with, are `dense_listed`.
 
     for a run of panels, or one, in parallel:
       for a block of k:
@@ -19,26 +19,18 @@ the row tiles instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir.prim import IntImm, Min, PrimExpr, Var, const, is_const, logical_and
+from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.prim_visitor import rewrite
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import (
-    Allocate,
-    BufferStore,
-    For,
-    ForKind,
-    IfThenElse,
-    PrimFunc,
-    Stmt,
-    seq,
-)
+from ekiden.tir.expr import Buffer
+from ekiden.tir.schedule import Schedule
+from ekiden.tir.schedule.trace import BlockRV, LoopRV
+from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.nn.weights import WORD_OF
-from ekiden.topi.rule.ahead import Prefetches, bound
 from ekiden.topi.rule.decision import (
     Choice,
     Decision,
@@ -48,8 +40,9 @@ from ekiden.topi.rule.decision import (
     divisors,
     steps_down,
 )
-from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.topi.rule.epilogue import operands_of
 from ekiden.topi.rule.family import NARROW, Family, Product
+from ekiden.topi.rule.micro_kernels import REGISTER_TILE
 from ekiden.topi.rule.model import (
     DISTANCES,
     LEAST_BLOCK,
@@ -60,18 +53,10 @@ from ekiden.topi.rule.model import (
     panel_width,
     tile_rows,
 )
+from ekiden.topi.rule.scheduled import Kernel, if_proved, program_of, replaced
 from ekiden.topi.rule.stages import has_known_weights
-from ekiden.topi.rule.tiles import (
-    KLoop,
-    Listed,
-    Parts,
-    Tile,
-    balanced_rows,
-    compute_tile,
-    fitting_lanes,
-    span,
-)
-from ekiden.topi.rule.words import dot_space, dots, pairs_of, widen
+from ekiden.topi.rule.tiles import DYNAMIC_ROWS
+from ekiden.topi.rule.words import MADD, dot_space, dots, widen
 
 LINE = 16
 """Words of 4 bytes in a cache line."""
@@ -110,228 +95,124 @@ def unflatten(row: PrimExpr, leading: Sequence[PrimExpr], column: PrimExpr) -> l
     return [*reversed(found), column]
 
 
-class _Dense:
-    """One dense kernel being built."""
+def steps(sch: Schedule, kernel: Kernel) -> None:
+    """The schedule of a dense layer."""
+    decision, target, anchor = kernel.decision, kernel.target, kernel.anchor
+    data, weight = operands_of(anchor)
+    sizes, width = _sizes(anchor)
+    product_block = sch.get_block(anchor.op.name)
+    endings = sch.get_consumers(product_block)
+    *leading, columns, k = sch.get_loops(product_block)
+    rows = sch.fuse(*leading) if len(leading) > 1 else _single(sch, product_block, leading)
+    tile, row = sch.split(rows, [None, _rows_of(sizes, width, kernel)], tail="balanced")
+    panel, column = sch.split(columns, [None, width], tail="short")
+    block: list[LoopRV] = []
+    if decision.number("k_block"):
+        outer, k = sch.split(k, [None, decision.number("k_block")])
+        block = [outer]
+    parts = _parts_of_word(weight, decision)
+    depth = sch.split(k, [None, *parts]) if parts else [k]
+    by_rows = decision["split"] == "rows"
+    is_outer = decision["order"] == "panel" and not by_rows
+    chunk: list[LoopRV] = []
+    if not by_rows and (block or not is_outer):
+        panels = -(-int(str(anchor.op.attrs["units"])) // width)
+        chunk, panel = _chunks(sch, panel, min(target.cores, panels))
+    order = [panel, tile] if is_outer else [tile, panel]
+    sch.reorder(*chunk, *block, *order, row, column, *depth)
+    for each in endings:
+        sch.reverse_compute_at(each, column)
+    if block and decision["copy"]:
+        copy = sch.read_at(block[0], product_block, 0, "global", pad=LINE)
+        sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
+    if chunk or by_rows or (is_outer and not block):
+        if_proved(sch.parallel, chunk[0] if chunk else order[0])
+    if block and endings and kernel.outputs[0].dtype == anchor.dtype:
+        sch.reuse_buffer(product_block, 0)
+    options = {name: decision.number(name) for name in ("own", "spread", "unroll")}
+    if sizes.rows is None:
+        options |= _own_rows(sizes, width, target)
+    sch.tensorize(row, REGISTER_TILE.call(lanes=target.lanes("float32"), **options))
 
-    def __init__(
-        self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, decision: Decision
-    ) -> None:
-        self.anchor = find_anchor(outputs, "dense_pack")
-        self.buffers = make_buffers(inputs, outputs)
-        attrs = self.anchor.op.attrs
-        data, weight = operands_of(self.anchor)
-        self.a, self.b = self.buffers[data], self.buffers[weight]
-        self.units, self.width = int(str(attrs["units"])), int(str(attrs["tile"]))
-        self.lanes = target.lanes("float32")
-        self.target = target
-        self.rows = product(data.shape[:-1])
-        self.k = data.shape[-1]
-        self.word = _word(weight)
-        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        self.leading = list(outputs[0].shape[:-1])
-        self.decision = decision
-        steps = simplify(self.k // self.word)
-        block = decision.number("k_block")
-        self.steps: PrimExpr = const(block) if block else steps
-        self.blocks = steps.value // block if block and isinstance(steps, IntImm) else 1
-        self.copied: Buffer | None = None
-        self.pairs = pairs_of(self.a, decision)
-        places = attrs.get("places")
-        self.places = self.buffers[places] if isinstance(places, te.Tensor) else None
-        self.listed = 0 if self.places is None else _listed(self.anchor)
-        self.panel_size = simplify((self.k + self.listed * self.word) * self.width)
-        step, unroll = self.width * self.word, decision.number("unroll")
-        own, spread = decision.number("own"), decision.number("spread")
-        following = self.panel_size
-        line = LINE * self.word
-        self.near = Prefetches(self.b, step, line, self.steps, following, own, spread, unroll)
 
-    # A tile.
+def start(inputs: list[te.Tensor], kernel: Kernel, name: str) -> PrimFunc:
+    """The program before: the product, and what is made of it; bytes that are multiplied in pairs
+    are widened first."""
+    anchor = kernel.anchor
+    if kernel.decision.get("dot") != MADD:
+        return program_of(inputs, list(kernel.outputs), name)
+    data, _ = operands_of(anchor)
+    rows, length = product(data.shape[:-1]), data.shape[-1]
+    lanes = kernel.target.lanes("float32")
+    pairs = te.extern(
+        data.shape,
+        [data],
+        lambda ins, outs: widen(ins[0], outs[0], rows, length, lanes),
+        name="pairs",
+        dtype="int16",
+    )
+    assert isinstance(pairs, te.Tensor)
+    return program_of(inputs, replaced(kernel.outputs, anchor, of_pairs(anchor, pairs)), name)
 
-    def tile(
-        self,
-        rows: int,
-        first: PrimExpr,
-        panel: PrimExpr,
-        valid: int,
-        block: PrimExpr,
-        number: PrimExpr | None,
-    ) -> Stmt:
-        """One tile of `rows` rows and one panel over a block of k; `number` is the tile's among
-        those of the panel, if the next tile has the same panel."""
-        lanes = self.lanes if self.word > 1 else fitting_lanes(valid, self.target)
-        dot = str(self.decision.get("dot", ""))
-        shape = Tile(rows, -(-valid // lanes), lanes, valid, self.anchor.dtype, dot)
 
-        def place(i: PrimExpr, column: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-            row, at = first + i, panel * self.width + column
-            return row, row * self.units + at, at
+def of_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
+    """A product of words of bytes over data that were widened: of a word the first and the third
+    come first."""
+    op = anchor.op
+    assert isinstance(op, te.ComputeOp)
 
-        def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            row, flat, at = place(i, column)
-            return self.epilogue.store(unflatten(row, self.leading, at), flat, value, mask)
+    def change(e: PrimExpr) -> PrimExpr:
+        if isinstance(e, te.ProducerLoad) and e.producer is operands_of(anchor)[0]:
+            *row, k = e.indices
+            return pairs[(*row, k // 4 * 4 + k % 2 * 2 + k % 4 // 2)]
+        return e
 
-        def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            _, flat, at = place(i, column)
-            return self.epilogue.put(flat, at, value, mask)
+    return anchor.with_fields(op=op.with_fields(body=tuple(rewrite(b, change) for b in op.body)))
 
-        def load(i: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-            _, flat, at = place(i, column)
-            begun = broadcast(block > 0, lanes)
-            return self.epilogue.kept(
-                flat, at, lanes, begun if mask is None else logical_and(begun, mask)
-            )
 
-        step = self.width * self.word
-        loops = [KLoop(self.steps, const(self.word), const(step))]
-        start, row = block * self.steps * self.word, self.k
-        source = self.a
-        if self.pairs is not None:
-            source = self.pairs
-        if self.copied is not None:
-            source, start, row = self.copied, const(0), self.copied.shape[1]
-        base = Var("base")
-        near = self.near
-        if not isinstance(self.rows, IntImm) and not self.has_time(rows, shape.vectors):
-            near = replace(near, own=0)
-        lets, ahead = near.of(base, number)
-        made = compute_tile(
-            shape,
-            loops,
-            source,
-            [(first + i) * row + start for i in range(rows)],
-            self.b,
-            base,
-            store,
-            not self.epilogue.is_light,
-            ahead,
-            self.near.unroll,
-            Parts(block.equal(self.blocks - 1), load, keep) if self.blocks > 1 else None,
-            self.rest(panel),
+def _parts_of_word(weight: te.Tensor, decision: Decision) -> list[int]:
+    """The loops over a word: pairs are two of two."""
+    word = _word(weight)
+    if word == 1:
+        return []
+    return [2, 2] if decision.get("dot") == MADD else [word]
+
+
+def _single(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
+    """The loop over rows, of one step where there are none."""
+    return leading[0] if leading else sch.add_unit_loop(sch.get_loops(block)[0])
+
+
+def _chunks(sch: Schedule, panel: LoopRV, count: int) -> tuple[list[LoopRV], LoopRV]:
+    """Runs of panels for threads, and the panels of a run."""
+    if count < 2:
+        return [], panel
+    chunk, inside = sch.split(panel, [count, None], tail="balanced")
+    return [chunk], inside
+
+
+def _rows_of(sizes: Product, width: int, kernel: Kernel) -> int:
+    """Most rows of a tile: of panels narrower than others as many as there are registers for."""
+    rows = kernel.decision.number("rows")
+    if sizes.columns is not None and sizes.columns < width:
+        lanes = kernel.target.lanes("float32")
+        most = most_rows(-(-sizes.columns // lanes), kernel.target, sizes.dtype)
+        rows = max(rows, min(NARROW_ROWS, most))
+    return min(rows, DYNAMIC_ROWS) if sizes.rows is None else rows
+
+
+def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
+    """Fewest rows of tiles that have time to bring their panel ahead, if it is whole or not."""
+
+    def fewest(columns: int) -> int:
+        vectors = -(-columns // target.lanes("float32"))
+        many = range(1, DYNAMIC_ROWS + 1)
+        return 1 + max(
+            (r for r in many if not hides_prefetches(r, vectors, target, sizes.dtype)), default=0
         )
-        begin = simplify(panel * self.panel_size + block * (self.steps * step))
-        return bound([(base, begin), *lets], made)
 
-    def has_time(self, rows: int, vectors: int) -> bool:
-        """Whether a tile has time to bring its panel ahead."""
-        dtype = _sizes(self.anchor)[0].dtype
-        return hides_prefetches(rows, vectors, self.target, dtype)
-
-    def rest(self, panel: PrimExpr) -> Listed | None:
-        """The rows of a panel behind those for all words of data, if there are any."""
-        if self.places is None:
-            return None
-        word, step = const(self.word), const(self.width * self.word)
-        origin = panel * self.panel_size + self.k * self.width
-        return Listed(self.listed, self.places, panel * self.listed, origin, word, step)
-
-    # The loops around tiles.
-
-    def row_tiles(
-        self, panels: PrimExpr, begin: PrimExpr, valid: int, block: PrimExpr, kind: ForKind
-    ) -> Stmt:
-        """Row tiles outside, panels [begin, begin + panels) inside."""
-        panel = Var("p")
-
-        def body(rows: int, first: PrimExpr) -> Stmt:
-            tile = self.tile(rows, first, panel, valid, block, None)
-            return For(panel, begin, panels, ForKind.SERIAL, tile)
-
-        return balanced_rows(self.rows, self.limit(valid), body, kind)
-
-    def panel_tiles(self, panel: PrimExpr, valid: int, block: PrimExpr) -> Stmt:
-        """All rows of one panel."""
-        number = Var("t")
-
-        def body(rows: int, first: PrimExpr) -> Stmt:
-            return self.tile(rows, first, panel, valid, block, number)
-
-        return balanced_rows(self.rows, self.limit(valid), body, ForKind.SERIAL, number)
-
-    def limit(self, valid: int) -> int:
-        """Most rows of a tile; of a narrow panel as many as there are registers for."""
-        vectors = -(-valid // self.lanes)
-        if valid == self.width:
-            return self.decision.number("rows")
-        return max(self.decision.number("rows"), min(NARROW_ROWS, self.most(vectors)))
-
-    def most(self, vectors: int) -> int:
-        """Rows that registers hold."""
-        return most_rows(vectors, self.target, _sizes(self.anchor)[0].dtype)
-
-    def any_panel(self, panel: PrimExpr, whole: int, rest: int, block: PrimExpr) -> Stmt:
-        """All rows of a panel, which may be the narrow one."""
-        if rest == 0:
-            return self.panel_tiles(panel, self.width, block)
-        narrow = self.panel_tiles(const(whole), rest, block)
-        if whole == 0:
-            return narrow
-        return IfThenElse(panel < whole, self.panel_tiles(panel, self.width, block), narrow)
-
-    def run(
-        self, begin: PrimExpr, end: PrimExpr, is_end: PrimExpr, block: PrimExpr, kind: ForKind
-    ) -> Stmt:
-        """Panels [begin, end); the narrow one is among them if `is_end`."""
-        whole, rest = divmod(self.units, self.width)
-        if self.decision["order"] == "panel" and kind is ForKind.SERIAL:
-            panel = Var("p")
-            inside = self.any_panel(panel, whole, rest, block)
-            return For(panel, begin, simplify(end - begin), ForKind.SERIAL, inside)
-        parts = []
-        if whole:
-            count = simplify((Min(end, const(whole), end.dtype) if rest else end) - begin)
-            parts.append(self.row_tiles(count, begin, self.width, block, kind))
-        if rest:
-            narrow = self.row_tiles(const(1), const(whole), rest, block, kind)
-            parts.append(narrow if is_const(is_end, 1) else IfThenElse(is_end, narrow))
-        return seq(*parts)
-
-    def by_blocks(self, make: Callable[[PrimExpr], Stmt]) -> Stmt:
-        """`make(block)` for all blocks of k."""
-        if self.blocks == 1:
-            return make(const(0))
-        block = Var("kb")
-        if not self.decision["copy"]:
-            return For(block, const(0), const(self.blocks), ForKind.SERIAL, make(block))
-        assert isinstance(self.steps, IntImm)
-        self.copied = Buffer("rows", (self.rows, const(self.steps.value + LINE)))
-        body = seq(self.copy(self.copied, block), make(block))
-        return Allocate(self.copied, For(block, const(0), const(self.blocks), ForKind.SERIAL, body))
-
-    def copy(self, to: Buffer, block: PrimExpr) -> Stmt:
-        """A block of all rows, at a distance that is no power of two."""
-        row = Var("row")
-        start, begin = row * self.k + block * self.steps, row * to.shape[1]
-
-        def body(at: PrimExpr, many: int) -> Stmt:
-            load = self.a[ramp(start + at, 1, many)].with_fields(dtype=f"float32x{many}")
-            return BufferStore(to, load, (ramp(begin + at, 1, many),))
-
-        return For(row, const(0), self.rows, ForKind.SERIAL, span(self.steps, self.lanes, body))
-
-    def body(self) -> Stmt:
-        """All panels, on data widened before if their words are multiplied in pairs."""
-        if self.pairs is None:
-            return self.all_panels()
-        wide = widen(self.a, self.pairs, self.rows, self.k, self.lanes)
-        return Allocate(self.pairs, seq(wide, self.all_panels()))
-
-    def all_panels(self) -> Stmt:
-        """All panels, of which the last one may be narrower."""
-        panels = -(-self.units // self.width)
-        always = const(True, "bool")
-        if self.decision["split"] == "rows":
-            kind = ForKind.PARALLEL
-            return self.by_blocks(lambda kb: self.run(const(0), const(panels), always, kb, kind))
-        if self.blocks == 1 and self.decision["order"] == "panel":
-            panel = Var("p")
-            inside = self.any_panel(panel, *divmod(self.units, self.width), const(0))
-            return For(panel, const(0), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
-        chunk, count = Var("c"), min(self.target.cores, panels)
-        begin, end = chunk * panels // count, (chunk + 1) * panels // count
-        last = chunk.equal(count - 1) if count > 1 else always
-        inside = self.by_blocks(lambda kb: self.run(begin, end, last, kb, ForKind.SERIAL))
-        return For(chunk, const(0), const(count), ForKind.PARALLEL, inside, {"grain": 1})
+    narrow = (sizes.columns or 0) % width
+    return {"own_rows": fewest(width), "own_rows_narrow": fewest(narrow) if narrow else 1}
 
 
 def _word(weight: te.Tensor) -> int:
@@ -344,15 +225,6 @@ def accepts(anchor: te.Tensor) -> bool:
     data, weight = operands_of(anchor)
     plain = {data.dtype, weight.dtype, anchor.dtype} == {"float32"}
     return has_known_weights(anchor) and (plain or len(weight.shape) == 4)
-
-
-def _listed(anchor: te.Tensor) -> int:
-    """Rows of a panel that have a list of their places in the data."""
-    places = anchor.op.attrs["places"]
-    assert isinstance(places, te.Tensor)
-    count = places.shape[1]
-    assert isinstance(count, IntImm), "weights are known"
-    return count.value
 
 
 def _sizes(anchor: te.Tensor) -> tuple[Product, int]:
@@ -408,25 +280,13 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
 
 
-def build(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """The loops of a dense layer."""
-    kernel = _Dense(inputs, outputs, target, decision)
-    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
-    return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
-
-
 FAMILY = Family(
     name="dense_pack",
     accepts=accepts,
     space=space,
     default=default,
-    build=build,
+    steps=steps,
+    start=start,
     panel=panel_width,
     panels=panel_choice,
     writes_rows=True,

@@ -205,5 +205,6 @@ FAMILY = Family(
     space=space,
     default=default,
     build=depthwise_conv,
+    why="pixels at borders leave out taps: no step cuts a nest by which of its terms there are",
     writes_rows=True,
 )

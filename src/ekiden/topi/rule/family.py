@@ -13,9 +13,11 @@ from typing import TypeAlias
 
 from ekiden import te
 from ekiden.ir.prim import IntImm
+from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, check_fixed
+from ekiden.topi.rule.scheduled import Kernel, Scheduled, Steps, program_of, scheduled
 from ekiden.topi.rule.stages import has_known_weights
 
 NARROW = "narrow"
@@ -23,6 +25,15 @@ NARROW = "narrow"
 Tensors: TypeAlias = list[te.Tensor]
 Build: TypeAlias = Callable[[Tensors, Tensors, Target, str, Decision], PrimFunc]
 """(inputs, outputs, target, name, decision) -> the loops, parameters in that order."""
+
+
+Start: TypeAlias = Callable[[Tensors, Kernel, str], PrimFunc]
+"""(inputs, what is to be made, name) -> the program before."""
+
+
+def program_of_kernel(inputs: Tensors, kernel: Kernel, name: str) -> PrimFunc:
+    """One block for the anchor, and one for what is made of it."""
+    return program_of(inputs, list(kernel.outputs), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,8 @@ class Family:
     name: the tag of the anchor, the operation that its kernels are made around. accepts: whether
     an anchor is one it computes. needs: abilities that a target must have (`Target.has`). space:
     what may be chosen for an anchor on a target. default: what is, given what is fixed.
+    steps: the schedule of a kernel, of the program that `start` gives. build: what writes the loops
+    by hand instead, and why it does; by_hand: the anchors for which it does, where there are steps.
     ends: of the outputs, what must be elementwise on the anchor (the kernel does the rest).
     is_whole: the anchor is an operation with outputs of its own that nothing joins.
     panel, panels: columns of a panel of packed weights for a product, and all that there may be.
@@ -80,7 +93,11 @@ class Family:
     """
 
     name: str
-    build: Build
+    steps: Steps | None = None
+    build: Build | None = None
+    why: str = ""
+    by_hand: Callable[[te.Tensor], bool] = lambda anchor: False
+    start: Start = program_of_kernel
     accepts: Callable[[te.Tensor], bool] = has_known_weights
     needs: tuple[str, ...] = ()
     space: Callable[[te.Tensor, Target], Space] = no_choices
@@ -92,6 +109,28 @@ class Family:
     endings: tuple[str, ...] = ()
     writes_rows: bool = False
     keeps_sums: Callable[[Decision], bool] = lambda decision: False
+
+    def make(
+        self,
+        inputs: Tensors,
+        outputs: Tensors,
+        target: Target,
+        name: str,
+        decision: Decision,
+        anchor: te.Tensor | None,
+    ) -> Scheduled:
+        """The loops of a kernel, parameters in that order. Raises CompileError for a decision of
+        which there is no kernel."""
+        if self.steps is None or (anchor is not None and self.by_hand(anchor)):
+            assert self.build is not None, self.name
+            made = self.build(inputs, outputs, target, name, decision)
+            return Scheduled(made, why=self.why)
+        assert anchor is not None, self.name
+        kernel = Kernel(outputs, anchor, target, decision)
+        try:
+            return scheduled(self.start(inputs, kernel, name), self.steps, kernel)
+        except ScheduleError as error:
+            raise CompileError(f"decisions: '{self.name}' {decision}: {error}") from error
 
     def serves(self, target: Target) -> bool:
         """Whether a target has what the kernels need."""

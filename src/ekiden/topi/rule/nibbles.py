@@ -216,4 +216,5 @@ FAMILY = Family(
     space=space,
     default=default,
     build=dense_nibbles_pack,
+    why="each block of k is scaled on its way into the sums, which are of two types",
 )

@@ -452,6 +452,13 @@ def _weight(anchor: te.Tensor) -> te.Tensor:
     return anchor.op.inputs[1]
 
 
-FAMILY = Family(name="recurrent", build=recurrent, space=space, default=default, is_whole=True)
+FAMILY = Family(
+    name="recurrent",
+    build=recurrent,
+    why="steps of a sequence carry a state: blocks of a schedule are in any order",
+    space=space,
+    default=default,
+    is_whole=True,
+)
 
 __all__ = ["LANES", "Layer", "recurrent"]

@@ -166,6 +166,13 @@ def scatter(
     return PrimFunc((*buffers.values(),), body, attrs)
 
 
-FAMILY = Family(name="scatter", build=scatter, space=space, default=default, is_whole=True)
+FAMILY = Family(
+    name="scatter",
+    build=scatter,
+    why="rows may meet: they take in updates in order, and blocks of a schedule are in any order",
+    space=space,
+    default=default,
+    is_whole=True,
+)
 
 __all__ = ["REDUCTIONS", "Combine", "Slices", "axes_of", "copied", "scatter", "variables"]

@@ -35,8 +35,12 @@ def is_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
 
 
 def has_known_weights(anchor: Tensor) -> bool:
-    """Whether every input of an anchor but the first (its data) has a constant shape."""
-    return all(isinstance(d, IntImm) for t in inputs_of(anchor)[1:] for d in t.shape)
+    """Whether every input of an anchor but its data has a constant shape. The data are the first of
+    those it names, or that it reads: a list of places may be read before them, in their indices."""
+    named = anchor.op.attrs.get("inputs")
+    data = named[0] if isinstance(named, tuple) else inputs_of(anchor)[0]
+    others = (t for t in inputs_of(anchor) if t is not data)
+    return all(isinstance(d, IntImm) for t in others for d in t.shape)
 
 
 def _reads_in_place(anchor: Tensor, output: Tensor, others: Sequence[Tensor]) -> bool:

@@ -206,5 +206,10 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
 
 
 FAMILY = Family(
-    name="conv2d_transpose", accepts=accepts, space=space, default=default, build=upsample
+    name="conv2d_transpose",
+    accepts=accepts,
+    space=space,
+    default=default,
+    build=upsample,
+    why="pixels of each phase take taps of their own, and some at borders none",
 )

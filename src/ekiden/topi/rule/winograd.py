@@ -496,6 +496,7 @@ FAMILY = Family(
     space=space,
     default=default,
     build=winograd_conv2d,
+    why="borders leave out terms of the transforms, which share a nest with the products",
     ends=before_pool,
     panel=panel_width,
     panels=panel_choice,

@@ -1,0 +1,106 @@
+"""A primitive on memory: what the steps of a loop read, copied to a buffer of just that size."""
+
+from __future__ import annotations
+
+from ekiden.arith import Analyzer
+from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.regions import Access, region
+from ekiden.tir.schedule.cache import check_scope, pick_buffer
+from ekiden.tir.schedule.program import (
+    PART,
+    Program,
+    accesses,
+    bound_analyzer,
+    inputs,
+    refuse,
+    replace_accesses,
+    serial,
+)
+from ekiden.tir.stmt import (
+    Allocate,
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    IterKind,
+    IterVar,
+    PrimFunc,
+    Stmt,
+)
+from ekiden.tir.visitor import sequence
+
+
+def read_at(
+    program: Program,
+    loop: For,
+    realize: BlockRealize,
+    read_buffer_index: int | str | Buffer,
+    storage_scope: str,
+    pad: int = 0,
+) -> tuple[PrimFunc, list[str]]:
+    """See `Schedule.read_at`."""
+    step, name = "read_at", realize.block.name
+    check_scope(step, realize, storage_scope)
+    if not program.is_inside(realize, loop):
+        refuse(f"{step} {name!r}: the block is not in loop {loop.loop_var.name!r}", loop)
+    old = pick_buffer(step, realize, read_buffer_index, inputs(realize.block), "reads")
+    if any(program.is_inside(x, loop) for x in program.writers(old)):
+        refuse(f"{step} {name!r}: {old.name!r} is written in loop {loop.loop_var.name!r}", loop)
+    outer = [*program.loops_above(loop), loop]
+    analyzer = bound_analyzer(outer)
+    inside = {a.loop_var for a in outer}
+    touched = [_over_whole_parts(a, inside) for a in accesses(loop.body, old)]
+    box = region(old, touched, outer)
+    lows = [analyzer.simplify(r.min) for r in box]
+    sizes = [analyzer.simplify(r.extent) for r in box]
+    if any(v in inside for e in sizes for v in free_vars(e)):
+        refuse(f"{step} {name!r}: steps read parts of {old.name!r} that differ in size", loop)
+    shape = (*sizes[:-1], analyzer.simplify(sizes[-1] + pad))
+    label = f"{old.name}_{storage_scope}".replace(".", "_")
+    new = Buffer(program.fresh_buffer(label), shape, old.dtype, storage_scope)
+    copy = _copy(program.fresh_block(label), old, new, lows, sizes)
+
+    def moved(indices: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
+        return tuple(Analyzer().simplify(i - low) for i, low in zip(indices, lows, strict=True))
+
+    body = Allocate(new, sequence(copy, replace_accesses(loop.body, old, new, moved)))
+    return program.replace(loop.body, body), [copy_name(copy)]
+
+
+def _over_whole_parts(access: Access, outer: set[Var]) -> Access:
+    """The access with loops over parts run over all of them, where they are counted inside."""
+    loops: list[For] = []
+    for each in access.loops:
+        whole = (each.annotations or {}).get(PART)
+        if whole is not None and outer.isdisjoint(free_vars(each.min)):
+            size = const(whole) if isinstance(whole, int) else whole
+            assert isinstance(size, PrimExpr)
+            each = each.with_fields(min=const(0), extent=size)
+        loops.append(each)
+    return Access(access.indices, tuple(loops), access.is_store, access.conditional, access.extents)
+
+
+def _copy(name: str, old: Buffer, new: Buffer, lows: list[PrimExpr], sizes: list[PrimExpr]) -> Stmt:
+    """new[i] = old[low + i]"""
+    iters = tuple(IterVar(Var(f"v{n}"), s, IterKind.SPATIAL) for n, s in enumerate(sizes))
+    at = tuple(i.var for i in iters)
+    source = tuple(low + v for low, v in zip(lows, at, strict=True))
+    body = BufferStore(new, BufferLoad(old, source, old.dtype), at)
+    loops = tuple(Var(f"ax{n}") for n in range(len(sizes)))
+    nest: Stmt = BlockRealize(loops, const(True), Block(name, iters, body))
+    for var, size in zip(reversed(loops), reversed(sizes), strict=True):
+        nest = serial(var, size, nest)
+    return nest
+
+
+def copy_name(nest: Stmt) -> str:
+    """The name of the block in a nest of loops."""
+    while isinstance(nest, For):
+        nest = nest.body
+    assert isinstance(nest, BlockRealize)
+    return nest.block.name
+
+
+__all__ = ["read_at"]

@@ -1,0 +1,157 @@
+"""Kernels that are schedules: traces print, replay and move; families without one say why."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ekiden import te, tir
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.prim import SizeVar, maximum
+from ekiden.ir.structural import structural_equal
+from ekiden.runtime import load_image
+from ekiden.target import Target
+from ekiden.tir.transform import lower
+from ekiden.topi.nn import dense_pack
+from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.rule import FAMILIES, Scheduled, scheduled
+from ekiden.topi.rule.decision import Fixed
+
+TARGET = Target(Target.host(), cores=2)
+PAIRS = Target("llvm -mcpu=x86-64-v3 -cores=1")
+
+
+def dense(
+    rows: int | SizeVar, columns: int, depth: int, panel: int, lead: tuple[int | SizeVar, ...] = ()
+) -> tuple[list[te.Tensor], te.Tensor]:
+    """A dense layer with a bias and an activation."""
+    data = te.placeholder((*lead, rows, depth), name="data")
+    weight = te.placeholder((-(-columns // panel), depth, panel), name="weight")
+    bias = te.placeholder((columns,), name="bias")
+    anchor = dense_pack(data, weight, columns, panel)
+    out = te.compute(
+        anchor.shape, lambda *i: maximum(anchor[i] + bias[i[-1]], 0.0), name="out", tag="broadcast"
+    )
+    return [data, weight, bias], out
+
+
+def of_bytes(rows: int, columns: int, depth: int, panel: int) -> tuple[list[te.Tensor], te.Tensor]:
+    """A dense layer of bytes."""
+    data = te.placeholder((rows, depth), "uint8", name="data")
+    weight = te.placeholder((-(-columns // panel), depth // 4, panel, 4), "int8", name="weight")
+    return [data, weight], dense_pack(data, weight, columns, panel, "int32")
+
+
+Case = tuple[Callable[[], tuple[list[te.Tensor], te.Tensor]], Target, Fixed]
+CASES: dict[str, Case] = {
+    "plain": (lambda: dense(37, 100, 64, 48), TARGET, {}),
+    "leading": (lambda: dense(5, 96, 64, 48, (2, 3)), TARGET, {"split": "rows"}),
+    "parts of the sums": (lambda: dense(9, 100, 768, 48), TARGET, {"k_block": 384, "copy": 1}),
+    "any rows": (lambda: dense(SizeVar("m"), 40, 64, 32), TARGET, {}),
+    "bytes": (lambda: of_bytes(5, 40, 64, 16), TARGET, {}),
+    "pairs of bytes": (lambda: of_bytes(5, 40, 64, 16), PAIRS, {"dot": "madd_s16"}),
+}
+
+
+def made(case: Case, fixed: Fixed | None = None) -> Scheduled:
+    build, target, given = case
+    inputs, output = build()
+    decided = {**given, **(fixed or {})}
+    return scheduled(inputs, [output], target, "kernel", {"dense_pack": decided})
+
+
+def loops(func: tir.PrimFunc) -> tir.PrimFunc:
+    """The function without what is added behind a schedule."""
+    kept = {k: v for k, v in (func.attrs or {}).items() if k != "tir.in_place"}
+    return func.with_fields(attrs=kept)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", CASES)
+def test_the_trace_prints_and_replays(name: str) -> None:
+    kernel = made(CASES[name])
+    assert kernel.trace is not None and kernel.start is not None
+    text = str(kernel.trace)
+    assert "sch.get_block(name=" in text
+    assert "register_tile(" in text
+    saved = tir.Trace.from_json(json.dumps(kernel.trace.as_json()))
+    for trace in (kernel.trace, saved):
+        again = tir.Schedule(kernel.start)
+        trace.apply_to_schedule(again)
+        assert structural_equal(again.func, loops(kernel.func), map_free_vars=True)
+
+
+N, M = SizeVar("n"), SizeVar("m")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("leading", [(N, 64), (N, M, 64), (1, M), (N, 2, M), (N, M, 1), (N, 1)])
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {},
+        {"split": "rows"},
+        {"split": "panels", "order": "row"},
+        {"k_block": 384, "order": "panel"},
+    ],
+)
+def test_rows_of_any_shape(leading: tuple[int | SizeVar, ...], fixed: Fixed) -> None:
+    case: Case = (lambda: dense(leading[-1], 100, 768, 48, leading[:-1]), TARGET, fixed)
+    assert made(case).func.attrs["tir.tiled"] == 1  # type: ignore[index]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("columns", [1, 10, 97])
+@pytest.mark.parametrize("leading", [(), (1,), (N,), (N, 1)])
+@pytest.mark.parametrize("rows", [1, 7, M])
+@pytest.mark.parametrize("target", [TARGET, PAIRS], ids=["two cores", "one"])
+def test_few_columns_and_rows(
+    target: Target, rows: int | SizeVar, leading: tuple[int | SizeVar, ...], columns: int
+) -> None:
+    panel = min(32, -(-columns // 16) * 16)
+    case: Case = (lambda: dense(rows, columns, 7, panel, leading), target, {})
+    assert made(case).func.attrs["tir.tiled"] == 1  # type: ignore[index]
+
+
+def test_a_moved_trace_computes_the_same() -> None:
+    """The tile of a record is another: its numbers are replaced, and the steps are done again."""
+    kernel = made(CASES["plain"])
+    assert kernel.trace is not None and kernel.start is not None
+    text = json.dumps(kernel.trace.as_json())
+    split = next(i for i in kernel.trace.insts if i.kind == "split")
+    rows = split.inputs[1][1]  # type: ignore[index]
+    assert text.count(f"[null, {rows}]") == 1
+    moved = tir.Schedule(kernel.start)
+    tir.Trace.from_json(text.replace(f"[null, {rows}]", "[null, 2]")).apply_to_schedule(moved)
+    assert str(moved.func) != str(kernel.func)
+    random = np.random.default_rng(0)
+    data, weight, bias = (
+        random.standard_normal(s).astype("float32") for s in ((37, 64), (100, 64), (100,))
+    )
+    packed = pack_weight(weight, "dense", 48, 1)
+    for func in (kernel.func, moved.func):
+        out = np.full((37, 100), np.nan, "float32")
+        load_image(link([compile_object([lower(func, TARGET)], TARGET)], ["kernel"]))["kernel"](
+            data, packed, bias, out
+        )
+        np.testing.assert_allclose(out, np.maximum(data @ weight.T + bias, 0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.quick
+def test_every_family_is_a_schedule_or_says_why_not() -> None:
+    for family in FAMILIES.values():
+        assert family.steps or family.build, family.name
+        assert bool(family.why) == (family.build is not None), family.name
+
+
+@pytest.mark.quick
+def test_the_page_lists_what_is_written_by_hand() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
+    rows = re.findall(r"^\| (`.+`.*) \| (.+) \|$", page, re.MULTILINE)
+    listed = {name: why for names, why in rows for name in re.findall(r"`(\w+)`", names)}
+    assert listed == {f.name: f.why for f in FAMILIES.values() if f.why}
