@@ -62,6 +62,16 @@ def test_python(folder: Path) -> None:
     run([sys.executable, Path(__file__).with_name("conformance.py"), folder], ROOT)
 
 
+@needs("c++")
+def test_cpp(folder: Path, tmp_path: Path) -> None:
+    program = tmp_path / "conformance"
+    source = Path(__file__).with_name("conformance.cpp")
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    library = [LIBRARY / "libekiden_runtime.so", f"-Wl,-rpath,{LIBRARY}"]
+    run(["c++", *flags, f"-I{runtime.include_dir()}", source, *library, "-o", program], ROOT)
+    assert run([program, folder], ROOT).endswith(" steps\n")
+
+
 @needs("cargo", "cc")
 def test_rust(folder: Path, tmp_path: Path) -> None:
     command = ["cargo", "test", "--offline", "--quiet", "--", "--nocapture"]

@@ -115,7 +115,7 @@ static void modules_give_functions(const char* path) {
   Module module = Module::load(path);
   CHECK(module.kind() == "library" && module.implements("add_one") && !module.find("nothing"));
   CHECK(module["add_one"](41).as<int>() == 42 && module.names().empty());
-  expect_error("AttributeError", "module: there is no function 'nothing'",
+  expect_error("AttributeError", "module: no function named 'nothing'; there are ",
                [&] { module["nothing"]; });
   Module other = Module::load(path);
   module.import(other);

@@ -836,6 +836,16 @@ void register_function(const std::string& name, F function, bool override = fals
 
 /* 7. Modules ----------------------------------------------------------------------------------- */
 
+namespace detail {
+
+inline std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace detail
+
 class Module : public ObjectRef {
  public:
   Module() = default;
@@ -856,8 +866,9 @@ class Module : public ObjectRef {
   }
   Function operator[](const std::string& name) const {
     std::optional<Function> found = find(name);
-    if (!found) throw Error("AttributeError", "module: there is no function '" + name + "'");
-    return *found;
+    if (found) return *found;
+    throw Error("AttributeError", "module: no function named '" + name + "'; there are " +
+                                      detail::listed(names()));
   }
   bool implements(const std::string& name) const { return find(name).has_value(); }
   void import(const Module& other) const { detail::check(ek_module_import(get(), other.get())); }
@@ -873,6 +884,97 @@ class Module : public ObjectRef {
     detail::check(ek_module_part(get(), which, &out));
     return Value::take(out);
   }
+};
+
+/* A compiled model of an .eki file: functions whose inputs have names. Any thread may run it. */
+class Model {
+ public:
+  using Inputs = std::vector<std::pair<std::string, Tensor>>;
+
+  /* How often a kernel ran, and for how long. */
+  struct KernelTime {
+    std::string name;
+    int64_t calls, nanoseconds;
+  };
+
+  /* An OSError, a LoadError, an AttributeError where the module is no model. */
+  static Model load(const std::string& path) { return Model(Module::load(path)); }
+  explicit Model(Module module)
+      : module_(std::move(module)), executable_(module_["get_executable"]().as<ObjectRef>()) {}
+
+  const Module& module() const { return module_; }
+
+  /* The names of a function's inputs, in their order. */
+  std::vector<std::string> inputs(const std::string& function = "main") const {
+    ek_value out = ek_value_none();
+    detail::check(ek_executable_item(executable_.get(), EK_PART_PARAMS, index(function), &out));
+    return Value::take(out).as<std::vector<std::string>>();
+  }
+
+  /* A tensor, or an object of several. An InputError names the input that is missing, too many, or
+  ** of another type or shape. */
+  Value run(const Inputs& inputs, const std::string& function = "main") const {
+    return module_[function].call(arranged(inputs, function));
+  }
+
+  /* Runs a function, with its result in '*result', and tells how long each of its kernels took. */
+  std::vector<KernelTime> profile(const Inputs& inputs, Value* result = nullptr,
+                                  const std::string& function = "main") const {
+    ek_object* machine = nullptr;
+    detail::check(ek_vm_new(executable_.get(), &machine));
+    ObjectRef kept = ObjectRef::take(machine);
+    Module debugger = Function::global("ek.vm.module")(kept);
+    std::vector<Value> args = arranged(inputs, function);
+    args.insert(args.begin(), Value(index(function)));
+    Array items = debugger["kernels"].call(args);
+    std::vector<KernelTime> times;
+    if (result != nullptr) *result = items[0];
+    for (size_t i = 1; i + 2 < items.size(); i += 3) {
+      times.push_back(KernelTime{items[i].as<std::string>(), items[i + 1].as<int64_t>(),
+                                 items[i + 2].as<int64_t>()});
+    }
+    return times;
+  }
+
+  /* How many threads a run has at most; 0 for as many as the process. */
+  void num_threads(int64_t n) const {
+    if (n < 0) throw Error("ValueError", "threads: 0 or more expected, got " + std::to_string(n));
+    Function::global("ek.executable.num_threads")(executable_, n);
+  }
+  int64_t num_threads() const { return Function::global("ek.executable.num_threads")(executable_); }
+
+ private:
+  int64_t index(const std::string& function) const {
+    std::vector<std::string> names = module_.names();
+    for (size_t i = 0; i < names.size(); i++) {
+      if (names[i] == function) return static_cast<int64_t>(i);
+    }
+    throw Error("AttributeError", "model: no function named '" + function + "'; there are " +
+                                      detail::listed(names));
+  }
+
+  std::vector<Value> arranged(const Inputs& given, const std::string& function) const {
+    std::vector<std::string> wanted = inputs(function);
+    std::vector<Value> args(wanted.size());
+    std::vector<bool> is_there(wanted.size());
+    for (const auto& [name, tensor] : given) {
+      size_t at = 0;
+      while (at < wanted.size() && wanted[at] != name) at++;
+      if (at == wanted.size()) {
+        throw Error("InputError",
+                    "no input '" + name + "'; there are " + detail::listed(wanted));
+      }
+      args[at] = tensor;
+      is_there[at] = true;
+    }
+    for (size_t i = 0; i < wanted.size(); i++) {
+      if (!is_there[i]) throw Error("InputError", "input '" + wanted[i] + "' is missing");
+    }
+    return args;
+  }
+
+  Module module_;
+  ObjectRef executable_;
 };
 
 /* 8. Types ------------------------------------------------------------------------------------- */
