@@ -47,8 +47,9 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
+from ekiden.topi.rule.by_hand import make_buffers, tiled_function
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, Value, steps_down
-from ekiden.topi.rule.dense import UNROLLS, make_buffers
+from ekiden.topi.rule.dense import UNROLLS
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.model import DISTANCES, MOST_VECTORS, most_rows, step_cycles
 from ekiden.topi.rule.tiles import Ahead, KLoop, Tile, balanced_rows, column_mask, compute_tile
@@ -562,8 +563,7 @@ def attention(
     lanes = target.lanes("float32")
     operands, shuffles = [buffers[t] for t in op.inputs], target.has("shuffles")
     made = Attention(heads, operands, buffers[outputs[0]], lanes, cut, shuffles)
-    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
-    return PrimFunc((*buffers.values(),), made.body(), attrs)
+    return tiled_function(name, buffers, made.body(), len(outputs))
 
 
 FAMILY = Family(

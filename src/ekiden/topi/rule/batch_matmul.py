@@ -37,8 +37,8 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.topi.rule.ahead import Prefetches
+from ekiden.topi.rule.by_hand import make_buffers, product, tiled_function, unflatten
 from ekiden.topi.rule.decision import Decision
-from ekiden.topi.rule.dense import make_buffers, product, unflatten
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.model import most_rows
@@ -427,8 +427,7 @@ def _family(tag: str) -> Family:
         decision: Decision,
     ) -> PrimFunc:
         kernel = _Product(inputs, outputs, target, tag, decision)
-        attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
-        return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
+        return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
 
     return Family(
         name=tag,

@@ -41,9 +41,10 @@ from ekiden.tir.stmt import (
 )
 from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.ahead import Prefetches, bound
+from ekiden.topi.rule.by_hand import make_buffers, tiled_function
 from ekiden.topi.rule.conv_space import default, is_short, space
 from ekiden.topi.rule.decision import Decision
-from ekiden.topi.rule.dense import LINE, NARROW_ROWS, make_buffers
+from ekiden.topi.rule.dense import LINE, NARROW_ROWS
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.geometry import Geometry, geometry_of
@@ -106,8 +107,7 @@ class Conv:
 
     def function(self, name: str) -> PrimFunc:
         """The kernel as a function."""
-        attrs = {"global_symbol": name, "num_outputs": 1, "tir.tiled": 1}
-        return PrimFunc((*self.buffers.values(),), self.body(), attrs)
+        return tiled_function(name, self.buffers, self.body())
 
     def find_geometry(self) -> Geometry:
         """The numbers of the anchor."""

@@ -14,8 +14,9 @@ from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr
 from ekiden.target import Target
 from ekiden.topi.nn.weights import WORD
+from ekiden.topi.rule.by_hand import product
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, Value, divisors, steps_down
-from ekiden.topi.rule.dense import UNROLLS, product
+from ekiden.topi.rule.dense import UNROLLS
 from ekiden.topi.rule.epilogue import operands_of
 from ekiden.topi.rule.family import Product, size_of
 from ekiden.topi.rule.geometry import FLAT, Geometry, geometry_of

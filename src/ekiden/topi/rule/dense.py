@@ -23,14 +23,14 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer
 from ekiden.tir.schedule import Schedule
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.nn.weights import WORD_OF
+from ekiden.topi.rule.by_hand import product
 from ekiden.topi.rule.decision import (
     Choice,
     Decision,
@@ -64,35 +64,6 @@ NARROW_ROWS = 12
 """Rows of a tile on a panel narrower than others, if registers hold them."""
 UNROLLS = (1, 2, 4)
 """Steps of k that may stand one after the other."""
-
-
-def make_buffers(
-    inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]
-) -> dict[te.Tensor, Buffer]:
-    """The parameters of a kernel: inputs, then outputs."""
-    named = [(t, f"p{i}") for i, t in enumerate(inputs)] + [
-        (t, f"out{i}") for i, t in enumerate(outputs)
-    ]
-    return {t: Buffer(name, t.whole_shape, t.dtype) for t, name in named}
-
-
-def product(dims: Sequence[PrimExpr]) -> PrimExpr:
-    """The number of elements of a shape."""
-    total: PrimExpr = const(1)
-    for dim in dims:
-        total = total * dim
-    return simplify(total)
-
-
-def unflatten(row: PrimExpr, leading: Sequence[PrimExpr], column: PrimExpr) -> list[PrimExpr]:
-    """The indices of an element from its row among all and its column."""
-    found: list[PrimExpr] = []
-    for dim in reversed(leading[1:]):
-        found.append(row % dim)
-        row = row // dim
-    if leading:
-        found.append(row)
-    return [*reversed(found), column]
 
 
 def steps(sch: Schedule, kernel: Kernel) -> None:

@@ -23,8 +23,9 @@ from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, PrimFunc, Stmt, 
 from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule import dense
 from ekiden.topi.rule.ahead import Prefetches, bound
+from ekiden.topi.rule.by_hand import make_buffers, product, tiled_function, unflatten
 from ekiden.topi.rule.decision import Decision
-from ekiden.topi.rule.dense import NARROW_ROWS, make_buffers, product, unflatten
+from ekiden.topi.rule.dense import NARROW_ROWS
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.family import NARROW
 from ekiden.topi.rule.model import LINE, hides_prefetches, most_rows
@@ -189,8 +190,7 @@ def build(
 ) -> PrimFunc:
     """The loops of a dense layer with listed words."""
     kernel = _Listed(inputs, outputs, target, decision)
-    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
-    return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
+    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
 
 
 FAMILY = replace(

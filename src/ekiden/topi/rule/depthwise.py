@@ -19,8 +19,8 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.topi.rule.by_hand import make_buffers, tiled_function
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
-from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.geometry import Geometry, geometry_of
@@ -58,8 +58,7 @@ class Depthwise:
 
     def function(self, name: str) -> PrimFunc:
         """The kernel as a function."""
-        attrs = {"global_symbol": name, "num_outputs": 1, "tir.tiled": 1}
-        return PrimFunc((*self.buffers.values(),), self.body(), attrs)
+        return tiled_function(name, self.buffers, self.body())
 
     def find_geometry(self) -> Geometry:
         """The numbers of the anchor."""

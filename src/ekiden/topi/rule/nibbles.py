@@ -20,8 +20,8 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.nn.nibbles import GROUP, PANEL
+from ekiden.topi.rule.by_hand import make_buffers, product, tiled_function, unflatten
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
-from ekiden.topi.rule.dense import make_buffers, product, unflatten
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.product_space import MOST_ROWS
@@ -185,10 +185,7 @@ def dense_nibbles_pack(
 ) -> PrimFunc:
     """The rule for tag "dense_nibbles_pack"."""
     kernel = _Nibbles(inputs, outputs, target, decision)
-    params = (*kernel.buffers.values(),)
-    return PrimFunc(
-        params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
-    )
+    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.target import Target
+from ekiden.topi.rule.by_hand import product
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
-from ekiden.topi.rule.dense import UNROLLS, product
+from ekiden.topi.rule.dense import UNROLLS
 from ekiden.topi.rule.epilogue import operands_of
 from ekiden.topi.rule.family import Product, size_of
 from ekiden.topi.rule.model import (

@@ -50,8 +50,8 @@ from ekiden.tir.stmt import (
 )
 from ekiden.topi.cells import Cell, VectorMaths
 from ekiden.topi.nn.weights import WORD
+from ekiden.topi.rule.by_hand import make_buffers
 from ekiden.topi.rule.decision import Decision, Fixed, Space
-from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.tiles import KLoop, Listed, Tile, balanced_rows, compute_tile
 from ekiden.topi.rule.words import dot_space, pairs_of, widen

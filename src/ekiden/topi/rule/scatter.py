@@ -21,8 +21,8 @@ from ekiden.target import Target
 from ekiden.te.range_check import from_either_end
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, Prefetch, PrimFunc, Stmt, seq
+from ekiden.topi.rule.by_hand import make_buffers
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
-from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial, vectorized
 from ekiden.topi.rule.model import DISTANCES, HIDDEN, LINE, levels

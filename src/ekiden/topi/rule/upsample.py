@@ -19,8 +19,8 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.topi.nn.conv_transpose import is_few
+from ekiden.topi.rule.by_hand import make_buffers, tiled_function
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
-from ekiden.topi.rule.dense import make_buffers
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.model import most_rows
@@ -181,9 +181,7 @@ def upsample(
 ) -> PrimFunc:
     """The rule for tag "conv2d_transpose"."""
     kernel = _Upsample(inputs, outputs, target, decision)
-    params = (*kernel.buffers.values(),)
-    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
-    return PrimFunc(params, kernel.body(), attrs)
+    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
 
 
 def _vectors(anchor: te.Tensor, target: Target) -> int:

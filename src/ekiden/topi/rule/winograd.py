@@ -56,8 +56,9 @@ from ekiden.tir.stmt import (
 )
 from ekiden.topi.nn.winograd import TAPS, matrices, suits
 from ekiden.topi.rule.ahead import Prefetches, bound
+from ekiden.topi.rule.by_hand import make_buffers, tiled_function
 from ekiden.topi.rule.decision import Decision
-from ekiden.topi.rule.dense import LINE, NARROW_ROWS, make_buffers
+from ekiden.topi.rule.dense import LINE, NARROW_ROWS
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.model import most_rows, panel_choice, panel_width
@@ -486,8 +487,7 @@ def winograd_conv2d(
 ) -> PrimFunc:
     """The rule for tag "winograd_conv2d"."""
     kernel = _Winograd(inputs, outputs, target, decision)
-    attrs = {"global_symbol": name, "num_outputs": len(outputs), "tir.tiled": 1}
-    return PrimFunc((*kernel.buffers.values(),), kernel.body(), attrs)
+    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
 
 
 FAMILY = Family(

@@ -1,0 +1,52 @@
+"""What kernels by hand share: parameters, indices of rows, the function; and sizes of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.prim import PrimExpr, const
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import PrimFunc, Stmt
+
+
+def make_buffers(
+    inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]
+) -> dict[te.Tensor, Buffer]:
+    """The parameters of a kernel: inputs, then outputs."""
+    named = [(t, f"p{i}") for i, t in enumerate(inputs)] + [
+        (t, f"out{i}") for i, t in enumerate(outputs)
+    ]
+    return {t: Buffer(name, t.whole_shape, t.dtype) for t, name in named}
+
+
+def product(dims: Sequence[PrimExpr]) -> PrimExpr:
+    """The number of elements of a shape."""
+    total: PrimExpr = const(1)
+    for dim in dims:
+        total = total * dim
+    return simplify(total)
+
+
+def unflatten(row: PrimExpr, leading: Sequence[PrimExpr], column: PrimExpr) -> list[PrimExpr]:
+    """The indices of an element from its row among all and its column."""
+    found: list[PrimExpr] = []
+    for dim in reversed(leading[1:]):
+        found.append(row % dim)
+        row = row // dim
+    if leading:
+        found.append(row)
+    return [*reversed(found), column]
+
+
+def tiled_function(
+    name: str, buffers: Mapping[te.Tensor, Buffer], body: Stmt, outputs: int = 1
+) -> PrimFunc:
+    """A kernel of register tiles, whose loops are as they shall be: parameters are the buffers in
+    their order, the last of them outputs."""
+    attrs = {"global_symbol": name, "num_outputs": outputs, "tir.tiled": 1}
+    return PrimFunc((*buffers.values(),), body, attrs)
+
+
+__all__ = ["make_buffers", "product", "tiled_function", "unflatten"]
