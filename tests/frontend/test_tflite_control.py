@@ -67,6 +67,28 @@ def test_while(start: int) -> None:
         np.testing.assert_array_equal(have, want)
 
 
+def test_two_loops_in_which_sizes_are_data() -> None:
+    """Each has a kernel for sizes in the middle of it, whose name is nobody else's."""
+    numbers = [Spec(data=np.array(n, np.int32)) for n in (0, 1, 4)]
+    test = Part(
+        [Spec((), "int32"), Spec((), "int32"), numbers[2], Spec((), "bool")],
+        [Op("LESS", [0, 2], [3])], [0, 1], [3],
+    )  # fmt: skip
+    add = ("AddOptions", {"FusedActivationFunction": 0})
+    body = Part(
+        [Spec((), "int32"), Spec((), "int32"), *numbers[:2], Spec((-1,), "int32"),
+         Spec(data=np.array([0], np.int32)), *(Spec((), "int32") for _ in range(3))],
+        [Op("RANGE", [2, 0, 3], [4]), Op("SUM", [4, 5], [6], ("ReducerOptions", {})),
+         Op("ADD", [1, 6], [7], add), Op("ADD", [0, 3], [8], add)], [0, 1], [8, 7],
+    )  # fmt: skip
+    table = ("WhileOptions", {"CondSubgraphIndex": 1, "BodySubgraphIndex": 2})
+    tensors = [Spec((), "int32") for _ in range(6)]
+    ops = [Op("WHILE", [0, 1], [2, 3], table), Op("WHILE", [0, 3], [4, 5], table)]
+    data = model(tensors, ops, [0, 1], [5], more=[test, body])
+    args = np.array(1, np.int32), np.array(10, np.int32)
+    assert run(ekiden.compile(data), *args)[0] == 10 + 2 * (0 + 1 + 3)
+
+
 def handle(name: str) -> tuple[str, dict[str, str]]:
     return "VarHandleOptions", {"Container": "", "SharedName": name}
 

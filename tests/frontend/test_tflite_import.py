@@ -10,6 +10,7 @@ import pytest
 from tflite_models import Array, Op, Spec, litert, model
 
 import ekiden
+from ekiden import relay
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 
 RNG = np.random.default_rng(7)
@@ -380,3 +381,18 @@ def test_broken_files(tmp_path: Path) -> None:
     (tmp_path / "odd.tflite").write_bytes(b"no flatbuffer at all")
     with pytest.raises(ImportModelError, match="got 20 bytes that are none"):
         ekiden.compile(tmp_path / "odd.tflite")
+
+
+def test_tvms_signature() -> None:
+    data, args = one("EXP", [floats(2, 3)], Spec((2, 3)))
+    parsed = pytest.importorskip("tflite", reason="the package 'tflite' is missing")
+    shapes, dtypes = {"t0": (2, 3)}, {"t0": "float32"}
+    module, params = relay.frontend.from_tflite(
+        parsed.Model.GetRootAsModel(data, 0), shape_dict=shapes, dtype_dict=dtypes
+    )
+    assert not params
+    np.testing.assert_allclose(ekiden.compile(module)(*args).numpy(), np.exp(args[0]), rtol=1e-6)
+    with pytest.raises(CompileError, match="dtype_dict: 't0' is float32, not int8"):
+        relay.frontend.from_tflite(data, dtype_dict={"t0": "int8"})
+    with pytest.raises(CompileError, match="op_converter: classes of converters are not taken"):
+        relay.frontend.from_tflite(data, op_converter=int)

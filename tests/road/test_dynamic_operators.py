@@ -305,7 +305,7 @@ def test_constants_give_known_shapes() -> None:
     shape = op.add(three, relay.const(np.array([0, 0], np.int64)))
     body = op.nn.relu(op.reshape(x, shape))
     executable = ekiden.compile(ekiden.IRModule.from_expr(relay.Function([x], body)))
-    assert "shape_func_main_1" not in executable.disassemble()
+    assert "shape_func_main__stage1" not in executable.disassemble()
     np.testing.assert_array_equal(executable(X).numpy(), X.reshape(3, -1))
 
 
@@ -323,3 +323,22 @@ def test_shapes_made_from_shapes_and_data() -> None:
         wanted = data[places[:, :1]].reshape(*places.shape, -1).sum(0) if len(places) else None
         if wanted is not None:
             np.testing.assert_allclose(executable(data).numpy(), wanted, rtol=1e-5)
+
+
+def test_kernels_of_sizes_have_names_of_their_own() -> None:
+    """Of a function "f" and its second stage, and of a function "f_1"."""
+
+    def function() -> relay.Function:
+        x = relay.var("x", shape=(relay.Any(),))
+        places = relay.var("places")
+        found = op.argwhere(op.greater(x, relay.const(0.0)))
+        whole = op.cast(op.add(places, op.multiply(places, places)), "float32")
+        return relay.Function([x], relay.Let(places, found, op.sum(whole, axis=1)))
+
+    first, second = relay.GlobalVar("f"), relay.GlobalVar("f_1")
+    x = relay.var("x", shape=(relay.Any(),))
+    both = relay.Tuple([relay.Call(first, [x]), relay.Call(second, [x])])
+    functions = {"main": relay.Function([x], both), first: function(), second: function()}
+    executable = ekiden.compile(ekiden.IRModule(functions))
+    for each in executable(np.array([1, -1, 2], np.float32)):
+        np.testing.assert_array_equal(each.numpy(), np.array([0, 6], np.float32))

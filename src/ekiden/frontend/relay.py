@@ -11,11 +11,15 @@ from ekiden.frontend.table import FRONTENDS
 if TYPE_CHECKING:
     from ekiden.frontend.jax.relay import from_jax
     from ekiden.frontend.onnx.relay import from_onnx
+    from ekiden.frontend.tensorflow.relay import from_keras, from_tensorflow
+    from ekiden.frontend.tflite.relay import from_tflite
     from ekiden.frontend.torch.relay import from_pytorch
 
 _HOMES = {name: row for row in FRONTENDS for name in row.relay}
 
-__all__ = ["from_jax", "from_onnx", "from_pytorch"]
+__all__ = [
+    "from_jax", "from_keras", "from_onnx", "from_pytorch", "from_tensorflow", "from_tflite",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -144,7 +144,7 @@ class Plan:
         return max(found, key=lambda stage: stage.depth, default=self.entry)
 
     def _new_stage(self, parent: Stage, chain: RelayExpr) -> Stage:
-        name = f"{self.name}_{len(self.stages)}"
+        name = f"{self.name}__stage{len(self.stages)}"  # not that of another function
         made = Stage(name, parent, chain, Dims(), depth=parent.depth + 1)
         self.stages.append(made)
         return made

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.formulas import rounded_to_even
 from ekiden.frontend.tflite.converters import integer_elementwise as integer
 from ekiden.frontend.tflite.load import DTYPES
 from ekiden.frontend.tflite.node import Converter, Node, Row, plain
@@ -89,16 +90,7 @@ def _square(node: Node) -> Expr:
 
 
 def _round(node: Node) -> Expr:
-    """To the nearest, midway to the even one."""
-    x = node.expr(0)
-    below = op.floor(x)
-    rest = op.subtract(x, below)
-    half = _number(node, 0.5)
-    above = op.add(below, _number(node, 1))
-    doubled = op.multiply(op.floor(op.multiply(below, half)), _number(node, 2))
-    even = op.where(op.equal(doubled, below), below, above)
-    nearest = op.where(op.greater(rest, half), above, below)
-    return op.where(op.equal(rest, half), even, nearest)
+    return rounded_to_even(node.expr(0), node.dtype(0))
 
 
 def _cast(node: Node) -> Expr:

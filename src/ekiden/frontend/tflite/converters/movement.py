@@ -8,12 +8,12 @@ import numpy as np
 
 from ekiden.frontend.common.arithmetic import SMALL, lift
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.value import Value, known
 from ekiden.frontend.tflite.integer import levels
 from ekiden.frontend.tflite.load import DTYPES
 from ekiden.frontend.tflite.node import Node, Quantized, Row
 from ekiden.ir.op import Array
-from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim
@@ -102,75 +102,13 @@ def _slice(node: Node) -> Expr:
     return op.strided_slice(node.expr(0), begin, end)
 
 
-class _Range:
-    """What the masks of STRIDED_SLICE say of each axis of the data: Python's subscript."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        begin, step = node.axes(1, "begin"), node.axes(3, "strides")
-        end = node.dims(2, "end")
-        masks = {n: int(node.option(f"{n}Mask")) for n in _MASKS}
-        self.items: list[slice | int | None] = []
-        """A slice may end at an expression of dimensions."""
-        given = sum(not masks["NewAxis"] >> i & 1 for i in range(len(begin)))
-        has_rest = bool(masks["Ellipsis"] & ((1 << len(begin)) - 1))
-        for i, (b, e, s) in enumerate(zip(begin, end, step, strict=True)):
-            if masks["Ellipsis"] >> i & 1:
-                self.items += [slice(None)] * (node.rank(0) - given + 1)
-            elif masks["NewAxis"] >> i & 1:
-                self.items.append(None)
-            elif masks["ShrinkAxis"] >> i & 1:
-                self.items.append(b)
-            else:
-                first = None if masks["Begin"] >> i & 1 else b
-                self.items.append(slice(first, None if masks["End"] >> i & 1 else e, s))
-        if not has_rest:
-            self.items += [slice(None)] * (node.rank(0) - given)
-
-    def of_known(self, value: Value) -> Value:
-        """The subscript of known elements."""
-        return known(np.asarray(value.elements[tuple(self.items)]), value.type.dtype)
-
-    def expr(self) -> Expr:
-        """The subscript as operators: the slice, then axes that go, then those that come."""
-        node, begin, end, steps = self.node, [], [], []
-        places = [i for i in self.items if i is not None]
-        for axis, item in enumerate(places):
-            first, last, step = self._along(axis, item)
-            begin.append(first)
-            end.append(last)
-            steps.append(step)
-        made: Expr = op.strided_slice(node.expr(0), begin, end, steps)
-        gone = [axis for axis, item in enumerate(places) if isinstance(item, int)]
-        made = op.squeeze(made, axis=gone) if gone else made
-        kept = [item for item in self.items if not isinstance(item, int)]
-        for at in (i for i, item in enumerate(kept) if item is None):
-            made = op.expand_dims(made, axis=at)
-        return made
-
-    def _along(self, axis: int, item: slice | int) -> tuple[int, Dim, int]:
-        dim = self.node.shape(0)[axis]
-        extent = number(dim)
-        if isinstance(item, int):
-            return item, dim if item == -1 else item + 1, 1
-        step = item.step or 1
-        if extent is not None and not isinstance(item.stop, PrimExpr):
-            first, last, _ = item.indices(extent)
-            return first, last if step > 0 or last >= 0 else -extent - 1, step
-        if step < 0:
-            self.node.unsupported(
-                f"axis {axis} of {self.node.ins[0]} must be known to go backwards"
-            )
-        return item.start or 0, dim if item.stop is None else item.stop, step
-
-
-_MASKS = ("Begin", "End", "Ellipsis", "NewAxis", "ShrinkAxis")
-
-
 def _strided_slice(node: Node) -> Result:
-    places = _Range(node)
+    begin, step = node.axes(1, "begin"), node.axes(3, "strides")
+    fields = {m: "".join(w.title() for w in m.split("_")) for m in MASKS}
+    masks = {m: int(node.option(f"{field}Mask")) for m, field in fields.items()}
+    places = Subscript(node, begin, node.dims(2, "end"), step, masks)
     value = node.value(0)
-    return places.of_known(value) if value.is_known else places.expr()
+    return (places.of_known(value) if value.is_known else None) or places.expr()
 
 
 def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:

@@ -1,0 +1,88 @@
+"""TensorFlow's strided slice: Python's subscript, as numbers and masks for each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ekiden.frontend.common.node import Node
+from ekiden.frontend.common.value import Value, known
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+from ekiden.topi.shape import Dim
+from ekiden.topi.shape import known as number
+
+MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+
+
+class Subscript:
+    """What begins, ends, steps and masks say of each axis of a node's first input."""
+
+    def __init__(
+        self,
+        node: Node,
+        begin: Sequence[Dim],
+        end: Sequence[Dim],
+        step: Sequence[int],
+        masks: Mapping[str, int],
+    ) -> None:
+        """`masks` has the `MASKS`, each a bit for each number."""
+        self.node = node
+        self.items: list[slice | int | None] = []
+        """A slice may begin or end at an expression of dimensions."""
+        given = sum(not masks["new_axis"] >> i & 1 for i in range(len(begin)))
+        has_rest = bool(masks["ellipsis"] & ((1 << len(begin)) - 1))
+        for i, (b, e, s) in enumerate(zip(begin, end, step, strict=True)):
+            if masks["ellipsis"] >> i & 1:
+                self.items += [slice(None)] * (node.rank(0) - given + 1)
+            elif masks["new_axis"] >> i & 1:
+                self.items.append(None)
+            elif masks["shrink_axis"] >> i & 1:
+                if isinstance(b, PrimExpr):
+                    node.unsupported(f"the index {b!r} must be constant")
+                self.items.append(b)
+            else:
+                first = None if masks["begin"] >> i & 1 else b
+                self.items.append(slice(first, None if masks["end"] >> i & 1 else e, s))
+        if not has_rest:
+            self.items += [slice(None)] * (node.rank(0) - given)
+
+    def of_known(self, value: Value) -> Value | None:
+        """The subscript of known elements; None where it is not known itself."""
+        bounds = [i for i in self.items if isinstance(i, slice)]
+        if any(isinstance(b, PrimExpr) for i in bounds for b in (i.start, i.stop)):
+            return None
+        return known(np.asarray(value.elements[tuple(self.items)]), value.type.dtype)
+
+    def expr(self) -> Expr:
+        """The subscript as operators: the slice, then axes that go, then those that come."""
+        node, begin, end, steps = self.node, [], [], []
+        places = [i for i in self.items if i is not None]
+        for axis, item in enumerate(places):
+            first, last, step = self._along(axis, item)
+            begin.append(first)
+            end.append(last)
+            steps.append(step)
+        made: Expr = op.strided_slice(node.expr(0), begin, end, steps)
+        gone = [axis for axis, item in enumerate(places) if isinstance(item, int)]
+        made = op.squeeze(made, axis=gone) if gone else made
+        kept = [item for item in self.items if not isinstance(item, int)]
+        for at in (i for i, item in enumerate(kept) if item is None):
+            made = op.expand_dims(made, axis=at)
+        return made
+
+    def _along(self, axis: int, item: slice | int) -> tuple[Dim, Dim, int]:
+        dim = self.node.shape(0)[axis]
+        extent = number(dim)
+        if isinstance(item, int):
+            return item, dim if item == -1 else item + 1, 1
+        step = item.step or 1
+        is_open = isinstance(item.start, PrimExpr) or isinstance(item.stop, PrimExpr)
+        if extent is not None and not is_open:
+            first, last, _ = item.indices(extent)
+            return first, last if step > 0 or last >= 0 else -extent - 1, step
+        if step < 0:
+            self.node.unsupported(f"axis {axis} of extent {dim!r} must be known to go backwards")
+        return item.start or 0, dim if item.stop is None else item.stop, step

@@ -1,0 +1,1 @@
+"""TensorFlow: SavedModels, frozen graphs, Keras models."""

@@ -1,0 +1,1 @@
+"""The operators of TensorFlow by family; each module has its ROWS."""

@@ -1,0 +1,272 @@
+"""Operators that compute each element on its own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.formulas import rounded_to_even
+from ekiden.frontend.tensorflow.node import Converter, Node, Row, plain
+from ekiden.ir.dtype import is_float
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+
+
+def _unary(function: Callable[[Expr], Expr]) -> Converter:
+    return lambda node: function(node.expr(0))
+
+
+def _binary(function: Callable[[Expr, Expr], Expr]) -> Converter:
+    return lambda node: function(node.expr(0), node.expr(1))
+
+
+def _number(node: Node, value: float) -> Expr:
+    return const(value, node.dtype(0))
+
+
+def _div(node: Node) -> Expr:
+    """Of integers towards zero."""
+    divide = op.divide if is_float(node.dtype(0)) else op.trunc_divide
+    return divide(node.expr(0), node.expr(1))
+
+
+def _div_no_nan(node: Node) -> Expr:
+    """0 where the divisor is 0."""
+    zero = _number(node, 0)
+    is_zero = op.equal(node.expr(1), zero)
+    divisor = op.where(is_zero, _number(node, 1), node.expr(1))
+    return op.where(is_zero, zero, op.divide(node.expr(0), divisor))
+
+
+def _multiply_no_nan(node: Node) -> Expr:
+    zero = _number(node, 0)
+    product = op.multiply(node.expr(0), node.expr(1))
+    return op.where(op.equal(node.expr(1), zero), zero, product)
+
+
+def _xlogy(node: Node) -> Expr:
+    zero = _number(node, 0)
+    product = op.multiply(node.expr(0), op.log(node.expr(1)))
+    return op.where(op.equal(node.expr(0), zero), zero, product)
+
+
+def _add_n(node: Node) -> Expr:
+    total = node.expr(0)
+    for each in node.exprs()[1:]:
+        total = op.add(total, each)
+    return total
+
+
+def _bias_add(node: Node) -> Expr:
+    """The bias along the axis of the channels."""
+    axis = 1 if node.text("data_format", "NHWC").startswith("NC") else node.rank(0) - 1
+    return op.nn.bias_add(node.expr(0), node.expr(1), axis=axis)
+
+
+def _elu(node: Node) -> Expr:
+    x = node.expr(0)
+    below = op.subtract(op.exp(op.minimum(x, _number(node, 0))), _number(node, 1))
+    return op.where(op.less(x, _number(node, 0)), below, x)
+
+
+def _selu(node: Node) -> Expr:
+    x, scale, alpha = node.expr(0), 1.0507009873554805, 1.6732632423543772
+    below = op.subtract(op.exp(op.minimum(x, _number(node, 0))), _number(node, 1))
+    made = op.where(op.less(x, _number(node, 0)), op.multiply(below, _number(node, alpha)), x)
+    return op.multiply(made, _number(node, scale))
+
+
+def _softplus(node: Node) -> Expr:
+    """max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
+    x = node.expr(0)
+    rest = op.log(op.add(op.exp(op.negative(op.abs(x))), _number(node, 1)))
+    return op.add(op.maximum(x, _number(node, 0)), rest)
+
+
+def _softsign(node: Node) -> Expr:
+    x = node.expr(0)
+    return op.divide(x, op.add(op.abs(x), _number(node, 1)))
+
+
+def _erfc(node: Node) -> Expr:
+    return op.subtract(_number(node, 1), op.erf(node.expr(0)))
+
+
+def _expm1(node: Node) -> Expr:
+    """tanh(x / 2) * (exp(x) + 1), which is exact near 0."""
+    x = node.expr(0)
+    half = op.tanh(op.multiply(x, _number(node, 0.5)))
+    near = op.multiply(half, op.add(op.exp(x), _number(node, 1)))
+    is_near = op.less(op.abs(x), _number(node, 0.5))
+    return op.where(is_near, near, op.subtract(op.exp(x), _number(node, 1)))
+
+
+def _log1p(node: Node) -> Expr:
+    """log(u) * x / (u - 1) of u = 1 + x as rounded, which is exact near 0 (Kahan)."""
+    x, one = node.expr(0), _number(node, 1)
+    u = op.add(x, one)
+    difference = op.subtract(u, one)
+    is_zero = op.equal(difference, _number(node, 0))
+    safe = op.where(is_zero, one, difference)
+    near = op.multiply(op.log(u), op.divide(x, safe))
+    is_near = op.less(op.abs(x), _number(node, 0.5))
+    return op.where(is_zero, x, op.where(is_near, near, op.log(u)))
+
+
+def _square(node: Node) -> Expr:
+    return op.multiply(node.expr(0), node.expr(0))
+
+
+def _squared_difference(node: Node) -> Expr:
+    difference = op.subtract(node.expr(0), node.expr(1))
+    return op.multiply(difference, difference)
+
+
+def _reciprocal(node: Node) -> Expr:
+    return op.divide(_number(node, 1), node.expr(0))
+
+
+def _leaky_relu(node: Node) -> Expr:
+    return op.nn.leaky_relu(node.expr(0), node.real("alpha", 0.2))
+
+
+def _clip(node: Node) -> Expr:
+    return op.minimum(op.maximum(node.expr(0), node.expr(1)), node.expr(2))
+
+
+def _atan2(node: Node) -> Expr:
+    y, x, zero = node.expr(0), node.expr(1), _number(node, 0)
+    is_zero = op.equal(x, zero)
+    angle = op.atan(op.divide(y, op.where(is_zero, _number(node, 1), x)))
+    pi = _number(node, np.pi)
+    turned = op.where(op.less(y, zero), op.subtract(angle, pi), op.add(angle, pi))
+    upright = op.multiply(op.sign(y), _number(node, np.pi / 2))
+    return op.where(is_zero, upright, op.where(op.less(x, zero), turned, angle))
+
+
+def _round(node: Node) -> Expr:
+    is_whole = not is_float(node.dtype(0))
+    return node.expr(0) if is_whole else rounded_to_even(node.expr(0), node.dtype(0))
+
+
+def _cast(node: Node) -> Expr:
+    wanted = node.dtype_of("DstT")
+    if is_float(node.dtype(0)) and wanted == "bool":
+        return op.not_equal(node.expr(0), _number(node, 0))
+    return op.cast(node.expr(0), wanted)
+
+
+def _select(node: Node) -> Expr:
+    """Select takes one truth value for each first index, too."""
+    condition, x, y = node.exprs()
+    if node.op == "Select" and node.rank(0) == 1 and node.rank(1) > 1:
+        condition = op.expand_dims(condition, axis=1, num_newaxis=node.rank(1) - 1)
+    return op.where(condition, x, y)
+
+
+def _many(node: Node) -> list[Expr]:
+    return node.exprs()
+
+
+_floor_quotient = rules.elementwise(np.floor_divide, operator.floordiv)
+
+
+def _floor_div_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+    if is_float(node.dtype(0)) or (inputs[1].dtype != np.object_ and not inputs[1].all()):
+        return None
+    return _floor_quotient(inputs)
+
+
+def _cast_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+    return rules.cast(node.dtype_of("DstT"))(inputs)
+
+
+def _predicate(name: str, function: Callable[[Expr, Expr], Expr], rule: rules.Rule | None) -> Row:
+    return Row(name, _binary(function), None if rule is None else plain(rule), is_predicate=True)
+
+
+# fmt: off
+ROWS = (
+    *(Row(n, _binary(op.add), plain(rules.add)) for n in ("Add", "AddV2")),
+    Row("Sub",               _binary(op.subtract), plain(rules.subtract)),
+    Row("Mul",               _binary(op.multiply), plain(rules.multiply)),
+    *(Row(n, _div, plain(rules.divide)) for n in ("Div", "RealDiv", "TruncateDiv")),
+    Row("DivNoNan",          _div_no_nan),
+    Row("MulNoNan",          _multiply_no_nan),
+    Row("Xlogy",             _xlogy),
+    Row("FloorDiv",          _binary(op.floor_divide), _floor_div_rule),
+    *(Row(n, _binary(op.floor_mod), plain(rules.floor_mod)) for n in ("FloorMod",)),
+    *(Row(n, _binary(op.trunc_mod)) for n in ("Mod", "TruncateMod")),
+    Row("Maximum",           _binary(op.maximum), plain(rules.maximum)),
+    Row("Minimum",           _binary(op.minimum), plain(rules.minimum)),
+    Row("Pow",               _binary(op.power)),
+    Row("Atan2",             _atan2),
+    Row("SquaredDifference", _squared_difference),
+    Row("AddN",              _add_n),
+    *(Row(n, _bias_add) for n in ("BiasAdd", "BiasAddV1")),
+    _predicate("Equal",        op.equal,         rules.equal),
+    _predicate("NotEqual",     op.not_equal,     None),
+    _predicate("Less",         op.less,          rules.less),
+    _predicate("LessEqual",    op.less_equal,    rules.less_equal),
+    _predicate("Greater",      op.greater,       rules.greater),
+    _predicate("GreaterEqual", op.greater_equal, rules.greater_equal),
+    _predicate("LogicalAnd",   op.logical_and,   rules.logical_and),
+    _predicate("LogicalOr",    op.logical_or,    None),
+    Row("LogicalNot",        _unary(op.logical_not), plain(rules.logical_not), is_predicate=True),
+    Row("BitwiseAnd",        _binary(op.bitwise_and)),
+    Row("BitwiseOr",         _binary(op.bitwise_or)),
+    Row("BitwiseXor",        _binary(op.bitwise_xor)),
+    Row("Invert",            _unary(op.bitwise_not)),
+    Row("LeftShift",         _binary(op.left_shift)),
+    Row("RightShift",        _binary(op.right_shift)),
+    Row("Abs",               _unary(op.abs)),
+    Row("Neg",               _unary(op.negative), plain(rules.negative)),
+    Row("Sign",              _unary(op.sign)),
+    Row("Ceil",              _unary(op.ceil), plain(rules.ceil)),
+    Row("Floor",             _unary(op.floor), plain(rules.floor)),
+    *(Row(n, _round) for n in ("Round", "Rint")),
+    Row("Sqrt",              _unary(op.sqrt)),
+    Row("Rsqrt",             _unary(op.rsqrt)),
+    *(Row(n, _reciprocal) for n in ("Reciprocal", "Inv")),
+    Row("Exp",               _unary(op.exp)),
+    Row("Expm1",             _expm1),
+    Row("Log",               _unary(op.log)),
+    Row("Log1p",             _log1p),
+    Row("Erf",               _unary(op.erf)),
+    Row("Erfc",              _erfc),
+    Row("Sin",               _unary(op.sin)),
+    Row("Cos",               _unary(op.cos)),
+    Row("Tan",               _unary(op.tan)),
+    Row("Asin",              _unary(op.asin)),
+    Row("Acos",              _unary(op.acos)),
+    Row("Atan",              _unary(op.atan)),
+    Row("Sinh",              _unary(op.sinh)),
+    Row("Cosh",              _unary(op.cosh)),
+    Row("Tanh",              _unary(op.tanh)),
+    Row("Asinh",             _unary(op.asinh)),
+    Row("Acosh",             _unary(op.acosh)),
+    Row("Atanh",             _unary(op.atanh)),
+    Row("Sigmoid",           _unary(op.sigmoid)),
+    Row("Square",            _square),
+    Row("IsNan",             _unary(op.isnan)),
+    Row("IsInf",             _unary(op.isinf)),
+    Row("IsFinite",          _unary(op.isfinite)),
+    Row("Relu",              _unary(op.nn.relu)),
+    Row("Relu6",             _unary(lambda x: op.clip(x, 0.0, 6.0))),
+    Row("Elu",               _elu),
+    Row("Selu",              _selu),
+    Row("LeakyRelu",         _leaky_relu),
+    Row("Softplus",          _softplus),
+    Row("Softsign",          _softsign),
+    Row("ClipByValue",       _clip),
+    Row("Cast",              _cast, _cast_rule),
+    *(Row(n, _select, plain(rules.where)) for n in ("Select", "SelectV2")),
+    Row("ZerosLike",         _unary(op.zeros_like)),
+    Row("OnesLike",          _unary(op.ones_like)),
+    Row("IdentityN",         _many),
+)
+# fmt: on

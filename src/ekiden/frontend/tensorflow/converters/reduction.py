@@ -1,0 +1,106 @@
+"""Reductions over axes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.tensorflow.node import Converter, Evaluator, Node, Row
+from ekiden.ir import prim
+from ekiden.ir.dtype import is_float
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+
+
+def _keeps(node: Node) -> bool:
+    return node.flag("keep_dims")
+
+
+def _axes(node: Node) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.axes(1)))
+
+
+def _reduce(function: Callable[..., Expr], floats_alone: bool = False) -> Converter:
+    def convert(node: Node) -> Expr:
+        if floats_alone and not is_float(node.dtype(0)):
+            node.unsupported(f"its input is {node.dtype(0)}, a float is expected")
+        axes = _axes(node)
+        return function(node.expr(0), axis=axes, keepdims=_keeps(node)) if axes else node.expr(0)
+
+    return convert
+
+
+def _rule(function: Callable[..., object]) -> Evaluator:
+    """Of a vector."""
+
+    def rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+        data, axes = inputs
+        if data.ndim != 1 or axes.dtype == np.object_ or axes.size != 1 or not data.size:
+            return None
+        made = rules.reduced(data, function)
+        return np.full((1,) if _keeps(node) else (), made, object)
+
+    return rule
+
+
+def _euclidean(data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
+    return op.sqrt(op.sum(op.multiply(data, data), axis=axis, keepdims=keepdims))
+
+
+def _arg(function: Callable[..., Expr]) -> Converter:
+    def convert(node: Node) -> Expr:
+        (axis,) = node.axes(1, "dimension") if len(node.inputs) > 1 else (0,)
+        found = function(node.expr(0), axis=node.axis(axis, node.rank(0)))
+        return op.cast(found, node.dtype_of("output_type", "int64"))
+
+    return convert
+
+
+def _cumulative(function: Callable[..., Expr]) -> Converter:
+    def convert(node: Node) -> Expr:
+        (axis,) = node.axes(1, "axis")
+        axis, is_reverse = node.axis(axis, node.rank(0)), node.flag("reverse")
+        x = op.reverse(node.expr(0), axis=axis) if is_reverse else node.expr(0)
+        total = function(x, axis=axis, exclusive=node.flag("exclusive"))
+        return op.reverse(total, axis=axis) if is_reverse else total
+
+    return convert
+
+
+def _softmax(node: Node) -> Expr:
+    return op.nn.softmax(node.expr(0), axis=-1)
+
+
+def _log_softmax(node: Node) -> Expr:
+    return op.nn.log_softmax(node.expr(0), axis=-1)
+
+
+def _l2_loss(node: Node) -> Expr:
+    """Half the sum of squares."""
+    total = op.sum(op.multiply(node.expr(0), node.expr(0)))
+    return op.multiply(total, const(0.5, node.dtype(0)))
+
+
+# fmt: off
+ROWS = (
+    Row("Mean",          _reduce(op.mean, floats_alone=True)),
+    Row("Sum",           _reduce(op.sum),  _rule(operator.add)),
+    Row("Prod",          _reduce(op.prod), _rule(operator.mul)),
+    Row("Max",           _reduce(op.max),  _rule(prim.maximum)),
+    Row("Min",           _reduce(op.min),  _rule(prim.minimum)),
+    Row("Any",           _reduce(op.any)),
+    Row("All",           _reduce(op.all)),
+    Row("EuclideanNorm", _reduce(_euclidean)),
+    Row("ArgMax",        _arg(op.argmax)),
+    Row("ArgMin",        _arg(op.argmin)),
+    Row("Cumsum",        _cumulative(op.cumsum)),
+    Row("Cumprod",       _cumulative(op.cumprod)),
+    Row("Softmax",       _softmax),
+    Row("LogSoftmax",    _log_softmax),
+    Row("L2Loss",        _l2_loss),
+)
+# fmt: on

@@ -1,0 +1,199 @@
+"""Constants, and operators that give shapes or follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tensorflow.python.framework import tensor_util
+
+from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.arithmetic import lift
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.subscript import MASKS, Subscript
+from ekiden.frontend.common.value import Value, constant, known
+from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.ir import prim
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+from ekiden.topi.shape import Dim
+
+
+def _const(node: Node) -> Value:
+    node.dtype_of("dtype")  # refused where it is none of a tensor
+    return constant(np.asarray(tensor_util.MakeNdarray(node.proto.attr["value"].tensor)))
+
+
+def _shape(node: Node) -> Result:
+    dtype = node.dtype_of("out_type", "int32")
+    found = rules.shape_of(node.shape(0), dtype)
+    return op.shape_of(node.expr(0), dtype=dtype) if found is None else found
+
+
+def _shapes(node: Node) -> list[Value | None]:
+    dtype = node.dtype_of("out_type", "int32")
+    return [rules.shape_of(node.shape(i), dtype) for i in range(len(node.inputs))]
+
+
+def _size(node: Node) -> Expr:
+    return op.ndarray_size(node.expr(0), dtype=node.dtype_of("out_type", "int32"))
+
+
+def _rank(node: Node) -> Value:
+    return constant(np.array(node.rank(0), np.int32))
+
+
+def _reshape(node: Node) -> Result:
+    shape: Sequence[Dim] = node.dims(1, "shape")
+    value = node.value(0)
+    if value.is_known and all(isinstance(d, int) for d in shape):
+        sizes = tuple(int(d) for d in shape if isinstance(d, int))
+        return known(value.elements.reshape(sizes), node.dtype(0))
+    return op.reshape(node.expr(0), shape, allowzero=0 in shape)
+
+
+def _strided_slice(node: Node) -> Result:
+    masks = {m: node.number(f"{m}_mask") for m in MASKS}
+    step = node.axes(3, "strides")
+    if masks["shrink_axis"] and node.value(1).array is None:
+        return _element(node, masks)
+    places = Subscript(node, node.dims(1, "begin"), node.dims(2, "end"), step, masks)
+    value = node.value(0)
+    return (places.of_known(value) if value.is_known else None) or places.expr()
+
+
+def _element(node: Node, masks: dict[str, int]) -> Expr:
+    """x[i], of an index that is data; other axes whole."""
+    count = node.shape(1)[0]
+    if not prim.is_const(count, 1) or masks["new_axis"] or masks["ellipsis"]:
+        node.unsupported("several indices that are data are not supported")
+    return op.take(node.expr(0), op.reshape(node.expr(1), ()), axis=0)
+
+
+def _pack_rule(node: Node, inputs: Sequence[Array]) -> Array:
+    axis = node.number("axis")
+    is_open = any(i.dtype == np.object_ for i in inputs)
+    return np.stack([lift(i) for i in inputs] if is_open else inputs, axis)
+
+
+def _pack(node: Node) -> Result:
+    axis = node.axis(node.number("axis"), node.rank(0) + 1)
+    return op.stack(node.exprs(), axis=axis)
+
+
+def _concat_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+    axis = inputs[-1]
+    return None if axis.dtype == np.object_ else rules.concatenated(inputs[:-1], int(axis))
+
+
+def _concat(node: Node) -> Result:
+    (axis,) = node.axes(len(node.inputs) - 1, "axis")
+    parts = [node.expr(i) for i in range(len(node.inputs) - 1)]
+    return op.concatenate(parts, axis=node.axis(axis, node.rank(0)))
+
+
+def _concat_v1(node: Node) -> Result:
+    (axis,) = node.axes(0, "concat_dim")
+    return op.concatenate(node.exprs()[1:], axis=node.axis(axis, node.rank(1)))
+
+
+def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+    data, indices, *rest = inputs
+    if indices.dtype == np.object_ or node.number("batch_dims"):
+        return None
+    return np.asarray(np.take(data, indices, axis=int(rest[0]) if rest else 0))
+
+
+def _gather(node: Node) -> Expr:
+    axis = node.axes(2, "axis")[0] if len(node.inputs) > 2 else 0
+    batch = node.number("batch_dims")
+    batch = batch + node.rank(1) if batch < 0 else batch
+    axis = node.axis(axis, node.rank(0))
+    return op.take(node.expr(0), node.expr(1), axis=axis, batch_dims=batch)
+
+
+def _expand_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+    data, axis = inputs
+    return None if axis.dtype == np.object_ else np.expand_dims(data, int(axis.ravel()[0]))
+
+
+def _expand_dims(node: Node) -> Expr:
+    (axis,) = node.axes(1, "axis")
+    return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
+
+
+def squeezed(node: Node) -> list[int]:
+    """The axes that go, from the front."""
+    axes = [node.axis(a, node.rank(0)) for a in node.ints("squeeze_dims") or node.ints("axis")]
+    return axes or [i for i, d in enumerate(node.shape(0)) if prim.is_const(d, 1)]
+
+
+def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
+    gone = squeezed(node)
+    return inputs[0].reshape([d for i, d in enumerate(inputs[0].shape) if i not in gone])
+
+
+def _squeeze(node: Node) -> Expr:
+    axes = squeezed(node)
+    return op.squeeze(node.expr(0), axis=axes) if axes else node.expr(0)
+
+
+def _range_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+    if any(i.dtype == np.object_ for i in inputs):
+        return None
+    made = np.arange(*(i.item() for i in inputs)).astype(inputs[0].dtype)
+    return made if made.size <= rules.SMALL else None
+
+
+def _range(node: Node) -> Expr:
+    dtype = node.dtype_of("Tidx", "int32")
+    values = [node.value(i) for i in range(3)]
+    if all(v.is_known for v in values) and values[2].array is not None:
+        start, limit = (v.dims()[0] for v in values[:2])
+        return op.arange(start, limit, int(values[2].array.item()), dtype)
+    start_, limit_, step = (op.reshape(node.expr(i), ()) for i in range(3))
+    return op.arange(start_, limit_, step, dtype)
+
+
+def _fill(node: Node) -> Expr:
+    return op.full(node.expr(1), node.dims(0, "dims"), node.dtype(1))
+
+
+def _broadcast_to(node: Node) -> Expr:
+    return op.broadcast_to(node.expr(0), node.dims(1, "shape"))
+
+
+def _broadcast_args(node: Node) -> Expr:
+    """The shape that two shapes broadcast to."""
+    a, b = node.exprs()
+    ranks = [prim.is_const(node.shape(i)[0], 0) for i in (0, 1)]
+    if any(ranks):
+        return b if ranks[0] else a
+    if not prim.is_const(node.shape(0)[0] - node.shape(1)[0], 0):
+        node.unsupported("shapes of different ranks are not supported")
+    one = op.ones_like(a)
+    return op.where(op.equal(a, one), b, a)
+
+
+# fmt: off
+ROWS = (
+    Row("Const",         _const),
+    Row("Shape",         _shape),
+    Row("ShapeN",        _shapes),
+    Row("Size",          _size),
+    Row("Rank",          _rank),
+    Row("Reshape",       _reshape),
+    Row("StridedSlice",  _strided_slice),
+    Row("Pack",          _pack, _pack_rule),
+    Row("ConcatV2",      _concat, _concat_rule),
+    Row("Concat",        _concat_v1),
+    *(Row(n, _gather, _gather_rule) for n in ("Gather", "GatherV2")),
+    Row("ExpandDims",    _expand_dims, _expand_rule),
+    Row("Squeeze",       _squeeze, _squeeze_rule),
+    Row("Range",         _range, _range_rule),
+    Row("Fill",          _fill),
+    Row("BroadcastTo",   _broadcast_to),
+    Row("BroadcastArgs", _broadcast_args),
+)
+# fmt: on

@@ -1,0 +1,181 @@
+"""A graph being imported: the nodes that its outputs need, each once what it takes is there.
+
+A graph inside another (a branch, the body of a loop) sees the values around it; what it makes is
+its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.common.walk import Walk
+from ekiden.frontend.tensorflow.load import Model, Proto
+from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.frontend.tensorflow.plan import SWITCHES, Plan, data_inputs, node_of
+from ekiden.frontend.tensorflow.registry import find
+from ekiden.runtime.errors import ImportModelError
+
+
+class Shared(Walk):
+    """What all graphs of one import have in common."""
+
+    def __init__(self, model: Model, scope: Scope) -> None:
+        super().__init__(model.label, scope)
+        self.model = model
+        self._plans: dict[str, Plan] = {}
+
+    def plan(self, name: str) -> Plan:
+        """The plan of a function; of the model's own graph for ""."""
+        if name not in self._plans:
+            made = Plan(self.model.function(name) if name else self.model.graph)
+            self.scope.used |= made.used
+            self._plans[name] = made
+        return self._plans[name]
+
+
+class Graph:
+    """One graph, or a part of one inside another."""
+
+    def __init__(self, plan: Plan, shared: Shared, outer: Graph | None = None) -> None:
+        self.plan, self.shared, self.outer = plan, shared, outer
+        self.env: dict[str, Value] = {}
+        self.failed: set[str] = set()
+        """Nodes that are not supported, and those behind them."""
+        self.taken: dict[str, int] = {}
+        """Conditions that are decided here: which output of their Switches is there."""
+
+    def inside(self) -> Graph:
+        """A part of the same graph."""
+        return Graph(self.plan, self.shared, self)
+
+    def call(self, name: str, inputs: Sequence[Value]) -> list[Value]:
+        """What a function gives for these inputs. Raises Unsupported when one of its nodes is."""
+        made = Graph(self.shared.plan(name), self.shared)
+        given = made.plan.graph.inputs
+        if len(given) != len(inputs):
+            text = f"expected a function of {len(inputs)} arguments, got one of {len(given)}"
+            raise Unsupported(f"{name!r}: {text}")
+        made.env.update((i.tensor, v) for i, v in zip(given, inputs, strict=True))
+        return made.values([tensor for _, tensor in made.plan.graph.outputs])
+
+    def values(self, tensors: Sequence[str]) -> list[Value]:
+        """Tensors of the graph, whose nodes are imported where they are not yet.
+
+        Raises Unsupported, without words, when one of them is: that has been noted.
+        """
+        self._make([node_of(t) for t in tensors if self._found(t) is None])
+        found = [self._found(t) for t in tensors]
+        if any(v is None for v in found):
+            raise Unsupported("")
+        return [v for v in found if v is not None]
+
+    def _found(self, tensor: str) -> Value | None:
+        at: Graph | None = self
+        while at is not None:
+            if tensor in at.env:
+                return at.env[tensor]
+            at = at.outer
+        return None
+
+    def decided(self, condition: str) -> int | None:
+        """Which output of the Switches of a condition is there, where that is decided."""
+        at: Graph | None = self
+        while at is not None:
+            if condition in at.taken:
+                return at.taken[condition]
+            at = at.outer
+        return None
+
+    def _make(self, names: Sequence[str]) -> None:
+        """Import nodes and what they need, without recursion over the depth of the graph."""
+        waiting, open_ = list(reversed(names)), set()
+        done: set[str] = set()
+        while waiting:
+            name = waiting[-1]
+            if name in done or name in self.failed:
+                waiting.pop()
+                continue
+            needed = [n for n in self._needs(name) if n not in done]
+            if name in open_ or not needed:
+                waiting.pop()
+                done.add(name)
+                open_.discard(name)
+                self._convert(self.plan.node(name))
+                continue
+            open_.add(name)
+            if any(n in open_ for n in needed):
+                raise ImportModelError(f"import {self.shared.label}: {name!r} is made of itself")
+            waiting += reversed(needed)
+
+    def _needs(self, name: str) -> list[str]:
+        """The nodes that have to be there before one."""
+        tensors = self._tensors(self.plan.node(name))
+        return [node_of(t) for t in tensors if self._found(t) is None]
+
+    def _tensors(self, node: Proto) -> list[str]:
+        if node.op in ("Exit", "RefExit"):
+            frame = self.plan.frame(node)
+            return [*(v.start for v in frame.variables), *frame.invariants]
+        if node.op in ("Merge", "RefMerge") and not self.plan.is_loop(node):
+            return [self.plan.choice(node)[0]]
+        if node.op in SWITCHES:
+            data, condition = data_inputs(node)
+            is_decided = self.decided(self.plan.source(condition)) is not None
+            return [data] if is_decided else [data, condition]
+        return data_inputs(node)
+
+    def _convert(self, proto: Proto) -> None:
+        inputs = [self._found(t) for t in self._tensors(proto)]
+        if any(v is None for v in inputs):
+            self.failed.add(proto.name)  # made of what has been reported
+            return
+        names = self.plan.outputs(proto.name)
+        pairs = zip(self._tensors(proto), inputs, strict=True)
+        named = {t: v for t, v in pairs if not isinstance(v, NoTensor)}
+        self.failed.add(proto.name)  # until it is made
+        with self.shared.at(f"{proto.op} {proto.name!r}", named):
+            row = find(str(proto.op))
+            node = Node(proto, inputs, self, names)
+            if row.places:
+                row.convert(node)
+                self.failed.discard(proto.name)
+                return
+            made = self.shared.outputs(_apply(row, node), names)
+            self.env.update(made)
+            if row.rule is not None and names and names[0] in made:
+                self.env[names[0]] = _followed(row, node, made[names[0]])
+            self.failed.discard(proto.name)
+
+
+def _apply(row: Row, node: Node) -> Result:
+    rule = row.rule
+    if rule is not None and not any(isinstance(v, NoTensor) for v in node.inputs):
+        found = rules.evaluated(node.inputs, lambda each: rule(node, each), _dtype(row, node))
+        if found is not None:
+            return found
+    made = row.convert(node)
+    if any(isinstance(v, NoTensor) for v in node.inputs):
+        return made
+    return rules.fold(node.scope, node.inputs, made)
+
+
+def _dtype(row: Row, node: Node) -> str:
+    """The dtype of what a rule gives."""
+    if row.is_predicate:
+        return "bool"
+    for name in ("DstT", "out_type", "T", "dtype", "Tparams"):
+        if node.has(name):
+            return node.dtype_of(name)
+    return node.dtype(0)
+
+
+def _followed(row: Row, node: Node, value: Value) -> Value:
+    rule = row.rule
+    assert rule is not None
+    return rules.followed(node.scope, node.inputs, lambda each: rule(node, each), value)

@@ -1,0 +1,257 @@
+"""What a user gives, as a graph whose weights are constants, and the functions that it calls.
+
+A SavedModel or a Keras model is a function of TensorFlow; its variables become constants by
+TensorFlow's own `convert_variables_to_constants_v2`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.runtime.errors import CompileError, ImportModelError
+
+Proto: TypeAlias = Any
+"""A message of TensorFlow's protocol buffers, which has no types."""
+Dims: TypeAlias = tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input: the tensor, its name for the user, its shape (-1 for any extent, None for any
+    rank) and dtype.
+    """
+
+    tensor: str
+    name: str
+    shape: Dims
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes by name, inputs and (name for the user, tensor) of the outputs."""
+
+    nodes: Mapping[str, Proto]
+    inputs: Sequence[Input]
+    outputs: Sequence[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class Model:
+    """A graph, and the functions of its library, each turned into a graph when it is first used.
+    label: as messages have it.
+    """
+
+    label: str
+    graph: Graph
+    library: Mapping[str, Proto]
+    versions: Proto
+    _functions: dict[str, Graph] = field(default_factory=dict)
+
+    def function(self, name: str) -> Graph:
+        """A function of the library. Raises Unsupported where there is none."""
+        if name not in self.library:
+            raise Unsupported(f"the graph has no function {name!r}")
+        if name not in self._functions:
+            self._functions[name] = _function_graph(self.library[name])
+        return self._functions[name]
+
+
+def dtype_name(number: int) -> str:
+    """A DataType in our spelling; "string", "resource", "variant" and others are no tensors."""
+    return str(tf.dtypes.as_dtype(number).name)
+
+
+def dims_of(proto: Proto) -> Dims:
+    """A TensorShapeProto."""
+    return None if proto.unknown_rank else tuple(int(d.size) for d in proto.dim)
+
+
+def tensor_name(name: str) -> str:
+    """The name of a tensor with its output: "x" is "x:0"."""
+    return name if ":" in name else f"{name}:0"
+
+
+def read_model(source: object, signature: str = "", outputs: Sequence[str] = ()) -> Model:
+    """A path, bytes, or an object of TensorFlow or Keras as a model. `outputs` are those of a
+    frozen graph: without them, what nothing takes.
+
+    Raises ImportModelError for one missing or broken, CompileError for a signature it has not.
+    """
+    if isinstance(source, bytes):
+        return _frozen(_parsed(source, "model"), "model", outputs)
+    if isinstance(source, (str, os.PathLike)):
+        return _from_path(Path(source), signature, outputs)
+    kind = type(source).__name__
+    if isinstance(source, tf.compat.v1.GraphDef):
+        return _frozen(source, "graph", outputs)
+    label = f"model {getattr(source, 'name', kind)!r}"
+    if isinstance(source, tf.types.experimental.ConcreteFunction):
+        return _of_function(source, label)
+    return _of_function(_keras_function(source, label), label, _keras_names(source))
+
+
+def _from_path(path: Path, signature: str, outputs: Sequence[str]) -> Model:
+    label = f"model {path.name!r}"
+    if path.is_dir():
+        return _saved(path, label, signature)
+    if path.suffix == ".keras":
+        import keras  # noqa: PLC0415 - TensorFlow's, loaded for its own files alone
+
+        try:
+            return read_model(keras.saving.load_model(path, compile=False))
+        except (OSError, ValueError, TypeError) as error:
+            raise ImportModelError(f"import {label}: {error}") from error
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        text = f"cannot read {str(path)!r}: {error.strerror}"
+        raise ImportModelError(f"import {label}: {text}") from error
+    return _frozen(_parsed(data, label), label, outputs)
+
+
+def _parsed(data: bytes, label: str) -> Proto:
+    made = tf.compat.v1.GraphDef()
+    try:
+        made.ParseFromString(data)
+    except DecodeError as error:
+        raise ImportModelError(f"import {label}: it is no frozen graph, or cut short") from error
+    return made
+
+
+def _saved(path: Path, label: str, signature: str) -> Model:
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise ImportModelError(f"import {label}: {error}") from error
+    signatures = loaded.signatures
+    known = ", ".join(map(repr, sorted(signatures))) or "none"
+    if signature and signature not in signatures:
+        raise CompileError(f"import {label}: no signature {signature!r}; it has {known}")
+    if not signature and "serving_default" not in signatures and len(signatures) != 1:
+        text = f"it has the signatures {known}: choose one, signature=..."
+        raise CompileError(f"import {label}: {text}")
+    default = "serving_default" if "serving_default" in signatures else next(iter(signatures))
+    made = _of_function(signatures[signature or default], label)
+    del loaded  # its variables are needed until here
+    return made
+
+
+def _keras_function(model: Any, label: str) -> Any:  # noqa: ANN401
+    """The call of a Keras model, of any batch."""
+    import keras  # noqa: PLC0415 - loaded for its own objects alone
+
+    if keras.backend.backend() != "tensorflow":
+        have = keras.backend.backend()
+        text = f"Keras computes with {have!r}; set KERAS_BACKEND=tensorflow before it is imported"
+        raise ImportModelError(f"import {label}: {text}")
+    if not getattr(model, "inputs", None):
+        text = "it has no inputs yet: call it once, or build it, so that their shapes are known"
+        raise ImportModelError(f"import {label}: {text}")
+    specs = [tf.TensorSpec(i.shape, i.dtype, name=_clean(i.name)) for i in model.inputs]
+    structure = getattr(model, "_inputs_struct", None)  # a Sequential has none
+
+    def call(*args: Any) -> Any:  # noqa: ANN401
+        if not isinstance(structure, (list, tuple, dict)):
+            return model(args[0], training=False)
+        return model(tf.nest.pack_sequence_as(structure, args), training=False)
+
+    return tf.function(call).get_concrete_function(*specs)
+
+
+def _clean(name: str) -> str:
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+
+
+def _keras_names(model: Any) -> list[str]:  # noqa: ANN401
+    return [str(i.name) for i in model.inputs]
+
+
+def _of_function(function: Any, label: str, names: Sequence[str] = ()) -> Model:  # noqa: ANN401
+    """A concrete function with its variables as constants."""
+    try:
+        frozen = convert_variables_to_constants_v2(
+            function, lower_control_flow=False, aggressive_inlining=False
+        )
+    except (ValueError, tf.errors.OpError) as error:
+        raise ImportModelError(f"import {label}: {error}") from error
+    graph = frozen.graph.as_graph_def()
+    given = names or [t.name.partition(":")[0] for t in frozen.inputs]
+    inputs = [
+        Input(t.name, n, dims_of(t.shape.as_proto()), t.dtype.name)
+        for t, n in zip(frozen.inputs, given, strict=True)
+    ]
+    results = _result_names(function, frozen)
+    outputs = [(n, t.name) for n, t in zip(results, frozen.outputs, strict=True)]
+    nodes = {n.name: n for n in graph.node}
+    library = {f.signature.name: f for f in graph.library.function}
+    return Model(label, Graph(nodes, inputs, outputs), library, graph.versions)
+
+
+def _result_names(function: Any, frozen: Any) -> list[str]:  # noqa: ANN401
+    """The keys of a dictionary of results, else the tensors' own names."""
+    stated = function.structured_outputs
+    if isinstance(stated, dict) and len(stated) == len(frozen.outputs):
+        return [str(k) for k in sorted(stated)]
+    return [t.name.partition(":")[0] for t in frozen.outputs]
+
+
+def _frozen(graph: Proto, label: str, outputs: Sequence[str]) -> Model:
+    nodes = {n.name: n for n in graph.node}
+    if not nodes:
+        raise ImportModelError(f"import {label}: it has no nodes")
+    inputs = [
+        Input(f"{n.name}:0", n.name, _placeholder_shape(n), dtype_name(n.attr["dtype"].type))
+        for n in graph.node
+        if n.op == "Placeholder"
+    ]
+    for name in outputs:
+        if name.partition(":")[0] not in nodes:
+            raise CompileError(f"import {label}: it has no node {name!r}")
+    found = list(outputs) or _ends(graph)
+    pairs = [(name, tensor_name(name)) for name in found]
+    library = {f.signature.name: f for f in graph.library.function}
+    return Model(label, Graph(nodes, inputs, pairs), library, graph.versions)
+
+
+def _placeholder_shape(node: Proto) -> Dims:
+    if "shape" in node.attr:
+        return dims_of(node.attr["shape"].shape)
+    stated = node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
+    return dims_of(stated[0]) if stated else None
+
+
+def _ends(graph: Proto) -> list[str]:
+    """The nodes that nothing takes, but for those of control flow."""
+    taken = {i.lstrip("^").partition(":")[0] for n in graph.node for i in n.input}
+    switches = {n.name for n in graph.node if n.op in ("Switch", "RefSwitch")}
+    return [
+        n.name
+        for n in graph.node
+        if n.name not in taken
+        and n.op not in _SILENT
+        and not (n.op == "Identity" and n.input[0].partition(":")[0] in switches)
+    ]
+
+
+_SILENT = ("Placeholder", "Const", "NoOp", "Assert", "Switch", "Merge", "Exit", "NextIteration")
+
+
+def _function_graph(proto: Proto) -> Graph:
+    graph, flat = function_def_to_graph_def(proto)
+    nodes = {n.name: n for n in graph.node}
+    inputs = [
+        Input(f"{a.name}:0", a.name, None, dtype_name(a.type)) for a in proto.signature.input_arg
+    ]
+    outputs = [(a.name, tensor_name(flat[proto.ret[a.name]])) for a in proto.signature.output_arg]
+    return Graph(nodes, inputs, outputs)

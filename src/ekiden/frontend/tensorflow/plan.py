@@ -1,0 +1,179 @@
+"""What a graph is made of, seen before it is imported: which outputs are taken, the loops of
+control flow v1 and the choices of it.
+
+    Enter -> Merge -> Switch --true--> body -> NextIteration -> Merge
+               |         \\-false-> Exit
+               \\-> condition -> LoopCond -> Switch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.tensorflow.load import Graph, Proto, tensor_name
+
+
+@dataclass(frozen=True, slots=True)
+class LoopVariable:
+    """What a loop carries. start: the tensor before it; merge, switch: the nodes that hold it;
+    after: the tensor that the next iteration begins with; exit: the node behind the loop, if any.
+    """
+
+    start: str
+    merge: str
+    switch: str
+    after: str
+    exit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A loop. condition: the tensor; invariants: what the body takes from outside."""
+
+    variables: Sequence[LoopVariable]
+    condition: str
+    invariants: Sequence[str]
+
+
+def node_of(tensor: str) -> str:
+    """The node that makes a tensor."""
+    return tensor.rpartition(":")[0]
+
+
+def data_inputs(node: Proto) -> list[str]:
+    """The tensors that a node takes."""
+    return [tensor_name(i) for i in node.input if not i.startswith("^")]
+
+
+class Plan:
+    """Of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        taken = [t for n in graph.nodes.values() for t in data_inputs(n)]
+        self.used = {*taken, *(t for _, t in graph.outputs)}
+        self._outputs: dict[str, list[str]] = {}
+        for tensor in self.used:
+            name, _, index = tensor.rpartition(":")
+            held = self._outputs.setdefault(name, [])
+            held += [""] * (int(index) + 1 - len(held))
+            held[int(index)] = tensor
+        self._frames: dict[str, Frame] = {}
+
+    def outputs(self, name: str) -> list[str]:
+        """The outputs of a node that anything takes, "" for others."""
+        return self._outputs.get(name, [])
+
+    def node(self, name: str) -> Proto:
+        """A node. Raises Unsupported where there is none."""
+        if name not in self.graph.nodes:
+            raise Unsupported(f"the graph has no node {name!r}")
+        return self.graph.nodes[name]
+
+    def source(self, tensor: str) -> str:
+        """What a tensor is but for Identity."""
+        nodes = self.graph.nodes
+        while node_of(tensor) in nodes and nodes[node_of(tensor)].op == "Identity":
+            tensor = data_inputs(nodes[node_of(tensor)])[0]
+        return tensor
+
+    def is_loop(self, merge: Proto) -> bool:
+        """Whether a Merge is that of a loop."""
+        makers = [self.node(node_of(t)).op for t in data_inputs(merge)]
+        return any(op in _AGAIN for op in makers)
+
+    # Loops.
+
+    def frame(self, exit_: Proto) -> Frame:
+        """The loop that an Exit ends. Raises Unsupported for one of another form."""
+        switch = self._maker(exit_, 0, ("Switch", "RefSwitch"))
+        enter = self._enter(self._maker(switch, 0, ("Merge", "RefMerge")))
+        name = enter.attr["frame_name"].s.decode()
+        if name not in self._frames:
+            self._frames[name] = self._read(name, switch)
+        return self._frames[name]
+
+    def _maker(self, node: Proto, index: int, ops: Sequence[str]) -> Proto:
+        found = self.node(node_of(data_inputs(node)[index]))
+        if found.op not in ops:
+            raise Unsupported(f"expected {ops[0]} before {node.name!r}, got {found.op}")
+        return found
+
+    def _enter(self, merge: Proto) -> Proto:
+        return self._maker(merge, 0, ("Enter", "RefEnter"))
+
+    def _read(self, name: str, switch: Proto) -> Frame:
+        condition = data_inputs(self._maker(switch, 1, ("LoopCond",)))[0]
+        nodes = self.graph.nodes.values()
+        enters = {n.name for n in nodes if n.op in _ENTER and _frame_of(n) == name}
+        invariants = [
+            data_inputs(self.graph.nodes[e])[0]
+            for e in enters
+            if self.graph.nodes[e].attr["is_constant"].b
+        ]
+        merges = {
+            n.name: n
+            for n in nodes
+            if n.op in ("Merge", "RefMerge") and node_of(data_inputs(n)[0]) in enters
+        }
+        switches = {
+            node_of(data_inputs(n)[0]): n.name
+            for n in nodes
+            if n.op in ("Switch", "RefSwitch") and node_of(data_inputs(n)[0]) in merges
+        }
+        exits = {node_of(data_inputs(n)[0]): n.name for n in nodes if n.op in _EXIT}
+        variables = []
+        for each, merge in merges.items():
+            start = data_inputs(self._enter(merge))[0]
+            after = data_inputs(self._maker(merge, 1, _AGAIN))[0]
+            held = switches.get(each, "")
+            variables.append(LoopVariable(start, each, held, after, exits.get(held, "")))
+        return Frame(variables, condition, sorted(invariants))
+
+    # Choices.
+
+    def choice(self, merge: Proto) -> tuple[str, Mapping[int, str]]:
+        """The condition of a Merge, or the index of one of many, and the input for each side.
+
+        Raises Unsupported where its inputs come from no Switch, or from two.
+        """
+        sides = [(*self._side(i), i) for i in data_inputs(merge)]
+        conditions, found = {s[0] for s in sides}, {s[1]: s[2] for s in sides}
+        if len(conditions) != 1 or sorted(found) != list(range(len(sides))):
+            raise Unsupported("its inputs must come from the sides of one condition")
+        return sides[0][0], found
+
+    def _side(self, tensor: str) -> tuple[str, int]:
+        """(condition, output of its Switch) that decides whether a tensor is there."""
+        waiting, seen = [(tensor, 0)], set()
+        while waiting:
+            at, depth = waiting.pop(0)
+            if (at, depth) in seen:
+                continue
+            seen.add((at, depth))
+            name, _, output = at.rpartition(":")
+            node = self.node(name)
+            if node.op in SWITCHES:
+                if depth == 0:
+                    return self.source(data_inputs(node)[1]), int(output)
+                waiting.append((data_inputs(node)[0], depth - 1))
+                continue
+            inner = depth + (node.op in ("Merge", "RefMerge"))
+            if node.op in _EXIT:
+                waiting += [(v.start, depth) for v in self.frame(node).variables]
+                continue
+            inputs = [tensor_name(i.lstrip("^")) for i in node.input]
+            waiting += [(i, inner) for i in inputs]
+        raise Unsupported(f"{tensor!r} comes from no Switch")
+
+
+def _frame_of(node: Proto) -> str:
+    return str(node.attr["frame_name"].s.decode())
+
+
+SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
+_AGAIN = ("NextIteration", "RefNextIteration")
+_ENTER = ("Enter", "RefEnter")
+_EXIT = ("Exit", "RefExit")

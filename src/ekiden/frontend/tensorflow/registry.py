@@ -1,0 +1,27 @@
+"""The converter table: operator -> its row, made of the rows of each family."""
+
+from __future__ import annotations
+
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.tensorflow.converters import (
+    control,
+    elementwise,
+    lists,
+    movement,
+    network,
+    reduction,
+    shape,
+)
+from ekiden.frontend.tensorflow.node import Row
+
+FAMILIES = (elementwise, reduction, movement, shape, network, control, lists)
+TABLE: dict[str, Row] = {row.op: row for family in FAMILIES for row in family.ROWS}
+""""Conv2D" -> its row."""
+assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operator has two rows"
+
+
+def find(name: str) -> Row:
+    """The row of an operator. Raises Unsupported where there is none."""
+    if name not in TABLE:
+        raise Unsupported("the operator is not supported")
+    return TABLE[name]

@@ -1,0 +1,53 @@
+"""`relay.frontend.from_tensorflow` and `from_keras`, with TVM's signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.frontend.tensorflow.importer import import_tensorflow
+from ekiden.frontend.tensorflow.load import Proto
+from ekiden.ir.module import IRModule
+from ekiden.runtime import Tensor
+from ekiden.runtime.errors import CompileError
+
+Dim = int | str
+
+
+def from_tensorflow(
+    graph: Proto,
+    layout: str = "NHWC",
+    shape: Mapping[str, Sequence[Dim]] | None = None,
+    outputs: Sequence[str] | None = None,
+    convert_config: Mapping[str, object] | None = None,
+) -> tuple[IRModule, dict[str, Tensor]]:
+    """A module, and no parameters: the weights are constants in it. `graph` is a frozen GraphDef.
+
+    `shape` replaces the declared shapes of inputs by name; `outputs` are nodes or tensors, without
+    them what nothing takes. Raises CompileError for another `layout` than the graph's, which
+    `relay.transform.ConvertLayout` gives, and for a `convert_config`.
+    """
+    if layout not in ("NHWC", None):
+        text = "the graph's layouts stay; relay.transform.ConvertLayout gives others"
+        raise CompileError(f"from_tensorflow: layout {layout!r}: {text}")
+    if convert_config:
+        raise CompileError(
+            f"from_tensorflow: convert_config {dict(convert_config)!r}: none is taken"
+        )
+    return import_tensorflow(graph, shape, outputs=outputs or ()).as_module(), {}
+
+
+def from_keras(
+    model: object, shape: Mapping[str, Sequence[Dim]] | None = None, layout: str = "NHWC"
+) -> tuple[IRModule, dict[str, Tensor]]:
+    """A module, and no parameters, of a Keras 3 model that computes with TensorFlow.
+
+    `shape` replaces the shapes of inputs by name. TVM's default layout is "NCHW", in which it
+    transposes what Keras has in "NHWC": here layouts stay, and others are refused.
+    """
+    if layout != "NHWC":
+        text = "the model's layouts stay; relay.transform.ConvertLayout gives others"
+        raise CompileError(f"from_keras: layout {layout!r}: {text}")
+    return import_tensorflow(model, shape).as_module(), {}
+
+
+__all__ = ["from_keras", "from_tensorflow"]

@@ -1,0 +1,54 @@
+"""`relay.frontend.from_tflite`, with TVM's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.frontend.tflite.importer import import_tflite
+from ekiden.ir.module import IRModule
+from ekiden.ir.type import TensorType
+from ekiden.relay.expr import Function, Var
+from ekiden.runtime import Tensor
+from ekiden.runtime.errors import CompileError
+
+Dim = int | str
+
+
+def from_tflite(
+    model: object,
+    shape_dict: Mapping[str, Sequence[Dim]] | None = None,
+    dtype_dict: Mapping[str, str] | None = None,
+    op_converter: type | None = None,
+) -> tuple[IRModule, dict[str, Tensor]]:
+    """A module, and no parameters: the weights are constants in it. `model` is one of the package
+    `tflite` (`tflite.Model.GetRootAsModel(data, 0)`), a path or bytes.
+
+    `shape_dict` replaces the declared shapes of inputs by name; `dtype_dict` must say what the
+    model does. Raises CompileError for an `op_converter`, UnsupportedError as `ekiden.compile`.
+    """
+    if op_converter is not None:
+        raise CompileError("from_tflite: op_converter: classes of converters are not taken")
+    made = import_tflite(_source(model), shape_dict)
+    main = made.module["main"]
+    assert isinstance(main, Function)
+    for name, var in zip(made.input_names, main.params, strict=True):
+        wanted, have = (dtype_dict or {}).get(name), _dtype_of(var)
+        if wanted is not None and wanted != have:
+            raise CompileError(f"from_tflite: dtype_dict: {name!r} is {have}, not {wanted}")
+    return made.as_module(), {}
+
+
+def _dtype_of(var: Var) -> str:
+    """The dtype of a parameter."""
+    kind = var.checked_type
+    assert isinstance(kind, TensorType), f"an input is a tensor, got {kind!r}"
+    return kind.dtype
+
+
+def _source(model: object) -> object:
+    """The bytes of a model of the parser, whose root stands in them."""
+    table = getattr(model, "_tab", None)
+    return model if table is None else bytes(table.Bytes)
+
+
+__all__ = ["from_tflite"]

@@ -1,0 +1,373 @@
+"""Models of TensorFlow and Keras against TensorFlow, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+tf: Any = pytest.importorskip("tensorflow", reason="the package 'tensorflow' is missing")
+keras: Any = pytest.importorskip("keras", reason="the package 'keras' is missing")
+
+import ekiden  # noqa: E402
+from ekiden import relay  # noqa: E402
+from ekiden.runtime.errors import (  # noqa: E402
+    CompileError,
+    ImportModelError,
+    UnsupportedError,
+)
+
+Array = np.ndarray[Any, Any]
+Model: TypeAlias = Any
+RNG = np.random.default_rng(7)
+
+
+def floats(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def arrays(found: Model) -> list[Array]:
+    """Results as a list; those of a dictionary by its keys."""
+    if isinstance(found, dict):
+        found = [found[k] for k in sorted(found)]
+    many = found if isinstance(found, (tuple, list)) else [found]
+    return [np.asarray(a.numpy() if hasattr(a, "numpy") else a) for a in many]
+
+
+def agree(exe: Model, reference: Callable[..., Model], *runs: Sequence[Array]) -> None:
+    for args in runs:
+        found, wanted = arrays(exe(*map(np.asarray, args))), arrays(reference(*args))
+        assert len(found) == len(wanted)
+        for have, want in zip(found, wanted, strict=True):
+            assert have.dtype == want.dtype and have.shape == want.shape
+            np.testing.assert_allclose(have, want, rtol=2e-4, atol=1e-5)
+
+
+def check(function: Callable[..., Model], specs: Sequence[tuple[Any, ...]], *runs: Sequence[Array]
+) -> None:  # fmt: skip
+    """A function of tensors of these (shape, dtype), for several inputs; compiled once."""
+    names = [tf.TensorSpec(s, d, name=f"x{i}") for i, (s, d) in enumerate(specs)]
+    concrete = tf.function(function).get_concrete_function(*names)
+    agree(ekiden.compile(concrete), function, *runs)
+
+
+UNARY = ("abs", "sign", "exp", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "floor", "round",
+         "square", "atan", "sinh", "cosh", "asinh", "expm1")  # fmt: skip
+UNIT = ("asin", "acos", "atanh", "log1p")
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(name: str) -> None:
+    x = np.concatenate([np.array([-2.5, -0.5, 0, 0.5, 1.5], np.float32), floats(7)])
+    check(getattr(tf.math, name), [((None,), tf.float32)], [x])
+
+
+@pytest.mark.parametrize("name", UNIT)
+def test_unary_of_small_numbers(name: str) -> None:
+    x = RNG.uniform(-0.9, 0.9, 40).astype(np.float32)
+    check(getattr(tf.math, name), [((None,), tf.float32)], [np.append(x, np.float32(1e-7))])
+
+
+@pytest.mark.parametrize("name", ["relu", "relu6", "elu", "selu", "leaky_relu", "softplus",
+                                  "softsign", "softmax", "log_softmax", "gelu"])  # fmt: skip
+def test_activations(name: str) -> None:
+    check(getattr(tf.nn, name), [((None, 5), tf.float32)], [floats(3, 5) * 4])
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "maximum", "minimum",
+                                  "floordiv", "floormod", "pow", "squared_difference", "atan2",
+                                  "divide_no_nan"])  # fmt: skip
+def test_two_operands(name: str) -> None:
+    a, b = np.abs(floats(4, 3)) + 0.5, floats(3)
+    if name == "divide_no_nan":
+        b[1] = 0
+    check(getattr(tf.math, name), [((None, 3), tf.float32), ((3,), tf.float32)], [a, b])
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "prod", "euclidean_norm"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_reductions(name: str, keep: bool) -> None:
+    function = getattr(tf.math, f"reduce_{name}")
+    spec = [((None, 4, 5), tf.float32)]
+    check(lambda x: function(x, axis=[0, -1], keepdims=keep), spec, [floats(3, 4, 5)])
+
+
+def test_movement_of_any_batch() -> None:
+    def function(x: Model) -> Model:
+        batch = tf.shape(x)[0]
+        flat = tf.reshape(x, [batch, -1])
+        parts = tf.split(tf.transpose(x, [0, 2, 1]), 2, axis=1)
+        padded = tf.pad(x, [[0, 0], [1, 2], [0, 0]], constant_values=3.0)
+        tiled = tf.tile(x[:, ::2, -1:], [1, 1, 3])
+        filled = tf.fill([batch, 2], 1.5)
+        return flat, *parts, padded, tiled, filled, x[..., tf.newaxis, 1], tf.reverse(x, [1])
+
+    check(function, [((None, 3, 4), tf.float32)], [floats(2, 3, 4)], [floats(5, 3, 4)])
+
+
+def test_indices() -> None:
+    def function(x: Model, i: Model) -> Model:
+        one_hot = tf.one_hot(i, 4, on_value=2.0, off_value=-1.0)
+        pairs = tf.stack([i, i], axis=1)
+        added = tf.tensor_scatter_nd_add(x, tf.expand_dims(i, 1), tf.gather(x, i))
+        return tf.gather(x, i, axis=1), one_hot, tf.gather_nd(x, pairs), added, tf.argmax(x, 1)
+
+    i = np.array([2, 0, 1], np.int32)
+    check(function, [((4, 4), tf.float32), ((None,), tf.int32)], [floats(4, 4), i])
+
+
+def test_sizes_that_are_data() -> None:
+    check(tf.where, [((None,), tf.bool)], [np.array([True, False, True])], [np.zeros(4, bool)])
+
+
+def test_products() -> None:
+    def function(a: Model, b: Model) -> Model:
+        return (tf.matmul(a, b), tf.matmul(a, b[0]), tf.einsum("bij,bjk->bik", a, b),
+                tf.matmul(a, a, transpose_b=True))  # fmt: skip
+
+    specs = [((None, 3, 4), tf.float32), ((None, 4, 5), tf.float32)]
+    check(function, specs, [floats(2, 3, 4), floats(2, 4, 5)])
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_windows(padding: str, stride: int) -> None:
+    plain, deep, back = floats(3, 2, 4, 6), floats(3, 3, 4, 2), floats(3, 3, 5, 4)
+
+    def function(x: Model) -> Model:
+        extent = 9 * stride if padding == "SAME" else 8 * stride + 3
+        return (
+            tf.nn.conv2d(x, plain, stride, padding),
+            tf.nn.depthwise_conv2d(x, deep, [1, stride, stride, 1], padding),
+            tf.nn.conv2d_transpose(x, back, [2, extent, extent, 5], stride, padding),
+            tf.nn.max_pool2d(x, 3, stride, padding),
+            tf.nn.avg_pool2d(x, 3, stride, padding),
+        )
+
+    check(function, [((2, 9, 9, 4), tf.float32)], [floats(2, 9, 9, 4)])
+
+
+@pytest.mark.parametrize("method", ["bilinear", "nearest"])
+def test_resizing(method: str) -> None:
+    spec = [((None, 5, 6, 3), tf.float32)]
+    check(lambda x: tf.image.resize(x, [11, 9], method=method), spec, [floats(2, 5, 6, 3)])
+
+
+# Control flow.
+
+
+def test_if() -> None:
+    def function(x: Model) -> Model:
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x - 1)
+
+    check(function, [((None, 3), tf.float32)], [np.ones((2, 3), np.float32)],
+          [-np.ones((4, 3), np.float32)])  # fmt: skip
+
+
+def test_switch_case() -> None:
+    def function(i: Model, x: Model) -> Model:
+        return tf.switch_case(i, [lambda: x + 1, lambda: x * 2, lambda: -x])
+
+    specs = [((), tf.int32), ((3,), tf.float32)]
+    check(function, specs, *([tf.constant(i), tf.constant(floats(3))] for i in (0, 1, 2, 7)))
+
+
+def test_while_with_a_growing_list() -> None:
+    def function(x: Model, n: Model) -> Model:
+        rows = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        _, rows = tf.while_loop(
+            lambda i, r: i < n, lambda i, r: (i + 1, r.write(i, x * tf.cast(i, tf.float32))),
+            (0, rows),
+        )  # fmt: skip
+        return rows.stack()
+
+    specs = [((None, 3), tf.float32), ((), tf.int32)]
+    check(function, specs, [floats(4, 3), np.int32(5)], [floats(2, 3), np.int32(1)])
+
+
+def test_a_list_that_is_overwritten() -> None:
+    def function(x: Model) -> Model:
+        rows = tf.TensorArray(tf.float32, size=4, element_shape=[3], clear_after_read=False)
+        rows = rows.write(3, x)
+        _, rows = tf.while_loop(
+            lambda i, r: i > 0, lambda i, r: (i - 1, r.write(i - 1, r.read(i) * 2.0)), (3, rows)
+        )
+        return rows.stack()
+
+    check(function, [((3,), tf.float32)], [floats(3)])
+
+
+def version_1() -> tuple[Model, Callable[..., list[Array]]]:
+    """A recurrent loop over a TensorArray and a choice inside a choice, of TensorFlow 1."""
+    v1, graph = tf.compat.v1, tf.Graph()
+    enabled = v1.control_flow_v2_enabled()
+    v1.disable_control_flow_v2()
+    try:
+        with graph.as_default():
+            x = v1.placeholder(tf.float32, [None, 6, 5], name="x")
+            n = v1.placeholder(tf.int32, [None], name="n")
+            weight, bias = tf.constant(floats(9, 4)), tf.constant(floats(4))
+            rows = v1.TensorArray(tf.float32, 6).unstack(tf.transpose(x, [1, 0, 2]))
+            made = v1.TensorArray(tf.float32, 6, element_shape=[None, 4])
+
+            def body(t: Model, state: Model, made: Model) -> Model:
+                both = tf.concat([rows.read(t), state], 1)
+                new = tf.tanh(tf.matmul(both, weight) + bias)
+                new = tf.where(tf.expand_dims(t < n, 1), new, state)
+                return t + 1, new, made.write(t, new)
+
+            start = tf.constant(0), tf.zeros([tf.shape(x)[0], 4]), made
+            _, last, made = v1.while_loop(lambda t, *rest: t < 6, body, start)
+            tf.transpose(made.stack(), [1, 0, 2], name="every")
+            inner = v1.cond(tf.reduce_max(x) > -5, lambda: tf.constant(1.0),
+                            lambda: tf.reduce_min(x))  # fmt: skip
+            chosen = v1.cond(tf.reduce_sum(x) > 0, lambda: last * 2, lambda: last - inner)
+            tf.identity(chosen, name="chosen")
+    finally:
+        if enabled:
+            v1.enable_control_flow_v2()
+    session = v1.Session(graph=graph)
+
+    def run(x: Array, n: Array) -> list[Array]:
+        found: list[Array] = session.run(["every:0", "chosen:0"], {"x:0": x, "n:0": n})
+        return found
+
+    return graph.as_graph_def(), run
+
+
+def test_control_flow_of_version_1(tmp_path: Path) -> None:
+    graph, reference = version_1()
+    assert {"Enter", "Exit", "Switch", "Merge", "TensorArrayV3"} <= {n.op for n in graph.node}
+    lengths = np.array([6, 2], np.int32)
+    runs = [(floats(2, 6, 5) + shift, lengths) for shift in (3.0, -3.0, -9.0)]
+    agree(ekiden.compile(graph), reference, *runs)
+    path = tmp_path / "frozen.pb"
+    path.write_bytes(graph.SerializeToString())
+    agree(ekiden.compile(str(path)), reference, runs[0])
+    module, params = relay.frontend.from_tensorflow(graph, outputs=["chosen"])
+    assert not params
+    found = ekiden.compile(module)(*runs[1])
+    np.testing.assert_allclose(found.numpy(), reference(*runs[1])[1], rtol=1e-5, atol=1e-6)
+
+
+# Keras and SavedModels.
+
+
+def small() -> Model:
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((12, 10, 3), name="image")
+    x = keras.layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(inputs)
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.DepthwiseConv2D(3, padding="same", activation="relu6")(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(5, activation="softmax", name="out")(x))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras's own
+def test_keras_as_object_file_and_saved_model(tmp_path: Path) -> None:
+    model = small()
+    runs = [(floats(n, 12, 10, 3),) for n in (1, 3)]
+    reference = lambda x: model(x, training=False)  # noqa: E731
+    agree(ekiden.compile(model), reference, *runs)
+    model.save(tmp_path / "model.keras")
+    agree(ekiden.compile(tmp_path / "model.keras"), reference, runs[0])
+    model.export(str(tmp_path / "saved"), verbose=False)
+    exe = ekiden.compile(str(tmp_path / "saved"), shape={"image": ("n", 12, 10, 3)})
+    agree(exe, reference, *runs)
+    module, _ = relay.frontend.from_keras(model)
+    agree(ekiden.compile(module), reference, runs[1])
+
+
+def test_recurrent_layers_of_any_length() -> None:
+    layers = keras.layers
+    model = keras.Sequential([
+        layers.Input((None, 5)), layers.Bidirectional(layers.LSTM(4, return_sequences=True)),
+        layers.GRU(6),
+    ])  # fmt: skip
+    reference = lambda x: model(x, training=False)  # noqa: E731
+    agree(ekiden.compile(model), reference, (floats(2, 7, 5),), (floats(3, 2, 5),))
+
+
+def test_attention() -> None:
+    inputs = keras.Input((None, 8))
+    x = keras.layers.MultiHeadAttention(2, 4)(inputs, inputs)
+    x = keras.layers.LayerNormalization()(x + inputs)
+    model = keras.Model(inputs, x)
+    reference = lambda x: model(x, training=False)  # noqa: E731
+    agree(ekiden.compile(model), reference, (floats(2, 6, 8),), (floats(1, 3, 8),))
+
+
+def test_several_inputs_and_a_dictionary_of_results(tmp_path: Path) -> None:
+    a, b = keras.Input((3,), name="first"), keras.Input((3,), name="second")
+    model = keras.Model({"first": a, "second": b}, {"sum": a + b, "product": a * b})
+    args = floats(2, 3), floats(2, 3)
+    exe = ekiden.compile(model)
+    agree(exe, lambda x, y: model({"first": x, "second": y}), args)
+
+
+def test_signatures(tmp_path: Path) -> None:
+    class Two(tf.Module):  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec([2], tf.float32)])
+        def up(self, x: Model) -> Model:
+            return {"y": x + 1}
+
+        @tf.function(input_signature=[tf.TensorSpec([2], tf.float32)])
+        def down(self, x: Model) -> Model:
+            return {"y": x - 1}
+
+    two, path = Two(), str(tmp_path / "two")
+    tf.saved_model.save(two, path, {"up": two.up, "down": two.down})
+    agree(ekiden.compile(path, signature="down"), two.down, (floats(2),))
+    with pytest.raises(CompileError, match="it has the signatures 'down', 'up': choose one"):
+        ekiden.compile(path)
+    with pytest.raises(CompileError, match="no signature 'left'; it has 'down', 'up'"):
+        ekiden.compile(path, signature="left")
+
+
+# What is refused.
+
+
+def test_what_is_unsupported_is_named_all_at_once() -> None:
+    def function(x: Model) -> Model:
+        return tf.math.igamma(x, x) + tf.linalg.inv(tf.linalg.diag(x))[0]
+
+    concrete = tf.function(function).get_concrete_function(tf.TensorSpec([3], tf.float32))
+    with pytest.raises(UnsupportedError) as caught:
+        ekiden.compile(concrete)
+    text = str(caught.value)
+    assert "Igamma 'Igamma': the operator is not supported" in text
+    assert "MatrixDiagV3 'diag': the operator is not supported" in text
+
+
+def test_broken_and_missing_models(tmp_path: Path) -> None:
+    (tmp_path / "broken.pb").write_bytes(b"\xff\xff\xff")
+    with pytest.raises(ImportModelError, match="'broken.pb': it is no frozen graph, or cut short"):
+        ekiden.compile(tmp_path / "broken.pb")
+    with pytest.raises(ImportModelError, match="cannot read"):
+        ekiden.compile(tmp_path / "nowhere.pb")
+
+
+def test_inputs_and_outputs_that_a_model_has_not() -> None:
+    graph, _ = version_1()
+    with pytest.raises(CompileError, match="shape: no input 'y'; it has 'x', 'n'"):
+        ekiden.compile(graph, shape={"y": (1, 2)})
+    with pytest.raises(CompileError, match="it has no node 'nothing'"):
+        relay.frontend.from_tensorflow(graph, outputs=["nothing"])
+    with pytest.raises(CompileError, match="layout 'NCHW'"):
+        relay.frontend.from_tensorflow(graph, layout="NCHW")
+
+
+def test_a_graph_that_is_not_frozen() -> None:
+    v1, graph = tf.compat.v1, tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [2], name="x")
+        held = v1.get_variable("w", [2], use_resource=True)
+        tf.identity(x * held, name="y")
+    with pytest.raises(UnsupportedError, match="VarHandleOp 'w': the graph holds a variable"):
+        ekiden.compile(graph.as_graph_def())
