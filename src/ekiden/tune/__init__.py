@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from ekiden.tune.records import Best, Records, Trial
     from ekiden.tune.search import Evolution, Random, Replay, Search
     from ekiden.tune.session import Session
+    from ekiden.tune.sketch import TraceSpace
     from ekiden.tune.space import FamilySpace, Space
-    from ekiden.tune.task import Task, extract_tasks
+    from ekiden.tune.task import Task, extract_tasks, schedule_task, te_task
 
 __all__ = [
     "Best",
@@ -45,8 +46,11 @@ __all__ = [
     "Session",
     "Space",
     "Task",
+    "TraceSpace",
     "Trial",
     "extract_tasks",
+    "schedule_task",
+    "te_task",
 ]
 
 _HOMES = {
@@ -63,8 +67,11 @@ _HOMES = {
     "Session": "session",
     "Space": "space",
     "Task": "task",
+    "TraceSpace": "sketch",
     "Trial": "records",
     "extract_tasks": "task",
+    "schedule_task": "task",
+    "te_task": "task",
 }
 
 
