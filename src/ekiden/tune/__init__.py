@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ekiden.tune.candidate import Candidate
+    from ekiden.tune.clusters import RayExecutor
     from ekiden.tune.measure import Measurer, Outcome
     from ekiden.tune.records import Best, Records, Trial
     from ekiden.tune.search import Evolution, Random, Replay, Search
@@ -40,6 +41,7 @@ __all__ = [
     "Measurer",
     "Outcome",
     "Random",
+    "RayExecutor",
     "Records",
     "Replay",
     "Search",
@@ -61,6 +63,7 @@ _HOMES = {
     "Measurer": "measure",
     "Outcome": "measure",
     "Random": "search",
+    "RayExecutor": "clusters",
     "Records": "records",
     "Replay": "search",
     "Search": "search",
