@@ -27,7 +27,8 @@ STATUSES: Mapping[str, str] = {
     "timeout": "running it took too long",
     "memory": "running it took too much memory",
     "wrong": "its results are not the default's, or it wrote where it may not",
-    "lies": "what one process said of it, others did not",
+    "lies": "one process said that its results are the default's, others did not",
+    "unsteady": "it was far faster in one process than in others",
     "lost": "the machine that had it is gone",
 }
 """What became of a candidate -> what that means."""

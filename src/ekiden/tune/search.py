@@ -65,7 +65,8 @@ class Random:
         self, space: Space, history: History, count: int, source: random.Random
     ) -> list[Candidate]:
         """Random ones."""
-        return fresh(lambda: space.sample(source), history, count)
+        known = {space.default: 1.0, **history}
+        return fresh(lambda: space.sample(source), known, count)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,12 @@ class FamilySpace:
         return total
 
     def _whole(self, fixed: Fixed) -> Candidate:
-        """The candidate that fixes some choices, all of it said: models change, records do not."""
+        """The candidate that fixes some choices, all of it said: models change, records do not.
+        What the model chooses anyway is the default."""
+        chosen = self._said(fixed)
+        return self.default if fixed and chosen == self._said({}) else chosen
+
+    def _said(self, fixed: Fixed) -> Candidate:
         decision = self.decide(fixed)
         names = [c.name for c in self.free]
         return Candidate(self.family, str(Decision(tuple((n, decision[n]) for n in names))))
@@ -85,7 +90,7 @@ class FamilySpace:
         )
 
     def _decision(self, candidate: Candidate) -> Decision:
-        return Decision.parse(candidate.choice or self._whole({}).choice)
+        return Decision.parse(candidate.choice or self._said({}).choice)
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
         """One choice changed, a number mostly to one of its neighbours; now and then, what follows
