@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import sys
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.topi.rule.decision import Choice, Decision, Fixed
 from ekiden.tune import Candidate, Evolution, FamilySpace, Random, Replay, Task
+from ekiden.tune.cost_model import CostModel, Features, Neighbours, Trees
 from ekiden.tune.search import Search
 
 ROWS, ORDER = Choice("rows", (4, 3, 2, 1), "rows"), Choice("order", ("panel", "row"), "order")
@@ -37,7 +40,7 @@ def test_only_what_can_still_be_chosen_is_searched() -> None:
     assert [c.name for c in SPACE.free] == ["rows", "order"] and SPACE.size == 8
     source = random.Random(0)
     drawn = {SPACE.mutate(SPACE.default, source).choice for _ in range(50)}
-    assert drawn <= {f"rows={r} order={o}" for r in (1, 2, 3, 4) for o in ("panel", "row")}
+    assert drawn <= {"", *(f"rows={r} order={o}" for r in (1, 2, 3, 4) for o in ("panel", "row"))}
 
 
 @pytest.mark.parametrize("search", [Random(), Evolution(), Evolution(exploration=1.0)])
@@ -47,7 +50,7 @@ def test_all_of_a_small_space_is_found_once(search: Search) -> None:
     while new := search.propose(SPACE, history, 3, source):
         assert not history.keys() & set(new) and len(new) == len(set(new)) <= 3
         history |= {c: cost(c) for c in new}
-    assert len(history) == 7  # one of eight is refused
+    assert len(history) == 6  # of eight one is refused, one is the default
     assert min(history, key=history.__getitem__).choice == "rows=2 order=row"
 
 
@@ -88,12 +91,12 @@ def test_shares_that_cannot_be_are_refused() -> None:
 class Guess:
     """A model that knows."""
 
-    def fit(self, rows: list[list[float]], ratios: list[float]) -> None:
+    def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
         self.seen = len(rows)
 
-    def predict(self, rows: list[list[float]]) -> list[float]:
+    def predict(self, rows: Sequence[Features]) -> list[float]:
         assert self.seen >= 12
-        return [abs(row[1] - 77) for row in rows]
+        return [abs(row["rows"] - 77) for row in rows]
 
 
 def test_a_model_chooses_among_children() -> None:
@@ -115,3 +118,40 @@ def test_a_kernel_of_a_model_has_a_space(task: Task) -> None:
         candidate = task.space.mutate(task.space.sample(source), source)
         assert task.space.refusal(candidate) == ""
         assert len(task.space.features(candidate)) == len(task.space.features(task.space.default))
+
+
+def _trees() -> CostModel:
+    pytest.importorskip("lightgbm", reason="needs lightgbm")
+    return Trees()
+
+
+@pytest.mark.parametrize("make", [Neighbours, _trees], ids=["neighbours", "trees"])
+def test_models_order_what_they_have_not_seen(make: Callable[[], CostModel]) -> None:
+    source = random.Random(0)
+
+    def drawn() -> dict[str, float]:
+        word = source.choice(["order=row", "order=panel"])
+        return {
+            "rows": float(source.randint(1, 16)),
+            "own": float(source.choice([0, 8])),
+            word: 1.0,
+        }
+
+    def ratio(row: dict[str, float]) -> float:
+        return 1.0 + abs(row["rows"] - 6) / 4 + ("order=row" in row)
+
+    model = make()
+    known = [drawn() for _ in range(80)]
+    model.fit(known, [ratio(r) for r in known])
+    new = [drawn() for _ in range(60)]
+    guessed, true = model.predict(new), [ratio(r) for r in new]
+    pairs = [(a, b) for a in range(60) for b in range(a) if true[a] != true[b]]
+    right = sum((guessed[a] < guessed[b]) == (true[a] < true[b]) for a, b in pairs)
+    assert right > 0.85 * len(pairs)
+    assert len(model.predict([{"other": 1.0}])) == 1
+
+
+def test_without_lightgbm_trees_say_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(CompileError, match="pip install ekiden\\[tune\\]"):
+        Trees()

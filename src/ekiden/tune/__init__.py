@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ekiden.tune.candidate import Candidate
+    from ekiden.tune.clusters import RayExecutor
     from ekiden.tune.measure import Measurer, Outcome
     from ekiden.tune.records import Best, Records, Trial
     from ekiden.tune.search import Evolution, Random, Replay, Search
     from ekiden.tune.session import Session
+    from ekiden.tune.sketch import TraceSpace
     from ekiden.tune.space import FamilySpace, Space
-    from ekiden.tune.task import Task, extract_tasks
+    from ekiden.tune.task import Task, extract_tasks, schedule_task, te_task
 
 __all__ = [
     "Best",
@@ -39,14 +41,18 @@ __all__ = [
     "Measurer",
     "Outcome",
     "Random",
+    "RayExecutor",
     "Records",
     "Replay",
     "Search",
     "Session",
     "Space",
     "Task",
+    "TraceSpace",
     "Trial",
     "extract_tasks",
+    "schedule_task",
+    "te_task",
 ]
 
 _HOMES = {
@@ -57,14 +63,18 @@ _HOMES = {
     "Measurer": "measure",
     "Outcome": "measure",
     "Random": "search",
+    "RayExecutor": "clusters",
     "Records": "records",
     "Replay": "search",
     "Search": "search",
     "Session": "session",
     "Space": "space",
     "Task": "task",
+    "TraceSpace": "sketch",
     "Trial": "records",
     "extract_tasks": "task",
+    "schedule_task": "task",
+    "te_task": "task",
 }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
+from ekiden.runtime import environment
 from ekiden.runtime.errors import InputError
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import NAME
@@ -27,7 +27,8 @@ STATUSES: Mapping[str, str] = {
     "timeout": "running it took too long",
     "memory": "running it took too much memory",
     "wrong": "its results are not the default's, or it wrote where it may not",
-    "lies": "what one process said of it, others did not",
+    "lies": "one process said that its results are the default's, others did not",
+    "unsteady": "it was far faster in one process than in others",
     "lost": "the machine that had it is gone",
 }
 """What became of a candidate -> what that means."""
@@ -74,7 +75,7 @@ class Measurer:
 
     executor: Executor | None = None
     runners: int = 1
-    jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    jobs: int = field(default_factory=environment.compile_jobs)
     threads: int = 1
     cold: bool = False
     turns: int = 12
@@ -88,6 +89,9 @@ class Measurer:
     """How often a job is tried again whose machine is gone."""
     build_function: str = "ekiden.tune.build_job:job"
     run_function: str = "ekiden.tune.run_job:job"
+    _kept: dict[tuple[str, Candidate], _Built] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         for name in ("runners", "jobs", "threads", "turns", "batch"):
@@ -144,6 +148,22 @@ class Measurer:
         return [replies[i] for i in range(len(jobs))]
 
     def _build(self, task: Task, candidates: Sequence[Candidate]) -> list[_Built | Outcome]:
+        """The code of each. That of the last ones is kept: a winner is measured again, the default
+        with every batch."""
+        kept = self._kept
+        key = f"{task.key} {task.sizes}"
+        new = [c for c in candidates if (key, c) not in kept]
+        made = dict(zip(new, self._built(task, new), strict=True)) if new else {}
+        found = [kept.get((key, c)) or made[c] for c in candidates]
+        for each in found:
+            if isinstance(each, _Built):
+                kept.pop((key, each.candidate), None)
+                kept[key, each.candidate] = each
+        for old in list(kept)[:-KEPT]:
+            del kept[old]
+        return found
+
+    def _built(self, task: Task, candidates: Sequence[Candidate]) -> list[_Built | Outcome]:
         texts = task.source.texts()
         jobs = [
             Job(
@@ -203,6 +223,8 @@ class Measurer:
         return found
 
 
+KEPT = 32
+"""Candidates whose code is kept."""
 SAME = 1e-3
 """How far sums of results may be apart that orders of summation made."""
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.tune.candidate import Candidate
+from ekiden.tune.cost_model import CostModel
 from ekiden.tune.space import Space
 
 History: TypeAlias = Mapping[Candidate, float]
@@ -64,7 +65,8 @@ class Random:
         self, space: Space, history: History, count: int, source: random.Random
     ) -> list[Candidate]:
         """Random ones."""
-        return fresh(lambda: space.sample(source), history, count)
+        known = {space.default: 1.0, **history}
+        return fresh(lambda: space.sample(source), known, count)
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,6 @@ class Replay:
         return list(dict.fromkeys(mine))[:count]
 
 
-class Model(Protocol):
-    """What guesses ratios."""
-
-    def fit(self, rows: Sequence[Sequence[float]], ratios: Sequence[float]) -> None:
-        """Learn from what was measured."""
-
-    def predict(self, rows: Sequence[Sequence[float]]) -> list[float]:
-        """Guesses; only their order counts."""
-
-
 @dataclass(frozen=True)
 class Evolution:
     """Changes of the best and mixtures of two of them, and a share at random.
@@ -105,8 +97,8 @@ class Evolution:
     """Of the candidates, how many are random."""
     crossing: float = 0.25
     """Of the children, how many have two parents."""
-    model: object = None
-    """Makes a Model; None for none."""
+    model: Callable[[], CostModel] | None = None
+    """Makes what guesses ratios; None for none."""
     pool: int = 8
     name: str = "evolution"
 
@@ -145,7 +137,7 @@ class Evolution:
         measured = [c for c, ratio in history.items() if ratio < math.inf]
         if self.model is None or len(children) <= count or len(measured) < LEAST:
             return children[:count]
-        model: Model = self.model()  # type: ignore[operator]
+        model = self.model()
         model.fit([space.features(c) for c in measured], [history[c] for c in measured])
         guessed = model.predict([space.features(c) for c in children])
         order = sorted(range(len(children)), key=guessed.__getitem__)

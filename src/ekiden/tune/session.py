@@ -19,8 +19,8 @@ from ekiden.tune.task import Task
 WIN = 0.98
 """A candidate is better than the default when it takes at most so much of its time: less is no more
 than two measurements of one kernel differ by."""
-LIE = 1.5
-"""A candidate that takes so many times as long as one process said was lied about."""
+UNSTEADY = 1.5
+"""A candidate that takes so many times as long as one process said is none to rely on."""
 HOPE = 0.1
 """Of the time that a task takes still, what as many trials again as it has had may win."""
 ENOUGH = 2e-4
@@ -179,26 +179,28 @@ class Session:
         incumbent = Candidate(state.best.rule, state.best.choice) if state.best else None
         seed = source.randrange(1 << 30)
         try:
-            outcomes = self.measurer.measure(task, chosen, incumbent, seed)
-            outcomes = [self._settled(state, each, seed) for each in outcomes]
+            for each in self.measurer.measure(task, chosen, incumbent, seed):
+                self._settle(state, each, seed)
         except NoDefaultError as error:
             state.ended = str(error)
             return
         if state.trials >= FAILURES and not any(r < math.inf for r in state.history.values()):
             state.ended = f"nothing worked: {state.first_failure}"
-        del outcomes
 
-    def _settled(self, state: State, outcome: Outcome, seed: int) -> Outcome:
-        """What is to be recorded of an outcome, recorded."""
+    def _settle(self, state: State, outcome: Outcome, seed: int) -> None:
+        """Record an outcome; one that seems better than the best is measured again first."""
         if not outcome.is_ok or outcome.ratio > WIN * state.ratio:
             self._record(state, _trial(self, state.task, outcome))
-            return outcome
+            return
         again = self.measurer.confirm(state.task, outcome.candidate, seed ^ 1)
         last = again[-1]
         if not last.is_ok:
             outcome = last
-        elif max(o.ratio for o in again) > LIE * outcome.ratio:
-            outcome = Outcome(outcome.candidate, "lies", said="no other process found it so fast")
+        elif max(o.ratio for o in again) > UNSTEADY * outcome.ratio:
+            said = (
+                f"{outcome.ratio:.2f} of the default's time was {max(o.ratio for o in again):.2f}"
+            )
+            outcome = Outcome(outcome.candidate, "unsteady", said=f"{said} in another process")
         else:
             worst = max([outcome, *again], key=lambda o: o.ratio)
             outcome = worst
@@ -210,7 +212,6 @@ class Session:
             self._record(state, best, trial)
         else:
             self._record(state, trial)
-        return outcome
 
     def _record(self, state: State, *records: Record) -> None:
         self.records.append(*records)

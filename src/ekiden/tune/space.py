@@ -27,8 +27,8 @@ class Space(Protocol):
     def cross(self, a: Candidate, b: Candidate, source: random.Random) -> Candidate:
         """One with something of each of two."""
 
-    def features(self, candidate: Candidate) -> list[float]:
-        """What a model of costs may look at; as many numbers for all candidates of a space."""
+    def features(self, candidate: Candidate) -> dict[str, float]:
+        """What a model of costs may look at, by name."""
 
     def refusal(self, candidate: Candidate) -> str:
         """Why a candidate is none of this space; empty if it is one."""
@@ -72,7 +72,12 @@ class FamilySpace:
         return total
 
     def _whole(self, fixed: Fixed) -> Candidate:
-        """The candidate that fixes some choices, all of it said: models change, records do not."""
+        """The candidate that fixes some choices, all of it said: models change, records do not.
+        What the model chooses anyway is the default."""
+        chosen = self._said(fixed)
+        return self.default if fixed and chosen == self._said({}) else chosen
+
+    def _said(self, fixed: Fixed) -> Candidate:
         decision = self.decide(fixed)
         names = [c.name for c in self.free]
         return Candidate(self.family, str(Decision(tuple((n, decision[n]) for n in names))))
@@ -85,7 +90,7 @@ class FamilySpace:
         )
 
     def _decision(self, candidate: Candidate) -> Decision:
-        return Decision.parse(candidate.choice or self._whole({}).choice)
+        return Decision.parse(candidate.choice or self._said({}).choice)
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
         """One choice changed, a number mostly to one of its neighbours; now and then, what follows
@@ -103,13 +108,14 @@ class FamilySpace:
         one, other = self._decision(a), self._decision(b)
         return self._whole({n: source.choice((one, other))[n] for n in one})
 
-    def features(self, candidate: Candidate) -> list[float]:
-        """For each choice its place in the domain and, of a number, the number."""
-        found: list[float] = []
+    def features(self, candidate: Candidate) -> dict[str, float]:
+        """Of a choice of numbers the number, of words a 1 for the one that is chosen."""
+        found: dict[str, float] = {}
         for name, value in self._decision(candidate).items():
-            choice = next(c for c in self.free if c.name == name)
-            found.append(float(choice.domain.index(value)))
-            found.append(float(value) if isinstance(value, int) else 0.0)
+            if isinstance(value, int):
+                found[name] = float(value)
+            else:
+                found[f"{name}={value}"] = 1.0
         return found
 
     def refusal(self, candidate: Candidate) -> str:

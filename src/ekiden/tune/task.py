@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,8 +22,16 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
-from ekiden.target import Target
-from ekiden.tune.program import Source
+from ekiden.target import Target, TargetLike, target_or_current
+from ekiden.te.prim_func import create_prim_func
+from ekiden.te.tensor import Tensor
+from ekiden.tir.schedule import Schedule
+from ekiden.tir.stmt import IterKind, PrimFunc
+from ekiden.topi import rule
+from ekiden.tune.candidate import Candidate
+from ekiden.tune.program import NAME, Source
+from ekiden.tune.records import Records
+from ekiden.tune.sketch import TraceSpace, block_of, sketches
 from ekiden.tune.space import FamilySpace, Space
 
 Sizes = Mapping[str, int]
@@ -55,6 +63,18 @@ class Task:
     def key(self) -> str:
         """What its records are found by: the workload and the target."""
         return record_key(self.workload, self.target)
+
+    def program(self, records: Records) -> PrimFunc:
+        """The loops that records choose, to build or look at; the default's where they have none
+        for this task. Raises CompileError for a record that does not apply, naming it.
+        """
+        best = records.best().get(self.key)
+        if best is None:
+            return self.source.lower(self.space.default, self.target)
+        candidate = Candidate(best.rule, best.choice)
+        if reason := self.space.refusal(candidate):
+            raise CompileError(f"records: '{best.rule}' for {self} does not apply: {reason}")
+        return self.source.lower(candidate, self.target)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.node})" if self.node else self.name
@@ -112,6 +132,68 @@ def extract_tasks(module: IRModule, target: Target, dims: SizesLike | None = Non
             "".join(names_of(form)[1:]), sizes, _flops(form, sizes),
         )  # fmt: skip
     return Extracted(tuple(tasks.values()), tuple(dict.fromkeys(skipped)))
+
+
+def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: str = "") -> Task:
+    """The task of a computation: inputs, then its result. The default is what the families of
+    kernels make of it; candidates are sketches. Raises CompileError for one without a sketch."""
+    chosen = target_or_current(target)
+    func = create_prim_func(list(tensors))
+    inputs, outputs = list(tensors[:-1]), [tensors[-1]]
+    called = name or tensors[-1].name
+    untuned = rule.schedule(inputs, outputs, chosen, NAME)
+    traces = sketches(func, chosen)
+    return _program_task(func, untuned, TraceSpace(func, tuple(traces)), called, chosen)
+
+
+def schedule_task(
+    func: PrimFunc,
+    ways: Sequence[Callable[[Schedule], object]],
+    target: TargetLike | None = None,
+    name: str = "",
+) -> Task:
+    """The task of a loop program whose schedules are functions: each is given a tir.Schedule and
+    samples what is to be searched (`sample_perfect_tile`, `sample_categorical`,
+    `sample_compute_location`). The default is the program as it is. Raises what they raise.
+    """
+    made = []
+    for number, way in enumerate(ways):
+        schedule = Schedule(func, seed=number + 1)
+        way(schedule)
+        made.append(schedule.trace)
+    names = tuple(getattr(way, "__name__", f"way{n}") for n, way in enumerate(ways))
+    chosen = target_or_current(target)
+    return _program_task(func, None, TraceSpace(func, tuple(made), names), name, chosen)
+
+
+def _program_task(
+    func: PrimFunc, untuned: PrimFunc | None, space: TraceSpace, name: str, target: Target
+) -> Task:
+    if not space.traces:
+        raise CompileError(f"tune: no rule has a sketch for '{name or func.name}'")
+    workload = structural_digest(func)
+    source = Source(func, untuned)
+    return Task(name or func.name, workload, source, target, space, flops=program_flops(func))
+
+
+def program_flops(func: PrimFunc) -> int:
+    """A multiplication and an addition for each turn of the loops around a reduction, one operation
+    for any other; 0 where a size is not known."""
+    schedule = Schedule(func)
+    total, waiting = 0, list(schedule.get_output_blocks())
+    seen: set[str] = set()
+    while waiting:
+        block = waiting.pop()
+        found = block_of(schedule, block)
+        if found.name in seen:
+            continue
+        seen.add(found.name)
+        waiting.extend(schedule.get_producers(block))
+        turns = 2 if any(v.kind is IterKind.REDUCE for v in found.iter_vars) else 1
+        for var in found.iter_vars:
+            turns *= var.extent.value if isinstance(var.extent, IntImm) else 0
+        total += turns
+    return total
 
 
 def _again(task: Task, calls: int) -> Task:

@@ -1,0 +1,121 @@
+"""Sketches: every schedule that the rules derive computes what the program does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import te, tir
+from ekiden.runtime.errors import CompileError
+from ekiden.tir.stmt import PrimFunc
+from ekiden.tune import Candidate, Measurer, Session, Task, schedule_task, te_task
+from ekiden.tune import te_workload as of
+from ekiden.tune.program import DEFAULT
+from ekiden.tune.sketch import RULES, TraceSpace, sketches
+
+SMALL: dict[str, Callable[[], of.Tensors]] = {
+    "GMM": lambda: of.matmul(2, 13, 40, 24),
+    "C1D": lambda: of.conv1d(1, 16, 8, 40),
+    "C2D": lambda: of.conv2d(1, 12, 3, 32, 5, 2, 2),
+    "C3D": lambda: of.conv3d(1, 4, 8, 3, 16, 3, 1, 1),
+    "DEP": lambda: of.depthwise(1, 9, 24),
+    "DIL": lambda: of.conv2d(1, 12, 4, 16, 3, 1, 2, dilation=2),
+    "GRP": lambda: of.conv2d(1, 8, 8, 32, 3, 2, 1, groups=2),
+    "T2D": lambda: of.conv2d_transpose(1, 3, 8, 32),
+    "NRM": lambda: of.norm(2, 24, 32),
+    "SFM": lambda: of.softmax(5, 40),
+}
+
+
+def run(func: PrimFunc) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    shapes = [tuple(int(str(d)) for d in p.shape) for p in func.params]
+    arrays = [rng.standard_normal(s, np.float32) for s in shapes[:-1]]
+    out = np.full(shapes[-1], np.nan, np.float32)
+    ekiden.build(func, name="main")["main"](*arrays, out)
+    return out
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_sketches_compute_what_the_program_does(name: str) -> None:
+    func = te.create_prim_func(SMALL[name]())
+    task = te_task(SMALL[name](), name=name)
+    assert isinstance(task.space, TraceSpace) and task.flops > 0
+    wanted = run(func)
+    source = random.Random(name)
+    default = task.source.lower(task.space.default, task.target)
+    np.testing.assert_allclose(run(default), wanted, rtol=1e-4, atol=1e-4)
+    seen = set()
+    some = range(0, len(task.space.traces), max(1, len(task.space.traces) // 4))
+    for trace in some:
+        one = TraceSpace(func, task.space.traces[trace : trace + 1])
+        candidate = one.mutate(one.sample(source), source)
+        seen.add(candidate)
+        made = task.source.lower(candidate, task.target)
+        np.testing.assert_allclose(run(made), wanted, rtol=1e-4, atol=1e-4)
+    assert len(seen) == len(some)
+
+
+def test_numbers_are_changed_crossed_and_refused() -> None:
+    space = te_task(of.matmul(1, 16, 64, 32)).space
+    assert isinstance(space, TraceSpace)
+    source = random.Random(0)
+    drawn = [space.sample(source) for _ in range(12)]
+    same = [c for c in drawn if c.rule == drawn[0].rule]
+    mixed = space.cross(same[0], same[-1], source)
+    assert mixed.rule == same[0].rule and space.refusal(mixed) == ""
+    assert all(space.features(c)[c.rule] == 1.0 for c in (*drawn, mixed, space.default))
+    assert space.refusal(space.default) == ""
+    assert "there is no sketch 'other'" in space.refusal(Candidate("other", drawn[0].choice))
+    assert "not a saved trace" in space.refusal(Candidate(drawn[0].rule, "[1]"))
+    assert space.refusal(Candidate(drawn[0].rule, _other_block(drawn[0].choice)))
+
+
+def _other_block(choice: str) -> str:
+    return choice.replace('"product"', '"nothing"')
+
+
+def test_a_rule_of_a_users_own() -> None:
+    seen: list[str] = []
+
+    def halves(schedule: tir.Schedule, name: str, target: object) -> list[tir.Schedule]:
+        seen.append(name)
+        copy = schedule.copy()
+        loops = copy.get_loops(copy.get_block(name))
+        copy.split(loops[0], factors=[None, copy.sample_perfect_tile(loops[0], 2)[1]])
+        return [copy]
+
+    func = te.create_prim_func(of.softmax(8, 16))
+    traces = sketches(func, ekiden.target.Target("llvm"), [halves, *RULES])
+    assert sorted(seen) == ["most", "powers", "softmax", "total"]
+    assert len(traces) == 1 and sum(i.kind == "sample_perfect_tile" for i in traces[0].insts) == 4
+
+
+def tiled(schedule: tir.Schedule) -> None:
+    _, i, j, _ = schedule.get_loops("product")
+    schedule.split(i, factors=schedule.sample_perfect_tile(i, 2))
+    schedule.split(j, factors=schedule.sample_perfect_tile(j, 2))
+
+
+def own_task() -> Task:
+    return schedule_task(te.create_prim_func(of.matmul(1, 16, 32, 8)), [tiled], name="own")
+
+
+def test_a_schedule_with_sampling_is_tuned() -> None:
+    task = own_task()
+    assert task.space.default == Candidate(DEFAULT)
+    measurer = Measurer(turns=3, race_seconds=0.05, jobs=1, batch=4)
+    session = Session([task], measurer=measurer)
+    session.run(4)
+    records = session.records.query(kind="trial")
+    assert [r.status for r in records] == ["ok"] * 4 and {r.rule for r in records} == {"tiled"}
+
+
+def test_a_program_that_no_rule_knows_is_refused() -> None:
+    x = te.placeholder((), name="x")
+    with pytest.raises(CompileError, match="no rule has a sketch for 'y'"):
+        te_task([x, te.compute((), lambda: x() + 1.0, name="y")])
