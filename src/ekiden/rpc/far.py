@@ -26,6 +26,8 @@ __all__ = [
 Progress = Callable[[int, int], object]
 """Called with the bytes that have crossed, and all there are."""
 
+PIECE = 1 << 20
+"""Bytes of a piece: what stays in a cache while it is copied from here to there."""
 _FARTHEST = 128
 """Kinds of devices from here on are of other machines: no device of this one has such a number."""
 
@@ -252,7 +254,7 @@ def _raw(host: Tensor) -> NDArray[np.uint8]:
 
 def _pieces(size: int, limit: int, progress: Progress | None) -> Iterator[tuple[int, int]]:
     """Where each piece begins and how long it is, so that a message has room for it."""
-    step = limit - 64
+    step = min(limit - 64, PIECE)
     for at in range(0, size, step):
         yield at, min(step, size - at)
         if progress is not None:
