@@ -6,6 +6,7 @@ import argparse
 import logging
 from collections.abc import Callable, Mapping
 
+from ekiden.driver.commands.options import address
 from ekiden.driver.rpc_server import build_server
 from ekiden.rpc import Proxy, Server, Tracker, make_key
 from ekiden.runtime.errors import InputError
@@ -31,14 +32,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tracker", metavar="HOST:PORT", help="the tracker to tell of it")
     parser.add_argument("--via", metavar="HOST:PORT", help="the proxy to wait at")
     parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
-
-
-def address(text: str) -> tuple[str, int]:
-    """`host:port` as a pair. Raises InputError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit():
-        raise InputError(f"read an address: host:port expected, got '{text}'")
-    return host.strip("[]"), int(port)
 
 
 def run(options: argparse.Namespace) -> int:
