@@ -46,12 +46,24 @@ static int call(rpc_session *session, rpc_field *fields, ek_value *result) {
   return code;
 }
 
+/* The name of a module's only function, or "main", to be freed; NULL with an error. */
+static char *entry_of(ek_object *module) {
+  ek_object *names = NULL;
+  ek_bytes name = {"main", 4};
+  if (ek_module_names(module, &names) != 0) return NULL;
+  const ek_array *array = (const ek_array *)(const void *)names;
+  if (array->size == 1) ek_string_borrow(&array->data[0], &name);
+  char *made = copied(&name);
+  ek_release(names);
+  return made;
+}
+
 /* An owned function of a module, or of all for the handle 0; NULL in '*out' where there is none. */
 static int find(rpc_session *session, const rpc_field *module, const ek_bytes *name,
                 ek_object **out) {
   ek_object *from = module->number == 0 ? NULL : thing_of(session, module, EK_MODULE);
   if (module->number != 0 && from == NULL) return -1;
-  char *text = copied(name);
+  char *text = from != NULL && name->size == 0 ? entry_of(from) : copied(name);
   if (text == NULL) return -1;
   int code = 0;
   if (from == NULL) *out = ek_registry_get(text);

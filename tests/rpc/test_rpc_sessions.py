@@ -172,6 +172,8 @@ def test_a_model_runs_there(remote: rpc.RPCSession, tmp_path: Path) -> None:
     np.testing.assert_array_equal(result.numpy(), np.maximum(value, 0) + value)
     times = module.time_evaluator("main", remote.cpu(), number=3, repeat=2)(there)
     assert len(times.results) == 2 and times.mean > 0
+    np.testing.assert_array_equal(np.asarray(module(there)), result.numpy())
+    assert module.time_evaluator(module.entry_name, number=1)(there).mean > 0
     assert not module.implements_function("nothing")
     with pytest.raises(ekiden.InputError):
         module["main"](ekiden.nd.array(value.astype("int32"), remote.cpu()))

@@ -65,7 +65,8 @@ class RemoteFunction(_Remote):
 class RemoteModule(_Remote):
     """A module of the other side, with the face of `runtime.Module`."""
 
-    entry_name = "main"
+    entry_name = ""
+    """What functions go by that are the only one of their module, or `main`."""
 
     def get_function(self, name: str, query_imports: bool = True) -> RemoteFunction:
         """The function of that name. Raises AttributeError."""
@@ -87,11 +88,11 @@ class RemoteModule(_Remote):
 
     @property
     def entry_func(self) -> RemoteFunction:
-        """The function `main`."""
+        """Its only function, or `main`."""
         return self[self.entry_name]
 
     def __call__(self, *args: object) -> object:
-        """Call the function `main`."""
+        """Call its only function, or `main`."""
         return self.entry_func(*args)
 
     def time_evaluator(
