@@ -23,7 +23,7 @@ SIZE_FLAGS = (
 """What makes it small."""
 _ALWAYS = (
     "-std=gnu11", "-D_GNU_SOURCE", "-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))',
-    "-fvisibility=hidden",
+    "-fvisibility=hidden", "-DEK_NO_DEBUG",
 )  # fmt: skip
 
 
