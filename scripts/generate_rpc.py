@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Write what the documentation says of messages, from the tables in src/ekiden/rpc/messages.py.
+"""Write what C and the documentation say of messages, from the tables in
+src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, tables of docs/rpc.md.
 
-scripts/generate_rpc.py           write the tables of docs/rpc.md
-scripts/generate_rpc.py --check   write nothing; fail if the page is out of date
+scripts/generate_rpc.py           write both files
+scripts/generate_rpc.py --check   write nothing; fail if a file is out of date
 """
 
 import re
@@ -12,8 +13,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from ekiden.rpc.messages import FIELDS, MESSAGES, VALUES  # noqa: E402
+from ekiden.rpc import messages as table  # noqa: E402
+from ekiden.rpc.messages import FIELDS, MESSAGES, VALUES, Kind, Tag  # noqa: E402
 
+HEADER = ROOT / "runtime/rpc/ek_rpc_table.h"
+HEAD = """\
+/* The messages of sessions, as docs/rpc.md has them.
+**
+** Generated from src/ekiden/rpc/messages.py by scripts/generate_rpc.py. Do not edit. */
+#ifndef EK_RPC_TABLE_H_
+#define EK_RPC_TABLE_H_
+"""
+LIMITS = "VERSION HELLO_LIMIT LEAST_LIMIT DEPTH_LIMIT CALL_DEPTH".split()
 PAGE = ROOT / "docs/rpc.md"
 
 
@@ -41,13 +52,44 @@ def values() -> str:
     return "\n".join(rows)
 
 
+def header() -> str:
+    """The whole header of C."""
+    rows = [
+        f'  ROW({row.kind.name}, {row.kind:d}, "{row.fields}", {row.least})'
+        for row in MESSAGES.values()
+    ]
+    limits = ", ".join(f"RPC_{name} = {getattr(table, name)}" for name in LIMITS)
+    numbers = [f"  RPC_{kind.name} = {kind:d}," for kind in Kind]
+    tags = [f"  RPC_TAG_{tag.name} = {tag:d}," for tag in Tag]
+    return "\n".join(
+        (
+            HEAD,
+            f"#define RPC_MAGIC UINT64_C({table.MAGIC:#x})",
+            f"enum {{ {limits} }};\n",
+            "enum rpc_kind {",
+            *numbers,
+            "};\n",
+            "enum rpc_tag {",
+            *tags,
+            "};\n",
+            "/* Name, number, letters of the fields, fewest bytes of a body. */",
+            "#define RPC_MESSAGES(ROW) \\",
+            " \\\n".join(rows),
+            "",
+            "#endif /* EK_RPC_TABLE_H_ */",
+            "",
+        )
+    )
+
+
 def page() -> str:
     """The page with its tables as they have to be."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, table in (("messages", messages()), ("fields", fields()), ("values", values())):
+    tables = {"messages": messages(), "fields": fields(), "values": values()}
+    for name, rows in tables.items():
         begin, end = f"<!-- {name}: scripts/generate_rpc.py -->", f"<!-- end of {name} -->"
         pattern = f"{re.escape(begin)}.*?{re.escape(end)}"
-        made = f"{begin}\n{table}\n{end}"
+        made = f"{begin}\n{rows}\n{end}"
         text, count = re.subn(pattern, lambda _, made=made: made, text, flags=re.DOTALL)
         if count != 1:
             raise SystemExit(f"{PAGE.name}: expected one place for {name}, got {count}")
@@ -56,14 +98,16 @@ def page() -> str:
 
 def main() -> int:
     """Write or check; the exit status."""
-    made = page()
-    if PAGE.read_text(encoding="utf-8") == made:
-        return 0
-    if "--check" in sys.argv[1:]:
-        print("docs/rpc.md is out of date: run scripts/generate_rpc.py")
-        return 1
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
+    status = 0
+    for path, made in ((HEADER, header()), (PAGE, page())):
+        if path.exists() and path.read_text(encoding="utf-8") == made:
+            continue
+        if "--check" in sys.argv[1:]:
+            print(f"{path.relative_to(ROOT)} is out of date: run scripts/generate_rpc.py")
+            status = 1
+        else:
+            path.write_text(made, encoding="utf-8")
+    return status
 
 
 if __name__ == "__main__":

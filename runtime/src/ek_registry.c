@@ -133,6 +133,7 @@ static int executable_module(void *self, const ek_value *args, int32_t nargs, ek
   return 0;
 }
 
+#ifndef EK_NO_DEBUG /* a program without a machine of its own has no use for the debugger */
 static int vm_module(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   static const int32_t types[] = {EK_VM};
   ek_object *module;
@@ -142,6 +143,7 @@ static int vm_module(void *self, const ek_value *args, int32_t nargs, ek_value *
   *ret = ek_value_object(module);
   return 0;
 }
+#endif
 
 /* A value for a reference: what a register can hold. 0 or -1. */
 static int own_value(const char *name, const ek_value *value, ek_value *to) {
@@ -365,7 +367,9 @@ static const ek_builtin builtins[] = {
     {"ek.runtime.pool_trim", pool_trim},
     {"ek.runtime.reset_peak", reset_peak},
     {"ek.vm.limit", vm_limit},
+#ifndef EK_NO_DEBUG
     {"ek.vm.module", vm_module},
+#endif
     {"ek.vm.places", vm_places},
 };
 

@@ -3,12 +3,15 @@
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rpc_functions import LIBRARIES, CServer, compiled_functions
 
 import ekiden
 from ekiden import rpc
+from ekiden.driver.rpc_server import build_server
 from ekiden.runtime import ADT, Shape
 
 
@@ -48,11 +51,38 @@ def server(functions: None) -> Iterator[rpc.Server]:
     made.terminate()
 
 
-@pytest.fixture(params=["local", "server"])
-def remote(request: pytest.FixtureRequest, server: rpc.Server) -> Iterator[rpc.RPCSession]:
+@pytest.fixture(scope="session")
+def functions_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled_functions(tmp_path_factory.mktemp("functions"))
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("program") / "ekiden-rpc"
+    build_server(made)
+    return made
+
+
+@pytest.fixture(scope="session")
+def c_server(program: Path) -> Iterator[CServer]:
+    made = CServer(program)
+    yield made
+    made.terminate()
+
+
+@pytest.fixture(params=["local", "server", "c"])
+def remote(request: pytest.FixtureRequest) -> Iterator[rpc.RPCSession]:
+    """A session with this process, a server of Python, and one of C."""
     if request.param == "local":
         session: rpc.RPCSession = rpc.LocalSession()
     else:
-        session = rpc.connect("127.0.0.1", server.port, "board")
+        name = {"server": "server", "c": "c_server"}[request.param]
+        port = request.getfixturevalue(name).port
+        session = rpc.connect("127.0.0.1", port, "board")
     with session:
+        if request.param == "c":
+            session.upload(request.getfixturevalue("functions_library"))
+            LIBRARIES[session] = session.load_module("functions.so")
+            session.remove("functions.so")
         yield session
+        LIBRARIES.pop(session, None)

@@ -98,7 +98,7 @@ def test_a_client_that_dies_waits_no_more(tracker: rpc.Tracker, client: rpc.Trac
     until(client, lambda s: s["queue_info"].get("board", {"pending": 0})["pending"] == 1)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    until(client, lambda s: not s["queue_info"])
+    until(client, lambda s: not s["queue_info"])  # nobody has put such a device
 
 
 def test_a_device_that_nobody_came_to_is_given_away_again(

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rpc_functions import function
 
 import ekiden
 from ekiden import rpc
 from ekiden.runtime import ADT, DataType, Shape
 from ekiden.runtime.errors import InputError
-
-
-def function(remote: rpc.RPCSession, name: str) -> rpc.RemoteFunction:
-    return remote.get_function(f"tests.rpc.{name}")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +135,7 @@ def test_a_device_elsewhere_is_none_of_here(remote: rpc.RPCSession) -> None:
 
 def test_things_of_other_sessions_are_refused(remote: rpc.RPCSession, server: rpc.Server) -> None:
     with rpc.connect("127.0.0.1", server.port, "board") as other:
-        thing = function(other, "zeros")(1)
+        thing = other.cpu().empty((1,), "float32")
         with pytest.raises(ValueError, match="another session"):
             function(remote, "total")(thing)
 
@@ -175,6 +172,8 @@ def test_a_model_runs_there(remote: rpc.RPCSession, tmp_path: Path) -> None:
     np.testing.assert_array_equal(result.numpy(), np.maximum(value, 0) + value)
     times = module.time_evaluator("main", remote.cpu(), number=3, repeat=2)(there)
     assert len(times.results) == 2 and times.mean > 0
+    np.testing.assert_array_equal(np.asarray(module(there)), result.numpy())
+    assert module.time_evaluator(module.entry_name, number=1)(there).mean > 0
     assert not module.implements_function("nothing")
     with pytest.raises(ekiden.InputError):
         module["main"](ekiden.nd.array(value.astype("int32"), remote.cpu()))

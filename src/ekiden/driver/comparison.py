@@ -15,6 +15,7 @@ from ekiden.driver.compiler import compile
 from ekiden.driver.executable import Executable
 from ekiden.driver.inputs import random_inputs
 from ekiden.driver.loading import load
+from ekiden.driver.remote import RemoteExecutable
 from ekiden.frontend.onnx.load import read_model, sorted_nodes
 from ekiden.frontend.onnx.node import describe
 from ekiden.ir.op import Array
@@ -99,7 +100,7 @@ class Verification:
 
 def verify(
     model: PathName | bytes | onnx.ModelProto,
-    executable: Executable | PathName | bytes | None = None,
+    executable: Executable | RemoteExecutable | PathName | bytes | None = None,
     *,
     inputs: Mapping[str, Array] | None = None,
     dims: Mapping[str, int] | None = None,
@@ -109,7 +110,8 @@ def verify(
 ) -> Verification:
     """Run a model of ONNX compiled and by another engine, and compare what they give.
 
-    `executable` is what was compiled of it before, or the file of it; else the model is compiled.
+    `executable` is what was compiled of it before, or the file of it, or one in a session
+    (`driver.remote.RemoteExecutable`); else the model is compiled.
     `inputs` are arrays by name, random numbers for the others, of sizes that `dims` gives to
     symbols. `against` "onnxruntime", where it is installed the default, or "onnx", the reference.
     `layers` compares the result of every node, which compiles the model with all of them as
@@ -136,17 +138,21 @@ def verify(
     return Verification(label, engine, tuple(compared))
 
 
-def _executable(given: Executable | PathName | bytes | None, proto: onnx.ModelProto) -> Executable:
+def _executable(
+    given: Executable | RemoteExecutable | PathName | bytes | None, proto: onnx.ModelProto
+) -> Executable | RemoteExecutable:
     if given is None:
         return compile(proto)
-    return given if isinstance(given, Executable) else load(given)
+    return given if isinstance(given, (Executable, RemoteExecutable)) else load(given)
 
 
 def _outputs(result: object) -> Iterable[object]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _check_same(compiled: Executable, proto: onnx.ModelProto, label: str) -> None:
+def _check_same(
+    compiled: Executable | RemoteExecutable, proto: onnx.ModelProto, label: str
+) -> None:
     """Raise InputError where an executable cannot be of this model."""
     weights = {w.name for w in proto.graph.initializer}
     ports = ([i.name for i in proto.graph.input if i.name not in weights], proto.graph.output)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ekiden.driver.executable import Executable
+from ekiden.driver.remote import RemoteExecutable
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import InputError, MemoryLimitError, RunError
@@ -35,7 +36,9 @@ def tried_sizes(dims: Mapping[str, int], given: Container[str]) -> Iterator[dict
 
 
 def random_inputs(
-    executable: Executable, dims: Mapping[str, int], arrays: Mapping[str, Array] = _NONE
+    executable: Executable | RemoteExecutable,
+    dims: Mapping[str, int],
+    arrays: Mapping[str, Array] = _NONE,
 ) -> dict[str, Array]:
     """Random arrays for every input that is not among `arrays`. Symbols are bound by `dims`, else
     1; where the model does not run with 1, one of them grows until it does, if it does.

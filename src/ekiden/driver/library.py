@@ -32,7 +32,16 @@ from ekiden.runtime.metadata import variants
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
 from ekiden.target import Target
 
-__all__ = ["FORMATS", "Format", "export_library", "format_of", "saved_module", "write_artifact"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "compile_in",
+    "compiler_for",
+    "export_library",
+    "format_of",
+    "saved_module",
+    "write_artifact",
+]
 
 _HEAD = """\
 /* A model that Ekiden compiled, as the functions {names}.
@@ -313,40 +322,44 @@ def _runtime(order: _Order) -> list[str]:
 
 def _compile(order: _Order, arguments: Sequence[str], is_program: bool = False) -> None:
     """Have the C compiler make the file `made` of library.c."""
-    command = _compiler(order)
+    command = compiler_for("export library", order.architecture, order.cc)
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
         Path(folder, _NAME).write_bytes(order.data)
         Path(folder, "library.c").write_text(_source(order.content, _NAME))
-        _run([*command, *arguments], folder, order.target)
+        compile_in(folder, [*command, *arguments], f"export library '{order.target}'")
         with open(Path(folder, "made"), "rb") as made:
             write_whole(order.target, partial(shutil.copyfileobj, made), is_program)
 
 
-def _compiler(order: _Order) -> list[str]:
-    """The command of a C compiler for the artifact's machine, in words."""
-    named = order.cc or os.environ.get("CC")
+def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[str]:
+    """The command of a C compiler for a machine, in words: `cc`, $CC, or one that is installed.
+    Raises ExportError.
+    """
+    named = cc or os.environ.get("CC")
     if named:
         return named.split()
-    foreign = f"{order.architecture}-linux-gnu"
-    names = (f"{foreign}-gcc",) if order.is_foreign else ("cc", "gcc", "clang")
+    is_foreign = architecture != platform.machine()
+    foreign = f"{architecture}-linux-gnu"
+    names = (f"{foreign}-gcc",) if is_foreign else ("cc", "gcc", "clang")
     for name in names:
         if shutil.which(name):
             return [name]
     if importlib.util.find_spec("ziglang") is not None:
-        other = ["-target", foreign] if order.is_foreign else []
+        other = ["-target", foreign] if is_foreign else []
         return [sys.executable, "-m", "ziglang", "cc", *other]
-    of = f" for {order.architecture}" if order.is_foreign else ""
+    of = f" for {architecture}" if is_foreign else ""
     raise ExportError(
-        f"export library: a C compiler{of} expected ({', '.join(names[:-1])}"
+        f"{what}: a C compiler{of} expected ({', '.join(names[:-1])}"
         f"{' or ' * (len(names) > 1)}{names[-1]}), got none; install one, or: pip install ziglang"
     )
 
 
-def _run(command: Sequence[str], folder: str, target: Path) -> None:
+def compile_in(folder: str, command: Sequence[str], what: str) -> None:
+    """Run a C compiler in a folder. Raises ExportError with what it says."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise ExportError(f"export library '{target}': run '{command[0]}': {error}") from error
+        raise ExportError(f"{what}: run '{command[0]}': {error}") from error
     if done.returncode != 0:
         shown = "\n".join(done.stderr.splitlines()[:20])
-        raise ExportError(f"export library '{target}': the C compiler failed:\n{shown}")
+        raise ExportError(f"{what}: the C compiler failed:\n{shown}")

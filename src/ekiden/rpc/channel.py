@@ -76,6 +76,7 @@ class Channel:
         self.ends: float | None = None
         self.is_open = True
         self._head = memoryview(bytearray(HEADER))
+        self._body = memoryview(b"")
         self._has_timeout = False
         self._owner = os.getpid()
 
@@ -87,14 +88,17 @@ class Channel:
             raise self._gone(error) from error
 
     def receive(self, seconds: float | None = None) -> tuple[Kind, memoryview]:
-        """The next frame. Raises RPCError at the end of the stream, RPCSessionTimeoutError after
-        `seconds`: both end the session; FrameError for what is none.
+        """The next frame; its body is good until the next one is asked for. Raises RPCError at the
+        end of the stream, RPCSessionTimeoutError after `seconds`: both end the session; FrameError
+        for what is none.
         """
         until = None if seconds is None else time.monotonic() + seconds
         try:
             self._fill(self._head, until)
             kind, size = read_head(self._head, self.limit)
-            body = memoryview(bytearray(size))
+            if size > len(self._body):
+                self._body = memoryview(bytearray(size))
+            body = self._body[:size]
             self._fill(body, until)
         except OSError as error:
             raise self._gone(error) from error

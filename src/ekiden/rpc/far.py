@@ -26,6 +26,8 @@ __all__ = [
 Progress = Callable[[int, int], object]
 """Called with the bytes that have crossed, and all there are."""
 
+PIECE = 1 << 20
+"""Bytes of a piece: what stays in a cache while it is copied from here to there."""
 _FARTHEST = 128
 """Kinds of devices from here on are of other machines: no device of this one has such a number."""
 
@@ -63,7 +65,8 @@ class RemoteFunction(_Remote):
 class RemoteModule(_Remote):
     """A module of the other side, with the face of `runtime.Module`."""
 
-    entry_name = "main"
+    entry_name = ""
+    """What functions go by that are the only one of their module, or `main`."""
 
     def get_function(self, name: str, query_imports: bool = True) -> RemoteFunction:
         """The function of that name. Raises AttributeError."""
@@ -85,11 +88,11 @@ class RemoteModule(_Remote):
 
     @property
     def entry_func(self) -> RemoteFunction:
-        """The function `main`."""
+        """Its only function, or `main`."""
         return self[self.entry_name]
 
     def __call__(self, *args: object) -> object:
-        """Call the function `main`."""
+        """Call its only function, or `main`."""
         return self.entry_func(*args)
 
     def time_evaluator(
@@ -252,7 +255,7 @@ def _raw(host: Tensor) -> NDArray[np.uint8]:
 
 def _pieces(size: int, limit: int, progress: Progress | None) -> Iterator[tuple[int, int]]:
     """Where each piece begins and how long it is, so that a message has room for it."""
-    step = limit - 64
+    step = min(limit - 64, PIECE)
     for at in range(0, size, step):
         yield at, min(step, size - at)
         if progress is not None:

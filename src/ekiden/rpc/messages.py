@@ -96,7 +96,8 @@ _ROWS = (
             " session"),
     Message(Kind.CALL, "hV", "function arguments", "calls a function; RETURN has its result"),
     Message(Kind.FUNCTION, "hs", "module name",
-            "the function of that name, of a module or (0) of all: RETURN it, or none"),
+            "the function of that name, of a module or (0) of all: RETURN it, or none; without a"
+            " name a module's only one, or main"),
     Message(Kind.LOAD, "s", "file", "the module in an uploaded file"),
     Message(Kind.ALLOC, "t", "type", "a new tensor"),
     Message(Kind.WRITE, "hqb", "tensor offset data", "writes elements of a tensor, as bytes"),

@@ -99,7 +99,8 @@ class Services:
         """A function by name; None if there is none."""
         if module:
             found = self._thing(module, Module)
-            return found.get_function(name) if found.implements_function(name) else None
+            chosen = name or entry_of(found)
+            return found.get_function(chosen) if found.implements_function(chosen) else None
         return self.functions.get(name) or get_global_func(name, True)
 
     def load(self, name: str) -> Module:
@@ -140,7 +141,8 @@ class Services:
     def time(self, module: int, name: str, *rest: object) -> bytes:
         """Seconds of a call, of each repeat."""
         *settings, arguments = cast(list[Any], rest)
-        evaluator = self._thing(module, Module).time_evaluator(name, None, *settings)
+        found = self._thing(module, Module)
+        evaluator = found.time_evaluator(name or entry_of(found), None, *settings)
         return np.array(evaluator(*arguments).results, "<f8").tobytes()
 
     def upload(self, name: str, offset: int, data: memoryview) -> None:
@@ -189,6 +191,12 @@ class Services:
         if not is_plain or len(name.encode()) > _NAME_LIMIT:
             raise ValueError(f"session: the name of a file without folders expected, got {name!r}")
         return self.folder / name
+
+
+def entry_of(module: Module) -> str:
+    """The name of a module's only function, or `main`."""
+    names = module.names()
+    return names[0] if len(names) == 1 else "main"
 
 
 def serve_session(channel: Channel, folder: Path, key: str = "") -> None:

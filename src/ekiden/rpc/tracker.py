@@ -148,7 +148,7 @@ class _Books:
         """A free device, when there is one. Raises asyncio.IncompleteReadError where the client
         goes meanwhile: the device, if it came, is for the next.
         """
-        if self.free[key]:
+        if self.free.get(key):
             found = self.free[key].pop(0)
             self.taken[found.match] = time.monotonic()
             return found
@@ -169,11 +169,11 @@ class _Books:
     def _summary(self) -> Summary:
         """As TVM's trackers say it."""
         devices = [d for mine in self.known.values() for d in mine.values()]
-        keys = sorted({d.key for d in devices} | {k for k, q in self.waiting.items() if q})
+        keys = sorted(self.free.keys() | {k for k, q in self.waiting.items() if q})
         queues = {
             key: {
-                "free": len(self.free[key]),
-                "pending": len(self.waiting[key]),
+                "free": len(self.free.get(key, ())),
+                "pending": len(self.waiting.get(key, ())),
             }
             for key in keys
         }

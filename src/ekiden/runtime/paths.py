@@ -29,6 +29,11 @@ def source_dir() -> Path:
     return _FOLDER / "src"
 
 
+def server_source_dir() -> Path:
+    """The sources of the program ekiden-rpc, which is built with those of the runtime."""
+    return _FOLDER / "rpc"
+
+
 def cmake_dir() -> Path:
     """The folder with the CMake package: give it as -Dekiden-runtime_DIR, then
     `find_package(ekiden-runtime)` has the targets ekiden::runtime and ekiden::runtime_static.

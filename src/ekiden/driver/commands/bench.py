@@ -6,18 +6,24 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Mapping
 
 from ekiden import runtime
 from ekiden.driver.commands.options import (
     FILE,
     add_dims,
+    add_remote,
     count,
-    open_executable,
+    open_given,
     positive,
     read_arrays,
     sizes,
 )
+from ekiden.driver.executable import Executable
 from ekiden.driver.inputs import random_inputs
+from ekiden.driver.remote import RemoteExecutable
+from ekiden.ir.op import Array
+from ekiden.runtime.errors import InputError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,28 +36,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=positive, default=2.0, help="how long to measure (2)")
     parser.add_argument("--threads", type=count, help="of the pool, else one for each core")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_remote(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Time whole calls from Python on random inputs; print the minimum, median and 90th
     percentile.
     """
+    if options.threads is not None and options.remote is not None:
+        raise InputError("--threads: the server's own number counts: EKIDEN_NUM_THREADS there")
     if options.threads is not None:
         runtime.num_threads(options.threads)
-    executable = open_executable(options.file)
+    executable = open_given(options)
     feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
-    for _ in range(3):
-        executable(**feed)
-    times: list[float] = []
-    until = time.perf_counter() + options.seconds
-    while time.perf_counter() < until or len(times) < 5:
-        started = time.perf_counter()
-        executable(**feed)
-        times.append(time.perf_counter() - started)
+    times = _times(executable, feed, options.seconds)
     times.sort()
     low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
     shapes = {n: f"{a.dtype}{list(a.shape)}" for n, a in feed.items()}
-    threads = runtime.num_threads()
+    threads = None if options.remote is not None else runtime.num_threads()
     if options.json:
         made = {
             "file": options.file,
@@ -66,6 +68,24 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(made, indent=1))
         return 0
     given = ", ".join(f"{n} {text}" for n, text in shapes.items())
-    print(f"{options.file} on {given}, {threads} threads, {len(times)} runs")
+    where = f"at {options.remote}" if threads is None else f"{threads} threads"
+    print(f"{options.file} on {given}, {where}, {len(times)} runs")
     print(f"  min {low * 1e3:.3f} ms   median {middle * 1e3:.3f} ms   90% {high * 1e3:.3f} ms")
     return 0
+
+
+def _times(
+    executable: Executable | RemoteExecutable, feed: Mapping[str, Array], seconds: float
+) -> list[float]:
+    """Seconds of whole calls from Python; of a remote model, of runs by the clock there."""
+    if isinstance(executable, RemoteExecutable):
+        return executable.times(feed, seconds)
+    for _ in range(3):
+        executable(**feed)
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(times) < 5:
+        started = time.perf_counter()
+        executable(**feed)
+        times.append(time.perf_counter() - started)
+    return times

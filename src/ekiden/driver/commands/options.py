@@ -6,13 +6,17 @@ import argparse
 import math
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 import ekiden
+from ekiden import rpc
+from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.executable import Executable
 from ekiden.driver.library import FORMATS
+from ekiden.driver.remote import RemoteExecutable
 from ekiden.frontend.table import is_model_file
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import DECISIONS
@@ -35,6 +39,52 @@ def open_executable(path: str) -> Executable:
     """The executable of an artifact, or of a model compiled for this machine."""
     is_model = is_model_file(path) and (os.path.isdir(path) or not is_artifact(path))
     return ekiden.compile(path) if is_model else ekiden.load(path)
+
+
+def add_remote(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a session with another machine, as `open_given` takes them."""
+    parser.add_argument("--remote", metavar="HOST:PORT", help="run in a session with this server")
+    parser.add_argument("--key", default="", help="the name of the device there")
+    parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
+    parser.add_argument(
+        "--target", metavar="'llvm -mcpu=...'", help="what to compile a model for, with --remote"
+    )
+
+
+def open_given(options: argparse.Namespace) -> Executable | RemoteExecutable:
+    """The executable of an artifact or model: here, or where `--remote` says. Raises InputError for
+    options of a session without one.
+    """
+    if options.remote is not None:
+        return open_remote(options, options.file)
+    if options.key or options.credentials or options.target:
+        raise InputError("--key, --credentials and --target are for --remote")
+    return open_executable(options.file)
+
+
+def open_remote(options: argparse.Namespace, path: str) -> RemoteExecutable:
+    """An artifact, or a model compiled for `--target`, in a session with the server that `--remote`
+    names.
+    """
+    if is_model_file(path) and (os.path.isdir(path) or not is_artifact(path)):
+        made = compile_artifact(path, options.target or "llvm")
+        data = made if isinstance(made, memoryview) else made.to_bytes()
+    elif options.target:
+        raise InputError(f"--target: '{path}' is an artifact: it has its targets")
+    else:
+        with named("read", path):
+            data = memoryview(Path(path).read_bytes())
+    host, port = address(options.remote)
+    session = rpc.connect(host, port, options.key, credentials=options.credentials)
+    return RemoteExecutable(session, data)
+
+
+def address(text: str) -> tuple[str, int]:
+    """`host:port` as a pair. Raises InputError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise InputError(f"read an address: host:port expected, got '{text}'")
+    return host.strip("[]"), int(port)
 
 
 def split_pair(text: str, example: str) -> tuple[str, str]:

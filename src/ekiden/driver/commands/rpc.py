@@ -1,4 +1,4 @@
-"""`ekiden rpc keygen FILE`, `server`, `tracker`, `proxy`: sessions with other machines."""
+"""`ekiden rpc`: keys, servers, trackers and proxies of sessions with other machines."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import argparse
 import logging
 from collections.abc import Callable, Mapping
 
+from ekiden.driver.commands.options import address
+from ekiden.driver.rpc_server import build_server
 from ekiden.rpc import Proxy, Server, Tracker, make_key
 from ekiden.runtime.errors import InputError
 
-WHAT = ("keygen", "server", "tracker", "proxy")
+WRITES = ("keygen", "build")
+SERVES = ("server", "tracker", "proxy")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("what", choices=WHAT, help="write a key file, or serve until interrupted")
-    parser.add_argument("file", nargs="?", help="the key file that keygen writes")
+    parser.add_argument(
+        "what", choices=(*WRITES, *SERVES), help="write a file, or serve until interrupted"
+    )
+    parser.add_argument(
+        "file", nargs="?", help="what keygen (a key file) or build (ekiden-rpc) writes"
+    )
+    parser.add_argument("--machine", default="", help="what to build for: aarch64, riscv64, ...")
+    parser.add_argument("--cc", help="the C compiler that builds, else one for the machine")
+    parser.add_argument("--static", action="store_true", help="build without need of a libc")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, default=9090, help="its port, 0 for any (9090)")
     parser.add_argument("--key", default="", help="the name of the device")
@@ -24,23 +34,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
 
 
-def address(text: str) -> tuple[str, int]:
-    """`host:port` as a pair. Raises InputError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit():
-        raise InputError(f"read an address: host:port expected, got '{text}'")
-    return host.strip("[]"), int(port)
-
-
 def run(options: argparse.Namespace) -> int:
-    """Write a key, or serve."""
-    if (options.file is None) == (options.what == "keygen"):
+    """Write a key or a program, or serve."""
+    if (options.file is None) == (options.what in WRITES):
         raise InputError(
             f"rpc {options.what}: expected {'a' if options.file is None else 'no'} file"
         )
     if options.what == "keygen":
         make_key(options.file)
         print(f"{options.file}: give it to both sides, and to nobody else")
+        return 0
+    if options.what == "build":
+        extra = ["-static"] if options.static else []
+        build_server(options.file, options.machine, cc=options.cc, options=extra)
         return 0
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     made = _START[options.what](options)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ekiden.driver.commands.options import FILE, open_executable, read_arrays
+from ekiden.driver.commands.options import FILE, add_remote, open_given, read_arrays
 from ekiden.runtime.files import write_whole
 
 
@@ -19,11 +19,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input"
     )
     parser.add_argument("--output-dir", help="write each output here as output0.npy, ...")
+    add_remote(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run once and print or write the outputs."""
-    executable = open_executable(options.file)
+    executable = open_given(options)
     result = executable(**read_arrays(options.input))
     tensors = result if isinstance(result, tuple) else (result,)
     for index, (info, tensor) in enumerate(zip(executable.outputs, tensors, strict=True)):

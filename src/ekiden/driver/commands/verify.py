@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import argparse
 
-from ekiden.driver.commands.options import add_dims, is_artifact, not_negative, read_arrays, sizes
+from ekiden.driver.commands.options import (
+    add_dims,
+    add_remote,
+    is_artifact,
+    not_negative,
+    open_remote,
+    read_arrays,
+    sizes,
+)
 from ekiden.driver.comparison import ENGINES, Tolerance, verify
 from ekiden.runtime.errors import InputError
 
@@ -24,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random"
     )
     add_dims(parser)
+    add_remote(parser)
     for name, default, what in TOLERANCES:
         parser.add_argument(name, type=not_negative, default=default, help=f"{what} ({default:g})")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -43,9 +52,11 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"'{artifact}' is an artifact; name its model: --model model.onnx")
     if artifact is None and options.model is not None:
         raise InputError(f"--model: '{options.file}' is a model itself")
+    if options.remote is None and (options.key or options.credentials or options.target):
+        raise InputError("--key, --credentials and --target are for --remote")
     found = verify(
         options.model or options.file,
-        artifact,
+        artifact if options.remote is None else open_remote(options, options.file),
         inputs=read_arrays(options.input),
         dims=sizes(options.dim),
         against=options.against,

@@ -1,0 +1,100 @@
+/* What the files of the server share with each other and with nobody else. */
+#ifndef EK_RPC_INTERNAL_H_
+#define EK_RPC_INTERNAL_H_
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ek_rpc.h"
+#include "ek_rpc_table.h"
+#include "ekiden/runtime.h"
+
+/* A thing that the other side holds, or a place for one. Its handle is the place and how often that
+** has been taken, so that a handle of something that has gone is none of what came after. */
+typedef struct rpc_thing {
+  ek_value value;                          /* owned; EK_ANY: free */
+  uint32_t turn;
+  uint32_t next;                           /* the next free place + 1, or 0 */
+} rpc_thing;
+
+/* A function of the other side that somebody here holds. */
+typedef struct rpc_far {
+  struct rpc_session *session;             /* retained */
+  ek_object *function;                     /* not retained: it owns this */
+  uint64_t handle;
+  struct rpc_far *next;
+} rpc_far;
+
+typedef struct rpc_session {
+  int32_t refs;                            /* the session itself and its far functions; one thread */
+  const ek_rpc_stream *stream;             /* NULL when it is over */
+  const ek_rpc_options *options;
+  const char *thread;                      /* which thread serves it */
+  uint32_t limit, peer_limit;
+  int32_t depth;
+  uint8_t *in;                             /* the body that is being read, 'limit' bytes */
+  uint8_t *out;                            /* the frame that is being made */
+  size_t out_size, out_room;
+  bool is_full;                            /* the frame would be longer than the other side takes */
+  rpc_thing *things;
+  uint32_t thing_count, thing_room, free_thing;
+  uint64_t *exported;                      /* handles that the frame in 'out' gives away */
+  size_t exported_count, exported_room;
+  uint64_t *dropped;                       /* of the other side's, to be released */
+  size_t dropped_count, dropped_room;
+  rpc_far *far;
+} rpc_session;
+
+/* One field of a message, by its letter: a number, bytes, or values. */
+typedef struct rpc_field {
+  uint64_t number;
+  ek_bytes bytes;                          /* s, b; for H the handles as they lie, for t the sizes */
+  ek_dtype dtype;
+  ek_device device;
+  int32_t rank;
+  ek_value *values;                        /* owned */
+  int64_t count;
+} rpc_field;
+
+enum { RPC_MAX_FIELDS = 11, RPC_HEADER = 8, RPC_MAX_HANDLES = 1 << 16 };
+
+/* ek_rpc_wire.c: bytes. Reading gives 0, or -1 with an error: a FrameError ends the session. */
+typedef struct rpc_reader {
+  rpc_session *session;
+  const uint8_t *at, *end;
+} rpc_reader;
+
+int rpc_frame_error(const char *what);
+bool rpc_is_frame_error(void);
+int rpc_read_fields(rpc_session *session, const char *letters, size_t size, rpc_field *fields);
+void rpc_fields_release(rpc_field *fields);
+int rpc_read_value(rpc_reader *reader, int depth, ek_value *out);
+
+void rpc_begin(rpc_session *session, int kind);
+void rpc_put(rpc_session *session, const void *data, size_t size);
+void rpc_put_u32(rpc_session *session, uint32_t number);
+void rpc_put_u64(rpc_session *session, uint64_t number);
+void rpc_put_text(rpc_session *session, const char *data, size_t size);
+int rpc_put_value(rpc_session *session, const ek_value *value, int depth);
+int rpc_send(rpc_session *session);
+
+/* ek_rpc_things.c: handles. */
+int rpc_export(rpc_session *session, const ek_value *value, uint64_t *handle);
+ek_value *rpc_held(rpc_session *session, uint64_t handle);
+void rpc_let_go(rpc_session *session, uint64_t handle);
+int rpc_far_function(rpc_session *session, uint64_t handle, ek_value *out);
+bool rpc_far_handle(rpc_session *session, const ek_object *object, uint64_t *handle);
+rpc_session *rpc_session_new(const ek_rpc_stream *stream, const ek_rpc_options *options);
+void rpc_session_release(rpc_session *session);
+void *rpc_room(void *array, size_t count, size_t *room, size_t item);
+
+/* ek_rpc_serve.c */
+int rpc_request(rpc_session *session, ek_value *result);
+extern _Thread_local char rpc_thread;
+
+/* ek_rpc_services.c: what a message asks for; '*result' arrives as none and leaves owned. */
+typedef int (*rpc_service)(rpc_session *session, rpc_field *fields, ek_value *result);
+rpc_service rpc_service_of(int kind);
+
+#endif /* EK_RPC_INTERNAL_H_ */

@@ -1,0 +1,422 @@
+/* What a session does for its client: functions, modules, tensors, the files of its folder. */
+#include "ek_rpc_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_NAME = 255 };
+
+/* The object of a handle, borrowed, which is of a type; NULL with a FrameError for another. */
+static ek_object *thing_of(rpc_session *session, const rpc_field *field, int32_t type) {
+  const ek_value *value = rpc_held(session, field->number);
+  if (value != NULL && value->type_index == type) return value->v.obj;
+  rpc_frame_error(value == NULL ? "no thing has this handle" : "a handle of another kind expected");
+  return NULL;
+}
+
+/* A zero-terminated copy of a text without zeros, to be freed; NULL with an error. */
+static char *copied(const ek_bytes *text) {
+  if (memchr(text->data, 0, text->size) != NULL) {
+    ek_error("ValueError", "rpc: a name without zeros expected");
+    return NULL;
+  }
+  char *made = malloc(text->size + 1);
+  if (made == NULL) {
+    ek_error("MemoryError", "rpc: no memory for a name");
+    return NULL;
+  }
+  memcpy(made, text->data, text->size);
+  made[text->size] = 0;
+  return made;
+}
+
+/* Functions and modules ------------------------------------------------------------------------ */
+
+static int call(rpc_session *session, rpc_field *fields, ek_value *result) {
+  ek_object *function = thing_of(session, &fields[0], EK_FUNCTION);
+  if (function == NULL) return -1;
+  ek_retain(function); /* the client may release it in a callback */
+  int code = ek_function_call(function, fields[1].values, (int32_t)fields[1].count, result);
+  ek_release(function);
+  return code;
+}
+
+/* The name of a module's only function, or "main", to be freed; NULL with an error. */
+static char *entry_of(ek_object *module) {
+  ek_object *names = NULL;
+  ek_bytes name = {"main", 4};
+  if (ek_module_names(module, &names) != 0) return NULL;
+  const ek_array *array = (const ek_array *)(const void *)names;
+  if (array->size == 1) ek_string_borrow(&array->data[0], &name);
+  char *made = copied(&name);
+  ek_release(names);
+  return made;
+}
+
+/* An owned function of a module, or of all for the handle 0; NULL in '*out' where there is none. */
+static int find(rpc_session *session, const rpc_field *module, const ek_bytes *name,
+                ek_object **out) {
+  ek_object *from = module->number == 0 ? NULL : thing_of(session, module, EK_MODULE);
+  if (module->number != 0 && from == NULL) return -1;
+  char *text = from != NULL && name->size == 0 ? entry_of(from) : copied(name);
+  if (text == NULL) return -1;
+  int code = 0;
+  if (from == NULL) *out = ek_registry_get(text);
+  else code = ek_module_get(from, text, out);
+  free(text);
+  return code;
+}
+
+static int get_function(rpc_session *session, rpc_field *fields, ek_value *result) {
+  ek_object *found = NULL;
+  if (find(session, &fields[0], &fields[1].bytes, &found) != 0) return -1;
+  if (found != NULL) *result = ek_value_object(found);
+  return 0;
+}
+
+static int import(rpc_session *session, rpc_field *fields, ek_value *result) {
+  (void)result;
+  ek_object *module = thing_of(session, &fields[0], EK_MODULE);
+  ek_object *other = module == NULL ? NULL : thing_of(session, &fields[1], EK_MODULE);
+  return other == NULL ? -1 : ek_module_import(module, other);
+}
+
+static double now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* Seconds of so many calls in a row, or -1. */
+static double time_calls(ek_object *function, const rpc_field *arguments, uint64_t count) {
+  double begin = now();
+  for (uint64_t i = 0; i < count; i++) {
+    ek_value result = ek_value_none();
+    int code = ek_function_call(function, arguments->values, (int32_t)arguments->count, &result);
+    ek_value_release(&result);
+    if (code != 0) return -1;
+  }
+  return now() - begin;
+}
+
+static void pause_ms(uint64_t milliseconds) {
+  struct timespec time = {(time_t)(milliseconds / 1000), (long)(milliseconds % 1000) * 1000000};
+  while (nanosleep(&time, &time) != 0 && errno == EINTR) continue;
+}
+
+static void empty_caches(volatile char *memory, uint64_t size) {
+  for (uint64_t i = 0; i < size; i += 64) memory[i] = 1;
+}
+
+/* One repeat of a measurement: '*number' grows until it takes long enough. Seconds, or -1. */
+static double time_repeat(ek_object *function, ek_object *prepare, char *flush, rpc_field *fields,
+                          uint64_t *number) {
+  rpc_field *arguments = &fields[10];
+  double least = (double)fields[4].number * 1e-3;
+  for (uint64_t zeros = 0;;) {
+    ek_value ignored = ek_value_none();
+    int32_t count = (int32_t)arguments->count;
+    if (prepare != NULL && ek_function_call(prepare, arguments->values, count, &ignored) != 0) return -1;
+    ek_value_release(&ignored);
+    if (flush != NULL) empty_caches(flush, fields[8].number);
+    double seconds = time_calls(function, arguments, *number);
+    if (seconds < 0) return -1;
+    zeros += seconds == 0;
+    if (seconds >= least || zeros >= fields[5].number) return seconds / (double)*number;
+    double wanted = seconds > 0 ? least / (seconds / (double)*number) + 1 : 0;
+    double grown = (double)*number * 1.618 + 1;
+    *number = (uint64_t)(wanted > grown ? wanted : grown);
+  }
+}
+
+static int time_all(ek_object *function, ek_object *prepare, char *flush, rpc_field *fields,
+                    ek_value *result) {
+  uint64_t number = fields[2].number, repeat = fields[3].number;
+  double *times = calloc(repeat, sizeof *times);
+  if (times == NULL) return ek_error("MemoryError", "rpc: no memory for the times");
+  int code = time_calls(function, &fields[10], 1) < 0 ? -1 : 0;
+  for (uint64_t i = 0; code == 0 && i < repeat; i++) {
+    times[i] = time_repeat(function, prepare, flush, fields, &number);
+    if (times[i] < 0) code = -1;
+    if (fields[6].number > 0 && (i + 1) % fields[7].number == 0) pause_ms(fields[6].number);
+  }
+  if (code == 0) {
+    code = ek_string_new(EK_BYTES, (const char *)times, repeat * sizeof *times, result);
+  }
+  free(times);
+  return code;
+}
+
+static int time_function(rpc_session *session, rpc_field *fields, ek_value *result) {
+  ek_object *function = NULL, *prepare = NULL;
+  rpc_field all = {0};
+  if (fields[2].number < 1 || fields[3].number < 1 || fields[7].number < 1
+      || fields[3].number > session->peer_limit / 16) {
+    return ek_error("ValueError", "time_evaluator: number, repeat and repeats_to_cooldown must be "
+                    "positive, and the times fit a message");
+  }
+  if (fields[8].number > UINT32_MAX) return ek_error("ValueError", "time_evaluator: cache_flush_bytes");
+  if (find(session, &fields[0], &fields[1].bytes, &function) != 0) return -1;
+  if (function == NULL) return ek_error("AttributeError", "time_evaluator: no function of that name");
+  int code = fields[9].bytes.size == 0 ? 0 : find(session, &all, &fields[9].bytes, &prepare);
+  if (code == 0 && fields[9].bytes.size > 0 && prepare == NULL) {
+    code = ek_error("ValueError", "time_evaluator: no function of the name f_preproc has");
+  }
+  char *flush = fields[8].number == 0 ? NULL : malloc(fields[8].number);
+  if (code == 0 && fields[8].number > 0 && flush == NULL) {
+    code = ek_error("MemoryError", "time_evaluator: no memory for cache_flush_bytes");
+  }
+  if (code == 0) code = time_all(function, prepare, flush, fields, result);
+  free(flush);
+  ek_object_release(prepare);
+  ek_release(function);
+  return code;
+}
+
+/* Tensors -------------------------------------------------------------------------------------- */
+
+static int alloc_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
+  (void)session;
+  int64_t shape[EK_MAX_NDIM];
+  ek_object *made = NULL;
+  memcpy(shape, fields[0].bytes.data, fields[0].bytes.size);
+  if (ek_tensor_new(shape, fields[0].rank, fields[0].dtype, fields[0].device, &made) != 0) return -1;
+  const ek_dltensor *tensor = &((ek_tensor *)(void *)made)->dl;
+  if (tensor->device.type == EK_CPU) memset(ek_dltensor_data(tensor), 0, ek_dltensor_nbytes(tensor));
+  *result = ek_value_object(made);
+  return 0;
+}
+
+/* The bytes from 'offset' on of a contiguous tensor of the host that has 'size' more; NULL with an
+** error. */
+static char *elements(rpc_session *session, const rpc_field *fields, uint64_t size) {
+  ek_object *object = thing_of(session, &fields[0], EK_TENSOR);
+  if (object == NULL) return NULL;
+  const ek_dltensor *tensor = &((ek_tensor *)(void *)object)->dl;
+  size_t all = ek_dltensor_nbytes(tensor);
+  uint64_t offset = fields[1].number;
+  if (offset > all || size > all - offset) {
+    ek_error("ValueError", "tensor: bytes %llu and %llu more of %zu", (unsigned long long)offset,
+             (unsigned long long)size, all);
+    return NULL;
+  }
+  if (tensor->device.type != EK_CPU || !ek_dltensor_is_contiguous(tensor)) {
+    ek_error("ValueError", "tensor: a contiguous one of the host expected");
+    return NULL;
+  }
+  return (char *)ek_dltensor_data(tensor) + offset;
+}
+
+static int write_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
+  (void)result;
+  const ek_bytes *data = &fields[2].bytes;
+  char *to = elements(session, fields, data->size);
+  if (to == NULL) return -1;
+  const ek_tensor *tensor = (const ek_tensor *)(const void *)rpc_held(session, fields[0].number)->v.obj;
+  if (tensor->flags & EK_DLPACK_READ_ONLY) return ek_error("ValueError", "write: the tensor can only be read");
+  memcpy(to, data->data, data->size);
+  return 0;
+}
+
+static int read_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
+  uint64_t size = fields[2].number;
+  const char *from = elements(session, fields, size);
+  if (from == NULL) return -1;
+  if (size > session->peer_limit) return ek_error("ValueError", "read: more than a message holds");
+  return ek_string_new(EK_BYTES, from, size, result);
+}
+
+static int copy_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
+  (void)result;
+  ek_object *from = thing_of(session, &fields[0], EK_TENSOR);
+  ek_object *to = from == NULL ? NULL : thing_of(session, &fields[1], EK_TENSOR);
+  if (to == NULL) return -1;
+  if (((ek_tensor *)(void *)to)->flags & EK_DLPACK_READ_ONLY) {
+    return ek_error("ValueError", "copy: the tensor can only be read");
+  }
+  if (from == to) return 0;
+  return ek_tensor_copy(&((ek_tensor *)(void *)from)->dl, &((ek_tensor *)(void *)to)->dl);
+}
+
+static int release(rpc_session *session, rpc_field *fields, ek_value *result) {
+  (void)result;
+  for (int64_t i = 0; i < fields[0].count; i++) {
+    uint64_t handle;
+    memcpy(&handle, fields[0].bytes.data + 8 * i, 8);
+    if (rpc_held(session, handle) == NULL) return rpc_frame_error("no thing has this handle");
+    rpc_let_go(session, handle);
+  }
+  return 0;
+}
+
+/* Files ---------------------------------------------------------------------------------------- */
+
+/* The path of a file of the session, to be freed; NULL with an error. */
+static char *path_of(rpc_session *session, const ek_bytes *name) {
+  const char *folder = session->options->folder;
+  bool is_plain = name->size > 0 && name->size <= MAX_NAME && memchr(name->data, '/', name->size) == NULL
+                  && memchr(name->data, 0, name->size) == NULL
+                  && !(name->data[0] == '.' && (name->size == 1 || (name->size == 2 && name->data[1] == '.')));
+  if (folder == NULL || !is_plain) {
+    ek_error("ValueError", folder == NULL ? "session: this server has no files"
+                                          : "session: the name of a file without folders expected");
+    return NULL;
+  }
+  size_t length = strlen(folder);
+  char *made = malloc(length + name->size + 2);
+  if (made == NULL) {
+    ek_error("MemoryError", "session: no memory for a path");
+    return NULL;
+  }
+  memcpy(made, folder, length);
+  made[length] = '/';
+  memcpy(made + length + 1, name->data, name->size);
+  made[length + 1 + name->size] = 0;
+  return made;
+}
+
+/* Sets what errno says, by Python's names. */
+static int system_error(const char *doing, const ek_bytes *name) {
+  int code = errno;
+  const char *kind = code == ENOENT ? "FileNotFoundError" : code == EACCES || code == EPERM
+                     ? "PermissionError" : code == EISDIR ? "IsADirectoryError" : "OSError";
+  return ek_error(kind, "%s '%.*s': %s", doing, (int)name->size, name->data, strerror(code));
+}
+
+static int open_file(rpc_session *session, const ek_bytes *name, const char *doing, int flags) {
+  char *path = path_of(session, name);
+  if (path == NULL) return -1;
+  int file = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file < 0) system_error(doing, name);
+  free(path);
+  return file;
+}
+
+static int upload(rpc_session *session, rpc_field *fields, ek_value *result) {
+  (void)result;
+  const ek_bytes *data = &fields[2].bytes;
+  uint64_t offset = fields[1].number;
+  struct stat found;
+  int file = open_file(session, &fields[0].bytes, "upload",
+                       offset == 0 ? O_WRONLY | O_CREAT | O_TRUNC : O_WRONLY);
+  if (file < 0) return -1;
+  int code = 0;
+  if (fstat(file, &found) != 0) code = system_error("upload", &fields[0].bytes);
+  else if (offset > (uint64_t)found.st_size) {
+    code = ek_error("ValueError", "upload: a piece lies behind the end");
+  }
+  for (size_t at = 0; code == 0 && at < data->size;) {
+    ssize_t written = pwrite(file, data->data + at, data->size - at, (off_t)(offset + at));
+    if (written <= 0) code = system_error("upload", &fields[0].bytes);
+    else at += (size_t)written;
+  }
+  close(file);
+  return code;
+}
+
+static int download(rpc_session *session, rpc_field *fields, ek_value *result) {
+  uint64_t size = fields[2].number;
+  int file = open_file(session, &fields[0].bytes, "download", O_RDONLY);
+  if (file < 0) return -1;
+  if (size > session->peer_limit) size = session->peer_limit;
+  char *buffer = malloc(size + 1);
+  ssize_t got = buffer == NULL ? 0 : pread(file, buffer, size, (off_t)fields[1].number);
+  int code = -1;
+  if (buffer == NULL) ek_error("MemoryError", "download: no memory for a piece");
+  else if (got < 0) system_error("download", &fields[0].bytes);
+  else code = ek_string_new(EK_BYTES, buffer, (size_t)got, result);
+  free(buffer);
+  close(file);
+  return code;
+}
+
+static int file_size(rpc_session *session, rpc_field *fields, ek_value *result) {
+  struct stat found;
+  char *path = path_of(session, &fields[0].bytes);
+  if (path == NULL) return -1;
+  int code = lstat(path, &found) == 0 ? 0 : system_error("size", &fields[0].bytes);
+  free(path);
+  if (code == 0) *result = ek_value_int(found.st_size);
+  return code;
+}
+
+static int remove_file(rpc_session *session, rpc_field *fields, ek_value *result) {
+  (void)result;
+  char *path = path_of(session, &fields[0].bytes);
+  if (path == NULL) return -1;
+  int code = unlink(path) == 0 ? 0 : system_error("remove", &fields[0].bytes);
+  free(path);
+  return code;
+}
+
+static int by_name(const void *a, const void *b) {
+  ek_bytes one = {0}, other = {0};
+  ek_string_borrow(a, &one);
+  ek_string_borrow(b, &other);
+  size_t size = one.size < other.size ? one.size : other.size;
+  int order = memcmp(one.data, other.data, size);
+  return order != 0 ? order : one.size < other.size ? -1 : one.size > other.size;
+}
+
+static int list_files(rpc_session *session, rpc_field *fields, ek_value *result) {
+  (void)fields;
+  ek_value *names = NULL;
+  size_t count = 0, room = 0;
+  int code = 0;
+  const char *folder = session->options->folder;
+  DIR *open_folder = folder == NULL ? NULL : opendir(folder);
+  if (open_folder == NULL) return ek_error("ValueError", "session: this server has no files");
+  for (struct dirent *entry; code == 0 && (entry = readdir(open_folder)) != NULL;) {
+    if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+    ek_value *grown = rpc_room(names, count, &room, sizeof *names);
+    if (grown != NULL) names = grown;
+    code = grown == NULL ? -1 : ek_string_new(EK_STR, entry->d_name, strlen(entry->d_name), &names[count]);
+    count += code == 0;
+  }
+  closedir(open_folder);
+  if (count > 0) qsort(names, count, sizeof *names, by_name);
+  ek_object *made = NULL;
+  if (code == 0) code = ek_array_new(names, (int64_t)count, &made);
+  for (size_t i = 0; i < count; i++) ek_value_release(&names[i]);
+  free(names);
+  if (code == 0) *result = ek_value_object(made);
+  return code;
+}
+
+static int load(rpc_session *session, rpc_field *fields, ek_value *result) {
+  ek_object *made = NULL;
+  char *path = path_of(session, &fields[0].bytes);
+  if (path == NULL) return -1;
+  int code = ek_module_load(path, &made);
+  free(path);
+  if (code == 0) *result = ek_value_object(made);
+  return code;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+
+rpc_service rpc_service_of(int kind) {
+  switch (kind) {
+    case RPC_CALL: return call;
+    case RPC_FUNCTION: return get_function;
+    case RPC_LOAD: return load;
+    case RPC_ALLOC: return alloc_tensor;
+    case RPC_WRITE: return write_tensor;
+    case RPC_READ: return read_tensor;
+    case RPC_COPY: return copy_tensor;
+    case RPC_TIME: return time_function;
+    case RPC_UPLOAD: return upload;
+    case RPC_DOWNLOAD: return download;
+    case RPC_SIZE: return file_size;
+    case RPC_REMOVE: return remove_file;
+    case RPC_LIST: return list_files;
+    case RPC_RELEASE: return release;
+    case RPC_IMPORT: return import;
+    default: return NULL;
+  }
+}

@@ -1,0 +1,155 @@
+/* Handles: things of this side that the other holds, and its functions that this side holds. */
+#include "ek_rpc_internal.h"
+
+static uint64_t handle_at(const rpc_session *session, uint32_t index) {
+  return (uint64_t)session->things[index].turn << 32 | (index + 1);
+}
+
+/* A new handle, owning the value from now on as well as the caller does. */
+int rpc_export(rpc_session *session, const ek_value *value, uint64_t *handle) {
+  uint32_t index = session->free_thing;
+  if (index != 0) {
+    session->free_thing = session->things[--index].next;
+  } else {
+    if (session->thing_count >= RPC_MAX_HANDLES) {
+      return ek_error("MemoryError", "rpc: the client holds %d things already", RPC_MAX_HANDLES);
+    }
+    size_t room = session->thing_room;
+    rpc_thing *grown = rpc_room(session->things, session->thing_count, &room, sizeof *grown);
+    if (grown == NULL) return -1;
+    session->things = grown;
+    session->thing_room = (uint32_t)room;
+    index = session->thing_count++;
+    grown[index].turn = 0;
+  }
+  rpc_thing *thing = &session->things[index];
+  thing->value = *value;
+  thing->turn++;
+  ek_value_retain(value);
+  *handle = handle_at(session, index);
+  uint64_t *grown =
+      rpc_room(session->exported, session->exported_count, &session->exported_room, sizeof *grown);
+  if (grown == NULL) {
+    rpc_let_go(session, *handle);
+    return -1;
+  }
+  session->exported = grown;
+  session->exported[session->exported_count++] = *handle;
+  return 0;
+}
+
+/* The value of a handle, borrowed; NULL without an error for a handle that there is not. */
+ek_value *rpc_held(rpc_session *session, uint64_t handle) {
+  uint32_t index = (uint32_t)handle - 1;
+  if ((uint32_t)handle == 0 || index >= session->thing_count) return NULL;
+  if (session->things[index].value.type_index == EK_ANY) return NULL;
+  return handle_at(session, index) == handle ? &session->things[index].value : NULL;
+}
+
+void rpc_let_go(rpc_session *session, uint64_t handle) {
+  ek_value *value = rpc_held(session, handle);
+  if (value == NULL) return;
+  uint32_t index = (uint32_t)handle - 1;
+  ek_value held = *value;
+  value->type_index = EK_ANY;
+  session->things[index].next = session->free_thing;
+  session->free_thing = index + 1;
+  ek_value_release(&held);
+}
+
+/* Functions of the other side ------------------------------------------------------------------ */
+
+static int call_far(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  const rpc_far *far = self;
+  rpc_session *session = far->session;
+  if (session->stream == NULL) return ek_error("RPCError", "rpc: the session is over");
+  if (session->thread != &rpc_thread) {
+    return ek_error("RPCError", "rpc: a callback is called from the thread of its session alone");
+  }
+  rpc_begin(session, RPC_CALL);
+  rpc_put_u64(session, far->handle);
+  rpc_put_u32(session, (uint32_t)nargs);
+  for (int32_t i = 0; i < nargs; i++) {
+    if (rpc_put_value(session, &args[i], 0) != 0) {
+      for (size_t k = 0; k < session->exported_count; k++) rpc_let_go(session, session->exported[k]);
+      return -1;
+    }
+  }
+  return rpc_request(session, ret);
+}
+
+static void drop_far(void *self) {
+  rpc_far *far = self;
+  rpc_session *session = far->session;
+  rpc_far **link = &session->far;
+  while (*link != far) link = &(*link)->next;
+  *link = far->next;
+  uint64_t *grown =
+      rpc_room(session->dropped, session->dropped_count, &session->dropped_room, sizeof *grown);
+  if (grown != NULL) {
+    session->dropped = grown;
+    session->dropped[session->dropped_count++] = far->handle;
+  }
+  free(far);
+  rpc_session_release(session);
+}
+
+/* A function that calls the client's. 0 or -1; '*out' owned. */
+int rpc_far_function(rpc_session *session, uint64_t handle, ek_value *out) {
+  rpc_far *far = malloc(sizeof *far);
+  ek_object *made = NULL;
+  if (far == NULL) return ek_error("MemoryError", "rpc: no memory for a callback");
+  if (ek_function_new(far, call_far, drop_far, &made) != 0) {
+    free(far);
+    return -1;
+  }
+  *far = (rpc_far){session, made, handle, session->far};
+  session->far = far;
+  session->refs++;
+  *out = ek_value_object(made);
+  return 0;
+}
+
+/* Whether an object is a function of the other side, and which. */
+bool rpc_far_handle(rpc_session *session, const ek_object *object, uint64_t *handle) {
+  for (const rpc_far *far = session->far; far != NULL; far = far->next) {
+    if (far->function != object) continue;
+    *handle = far->handle;
+    return true;
+  }
+  return false;
+}
+
+/* Life ----------------------------------------------------------------------------------------- */
+
+rpc_session *rpc_session_new(const ek_rpc_stream *stream, const ek_rpc_options *options) {
+  rpc_session *session = calloc(1, sizeof *session);
+  uint32_t limit = options->limit < RPC_LEAST_LIMIT ? RPC_LEAST_LIMIT : options->limit;
+  uint8_t *in = malloc(limit > RPC_HELLO_LIMIT ? limit : RPC_HELLO_LIMIT);
+  if (session == NULL || in == NULL) {
+    free(session);
+    free(in);
+    ek_error("MemoryError", "rpc: no memory for a session");
+    return NULL;
+  }
+  session->refs = 1;
+  session->stream = stream;
+  session->options = options;
+  session->thread = &rpc_thread;
+  session->limit = limit;
+  session->peer_limit = RPC_HELLO_LIMIT;
+  session->in = in;
+  return session;
+}
+
+/* The session itself lets go first: then what the client held goes, and with it callbacks, if
+** nobody else has them. */
+void rpc_session_release(rpc_session *session) {
+  if (--session->refs > 0) return;
+  free(session->in);
+  free(session->out);
+  free(session->things);
+  free(session->exported);
+  free(session->dropped);
+  free(session);
+}

@@ -1,0 +1,70 @@
+"""A compiled model in a session with another machine: `--remote` of the command line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.rpc import RemoteTensor, RPCSession
+from ekiden.runtime.artifact import Bytes, metadata_of
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, TensorInfo, tensor_infos
+
+__all__ = ["RemoteExecutable"]
+
+_FILE = "model.eki"
+
+
+class RemoteExecutable:
+    """An artifact that runs in a session: it is sent there, and called with arrays of this machine,
+    whose results come back as tensors.
+
+    Raises InputError for a model whose inputs or outputs are no tensors or that keeps values
+    between runs, and what the session raises: LoadError where the other machine cannot run it.
+    """
+
+    def __init__(self, session: RPCSession, data: Bytes) -> None:
+        metadata = metadata_of(data)
+        self.inputs, self.outputs = tensor_infos(metadata, _FILE)
+        self.target = str(metadata.get("target", "llvm"))
+        if "states" in metadata:
+            raise InputError("remote: the model keeps values between runs: run it where they are")
+        for info in (*self.inputs, *self.outputs):
+            if not _is_tensor(info):
+                raise InputError(f"remote: '{info.name}': a tensor expected, got {info.dtype}")
+        session.upload(bytes(data), _FILE)
+        self.session, self.module = session, session.load_module(_FILE)
+
+    def _sent(self, named: Mapping[str, object]) -> list[object]:
+        """The inputs there, in order. Raises InputError for one that is missing."""
+        device = self.session.cpu()
+        wanted = {info.name for info in self.inputs}
+        if wanted != set(named):
+            there = ", ".join(f"'{info.name}'" for info in self.inputs)
+            raise InputError(f"run: expected the inputs {there}, got {', '.join(named) or 'none'}")
+        return [device.array(np.asarray(named[info.name])) for info in self.inputs]
+
+    def __call__(self, **named: object) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
+        """Run `main` there on arrays of this machine, by name."""
+        found = self.module["main"](*self._sent(named))
+        if isinstance(found, tuple):
+            return tuple(cast(RemoteTensor, each).tensor() for each in found)
+        return cast(RemoteTensor, found).tensor()
+
+    def times(self, feed: Mapping[str, object], seconds: float) -> list[float]:
+        """Seconds of runs by the clock there, 5 at least, until so many have passed here."""
+        sent = self._sent(feed)
+        evaluator = self.module.time_evaluator("main", self.session.cpu(), number=1, repeat=5)
+        until = time.monotonic() + seconds
+        found = list(evaluator(*sent).results)
+        while time.monotonic() < until:
+            found += evaluator(*sent).results
+        return found
+
+
+def _is_tensor(info: TensorInfo) -> bool:
+    return info.dtype not in (TEXT, ANY_OBJECT) and not info.dtype.startswith((SEQUENCE, MAPS))

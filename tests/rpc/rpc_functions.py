@@ -1,0 +1,48 @@
+"""The server in C and its functions, for the tests of this folder."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ekiden import rpc
+from ekiden.runtime.paths import include_dir
+
+
+class CServer:
+    """`ekiden-rpc` as a process, with a key."""
+
+    def __init__(self, program: Path, *words: str) -> None:
+        command = [str(program), "--port", "0", "--key", "board", *words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline().rpartition(":")[2])
+
+    def terminate(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def compiled_functions(folder: Path) -> Path:
+    """functions.c as a library that any server loads."""
+    made = folder / "functions.so"
+    source = Path(__file__).with_name("functions.c")
+    include = f"-I{include_dir()}"
+    command = ["cc", "-shared", "-fPIC", "-O1", include, str(source), "-o", str(made)]
+    subprocess.run(command, check=True)
+    return made
+
+
+LIBRARIES: dict[rpc.RPCSession, rpc.RemoteModule] = {}
+"""Where sessions have their functions that are not of a process that runs Python."""
+LACKS = ("fail", "zeros", "sleep", "pid")
+"""What functions.c does not have: what needs the runtime's own functions."""
+
+
+def function(remote: rpc.RPCSession, name: str) -> rpc.RemoteFunction:
+    """A function of these tests."""
+    if remote not in LIBRARIES:
+        return remote.get_function(f"tests.rpc.{name}")
+    if name in LACKS:
+        pytest.skip(f"the functions in C have no {name}: it needs the runtime's")
+    return LIBRARIES[remote][name]

@@ -1,0 +1,131 @@
+"""Other machines, by QEMU: the page that does it in one program, and `--remote`."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from rpc_functions import CServer
+
+from ekiden.cli import main
+from ekiden.driver.rpc_server import build_server
+
+PAGE = Path(__file__).parents[2] / "docs" / "cross-compiling.md"
+TARGETS = {
+    "aarch64": "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72",
+    "riscv64": "llvm -mtriple=riscv64-linux-gnu",
+}
+
+
+def needs(machine: str) -> None:
+    """Skip where the machine's compiler or emulator is missing, with their packages."""
+    for program, package in (
+        (f"{machine}-linux-gnu-gcc", f"gcc-{machine}-linux-gnu"),
+        (f"qemu-{machine}-static", "qemu-user-static"),
+    ):
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program}: apt-get install {package}")
+
+
+@pytest.mark.parametrize("machine", TARGETS)
+def test_the_page_runs(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands for AArch64, with its second line changed for RISC-V."""
+    needs(machine)
+    (text,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    first = f'MACHINE, TARGET = "aarch64", "{TARGETS["aarch64"]}"'
+    assert first in text
+    text = text.replace(first, f'MACHINE, TARGET = "{machine}", "{TARGETS[machine]}"')
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, str(PAGE), "exec"), {"__name__": "page"})
+
+
+@pytest.fixture(scope="module")
+def built(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The server for a machine, built once."""
+    folder = tmp_path_factory.mktemp("built")
+
+    def build(machine: str) -> Path:
+        if machine == os.uname().machine:
+            return program
+        if not (folder / machine).exists():
+            build_server(folder / machine, machine)
+        return folder / machine
+
+    return build
+
+
+def sizes() -> dict[str, int]:
+    """The table of the page."""
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| libc, libm \|$", PAGE.read_text(), re.MULTILINE)
+    return {machine: int(size) for machine, size in rows}
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "riscv64"])
+def test_the_sizes_of_the_page(machine: str, built: Callable[[str], Path]) -> None:
+    """Within 3 %: compilers of other versions differ."""
+    if machine != os.uname().machine:
+        needs(machine)
+    assert built(machine).stat().st_size == pytest.approx(sizes()[machine], rel=0.03)
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    weight = numpy_helper.from_array(np.eye(4, 3, dtype=np.float32), "w")
+    infos = [helper.make_tensor_value_info(n, 1, ["n", d]) for n, d in (("x", 4), ("y", 3))]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+    graph = helper.make_graph([node], "page", infos[:1], infos[1:], [weight])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(made, "model.onnx")
+    np.save("x.npy", np.arange(8, dtype=np.float32).reshape(2, 4))
+    return "model.onnx"
+
+
+def test_run_bench_and_verify_with_a_server(
+    model: str, c_server: CServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = ["--remote", f"127.0.0.1:{c_server.port}", "--key", "board"]
+    assert main(["run", model, "--input", "x=x.npy", "--output-dir", "out", *there]) == 0
+    np.testing.assert_array_equal(np.load("out/output0.npy"), np.load("x.npy")[:, :3])
+    assert main(["bench", model, "--dim", "n=3", "--seconds", "0.05", "--json", *there]) == 0
+    assert '"median_ms"' in capsys.readouterr().out
+    assert main(["verify", model, *there]) == 0
+    assert main(["compile", model, "-o", "model.eki"]) == 0
+    assert main(["verify", "model.eki", "--model", model, *there]) == 0
+    for wrong, said in (
+        (["run", "model.eki", *there, "--target", "llvm"], "is an artifact"),
+        (["run", model, "--target", "llvm"], "are for --remote"),
+        (["verify", model, "--key", "x"], "are for --remote"),
+        (["bench", model, "--threads", "1", *there], "--threads"),
+        (["run", model, "--remote", "127.0.0.1:1"], "connect to"),
+        (["run", model, *there], "expected the inputs 'x'"),
+    ):
+        assert main(wrong) == 1
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("machine", TARGETS)
+def test_verify_on_another_processor(
+    machine: str,
+    model: str,
+    tmp_path: Path,
+    built: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    needs(machine)
+    program = built(machine)
+    wrapper = tmp_path / "emulated"
+    root = f"/usr/{machine}-linux-gnu"
+    wrapper.write_text(f'#!/bin/sh\nexec qemu-{machine}-static -L {root} {program} "$@"\n')
+    wrapper.chmod(0o700)
+    server = CServer(wrapper, "--no-sandbox")
+    there = ["--remote", f"127.0.0.1:{server.port}", "--key", "board"]
+    assert main(["verify", model, *there, "--target", TARGETS[machine]]) == 0
+    assert main(["run", model, "--input", "x=x.npy", *there]) == 1  # this machine's code
+    assert "lacks" in capsys.readouterr().err
+    server.terminate()
