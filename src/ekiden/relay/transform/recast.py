@@ -39,7 +39,7 @@ def recast(
     the end where it is negative. Raises CompileError for a number that there is not.
     """
     if isinstance(expr, IRModule):
-        main = recast(expr["main"], dtype, out_dtype, ops, skip_layers)  # type: ignore[arg-type]
+        main = recast(expr["main"], dtype, out_dtype, ops, skip_layers)
         assert isinstance(main, Function)
         return InferType()(expr.with_function("main", main))
     typed = InferType()(IRModule.from_expr(expr))["main"]
