@@ -321,7 +321,7 @@ def _gather_nd(call: Call, grad: Expr) -> Sequence[Expr | None]:
 @register_gradient("dyn.arange")
 def _dynamic_arange(call: Call, grad: Expr) -> Sequence[Expr | None]:
     """Of start + i * step: where it stops says how many there are, and no more."""
-    start, stop, step = call.args
+    start, _stop, step = call.args
     place = op.cumsum(op.ones_like(grad), axis=0, exclusive=True)
     moved = op.sum(op.multiply(grad, place))
     return [_filled(start, call, op.sum(grad)), None, _filled(step, call, moved)]
