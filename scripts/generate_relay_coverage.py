@@ -137,7 +137,7 @@ REFUSED = {
 NOT_YET = set(
     """
 ToCPS to_cps un_cps DenseToSparse Conv2dToSparse Conv2dToSparse2
-SimplifyFCTranspose recast
+SimplifyFCTranspose
 OutlineCompilerFunctionsWithExistingGlobalSymbols MarkCompilerFunctionsAsExtern
 InlineCompilerFunctionsBoundTo AnnotateUsedMemory RemoveStandaloneReshapes quantize
 annotation.cast_hint annotation.checkpoint debug dyn.nn.upsampling3d dyn.sparse_to_dense

@@ -323,3 +323,12 @@ def test_names_of_static_tensor_arrays() -> None:
 def test_library_text_is_relay_text() -> None:
     for name in NEEDS:
         assert read_std(name).count('#[version = "0.0.5"]') == 1
+
+
+def test_a_module_gives_the_definition_of_a_type() -> None:
+    module = relay.IRModule()
+    prelude = relay.Prelude(module)
+    header, cons, nil = prelude.mod.get_type("List")
+    found = module[header]
+    assert found is module.type_definitions[header]
+    assert [c.name_hint for c in found.constructors] == [cons.name_hint, nil.name_hint]

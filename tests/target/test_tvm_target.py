@@ -124,3 +124,9 @@ def test_boards_and_kinds_of_devices() -> None:
         made = target.arm_cpu(name) if name in boards.ARM else target.riscv_cpu(name)
         assert Target(str(made)) == made and made.model != "unknown"
     assert target.list_tags()["nvidia/nvidia-a100"] == target.create("nvidia/nvidia-a100")
+
+
+def test_llvms_other_names_of_processors() -> None:
+    named, other = Target("llvm -mcpu=haswell"), Target("llvm -mcpu=core-avx2")
+    assert other.mcpu == "haswell" and other.has("fma") and named.has("fma")
+    assert (other.vector_bits, other.cpu) == (named.vector_bits, named.cpu)

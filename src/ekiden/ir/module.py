@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, overload
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.node import Node
@@ -151,7 +151,14 @@ class IRModule:
             raise KeyError("import_from_std: import ekiden.relay first")
         IRModule.library(self, file_to_import)
 
-    def __getitem__(self, key: str | GlobalVar) -> BaseFunc:
+    @overload
+    def __getitem__(self, key: str | GlobalVar) -> BaseFunc: ...
+    @overload
+    def __getitem__(self, key: GlobalTypeVar) -> Node: ...
+    def __getitem__(self, key: str | GlobalVar | GlobalTypeVar) -> BaseFunc | Node:
+        """A function by its name or variable, the definition of a type by its. Raises KeyError."""
+        if isinstance(key, GlobalTypeVar):
+            return self.type_definitions[key]
         return self.functions[self.get_global_var(key) if isinstance(key, str) else key]
 
     def __contains__(self, name: str) -> bool:

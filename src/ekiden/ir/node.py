@@ -53,6 +53,11 @@ def binding(default: object = dataclasses.MISSING) -> Any:  # noqa: ANN401
     return dataclasses.field(default=default, metadata={"binding": True})
 
 
+def shown(default: object) -> Any:  # noqa: ANN401
+    """A field of attributes that texts show even where it has its default: TVM has none for it."""
+    return dataclasses.field(default=default, metadata={"shown": True})
+
+
 def ignored(default: object = None) -> Any:  # noqa: ANN401
     """A field that structural equality and hashing do not look at."""
     return dataclasses.field(default=default, repr=False, compare=False, metadata={"ignored": True})
@@ -65,7 +70,9 @@ def freeze(made: Node, **values: object) -> None:
 
 
 @dataclass_transform(
-    eq_default=False, frozen_default=True, field_specifiers=(dataclasses.field, binding, ignored)
+    eq_default=False,
+    frozen_default=True,
+    field_specifiers=(dataclasses.field, binding, shown, ignored),
 )
 def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
     """Make a class a frozen, slotted dataclass and register it under `type_key`.

@@ -3,8 +3,8 @@
     PrimExpr = Var | IntImm | FloatImm | Any_ | Binary (Add Sub Mul Div FloorDiv FloorMod Min Max
                EQ NE LT LE GT GE And Or) | Not | Select | Cast | Intrinsic
 tir adds loads and vectors. Python operators build expressions and fold constants on the way; `//`
-and `%` are floor division and floor modulo. `==` and `!=` stay identity (use EQ and NE), so that
-nodes can be dictionary keys.
+and `%` are floor division and floor modulo. `==` and `!=` give a Comparison: where an expression is
+expected it is EQ or NE, and its truth is that of identity, so that nodes can be dictionary keys.
 """
 
 from __future__ import annotations
@@ -104,8 +104,22 @@ class PrimExpr(Node):
     def __ge__(self, other: ExprLike) -> PrimExpr:
         return binary(GE, self, other)
 
+    def __eq__(self, other: object) -> bool:
+        """See Comparison, which this is for numbers and expressions."""
+        if not isinstance(other, (PrimExpr, int, float)):
+            return NotImplemented
+        return Comparison(EQ, self, other)  # type: ignore[return-value]  # its truth is one
+
+    def __ne__(self, other: object) -> bool:
+        """See Comparison, which this is for numbers and expressions."""
+        if not isinstance(other, (PrimExpr, int, float)):
+            return NotImplemented
+        return Comparison(NE, self, other)  # type: ignore[return-value]
+
+    __hash__ = Node.__hash__
+
     def equal(self, other: ExprLike) -> PrimExpr:
-        """`EQ(self, other)`; `==` is identity."""
+        """`EQ(self, other)`, at once."""
         return binary(EQ, self, other)
 
     def astype(self, dtype: str) -> PrimExpr:
@@ -116,6 +130,36 @@ class PrimExpr(Node):
         raise TypeError(
             f"the truth of {self!r} is not known at compile time; use Select or IfThenElse"
         )
+
+
+class Comparison:
+    """What `==` and `!=` of an expression give: both an expression, where one is expected, and
+    whether the two are one object, where a truth is (TVM's EqualOp and NotEqualOp).
+
+    te.if_then_else(i == 0, x, y)     the expression `i == 0`
+    {i: 1}[i]; i in variables         the same object, as for all nodes
+    """
+
+    __slots__ = ("a", "b", "kind")
+
+    def __init__(self, kind: type[BinaryExpr], a: PrimExpr, b: ExprLike) -> None:
+        self.kind, self.a, self.b = kind, a, b
+
+    def asobject(self) -> PrimExpr:
+        """The expression. Raises TypeError for operands that cannot be compared."""
+        return binary(self.kind, self.a, self.b)
+
+    def __bool__(self) -> bool:
+        return (self.a is self.b) is (self.kind is EQ)
+
+    def __getattr__(self, name: str) -> object:
+        """What the expression has: `dtype`, `astype`."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.asobject(), name)
+
+    def __repr__(self) -> str:
+        return repr(self.asobject())
 
 
 @node("tir.Var")
@@ -160,6 +204,9 @@ class IntImm(PrimExpr):
         if self is other:
             return True
         return self.value == (other.value if isinstance(other, IntImm) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     __hash__ = PrimExpr.__hash__  # by identity, as all nodes: constants are not shared
 
@@ -431,6 +478,10 @@ class Not(PrimExpr):
     a: PrimExpr
     dtype: str = "bool"
 
+    def __post_init__(self) -> None:
+        """A comparison or a bool is taken too."""
+        freeze(self, a=convert(self.a))
+
 
 @node("tir.Select")
 class Select(PrimExpr):
@@ -447,6 +498,7 @@ class Select(PrimExpr):
 
     def __post_init__(self) -> None:
         """Raises TypeError for values of two dtypes."""
+        freeze(self, condition=convert(self.condition))
         if not self.dtype:
             a, b = numbers_beside(self.true_value, self.false_value)
             if a.dtype != b.dtype:
@@ -493,7 +545,12 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 
 
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
-    """A constant; dtype defaults to int64, float32 or bool by the Python type."""
+    """A constant; dtype defaults to int64, float32 or bool by the Python type. A Comparison is its
+    expression."""
+    given: object = value
+    if isinstance(given, Comparison):
+        found = given.asobject()
+        return found if dtype is None else cast(found, dtype)
     if dtype is None:
         dtype = (
             "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
@@ -517,7 +574,8 @@ def is_const(value: ExprLike, number: int | float | None = None) -> bool:
     """Whether `value` is a constant (equal to `number`, if given)."""
     if isinstance(value, (IntImm, FloatImm)):
         return number is None or value.value == number
-    return not isinstance(value, PrimExpr) and (number is None or value == number)
+    is_number = not isinstance(value, (PrimExpr, Comparison))
+    return is_number and (number is None or value == number)
 
 
 def cast(value: PrimExpr, dtype: str) -> PrimExpr:
@@ -580,6 +638,7 @@ def maximum(a: ExprLike, b: ExprLike) -> PrimExpr:
 
 def logical_and(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """`a and b`; True absorbs."""
+    a, b = convert(a), convert(b)
     if is_const(a):
         return b if a.value else a  # type: ignore[attr-defined]
     if is_const(b):

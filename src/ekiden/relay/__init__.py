@@ -40,6 +40,7 @@ from ekiden.relay import (
     ty,
 )
 from ekiden.relay.analysis import free_type_vars
+from ekiden.relay.build_module import build_config
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -182,6 +183,7 @@ __all__ = [
     "base",
     "bind",
     "bound_vars",
+    "build_config",
     "build_module",
     "const",
     "expr_functor",

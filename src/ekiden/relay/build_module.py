@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 
 from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import PassContext, PassInstrument
 from ekiden.relay.expr import Constant, Function, Var, const
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import CompileError
@@ -37,6 +38,16 @@ def bind_params_in_module(mod: IRModule, params: Mapping[str, object]) -> IRModu
     return mod.with_function("main", bind_params_by_name(main, params))
 
 
+def build_config(
+    opt_level: int = 2,
+    required_pass: Iterable[str] | None = None,
+    disabled_pass: Iterable[str] | None = None,
+    instruments: Iterable[PassInstrument] | None = None,
+) -> PassContext:
+    """The PassContext of these options: the name that programs before TVM 0.8 use."""
+    return PassContext(opt_level, required_pass, disabled_pass, instruments)
+
+
 _HIGHER = {
     "build": "ekiden.driver.relay",
     "optimize": "ekiden.driver.relay",
@@ -52,4 +63,4 @@ def __getattr__(name: str) -> object:
     return found
 
 
-__all__ = ["bind_params_by_name", "bind_params_in_module"]
+__all__ = ["bind_params_by_name", "bind_params_in_module", "build_config"]

@@ -452,11 +452,12 @@ def scalar_text(data: Array) -> str | None:
 
 
 def non_defaults(attrs: Attrs) -> list[tuple[str, object]]:
-    """The fields of attributes that differ from their defaults."""
+    """The fields of attributes that differ from their defaults, and those that are shown always."""
     found = []
     for each in fields(attrs):  # type: ignore[arg-type]
         value = getattr(attrs, each.name)
-        if each.default is MISSING or not structural_equal((value,), (each.default,)):
+        is_shown = each.default is MISSING or each.metadata.get("shown")
+        if is_shown or not structural_equal((value,), (each.default,)):
             found.append((each.name, value))
     return found
 

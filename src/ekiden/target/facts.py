@@ -59,8 +59,19 @@ def _row(each: Processor) -> Machine:
     return Machine(each.name, each.architecture, (), each.core, each.core.caches)
 
 
+OTHER_NAMES = {
+    "core-avx2": "haswell",
+    "core-avx-i": "ivybridge",
+    "corei7-avx": "sandybridge",
+    "corei7": "nehalem",
+}
+"""What LLVM calls processors of the table too."""
+
+
 def processor_named(name: str) -> Processor:
-    """A row of the table. Raises CompileError with those there are."""
+    """A row of the table, by its name or another of LLVM's. Raises CompileError with those there
+    are."""
+    name = OTHER_NAMES.get(name, name)
     if name not in PROCESSORS:
         known = ", ".join(PROCESSORS)
         raise CompileError(f"target: unknown processor {name!r}; there are native, {known}")

@@ -14,8 +14,8 @@ from string import Formatter
 from typing import ClassVar
 
 from ekiden.ir.expr import BaseFunc, RelayExpr
-from ekiden.ir.node import Node, binding, ignored, node
-from ekiden.ir.prim import AnyDim, PrimExpr, Var, const
+from ekiden.ir.node import Node, binding, freeze, ignored, node
+from ekiden.ir.prim import AnyDim, PrimExpr, Var, const, convert
 from ekiden.ir.range import Range
 from ekiden.ir.span import Span
 from ekiden.runtime.html import preformatted
@@ -83,6 +83,10 @@ class While(Stmt):
     condition: PrimExpr
     body: Stmt
 
+    def __post_init__(self) -> None:
+        """A comparison (`i == 0`) is taken too."""
+        freeze(self, condition=convert(self.condition))
+
 
 @node("tir.SeqStmt")
 class SeqStmt(Stmt):
@@ -104,6 +108,10 @@ class IfThenElse(Stmt):
     condition: PrimExpr
     then_case: Stmt
     else_case: Stmt | None = None
+
+    def __post_init__(self) -> None:
+        """A comparison (`i == 0`) is taken too."""
+        freeze(self, condition=convert(self.condition))
 
 
 @node("tir.LetStmt")

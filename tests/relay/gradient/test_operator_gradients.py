@@ -265,6 +265,14 @@ DYNAMIC: dict[str, tuple[Build, np.ndarray, np.ndarray]] = {
 }  # fmt: skip
 
 
+def test_gradient_of_numbers_in_steps() -> None:
+    start, stop, step = (var(n, shape=(), dtype="float64") for n in ("start", "stop", "step"))
+    made = gradient(Function([start, stop, step], op.arange(start, stop, step, "float64")))
+    values = [np.array(v) for v in (2.5, 9.5, 1.8)]
+    result, grads = Interpreter(IRModule({"main": made})).evaluate("main", *values)
+    assert len(result) == 4 and [float(g) for g in grads] == [4, 0, 6]
+
+
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_gradient_through_a_shape_that_is_data(name: str) -> None:
     build, value, expected = DYNAMIC[name]
@@ -275,7 +283,10 @@ def test_gradient_through_a_shape_that_is_data(name: str) -> None:
 
 
 def test_every_row_is_tested() -> None:
-    tested = {name.split()[0] for name in (*CASES, *DYNAMIC)} | {"contrib_reverse_reshape"}
+    tested = {name.split()[0] for name in (*CASES, *DYNAMIC)} | {
+        "contrib_reverse_reshape",
+        "dyn.arange",
+    }
     tested |= set(UNARY) | set(BINARY) | set(FLAT)
     rows = {name.removeprefix("nn.") for name in GRADIENTS}
     assert rows - {name.removeprefix("nn.") for name in tested} == set()

@@ -3,6 +3,7 @@
 import pytest
 from pass_checks import check
 
+from ekiden.ir.op import get
 from ekiden.relay.transform import EliminateCommonSubexpr
 
 pytestmark = pytest.mark.quick
@@ -53,4 +54,20 @@ def test_projections_are_shared() -> None:
         EliminateCommonSubexpr(),
         "def @main(%t: (float32, float32)) { add(tanh(%t.0), tanh(%t.0)) }",
         "def @main(%t: (float32, float32)) { %0 = %t.0; %1 = tanh(%0); add(%1, %1) }",
+    )
+
+
+def test_equal_tuples_are_one() -> None:
+    check(
+        EliminateCommonSubexpr(),
+        "def @main(%x: float32) { ((%x, tanh(%x)), (%x, tanh(%x))) }",
+        "def @main(%x: float32) { %0 = tanh(%x); %1 = (%x, %0); (%1, %1) }",
+    )
+
+
+def test_what_is_skipped_stays_apart() -> None:
+    check(
+        EliminateCommonSubexpr(lambda expr: getattr(expr, "op", None) == get("add")),
+        "def @main(%x: float32) { subtract(add(tanh(%x), %x), add(tanh(%x), %x)) }",
+        "def @main(%x: float32) { %0 = tanh(%x); subtract(add(%0, %x), add(%0, %x)) }",
     )

@@ -318,6 +318,15 @@ def _gather_nd(call: Call, grad: Expr) -> Sequence[Expr | None]:
     return [op.scatter_nd(op.zeros_like(data), indices, grad, "add"), None]
 
 
+@register_gradient("dyn.arange")
+def _dynamic_arange(call: Call, grad: Expr) -> Sequence[Expr | None]:
+    """Of start + i * step: where it stops says how many there are, and no more."""
+    start, _stop, step = call.args
+    place = op.cumsum(op.ones_like(grad), axis=0, exclusive=True)
+    moved = op.sum(op.multiply(grad, place))
+    return [_filled(start, call, op.sum(grad)), None, _filled(step, call, moved)]
+
+
 @register_gradient("dyn.full")
 def _dynamic_full(call: Call, grad: Expr) -> Sequence[Expr | None]:
     return [_filled(call.args[0], call, op.sum(grad)), None]

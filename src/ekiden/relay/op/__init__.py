@@ -5,6 +5,7 @@ from ekiden.ir.op import get
 from ekiden.relay.op import algebra as _algebra
 from ekiden.relay.op import (
     annotation,
+    contrib,
     image,
     memory,
     ml,
@@ -94,6 +95,7 @@ __all__ = [
     "OpStrategy",
     "SpecializedCondition",
     "annotation",
+    "contrib",
     "device_copy",
     "dyn",
     "get",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.node import node
+from ekiden.ir.node import node, shown
 from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Turns, register_op
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType, Type
@@ -39,7 +39,7 @@ class ReshapeAttrs(Attrs):
     one into the two extents that follow it.
     """
 
-    newshape: Dims = ()
+    newshape: Dims = shown(())
     allowzero: bool = False
 
 

@@ -68,6 +68,7 @@ from ekiden.relay.transform.partial_evaluate import PartialEvaluate
 from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.plan_devices import PlanDevices
 from ekiden.relay.transform.product_precision import ProductPrecision
+from ekiden.relay.transform.recast import recast
 from ekiden.relay.transform.rematerialize import Rematerialize
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
@@ -215,6 +216,7 @@ __all__ = [
     "function_pass",
     "gradient",
     "module_pass",
+    "recast",
     "register_legalize",
 ]
 

@@ -24,7 +24,8 @@ from ekiden.topi.shape import (
 )
 from ekiden.topi.transform import unravel
 
-ORDERS = ("DCR", "CRD")
+ORDERS = ("DCR", "CRD", "CDR")
+"""The last is how TVM writes the one before."""
 
 
 def depth_to_space(

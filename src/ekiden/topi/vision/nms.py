@@ -136,7 +136,8 @@ def non_max_suppression(
             raise ValueError(f"{name}: {what!r} must not be negative")
     expect_least(name, "data", (fields,), (max(id_index, -1) + 1,))
     expect_shape(name, "valid_count", valid_count.shape, (batch,))
-    expect_shape(name, "indices", indices.shape, (batch, count))
+    if return_indices:  # else nothing reads them
+        expect_shape(name, "indices", indices.shape, (batch, count))
     scores = te.compute(
         (batch, count), lambda b, n: data[b, n, score_index], name="scores", tag="injective"
     )

@@ -13,7 +13,7 @@ from ekiden.ir.op import Solve
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.topi.layout import is_blocked, parse, transform_shape, whole
-from ekiden.topi.shape import as_dim
+from ekiden.topi.shape import as_dim, window_extent
 
 Types = Sequence[Type | None]
 
@@ -52,6 +52,30 @@ def window(types: Types, attrs: Attrs | None) -> Types:
 def window_transposed(types: Types, attrs: Attrs | None) -> Types:
     """The weight of a transposed convolution, which divides its results among the groups."""
     return _window(types, attrs, "O")
+
+
+def deformed(types: Types, attrs: Attrs | None) -> Types:
+    """The weight of a deformable convolution, and how far each tap of each result moves: down and
+    right."""
+    data, offset, weight = types
+    data, weight = window((data, weight), attrs)
+    layout, kernel_layout = (str(getattr(attrs, n)) for n in ("data_layout", "kernel_layout"))
+    is_plain = len(layout) == 4 and "C" in layout and sorted(kernel_layout) == sorted("OIHW")
+    if offset is not None or not is_plain or not isinstance(data, TensorType):
+        return [data, offset, weight]
+    if not isinstance(weight, TensorType) or not len(data.shape) == len(weight.shape) == 4:
+        return [data, offset, weight]
+    strides, padding, dilation = (getattr(attrs, n) for n in ("strides", "padding", "dilation"))
+    extents = dict(zip(layout, data.shape, strict=True))
+    taps = as_dim(2 * int(getattr(attrs, "deformable_groups", 1)))
+    for at, letter in enumerate("HW"):
+        size = weight.shape[kernel_layout.index(letter)]
+        taps = size * taps
+        extents[letter] = window_extent(
+            extents[letter], size, strides[at], padding[at], padding[at + 2], dilation[at]
+        )
+    extents["C"] = taps
+    return [data, TensorType(tuple(extents[letter] for letter in layout), data.dtype), weight]
 
 
 def _window(types: Types, attrs: Attrs | None, divided: str) -> Types:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.ir.node import node
+from ekiden.ir.node import node, shown
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import prim_text
 from ekiden.relay.op._window import WindowAttrs
@@ -170,7 +170,7 @@ class AvgPoolAttrs(MaxPoolAttrs):
 class MaxPool1DAttrs(MaxPoolAttrs):
     """A maximum over windows of one axis."""
 
-    pool_size: tuple[int, ...] = (1,)
+    pool_size: tuple[int, ...] = shown((1,))
     strides: tuple[int, ...] = (1,)
     dilation: tuple[int, ...] = (1,)
     padding: tuple[int, ...] = (0, 0)
@@ -181,7 +181,7 @@ class MaxPool1DAttrs(MaxPoolAttrs):
 class AvgPool1DAttrs(AvgPoolAttrs):
     """A mean over windows of one axis."""
 
-    pool_size: tuple[int, ...] = (1,)
+    pool_size: tuple[int, ...] = shown((1,))
     strides: tuple[int, ...] = (1,)
     dilation: tuple[int, ...] = (1,)
     padding: tuple[int, ...] = (0, 0)
@@ -192,7 +192,7 @@ class AvgPool1DAttrs(AvgPoolAttrs):
 class MaxPool2DAttrs(MaxPoolAttrs):
     """A maximum over windows of two axes."""
 
-    pool_size: tuple[int, ...] = (1, 1)
+    pool_size: tuple[int, ...] = shown((1, 1))
     strides: tuple[int, ...] = (1, 1)
     dilation: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -203,7 +203,7 @@ class MaxPool2DAttrs(MaxPoolAttrs):
 class AvgPool2DAttrs(AvgPoolAttrs):
     """A mean over windows of two axes."""
 
-    pool_size: tuple[int, ...] = (1, 1)
+    pool_size: tuple[int, ...] = shown((1, 1))
     strides: tuple[int, ...] = (1, 1)
     dilation: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -214,7 +214,7 @@ class AvgPool2DAttrs(AvgPoolAttrs):
 class MaxPool3DAttrs(MaxPoolAttrs):
     """A maximum over windows of three axes."""
 
-    pool_size: tuple[int, ...] = (1, 1, 1)
+    pool_size: tuple[int, ...] = shown((1, 1, 1))
     strides: tuple[int, ...] = (1, 1, 1)
     dilation: tuple[int, ...] = (1, 1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
@@ -225,7 +225,7 @@ class MaxPool3DAttrs(MaxPoolAttrs):
 class AvgPool3DAttrs(AvgPoolAttrs):
     """A mean over windows of three axes."""
 
-    pool_size: tuple[int, ...] = (1, 1, 1)
+    pool_size: tuple[int, ...] = shown((1, 1, 1))
     strides: tuple[int, ...] = (1, 1, 1)
     dilation: tuple[int, ...] = (1, 1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)

@@ -8,7 +8,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Turns, register_op
 from ekiden.ir.type import TensorType, Type
-from ekiden.relay.expr import Call, Expr, const
+from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
 from ekiden.relay.op.dynamic import constant_of, dynamic
 from ekiden.relay.op.dynamic_pad import PAD_MODES, DynPadAttrs, bordered
@@ -78,8 +78,10 @@ def pad(
     dtype: str = "float32",
 ) -> Call:
     """`data` with borders of a value, which is converted to the data's dtype; negative widths
-    crop. A number as `pad_value` takes `dtype` first."""
+    crop. A number as `pad_value` takes `dtype` first; a constant of one element is its element."""
     value = pad_value if isinstance(pad_value, Expr) else const(pad_value, dtype)
+    if isinstance(value, Constant) and value.data.ndim and value.data.size == 1:
+        value = Constant(value.data.reshape(()))
     if (width := constant_of(pad_width)) is None:
         assert isinstance(pad_width, Expr)
         return dynamic("nn.pad", data, pad_width, value, attrs=DynPadAttrs(pad_mode))

@@ -12,7 +12,7 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op._window import WindowAttrs
-from ekiden.relay.op.nn._solve import window, window_transposed
+from ekiden.relay.op.nn._solve import deformed, window, window_transposed
 from ekiden.relay.op.nn._work import of_convolution, of_transposed
 from ekiden.relay.op.nn.geometry import (
     Conv1DTransposeAttrs,
@@ -144,6 +144,7 @@ declare(
     _WINDOWS,
     DeformableConv2DAttrs,
     _FUSES,
+    solve=deformed,
     macs=of_convolution(2),
     weight_layouts={"NCHW": "OIHW", "NHWC": "HWIO"},
 )

@@ -3,7 +3,6 @@
 import sys
 
 from ekiden.relay.op._document import attach
-from ekiden.relay.qnn import canonicalizations
 from ekiden.relay.qnn.config import current_requantize_config, requantize_config
 from ekiden.relay.qnn.elementwise import (
     abs,
@@ -20,6 +19,7 @@ from ekiden.relay.qnn.elementwise import (
     subtract,
     tanh,
 )
+from ekiden.relay.qnn.op import canonicalizations, legalizations
 from ekiden.relay.qnn.product import batch_matmul, conv2d, conv2d_transpose, dense
 from ekiden.relay.qnn.rescale import dequantize, quantize, requantize
 from ekiden.relay.qnn.shaping import avg_pool2d, concatenate, softmax
@@ -46,6 +46,7 @@ __all__ = [
     "exp",
     "hardswish",
     "leaky_relu",
+    "legalizations",
     "log",
     "mul",
     "quantize",

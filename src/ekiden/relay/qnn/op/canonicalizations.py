@@ -6,10 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Constant, Expr, const
+from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op import cast, reinterpret, take
 from ekiden.relay.qnn.rescale import dequantize_array, quantize_array
+from ekiden.relay.type_infer import infer_type
+from ekiden.relay.visitor import free_vars
+from ekiden.runtime.errors import CompileError
 
 Function = Callable[[Array], Array]
 """A function of an array of float32, element by element."""
@@ -69,4 +74,12 @@ def create_integer_lookup_op(
     return take(const(table), cast(places, "int32"), 0)
 
 
-__all__ = ["create_integer_lookup_op", "create_integer_lookup_table"]
+def run_const_expr(expr: Expr) -> Array:
+    """The value of an expression of constants. Raises CompileError for free variables."""
+    if unbound := free_vars(expr):
+        names = ", ".join(f"%{v.name_hint}" for v in unbound)
+        raise CompileError(f"run_const_expr: the expression has free variables: {names}")
+    return np.asarray(Interpreter(infer_type(IRModule.from_expr(expr))).evaluate("main"))
+
+
+__all__ = ["create_integer_lookup_op", "create_integer_lookup_table", "run_const_expr"]

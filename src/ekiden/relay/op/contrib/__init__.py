@@ -1,0 +1,6 @@
+"""What external compilers take: their tables of patterns (TVM's place for them)."""
+
+from ekiden.relay.op.contrib import register
+from ekiden.relay.op.contrib.register import get_pattern_table, register_pattern_table
+
+__all__ = ["get_pattern_table", "register", "register_pattern_table"]

@@ -1,0 +1,41 @@
+"""The patterns that external compilers take, by compiler.
+
+@register_pattern_table("mine")
+def table():
+    return [("mine.dense_relu", is_op("nn.relu")(is_op("nn.dense")(wildcard(), wildcard())))]
+
+relay.transform.MergeComposite(get_pattern_table("mine"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+Table = Sequence[tuple[object, ...]]
+"""What MergeComposite takes: (name, pattern) or (name, pattern, check)."""
+Maker = Callable[[], Table]
+
+_TABLES: dict[str, Maker] = {}
+
+
+def register_pattern_table(compiler: str, table: Maker | None = None) -> Callable[[Maker], Maker]:
+    """Give a compiler a function that makes its table, in place of one it had; without it, a
+    decorator.
+    """
+
+    def register(made: Maker) -> Maker:
+        _TABLES[compiler] = made
+        return made
+
+    if table is not None:
+        register(table)
+    return register
+
+
+def get_pattern_table(compiler: str) -> Table | None:
+    """The table of a compiler, None if it has none."""
+    found = _TABLES.get(compiler)
+    return None if found is None else found()
+
+
+__all__ = ["get_pattern_table", "register_pattern_table"]

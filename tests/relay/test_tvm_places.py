@@ -1,0 +1,100 @@
+"""Names at TVM's places: tables of patterns, tables of integers, old names of contexts."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+
+from ekiden import relay
+from ekiden.ir.pass_context import PassContext
+from ekiden.relay.dataflow_pattern import is_op, wildcard
+from ekiden.relay.op.contrib import get_pattern_table, register_pattern_table
+from ekiden.relay.qnn.op.canonicalizations import create_integer_lookup_op, run_const_expr
+from ekiden.relay.qnn.op.legalizations import hardswish_func
+from ekiden.runtime.errors import CompileError
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "ekiden.relay.qnn.op.canonicalizations",
+        "ekiden.relay.qnn.op.legalizations",
+        "ekiden.relay.op.contrib.register",
+        "ekiden.relay.backend.te_compiler",
+        "ekiden.relay.backend.name_transforms",
+    ],
+)
+def test_modules_import_by_their_path(path: str) -> None:
+    assert importlib.import_module(path).__name__ == path
+
+
+def test_a_table_of_patterns_is_what_merging_takes() -> None:
+    @register_pattern_table("test-compiler")
+    def table() -> list[tuple[object, ...]]:
+        return [("test.dense_relu", is_op("nn.relu")(is_op("nn.dense")(wildcard(), wildcard())))]
+
+    found = get_pattern_table("test-compiler")
+    assert found is not None and get_pattern_table("nobody") is None
+    x, w = relay.var("x", shape=(2, 3)), relay.var("w", shape=(4, 3))
+    module = relay.IRModule.from_expr(relay.Function([x, w], relay.nn.relu(relay.nn.dense(x, w))))
+    module = relay.transform.InferType()(module)
+    made = relay.transform.MergeComposite(found)(module)["main"].body
+    assert made.op.attrs["Composite"] == "test.dense_relu"
+
+
+def test_a_table_of_integers_is_the_function() -> None:
+    numbers = np.arange(-128, 128).astype("int8")
+    scale, zero = relay.const(1 / 16), relay.const(3)
+    looked_up = create_integer_lookup_op(
+        relay.const(numbers), hardswish_func, scale, zero, scale, zero, -1, -1, "int8", "int8"
+    )
+    real = hardswish_func((numbers.astype("float32") - 3) / 16)
+    expected = np.clip(np.round(real * 16) + 3, -128, 127)
+    np.testing.assert_allclose(run_const_expr(looked_up), expected, atol=1)
+    with pytest.raises(CompileError, match="the expression has free variables: %x"):
+        run_const_expr(relay.var("x", shape=()))
+
+
+def test_the_old_name_of_a_pass_context() -> None:
+    with relay.build_config(opt_level=1, disabled_pass=["FuseOps"]):
+        current = PassContext.current()
+        assert current.opt_level == 1 and current.disabled_pass == {"FuseOps"}
+    assert relay.build_config().opt_level == 2
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_the_offsets_of_a_deformable_convolution_are_inferred(layout: str) -> None:
+    shape = (1, 4, 9, 8) if layout == "NCHW" else (1, 9, 8, 4)
+    x, offset, weight = relay.var("x", shape=shape), relay.var("o"), relay.var("w")
+    call = relay.nn.deformable_conv2d(
+        x, offset, weight, strides=(2, 1), padding=(1, 0), channels=6, kernel_size=(3, 2),
+        deformable_groups=2, data_layout=layout,
+        kernel_layout="OIHW" if layout == "NCHW" else "HWIO",
+    )  # fmt: skip
+    module = relay.IRModule.from_expr(relay.Function([x, offset, weight], call))
+    params = relay.transform.InferType()(module)["main"].params
+    dims = [int(d) for d in params[1].checked_type.shape]
+    assert dims == ([1, 24, 5, 7] if layout == "NCHW" else [1, 5, 7, 24])
+
+
+def test_suppression_that_gives_no_indices_needs_none() -> None:
+    boxes = relay.var("boxes", shape=(1, 3, 6))
+    made = relay.vision.non_max_suppression(
+        boxes, relay.const(np.int32([3])), boxes, return_indices=False
+    )
+    module = relay.IRModule.from_expr(relay.Function([boxes], made))
+    assert [int(d) for d in relay.transform.InferType()(module)["main"].ret_type.shape] == [1, 3, 6]
+
+
+def test_spellings_and_forms_that_tvm_takes() -> None:
+    x = relay.const(np.arange(8, dtype="float32").reshape(1, 8, 1, 1))
+    crd, cdr = (run_const_expr(relay.nn.depth_to_space(x, 2, mode=m)) for m in ("CRD", "CDR"))
+    np.testing.assert_array_equal(crd, cdr)
+    padded = relay.nn.pad(relay.const(np.zeros(2, "float32")), ((1, 0),), relay.const([5.0]))
+    assert run_const_expr(padded).tolist() == [5, 0, 0]
+    assert "pool_size=[1, 1]" in str(relay.nn.max_pool2d(x))
+    assert "newshape=[]" in str(relay.reshape(relay.const([1.0]), ()))
