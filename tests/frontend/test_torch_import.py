@@ -245,6 +245,22 @@ def test_a_module_without_examples_is_refused() -> None:
     assert str(caught.value) == f"compile: module Linear: {text}"
 
 
+def test_examples_and_a_target_in_places_or_by_name() -> None:
+    module, x = nn.Linear(2, 2).eval(), torch.ones(1, 2)
+    wanted = module(x).detach()
+    for made in (
+        ekiden.compile(module, (x,), target="llvm"),
+        ekiden.compile(module, (x,), "llvm"),
+        ekiden.compile(module, "llvm", example_inputs=(x,)),
+        ekiden.compile(module, target="llvm", example_inputs=(x,)),
+    ):
+        torch.testing.assert_close(torch.from_dlpack(made(x)), wanted)
+    with pytest.raises(TypeError, match="compile: one target expected, got"):
+        ekiden.compile(module, (x,), "llvm", target="llvm")
+    with pytest.raises(CompileError, match="unknown kind in 'nothing'"):
+        ekiden.compile(module, (x,), target="nothing")
+
+
 def test_a_program_takes_no_more_options() -> None:
     program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
     with pytest.raises(CompileError, match="is exported already: it takes no 'dynamic_shapes'"):
