@@ -221,12 +221,12 @@ def _grouped_mm(
         node.unsupported("expected rows of two axes, weights of three and no bias")
     (count,) = node.static(weights.type.shape[:1], "the groups")
     rows = op.arange(0, x.type.shape[0], 1, dtype="int64")
-    group = op.searchsorted(node.of(ends, "int64"), rows, right=True, dtype="int64")
-    group = node.scope.spanned(op.expand_dims(group, axis=1))
+    found = op.searchsorted(node.of(ends, "int64"), rows, right=True, dtype="int64")
+    group = node.scope.spanned(op.expand_dims(found, axis=1))
     total: Expr = const(0, x.type.dtype)
     for index in range(count):
-        found = product_of(node, x, _weight_of(node, weights, index))
-        total = op.where(op.equal(group, const(index, "int64")), found, total)
+        made = product_of(node, x, _weight_of(node, weights, index))
+        total = op.where(op.equal(group, const(index, "int64")), made, total)
     return total
 
 
