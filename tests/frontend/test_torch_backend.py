@@ -150,3 +150,44 @@ def test_options_are_refused() -> None:
     compiled = torch.compile(lambda x: x + 1, backend="ekiden", options={"speed": 9})
     with pytest.raises(Exception, match="takes no options"):
         compiled(torch.ones(2))
+
+
+def test_random_numbers_are_pytorchs_own() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        order = torch.randperm(x.shape[0])
+        return torch.rand(x.shape) * x, torch.randn_like(x.sin()) + x, order, torch.randint(9, (4,))
+
+    compiled = torch.compile(function, backend="ekiden", dynamic=True)
+    with torch.no_grad():
+        for count in (5, 3, 8):
+            x = torch.randn(count, 4)
+            torch.manual_seed(count)
+            wanted = function(x)
+            torch.manual_seed(count)
+            found = compiled(x)
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+            assert not torch.equal(compiled(x)[0], found[0])
+    assert backend.counters == {"compiled": 1}
+
+
+def test_dropout_in_training() -> None:
+    model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.25), nn.ReLU())
+    compiled = torch.compile(model, backend="ekiden")
+    x = torch.ones(128, 6)
+    found = compiled(x)
+    found.sum().backward()
+    kept = found[:, model(x).mean(0) > 0] > 0
+    assert 0.7 < kept.float().mean() < 0.8
+    assert model[0].weight.grad is not None
+    assert torch.isfinite(model[0].weight.grad).all()
+    assert backend.counters == {"compiled": 2}
+
+
+def test_numbers_whose_chances_are_data_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.multinomial(x.softmax(-1), 2)
+
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "ekiden.torch"):
+        found = torch.compile(function, backend="ekiden")(torch.randn(3, 5))
+    assert found.shape == (3, 2)
+    assert "aten.multinomial.default" in caplog.text

@@ -245,6 +245,22 @@ def test_a_module_without_examples_is_refused() -> None:
     assert str(caught.value) == f"compile: module Linear: {text}"
 
 
+def test_examples_and_a_target_in_places_or_by_name() -> None:
+    module, x = nn.Linear(2, 2).eval(), torch.ones(1, 2)
+    wanted = module(x).detach()
+    for made in (
+        ekiden.compile(module, (x,), target="llvm"),
+        ekiden.compile(module, (x,), "llvm"),
+        ekiden.compile(module, "llvm", example_inputs=(x,)),
+        ekiden.compile(module, target="llvm", example_inputs=(x,)),
+    ):
+        torch.testing.assert_close(torch.from_dlpack(made(x)), wanted)
+    with pytest.raises(TypeError, match="compile: one target expected, got"):
+        ekiden.compile(module, (x,), "llvm", target="llvm")
+    with pytest.raises(CompileError, match="unknown kind in 'nothing'"):
+        ekiden.compile(module, (x,), target="nothing")
+
+
 def test_a_program_takes_no_more_options() -> None:
     program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
     with pytest.raises(CompileError, match="is exported already: it takes no 'dynamic_shapes'"):
@@ -306,3 +322,42 @@ def test_importing_torch_models_imports_no_other_framework() -> None:
 def test_arrays_of_other_kinds_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="input 'args_0': dtype complex64"):
         ekiden.compile(Apply(lambda x: x * 2), (torch.ones(2, dtype=torch.complex64),))
+
+
+class Routed(nn.Module):
+    """A layer of experts as libraries write it: rows sorted by expert, counted, one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(4, 16, 8))
+
+    def forward(self, x: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
+        order = torch.argsort(expert, stable=True)
+        counts = torch.histc(expert.float(), bins=4, min=0, max=3)
+        ends = torch.cumsum(counts, 0, dtype=torch.int32)
+        made = torch.nn.functional.grouped_mm(x[order], self.weights, offs=ends)
+        return made[torch.argsort(order)].float()
+
+
+def test_experts_by_a_grouped_product() -> None:
+    module, row = Routed().eval().bfloat16(), {0: Dim("rows")}  # PyTorch's traces no others
+    x, expert = torch.randn(6, 16).bfloat16(), torch.tensor([3, 0, 0, 2, 3, 0])
+    made = ekiden.compile(module, (x, expert), dynamic_shapes=(row, row))
+    for count in (2, 9):
+        x, expert = torch.randn(count, 16).bfloat16(), torch.randint(0, 4, (count,))
+        weights = module.weights.detach().double()
+        wanted = torch.stack([r @ weights[e] for r, e in zip(x.double(), expert, strict=True)])
+        found = torch.from_dlpack(made(x, expert))
+        # the sum is rounded once to 8 bits
+        torch.testing.assert_close(found, wanted.float(), rtol=2**-8, atol=2**-8)
+
+
+def test_counts_between_edges() -> None:
+    function = Apply(lambda x: torch.histc(x, 7, -1.0, 1.5))
+    made = ekiden.compile(function, (torch.randn(9),), dynamic_shapes=(({0: Dim("n", max=999)},),))
+    for count in (2, 501):
+        x = torch.randn(count)
+        x[0], x[1] = 1.5, -1.0
+        torch.testing.assert_close(torch.from_dlpack(made(x)), torch.histc(x, 7, -1.0, 1.5))
+    with pytest.raises(UnsupportedError, match="'min' must be below 'max'"):
+        ekiden.compile(Apply(torch.histc), (torch.randn(9),))

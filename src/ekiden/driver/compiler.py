@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 def compile(
     model: Model,
-    target: Targets | Sequence[object] = None,
-    *,
+    *given: Targets | Sequence[object],
+    target: Targets = None,
     shape: Shapes | None = None,
     example_inputs: Sequence[object] | None = None,
     example_kwargs: Mapping[str, object] | None = None,
@@ -63,17 +63,18 @@ def compile(
     records: RecordsLike = None,
 ) -> Executable:
     """Compile a model: a path, bytes, an object of a framework (docs/frontends.md), or an IRModule
-    with a function `main`.
+    with a function `main`: `compile(model)`, `compile(model, target)`,
+    `compile(module, example_inputs)`, `compile(module, example_inputs, target)`; both by name too.
 
     `target` "llvm" is this machine; a list of targets gives variants of the code, the best first,
     of which an artifact runs the first that its machine can (docs/targets.md).
     `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says on which devices, of which the
     first is for what the model does not place (docs/vm.md).
     `shape` replaces the declared shapes of inputs by name.
-    `example_inputs` are what a module of PyTorch is traced with, and may stand in the second place:
-    `compile(module, (x,))`; `example_kwargs` are such by name, and `dynamic_shapes` says which of
-    their dimensions may be others, as torch.export has it. `signature` names one of the functions
-    of a model that has several. An option that a model does not know is a CompileError.
+    `example_inputs` are what a module of PyTorch or a function of JAX is traced with,
+    `example_kwargs` such by name, and `dynamic_shapes` says which of their dimensions may be
+    others, as torch.export and jax.export have it. `signature` names one of the functions of a
+    model that has several. An option that a model does not know is a CompileError.
     `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
     "async" plans memory for kernels that run at the same time, and runs them so (docs/vm.md);
     results and errors are the same.
@@ -103,9 +104,7 @@ def compile(
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
     LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
     """
-    if example_inputs is None and _are_examples(target) and _takes_examples(model):
-        assert isinstance(target, Sequence)
-        target, example_inputs = None, target
+    target, example_inputs = _placed(model, given, target, example_inputs)
     asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
     with _chosen(size, denormals, decisions, records):
         made = compile_artifact(model, with_bounds(target, bounds), asked, executor, progress)
@@ -152,6 +151,27 @@ def export(
     write_artifact(data, path, cc=cc, options=options)
 
 
+def _placed(
+    model: Model,
+    given: Sequence[Targets | Sequence[object]],
+    target: Targets,
+    example_inputs: Sequence[object] | None,
+) -> tuple[Targets, Sequence[object] | None]:
+    """The target and the example inputs of a call: `given` are those that stand in places, the
+    inputs first. Raises TypeError for too many.
+    """
+    rest = list(given)
+    if rest and example_inputs is None and _are_examples(rest[0]) and _takes_examples(model):
+        first = rest.pop(0)
+        assert isinstance(first, Sequence), "examples are a list or a tuple"
+        example_inputs = first
+    if len(rest) > 1 or (rest and target is not None):
+        raise TypeError(f"compile: one target expected, got {rest if target is None else given}")
+    if rest:
+        target = rest[0]
+    return target, example_inputs
+
+
 def _takes_examples(model: Model) -> bool:
     """Whether a model's sizes and types may be those of examples."""
     row = frontend_of(model)
@@ -159,11 +179,11 @@ def _takes_examples(model: Model) -> bool:
 
 
 def _are_examples(given: Targets | Sequence[object]) -> bool:
-    """Whether what stands in the place of targets is a sequence of anything else."""
+    """Whether what stands in the place of targets is a sequence of anything else, or of nothing."""
     targets = (str, Target, Mapping, Device, VirtualDevice)
     if not isinstance(given, (list, tuple)):
         return False
-    return not all(isinstance(each, targets) for each in given)
+    return not given or not all(isinstance(each, targets) for each in given)
 
 
 SIZES = ("", "small")

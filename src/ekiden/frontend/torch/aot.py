@@ -11,6 +11,7 @@ from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.draws import Draw, is_draw, places_of
 from ekiden.frontend.torch.program import Importer, as_value
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import UnsupportedError
@@ -36,6 +37,8 @@ class ImportedGraph:
     module: ImportedModule | None
     arguments: tuple[int, ...]
     results: tuple[Result, ...]
+    draws: tuple[Draw, ...] = ()
+    """Random numbers, which are the module's last arguments."""
 
 
 def import_graph(
@@ -68,11 +71,12 @@ class _Import(Importer):
                 before = len(self.main.input_names)
                 self.graph.env[node] = self.input(node, node.name)
                 taken += [at] if len(self.main.input_names) > before else []
+        draws = self._draws(nodes)
         self.graph.run_nodes()
         self.walk.finish()
         results, values = self._results(nodes)
         if not values:
-            return ImportedGraph(None, (), results)
+            return ImportedGraph(None, (), results, draws)
         function = self.main.function(values)
         module = ImportedModule(
             IRModule({"main": function}, self.scope.module.type_definitions),
@@ -80,7 +84,17 @@ class _Import(Importer):
             output_names=tuple(f"output{i}" for i in range(len(values))),
             constraints=tuple(self.scope.constraints.values()),
         )
-        return ImportedGraph(module, tuple(taken), results)
+        return ImportedGraph(module, tuple(taken), results, draws)
+
+    def _draws(self, nodes: Sequence[torch.fx.Node]) -> tuple[Draw, ...]:
+        """Inputs for the random numbers that PyTorch draws before a run."""
+        places = places_of(nodes)
+        found = []
+        for node in self.graph.module.graph.nodes:
+            if is_draw(node):
+                self.graph.env[node] = self.input(node, node.name)
+                found.append(Draw(node, places))
+        return tuple(found)
 
     def _results(self, nodes: Sequence[torch.fx.Node]) -> tuple[tuple[Result, ...], list[Value]]:
         places = {node: at for at, node in enumerate(nodes)}

@@ -4,7 +4,8 @@ AOTAutograd gives graphs of core operators, one for inference or two for trainin
 once for all sizes that PyTorch says are dynamic. In inference weights are constants, which kernels
 have packed; when one is changed in place, or another module runs the same code, they become
 arguments, once. A graph that cannot be imported runs eagerly as a whole: the logger
-"ekiden.torch" names it and its reasons, and `counters` counts it.
+"ekiden.torch" names it and its reasons, and `counters` counts it. Random numbers are PyTorch's own
+(see draws).
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ class _Compiled:
             self.made, self.weights = _executable(self.graph, self.name, {}), {}
         call, imported = self.made
         given = [_argument(args[at]) for at in imported.arguments]
+        given += [_argument(draw(args)) for draw in imported.draws]
         found: Any = call(*given) if call is not None else ()
         outputs = found if isinstance(found, tuple) else (found,)
         results = [_result(each, args, outputs) for each in imported.results]

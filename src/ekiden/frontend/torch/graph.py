@@ -55,6 +55,8 @@ class Graph:
     def run_nodes(self) -> None:
         """Import the nodes."""
         for node in self.module.graph.nodes:
+            if node in self.env:
+                continue  # an input, or what is given as one
             if node.op == "get_attr":
                 self.env[node] = self._attribute(str(node.target))
             elif node.op == "call_function":

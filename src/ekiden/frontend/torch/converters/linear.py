@@ -211,6 +211,32 @@ def _trilinear(
     return op.sum(found, axis=list(sums), keepdims=False) if sums else found
 
 
+def _grouped_mm(
+    node: Node, x: Value, weights: Value, ends: Value, bias: Value | None = None, *_: object
+) -> Expr:
+    """[rows, k] times one of [groups, k, n] each: group i has the rows before `ends[i]` that no
+    earlier one has. Every group is computed of all rows and its own are kept: no weight is copied.
+    """
+    if len(x.type.shape) != 2 or len(weights.type.shape) != 3 or bias is not None:
+        node.unsupported("expected rows of two axes, weights of three and no bias")
+    (count,) = node.static(weights.type.shape[:1], "the groups")
+    rows = op.arange(0, x.type.shape[0], 1, dtype="int64")
+    found = op.searchsorted(node.of(ends, "int64"), rows, right=True, dtype="int64")
+    group = node.scope.spanned(op.expand_dims(found, axis=1))
+    total: Expr = const(0, x.type.dtype)
+    for index in range(count):
+        made = product_of(node, x, _weight_of(node, weights, index))
+        total = op.where(op.equal(group, const(index, "int64")), made, total)
+    return total
+
+
+def _weight_of(node: Node, weights: Value, index: int) -> Value:
+    if weights.array is not None:
+        return constant(weights.array[index])
+    part = op.take(node.of(weights), const(index, "int64"), axis=0)
+    return node.value_of(node.scope.spanned(part))
+
+
 # fmt: off
 ROWS: tuple[Row, ...] = (
     ("mm", _mm),
@@ -227,6 +253,8 @@ ROWS: tuple[Row, ...] = (
     ("einsum", _einsum),
     ("_trilinear", _trilinear),
     ("outer", _outer),
+    ("_grouped_mm", _grouped_mm),
+    ("transformers::grouped_mm_fallback", _grouped_mm),
     ("_cdist_forward", _cdist),
 )
 # fmt: on

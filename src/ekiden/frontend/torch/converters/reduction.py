@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.torch.dtype import array_of
 from ekiden.frontend.torch.node import Converter, Node, Row
 from ekiden.frontend.torch.symbols import Scalar
-from ekiden.ir.dtype import is_float
+from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import known, product
@@ -213,6 +215,35 @@ def lowest(dtype: str) -> float | int:
     return -np.inf if is_float(dtype) else int(np.iinfo(dtype).min)
 
 
+def _histc(
+    node: Node,
+    x: Value,
+    bins: int = 100,
+    min: Scalar = 0,
+    max: Scalar = 0,
+) -> Expr:
+    """How many elements lie between each two of evenly spaced edges; the last edge is inside."""
+    low, high, dtype = node.number(min, "min"), node.number(max, "max"), node.out_dtype
+    if not low < high:
+        node.unsupported("'min' must be below 'max': edges that are data are not supported")
+    edges = array_of(torch.linspace(low, high, bins + 1))
+    data = op.reshape(node.of(x, "float32"), (-1,))
+    places = op.subtract(
+        op.searchsorted(const(edges), data, right=True, dtype="int64"), const(1, "int64")
+    )
+    places = op.where(op.equal(data, const(edges[-1])), const(bins - 1, "int64"), places)
+    inside = op.logical_and(
+        op.greater_equal(data, const(edges[0])), op.less_equal(data, const(edges[-1]))
+    )
+    index = op.where(inside, places, const(0, "int64"))
+    return op.scatter_nd(
+        const(np.zeros(bins, to_numpy(dtype))),
+        op.expand_dims(index, axis=0),
+        op.cast(inside, dtype),
+        "add",
+    )
+
+
 # fmt: off
 ROWS: tuple[Row, ...] = (
     ("sum", _reduce(op.sum)),
@@ -236,5 +267,6 @@ ROWS: tuple[Row, ...] = (
     ("cummin", _cum_extreme(False)),
     ("sort", _sort),
     ("topk", _topk),
+    ("histc", _histc),
 )
 # fmt: on

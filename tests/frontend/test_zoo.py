@@ -1,0 +1,61 @@
+"""A small fixed sample of the zoo (benchmarks/zoo.py), where its packages are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the packages warn of their own deprecations
+FILE = Path(__file__).parents[2] / "benchmarks" / "zoo.py"
+
+
+@pytest.fixture
+def zoo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark as a module."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    spec = importlib.util.spec_from_file_location("zoo", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(__import__("sys").modules, "zoo", module)  # its data classes look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "name", "road", "sizes"),
+    [
+        ("timm", "test_resnet", "export", "dynamic"),
+        ("timm", "test_vit", "onnx", "static"),
+        ("timm", "test_efficientnet", "compile", "static"),
+        ("transformers", "bert", "export", "dynamic"),
+        ("transformers", "gpt2", "onnx", "static"),
+    ],
+)
+def test_models_of_packages_agree(
+    zoo: ModuleType, package: str, name: str, road: str, sizes: str
+) -> None:
+    for each in {package, "torchvision"}:
+        pytest.importorskip("PIL", reason="the package pillow is not installed")
+        if importlib.util.find_spec(each) is None:
+            pytest.skip(f"the package {each} is not installed")
+    line = zoo.one(package, name, road, sizes, 1)
+    assert line["state"] == "agrees", line
+
+
+def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
+    same = {"package": "timm", "road": "export", "sizes": "static"}
+    lines = [
+        {**same, "name": "a", "state": "agrees", "error": 0.0, "compile_s": 2.0, "over_eager": 2.0},
+        {**same, "name": "b", "state": "agrees", "error": 0.0, "compile_s": 4.0, "over_eager": 8.0},
+        {**same, "name": "c", "state": "refused", "why": "a | b"},
+        {**same, "name": "d", "state": "large", "why": "much"},
+    ]
+    rows = zoo.table(lines).splitlines()
+    assert rows[2] == "| timm | export | static | 3 | 2 (66.7%) | 4.00 |  | 3.0 |"
+    assert rows[-1] == "| c | export static | refused | a / b |"
+    assert "- b, export: 4.0 s" in rows
