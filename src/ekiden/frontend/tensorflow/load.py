@@ -232,19 +232,23 @@ def _placeholder_shape(node: Proto) -> Dims:
 
 
 def _ends(graph: Proto) -> list[str]:
-    """The nodes that nothing takes, but for those of control flow."""
+    """The nodes that nothing takes, but for those of control flow; where there are no others, the
+    ends of loops and choices.
+    """
     taken = {i.lstrip("^").partition(":")[0] for n in graph.node for i in n.input}
     switches = {n.name for n in graph.node if n.op in ("Switch", "RefSwitch")}
-    return [
+    free = [n for n in graph.node if n.name not in taken]
+    ends = [
         n.name
-        for n in graph.node
-        if n.name not in taken
-        and n.op not in _SILENT
+        for n in free
+        if n.op not in (*_SILENT, *_JOINTS)
         and not (n.op == "Identity" and n.input[0].partition(":")[0] in switches)
     ]
+    return ends or [n.name for n in free if n.op in _JOINTS]
 
 
-_SILENT = ("Placeholder", "Const", "NoOp", "Assert", "Switch", "Merge", "Exit", "NextIteration")
+_SILENT = ("Placeholder", "Const", "NoOp", "Assert", "Switch", "NextIteration")
+_JOINTS = ("Exit", "Merge")
 
 
 def _function_graph(proto: Proto) -> Graph:

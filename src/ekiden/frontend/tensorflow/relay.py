@@ -23,7 +23,7 @@ def from_tensorflow(
     """A module, and no parameters: the weights are constants in it. `graph` is a frozen GraphDef.
 
     `shape` replaces the declared shapes of inputs by name; `outputs` are nodes or tensors, without
-    them what nothing takes. Raises CompileError for another `layout` than the graph's, which
+    them the last node, as in TVM. Raises CompileError for another `layout` than the graph's, which
     `relay.transform.ConvertLayout` gives, and for a `convert_config`.
     """
     if layout not in ("NHWC", None):
@@ -33,7 +33,8 @@ def from_tensorflow(
         raise CompileError(
             f"from_tensorflow: convert_config {dict(convert_config)!r}: none is taken"
         )
-    return import_tensorflow(graph, shape, outputs=outputs or ()).as_module(), {}
+    last = [graph.node[-1].name] if len(graph.node) else ()
+    return import_tensorflow(graph, shape, outputs=outputs or last).as_module(), {}
 
 
 def from_keras(
