@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ekiden import runtime
@@ -39,6 +39,7 @@ scalars = (
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(st.lists(scalars, max_size=20))
 def test_any_number_of_arguments(items: list[object]) -> None:
     collect = runtime.convert_to_function(lambda *args: list(args))

@@ -336,7 +336,6 @@ def transposed_extent(
     """Of a transposed convolution: (size - 1) * stride - before - after + reach + extra."""
     if is_any(size):
         return size
-    expect_least("a window", "kernel", (as_dim(kernel),), (1,))
     reach = (as_dim(kernel) - 1) * dilation + 1
     return tidy((size - 1) * stride + reach + (extra - before - after))
 
