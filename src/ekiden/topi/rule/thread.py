@@ -124,6 +124,10 @@ def _bound_statements(body: Stmt) -> Stmt:
 FAMILY = Family(
     name="threads",
     on_threads=True,
+    why=(
+        "each computation is a launch of its own, with statements of extern operations among "
+        "them, which have no blocks to bind"
+    ),
     accepts=lambda anchor: False,
     build=lambda inputs, outputs, target, name, _: schedule_threads(inputs, outputs, target, name),
 )

@@ -314,6 +314,11 @@ def build(
 FAMILY = Family(
     name="thread_product",
     on_threads=True,
+    why=(
+        "axes of any number are counted through as rows, columns and k, and threads bring "
+        "what others read: tiles of fused axes, some of sizes that a run tells, are not "
+        "proven yet"
+    ),
     accepts=lambda anchor: factors_of(anchor) is not None,
     space=_space,
     default=_default,

@@ -112,6 +112,7 @@ def build(
 FAMILY = Family(
     name="thread_reduction",
     on_threads=True,
+    why="threads combine halves between barriers: blocks of a schedule know none",
     accepts=_accepts,
     space=_space,
     default=_default,
