@@ -25,7 +25,7 @@ from ekiden.target.virtual_device import compilation_config
 
 pytestmark = pytest.mark.quick
 
-CUDA = runtime.device("cuda", 0)
+METAL = runtime.device("metal")
 X = np.arange(3, dtype="float32")
 HERE = Target.host().triple
 
@@ -123,18 +123,20 @@ def test_devices_that_are_not_there() -> None:
     for what, way in ways.items():
         way(cpu(0))
         with pytest.raises(InputError) as raised:
-            way(CUDA)
-        assert str(raised.value) == f"{what}: expected cpu(0), got cuda(0), which is not there"
+            way(METAL)
+        assert str(raised.value) == f"{what}: expected cpu(0), got metal(0), which is not there"
     for kind in ("debug", "vm", "graph", "aot"):
-        with pytest.raises(InputError, match=r"^create_executor: expected cpu\(0\), got cuda\(0\)"):
-            relay.create_executor(kind, module(), [CUDA])
-    for named in ("cuda", [CUDA], (cpu(0), CUDA)):
-        with pytest.raises(InputError, match=r"^VirtualMachine: expected cpu\(0\), got cuda\(0\)"):
+        with pytest.raises(
+            InputError, match=r"^create_executor: expected cpu\(0\), got metal\(0\)"
+        ):
+            relay.create_executor(kind, module(), [METAL])
+    for named in ("metal", [METAL], (cpu(0), METAL)):
+        with pytest.raises(InputError, match=r"^VirtualMachine: expected cpu\(0\), got metal\(0\)"):
             runtime.vm.VirtualMachine(exe, named)
     with pytest.raises(TypeError, match=r"^VirtualMachine: expected a device, got int$"):
         runtime.vm.VirtualMachine(exe, 1)
-    with pytest.raises(InputError, match=r"^graph executor: expected cpu\(0\), got cuda\(0\)"):
-        debug_executor.create(graph, kernels, CUDA)
+    with pytest.raises(InputError, match=r"^graph executor: expected cpu\(0\), got metal\(0\)"):
+        debug_executor.create(graph, kernels, METAL)
 
 
 def test_a_host_is_the_same_machine() -> None:

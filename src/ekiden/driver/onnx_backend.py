@@ -19,7 +19,8 @@ from ekiden.frontend.common.options import Dims, Shapes
 from ekiden.ir.op import Array
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, UnsupportedError
-from ekiden.target.virtual_device import Targets
+from ekiden.target import TargetLike
+from ekiden.target.virtual_device import DeviceLike, Targets
 
 TARGETS = {"CPU": None, "OPENCL": "opencl"}
 """ONNX's name of a kind of device -> target."""
@@ -192,7 +193,11 @@ def _target_of(device: str) -> Targets:
     """What is compiled for a device."""
     name, _, number = device.partition(":")
     target = TARGETS[name]
-    return {runtime.device(target, int(number)): target} if target and number else target
+    if target is None or not number:
+        return target
+    placed: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
+    placed[runtime.device(target, int(number))] = target
+    return placed
 
 
 def _info(name: str, array: Array) -> onnx.ValueInfoProto:

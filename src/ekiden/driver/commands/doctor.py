@@ -79,7 +79,7 @@ def _device(name: str) -> Finding:
     are none."""
     first = runtime.device(name)
     try:
-        count = runtime.get_global_func("ek.device.count")(first)
+        count = int(str(runtime.get_global_func("ek.device.count")(first)))
     except runtime.errors.DeviceError as error:
         reason = str(error).removeprefix("ek.device.count: ")
         return Finding(f"devices {name}", "missing", reason)
@@ -89,8 +89,8 @@ def _device(name: str) -> Finding:
 
 def _about(device: runtime.Device) -> str:
     asked = runtime.get_global_func("ek.device.attribute")
-    found = {name: asked(device, number) for name, number in ATTRIBUTES.items()}
-    memory = f"{found['MEMORY'] / 2**30:.1f} GiB"
+    found = {name: str(asked(device, number)) for name, number in ATTRIBUTES.items()}
+    memory = f"{int(found['MEMORY']) / 2**30:.1f} GiB"
     return f"{device} {found['NAME']}, {found['DRIVER']}, {found['VERSION']}, {memory}, " + (
         found["ABILITIES"] or "no extensions"
     )
