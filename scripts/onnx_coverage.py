@@ -62,7 +62,7 @@ def load_cases(kind: str) -> list[TestCase]:
         return list(load_model_tests(kind=kind))
 
 
-def run_case(case: TestCase) -> str:
+def run_case(case: TestCase, device: str = "CPU") -> str:
     """Run a test as ONNX's runner does; raises what it raises. Returns a note."""
     model = case.model
     data = case.data_sets
@@ -70,7 +70,7 @@ def run_case(case: TestCase) -> str:
         folder = Path(case.model_dir)
         model = onnx.load(folder / "model.onnx")
         data = list(stored_data(folder, model))
-    rep = onnx_backend.prepare(model, "CPU")
+    rep = onnx_backend.prepare(model, device)
     for inputs, expected in data:
         found = rep.run([_normalize_tensor(i) for i in inputs])
         wanted = [_normalize_tensor(e) for e in expected]
@@ -99,13 +99,13 @@ def load_value(path: Path, kind: onnx.TypeProto) -> object:
     return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(data))
 
 
-def outcome(case: TestCase, trace: bool = False) -> Outcome:
+def outcome(case: TestCase, trace: bool = False, device: str = "CPU") -> Outcome:
     """Run a test; an error becomes its reason."""
     start = time.perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = Outcome("", note=run_case(case))
+            found = Outcome("", note=run_case(case, device))
     except AssertionError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         found = Outcome("wrong result: " + " ".join(lines[:3])[:160])

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden import runtime
 from ekiden.runtime import Device, cpu
 from ekiden.target import Target, TargetLike
 
@@ -46,6 +47,8 @@ def device_enabled(target: TargetLike) -> bool:
     machine lacks.
     """
     wanted = Target.parse(target)
+    if not wanted.kind.is_cpu:
+        return wanted.kind.has_generator and runtime.device(wanted.kind.name).exist
     return wanted.kind.has_generator and wanted.serves(Target.host())
 
 

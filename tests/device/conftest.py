@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from ekiden import runtime
 from ekiden.runtime import Device
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +24,20 @@ def opencl() -> Device:
     except runtime.errors.DeviceError as error:
         pytest.skip(f"needs an OpenCL driver: apt-get install pocl-opencl-icd ({error})")
     return found
+
+
+@pytest.fixture(scope="session")
+def fibres(tmp_path_factory: pytest.TempPathFactory) -> Device:
+    """A device of the kind "cuda" that is none: its driver is fibre_driver.c, in the folder that
+    EKIDEN_DRIVERS names, and runs the text of kernels on this processor.
+    """
+    compiler = shutil.which("cc")
+    if compiler is None or shutil.which("c++") is None:
+        pytest.skip("needs a C and a C++ compiler: apt-get install g++")
+    folder = tmp_path_factory.mktemp("drivers")
+    command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-w"]
+    command += [f"-I{runtime.include_dir()}", str(HERE / "fibre_driver.c")]
+    subprocess.run([*command, "-o", str(folder / "libekiden_cuda.so")], check=True)
+    os.environ["EKIDEN_DRIVERS"] = str(folder)
+    os.environ["FIBRE_HEADER"] = str(HERE / "fibre.h")
+    return runtime.device("cuda", 0)

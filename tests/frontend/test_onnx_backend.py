@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from ekiden import runtime
 from ekiden.driver import onnx_backend
 from ekiden.runtime.errors import UnsupportedError
 
@@ -96,17 +97,41 @@ def cases(kind: str) -> list[tuple[str, object]]:
     return sorted((c.name, c) for c in coverage().load_cases(kind))
 
 
-def check(kind: str, part: int, parts: int) -> None:
+def check(kind: str, part: int, parts: int, device: str = "CPU") -> None:
     """Every test of a part that passes by the table passes."""
     rows = tables()[kind]
     wanted = [c for name, c in cases(kind)[part::parts] if rows[name].startswith("pass")]
-    outcomes = [(c.name, coverage().outcome(c)) for c in wanted]  # type: ignore[attr-defined]
+    run = partial(coverage().outcome, device=device)
+    outcomes = [(c.name, run(c)) for c in wanted]  # type: ignore[attr-defined]
     assert {name: o.reason for name, o in outcomes if o.reason} == {}
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_node_tests_pass(part: int) -> None:
     check("node", part, PARTS)
+
+
+OPENCL_PARTS = 96
+"""Of about 20 tests; drivers take half a second for each kernel."""
+
+
+@pytest.fixture(scope="module")
+def opencl() -> None:
+    """Skips where there is no such device."""
+    if not runtime.device("opencl").exist:
+        pytest.skip("needs an OpenCL driver: apt-get install pocl-opencl-icd")
+
+
+@pytest.mark.parametrize("part", range(0, 8))
+def test_a_sample_of_node_tests_passes_on_opencl(opencl: None, part: int) -> None:
+    check("node", part * 61, 8 * 61, "OPENCL")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(OPENCL_PARTS))
+def test_node_tests_pass_on_opencl(opencl: None, part: int) -> None:
+    check("node", part, OPENCL_PARTS, "OPENCL")
 
 
 @pytest.mark.parametrize("kind", ["simple", "pytorch-converted", "pytorch-operator"])

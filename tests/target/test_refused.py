@@ -25,7 +25,7 @@ from ekiden.target.virtual_device import compilation_config
 
 pytestmark = pytest.mark.quick
 
-CUDA = runtime.device("cuda", 0)
+METAL = runtime.device("metal")
 X = np.arange(3, dtype="float32")
 HERE = Target.host().triple
 
@@ -36,11 +36,12 @@ def module() -> IRModule:
 
 
 # fmt: off
-NO_CUDA = "there is no code generator for target kind 'cuda'; there are 'llvm', 'c' and 'opencl'"
+THERE = "'llvm', 'c', 'cuda' and 'opencl'"
+NO_METAL = f"there is no code generator for target kind 'metal'; there are {THERE}"
 THERE_ARE = "x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu, riscv64-unknown-linux-gnu"
 TARGETS = [
-    ("cuda", NO_CUDA),
-    ("nvidia/geforce-rtx-3090", NO_CUDA),
+    ("metal", NO_METAL),
+    ("metal -model=m4", NO_METAL),
     ("llvm -mtriple=armv7l-linux-gnueabihf",
      f"there is no runtime for the triple 'armv7l-unknown-linux-gnueabihf'; there are {THERE_ARE}"),
     ("llvm -mtriple=x86_64-pc-windows-msvc",
@@ -88,7 +89,7 @@ def test_targets_are_refused_where_code_would_be_made(target: str, message: str)
 
 
 def test_a_current_target_is_refused_too() -> None:
-    with Target("cuda"), pytest.raises(CompileError, match="no code generator"):
+    with Target("metal"), pytest.raises(CompileError, match="no code generator"):
         ekiden.compile(module())
 
 
@@ -122,18 +123,20 @@ def test_devices_that_are_not_there() -> None:
     for what, way in ways.items():
         way(cpu(0))
         with pytest.raises(InputError) as raised:
-            way(CUDA)
-        assert str(raised.value) == f"{what}: expected cpu(0), got cuda(0), which is not there"
+            way(METAL)
+        assert str(raised.value) == f"{what}: expected cpu(0), got metal(0), which is not there"
     for kind in ("debug", "vm", "graph", "aot"):
-        with pytest.raises(InputError, match=r"^create_executor: expected cpu\(0\), got cuda\(0\)"):
-            relay.create_executor(kind, module(), [CUDA])
-    for named in ("cuda", [CUDA], (cpu(0), CUDA)):
-        with pytest.raises(InputError, match=r"^VirtualMachine: expected cpu\(0\), got cuda\(0\)"):
+        with pytest.raises(
+            InputError, match=r"^create_executor: expected cpu\(0\), got metal\(0\)"
+        ):
+            relay.create_executor(kind, module(), [METAL])
+    for named in ("metal", [METAL], (cpu(0), METAL)):
+        with pytest.raises(InputError, match=r"^VirtualMachine: expected cpu\(0\), got metal\(0\)"):
             runtime.vm.VirtualMachine(exe, named)
     with pytest.raises(TypeError, match=r"^VirtualMachine: expected a device, got int$"):
         runtime.vm.VirtualMachine(exe, 1)
-    with pytest.raises(InputError, match=r"^graph executor: expected cpu\(0\), got cuda\(0\)"):
-        debug_executor.create(graph, kernels, CUDA)
+    with pytest.raises(InputError, match=r"^graph executor: expected cpu\(0\), got metal\(0\)"):
+        debug_executor.create(graph, kernels, METAL)
 
 
 def test_a_host_is_the_same_machine() -> None:

@@ -12,14 +12,19 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
+from ekiden import runtime
 from ekiden.driver.compiler import compile
 from ekiden.driver.executable import Executable
 from ekiden.frontend.common.options import Dims, Shapes
 from ekiden.ir.op import Array
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, UnsupportedError
+from ekiden.target import TargetLike
+from ekiden.target.virtual_device import DeviceLike, Targets
 
-DEVICES = ("CPU",)
+TARGETS = {"CPU": None, "OPENCL": "opencl"}
+"""ONNX's name of a kind of device -> target."""
+DEVICES = tuple(TARGETS)
 
 
 class EkidenRep(BackendRep):  # type: ignore[misc]
@@ -31,8 +36,9 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
     that compiles as it stands. No other input is.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, device: str = "CPU") -> None:
         self.model = model
+        self._target = _target_of(device)
         self.fixed: tuple[str, ...] = ()
         self._made: dict[tuple[bytes, ...], Executable] = {}
         self._shapes_decide = any(not i.type.HasField("tensor_type") for i in model.graph.input)
@@ -40,7 +46,7 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         if self._shapes_decide:
             return
         try:
-            self._made[()] = compile(model)
+            self._made[()] = compile(model, self._target)
         except EkidenError as error:
             self.fixed = tuple(getattr(error, "inputs", ()))
             if not self.fixed:
@@ -81,7 +87,7 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
             if key not in self._made:
                 try:
                     made = with_constants(self.model, values)
-                    self._made[key] = compile(made, shape=shapes)
+                    self._made[key] = compile(made, self._target, shape=shapes)
                 except UnsupportedError as error:
                     more = tuple(n for n in error.inputs if n not in self.fixed)
                     if not more:
@@ -148,7 +154,7 @@ class EkidenBackend(Backend):  # type: ignore[misc]
         if not cls.supports_device(device):
             raise UnsupportedError(f"prepare: expected a device of {DEVICES}, got {device!r}")
         super().prepare(model, device, **kwargs)
-        return EkidenRep(model)
+        return EkidenRep(model, device)
 
     @classmethod
     def run_node(
@@ -175,12 +181,23 @@ class EkidenBackend(Backend):  # type: ignore[misc]
         if node.domain:
             imports.append(helper.make_opsetid(node.domain, kwargs.get("domain_version", 1)))
         model = helper.make_model(graph, opset_imports=imports)
-        return EkidenRep(model).run(arrays)
+        return EkidenRep(model, device).run(arrays)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether models can run on a device ("CPU", "CUDA", "CPU:0")."""
+        """Whether models can run on a device ("CPU", "CUDA", "CPU:0", "OPENCL")."""
         return device.partition(":")[0] in DEVICES
+
+
+def _target_of(device: str) -> Targets:
+    """What is compiled for a device."""
+    name, _, number = device.partition(":")
+    target = TARGETS[name]
+    if target is None or not number:
+        return target
+    placed: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
+    placed[runtime.device(target, int(number))] = target
+    return placed
 
 
 def _info(name: str, array: Array) -> onnx.ValueInfoProto:

@@ -128,7 +128,7 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
-    TargetKind("cuda",      2, ("cuda", "gpu"),       False, _OF_THREADS, True, _GPU),
+    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_THREADS, True, _GPU),
     TargetKind("nvptx",     2, ("cuda", "gpu"),       False, _OF_THREADS, True, _GPU),
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),

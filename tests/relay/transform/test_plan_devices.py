@@ -210,8 +210,8 @@ def test_configurations() -> None:
         assert config.host_virtual_device.is_host
     with pytest.raises(CompileError, match="one target for all CPU devices expected"):
         compilation_config({cpu(0): "llvm", cpu(1): "llvm -mcpu=x86-64-v3"})
-    with pytest.raises(CompileError, match=r"no code generator for cuda\(0\)"):
-        compilation_config({"cuda": "llvm"})
+    with pytest.raises(CompileError, match=r"no code generator for metal\(0\)"):
+        compilation_config({"metal": "llvm"})
 
 
 def test_a_chain_of_any_length() -> None:

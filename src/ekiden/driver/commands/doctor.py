@@ -45,6 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Try everything and print what works."""
     findings = [_tried(name, check, mend) for name, check, mend in CHECKS]
+    findings += [_device(name) for name in DEVICES]
     findings += [_package(name, why) for name, why in PACKAGES.items()]
     is_sound = all(f.state != "broken" for f in findings)
     if options.json:
@@ -65,6 +66,34 @@ def _tried(name: str, check: Callable[[], str], mend: str) -> Finding:
         reason = str(error).partition("\n")[0]
         state = "missing" if name in OPTIONAL else "broken"
         return Finding(name, state, f"{type(error).__name__}: {reason}", mend)
+
+
+ATTRIBUTES = {"NAME": 0, "DRIVER": 2, "VERSION": 3, "ABILITIES": 4, "MEMORY": 9}
+"""The numbers of ek_device_attribute in runtime.h."""
+DEVICES = ("opencl", "cuda")
+"""Kinds of devices that there is code for."""
+
+
+def _device(name: str) -> Finding:
+    """The devices of a kind, their drivers and what they can do; what is to be installed if there
+    are none."""
+    first = runtime.device(name)
+    try:
+        count = int(str(runtime.get_global_func("ek.device.count")(first)))
+    except runtime.errors.DeviceError as error:
+        reason = str(error).removeprefix("ek.device.count: ")
+        return Finding(f"devices {name}", "missing", reason)
+    rows = [_about(runtime.device(name, number)) for number in range(count)]
+    return Finding(f"devices {name}", "ok", "; ".join(rows))
+
+
+def _about(device: runtime.Device) -> str:
+    asked = runtime.get_global_func("ek.device.attribute")
+    found = {name: str(asked(device, number)) for name, number in ATTRIBUTES.items()}
+    memory = f"{int(found['MEMORY']) / 2**30:.1f} GiB"
+    return f"{device} {found['NAME']}, {found['DRIVER']}, {found['VERSION']}, {memory}, " + (
+        found["ABILITIES"] or "no extensions"
+    )
 
 
 def _package(name: str, why: str) -> Finding:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import ekiden
 from ekiden import tir
@@ -22,6 +23,7 @@ from ekiden.backend.kernels.lower import (
 from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.codegen.build import generator_of
+from ekiden.codegen.device import DIALECTS, unpack_kernels
 from ekiden.driver.build import import_model
 from ekiden.driver.commands.options import add_decisions, decisions_config, is_artifact
 from ekiden.ir.instrument import PassPrintingInstrument
@@ -29,13 +31,18 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import Function
 from ekiden.relay.printer import astext
+from ekiden.runtime.artifact import read_sections
 from ekiden.runtime.errors import CompileError, InputError
+from ekiden.runtime.layout import Section
 from ekiden.target import Target, target_or_current
+from ekiden.target.virtual_device import compilation_config
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.families import given_decisions
 
-KERNEL_STAGES = {"tir": "", "llvm": "ll", "asm": "asm", "c": "c"}
+KERNEL_STAGES = {
+    "tir": "", "llvm": "ll", "asm": "asm", "c": "c", "opencl": "opencl", "cuda": "cuda",
+}  # fmt: skip
 """Stage of a kernel -> the source of the target's code generator that shows it."""
 
 CHOICE_STAGES = ("decisions", "schedule")
@@ -59,6 +66,9 @@ def run(options: argparse.Namespace) -> int:
     """
     _check_usage(options)
     if is_artifact(options.file):
+        if options.stage in DIALECTS:
+            _print_device_code(options)
+            return 0
         if options.stage not in (None, "bytecode") or options.before or options.after:
             raise CompileError(f"inspect '{options.file}': an artifact holds bytecode alone")
         _print_bytecode(ekiden.load(options.file))
@@ -76,7 +86,8 @@ def run(options: argparse.Namespace) -> int:
         _print_bytecode(ekiden.compile(options.file, target))
     elif options.stage in (*CHOICE_STAGES, *KERNEL_STAGES):
         with PassContext(config=decisions_config(options)):
-            _print_kernels(optimize(import_model(options.file), target), options, target)
+            module = optimize(import_model(options.file), target, compilation_config(target))
+            _print_kernels(module, options, target)
     else:
         print(astext(import_model(options.file), show_meta_data=False))
     return 0
@@ -93,6 +104,18 @@ def _check_usage(options: argparse.Namespace) -> None:
         raise InputError("--stage: the module before or after a pass has no other stages")
     if options.target and is_artifact(options.file):
         raise InputError("--target: an artifact is compiled already")
+
+
+def _print_device_code(options: argparse.Namespace) -> None:
+    """The kernels of devices that an artifact carries, in one format."""
+    data = Path(options.file).read_bytes()
+    ekiden.runtime.Executable.from_bytes(data)  # refuses what is damaged
+    sections = [bytes(p) for kind, _, p in read_sections(data) if kind is Section.DEVICE_CODE]
+    found = [k for each in sections for k in unpack_kernels(each) if k.format == options.stage]
+    if not found:
+        raise InputError(f"--stage {options.stage}: the artifact has no kernels of that format")
+    for each in found:
+        print(each.code.decode())
 
 
 def _print_bytecode(executable: ekiden.Executable) -> None:
@@ -122,7 +145,7 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
         filter(None, [options.before]), filter(None, [options.after]), file=sys.stdout
     )
     with PassContext(instruments=(instrument,)):
-        optimize(import_model(options.file), target)
+        optimize(import_model(options.file), target, compilation_config(target))
 
 
 def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target) -> None:
@@ -150,6 +173,8 @@ def _shown(kernel: PrimFunc, stage: str, target: Target) -> str:
     if not KERNEL_STAGES[stage]:
         return tir.astext(kernel)
     show = generator_of(target, "inspect").sources[KERNEL_STAGES[stage]]
+    if target.kind.has_threads:
+        return show([kernel], target)
     return show([tir_transform.lower(kernel, target)], target)
 
 

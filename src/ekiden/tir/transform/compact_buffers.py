@@ -14,7 +14,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.regions import Access, accesses, region
-from ekiden.tir.stmt import Allocate, BufferStore, For, LetStmt, PrimFunc, SeqStmt, Stmt
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, SeqStmt, Stmt
 from ekiden.tir.visitor import ExprRewriter, StmtMutator, sequence
 
 
@@ -67,7 +67,9 @@ class _Compact(StmtMutator):
 def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
     """The statement with the buffer allocated as deep inside as all its accesses allow."""
     match s:
-        case For() if _is_fresh(buffer, accesses(s.body, buffer), [*outer, s]):
+        case For() if not _shares(buffer, s) and _is_fresh(
+            buffer, accesses(s.body, buffer), [*outer, s]
+        ):
             return s.with_fields(body=_place(s.body, buffer, [*outer, s], [*crossed, s]))
         case LetStmt() | Allocate():
             return s.with_fields(body=_place(s.body, buffer, outer, crossed))
@@ -77,6 +79,14 @@ def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stm
                 inner = _place(s.seq[touching[0]], buffer, outer, crossed)
                 return sequence(*s.seq[: touching[0]], inner, *s.seq[touching[0] + 1 :])
     return _allocate(s, buffer, outer, crossed)
+
+
+def _shares(buffer: Buffer, loop: For) -> bool:
+    """Whether the threads that a loop is bound to have the buffer together: it stays outside."""
+    thread = str((loop.annotations or {}).get("thread", ""))
+    if loop.kind is not ForKind.THREAD_BINDING or thread.startswith("vthread"):
+        return False
+    return buffer.scope == "global" or (buffer.scope == "shared" and thread.startswith("threadIdx"))
 
 
 def _is_fresh(buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]) -> bool:

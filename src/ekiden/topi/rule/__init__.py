@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from ekiden import te
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule import thread
 from ekiden.topi.rule.checks import with_checks
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.families import FAMILIES, fixed_for
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.in_place import in_place_inputs
 from ekiden.topi.rule.scheduled import Scheduled
-from ekiden.topi.rule.stages import is_epilogue
+from ekiden.topi.rule.stages import chosen_stages, is_epilogue, own_outputs, stages_of
 
 _NOTHING: Mapping[str, Fixed] = {}
 
@@ -50,7 +49,20 @@ def choose(
     return Chosen(family, anchor, family.decide(anchor, target, fixed))
 
 
+def _thread_family_of(outputs: list[te.Tensor]) -> tuple[Family, te.Tensor | None]:
+    """For devices of many threads: of a group whose elementwise producers are substituted."""
+    chosen = chosen_stages(own_outputs(outputs))
+    anchors = [t for t in stages_of(chosen) if not te.is_injective(t)]
+    if len(anchors) == 1 and is_epilogue(anchors[0], chosen):
+        for row in FAMILIES.values():
+            if row.on_threads and row.accepts(anchors[0]):
+                return row, anchors[0]
+    return FAMILIES["threads"], None
+
+
 def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
+    if target.kind.has_threads:
+        return _thread_family_of(outputs)
     whole = FAMILIES.get(outputs[0].op.tag)
     if whole is not None and whole.is_whole and all(t.op is outputs[0].op for t in outputs):
         return whole, outputs[0]
@@ -90,9 +102,6 @@ def scheduled(
     A group that no family's anchor covers gets the default rule of the target's kind. Checks of
     indices come first.
     """
-    if target.kind.has_threads:
-        threads = thread.schedule_threads(inputs, outputs, target, name)
-        return Scheduled(with_checks(threads, inputs, outputs, target))
     chosen = choose(outputs, target, given, names)
     made = chosen.family.make(inputs, outputs, target, name, chosen.decision, chosen.anchor)
     func = with_checks(_with_in_place(made.func, inputs, outputs, chosen), inputs, outputs, target)
@@ -112,7 +121,7 @@ def _with_in_place(
 ) -> PrimFunc:
     family = chosen.family
     anchor = chosen.anchor
-    if family.is_whole or family.keeps_sums(chosen.decision):
+    if family.is_whole or family.on_threads or family.keeps_sums(chosen.decision):
         return made
     if anchor is not None and family.ends(outputs) != outputs:
         return made

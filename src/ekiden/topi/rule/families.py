@@ -17,6 +17,9 @@ from ekiden.topi.rule import (
     nibbles,
     recurrent,
     scatter,
+    thread,
+    thread_product,
+    thread_reduction,
     upsample,
     winograd,
 )
@@ -36,6 +39,9 @@ ROWS: tuple[Family, ...] = (
     *batch_matmul.FAMILIES,
     nibbles.FAMILY,
     default.FAMILY,
+    thread_product.FAMILY,
+    thread_reduction.FAMILY,
+    thread.FAMILY,
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in ROWS}
 

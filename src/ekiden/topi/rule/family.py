@@ -89,7 +89,8 @@ class Family:
     panel, panels: columns of a panel of packed weights for a product, and all that there may be.
     endings: what may end a kernel beside elementwise operators, by name. writes_rows: whether
     results may be a part of longer rows. keeps_sums: whether a decision makes kernels that keep
-    something in their result before they have read all inputs.
+    something in their result before they have read all inputs. on_threads: kernels are bound to
+    threads, for targets of such devices alone, and anchors are told by `accepts`, not by a tag.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Family:
     endings: tuple[str, ...] = ()
     writes_rows: bool = False
     keeps_sums: Callable[[Decision], bool] = lambda decision: False
+    on_threads: bool = False
 
     def make(
         self,
@@ -134,7 +136,7 @@ class Family:
 
     def serves(self, target: Target) -> bool:
         """Whether a target has what the kernels need."""
-        return all(map(target.has, self.needs))
+        return self.on_threads == target.kind.has_threads and all(map(target.has, self.needs))
 
     def decide(self, anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
         """The decision for a kernel. Raises CompileError for a fixed choice that there is not, or a

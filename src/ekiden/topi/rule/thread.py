@@ -37,6 +37,7 @@ from ekiden.tir.stmt import (
 )
 from ekiden.tir.visitor import is_nothing, sequence
 from ekiden.tir.visitor import substitute as substitute_statement
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 
@@ -118,3 +119,16 @@ def _bound_statements(body: Stmt) -> Stmt:
     if isinstance(body, For) and body.kind is ForKind.PARALLEL and is_const(body.min, 0):
         return launch(body.loop_var, body.extent, ROW_THREADS, body.body)
     return launch(Var("index"), const(1), 1, body)
+
+
+FAMILY = Family(
+    name="threads",
+    on_threads=True,
+    why=(
+        "each computation is a launch of its own, with statements of extern operations among "
+        "them, which have no blocks to bind"
+    ),
+    accepts=lambda anchor: False,
+    build=lambda inputs, outputs, target, name, _: schedule_threads(inputs, outputs, target, name),
+)
+"""What no other family takes on devices of many threads."""

@@ -1,0 +1,120 @@
+"""Reductions of much to little on devices of many threads: a block of threads for each result.
+
+out[z] = reduce over k of x[z, k]
+
+for k in steps of the block: each thread its own      ->  memory of the block
+barrier; half of the threads combine with the other half; barrier; ... until one is left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.arith import simplify
+from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.target import Target
+from ekiden.te.prim_func import allocated
+from ekiden.te.reducer import COMBINE, Reduce, identity
+from ekiden.te.tensor import ComputeOp, Tensor
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, Stmt, seq
+from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
+from ekiden.topi.rule.family import Family, size_of
+from ekiden.topi.rule.loops import product
+from ekiden.topi.rule.thread import coordinates
+from ekiden.topi.rule.thread_parts import BARRIER, Group, bound, serial
+
+LONG = 512
+"""From so many elements on a result is worth a block of threads."""
+FEW = 256
+"""Up to so many results; of more, a thread for each keeps a device busy."""
+
+
+def _accepts(anchor: Tensor) -> bool:
+    op = anchor.op
+    body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
+    if not isinstance(op, ComputeOp) or not isinstance(body, Reduce) or not body.kind:
+        return False
+    results = [size_of(a.extent) for a in op.axis]
+    steps = [size_of(r.extent) for r in body.axis]
+    known = [n for n in (*results, *steps) if n is not None]
+    if len(known) != len(results) + len(steps):
+        return False
+    total, each = 1, 1
+    for n in known[: len(results)]:
+        total *= n
+    for n in known[len(results) :]:
+        each *= n
+    return total <= FEW and each >= LONG
+
+
+def _space(anchor: Tensor, target: Target) -> Space:
+    return (Choice("threads", (256, 128, 64, 32), "threads of a block"),)
+
+
+def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
+    threads = 64
+    while threads > target.max_num_threads:
+        threads //= 2
+    found: dict[str, int | str] = {"threads": threads}
+    return Decision.of(found | dict(fixed))
+
+
+def build(
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The kernel of a reduction, and of what follows it."""
+    group = Group.of(inputs, outputs)
+    reduce, op, threads = group.reduce, group.anchor.op, decision.number("threads")
+    assert isinstance(op, ComputeOp)
+    block, thread, turn = Var("block"), Var("thread"), Var("turn")
+    dtype = reduce.dtype
+    own = Buffer("own", (const(1),), dtype, "local")
+    parts = Buffer("parts", (const(threads),), dtype, "shared")
+    combine = COMBINE[reduce.kind]
+    extents = [r.extent for r in reduce.axis]
+    total = simplify(product(extents))
+    number = turn * threads + thread
+    places: dict[Var, PrimExpr] = {}
+    places |= dict(zip(reduce.axis, coordinates(number, extents), strict=True))
+    results = coordinates(block, [a.extent for a in op.axis]) if op.axis else []
+    places |= {a.var: at for a, at in zip(op.axis, results, strict=True)}
+    zero = (const(0),)
+    value = combine(BufferLoad(own, zero, dtype), group.element(reduce.source, places))
+    inside: Stmt = IfThenElse(number < total, BufferStore(own, value, zero))
+    turns = simplify((total + (threads - 1)) // threads)
+    statements = [
+        BufferStore(own, identity(reduce.kind, dtype), zero),
+        serial(turn, turns, inside),
+        BufferStore(parts, BufferLoad(own, zero, dtype), (thread,)),
+        BARRIER,
+    ]
+    half = threads // 2
+    while half:
+        pair = (BufferLoad(parts, (at,), dtype) for at in (thread, thread + half))
+        statements += [
+            IfThenElse(thread < half, BufferStore(parts, combine(*pair), (thread,))),
+            BARRIER,
+        ]
+        half //= 2
+    store = group.store(results, BufferLoad(parts, zero, dtype))
+    statements.append(IfThenElse(thread.equal(0), store))
+    body = allocated(seq(*statements), [own])
+    count = simplify(product([a.extent for a in op.axis])) if op.axis else const(1)
+    lanes = allocated(bound(thread, threads, "threadIdx.x", body), [parts])
+    return group.function(bound(block, count, "blockIdx.x", lanes), name)
+
+
+FAMILY = Family(
+    name="thread_reduction",
+    on_threads=True,
+    why="threads combine halves between barriers: blocks of a schedule know none",
+    accepts=_accepts,
+    space=_space,
+    default=_default,
+    build=build,
+)

@@ -1,0 +1,97 @@
+"""CUDA C: every family compiles for every architecture without spills, and what fibres refuse."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_thread_families as families
+
+import ekiden
+from ekiden import relay
+from ekiden.codegen.device import DeviceKernel, unpack_kernels
+from ekiden.driver.build import compile_to_bytes
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Var, const
+from ekiden.runtime import Device
+from ekiden.runtime.artifact import read_sections
+from ekiden.runtime.errors import DeviceError
+from ekiden.runtime.layout import Section
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, seq
+from ekiden.topi.rule.thread_parts import BARRIER, bound
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> ctypes.CDLL:
+    """NVIDIA's compiler as a library."""
+    home = find_spec("nvidia")
+    folders = list(home.submodule_search_locations or ()) if home is not None else []
+    found = [p for f in folders for p in Path(f).glob("**/lib/libnvrtc.so.*")]
+    if not found:
+        pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
+    return ctypes.CDLL(str(found[0]))
+
+
+def kernels(name: str, shared: int | None) -> Iterator[DeviceKernel]:
+    """Those of a case of the families."""
+    program, given, *_ = families.CASES[name]
+    params = [relay.var(f"x{i}", shape=g.shape) for i, g in enumerate(given)]
+    module = IRModule.from_expr(relay.Function(params, program(*params)))
+    fixed = {} if shared is None else {"thread_product": {"shared": shared}}
+    with ekiden.transform.PassContext(config={"kernels.decisions": fixed}):
+        data = compile_to_bytes(module, Target("cuda"))
+    for kind, _, payload in read_sections(data):
+        if kind is Section.DEVICE_CODE:
+            yield from unpack_kernels(bytes(payload))
+
+
+def compiled(nvrtc: ctypes.CDLL, kernel: DeviceKernel, architecture: str) -> str:
+    """What ptxas says of a kernel; raises AssertionError where the compiler refuses it."""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), kernel.code, kernel.name.encode(), 0, None, None
+    )
+    options = [f"--gpu-architecture={architecture}", "-fmad=false", "--ptxas-options=-v"]
+    given = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+    status = nvrtc.nvrtcCompileProgram(program, len(options), given)
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    text = log.value.decode()
+    assert status == 0, text
+    return text
+
+
+@pytest.mark.parametrize(("name", "shared"), families.SHARED + families.OTHERS)
+def test_families_compile_without_spills(nvrtc: ctypes.CDLL, name: str, shared: int | None) -> None:
+    for kernel in kernels(name, shared):
+        for architecture in ARCHITECTURES:
+            said = compiled(nvrtc, kernel, architecture)
+            assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"], (kernel.name, said)
+
+
+def test_a_barrier_that_not_all_threads_reach(fibres: Device) -> None:
+    out = Buffer("out", (const(8),), "float32")
+    thread, block = Var("thread"), Var("block")
+    store = BufferStore(out, const(1.0), (thread,))
+    for body, is_wrong in ((seq(store, BARRIER), False), (IfThenElse(thread < 4, BARRIER), True)):
+        threads = bound(thread, 8, "threadIdx.x", seq(store, body))
+        func = PrimFunc((out,), bound(block, 1, "blockIdx.x", threads), {"global_symbol": "f"})
+        module = ekiden.build(func, "cuda")
+        there = ekiden.runtime.nd.array(np.zeros(8, "float32"), fibres)
+        if not is_wrong:
+            module["f"](there)
+            assert there.numpy().tolist() == [1.0] * 8
+            continue
+        with pytest.raises(DeviceError, match="a barrier that not all threads of a block reach"):
+            module["f"](there)

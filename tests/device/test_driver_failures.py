@@ -1,0 +1,88 @@
+"""What fails in a driver is an error of ours, and the process and other devices go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, runtime
+from ekiden.codegen.device import DeviceKernel, pack_kernels, unpack_kernels
+from ekiden.ir.module import IRModule
+from ekiden.runtime import Device
+from ekiden.runtime.errors import DeviceError, LoadError
+
+CODE = b"__kernel void f(__global char *p, const long at) { ((__global float *)(p + at))[0] = 2; }"
+
+
+def kernel(code: bytes = CODE) -> DeviceKernel:
+    return DeviceKernel("f", 4, "opencl", "b", code)
+
+
+def called(made: DeviceKernel, there: runtime.Tensor) -> None:
+    """One block of one thread on the device of a tensor."""
+    module = runtime.load_device_code(pack_kernels([made]))
+    module["f"](there.device.id, 1, 1, 1, 1, 1, 1, there)
+
+
+def program() -> IRModule:
+    x = relay.var("x", shape=(3,))
+    return IRModule.from_expr(relay.Function([x], relay.add(x, relay.const(1.0))))
+
+
+def test_kernels_are_bytes_and_back() -> None:
+    given = [kernel(), DeviceKernel("g", 2, "cuda", "bl", b"\0\xff", (("ValueError", "%lld"),))]
+    data = pack_kernels(given)
+    assert unpack_kernels(data) == given
+    assert runtime.load_device_code(data).names() == ["f", "g"]
+    for cut in range(len(data)):
+        with pytest.raises(LoadError):
+            runtime.load_device_code(data[:cut])
+    with pytest.raises(LoadError):
+        runtime.load_device_code(data + b"\0")
+
+
+def test_a_device_goes_on_after_failures(opencl: Device) -> None:
+    there = runtime.nd.array(np.zeros(1, "float32"), opencl)
+    with pytest.raises(DeviceError, match=r"kernel 'f': the OpenCL compiler .* refuses it"):
+        called(kernel(CODE.replace(b"= 2", b"= nothing")), there)
+    with pytest.raises(DeviceError, match="code of format 'opencl' expected, got 'spirv'"):
+        called(DeviceKernel("f", 4, "spirv", "b", CODE), there)
+    with pytest.raises(MemoryError, match="too little memory"):
+        runtime.nd.empty((1 << 50,), "float32", opencl)
+    with pytest.raises(DeviceError, match=r"opencl\(9\): there is no such device"):
+        runtime.nd.empty((1,), "float32", runtime.device("opencl", 9))
+    called(kernel(), there)
+    assert there.numpy().tolist() == [2.0]
+    exe = ekiden.compile(program())
+    assert exe(np.ones(3, "float32")).numpy().tolist() == [2.0] * 3
+
+
+def test_too_many_threads(opencl: Device) -> None:
+    there = runtime.nd.array(np.zeros(1, "float32"), opencl)
+    module = runtime.load_device_code(pack_kernels([kernel()]))
+    with pytest.raises(DeviceError, match="threads a block, of which this device runs at most"):
+        module["f"](0, 1, 1, 1, 1 << 20, 1, 1, there)
+
+
+def test_a_missing_driver_says_what_to_install(tmp_path: Path) -> None:
+    """Where libOpenCL is not found, and where there is no driver."""
+    text = """
+import numpy as np, sys
+from ekiden import runtime
+try:
+    runtime.nd.array(np.zeros(1, "float32"), runtime.device(sys.argv[1]))
+except runtime.errors.DeviceError as error:
+    print(error)
+print(runtime.nd.array(np.ones(1, "float32")).numpy(), runtime.device(sys.argv[1]).exist)
+"""
+    vendors = {**os.environ, "OCL_ICD_VENDORS": str(tmp_path), "EKIDEN_DRIVERS": ""}
+    for name, wanted in (("opencl", "install"), ("vulkan", "there is no driver")):
+        command = [sys.executable, "-c", text, name]
+        ran = subprocess.run(command, capture_output=True, text=True, env=vendors, check=True)
+        assert wanted in ran.stdout and "[1.] False" in ran.stdout, ran

@@ -1,0 +1,112 @@
+"""Families of kernels for devices of many threads, against NumPy: through OpenCL's driver, and as
+CUDA C on fibres."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import RelayExpr
+from ekiden.runtime import Device
+from ekiden.target import Target
+
+RNG = np.random.default_rng(5)
+EPS = float(np.finfo("float32").eps)
+Case = tuple[Callable[..., RelayExpr], tuple[np.ndarray, ...], Callable[..., np.ndarray], int]
+"""The program, what it is given, what it means in float64, terms of each sum."""
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype("float32")
+
+
+def _conv(x: np.ndarray, w: np.ndarray, groups: int) -> np.ndarray:
+    """Stride 1, borders of 1."""
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (2, 3))
+    n, c, h, v = windows.shape[:4]
+    windows = windows.reshape(n, groups, c // groups, h, v, *w.shape[2:])
+    weights = w.reshape(groups, -1, *w.shape[1:])
+    return np.einsum("ngchvij,gocij->ngohv", windows, weights).reshape(n, -1, h, v)
+
+
+def conv(x: RelayExpr, w: RelayExpr, groups: int) -> RelayExpr:
+    taps = {"padding": (1, 1), "kernel_size": (3, 3), "groups": groups}
+    return relay.nn.relu(relay.nn.conv2d(x, w, **taps))
+
+
+# fmt: off
+CASES: dict[str, Case] = {
+    "dense": (lambda x, w: relay.tanh(relay.nn.dense(x, w)), (numbers(7, 33), numbers(19, 33)),
+              lambda x, w: np.tanh(x @ w.T), 33),
+    "dense of one row": (relay.nn.dense, (numbers(1, 130), numbers(70, 130)),
+                         lambda x, w: x @ w.T, 130),
+    "batch_matmul": (relay.nn.batch_matmul, (numbers(3, 17, 9), numbers(3, 66, 9)),
+                     lambda x, y: np.einsum("zmk,znk->zmn", x, y), 9),
+    "conv2d": (lambda x, w: conv(x, w, 1), (numbers(2, 3, 9, 7), numbers(5, 3, 3, 3)),
+               lambda x, w: np.maximum(_conv(x, w, 1), 0), 27),
+    "grouped conv2d": (lambda x, w: conv(x, w, 2), (numbers(2, 4, 5, 11), numbers(6, 2, 3, 3)),
+                       lambda x, w: np.maximum(_conv(x, w, 2), 0), 18),
+    "sum": (lambda x: relay.sqrt(relay.sum(x * x, axis=1)), (numbers(3, 1001),),
+            lambda x: np.sqrt((x * x).sum(1)), 1001),
+    "max": (relay.max, (numbers(5, 257),), lambda x: x.max(), 1),
+    "softmax": (relay.nn.softmax, (numbers(3, 70),),
+                lambda x: (e := np.exp(x - x.max(1, keepdims=True))) / e.sum(1, keepdims=True), 70),
+    "layer_norm": (lambda x: relay.nn.layer_norm(x, relay.const(np.ones(40, "float32")),
+                                                 relay.const(np.zeros(40, "float32"))),
+                   (numbers(6, 40),),
+                   lambda x: (x - x.mean(1, keepdims=True)) / np.sqrt(
+                       x.var(1, keepdims=True) + 1e-5), 40),
+    "max_pool2d": (lambda x: relay.nn.max_pool2d(x, (2, 2), (2, 2)), (numbers(1, 3, 8, 6),),
+                   lambda x: x.reshape(1, 3, 4, 2, 3, 2).max((3, 5)), 1),
+    "cumsum": (lambda x: relay.cumsum(x, axis=1), (numbers(5, 37),), lambda x: x.cumsum(1), 37),
+    "sort": (lambda x: relay.sort(x, axis=1), (numbers(5, 37),), lambda x: np.sort(x, 1), 1),
+    "gather": (lambda x: relay.take(x, relay.const(np.array([4, 0, 2, 2])), axis=0),
+               (numbers(5, 7),), lambda x: x[[4, 0, 2, 2]], 1),
+    "scatter_add": (lambda x, u: relay.scatter_elements(
+                        x, relay.const(np.array([[1, 1, 0, 2]])), u, axis=0, reduction="add"),
+                    (numbers(3, 4), numbers(1, 4)), lambda x, u: _scattered(x, u), 2),
+    "transpose": (lambda x: relay.transpose(x, (2, 0, 1)), (numbers(3, 5, 70),),
+                  lambda x: x.transpose(2, 0, 1), 1),
+}
+# fmt: on
+
+
+def _scattered(x: np.ndarray, u: np.ndarray) -> np.ndarray:
+    found = x.copy()
+    np.add.at(found, (np.array([[1, 1, 0, 2]]), np.arange(4)[None]), u)
+    return found
+
+
+def check(name: str, target: Target, shared: int | None) -> None:
+    """A case on a target, its products with memory of the block or without."""
+    program, given, meaning, terms = CASES[name]
+    params = [relay.var(f"x{i}", shape=g.shape) for i, g in enumerate(given)]
+    module = IRModule.from_expr(relay.Function(params, program(*params)))
+    fixed = {} if shared is None else {"thread_product": {"shared": shared}}
+    found = ekiden.compile(module, target, decisions=fixed)(*given).numpy()
+    wide = [g.astype("float64") for g in given]
+    wanted = meaning(*wide)
+    bound = (terms + 8) * EPS * max(1.0, float(np.abs(meaning(*map(np.abs, wide))).max()))
+    assert found.shape == wanted.shape and float(np.abs(found - wanted).max()) <= bound
+
+
+PRODUCTS = [n for n, (*_, terms) in CASES.items() if "dense" in n or "conv" in n or "matmul" in n]
+SHARED = [(n, s) for n in PRODUCTS for s in (0, 1)]
+OTHERS = [(n, None) for n in CASES if n not in PRODUCTS]
+
+
+@pytest.mark.parametrize(("name", "shared"), SHARED + OTHERS)
+def test_families_on_opencl(opencl: Device, name: str, shared: int | None) -> None:
+    check(name, Target("opencl"), shared)
+
+
+@pytest.mark.parametrize(("name", "shared"), SHARED + OTHERS)
+def test_families_as_cuda(fibres: Device, name: str, shared: int | None) -> None:
+    assert fibres.exist
+    check(name, Target("cuda"), shared)
