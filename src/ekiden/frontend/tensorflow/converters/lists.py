@@ -183,7 +183,7 @@ def _is_count(indices: Value) -> bool:
     if indices.array is not None:
         return bool(np.array_equal(indices.array, np.arange(indices.array.size)))
     called = getattr(getattr(indices.expr, "op", None), "name", "")
-    return called in ("arange", "dyn.arange")
+    return bool(called.rpartition(".")[2] == "arange")
 
 
 def _parts(node: Node, index: int) -> Value:
