@@ -243,8 +243,10 @@ static int device_copy(const void *from, ek_device from_device, void *to, ek_dev
 }
 
 static void copies_go_through_the_table_of_the_device(void) {
-  static const ek_device_table table = {"test", device_alloc, device_free, device_copy};
-  static const ek_device_table other = {"other", device_alloc, device_free, device_copy};
+  static const ek_device_table table = {
+      .name = "test", .alloc = device_alloc, .free = device_free, .copy = device_copy};
+  static const ek_device_table other = {
+      .name = "other", .alloc = device_alloc, .free = device_free, .copy = device_copy};
   const ek_device device = {12, 0}, full = {12, 9}, unknown = {13, 0};
   const int64_t shape[1] = {4};
   ek_object *here = NULL, *there = NULL, *back = NULL;
