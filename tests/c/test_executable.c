@@ -502,7 +502,7 @@ static void variants_stand_in_order(const program *p) {
   refuse_entry(&q, 4, 1 << 16 | 4, "section 4 of variant 1: it is common to all");
   refuse_entry(&q, 4, 1 << 16 | 2, "section 2 of variant 1: it is common to all");
   refuse_entry(&q, 4, 1 << 16 | 7, "section 6 of variant 1 follows section 7 of variant 1");
-  refuse_entry(&q, 4, 1 << 16 | 10, "unknown section 10");
+  refuse_entry(&q, 4, 1 << 16 | 11, "unknown section 11");
   refuse_entry(&q, 4, 5, "section 5 of variant 2: it is common to all");
   refuse_entry(&q, 8, 2 << 16 | 7, same);
   refuse_entry(&q, 9, 3 << 16 | 7, same);

@@ -688,7 +688,10 @@ def test_misuse() -> None:
         ),
         (lambda: topi.nn.mirror_pad(x, (0,) * 4, mode="WRAP"), "mode must be SYMMETRIC or REFLECT"),
         (lambda: topi.nn.pad(x, (1, 1)), "pad: expected 4 widths, got 2 before, 2 after"),
-        (lambda: topi.nn.depth_to_space(x, 2, mode="X"), "mode must be one of DCR, CRD, got 'X'"),
+        (
+            lambda: topi.nn.depth_to_space(x, 2, mode="X"),
+            "of DCR, CRD, CDR, got 'X'",
+        ),
         (lambda: topi.nn.dilate(x, (1,)), r"dilate: expected 4 strides, got \(1,\)"),
         (lambda: topi.nn.nll_loss(x, x, x, "max", 0), "reduction must be one of none, sum, mean"),
         (

@@ -6,7 +6,7 @@ and, where `symbolic`, as symbols; by each of BACKENDS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from unittest import mock
@@ -116,9 +116,11 @@ def _plain(cases: Sequence[Case]) -> list[PrimFunc]:
     return found
 
 
-def _scheduled(cases: Sequence[Case], target: Target) -> list[PrimFunc]:
+def _scheduled(
+    cases: Sequence[Case], target: Target, given: Mapping[str, Mapping[str, int]] | None = None
+) -> list[PrimFunc]:
     return [
-        lower(topi.rule.schedule(*each.tensors(), target, f"k{n}"), target)
+        lower(topi.rule.schedule(*each.tensors(), target, f"k{n}", given or {}), target)
         for n, each in enumerate(cases)
     ]
 
@@ -161,9 +163,11 @@ def _c(cases: Sequence[Case]) -> list[Runner]:
     return [image[f.name] for f in funcs]
 
 
+ALONE = {"thread_product": {"shared": 0}}
+"""Threads without barriers: the interpreter runs one after another. tests/device has the others."""
 BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
     "plain": lambda cases: _interpreted(_plain(cases)),
-    "threads": lambda cases: _interpreted(_scheduled(cases, Target(kind="cuda"))),
+    "threads": lambda cases: _interpreted(_scheduled(cases, Target(kind="cuda"), ALONE)),
     "llvm": _llvm,
     "c": _c,
     "x86-64": _baseline,
