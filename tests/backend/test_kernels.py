@@ -160,7 +160,8 @@ def test_a_worker_that_dies_is_an_error(
     ended = f"compiling kernels: a worker process was ended by {number.name} at the kernel "
     message = str(caught.value)
     assert message.startswith(f"{ended}fused_multiply_")
-    assert message.removeprefix(ended).partition(":")[2] == how.partition(":")[2]
+    again = message.replace("LLVM ERROR: no such register\n", "")  # where both workers died
+    assert again.removeprefix(ended).partition(":")[2] == how.partition(":")[2]
     assert parallel._WORK is None
     monkeypatch.undo()
     assert build_kernels([primitive(1.0)], TARGET, cache=KernelCache(None)).link(TARGET)

@@ -12,6 +12,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
+from ekiden.cli import main
 from ekiden.codegen.device import DeviceKernel, pack_kernels, unpack_kernels
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Device
@@ -86,3 +87,11 @@ print(runtime.nd.array(np.ones(1, "float32")).numpy(), runtime.device(sys.argv[1
         command = [sys.executable, "-c", text, name]
         ran = subprocess.run(command, capture_output=True, text=True, env=vendors, check=True)
         assert wanted in ran.stdout and "[1.] False" in ran.stdout, ran
+
+
+def test_doctor_lists_a_driver_that_says_nothing(
+    fibres: Device, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime.get_global_func("ek.device.open")(fibres)
+    assert main(["doctor"]) == 0
+    assert "of which its driver says nothing" in capsys.readouterr().out

@@ -88,8 +88,12 @@ def _device(name: str) -> Finding:
 
 
 def _about(device: runtime.Device) -> str:
+    """What a device says of itself; a driver of somebody else need not say anything."""
     asked = runtime.get_global_func("ek.device.attribute")
-    found = {name: str(asked(device, number)) for name, number in ATTRIBUTES.items()}
+    try:
+        found = {name: str(asked(device, number)) for name, number in ATTRIBUTES.items()}
+    except runtime.errors.DeviceError as error:
+        return f"{device}, of which its driver says nothing ({error})"
     memory = f"{int(found['MEMORY']) / 2**30:.1f} GiB"
     return f"{device} {found['NAME']}, {found['DRIVER']}, {found['VERSION']}, {memory}, " + (
         found["ABILITIES"] or "no extensions"
