@@ -107,8 +107,8 @@ class CompilationConfig:
 
     @property
     def layout_target(self) -> Target | None:
-        """The target of operators that nothing places, whose kernels say how weights lie; None where
-        those run on the host, whose code each variant has for a target of its own.
+        """The target of operators that nothing places, whose kernels say how weights lie; None
+        where those run on the host: each variant of the code has a target of its own.
         """
         return self.by_kind.get(self.default_primitive_virtual_device.device.type)
 
