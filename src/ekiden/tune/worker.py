@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
+from ekiden.rpc.sandbox import die_with_parent
 from ekiden.tune.wire import Head, Message, Reader, send
 
 Tell: TypeAlias = Callable[[Head], None]
@@ -48,7 +49,7 @@ def _child(job: Job, message: Message, to: int, memory: int) -> None:
         send(to, {"error": type(error).__name__, "message": said[:SAID]})
 
 
-def _forked(job: Job, message: Message, requests: int) -> Message | None:
+def _forked(job: Job, message: Message, requests: int, replies: int) -> Message | None:
     """The reply to a job; None where the one who asked is gone."""
     seconds, memory = float(str(message[0].pop("seconds"))), int(str(message[0].pop("memory")))
     source, to = os.pipe()
@@ -57,7 +58,9 @@ def _forked(job: Job, message: Message, requests: int) -> Message | None:
         if pid == 0:
             try:
                 os.setpgid(0, 0)
+                die_with_parent()
                 os.close(source)
+                os.close(replies)  # who asked sees its end when this process's parent is gone
                 os.dup2(said.fileno(), 1)
                 os.dup2(said.fileno(), 2)
                 _child(job, message, to, memory)
@@ -114,7 +117,7 @@ def serve(name: str) -> None:
     reader = Reader(requests)
     while (message := reader.receive()) is not None:
         job: Job = getattr(home, str(message[0].pop("function")))
-        reply = _forked(job, message, requests)
+        reply = _forked(job, message, requests, replies)
         if reply is None:
             return
         send(replies, *reply)
