@@ -10,6 +10,8 @@ import re
 import sys
 from pathlib import Path
 
+from generated_files import write_or_check
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -98,16 +100,7 @@ def page() -> str:
 
 def main() -> int:
     """Write or check; the exit status."""
-    status = 0
-    for path, made in ((HEADER, header()), (PAGE, page())):
-        if path.exists() and path.read_text(encoding="utf-8") == made:
-            continue
-        if "--check" in sys.argv[1:]:
-            print(f"{path.relative_to(ROOT)} is out of date: run scripts/generate_rpc.py")
-            status = 1
-        else:
-            path.write_text(made, encoding="utf-8")
-    return status
+    return write_or_check({HEADER: header(), PAGE: page()}, Path(__file__).name)
 
 
 if __name__ == "__main__":
