@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar, NamedTuple
@@ -214,8 +215,10 @@ class Analyzer(CanonicalForm):
     def can_prove_equal(self, lhs: prim.ExprLike, rhs: prim.ExprLike) -> bool:
         """Whether two integers are known to be equal. Nothing is ever known of `AnyDim`."""
         a, b = prim.convert(lhs), prim.convert(rhs)
-        difference = poly.add(self._poly(a), self._poly(b), -1)
-        return not difference and not any(isinstance(e, AnyDim) for e in post_order(a, b))
+        return self._poly(a) == self._poly(b) and not self._has_unknown(a, b)
+
+    def _has_unknown(self, *exprs: PrimExpr) -> bool:
+        return any(isinstance(e, AnyDim) for e in post_order(*exprs))
 
     def can_prove_greater_equal(self, expr: PrimExpr, lower_bound: int) -> bool:
         """Whether the value is known to be at least a number."""
@@ -284,11 +287,42 @@ class Analyzer(CanonicalForm):
         return slope
 
 
+class _Shared(threading.local):
+    """What a thread has found out about expressions of which nothing but their own is known: shapes
+    are compared again and again."""
+
+    LIMIT = 20_000
+    """Expressions that are kept alive for it, at most so many and those of one question."""
+
+    def __init__(self) -> None:
+        self.analyzer = Analyzer()
+        self.simple: dict[int, tuple[PrimExpr, PrimExpr]] = {}
+        """id of an expression -> it, and its normal form."""
+
+    def analyzer_for_proofs(self) -> Analyzer:
+        """One for questions whose answers do not depend on earlier ones."""
+        if self.analyzer.size > self.LIMIT:
+            self.analyzer = Analyzer()
+        return self.analyzer
+
+    def simplified(self, expr: PrimExpr) -> PrimExpr:
+        """The normal form. Each is made by itself, as earlier ones decide the order of terms."""
+        found = self.simple.get(id(expr))
+        if found is None:
+            if len(self.simple) > self.LIMIT:
+                self.simple.clear()
+            found = self.simple[id(expr)] = expr, Analyzer().simplify(expr)
+        return found[1]
+
+
+_SHARED = _Shared()
+
+
 def simplify(expr: PrimExpr) -> PrimExpr:
     """`Analyzer().simplify(expr)`: SizeVars are >= 0, nothing else is known."""
     if isinstance(expr, (Var, IntImm)):
         return expr
-    return Analyzer().simplify(expr)
+    return _SHARED.simplified(expr)
 
 
 def prove_equal(a: PrimExpr, b: PrimExpr) -> bool:
@@ -297,4 +331,4 @@ def prove_equal(a: PrimExpr, b: PrimExpr) -> bool:
         return a.value == b.value
     if isinstance(a, Var) and isinstance(b, Var):
         return a is b
-    return Analyzer().can_prove_equal(a, b)
+    return _SHARED.analyzer_for_proofs().can_prove_equal(a, b)

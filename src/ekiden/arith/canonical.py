@@ -113,6 +113,11 @@ class CanonicalForm:
 
     # The normal form.
 
+    @property
+    def size(self) -> int:
+        """How many expressions it keeps alive."""
+        return len(self._alive)
+
     def _poly(self, expr: PrimExpr) -> Poly:
         found = self._memo.get(id(expr))
         if found is not None:

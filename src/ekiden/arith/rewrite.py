@@ -6,7 +6,7 @@ import ast
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
 from ekiden.arith.rules import REWRITES, Rule
@@ -120,43 +120,81 @@ Builder: TypeAlias = Callable[[Mapping[str, PrimExpr], str], PrimExpr]
 
 def build(node: ast.expr, names: Mapping[str, PrimExpr], dtype: str) -> PrimExpr:
     """The right side, or a condition, with names filled in; numbers fold."""
+    return builder(node)(names, dtype)
 
-    def inner(each: ast.expr) -> PrimExpr:
-        return build(each, names, dtype)
 
+def builder(node: ast.expr) -> Builder:
+    """What builds a side of a rule: the tree is read once, here. Raises ValueError for a tree that
+    is no expression."""
     match node:
         case ast.Name(id=name):
-            return names[name]
+            return lambda names, dtype: names[name]
         case ast.Constant(value=bool() as truth):
-            return const(truth, "bool")
+            return lambda names, dtype: const(truth, "bool")
         case ast.Constant(value=int() as number):
-            return const(number, dtype)
+            return lambda names, dtype: const(number, dtype)
         case ast.UnaryOp(op=ast.USub(), operand=a):
-            return binary(prim.Sub, 0, inner(a))
+            inner = builder(a)
+            return lambda names, dtype: binary(prim.Sub, 0, inner(names, dtype))
         case ast.UnaryOp(op=ast.Not(), operand=a):
-            value = inner(a)
-            return const(not value.value, "bool") if isinstance(value, IntImm) else Not(value)
+            return _negation(builder(a))
         case ast.BinOp(left=a, op=ast.Pow(), right=b):
-            return _power(inner(a), inner(b), dtype)
+            return _of_two(_power, a, b)
         case ast.BinOp(left=a, op=op, right=b):
-            return binary(_OPERATORS[type(op)], inner(a), inner(b))
+            return _of_two(partial(binary, _OPERATORS[type(op)]), a, b)
         case ast.Compare(left=a, ops=[op], comparators=[b]):
-            return binary(_OPERATORS[type(op)], inner(a), inner(b))
+            return _of_two(partial(binary, _OPERATORS[type(op)]), a, b)
         case ast.BoolOp(op=op, values=[a, b]):
-            return binary(_OPERATORS[type(op)], inner(a), inner(b))
+            return _of_two(partial(binary, _OPERATORS[type(op)]), a, b)
         case ast.Call(func=ast.Name(id="select"), args=args):
-            condition, yes, no = map(inner, args)
-            return Select(condition, yes, no, yes.dtype)
-        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
-            return binary(_FUNCTIONS[name], inner(args[0]), inner(args[1]))
+            return _of_many(lambda c, yes, no: Select(c, yes, no, yes.dtype), args)
+        case ast.Call(func=ast.Name(id=name), args=[a, b]) if name in _FUNCTIONS:
+            return _of_two(partial(binary, _FUNCTIONS[name]), a, b)
         case ast.Call(func=ast.Name(id=name), args=args):
-            return call_intrin(name, *map(inner, args))
+            return _of_many(partial(call_intrin, name), args)
     raise ValueError(f"no expression: {ast.unparse(node)}")
 
 
-def _power(a: PrimExpr, b: PrimExpr, dtype: str) -> PrimExpr:
+def _of_two(make: Callable[[PrimExpr, PrimExpr], PrimExpr], a: ast.expr, b: ast.expr) -> Builder:
+    first, second = builder(a), builder(b)
+    return lambda names, dtype: make(first(names, dtype), second(names, dtype))
+
+
+def _of_many(make: Callable[..., PrimExpr], args: list[ast.expr]) -> Builder:
+    parts = [builder(each) for each in args]
+    return lambda names, dtype: make(*(part(names, dtype) for part in parts))
+
+
+def _negation(inner: Builder) -> Builder:
+    def negated(names: Mapping[str, PrimExpr], dtype: str) -> PrimExpr:
+        value = inner(names, dtype)
+        return const(not value.value, "bool") if isinstance(value, IntImm) else Not(value)
+
+    return negated
+
+
+def _power(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     assert isinstance(a, IntImm) and isinstance(b, IntImm)
-    return const(a.value**b.value, dtype)
+    return const(a.value**b.value, a.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must hold for a rule, and the names that it divides by."""
+
+    build: Builder
+    divisors: tuple[str, ...]
+
+
+def _condition(node: ast.expr) -> Condition:
+    divisors = [
+        n.right.id
+        for n in ast.walk(node)
+        if isinstance(n, ast.BinOp)
+        and isinstance(n.op, (ast.Mod, ast.FloorDiv))
+        and isinstance(n.right, ast.Name)
+    ]
+    return Condition(builder(node), tuple(divisors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +202,16 @@ class Compiled:
     """A rule ready to be tried."""
 
     pattern: Pattern
-    right: ast.expr
-    conditions: tuple[ast.expr, ...]
+    right: Builder
+    conditions: tuple[Condition, ...]
     rule: Rule
 
 
-def _conditions(text: str) -> tuple[ast.expr, ...]:
-    body = ast.parse(text, mode="eval").body
+def _conditions(text: str) -> tuple[Condition, ...]:
+    body = parsed(text)
     if isinstance(body, ast.Constant):
         return ()
-    return tuple(body.values) if isinstance(body, ast.BoolOp) else (body,)
+    return tuple(map(_condition, body.values if isinstance(body, ast.BoolOp) else (body,)))
 
 
 def parsed(text: str) -> ast.expr:
@@ -186,7 +224,7 @@ def compiled() -> dict[object, list[Compiled]]:
     """Every rule in every order of its operands, by the kind of its root."""
     table: dict[object, list[Compiled]] = {}
     for rule in REWRITES:
-        right, conditions = parsed(rule.right), _conditions(rule.condition)
+        right, conditions = builder(parsed(rule.right)), _conditions(rule.condition)
         for pattern in _orders(_pattern(parsed(rule.left))):
             made = Compiled(pattern, right, conditions, rule)
             table.setdefault(pattern.head, []).append(made)
@@ -218,26 +256,15 @@ def apply(e: PrimExpr, prove: Prove) -> PrimExpr | None:
             continue
         dtype = next((v.dtype for n, v in found.items() if n in _NUMBERS), "int64")
         if all(_holds(c, found, dtype, prove) for c in each.conditions):
-            return build(each.right, found, e.dtype if e.dtype != "bool" else dtype)
+            return each.right(found, e.dtype if e.dtype != "bool" else dtype)
     return None
 
 
-def _holds(condition: ast.expr, names: Match, dtype: str, prove: Prove) -> bool:
-    if _divides_by_zero(condition, names):
+def _holds(condition: Condition, names: Match, dtype: str, prove: Prove) -> bool:
+    if any(isinstance(d := names[n], IntImm) and d.value == 0 for n in condition.divisors):
         return False
-    value = build(condition, names, dtype)
+    value = condition.build(names, dtype)
     return bool(value.value) if isinstance(value, IntImm) else prove(value)
-
-
-def _divides_by_zero(condition: ast.expr, names: Match) -> bool:
-    return any(
-        isinstance(n, ast.BinOp)
-        and isinstance(n.op, (ast.Mod, ast.FloorDiv))
-        and isinstance(n.right, ast.Name)
-        and isinstance(d := names[n.right.id], IntImm)
-        and d.value == 0
-        for n in ast.walk(condition)
-    )
 
 
 __all__ = ["apply", "build", "compiled", "parsed"]

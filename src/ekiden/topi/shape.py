@@ -228,12 +228,10 @@ def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     A symbol against a constant c > 1 gives c; against another symbol, a choice made when both are
     known.
     """
-    if equal(a, b):
+    if is_const(b, 1) or equal(a, b):
         return a
     if is_const(a, 1):
         return b
-    if is_const(b, 1):
-        return a
     if known(a) is not None and known(b) is not None:
         return None
     assume(lambda: _broadcasts(a, b), (a, b))
