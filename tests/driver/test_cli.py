@@ -1,5 +1,6 @@
 """The command line: what it prints, and one line when something is wrong."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -56,12 +57,20 @@ def test_compile_says_what_took_how_long(
     onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small.eki"
-    assert main(["compile", str(onnx_file), "-o", str(out), "--timing"]) == 0
-    rows = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
-    top = [row for row in rows if not row.startswith(" ")]
-    assert top[1:] == ["import", "InferType", "NameDimensions", "vm", "bytecode", "write"]
+    chart, rows = tmp_path / "t.speedscope.json", tmp_path / "t.json"
+    args = ["compile", str(onnx_file), "-o", str(out), "--timings", "--timings-file"]
+    assert main([*args, str(chart)]) == 0
+    text = capsys.readouterr().out
+    table = [line[:44].rstrip() for line in text[text.index("phase ") :].splitlines()[1:-1]]
+    top = [row for row in table if not row.startswith(" ")]
+    assert top[:4] == ["start", "load compiler", "import", "InferType"]
+    assert top[4:7] == ["NameDimensions", "vm", "bytecode"] and "write" in top
     inner = ["  FuseOps", "  CompileKernels", "    kernels", "  MemoryPlan", "  link"]
-    assert [r for r in rows if r in inner] == inner
+    assert [r for r in table if r in inner] == inner
+    assert json.loads(chart.read_text())["profiles"][0]["type"] == "evented"
+    assert main([*args, str(rows)]) == 0
+    phases = [each["phase"] for each in json.loads(rows.read_text())["phases"]]
+    assert ["import"] in phases and ["vm", "FuseOps"] in phases
 
 
 def test_run_writes_its_outputs(

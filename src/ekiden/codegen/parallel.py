@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache
+from ekiden.ir.pass_context import PassContext, phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
 
@@ -73,9 +74,16 @@ TOLD = 400
 
 def _compile_one(index: int) -> bytes:
     assert _WORK is not None
-    if _NOTES is not None:
-        _NOTES.with_suffix(".at").write_text(_WORK[index].name)
-    return _WORK[index].compile()
+    with phase(f"kernel: {_WORK[index].name}", logging.DEBUG):
+        return _WORK[index].compile()
+
+
+def _compile_in_worker(index: int) -> tuple[bytes, list[object]]:
+    """The object code, and what the instruments have seen of it."""
+    assert _WORK is not None and _NOTES is not None
+    _NOTES.with_suffix(".at").write_text(_WORK[index].name)
+    code = _compile_one(index)
+    return code, [each.take_seen() for each in PassContext.current().instruments]
 
 
 def _begin_worker(folder: str) -> None:
@@ -86,6 +94,7 @@ def _begin_worker(folder: str) -> None:
     _NOTES = Path(folder, str(os.getpid()))
     with open(_NOTES, "wb", buffering=0) as said:
         os.dup2(said.fileno(), 2)
+    PassContext.current().notify(lambda each: each.begin_worker())
 
 
 def reason_to_stay() -> str:
@@ -118,7 +127,7 @@ class _Workers:
             undo.pop_all()
         self._processes = set(multiprocessing.active_children()) - others
 
-    def _begin(self, count: int) -> dict[Future[bytes], int]:
+    def _begin(self, count: int) -> dict[Future[tuple[bytes, list[object]]], int]:
         """All forks happen here: none while a thread, be it another library's, is inside LLVM,
         whose lock would stay closed in the child for ever.
         """
@@ -128,13 +137,16 @@ class _Workers:
             warnings.simplefilter("ignore", DeprecationWarning)
             # and JAX of any beside its own threads, which children have not and never wait for
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-            return {self._pool.submit(_compile_one, i): i for i in range(count)}
+            return {self._pool.submit(_compile_in_worker, i): i for i in range(count)}
 
     def results(self) -> Iterator[tuple[int, bytes]]:
         """(position, object code), in the order they are done."""
         try:
             for done in as_completed(self._waiting):
-                yield self._waiting[done], done.result()
+                code, seen = done.result()
+                for each, own in zip(PassContext.current().instruments, seen, strict=False):
+                    each.add_seen(own)
+                yield self._waiting[done], code
         except BrokenProcessPool as error:
             self._pool.shutdown(wait=True, cancel_futures=True)  # which asks how each ended
             raise CompileError(f"compiling kernels: a worker process {self._end()}") from error

@@ -26,6 +26,7 @@ from ekiden.ir.pass_context import (
     RECORDS,
     SIZE,
     PassContext,
+    phase,
     with_options,
 )
 from ekiden.runtime import Device, environment, late_bound
@@ -244,7 +245,8 @@ def compile_artifact(
         LOG.info("compile: the artifact is in the cache")
         return found
     started = time.perf_counter()
-    build = import_module("ekiden.driver.build")
+    with phase("load compiler", logging.DEBUG):
+        build = import_module("ekiden.driver.build")
     made = build.compile_model(model, target, options, executor, progress=progress)
     assert isinstance(made.artifact, memoryview)
     took = time.perf_counter() - started

@@ -67,6 +67,17 @@ class PassInstrument:
     def exit_phase(self, name: str) -> None:
         """Called when it has ended, whether or not it failed."""
 
+    def begin_worker(self) -> None:
+        """Called in a process that was forked to compile kernels, before the first."""
+
+    def take_seen(self) -> object:
+        """Called there after each kernel: what has been seen, to be sent to the process that
+        forked it (`add_seen`); None for nothing."""
+        return None
+
+    def add_seen(self, seen: object) -> None:
+        """Called in that process with what a worker has seen."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -339,9 +350,9 @@ _CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(
 
 
 @contextmanager
-def phase(name: str) -> Iterator[None]:
-    """A part of a compilation that is no pass, for the current context's instruments; around a
-    block or, as a decorator, around a function.
+def phase(name: str, level: int = logging.INFO) -> Iterator[None]:
+    """A part of a compilation that is no pass, for the current context's instruments and the log;
+    around a block or, as a decorator, around a function.
     """
     context = PassContext.current()
     context.notify(lambda each: each.enter_phase(name))
@@ -350,4 +361,4 @@ def phase(name: str) -> Iterator[None]:
         yield
     finally:
         context.notify(lambda each: each.exit_phase(name))
-        LOG.info("%s: %.0f ms", name, 1e3 * (time.perf_counter() - started))
+        LOG.log(level, "%s: %.0f ms", name, 1e3 * (time.perf_counter() - started))

@@ -5,6 +5,7 @@ the disk cache.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,7 +93,8 @@ def _compile(
 ) -> bytes:
     """The facts and the object code of a function in canonical form, with more attributes."""
     try:
-        func = lower_primitive(function, name, target, given)
+        with phase("schedule", logging.DEBUG):
+            func = lower_primitive(function, name, target, given)
         # the VM gives results memory that no argument has but those of tir.in_place
         func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True, **attrs})
         code = compile_function(func, target)
@@ -163,7 +165,8 @@ def build_kernels(
     """
     decisions = given_decisions()
     check_decisions(functions, decisions)
-    forms = [canonicalize(function) for function in functions]
+    with phase("kernel keys", logging.DEBUG):
+        forms = [canonicalize(function) for function in functions]
     targets = [target] * len(forms) if isinstance(target, Target) else list(target)
     attrs = {each: {FLUSH: 1} if flush_asked(each) else {} for each in dict.fromkeys(targets)}
     recorded = {each: Recorded.current(each) for each in attrs}

@@ -7,12 +7,14 @@ same, at half the compile time.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import llvmlite.binding as llvm
 
 from ekiden.codegen.llvm.emit import emit_all
+from ekiden.ir.pass_context import phase
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 from ekiden.target.features import BASE, RISCV
@@ -78,14 +80,18 @@ def _parse(text: str) -> llvm.ModuleRef:
 
 def compile_text(text: str, target: Target) -> bytes:
     """LLVM IR to a relocatable ELF object."""
-    module = _parse(text)
-    data: bytes = _machine(target).emit_object(module)
+    with phase("llvm read", logging.DEBUG):
+        module = _parse(text)
+    with phase("llvm compile", logging.DEBUG):
+        data: bytes = _machine(target).emit_object(module)
     return data
 
 
 def compile_object(funcs: Sequence[PrimFunc], target: Target) -> bytes:
     """Lowered functions to one relocatable ELF object."""
-    return compile_text(emit_all(funcs, target), target)
+    with phase("llvm text", logging.DEBUG):
+        text = emit_all(funcs, target)
+    return compile_text(text, target)
 
 
 def assembly_of_text(text: str, target: Target) -> str:

@@ -18,11 +18,11 @@ from ekiden.driver.commands.options import (
 from ekiden.driver.compiler import compile_artifact, records_config
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PRECISION, SIZE
+from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import metadata_of
-from ekiden.runtime.files import check_folder
+from ekiden.runtime.files import check_folder, write_text
 from ekiden.runtime.metadata import tensor_infos
 from ekiden.target.virtual_device import with_bounds
 
@@ -63,7 +63,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="keep",
         help="whether kernels flush subnormal numbers to 0",
     )
-    parser.add_argument("--timing", action="store_true", help="say what took how long")
+    parser.add_argument(
+        "--timings",
+        action="store_true",
+        help="say what each phase and pass took, the processes that compile kernels included",
+    )
+    parser.add_argument(
+        "--timings-file",
+        metavar="FILE",
+        help="write that as JSON, or as a flame chart for speedscope.app (.speedscope.json)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     check_folder(options.output)
     started = time.perf_counter()
     asked = ImportOptions(parse_shapes(options.shape) or None)
-    timing = PassTimingInstrument()
+    timings = _timings(options)
     config = decisions_config(options) | records_config(options.records)
     if options.precision != "float32":
         config[PRECISION] = options.precision
@@ -80,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         config[SIZE] = options.size
     if options.denormals != "keep":
         config[DENORMALS] = options.denormals
-    with PassContext(config=config, instruments=[timing] if options.timing else []):
+    with PassContext(config=config, instruments=[timings] if timings else []):
         target = with_bounds(options.target or "llvm", options.bounds)
         found = compile_artifact(options.model, target, asked)
     made = found if isinstance(found, memoryview) else found.to_bytes()
@@ -91,9 +100,23 @@ def run(options: argparse.Namespace) -> int:
         for what, infos in zip(("input", "output"), described, strict=True):
             for info in infos:
                 print(f"  {what} {info}")
-        if options.timing:
-            print(timing.render())
+        if options.timings and timings is not None:
+            print(timings.table())
+    if options.timings_file and timings is not None:
+        is_chart = options.timings_file.endswith(".speedscope.json")
+        write_text(options.timings_file, timings.flame_chart() if is_chart else timings.as_json())
     return 0
+
+
+def _timings(options: argparse.Namespace) -> Timings | None:
+    """What watches if that is asked for; it knows what the start of this process has taken."""
+    if not (options.timings or options.timings_file):
+        return None
+    if options.timings_file:
+        check_folder(options.timings_file)
+    made = Timings()
+    made.add("start", time.process_time(), time.process_time())
+    return made
 
 
 def beside(path: str) -> AbstractContextManager[object]:

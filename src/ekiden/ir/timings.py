@@ -1,0 +1,214 @@
+"""What a compilation spends its time on: every pass and phase, those of the processes that compile
+kernels included, as a table, as JSON, and as a flame chart.
+
+    timings = Timings()
+    with PassContext(instruments=[timings]):
+        ekiden.compile(model)
+    print(timings.table())
+
+The name of a phase is its kind, or `kind: thing` ("kernel: fused_add"): the table adds up by kinds,
+the flame chart shows the things.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import PassInfo, PassInstrument
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+
+
+@dataclass(slots=True)
+class Span:
+    """One run of a pass or phase, times in seconds: from when to when on the clock, the time of the
+    processor in this process, and what ran inside."""
+
+    name: str
+    start: float
+    end: float = 0.0
+    cpu: float = 0.0
+    inside: list[Span] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Row:
+    """Of the table: where in the tree of kinds, how often, seconds with what is inside, and of the
+    processor also without."""
+
+    path: tuple[str, ...]
+    calls: int = 0
+    wall: float = 0.0
+    cpu: float = 0.0
+    own: float = 0.0
+
+    def as_json(self) -> dict[str, object]:
+        """The row with plain names."""
+        return {"phase": list(self.path), "calls": self.calls, "wall_s": self.wall,
+                "cpu_s": self.cpu, "own_cpu_s": self.own}  # fmt: skip
+
+
+class Timings(PassInstrument):
+    """Watches passes and phases, in this process and in those it forks to compile kernels."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int, list[Span]] = {os.getpid(): []}
+        """Of each process what it ran, in order; this one is the first."""
+        self._owner = os.getpid()
+        self._open: list[Span] = []
+
+    def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Start the clocks."""
+        self.enter_phase(info.name)
+
+    def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Stop them."""
+        self.exit_phase(info.name)
+
+    def enter_phase(self, name: str) -> None:
+        """Start the clocks."""
+        span = Span(name, time.perf_counter(), cpu=-time.process_time())
+        self._siblings().append(span)
+        self._open.append(span)
+
+    def exit_phase(self, name: str) -> None:
+        """Stop them, and those of what an exception left open in between."""
+        while self._open:
+            span = self._open.pop()
+            span.end, span.cpu = time.perf_counter(), span.cpu + time.process_time()
+            if span.name == name:
+                return
+
+    def add(self, name: str, wall: float, cpu: float) -> None:
+        """What ended just now and was measured elsewhere: the start of the program."""
+        now = time.perf_counter()
+        self._siblings().append(Span(name, now - wall, now, cpu))
+
+    def _siblings(self) -> list[Span]:
+        return self._open[-1].inside if self._open else self.processes[self._owner]
+
+    def begin_worker(self) -> None:
+        """Leave out what the process has seen that forked this one."""
+        self._owner = os.getpid()
+        self.processes, self._open = {self._owner: []}, []
+
+    def take_seen(self) -> object:
+        """What this worker has run since it was last asked."""
+        spans = self.processes[self._owner]
+        self.processes[self._owner] = []
+        return self._owner, spans
+
+    def add_seen(self, seen: object) -> None:
+        """Take in what a worker has run."""
+        assert isinstance(seen, tuple), "what take_seen has given"
+        process, spans = seen
+        self.processes.setdefault(process, []).extend(spans)
+
+    # What it makes of them.
+
+    def rows(self) -> list[Row]:
+        """The tree of kinds in the order they first ran; what workers ran is below "workers"."""
+        found: dict[tuple[str, ...], Row] = {}
+        for process, spans in self.processes.items():
+            below: tuple[str, ...] = () if process == self._first else ("workers",)
+            if below:
+                _count(found.setdefault(below, Row(below)), spans, own=0.0)
+            _add_rows(found, below, spans)
+        order = {path: at for at, path in enumerate(found)}
+        places = [tuple(order[p[: n + 1]] for n in range(len(p))) for p in found]
+        return [row for _, row in sorted(zip(places, found.values(), strict=True), key=_first)]
+
+    @property
+    def _first(self) -> int:
+        return next(iter(self.processes))
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of the processor in all processes."""
+        return sum(span.cpu for spans in self.processes.values() for span in spans)
+
+    def table(self) -> str:
+        """The rows as text: calls, milliseconds on the clock, of the processor, of it own, and the
+        share of that; the time of workers runs beside that of the process that waits for them."""
+        whole = self.cpu or 1.0
+        lines = [f"{'phase':44}{'calls':>7}{'wall ms':>10}{'CPU ms':>10}{'own ms':>10}{'share':>7}"]
+        for row in self.rows():
+            name = "  " * (len(row.path) - 1) + row.path[-1]
+            lines.append(
+                f"{name[:43]:44}{row.calls:7}{row.wall * 1e3:10.1f}{row.cpu * 1e3:10.1f}"
+                f"{row.own * 1e3:10.1f}{row.own / whole:7.1%}"
+            )
+        return "\n".join([*lines, f"{'all processes':61}{whole * 1e3:10.1f}"])
+
+    def as_json(self) -> str:
+        """The rows of the table, seconds."""
+        rows = [row.as_json() for row in self.rows()]
+        return json.dumps({"cpu_s": self.cpu, "phases": rows}, indent=1)
+
+    def flame_chart(self) -> str:
+        """A file for https://www.speedscope.app, which many viewers read: one timeline a process,
+        by the clock."""
+        spans = [s for each in self.processes.values() for s in _all(each)]
+        names = {name: at for at, name in enumerate(dict.fromkeys(s.name for s in spans))}
+        began = min((s.start for s in spans), default=0.0)
+        profiles = [
+            _profile("compile" if process == self._first else f"worker {process}", each, names,
+                     began)
+            for process, each in self.processes.items()
+        ]  # fmt: skip
+        shared = {"frames": [{"name": name} for name in names]}
+        return json.dumps({"$schema": SCHEMA, "shared": shared, "profiles": profiles})
+
+
+def _first(pair: tuple[tuple[int, ...], Row]) -> tuple[int, ...]:
+    return pair[0]
+
+
+def _count(row: Row, spans: Iterable[Span], own: float | None = None) -> None:
+    """Add spans to a row."""
+    for span in spans:
+        row.calls += 1
+        row.wall += span.end - span.start
+        row.cpu += span.cpu
+        row.own += span.cpu - sum(each.cpu for each in span.inside) if own is None else own
+
+
+def _add_rows(found: dict[tuple[str, ...], Row], above: tuple[str, ...], spans: list[Span]) -> None:
+    stack = [(above, span) for span in reversed(spans)]
+    while stack:
+        around, span = stack.pop()
+        path = (*around, span.name.partition(":")[0])
+        _count(found.setdefault(path, Row(path)), [span])
+        stack.extend((path, each) for each in reversed(span.inside))
+
+
+def _all(spans: Sequence[Span]) -> list[Span]:
+    """The spans and what is inside them, each before what it holds."""
+    found, stack = [], list(reversed(spans))
+    while stack:
+        found.append(stack.pop())
+        stack.extend(reversed(found[-1].inside))
+    return found
+
+
+def _profile(
+    title: str, spans: Sequence[Span], names: dict[str, int], began: float
+) -> dict[str, object]:
+    """The timeline of a process as speedscope has it: what opens and closes, in order."""
+    events: list[dict[str, object]] = []
+    stack: list[tuple[Span, bool]] = [(span, True) for span in reversed(spans)]
+    while stack:
+        span, opens = stack.pop()
+        at = (span.start if opens else span.end) - began
+        events.append({"type": "O" if opens else "C", "frame": names[span.name], "at": at})
+        if opens:
+            stack.append((span, False))
+            stack.extend((each, True) for each in reversed(span.inside))
+    ends = [span.end - began for span in spans]
+    return {"type": "evented", "name": title, "unit": "seconds", "startValue": 0,
+            "endValue": max(ends, default=0.0), "events": events}  # fmt: skip

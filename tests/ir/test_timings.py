@@ -1,0 +1,96 @@
+"""The tree of what a compilation spends its time on: rows, JSON, flame charts, workers."""
+
+import json
+
+import pytest
+
+from ekiden.codegen import parallel
+from ekiden.codegen.cache import KernelCache
+from ekiden.codegen.parallel import Task, compile_tasks
+from ekiden.ir.pass_context import PassContext, phase
+from ekiden.ir.timings import Timings
+
+
+def watched() -> Timings:
+    """Two runs of one kind inside another phase, and one after it."""
+    timings = Timings()
+    with PassContext(instruments=[timings]):
+        with phase("outer"):
+            for thing in "ab":
+                with phase(f"inner: {thing}"):
+                    pass
+        with phase("last"):
+            pass
+    return timings
+
+
+def test_rows_add_up_kinds_in_the_order_they_first_ran() -> None:
+    rows = {row.path: row.calls for row in watched().rows()}
+    assert rows == {("outer",): 1, ("outer", "inner"): 2, ("last",): 1}
+    assert list(rows) == [("outer",), ("outer", "inner"), ("last",)]
+
+
+def test_own_time_is_without_what_is_inside() -> None:
+    timings = watched()
+    by_path = {row.path: row for row in timings.rows()}
+    outer, inner = by_path["outer",], by_path["outer", "inner"]
+    assert outer.own == pytest.approx(outer.cpu - inner.cpu)
+    assert sum(row.own for row in by_path.values()) == pytest.approx(timings.cpu)
+    assert all(row.wall >= 0 and row.cpu >= 0 for row in by_path.values())
+
+
+def test_table_and_json_have_a_line_for_each_row() -> None:
+    timings = watched()
+    assert [line.split()[0] for line in timings.table().splitlines()] == [
+        "phase", "outer", "inner", "last", "all",
+    ]  # fmt: skip
+    said = json.loads(timings.as_json())
+    assert [each["phase"] for each in said["phases"]] == [["outer"], ["outer", "inner"], ["last"]]
+    assert said["cpu_s"] == pytest.approx(timings.cpu)
+
+
+def test_what_an_error_leaves_open_is_closed() -> None:
+    timings = Timings()
+    timings.enter_phase("outer")
+    timings.enter_phase("never left")
+    timings.exit_phase("outer")
+    timings.enter_phase("next")
+    timings.exit_phase("next")
+    assert [row.path for row in timings.rows()] == [
+        ("outer",), ("outer", "never left"), ("next",),
+    ]  # fmt: skip
+
+
+def test_flame_chart_opens_and_closes_in_order() -> None:
+    chart = json.loads(watched().flame_chart())
+    names = [frame["name"] for frame in chart["shared"]["frames"]]
+    (profile,) = chart["profiles"]
+    assert names == ["outer", "inner: a", "inner: b", "last"]
+    stack: list[int] = []
+    for event in profile["events"]:
+        if event["type"] == "O":
+            stack.append(event["frame"])
+        else:
+            assert stack.pop() == event["frame"]
+    times = [event["at"] for event in profile["events"]]
+    assert not stack and times == sorted(times) and profile["endValue"] >= times[-1]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_workers_send_what_they_ran(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EKIDEN_COMPILE_JOBS", str(jobs))
+
+    def make() -> bytes:
+        with phase("inside"):
+            return b"code"
+
+    timings = Timings()
+    tasks = [Task(f"key{i}", f"kernel{i}", make) for i in range(parallel.PARALLEL_FROM)]
+    with PassContext(instruments=[timings]), phase("outer"):
+        compile_tasks(tasks, KernelCache(None))
+    above = ("outer",) if jobs == 1 else ("workers",)
+    rows = {row.path: row.calls for row in timings.rows()}
+    assert rows[*above, "kernel"] == rows[*above, "kernel", "inside"] == parallel.PARALLEL_FROM
+    assert sum(path[-1] == "outer" for path in rows) == 1
+    frames = json.loads(timings.flame_chart())["shared"]["frames"]
+    assert {"name": "kernel: kernel0"} in frames
