@@ -203,7 +203,7 @@ static int call(ek_async *a, int32_t primitive, const ek_value *args, int32_t n,
   kernel_cost *known = &a->costs[primitive];
   (void)ek_pool_was_divisible();
   int64_t start = now();
-  int status = ek_function_call(a->vm->executable->linked[primitive], args, n, &result);
+  int status = ek_function_call(ek_executable_linked(a->vm->executable, primitive), args, n, &result);
   int64_t took = (now() - start) * threads;
   ek_value_release(&result);
   __atomic_store_n(&known->is_wide, ek_pool_was_divisible(), __ATOMIC_RELAXED);

@@ -598,6 +598,15 @@ static void release_items(ek_object **objects, int32_t n) {
   ek_free(objects);
 }
 
+static void drop_retired(ek_retired *first) {
+  while (first != NULL) {
+    ek_retired *gone = first;
+    first = gone->next;
+    ek_release(gone->function);
+    ek_free(gone);
+  }
+}
+
 /* As loaded, while nothing runs. */
 static void drop_native(ek_executable *e) {
   for (int32_t i = 0; e->functions != NULL && i < e->n_functions; i++) {
@@ -612,6 +621,8 @@ static void executable_deleter(void *self, int flags) {
   if (flags & EK_DELETE_CONTENT) {
     release_items(e->constants, e->n_constants);
     release_items(e->linked, e->n_primitives);
+    release_items(e->given, e->n_primitives);
+    drop_retired(e->retired);
     drop_native(e);
     ek_object_release(e->hot);
     ek_free(e->functions);
@@ -803,7 +814,9 @@ static int link_primitive(ek_executable *e, int32_t index, ek_object *image, ek_
   if (key == NULL) return -1;
   memcpy(key, name.data, name.size);
   key[name.size] = '\0';
-  int status = image == NULL ? 0 : ek_module_get(image, key, out);
+  if (e->given != NULL) *out = e->given[index];
+  ek_object_retain(*out);
+  int status = image == NULL || *out != NULL ? 0 : ek_module_get(image, key, out);
   e->is_kernel[index] = *out != NULL;
   if (*out == NULL) e->keeps_arguments = true;
   if (status == 0 && *out == NULL && library != NULL) status = ek_module_get(library, key, out);
@@ -904,12 +917,52 @@ int ek_executable_link(ek_executable *executable, ek_object *library) {
   return status;
 }
 
+static bool is_named(ek_bytes own, ek_bytes name) {
+  return own.size == name.size && memcmp(own.data, name.data, own.size) == 0;
+}
+
+/* Puts a function into a table of primitives; what was there is kept for the runs that are in it.
+** Under the lock. */
+static int replace(ek_executable *e, ek_object **place, ek_object *function) {
+  ek_retired *retired = *place == NULL ? NULL : ek_alloc_or_error(sizeof *retired);
+  if (*place != NULL && retired == NULL) return -1;
+  if (retired != NULL) {
+    *retired = (ek_retired){e->retired, *place};
+    e->retired = retired;
+  }
+  ek_retain(function);
+  __atomic_store_n(place, function, __ATOMIC_RELEASE);
+  return 0;
+}
+
+static ek_object **given_functions(ek_executable *e) {
+  size_t size = (size_t)e->n_primitives * sizeof *e->given + 1;
+  if (e->given == NULL && (e->given = ek_alloc_or_error(size)) != NULL) memset(e->given, 0, size);
+  return e->given;
+}
+
+int ek_executable_swap(ek_executable *e, ek_bytes name, ek_object *function) {
+  int status = 0;
+  bool is_known = false;
+  ek_mutex_lock(&e->lock);
+  ek_object **table = e->linked != NULL ? e->linked : given_functions(e);
+  if (table == NULL) status = -1;
+  for (int32_t i = 0; i < e->n_primitives && status == 0; i++) {
+    if (!is_named(e->primitives[i], name)) continue;
+    is_known = true;
+    status = replace(e, &table[i], function);
+  }
+  ek_mutex_unlock(&e->lock);
+  if (status != 0 || is_known) return status;
+  return ek_error("ValueError", "swap kernel: no primitive is named '%.*s'",
+                  (int)(name.size < 200 ? name.size : 200), name.data);
+}
+
 int ek_executable_kernel(ek_executable *e, const char *name, ek_object **out) {
-  size_t size = strlen(name);
   for (int32_t i = 0; i < e->n_primitives; i++) {
-    if (e->primitives[i].size != size || memcmp(e->primitives[i].data, name, size) != 0) continue;
+    if (!is_named(e->primitives[i], (ek_bytes){name, strlen(name)})) continue;
     if (ek_executable_link(e, NULL) != 0) return -1;
-    *out = e->linked[i];
+    *out = ek_executable_linked(e, i);
     ek_retain(*out);
     return 0;
   }

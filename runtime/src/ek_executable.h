@@ -64,6 +64,12 @@ typedef struct ek_derived {
   const unsigned char *inputs;             /* in the file: numbers of constants */
 } ek_derived;
 
+/* A function that a primitive had, and that a run may still be in. */
+typedef struct ek_retired {
+  struct ek_retired *next;
+  ek_object *function;                     /* owned */
+} ek_retired;
+
 typedef struct ek_executable {
   ek_object base;
   ek_object *file;                         /* owned: keeps data where it is, as constants do */
@@ -92,6 +98,8 @@ typedef struct ek_executable {
   int32_t max_args;                        /* the longest register list of any instruction */
   ek_mutex lock;                           /* guards linking */
   ek_object **linked;                      /* owned, one per primitive; NULL until linked */
+  ek_object **given;                       /* owned: what linking takes first; NULL without any */
+  ek_retired *retired;                     /* until the executable goes */
   bool *is_kernel;                         /* behind 'linked': whether the image has it */
   uint32_t hot_calls;                      /* from how many calls on a watched function is hot */
   ek_object *hot;                          /* owned function of its name, called once; or NULL */
@@ -101,9 +109,19 @@ typedef struct ek_executable {
 } ek_executable;
 
 /* Finds the functions of all primitives, once: in the executable's image, else in 'library' (a
-** module, or NULL), else in the registry. After it has returned 0, 'linked' never changes. 0 or
-** -1. */
+** module, or NULL), else in the registry. After it has returned 0, only ek_executable_swap changes
+** what 'linked' holds. 0 or -1. */
 int ek_executable_link(ek_executable *executable, ek_object *library);
+
+/* Gives the primitives of a name another function, which is retained and takes the same arguments.
+** Machines may run meanwhile: each call takes the old one or the new one, and the old one lives as
+** long as the executable does. Before linking it says what linking shall find. 0 or -1. */
+int ek_executable_swap(ek_executable *executable, ek_bytes name, ek_object *function);
+
+/* The function of a primitive of an executable that is linked, borrowed. */
+static inline ek_object *ek_executable_linked(const ek_executable *executable, int32_t primitive) {
+  return __atomic_load_n(&executable->linked[primitive], __ATOMIC_ACQUIRE);
+}
 
 /* The function of a primitive by its name, owned, linking first; NULL in '*out' when there is none
 ** of that name. 0 or -1. */

@@ -342,6 +342,18 @@ static int link_executable(void *self, const ek_value *args, int32_t nargs, ek_v
   return ek_executable_link((ek_executable *)(void *)args[0].v.obj, args[1].v.obj);
 }
 
+/* (executable, name of a primitive, function that it is from now on) */
+static int swap_kernel(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  ek_bytes name;
+  (void)self;
+  (void)ret;
+  if (nargs != 3 || args[0].type_index != EK_EXECUTABLE || !ek_string_borrow(&args[1], &name) ||
+      args[2].type_index != EK_FUNCTION) {
+    return ek_error("TypeError", "ek.executable.swap: an executable, a name and a function expected");
+  }
+  return ek_executable_swap((ek_executable *)(void *)args[0].v.obj, name, args[2].v.obj);
+}
+
 static int registry_names(void *self, const ek_value *args, int32_t nargs, ek_value *ret);
 
 static const ek_builtin builtins[] = {
@@ -352,6 +364,7 @@ static const ek_builtin builtins[] = {
     {"ek.executable.link", link_executable},
     {"ek.executable.module", executable_module},
     {"ek.executable.num_threads", executable_threads},
+    {"ek.executable.swap", swap_kernel},
     {"ek.executable.watch", watch},
     {"ek.graph_executor.create", graph_executor},
     {"ek.module.save", save_module},

@@ -304,7 +304,7 @@ int ek_op_InvokePacked(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_value result = ek_value_none();
   int status = ek_vm_gather(vm, R, pc, &call);
   if (status <= 0) return status;
-  ek_object *called = vm->executable->linked[ek_InvokePacked_packed_index(pc)];
+  ek_object *called = ek_executable_linked(vm->executable, ek_InvokePacked_packed_index(pc));
   status = ek_function_call(called, vm->args, call.n, &result);
   ek_value_release(&result);
   return status;
@@ -335,7 +335,7 @@ int ek_op_InvokePackedScratch(ek_vm *vm, ek_value *R, const int32_t *pc) {
 int ek_op_InvokePackedValue(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_value result = ek_value_none(), own;
   int32_t n = ek_InvokePackedValue_n(pc);
-  ek_object *called = vm->executable->linked[ek_InvokePackedValue_packed_index(pc)];
+  ek_object *called = ek_executable_linked(vm->executable, ek_InvokePackedValue_packed_index(pc));
   for (int32_t i = 0; i < n; i++) vm->args[i] = R[ek_InvokePackedValue_args(pc)[i]];
   if (ek_function_call(called, vm->args, n, &result) != 0) return -1;
   const ek_dltensor *tensor = ek_value_tensor(&result);

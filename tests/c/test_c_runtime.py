@@ -65,6 +65,7 @@ BUILDS = {
             "test_program",
             "test_limit",
             "test_native",
+            "test_swap",
             "soak",
         ),
     ),
