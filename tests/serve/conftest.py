@@ -6,10 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("uvicorn", reason="needs the package uvicorn: pip install ekiden[serve]")
-pytest.importorskip("orjson", reason="needs the package orjson: pip install ekiden[serve]")
-
 from serving import PROGRAMS, Running, put, serving
 
 

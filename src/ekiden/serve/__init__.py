@@ -1,4 +1,4 @@
-"""A server of compiled models: the Open Inference Protocol over HTTP, and OpenAI's chat.
+"""A server of compiled models: the Open Inference Protocol over HTTP and gRPC, and OpenAI's chat.
 
     from ekiden.serve import Server
     Server("models", port=8000).run()

@@ -18,6 +18,7 @@ _TEXT: dict[str, str] = {
 }
 _NUMBERS: dict[str, tuple[type, str]] = {
     "port": (int, "HTTP's port, 0 for any (8000)"),
+    "grpc-port": (int, "gRPC's port (one above HTTP's)"),
     "memory": (int, "the most bytes that models may hold (what is free at the start)"),
     "poll-seconds": (float, "how often to look for new versions (only when asked)"),
 }

@@ -44,6 +44,10 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     """HTTP's port; 0 for any."""
+    grpc: bool = True
+    """Serve gRPC too."""
+    grpc_port: int = 0
+    """gRPC's port; 0 for one above HTTP's, or any where that is any."""
     token_file: str = ""
     """A file of bearer tokens, one a line, of which a request must carry one."""
     control_token_file: str = ""

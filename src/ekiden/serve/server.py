@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Protocol
 
 import uvicorn
 
@@ -21,6 +22,7 @@ from ekiden.runtime.memory import free_memory, memory_stats
 from ekiden.serve.config import ServerConfig, read_server_config
 from ekiden.serve.connections import connection_class
 from ekiden.serve.engine import Engine
+from ekiden.serve.grpc_service import start_grpc
 from ekiden.serve.http import Application
 from ekiden.serve.logs import Forward
 from ekiden.serve.security import Tokens, check_exposure, tls_context
@@ -53,8 +55,8 @@ class Server:
         self._tls = tls_context(self.config)
         self._tokens = Tokens(self.config.token_file, self.config.control_token_file)
         self._texts: dict[str, TextModel] = {}
-        self.port = 0
-        """Its port, once it runs."""
+        self.port = self.grpc_port = 0
+        """The ports, once it runs; 0 where there is none."""
 
     def add_text(self, name: str, model: TextModel) -> None:
         """Serve a model of text under a name. Before it runs."""
@@ -86,9 +88,13 @@ class Server:
         listener = _listen(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
         http = self._http(engine)
+        over_grpc = await self._start_grpc(engine, listener)
         serving = asyncio.ensure_future(http.serve([listener]))
         polling = asyncio.ensure_future(self._load(engine))
-        engine.log.write("info", "listening", host=self.config.host, port=self.port)
+        engine.log.write(
+            "info", "listening", host=self.config.host, port=self.port,
+            grpc_port=self.grpc_port,
+        )  # fmt: skip
         waiting = asyncio.ensure_future(stop.wait())
         if started is not None:
             started.set()
@@ -97,13 +103,32 @@ class Server:
         finally:
             waiting.cancel()
             polling.cancel()
-            await self._stop(engine, http, serving)
+            await self._stop(engine, http, serving, over_grpc)
+
+    async def _start_grpc(self, engine: Engine, listener: socket.socket) -> Stoppable | None:
+        """gRPC's server, None where none is wanted. Raises ServeError."""
+        if not self.config.grpc:
+            return None
+        port = self.config.grpc_port or (self.port + 1 if self.config.port else 0)
+        try:
+            made: Stoppable
+            made, self.grpc_port = await start_grpc(engine, self._tokens, port)
+        except ServeError:
+            listener.close()
+            raise
+        return made
 
     async def _stop(
-        self, engine: Engine, http: uvicorn.Server, serving: asyncio.Future[None]
+        self,
+        engine: Engine,
+        http: uvicorn.Server,
+        serving: asyncio.Future[None],
+        over_grpc: Stoppable | None,
     ) -> None:
         engine.log.write("info", "stopping", in_flight=engine.in_flight)
         has_drained = await engine.drain()
+        if over_grpc is not None:
+            await over_grpc.stop(0.0 if not has_drained else 1.0)
         http.should_exit = True
         http.force_exit = not has_drained
         with contextlib.suppress(asyncio.CancelledError):
@@ -145,6 +170,13 @@ class Server:
             memory_limit(self.config.memory)
         elif memory_limit() == 0 and free is not None:
             memory_limit(memory_stats().held + free)
+
+
+class Stoppable(Protocol):
+    """What is asked of gRPC's server."""
+
+    async def stop(self, grace: float) -> None:
+        """End, and let calls under way go on for so long."""
 
 
 class _HTTP(uvicorn.Server):
