@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 
 from ekiden import __version__
 from ekiden.completion import SHELLS, script
@@ -22,13 +24,20 @@ COMMANDS = {
     "inspect": "print a stage of the compilation of a model, or an artifact",
     "check": "say what a model contains and whether it can be compiled",
     "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",
+    "serve": "serve models over HTTP and gRPC, and text over OpenAI's protocol",
     "rpc": "serve sessions with other machines: server, tracker, proxy, keygen",
     "doctor": "say what works on this machine, and what mends what does not",
     "demo": "compile a trained model from PyPI and show what it says about real files",
 }
-"""Command -> help; each is a module of `ekiden.driver.commands` with `arguments(parser)` and
-`run(options)`.
+"""Command -> help; each is a module of `ekiden.driver.commands`, or the module `command` of a
+package of its name above the driver, with `arguments(parser)` and `run(options)`.
 """
+
+
+def _module(name: str) -> ModuleType:
+    """The module of a command."""
+    package = find_spec(f"ekiden.{name}.command") if find_spec(f"ekiden.{name}") else None
+    return import_module(f"ekiden.{name}.command" if package else f"ekiden.driver.commands.{name}")
 
 
 class Completion(argparse.Action):
@@ -49,7 +58,7 @@ class Completion(argparse.Action):
 def _options(name: str) -> list[str]:
     command = argparse.ArgumentParser()
     command.add_argument("-v", "--verbose")
-    import_module(f"ekiden.driver.commands.{name}").arguments(command)
+    _module(name).arguments(command)
     return [text for action in command._actions for text in action.option_strings]
 
 
@@ -72,7 +81,7 @@ def parser(selected: str | None) -> argparse.ArgumentParser:
             help="say on standard error what is being done; twice: each pass and kernel",
         )  # fmt: skip
         if name == selected:
-            module = import_module(f"ekiden.driver.commands.{name}")
+            module = _module(name)
             module.arguments(command)
             command.set_defaults(run=module.run)
     return top

@@ -191,6 +191,19 @@ def test_buffers_keep_their_values_between_runs(tmp_path: Path) -> None:
             torch.testing.assert_close(
                 torch.from_numpy(value.numpy().copy()), expected.state_dict()[name]
             )
+    before = {name: value.numpy().copy() for name, value in exe.state.items()}
+    apart = exe.session()
+    agree(apart(x), Counting()(x))  # as the first run of all
+    assert all((exe.state[name].numpy() == value).all() for name, value in before.items())
+    apart.set_state(loaded.state)
+    agree(apart(x), expected(x))
+    wrong = {**before, "total": torch.zeros(4)}
+    with pytest.raises(
+        ekiden.InputError, match=r"state: 'total': expected float32\[3\], got float32"
+    ):
+        exe.set_state(wrong)
+    with pytest.raises(ekiden.InputError, match="state: values of 'total', 'norm"):
+        exe.set_state({})
     exe.reset_state()
     agree(exe(x), Counting()(x))
     with pytest.raises(ekiden.InputError, match="keeps values between runs"):

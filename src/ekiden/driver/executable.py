@@ -178,6 +178,25 @@ class Executable:
         """
         return {} if self._kept is None else self._kept.now()
 
+    def set_state(self, values: Mapping[str, object]) -> None:
+        """Let the next run go on from values that `state` gave, here or in another process.
+
+        Raises InputError for other names, shapes or dtypes than it has, and then changes nothing.
+        """
+        if self._kept is not None:
+            self._kept.put(values)
+        elif values:
+            raise InputError("state: the program keeps nothing between runs")
+
+    def session(self) -> Executable:
+        """The same program with values of its own to keep: runs of it and of this one do not see
+        each other's. Code, weights and machines are shared.
+        """
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._kept = None if self._kept is None else self._kept.another()
+        return made
+
     def reset_state(self) -> None:
         """Let the next run begin as the first one did."""
         if self._kept is not None:

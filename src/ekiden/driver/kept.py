@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from ekiden import runtime
+from ekiden.runtime.errors import InputError
 
 
 class Kept:
@@ -34,6 +35,21 @@ class Kept:
             pairs = zip(self.names, self._current(), strict=True)
             return {name: cast(runtime.Tensor, value) for name, value in pairs}
 
+    def put(self, values: Mapping[str, object]) -> None:
+        """Go on from these values, which `now` gave, here or elsewhere. Raises InputError for other
+        names, shapes or dtypes than those of now; then the values stay.
+        """
+        if sorted(values) != sorted(self.names):
+            there = ", ".join(f"'{name}'" for name in self.names)
+            raise InputError(f"state: values of {there} expected, got {', '.join(sorted(values))}")
+        with self._lock:
+            pairs = zip(self.names, self._current(), strict=True)
+            self._values = tuple(_like(name, old, values[name]) for name, old in pairs)
+
+    def another(self) -> Kept:
+        """The same names, as before the first run."""
+        return Kept(self.names, self._first)
+
     def reset(self) -> None:
         """Forget all that runs have made."""
         with self._lock:
@@ -44,6 +60,16 @@ class Kept:
             found = self._first()
             self._values = tuple(found) if isinstance(found, tuple) else (found,)
         return self._values
+
+
+def _like(name: str, old: object, value: object) -> runtime.Tensor:
+    """A value in the place of another. Raises InputError where it cannot be."""
+    made = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
+    assert isinstance(old, runtime.Tensor)
+    if made.dtype != old.dtype or made.shape != old.shape:
+        expected, got = (f"{t.dtype}{list(t.shape)}" for t in (old, made))
+        raise InputError(f"state: '{name}': expected {expected}, got {got}")
+    return made
 
 
 def kept_values(metadata: Mapping[str, object], first: Callable[[], object]) -> Kept | None:

@@ -21,6 +21,8 @@
     ├── RPCError             a session cannot be had, has ended, or what was called there failed
     │   ├── RPCSessionTimeoutError a session or an answer took too long (also a TimeoutError)
     │   └── FrameError       the other side sent what is no message
+    ├── ServeError           a server cannot start: its configuration, models or files
+    │   └── RequestError     a server refuses a request; `reason` says which way
     └── InternalError        Ekiden broke one of its own rules; please report it
 
 C code names the class by its `kind`; a kind without a class here becomes the Python builtin of that
@@ -135,6 +137,21 @@ class RPCSessionTimeoutError(RPCError, TimeoutError):
 
 class FrameError(RPCError):
     """The other side sent what is no message; the session is over."""
+
+
+class ServeError(EkidenError):
+    """A server cannot start or stop as asked; the message names the file, option or model."""
+
+
+class RequestError(ServeError):
+    """A server refuses a request. `reason` is a row of `ekiden.serve.reasons`, which has the
+    status of each protocol; `retry_after` in seconds is when to come again, 0 where that is not
+    said."""
+
+    def __init__(self, message: str, reason: str = "malformed", retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after = retry_after
 
 
 class InternalError(EkidenError):

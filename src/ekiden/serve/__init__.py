@@ -1,0 +1,35 @@
+"""A server of compiled models: the Open Inference Protocol over HTTP and gRPC, and OpenAI's chat.
+
+    from ekiden.serve import Server
+    Server("models", port=8000).run()
+
+Everything here runs on one event loop but the models themselves, which have threads of their own
+(`batcher`, `generation`). A protocol reads its messages into the same requests (`requests`) and
+writes the same answers; what is common to all is the `engine`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ekiden.runtime.errors import ServeError
+from ekiden.serve.config import ModelConfig, ServerConfig
+from ekiden.serve.text import Message, Piece, Sampling, TextModel
+
+if TYPE_CHECKING:
+    from ekiden.serve.server import Server
+
+__all__ = ["Message", "ModelConfig", "Piece", "Sampling", "Server", "ServerConfig", "TextModel"]
+
+
+def __getattr__(name: str) -> object:
+    """`Server`, which needs what `pip install ekiden[serve]` brings."""
+    if name != "Server":
+        raise AttributeError(name)
+    try:
+        return import_module("ekiden.serve.server").Server
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("ekiden"):
+            raise
+        raise ServeError(f"'{error.name}' is missing: pip install ekiden[serve]") from None

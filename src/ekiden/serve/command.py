@@ -1,0 +1,49 @@
+"""`ekiden serve FOLDER`: the arguments, and a server of them."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+
+from ekiden import serve
+from ekiden.serve.config import LEVELS, ServerConfig
+
+_TEXT: dict[str, str] = {
+    "host": "the address to listen on (127.0.0.1)",
+    "token-file": "bearer tokens, one a line, of which a request carries one",
+    "control-token-file": "tokens that may load and unload models too",
+    "tls-certificate": "the server's certificate, PEM",
+    "tls-key": "its key, PEM",
+    "tls-client-ca": "the certificate that signs those of clients, which they must have",
+}
+_NUMBERS: dict[str, tuple[type, str]] = {
+    "port": (int, "HTTP's port, 0 for any (8000)"),
+    "grpc-port": (int, "gRPC's port (one above HTTP's)"),
+    "memory": (int, "the most bytes that models may hold (what is free at the start)"),
+    "poll-seconds": (float, "how often to look for new versions (only when asked)"),
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command: those of the configuration that one changes most."""
+    parser.add_argument("folder", help="a folder of models: NAME/VERSION/model.eki, or NAME.eki")
+    for name, text in _TEXT.items():
+        parser.add_argument(f"--{name}", help=text)
+    for name, (kind, text) in _NUMBERS.items():
+        parser.add_argument(f"--{name}", type=kind, help=text)
+    parser.add_argument(
+        "--open", action="store_true", default=None,
+        help="listen beyond this machine without tokens or certificates of clients",
+    )  # fmt: skip
+    parser.add_argument(
+        "--traces", action="store_true", default=None, help="make spans for OpenTelemetry"
+    )
+    parser.add_argument("--log", choices=LEVELS, help="the least level to write (info)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    names = [each.name for each in fields(ServerConfig)]
+    given = {name: getattr(options, name, None) for name in names}
+    serve.Server(options.folder, **{k: v for k, v in given.items() if v is not None}).run()
+    return 0

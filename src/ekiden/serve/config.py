@@ -1,0 +1,208 @@
+"""What may be said of a server and of each of its models: dataclasses, and their text in TOML.
+
+models/serve.toml             [server] and [limits]
+models/NAME/model.toml        [model], [batching], [sequences] and [text]
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from ekiden.runtime.errors import ServeError
+
+__all__ = [
+    "Batching", "Limits", "ModelConfig", "Sequences", "ServerConfig", "TextConfig",
+    "read_model_config", "read_server_config",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may ask of the server. Each is a bound, and crossing it an error."""
+
+    body_bytes: int = 64 << 20
+    """The most bytes of a request."""
+    body_seconds: float = 30.0
+    """How long a request may take to arrive, and each part of an answer to be taken."""
+    idle_seconds: float = 75.0
+    """How long a connection may say nothing: before its first request, and between two."""
+    stop_seconds: float = 30.0
+    """How long requests in flight may go on when the server is told to stop."""
+    connections: int = 16384
+    """The most connections; a further one is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """A server. Paths are as the process sees them."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """HTTP's port; 0 for any."""
+    grpc: bool = True
+    """Serve gRPC too."""
+    grpc_port: int = 0
+    """gRPC's port; 0 for one above HTTP's, or any where that is any."""
+    token_file: str = ""
+    """A file of bearer tokens, one a line, of which a request must carry one."""
+    control_token_file: str = ""
+    """The same for loading and unloading models; without it those are refused where there is a
+    `token_file`."""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    """Clients must have a certificate that this one signed."""
+    open: bool = False
+    """Listen beyond this machine without tokens or certificates of clients."""
+    memory: int = 0
+    """The most bytes that programs may hold together; 0: what is free when the server starts."""
+    poll_seconds: float = 0.0
+    """How often the folder is looked at for new versions; 0: only when asked."""
+    traces: bool = False
+    """OpenTelemetry, whose own environment variables say where spans go."""
+    log: str = "info"
+    """The least level that is written: debug (every request), info, warning or error."""
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """Requests of one model that are run together, along the dimension they share."""
+
+    enabled: bool = True
+    """Where the model allows it: see `ekiden.serve.signature`."""
+    rows: int = 64
+    """The most rows of a run."""
+    wait_ms: float = 0.0
+    """How long the first request may wait for others when nothing runs. Requests that come while
+    a run is under way wait for it and go together, whatever this is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Requests that share a state."""
+
+    most: int = 1024
+    """Sequences at once."""
+    idle_seconds: float = 600.0
+    """A sequence that was not asked for so long is forgotten."""
+    state: Mapping[str, str] = field(default_factory=dict)
+    """Input -> output: what the output gave is the input of the next request; zeros at first. A
+    program that keeps values of its own (`Executable.state`) needs none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    """A model of text that is a Python object: see `ekiden.serve.text.TextModel`."""
+
+    object: str = ""
+    """`package.module:name`: the object, or what makes it when called without arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A model of the repository."""
+
+    versions: object = "latest"
+    """"latest", "all", or a list of numbers."""
+    instances: int = 1
+    """Runs at once."""
+    queue: int = 256
+    """Requests that may wait; a further one is told to come again."""
+    seconds: float = 30.0
+    """How long a request may take, waiting included, where it does not say less."""
+    threads: int = 0
+    """Threads of a run at most; 0: all that the runtime has."""
+    priority: int = 0
+    """Of requests that say none; 1 is served first, and 0 last."""
+    batching: Batching = field(default_factory=Batching)
+    sequences: Sequences = field(default_factory=Sequences)
+    text: TextConfig = field(default_factory=TextConfig)
+
+
+LEVELS = ("debug", "info", "warning", "error")
+Config = TypeVar("Config")
+_LEAST = {
+    "body_bytes": 1, "body_seconds": 0.01, "idle_seconds": 0.01, "connections": 1, "instances": 1,
+    "queue": 1, "seconds": 0.001, "rows": 1, "most": 1,
+}  # fmt: skip
+"""The least value of a number; of others it is 0."""
+
+
+def read_server_config(path: Path, given: Mapping[str, object] | None = None) -> ServerConfig:
+    """The configuration of a server: defaults, then the file where there is one, then `given`.
+
+    Raises ServeError that names the file and the key.
+    """
+    config = _read(path, ServerConfig(), "server") if path.exists() else ServerConfig()
+    config = _filled(config, given or {}, "option")
+    if config.log not in LEVELS:
+        raise ServeError(f"'{path}': log: one of {', '.join(LEVELS)} expected, got '{config.log}'")
+    return config
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """The configuration of a model. Raises ServeError that names the file and the key."""
+    if not path.exists():
+        return ModelConfig()
+    config = _read(path, ModelConfig(), "model")
+    versions = config.versions
+    numbers = isinstance(versions, list) and all(type(v) is int and v > 0 for v in versions)
+    if versions not in ("latest", "all") and not (numbers and versions):
+        raise ServeError(f"'{path}': versions: 'latest', 'all' or a list of numbers expected")
+    return config
+
+
+def _read(path: Path, default: Config, top: str) -> Config:
+    """A file: the table `top` is the configuration's own, the others are its parts."""
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ServeError(f"'{path}': it cannot be read as TOML: {error}") from None
+    own = found.pop(top, {})
+    if not isinstance(own, dict):
+        raise ServeError(f"'{path}': {top}: a table expected")
+    return _filled(default, {**own, **found}, f"'{path}'")
+
+
+def _filled(default: Config, given: Mapping[str, object], where: str) -> Config:
+    """A configuration with what is given in the place of defaults, checked."""
+    kinds = get_type_hints(type(default))
+    known = [each.name for each in fields(default)]  # type: ignore[arg-type]  # a dataclass
+    made: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; '{near[0]}' is near" if near else f"; there are {', '.join(known)}"
+            raise ServeError(f"{where}: no setting is named '{key}'{hint}")
+        made[key] = _value(getattr(default, key), kinds[key], value, f"{where}: {key}")
+    return replace(default, **made)  # type: ignore[type-var]  # a dataclass
+
+
+def _value(default: object, kind: object, value: object, where: str) -> object:
+    """A value of a setting. Raises ServeError for one of another kind, or out of range."""
+    if isinstance(default, (Limits, Batching, Sequences, TextConfig)):
+        if not isinstance(value, Mapping):
+            raise ServeError(f"{where}: a table expected")
+        return _filled(default, value, where)
+    if kind is object:
+        return value
+    if kind == Mapping[str, str]:
+        if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+            raise ServeError(f"{where}: a table of names expected")
+        return value
+    assert isinstance(kind, type)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ServeError(f"{where}: {kind.__name__} expected, got {value!r}")
+    if isinstance(value, (int, float)) and kind is not bool:
+        least = _LEAST.get(where.rpartition(" ")[2], 0)
+        if not least <= value < 2**63:
+            raise ServeError(f"{where}: a number from {least} on expected, got {value!r}")
+    return value

@@ -1,0 +1,85 @@
+"""Connections of HTTP: uvicorn's, with bounds on their number, their silence and their headers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ekiden.serve.config import Limits
+from ekiden.serve.metrics import Metrics
+
+__all__ = ["connection_class"]
+
+HEAD_BYTES = 64 << 10
+"""The most bytes of a request's line and headers; the parser itself would take any number."""
+
+
+def connection_class(limits: Limits, metrics: Metrics) -> type[HttpToolsProtocol]:
+    """The class of a server's connections."""
+    return type("BoundedConnection", (Connection,), {"limits": limits, "metrics": metrics})
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. Between requests, and before the first, it may be silent for
+    `idle_seconds`; so long too may a request's headers take, however they trickle.
+    """
+
+    limits: Limits
+    metrics: Metrics
+    _timer: asyncio.TimerHandle | None = None
+    _head = 0
+    _is_in_head = True
+
+    def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # as uvicorn has it
+        """A client has come."""
+        super().connection_made(transport)
+        self.metrics.connections.set(len(self.connections))
+        self._wait()
+        if len(self.connections) > self.limits.connections:
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+        self.metrics.connections.set(len(self.connections))
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        super().data_received(data)
+        if self._is_in_head:
+            self._head += len(data)
+            if self._head > HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response("Headers too large.")
+
+    def on_headers_complete(self) -> None:
+        """The headers of a request are there; its body has limits of its own."""
+        self._is_in_head, self._head = False, 0
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is there."""
+        super().on_message_complete()
+        self._is_in_head = True
+
+    def on_response_complete(self) -> None:
+        """The answer is sent."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._wait()
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(self.limits.idle_seconds, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()

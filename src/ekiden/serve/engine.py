@@ -1,0 +1,275 @@
+"""What answers requests, whichever protocol they come by: models, sequences, counts, the stop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from ekiden import __version__
+from ekiden.runtime.errors import EkidenError, RequestError
+from ekiden.serve.config import ServerConfig
+from ekiden.serve.datatypes import Array
+from ekiden.serve.logs import Log
+from ekiden.serve.metrics import Metrics
+from ekiden.serve.reasons import refusal
+from ekiden.serve.repository import Model, Repository, State, Version
+from ekiden.serve.requests import InferRequest, InferResponse, SequenceStep
+from ekiden.serve.sequences import Live
+from ekiden.serve.signature import Port
+from ekiden.serve.traces import Tracer
+
+__all__ = ["EXTENSIONS", "Engine"]
+
+EXTENSIONS = ["binary_tensor_data", "model_repository", "sequence"]
+Result = TypeVar("Result")
+
+
+class Engine:
+    """One server's models, and everything that is common to its protocols."""
+
+    def __init__(self, folder: Path, config: ServerConfig) -> None:
+        self.config = config
+        self.log = Log(config.log)
+        self.metrics = Metrics()
+        self.tracer = Tracer(config.traces)
+        self.repository = Repository(folder, self._on_event, self.metrics.run)
+        self.is_stopping = False
+        self.has_started = False
+        """Whether all that the folder has at first was tried."""
+        self.in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def _on_event(self, event: str, **fields: object) -> None:
+        self.log.write("warning" if event.endswith("failed") else "info", event, **fields)
+        if event == "loaded":
+            self._watch(str(fields["model"]))
+
+    def _watch(self, name: str) -> None:
+        self.metrics.watch(name, lambda: self._waiting(name), lambda: self._sequences(name))
+
+    def _waiting(self, name: str) -> int:
+        model = self.repository.models.get(name)
+        return 0 if model is None else sum(v.batcher.waiting for v in model.versions.values())
+
+    def _sequences(self, name: str) -> int:
+        model = self.repository.models.get(name)
+        return 0 if model is None else len(model.sequences)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model of the folder can be asked."""
+        models = self.repository.models.values()
+        if self.is_stopping or not self.has_started:
+            return False
+        return all(not is_loading(model) for model in models)
+
+    def server_metadata(self) -> dict[str, object]:
+        """The server's name, version and extensions."""
+        return {"name": "ekiden", "version": __version__, "extensions": EXTENSIONS}
+
+    def model_metadata(self, name: str, version: str) -> dict[str, object]:
+        """What a model takes and gives. Raises RequestError where it is not ready."""
+        model = self.repository.get(name)
+        found = model.get(version)
+        ports = found.signature
+        return {
+            "name": name,
+            "versions": [str(number) for number in sorted(model.versions)],
+            "platform": "ekiden_text" if found.program.text is not None else "ekiden_eki",
+            "inputs": [_tensor_metadata(port) for port in ports.inputs],
+            "outputs": [_tensor_metadata(port) for port in ports.outputs],
+        }
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Whether a model can be asked. Raises RequestError for a name that there is not."""
+        model = self.repository.get(name)
+        try:
+            model.get(version)
+        except RequestError:
+            return False
+        return not self.is_stopping
+
+    def index(self, only_ready: bool) -> list[dict[str, str]]:
+        """Every version of every model, and where it stands."""
+        rows = []
+        for name, model in sorted(self.repository.models.items()):
+            states = sorted(model.states.items()) or [(0, (State.UNAVAILABLE, "not loaded"))]
+            for number, (state, why) in states:
+                if state is State.READY or not only_ready:
+                    rows.append({
+                        "name": name, "version": str(number or ""), "state": state.value,
+                        "reason": why,
+                    })  # fmt: skip
+        return rows
+
+    def close(self) -> None:
+        """Let all models go."""
+        self.repository.close()
+
+    @contextmanager
+    def flight(self) -> Iterator[None]:
+        """A request that the stop waits for. Raises RequestError when the server stops."""
+        if self.is_stopping:
+            raise RequestError("the server stops", "stopping", 1.0)
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self._idle.set()
+
+    async def drain(self) -> bool:
+        """Take no new requests, and wait for those in flight, for as long as the limits say.
+        Whether all have ended."""
+        self.is_stopping = True
+        try:
+            async with asyncio.timeout(self.config.limits.stop_seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def counted(self, model: str, call: Callable[[], Awaitable[Result]]) -> Result:
+        """A request's work with its count, its time and its span; every error is a RequestError."""
+        known = model if model in self.repository.models else ""
+        started = time.perf_counter()
+        reason = "ok"
+        try:
+            with self.flight(), self.tracer.span("infer", known):
+                return await call()
+        except asyncio.CancelledError:
+            reason = "gone"
+            raise
+        except Exception as error:  # every request is answered
+            found = refusal(error)
+            reason = found.reason
+            self._report(known, reason, error)
+            raise found from error
+        finally:
+            seconds = time.perf_counter() - started
+            self.metrics.request(known, reason, seconds)
+            self.log.request(known, reason, seconds)
+
+    def _report(self, model: str, reason: str, error: BaseException) -> None:
+        """Say that a request failed by the server's fault: of what class, where, and no data."""
+        if reason == "failed":
+            self.log.failure(model, error)
+
+    def read(self, model: str, read: Callable[[], Result]) -> Result:
+        """A request that is read, and counted where it is wrong. Raises RequestError."""
+        try:
+            return read()
+        except RequestError as error:
+            known = model if model in self.repository.models else ""
+            self.metrics.request(known, error.reason, 0.0)
+            self.log.request(known, error.reason, 0.0)
+            raise
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """The outputs of a request. Raises RequestError."""
+        return await self.counted(request.model, lambda: self._infer(request))
+
+    async def _infer(self, request: InferRequest) -> InferResponse:
+        model = self.repository.get(request.model)
+        if request.parameters.sequence is not None:
+            return await self._step(model, request, request.parameters.sequence)
+        version = model.get(request.version)
+        if version.program.executable is None:
+            raise RequestError(f"model '{model.name}' is one of text: ask for /v1/chat/completions")
+        if version.program.make_session is not None:
+            raise RequestError(f"model '{model.name}' keeps a state: name a 'sequence_id'")
+        arrays = request.arrange(version.signature)
+        with version.used():
+            outputs = await version.run(
+                arrays, deadline=_deadline(version, request), priority=request.parameters.priority
+            )
+        return _response(request, version, outputs)
+
+    async def _step(self, model: Model, request: InferRequest, step: SequenceStep) -> InferResponse:
+        """A request of a sequence: after those before it, with the state that they left."""
+        live = self._live(model, request.version, step)
+        version = live.version
+        assert isinstance(version, Version)
+        deadline = _deadline(version, request)
+        try:
+            arrays = request.arrange(version.signature)
+            async with live.lock:
+                outputs = await version.run(
+                    arrays, deadline=deadline, run=live.session.run,
+                    priority=request.parameters.priority,
+                )  # fmt: skip
+        except RequestError as error:
+            if error.reason == "deadline":  # its state is not known to the client
+                model.sequences.end(step.id, live)
+            raise
+        if step.end:
+            model.sequences.end(step.id, live)
+        return _response(request, version, outputs)
+
+    def _live(self, model: Model, version: str, step: SequenceStep) -> Live:
+        if not step.start:
+            return model.sequences.get(step.id)
+        return self.begin(model, model.get(version), step.id)
+
+    def begin(self, model: Model, version: Version, name: int | str) -> Live:
+        """A new sequence. Raises RequestError for a model without state."""
+        make = version.program.make_session
+        if make is None:
+            raise RequestError(f"model '{model.name}' keeps no state: it has no sequences")
+
+        def live() -> Live:
+            session = make()
+            version.hold()
+            return Live(session, version)
+
+        return model.sequences.begin(name, live)
+
+    async def save_sequence(self, model_name: str, name: str) -> bytes:
+        """The state of a sequence between two of its requests. Raises RequestError."""
+        model = self.repository.get(model_name)
+        live = model.sequences.get(_sequence_name(model, name))
+        async with live.lock:
+            return live.save()
+
+    async def restore_sequence(self, model_name: str, name: str, data: bytes) -> None:
+        """Begin a sequence with a state that was saved, here or elsewhere. Raises RequestError."""
+        model = self.repository.get(model_name)
+        key = _sequence_name(model, name)
+        live = self.begin(model, model.get(), key)
+        try:
+            live.restore(data)
+        except EkidenError:
+            model.sequences.end(key, live)
+            raise
+
+
+def is_loading(model: Model) -> bool:
+    """Whether a model is on its way, and nothing of it can be asked yet."""
+    return not model.versions and any(s is State.LOADING for s, _ in model.states.values())
+
+
+def _sequence_name(model: Model, text: str) -> int | str:
+    """A name as it stands in a URL: numbers are those of requests, where one is known."""
+    known = dict(model.sequences.items())
+    return int(text) if text.isascii() and text.isdigit() and text not in known else text
+
+
+def _deadline(version: Version, request: InferRequest) -> float:
+    seconds = version.config.seconds
+    asked = request.parameters.seconds
+    return time.monotonic() + (min(seconds, asked) if asked else seconds)
+
+
+def _response(request: InferRequest, version: Version, outputs: list[Array]) -> InferResponse:
+    return InferResponse(request.model, str(version.number), request.id, version.signature, outputs)
+
+
+def _tensor_metadata(port: Port) -> dict[str, object]:
+    return {"name": port.name, "datatype": port.datatype.name, "shape": port.shape}

@@ -1,0 +1,251 @@
+"""The messages of the protocol over gRPC, and requests and answers from and to them.
+
+The table says the fields; classes are made of it in a pool of descriptors of our own, so that a
+client's generated ones may be in the same process. Messages are those of the protocol's
+`inference` package, with the extensions for repositories and streams.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from google.protobuf import (  # type: ignore[import-untyped]
+    descriptor_pb2,
+    descriptor_pool,
+    message_factory,
+)
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+
+from ekiden.runtime.errors import RequestError
+from ekiden.serve.datatypes import (
+    BY_NAME,
+    Array,
+    Datatype,
+    element_count,
+    from_raw,
+    text_array,
+    to_raw,
+)
+from ekiden.serve.requests import Asked, InferRequest, InferResponse, read_parameters
+
+__all__ = [
+    "FILE",
+    "METHODS",
+    "SERVICE",
+    "Proto",
+    "message",
+    "parse",
+    "read_request",
+    "write_response",
+]
+
+Proto: TypeAlias = Any
+"""A message: classes are made at run time."""
+SERVICE = "inference.GRPCInferenceService"
+_TENSOR = "name:string=1 datatype:string=2 shape:int64*=3"
+_TENSOR_DATA = f"{_TENSOR} parameters:map<InferParameter>=4 contents:InferTensorContents=5"
+_VERSION = "name:string=1 version:string=2"
+_CONTROL = "repository_name:string=1 model_name:string=2 parameters:map<ModelRepositoryParameter>=3"
+
+MESSAGES = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "live:bool=1",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "ready:bool=1",
+    "ModelReadyRequest": _VERSION,
+    "ModelReadyResponse": "ready:bool=1",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "name:string=1 version:string=2 extensions:string*=3",
+    "ModelMetadataRequest": _VERSION,
+    "ModelMetadataResponse": "name:string=1 versions:string*=2 platform:string=3 "
+    "inputs:TensorMetadata*=4 outputs:TensorMetadata*=5",
+    "ModelMetadataResponse.TensorMetadata": _TENSOR,
+    "InferParameter": "bool_param:bool?=1 int64_param:int64?=2 string_param:string?=3 "
+    "double_param:double?=4 uint64_param:uint64?=5",
+    "InferTensorContents": "bool_contents:bool*=1 int_contents:int32*=2 int64_contents:int64*=3 "
+    "uint_contents:uint32*=4 uint64_contents:uint64*=5 fp32_contents:float*=6 "
+    "fp64_contents:double*=7 bytes_contents:bytes*=8",
+    "ModelInferRequest": "model_name:string=1 model_version:string=2 id:string=3 "
+    "parameters:map<InferParameter>=4 inputs:InferInputTensor*=5 "
+    "outputs:InferRequestedOutputTensor*=6 raw_input_contents:bytes*=7",
+    "ModelInferRequest.InferInputTensor": _TENSOR_DATA,
+    "ModelInferRequest.InferRequestedOutputTensor": "name:string=1 "
+    "parameters:map<InferParameter>=2",
+    "ModelInferResponse": "model_name:string=1 model_version:string=2 id:string=3 "
+    "parameters:map<InferParameter>=4 outputs:InferOutputTensor*=5 raw_output_contents:bytes*=6",
+    "ModelInferResponse.InferOutputTensor": _TENSOR_DATA,
+    "ModelStreamInferResponse": "error_message:string=1 infer_response:ModelInferResponse=2",
+    "ModelRepositoryParameter": "bool_param:bool?=1 int64_param:int64?=2 string_param:string?=3 "
+    "bytes_param:bytes?=4",
+    "RepositoryIndexRequest": "repository_name:string=1 ready:bool=2",
+    "RepositoryIndexResponse": "models:ModelIndex*=1",
+    "RepositoryIndexResponse.ModelIndex": "name:string=1 version:string=2 state:string=3 "
+    "reason:string=4",
+    "RepositoryModelLoadRequest": _CONTROL,
+    "RepositoryModelLoadResponse": "",
+    "RepositoryModelUnloadRequest": _CONTROL,
+    "RepositoryModelUnloadResponse": "",
+}
+"""Message -> its fields: name, type and number. `*` is repeated, `?` one of a choice."""
+
+METHODS = (
+    "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer",
+    "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
+)  # fmt: skip
+"""Methods of one request and one answer, whose messages are called after them."""
+
+_FIELD = re.compile(r"(\w+):(map<)?(\w+)>?([*?]?)=(\d+)")
+_Field = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    name.removeprefix("TYPE_").lower(): number for name, number in _Field.Type.items()
+}  # string -> TYPE_STRING, ...
+
+
+def _file() -> descriptor_pb2.FileDescriptorProto:
+    """The table as a description of a file in protobuf."""
+    made = descriptor_pb2.FileDescriptorProto(
+        name="ekiden/inference.proto", package="inference", syntax="proto3"
+    )
+    found: dict[str, descriptor_pb2.DescriptorProto] = {}
+    for path, text in MESSAGES.items():
+        outer, _, name = path.rpartition(".")
+        holder = found[outer].nested_type if outer else made.message_type
+        found[path] = descriptor = holder.add(name=name)
+        for field in _FIELD.finditer(text):
+            _add_field(descriptor, path, *field.groups())
+    return made
+
+
+def _add_field(
+    descriptor: descriptor_pb2.DescriptorProto,
+    path: str,
+    name: str,
+    is_map: str | None,
+    kind: str,
+    mark: str,
+    number: str,
+) -> None:
+    field = descriptor.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
+    if is_map or mark == "*":
+        field.label = _Field.LABEL_REPEATED
+    if mark == "?":
+        if not descriptor.oneof_decl:
+            descriptor.oneof_decl.add(name="parameter_choice")
+        field.oneof_index = 0
+    if is_map:
+        entry = descriptor.nested_type.add(name="ParametersEntry")
+        entry.options.map_entry = True
+        _add_field(entry, path, "key", None, "string", "", "1")
+        _add_field(entry, path, "value", None, kind, "", "2")
+        field.type, field.type_name = _Field.TYPE_MESSAGE, f".inference.{path}.ParametersEntry"
+    elif kind in _SCALARS:
+        field.type = _SCALARS[kind]
+    else:
+        nested = f"{path}.{kind}"
+        known = nested if nested in MESSAGES else kind
+        field.type, field.type_name = _Field.TYPE_MESSAGE, f".inference.{known}"
+
+
+FILE = _file()
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.Add(FILE)
+_CLASSES = {
+    name: message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"inference.{name}"))
+    for name in MESSAGES
+}
+
+
+def message(name: str, /, **values: object) -> Proto:
+    """A message of a type of the table."""
+    return _CLASSES[name](**values)
+
+
+def parse(name: str, data: bytes) -> Proto:
+    """The message that bytes are. Raises RequestError for what is none."""
+    try:
+        return _CLASSES[name].FromString(data)
+    except DecodeError:
+        raise RequestError(f"the message is no {name}") from None
+
+
+def read_request(found: Proto) -> InferRequest:
+    """The request that a ModelInferRequest says. Raises RequestError that says what is wrong."""
+    made = InferRequest(found.model_name, found.model_version, found.id)
+    made.parameters = read_parameters(_parameters(found.parameters))
+    raw = found.raw_input_contents
+    if raw and len(raw) != len(found.inputs):
+        raise RequestError(
+            f"raw_input_contents: {len(found.inputs)} expected, as there are inputs, got {len(raw)}"
+        )
+    for at, row in enumerate(found.inputs):
+        if row.name in made.inputs:
+            raise RequestError(f"input '{row.name}': it is there twice")
+        if row.parameters:
+            raise RequestError(f"input '{row.name}': no parameters expected")
+        kind = BY_NAME.get(row.datatype)
+        if kind is None:
+            there = ", ".join(BY_NAME)
+            raise RequestError(f"input '{row.name}': datatype: one of {there} expected")
+        shape = list(row.shape)
+        made.datatypes[row.name] = kind.name
+        if not raw:
+            made.inputs[row.name] = _from_contents(row.name, kind, shape, row.contents)
+        elif row.HasField("contents"):
+            raise RequestError(f"input '{row.name}': contents or raw contents expected, got both")
+        else:
+            made.inputs[row.name] = from_raw(row.name, kind, shape, raw[at])
+    made.outputs = tuple(Asked(_output_name(row), True) for row in found.outputs)
+    return made
+
+
+def _output_name(row: Proto) -> str:
+    if set(row.parameters) - {"binary_data"}:
+        raise RequestError(f"output '{row.name}': no parameters expected")
+    return str(row.name)
+
+
+def _parameters(found: Mapping[str, Message]) -> dict[str, object]:
+    """Values by name. Raises RequestError for one without a value."""
+    made: dict[str, object] = {}
+    for name, value in found.items():
+        field = value.WhichOneof("parameter_choice")
+        if field is None:
+            raise RequestError(f"parameter '{name[:64]}': it has no value")
+        made[name] = getattr(value, field)
+    return made
+
+
+def _from_contents(name: str, kind: Datatype, shape: Sequence[int], contents: Proto) -> Array:
+    """The tensor of an input's contents. Raises RequestError."""
+    count = element_count(name, shape)
+    if not kind.field:
+        raise RequestError(f"input '{name}': {kind.name} has no contents: send raw contents")
+    if any(field.name != kind.field for field, _ in contents.ListFields()):
+        raise RequestError(f"input '{name}': {kind.field} alone expected for {kind.name}")
+    values = getattr(contents, kind.field)
+    if kind.is_text:
+        return text_array(name, values, shape)
+    if len(values) != count:
+        raise RequestError(f"input '{name}': {count} elements expected, got {len(values)}")
+    wide = np.array(values)
+    if kind.numpy.kind in "iu" and count:
+        info = np.iinfo(kind.numpy)
+        if int(wide.min()) < info.min or int(wide.max()) > info.max:
+            raise RequestError(f"input '{name}': a value is out of the range of {kind.name}")
+    return wide.astype(kind.numpy).reshape(tuple(shape))
+
+
+def write_response(request: InferRequest, response: InferResponse) -> Proto:
+    """A ModelInferResponse; its tensors are raw."""
+    made = message(
+        "ModelInferResponse", model_name=response.model, model_version=response.version,
+        id=response.id,
+    )  # fmt: skip
+    for at, _ in response.chosen(request):
+        port, array = response.signature.outputs[at], response.outputs[at]
+        made.outputs.add(name=port.name, datatype=port.datatype.name, shape=array.shape)
+        made.raw_output_contents.append(to_raw(port.datatype, array))
+    return made

@@ -1,0 +1,194 @@
+"""The server's face over gRPC: the protocol's service, on the loop of the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+
+from ekiden.runtime.errors import RequestError, ServeError
+from ekiden.serve.config import ServerConfig
+from ekiden.serve.engine import Engine
+from ekiden.serve.grpc_messages import (
+    METHODS,
+    SERVICE,
+    Proto,
+    message,
+    parse,
+    read_request,
+    write_response,
+)
+from ekiden.serve.reasons import REASONS, refusal
+from ekiden.serve.security import Tokens
+from ekiden.serve.traces import PARENT
+
+__all__ = ["start_grpc"]
+
+OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
+"""What is answered without a token."""
+Context: TypeAlias = Any
+"""grpc has no types."""
+Handler: TypeAlias = Any
+Method = Callable[[Any, Context], Awaitable[Any]]
+
+
+class Service:
+    """The methods of the service: a message and its context to a message."""
+
+    def __init__(self, engine: Engine, tokens: Tokens) -> None:
+        self._engine, self._tokens = engine, tokens
+
+    def handlers(self) -> dict[str, Handler]:
+        """A handler for each method. Messages come as bytes, so that what is none is refused in the
+        protocol's words."""
+        made = {name: self._handler(name) for name in METHODS}
+        made["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self.stream)
+        return made
+
+    def _handler(self, name: str) -> Handler:
+        method: Method = getattr(self, f"_{name}")
+
+        async def call(data: bytes, context: Context) -> bytes:
+            try:
+                if name not in OPEN_METHODS:
+                    self._enter(context)
+                answer = await method(parse(f"{name}Request", data), context)
+                return bytes(answer.SerializeToString())
+            except RequestError as error:
+                await self._abort(context, error)
+            except Exception as error:  # of our own making: the client is told that much
+                self._engine.log.failure("", error)
+                await self._abort(context, refusal(error))
+            raise AssertionError("abort raises")
+
+        return grpc.unary_unary_rpc_method_handler(call)
+
+    def _enter(self, context: Context) -> None:
+        """Hold the token, and keep the parent of spans. Raises RequestError."""
+        given = dict(context.invocation_metadata() or ())
+        self._tokens.check(_authorization(context))
+        PARENT.set(str(given.get("traceparent", "")))
+
+    async def _abort(self, context: Context, error: RequestError) -> None:
+        row = REASONS[error.reason]
+        seconds = str(math.ceil(error.retry_after))
+        trailing = (("retry-after", seconds),) if error.retry_after else ()
+        await context.abort(getattr(grpc.StatusCode, row.grpc), str(error), trailing)
+
+    async def _infer(self, found: Proto, context: Context) -> Proto:
+        request = self._engine.read(found.model_name, lambda: read_request(found))
+        left = context.time_remaining()
+        if left is not None:
+            asked = request.parameters.seconds
+            seconds = max(1e-6, min(left, asked) if asked else left)
+            request.parameters = dataclasses.replace(request.parameters, seconds=seconds)
+        return write_response(request, await self._engine.infer(request))
+
+    async def _ModelInfer(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+        return await self._infer(found, context)
+
+    async def stream(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
+        """Requests of one stream, one after the other; an error is an answer, and the stream goes
+        on."""
+        try:
+            self._enter(context)
+        except RequestError as error:
+            await self._abort(context, error)
+        async for data in requests:
+            made = message("ModelStreamInferResponse")
+            try:
+                answer = await self._infer(parse("ModelInferRequest", data), context)
+                made.infer_response.CopyFrom(answer)
+            except RequestError as error:
+                made.error_message = str(error)
+            yield made.SerializeToString()
+
+    async def _ServerLive(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+        return message("ServerLiveResponse", live=True)
+
+    async def _ServerReady(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+        return message("ServerReadyResponse", ready=self._engine.is_ready)
+
+    async def _ModelReady(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+        is_ready = self._engine.is_model_ready(found.name, found.version)
+        return message("ModelReadyResponse", ready=is_ready)
+
+    async def _ServerMetadata(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+        return message("ServerMetadataResponse", **self._engine.server_metadata())
+
+    async def _ModelMetadata(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+        values = self._engine.model_metadata(found.name, found.version)
+        return message("ModelMetadataResponse", **values)
+
+    async def _RepositoryIndex(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+        return message("RepositoryIndexResponse", models=self._engine.index(found.ready))
+
+    async def _RepositoryModelLoad(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+        self._check_control(found, context, {})
+        await self._engine.repository.load(found.model_name)
+        return message("RepositoryModelLoadResponse")
+
+    async def _RepositoryModelUnload(self, found: Proto, context: Context) -> Proto:  # noqa: N802
+        self._check_control(found, context, {"unload_dependents": False})
+        await self._engine.repository.unload(found.model_name)
+        return message("RepositoryModelUnloadResponse")
+
+    def _check_control(self, found: Proto, context: Context, known: dict[str, object]) -> None:
+        self._tokens.check_control(_authorization(context))
+        for name, value in found.parameters.items():
+            field = value.WhichOneof("parameter_choice")
+            if name not in known or getattr(value, field or "", None) is not known[name]:
+                raise RequestError("parameters: none expected: the folder says what a model is")
+
+
+def _authorization(context: Context) -> bytes:
+    given = dict(context.invocation_metadata() or ())
+    return str(given.get("authorization", "")).encode()
+
+
+async def start_grpc(engine: Engine, tokens: Tokens, port: int) -> tuple[Handler, int]:
+    """A server that runs, and its port. Raises ServeError where the port cannot be had."""
+    config = engine.config
+    limits = config.limits
+    options = [
+        ("grpc.max_receive_message_length", limits.body_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", 64 << 10),
+        ("grpc.max_concurrent_streams", 1024),
+        ("grpc.max_connection_idle_ms", int(limits.idle_seconds * 1e3)),
+        ("grpc.so_reuseport", 0),
+    ]
+    made = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
+    handlers = Service(engine, tokens).handlers()
+    made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    place = f"{host}:{port}"
+    try:
+        credentials = _credentials(config)
+        found = (
+            made.add_insecure_port(place)
+            if credentials is None
+            else made.add_secure_port(place, credentials)
+        )
+        if found == 0:
+            raise RuntimeError
+    except RuntimeError:
+        raise ServeError(f"listen on {place} for gRPC: the port cannot be had") from None
+    await made.start()
+    return made, found
+
+
+def _credentials(config: ServerConfig) -> Handler:
+    """What connections are wrapped by; None for none."""
+    if not config.tls_certificate:
+        return None
+    certificate = Path(config.tls_certificate).read_bytes()
+    key = Path(config.tls_key or config.tls_certificate).read_bytes()
+    authority = Path(config.tls_client_ca).read_bytes() if config.tls_client_ca else None
+    return grpc.ssl_server_credentials([(key, certificate)], authority, authority is not None)

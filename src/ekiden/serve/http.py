@@ -1,0 +1,246 @@
+"""The server's face over HTTP: the protocol's paths, and around them tokens, limits and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from ekiden.runtime.errors import RequestError
+from ekiden.serve.chat import ChatRoutes
+from ekiden.serve.engine import Engine
+from ekiden.serve.http_messages import HEADER_LENGTH, read_json, read_request, write_response
+from ekiden.serve.metrics import CONTENT_TYPE
+from ekiden.serve.reasons import REASONS, refusal
+from ekiden.serve.security import Tokens
+from ekiden.serve.traces import PARENT
+
+__all__ = ["Application", "json_response", "read_body"]
+
+OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
+"""What is answered without a token: a machine that asks whether the server lives has none."""
+BINARY = "application/octet-stream"
+_NAMED = "/v2/models/{model}"
+_VERSIONED = _NAMED + "/versions/{version}"
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """An answer of JSON."""
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+async def read_body(request: Request, most: int, seconds: float) -> bytes:
+    """The body of a request. Raises RequestError where it is too large, or comes too slowly."""
+    headers = request.headers
+    if headers.get("content-encoding", "identity") != "identity":
+        raise RequestError("content-encoding: none expected", "media")
+    length = headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > most:
+        raise RequestError(f"the body: at most {most} bytes expected", "too_large")
+    chunks, size = [], 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > most:
+                    raise RequestError(f"the body: at most {most} bytes expected", "too_large")
+    except TimeoutError:
+        raise RequestError(f"the body did not arrive within {seconds:g} s", "slow") from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+class Application:
+    """What uvicorn calls for each request."""
+
+    def __init__(self, engine: Engine, tokens: Tokens) -> None:
+        self._engine, self._tokens = engine, tokens
+        self._limits = engine.config.limits
+        chat = ChatRoutes(engine, self._body)
+        self._router = Router([*self._routes(), *chat.routes()])
+
+    def _routes(self) -> list[Route]:
+        control = "/v2/repository"
+        return [
+            *(Route(f"{at}/infer", self.infer, methods=["POST"]) for at in (_NAMED, _VERSIONED)),
+            *(Route(f"{at}/ready", self.model_ready) for at in (_NAMED, _VERSIONED)),
+            *(Route(at, self.model) for at in (_NAMED, _VERSIONED)),
+            Route("/v2", self.server),
+            Route("/v2/", self.server),
+            Route("/v2/health/live", self.live),
+            Route("/v2/health/ready", self.ready),
+            Route(f"{control}/index", self.index, methods=["POST"]),
+            Route(f"{control}/models/{{model}}/load", self.load, methods=["POST"]),
+            Route(f"{control}/models/{{model}}/unload", self.unload, methods=["POST"]),
+            Route(f"{_NAMED}/sequences/{{sequence}}", self.sequence, methods=["GET", "PUT"]),
+            Route("/metrics", self.metrics),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request: every way it can end is an answer."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        guarded = GuardedSend(send, self._limits.body_seconds)
+        headers = dict(scope["headers"])
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                self._tokens.check(headers.get(b"authorization", b""))
+            if b"traceparent" in headers:
+                PARENT.set(headers[b"traceparent"].decode("latin-1"))
+            scope["app"] = self._router  # so that the router raises what it does not find
+            await self._router(scope, receive, guarded)
+        except HTTPException as error:
+            reason = {404: "unknown", 405: "method"}.get(error.status_code, "malformed")
+            await self._refuse(RequestError(error.detail.lower(), reason), scope, guarded)
+        except RequestError as error:
+            await self._refuse(error, scope, guarded)
+        except asyncio.CancelledError:
+            raise
+        except SlowReaderError:
+            raise
+        except Exception as error:  # of our own making: the client is told that much
+            self._engine.log.failure("", error)
+            await self._refuse(refusal(error), scope, guarded)
+
+    async def _refuse(self, error: RequestError, scope: Scope, send: GuardedSend) -> None:
+        if send.has_begun:
+            raise error  # the answer has begun: the connection is closed
+        response = error_response(error, is_openai=scope["path"].startswith("/v1/"))
+        await response(scope, _nothing, send)
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, self._limits.body_bytes, self._limits.body_seconds)
+
+    async def infer(self, request: Request) -> Response:
+        """The outputs of a model for the inputs in the body."""
+        names = request.path_params
+        body = await self._body(request)
+        header = request.headers.get(HEADER_LENGTH, "")
+        wanted = self._engine.read(
+            names["model"],
+            lambda: read_request(names["model"], names.get("version", ""), body, header),
+        )
+        response = await self._engine.infer(wanted)
+        data, length = write_response(wanted, response)
+        if length is None:
+            return Response(data, media_type="application/json")
+        return Response(data, media_type=BINARY, headers={HEADER_LENGTH: str(length)})
+
+    async def server(self, request: Request) -> Response:
+        """The server's name, version and extensions."""
+        return json_response(self._engine.server_metadata())
+
+    async def live(self, request: Request) -> Response:
+        """Whether the process answers: it does."""
+        return json_response({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether all models can be asked."""
+        is_ready = self._engine.is_ready
+        return json_response({"ready": is_ready}, 200 if is_ready else 503)
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether one model can be asked."""
+        names = request.path_params
+        is_ready = self._engine.is_model_ready(names["model"], names.get("version", ""))
+        return json_response({"name": names["model"], "ready": is_ready}, 200 if is_ready else 503)
+
+    async def model(self, request: Request) -> Response:
+        """What a model takes and gives."""
+        names = request.path_params
+        found = self._engine.model_metadata(names["model"], names.get("version", ""))
+        return json_response(found)
+
+    async def index(self, request: Request) -> Response:
+        """Every version of every model, and where it stands."""
+        body = await self._body(request)
+        given = read_json(body) if body else {}
+        ready = given.get("ready", False)
+        if not isinstance(ready, bool) or set(given) - {"ready"}:
+            raise RequestError("the body: 'ready', true or false, expected")
+        return json_response(self._engine.index(ready))
+
+    async def load(self, request: Request) -> Response:
+        """Load a model, or what is new of it."""
+        self._check_control(request, await self._body(request), {})
+        await self._engine.repository.load(request.path_params["model"])
+        return json_response({})
+
+    async def unload(self, request: Request) -> Response:
+        """Let a model go."""
+        self._check_control(request, await self._body(request), {"unload_dependents": False})
+        await self._engine.repository.unload(request.path_params["model"])
+        return json_response({})
+
+    def _check_control(self, request: Request, body: bytes, known: dict[str, object]) -> None:
+        """Raises RequestError without a token that may do this, and for parameters that would not
+        be honoured."""
+        self._tokens.check_control(request.headers.get("authorization", "").encode("latin-1"))
+        given = read_json(body).get("parameters", {}) if body else {}
+        if not isinstance(given, dict) or not all(
+            key in known and known[key] is value for key, value in given.items()
+        ):
+            raise RequestError("parameters: none expected: the folder says what a model is")
+
+    async def sequence(self, request: Request) -> Response:
+        """The state of a sequence as a safetensors file; PUT begins one with such a state."""
+        names = request.path_params
+        if request.method in ("GET", "HEAD"):
+            data = await self._engine.save_sequence(names["model"], names["sequence"])
+            return Response(data, media_type=BINARY)
+        data = await self._body(request)
+        await self._engine.restore_sequence(names["model"], names["sequence"], data)
+        return json_response({})
+
+    async def metrics(self, request: Request) -> Response:
+        """What Prometheus reads."""
+        return Response(self._engine.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+
+def error_response(error: RequestError, is_openai: bool) -> Response:
+    """The answer that says what was wrong."""
+    row = REASONS[error.reason]
+    body: dict[str, object] = {"error": str(error)}
+    if is_openai:
+        parts = {"message": str(error), "type": row.openai, "param": None, "code": row.name}
+        body = {"error": parts}
+    response = json_response(body, row.http)
+    if error.retry_after:
+        response.headers["retry-after"] = str(math.ceil(error.retry_after))
+        response.headers["retry-after-ms"] = str(math.ceil(error.retry_after * 1e3))
+    if row.http == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+class SlowReaderError(Exception):
+    """A client does not take its answer; uvicorn closes the connection."""
+
+
+class GuardedSend:
+    """`send` that waits for a slow client only so long, and knows whether an answer has begun."""
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send, self._seconds = send, seconds
+        self.has_begun = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message. Raises SlowReaderError."""
+        self.has_begun = True
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._send(message)
+        except TimeoutError:
+            raise SlowReaderError from None
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}

@@ -1,0 +1,73 @@
+"""Why a request is refused or fails: one row for each way, with the status of each protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ekiden.runtime.errors import (
+    BoundsError,
+    DeviceError,
+    EkidenError,
+    InputError,
+    InternalError,
+    MemoryLimitError,
+    RequestError,
+    RunError,
+    RunLimitError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One way in which a request ends without its result."""
+
+    name: str
+    http: int
+    grpc: str
+    """The name of gRPC's code."""
+    openai: str
+    """The `type` of OpenAI's error object."""
+
+
+# fmt: off
+REASONS = {row.name: row for row in (
+    #      name              HTTP  gRPC                   OpenAI
+    Reason("malformed",       400, "INVALID_ARGUMENT",    "invalid_request_error"),
+    Reason("unauthenticated", 401, "UNAUTHENTICATED",     "authentication_error"),
+    Reason("forbidden",       403, "PERMISSION_DENIED",   "permission_error"),
+    Reason("unknown",         404, "NOT_FOUND",           "not_found_error"),
+    Reason("method",          405, "UNIMPLEMENTED",       "invalid_request_error"),
+    Reason("slow",            408, "DEADLINE_EXCEEDED",   "invalid_request_error"),
+    Reason("conflict",        409, "FAILED_PRECONDITION", "invalid_request_error"),
+    Reason("too_large",       413, "RESOURCE_EXHAUSTED",  "invalid_request_error"),
+    Reason("media",           415, "INVALID_ARGUMENT",    "invalid_request_error"),
+    Reason("unprocessable",   422, "INVALID_ARGUMENT",    "invalid_request_error"),
+    Reason("busy",            429, "RESOURCE_EXHAUSTED",  "rate_limit_error"),
+    Reason("failed",          500, "INTERNAL",            "server_error"),
+    Reason("memory",          503, "RESOURCE_EXHAUSTED",  "server_error"),
+    Reason("not_ready",       503, "UNAVAILABLE",         "server_error"),
+    Reason("stopping",        503, "UNAVAILABLE",         "server_error"),
+    Reason("deadline",        504, "DEADLINE_EXCEEDED",   "timeout_error"),
+)}
+# fmt: on
+
+_OF_CLASS: tuple[tuple[type[Exception], str], ...] = (
+    (InputError, "malformed"),
+    (MemoryLimitError, "memory"),
+    (RunLimitError, "deadline"),
+    (BoundsError, "failed"),
+    (DeviceError, "failed"),
+    (RunError, "unprocessable"),  # what a program refuses of its data: an index, two sizes
+    (InternalError, "failed"),
+)
+"""The first class that an error is of says its reason."""
+
+
+def refusal(error: BaseException) -> RequestError:
+    """The error that a client is told. What is no error of Ekiden's says nothing of itself."""
+    if isinstance(error, RequestError):
+        return error
+    found = next((name for kind, name in _OF_CLASS if isinstance(error, kind)), "failed")
+    retry = 1.0 if found == "memory" else 0.0
+    shows = isinstance(error, EkidenError) and found != "failed"
+    return RequestError(str(error) if shows else "the server failed", found, retry)

@@ -1,0 +1,453 @@
+"""The models of a folder: versions that are loaded, replaced and let go while requests run.
+
+models/NAME/model.toml       configuration, optional
+models/NAME/3/model.eki      version 3: one artifact, library or model file in the folder
+models/NAME.eki              a model of one version, 1
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from pathlib import Path
+
+import ekiden
+from ekiden.driver.executable import Executable
+from ekiden.driver.inputs import random_inputs
+from ekiden.frontend.table import is_model_file
+from ekiden.runtime.errors import EkidenError, LoadError, RequestError
+from ekiden.serve.batcher import Batcher, Run, Work
+from ekiden.serve.config import ModelConfig, read_model_config
+from ekiden.serve.datatypes import Array
+from ekiden.serve.sequences import Live, SequenceTable, Session, session_maker
+from ekiden.serve.signature import (
+    ROWS,
+    Signature,
+    output_arrays,
+    read_signature,
+    runs_rows_apart,
+)
+from ekiden.serve.text import TextModel, find_text_model
+
+__all__ = ["Model", "Repository", "State", "Version"]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+TEXT_PLATFORM = "ekiden_text"
+
+
+class State(Enum):
+    """Where a version stands; the protocol's words."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+Stamp = tuple[str, int, int, int]
+"""A file as it was when it was loaded: path, inode, size, time of its last change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What was read of a version's file: everything that does not belong to the event loop."""
+
+    executable: Executable | None
+    signature: Signature
+    make_session: Callable[[], Session] | None
+    text: TextModel | None = None
+
+    def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
+        """One run. Raises what the executable raises."""
+        assert self.executable is not None
+        return output_arrays(self.executable(*arrays, timeout=seconds))
+
+
+@dataclass(eq=False)
+class Version:
+    """A version that is loaded. It stays until nobody uses it any more."""
+
+    number: int
+    stamp: Stamp
+    config: ModelConfig
+    program: Program
+    batcher: Batcher
+    users: int = 0
+    """Requests and sequences."""
+    is_retired: bool = False
+    on_end: Callable[[], None] = lambda: None
+    pool: ThreadPoolExecutor | None = None
+    """The threads of a model of text, made with its first answer."""
+
+    @property
+    def signature(self) -> Signature:
+        """What it takes and gives."""
+        return self.program.signature
+
+    def hold(self) -> None:
+        """One more user."""
+        self.users += 1
+
+    def release(self) -> None:
+        """One less; the last one of a retired version ends it."""
+        self.users -= 1
+        self._end_if_free()
+
+    def retire(self) -> None:
+        """Take no new users; end with the last."""
+        self.is_retired = True
+        self._end_if_free()
+
+    def _end_if_free(self) -> None:
+        if self.is_retired and self.users == 0:
+            self.batcher.close()
+            if self.pool is not None:
+                self.pool.shutdown(wait=False)
+            self.on_end()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """While this is entered the version stays."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+    async def run(
+        self,
+        arrays: Sequence[Array],
+        *,
+        deadline: float,
+        priority: int = 0,
+        run: Run | None = None,
+    ) -> list[Array]:
+        """The outputs of a run, alone or with others of its kind; `run` is that of a sequence.
+
+        Raises RequestError: "busy" where too many wait, "deadline" when its time is over.
+        """
+        loop = self.batcher.loop
+        key = self.signature.key(arrays) if run is None else None
+        rows = 1 if key is None else len(arrays[0])
+        work = Work(arrays, loop.create_future(), deadline, run or self.program.run, key, rows)
+        self.batcher.put(work, priority or self.config.priority)
+        timer = loop.call_later(max(0.0, deadline - time.monotonic()), _expire, work)
+        try:
+            return await work.future
+        finally:
+            work.is_dropped = True
+            timer.cancel()
+
+
+def _expire(work: Work) -> None:
+    if not work.future.done():
+        work.future.set_exception(RequestError("the time of the request is over", "deadline"))
+
+
+@dataclass(eq=False)
+class Model:
+    """A name of the repository, and what is loaded under it."""
+
+    name: str
+    path: Path
+    config: ModelConfig = field(default_factory=ModelConfig)
+    versions: dict[int, Version] = field(default_factory=dict)
+    states: dict[int, tuple[State, str]] = field(default_factory=dict)
+    """Version -> where it stands, and why."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the load under way."""
+
+    def __post_init__(self) -> None:
+        self.sequences = SequenceTable(1, 1.0, _release)
+
+    def get(self, version: str = "") -> Version:
+        """A version that is ready; the newest where none is named. Raises RequestError."""
+        if version == "":
+            if self.versions:
+                return self.versions[max(self.versions)]
+            raise RequestError(f"model '{self.name}' is not loaded", "not_ready", 1.0)
+        known = self.versions.get(int(version)) if _is_number(version) else None
+        if known is None:
+            there = ", ".join(map(str, sorted(self.versions))) or "none"
+            raise RequestError(f"model '{self.name}': ready are the versions {there}", "unknown")
+        return known
+
+    @property
+    def text(self) -> TextModel | None:
+        """The object of a model of text."""
+        newest = self.versions.get(max(self.versions, default=0))
+        return None if newest is None else newest.program.text
+
+    def configure(self, config: ModelConfig) -> None:
+        """Take a configuration; sequences that there are stay."""
+        self.config = config
+        kept = self.sequences
+        made = SequenceTable(config.sequences.most, config.sequences.idle_seconds, _release)
+        made.take(kept)
+        self.sequences = made
+
+
+def _release(live: Live) -> None:
+    assert isinstance(live.version, Version)
+    live.version.release()
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+class Repository:
+    """The models of a folder. Used on the event loop's thread; files are read on others."""
+
+    def __init__(
+        self,
+        folder: Path,
+        on_event: Callable[..., None] | None = None,
+        on_run: Callable[[str, int, float], None] | None = None,
+    ) -> None:
+        """`on_event(event, **fields)` is told what happens to models, `on_run(model, rows,
+        seconds)` of each run."""
+        self.folder = folder
+        self.models: dict[str, Model] = {}
+        self._on_event = on_event or (lambda event, **fields: None)
+        self._on_run = on_run or (lambda model, rows, seconds: None)
+
+    def scan(self) -> list[str]:
+        """The names in the folder now. Raises LoadError for a folder that cannot be read."""
+        try:
+            entries = sorted(self.folder.iterdir())
+        except OSError as error:
+            raise LoadError(f"serve '{self.folder}': {(error.strerror or '').lower()}") from None
+        names: dict[str, Path] = {}
+        for path in entries:
+            name = path.name if path.is_dir() else path.stem
+            if path.name == "serve.toml" or path.name.startswith("."):
+                continue
+            if not NAME.fullmatch(name):
+                raise LoadError(
+                    f"serve '{path}': a name of letters, digits, '.', '_', '-' expected"
+                )
+            if name in names:
+                raise LoadError(f"serve: '{path}' and '{names[name]}' have one name")
+            names[name] = path
+        for name, path in names.items():
+            if name not in self.models:
+                self.models[name] = Model(name, path)
+            self.models[name].path = path
+        return list(names)
+
+    def get(self, name: str) -> Model:
+        """A model by its name. Raises RequestError where there is none."""
+        model = self.models.get(name)
+        if model is None:
+            raise RequestError("no model of that name is there", "unknown")
+        return model
+
+    def add_text(self, name: str, text: TextModel, config: ModelConfig | None = None) -> None:
+        """A model of text that has no file."""
+        model = self.models[name] = Model(name, self.folder / name)
+        model.configure(config or ModelConfig())
+        program = Program(None, Signature((), ()), None, text)
+        self._swap(model, {1: self._version(model, 1, ("", 0, 0, 0), program)})
+
+    async def load(self, name: str) -> None:
+        """Load what the folder has of a model, in the place of what is loaded; requests that run go
+        on with what they began with. Raises RequestError where it cannot; then all is as it was.
+        """
+        self.scan()
+        model = self.get(name)
+        async with model.lock:
+            try:
+                await self._load(model)
+            except EkidenError as error:
+                self._on_event("load_failed", model=name, error=type(error).__name__)
+                raise RequestError(f"load '{name}': {error}", "unprocessable") from error
+
+    async def _load(self, model: Model) -> None:
+        config = await asyncio.to_thread(read_model_config, model.path / "model.toml")
+        files = await asyncio.to_thread(find_files, model.path, config)
+        made: dict[int, Version] = {}
+        for number, path in files.items():
+            stamp = stamp_of(path)
+            old = model.versions.get(number)
+            if old is not None and old.stamp == stamp and old.config == config:
+                made[number] = old
+                continue
+            if number not in model.versions:
+                model.states[number] = (State.LOADING, "")
+            started = time.perf_counter()
+            try:
+                program = await asyncio.to_thread(read_program, path, config)
+            except EkidenError as error:
+                if number not in model.versions:
+                    model.states[number] = (State.UNAVAILABLE, str(error))
+                self._discard(model, made)
+                raise
+            made[number] = self._version(model, number, stamp, program, config)
+            self._on_event(
+                "loaded", model=model.name, version=number,
+                seconds=round(time.perf_counter() - started, 3),
+                batched=bool(program.signature.batch),
+            )  # fmt: skip
+        model.configure(config)
+        self._swap(model, made)
+
+    def _version(
+        self,
+        model: Model,
+        number: int,
+        stamp: Stamp,
+        program: Program,
+        config: ModelConfig | None = None,
+    ) -> Version:
+        config = config or model.config
+        batcher = Batcher(
+            model.name, instances=config.instances, queue=config.queue,
+            rows=config.batching.rows, wait=config.batching.wait_ms / 1e3,
+            on_run=partial(self._on_run, model.name),
+        )  # fmt: skip
+        return Version(number, stamp, config, program, batcher)
+
+    def _discard(self, model: Model, made: dict[int, Version]) -> None:
+        for number, version in made.items():
+            if model.versions.get(number) is not version:
+                version.retire()
+
+    def _swap(self, model: Model, made: dict[int, Version]) -> None:
+        """Let requests that come from now on have these versions."""
+        old, model.versions = model.versions, made
+        model.states = dict.fromkeys(made, (State.READY, ""))
+        for number, version in old.items():
+            if made.get(number) is version:
+                continue
+            if number not in made:
+                model.states[number] = (State.UNLOADING, "")
+                version.on_end = lambda number=number: self._gone(model, number)  # type: ignore[misc]
+            version.retire()
+
+    def _gone(self, model: Model, number: int) -> None:
+        if number not in model.versions:
+            model.states[number] = (State.UNAVAILABLE, "unloaded")
+            self._on_event("unloaded", model=model.name, version=number)
+
+    async def unload(self, name: str) -> None:
+        """Take no new requests for a model; those that run end as they would."""
+        model = self.get(name)
+        async with model.lock:
+            for key, _ in model.sequences.items():
+                model.sequences.end(key)
+            self._swap(model, {})
+
+    def close(self) -> None:
+        """Let all go at once: the server ends."""
+        for model in self.models.values():
+            for key, _ in model.sequences.items():
+                model.sequences.end(key)
+            for version in model.versions.values():
+                version.retire()
+
+    async def poll(self) -> None:
+        """Load what is new or changed in the folder, and let go what is not there any more."""
+        names = self.scan()
+        for name, model in list(self.models.items()):
+            is_file = model.path.parent == self.folder and name in names
+            if not is_file and model.versions and model.text is None:
+                await self.unload(name)
+            elif is_file and await asyncio.to_thread(_has_changed, model):
+                await self.load(name)
+
+
+def _has_changed(model: Model) -> bool:
+    """Whether the folder has other files than those that are loaded."""
+    try:
+        config = read_model_config(model.path / "model.toml")
+        found = {n: stamp_of(p) for n, p in find_files(model.path, config).items()}
+    except (EkidenError, OSError):
+        return True
+    return found != {n: v.stamp for n, v in model.versions.items()} or config != model.config
+
+
+def stamp_of(path: Path) -> Stamp:
+    """What changes when a file does."""
+    if str(path) == "":
+        return ("", 0, 0, 0)
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise LoadError(f"load '{path}': {(error.strerror or '').lower()}") from None
+    return (str(path), found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def find_files(path: Path, config: ModelConfig) -> dict[int, Path]:
+    """The file of each version that the configuration asks for. Raises LoadError where one is
+    missing or not clear."""
+    if config.text.object:
+        return {1: path / "model.toml"}
+    if not path.is_dir():
+        return {1: path}
+    numbers = [int(p.name) for p in path.iterdir() if p.is_dir() and _is_number(p.name)]
+    if isinstance(config.versions, list):
+        if missing := [n for n in config.versions if n not in numbers]:
+            raise LoadError(f"load '{path}': there is no version {missing[0]}")
+        numbers = config.versions
+    elif config.versions == "latest":
+        numbers = sorted(numbers)[-1:]
+    if not numbers:
+        raise LoadError(f"load '{path}': a folder of each version expected, such as '{path}/1'")
+    return {number: _only_file(path / str(number)) for number in numbers}
+
+
+def _only_file(folder: Path) -> Path:
+    found = [p for p in folder.iterdir() if not p.name.startswith(".")]
+    models = [p for p in found if p.stem == "model"] or found
+    if len(models) != 1:
+        raise LoadError(f"load '{folder}': one file expected, got {len(models)}")
+    return models[0]
+
+
+def read_program(path: Path, config: ModelConfig) -> Program:
+    """What a file has: an artifact, a library, or a model that is compiled first.
+
+    An artifact is read, not mapped: a file that is written over would change answers. Raises
+    EkidenError for what cannot be served.
+    """
+    if config.text.object:
+        return Program(None, Signature((), ()), None, find_text_model(config.text.object))
+    executable = _open(path)
+    if config.threads:
+        executable.num_threads = config.threads
+    whole = read_signature(executable, str(path))
+    signature, maker = session_maker(executable, whole, config.sequences.state, str(path))
+    if signature.batch and (
+        maker is not None or not config.batching.enabled or not _is_apart(executable, signature)
+    ):
+        signature = Signature(signature.inputs, signature.outputs)
+    return Program(executable, signature, maker)
+
+
+def _open(path: Path) -> Executable:
+    try:
+        if path.is_dir() or (path.suffix != ".eki" and is_model_file(path)):
+            return ekiden.compile(path)
+        return ekiden.load(path.read_bytes() if path.suffix == ".eki" else path)
+    except OSError as error:
+        raise LoadError(f"load '{path}': {(error.strerror or '').lower()}") from None
+
+
+def _is_apart(executable: Executable, signature: Signature) -> bool:
+    """Whether rows are apart, tried on rows that differ; not where none can be made."""
+    if any(port.datatype.is_text for port in signature.inputs):
+        return False
+    try:
+        found = random_inputs(executable, {signature.batch: ROWS})
+    except EkidenError:
+        return False
+    feeds = [found[port.name] for port in signature.inputs]
+    return runs_rows_apart(executable, signature, feeds)

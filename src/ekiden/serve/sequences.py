@@ -1,0 +1,201 @@
+"""Requests that share a state: what a program keeps between the runs of one sequence.
+
+The state is the program's own (`Executable.state`), or outputs that come back as inputs, as the
+configuration pairs them. It is kept here between requests, saved as the bytes of a safetensors
+file, and goes on from those here or in another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ekiden.driver.executable import Executable
+from ekiden.runtime import load_param_dict, save_param_dict
+from ekiden.runtime.errors import EkidenError, LoadError, RequestError, ServeError
+from ekiden.serve.datatypes import Array
+from ekiden.serve.signature import Port, Signature, output_arrays
+
+__all__ = ["Live", "SequenceTable", "Session", "session_maker"]
+
+
+class Session(Protocol):
+    """The state of one sequence, and runs that change it."""
+
+    def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
+        """The outputs of the next step. Where it fails the state stays."""
+
+    def values(self) -> dict[str, Array]:
+        """The state by name."""
+
+    def restore(self, values: Mapping[str, Array]) -> None:
+        """Go on from a state. Raises EkidenError for one that does not fit."""
+
+
+class KeptSession:
+    """The state that a program keeps of itself."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable.session()
+
+    def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
+        """See `Session`."""
+        return output_arrays(self._executable(*arrays, timeout=seconds))
+
+    def values(self) -> dict[str, Array]:
+        """See `Session`."""
+        return {name: value.numpy() for name, value in self._executable.state.items()}
+
+    def restore(self, values: Mapping[str, Array]) -> None:
+        """See `Session`."""
+        self._executable.set_state(values)
+
+
+class PairedSession:
+    """Outputs that come back as inputs."""
+
+    def __init__(self, executable: Executable, whole: Signature, pairs: Mapping[str, str]) -> None:
+        self._executable, self._whole, self._pairs = executable, whole, pairs
+        self._values: dict[str, Array] = {}
+
+    def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
+        """See `Session`."""
+        given = iter(arrays)
+        rows = len(arrays[0]) if arrays and arrays[0].ndim else 1
+        feeds = [
+            self._current(port, rows) if port.name in self._pairs else next(given)
+            for port in self._whole.inputs
+        ]
+        found = output_arrays(self._executable(*feeds, timeout=seconds))
+        outputs = dict(zip((port.name for port in self._whole.outputs), found, strict=True))
+        self._values = {name: outputs[of] for name, of in self._pairs.items()}
+        return [a for name, a in outputs.items() if name not in self._pairs.values()]
+
+    def _current(self, port: Port, rows: int) -> Array:
+        """The value of an input; zeros before the first step, a size that is not fixed being that
+        of the request's first dimension."""
+        if port.name not in self._values:
+            shape = [d if isinstance(d, int) else rows for d in port.dims]
+            self._values[port.name] = np.zeros(shape, port.datatype.numpy)
+        return self._values[port.name]
+
+    def values(self) -> dict[str, Array]:
+        """See `Session`."""
+        return dict(self._values)
+
+    def restore(self, values: Mapping[str, Array]) -> None:
+        """See `Session`."""
+        for port in self._whole.inputs:
+            if port.name not in self._pairs:
+                continue
+            value = values.get(port.name)
+            if value is None or value.dtype != port.datatype.numpy:
+                raise RequestError(f"state: '{port.name}' of {port.datatype.name} expected")
+            port.check(value)
+        if unknown := [name for name in values if name not in self._pairs]:
+            raise RequestError(f"state: nothing is named '{unknown[0][:64]}'")
+        self._values = {name: value.copy() for name, value in values.items()}
+
+
+def session_maker(
+    executable: Executable, whole: Signature, pairs: Mapping[str, str], source: str
+) -> tuple[Signature, Callable[[], Session] | None]:
+    """What clients see of the signature, and what makes the state of a sequence; None for a program
+    without state. Raises ServeError where pairs name no input or output, or do not fit.
+    """
+    if not pairs:
+        maker = (lambda: KeptSession(executable)) if executable.state else None
+        return whole, maker
+    inputs = {port.name: port for port in whole.inputs}
+    outputs = {port.name: port for port in whole.outputs}
+    for name, of in pairs.items():
+        if name not in inputs or of not in outputs:
+            raise ServeError(f"'{source}': sequences: state: no input '{name}' or output '{of}'")
+        if inputs[name].datatype != outputs[of].datatype or inputs[name].datatype.is_text:
+            raise ServeError(f"'{source}': sequences: state: '{name}' and '{of}' differ in dtype")
+    seen = Signature(
+        tuple(port for port in whole.inputs if port.name not in pairs),
+        tuple(port for port in whole.outputs if port.name not in pairs.values()),
+    )
+    return seen, lambda: PairedSession(executable, whole, pairs)
+
+
+@dataclass(slots=True)
+class Live:
+    """A sequence that has begun."""
+
+    session: Session
+    version: object
+    """What it began with, and stays with when another version is loaded."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the step under way: steps wait for each other."""
+    last: float = field(default_factory=time.monotonic)
+
+    def save(self) -> bytes:
+        """The state as the bytes of a safetensors file."""
+        return save_param_dict(self.session.values())
+
+    def restore(self, data: bytes) -> None:
+        """Go on from such bytes. Raises RequestError for others."""
+        try:
+            values = {name: t.numpy() for name, t in load_param_dict(data).items()}
+            self.session.restore(values)
+        except (LoadError, EkidenError) as error:
+            raise RequestError(f"the state cannot be taken: {error}") from None
+
+
+class SequenceTable:
+    """The sequences of one model by their names."""
+
+    def __init__(self, most: int, idle_seconds: float, on_end: Callable[[Live], None]) -> None:
+        """`on_end` is called with each that ends or is forgotten."""
+        self._most, self._idle, self._on_end = most, idle_seconds, on_end
+        self._found: dict[int | str, Live] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def take(self, other: SequenceTable) -> None:
+        """Have those of another table, which has none then."""
+        self._found, other._found = other._found, {}
+
+    def items(self) -> list[tuple[int | str, Live]]:
+        """All there are."""
+        return list(self._found.items())
+
+    def get(self, name: int | str) -> Live:
+        """A sequence that has begun. Raises RequestError where it has not, or was forgotten."""
+        found = self._found.get(name)
+        if found is None:
+            raise RequestError("the sequence has not begun here, or has ended", "conflict")
+        found.last = time.monotonic()
+        return found
+
+    def begin(self, name: int | str, make: Callable[[], Live]) -> Live:
+        """A new one, in the place of one of that name. Raises RequestError where there are too
+        many."""
+        self.end(name)
+        self.forget_idle()
+        if len(self._found) >= self._most:
+            raise RequestError(f"there are {self._most} sequences already", "busy", 1.0)
+        self._found[name] = made = make()
+        return made
+
+    def end(self, name: int | str, only: Live | None = None) -> None:
+        """Forget one, if it is there; `only` if it is this one."""
+        found = self._found.get(name)
+        if found is not None and only in (None, found):
+            del self._found[name]
+            self._on_end(found)
+
+    def forget_idle(self) -> None:
+        """Forget those that nobody asked for long enough."""
+        oldest = time.monotonic() - self._idle
+        for name, found in self.items():
+            if found.last < oldest and not found.lock.locked():
+                self.end(name)

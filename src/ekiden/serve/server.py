@@ -1,0 +1,216 @@
+"""A server: its sockets, its start, and its stop, which lets what is under way end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+import uvicorn
+
+from ekiden.runtime import memory_limit
+from ekiden.runtime.errors import EkidenError, RequestError, ServeError
+from ekiden.runtime.memory import free_memory, memory_stats
+from ekiden.serve.config import ServerConfig, read_server_config
+from ekiden.serve.connections import connection_class
+from ekiden.serve.engine import Engine
+from ekiden.serve.grpc_service import start_grpc
+from ekiden.serve.http import Application
+from ekiden.serve.logs import Forward
+from ekiden.serve.security import Tokens, check_exposure, tls_context
+from ekiden.serve.text import TextModel
+
+__all__ = ["Server"]
+
+SWITCH_SECONDS = 0.0005
+"""How long one thread may keep Python's lock: the default, 5 ms, is longer than most runs."""
+
+
+class Server:
+    """Serves the models of a folder from this process.
+
+    server = Server("models", port=8000)
+    server.run()                      # until SIGTERM or SIGINT
+    """
+
+    def __init__(
+        self, folder: str | Path, config: ServerConfig | None = None, **given: object
+    ) -> None:
+        """`config` is the whole configuration; else it is that of `folder`/serve.toml, and of what
+        is given by its names. Raises ServeError for what is wrong there.
+        """
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise ServeError(f"serve '{folder}': a folder of models expected")
+        self.config = config or read_server_config(self.folder / "serve.toml", given)
+        check_exposure(self.config)
+        self._tls = tls_context(self.config)
+        self._tokens = Tokens(self.config.token_file, self.config.control_token_file)
+        self._texts: dict[str, TextModel] = {}
+        self.port = self.grpc_port = 0
+        """The ports, once it runs; 0 where there is none."""
+
+    def add_text(self, name: str, model: TextModel) -> None:
+        """Serve a model of text under a name. Before it runs."""
+        self._texts[name] = model
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, and then until what is under way has ended."""
+        sys.setswitchinterval(SWITCH_SECONDS)
+        raise_file_limit()
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(self._run_until_signal())
+
+    async def _run_until_signal(self) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await self.serve(stop)
+
+    async def serve(self, stop: asyncio.Event, started: asyncio.Event | None = None) -> None:
+        """Serve on the running loop until `stop` is set; `started` is set when requests are taken.
+
+        Raises ServeError where a port cannot be had.
+        """
+        engine = self.engine = Engine(self.folder, self.config)
+        logging.getLogger("uvicorn").handlers[:] = [Forward(engine.log)]
+        logging.getLogger("uvicorn").propagate = False
+        self._limit_memory()
+        listener = _listen(self.config.host, self.config.port)
+        self.port = listener.getsockname()[1]
+        http = self._http(engine)
+        over_grpc = await self._start_grpc(engine, listener)
+        serving = asyncio.ensure_future(http.serve([listener]))
+        polling = asyncio.ensure_future(self._load(engine))
+        engine.log.write(
+            "info", "listening", host=self.config.host, port=self.port,
+            grpc_port=self.grpc_port,
+        )  # fmt: skip
+        waiting = asyncio.ensure_future(stop.wait())
+        if started is not None:
+            started.set()
+        try:
+            await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            polling.cancel()
+            await self._stop(engine, http, serving, over_grpc)
+
+    async def _start_grpc(self, engine: Engine, listener: socket.socket) -> Stoppable | None:
+        """gRPC's server, None where none is wanted. Raises ServeError."""
+        if not self.config.grpc:
+            return None
+        port = self.config.grpc_port or (self.port + 1 if self.config.port else 0)
+        try:
+            made: Stoppable
+            made, self.grpc_port = await start_grpc(engine, self._tokens, port)
+        except ServeError:
+            listener.close()
+            raise
+        return made
+
+    async def _stop(
+        self,
+        engine: Engine,
+        http: uvicorn.Server,
+        serving: asyncio.Future[None],
+        over_grpc: Stoppable | None,
+    ) -> None:
+        engine.log.write("info", "stopping", in_flight=engine.in_flight)
+        has_drained = await engine.drain()
+        if over_grpc is not None:
+            await over_grpc.stop(0.0 if not has_drained else 1.0)
+        http.should_exit = True
+        http.force_exit = not has_drained
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        engine.close()
+        engine.log.write("info", "stopped", drained=has_drained)
+
+    async def _load(self, engine: Engine) -> None:
+        """Load what the folder has; then look again as often as the configuration says."""
+        for name, model in self._texts.items():
+            engine.repository.add_text(name, model)
+        for name in engine.repository.scan():
+            with contextlib.suppress(RequestError):  # it is in the log and in the index
+                await engine.repository.load(name)
+        engine.has_started = True
+        engine.log.write("info", "started", models=len(engine.repository.models))
+        while self.config.poll_seconds:
+            await asyncio.sleep(self.config.poll_seconds)
+            with contextlib.suppress(EkidenError):
+                await engine.repository.poll()
+
+    def _http(self, engine: Engine) -> uvicorn.Server:
+        limits = self.config.limits
+        settings = uvicorn.Config(
+            Application(engine, self._tokens), lifespan="off", log_config=None, access_log=False,
+            server_header=False, http=connection_class(limits, engine.metrics), ws="none",
+            backlog=4096,
+            timeout_keep_alive=int(max(1, limits.idle_seconds)),
+            timeout_graceful_shutdown=int(max(1, limits.stop_seconds)),
+        )  # fmt: skip
+        settings.load()
+        settings.ssl = self._tls
+        return _HTTP(settings)
+
+    def _limit_memory(self) -> None:
+        """Bound what programs hold, so that a request fails where the system would end all."""
+        free = free_memory()
+        if self.config.memory:
+            memory_limit(self.config.memory)
+        elif memory_limit() == 0 and free is not None:
+            memory_limit(memory_stats().held + free)
+
+
+class Stoppable(Protocol):
+    """What is asked of gRPC's server."""
+
+    async def stop(self, grace: float) -> None:
+        """End, and let calls under way go on for so long."""
+
+
+class _HTTP(uvicorn.Server):
+    """uvicorn's server, which leaves signals to ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing."""
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise ServeError(f"listen on {host}:{port}: {(error.strerror or '').lower()}") from None
+    return made
+
+
+def raise_file_limit() -> None:
+    """Let the process have as many connections as the system allows it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loops, which take half the time; asyncio's where it is missing."""
+    try:
+        factory: Callable[[], asyncio.AbstractEventLoop] = import_module("uvloop").new_event_loop
+    except ImportError:
+        return None
+    return factory

@@ -1,0 +1,73 @@
+"""Models of text: Python objects that give an answer piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, runtime_checkable
+
+from ekiden.runtime.errors import LoadError
+
+__all__ = ["Message", "Piece", "Sampling", "TextModel", "find_text_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    """"system", "developer", "user", "assistant" or "tool"."""
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an answer is chosen. A model that cannot honour one raises InputError."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """The server cuts the answer before the first of these, and asks for no more pieces then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of an answer."""
+
+    text: str
+    tokens: int = 1
+    """How many tokens it took."""
+    finish: str = ""
+    """With the last piece why it is the last: "stop", or "length" at the limit of tokens."""
+
+
+@runtime_checkable
+class TextModel(Protocol):
+    """What a model of text must have to be served."""
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """How many tokens the conversation takes. Raises InputError where they are too many."""
+
+    def generate(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
+        """The answer, piece by piece. The iterator is closed where the client has gone or time is
+        over; it is used by one thread at a time, and several are under way at once.
+        """
+
+
+def find_text_model(place: str) -> TextModel:
+    """The object that `package.module:name` says, or what it makes when called without arguments.
+
+    Raises LoadError where there is none, or it is no TextModel.
+    """
+    module, _, name = place.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+        made = found() if isinstance(found, type) or not isinstance(found, TextModel) else found
+    except Exception as error:  # of code that is not ours
+        raise LoadError(f"text: object '{place}': {type(error).__name__}: {error}") from error
+    if not isinstance(made, TextModel):
+        raise LoadError(f"text: object '{place}': 'prompt_tokens' and 'generate' expected")
+    return made

@@ -1,0 +1,280 @@
+"""The Open Inference Protocol over HTTP: what is asked, what is answered, what is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving import Answer, Running, ask_on, put, rows, serving
+
+from ekiden.runtime.errors import ServeError
+from ekiden.serve import Server
+
+X = [[1.0, 2.0, 3.0, 4.0]]
+
+
+def softmax(x: object) -> np.ndarray:
+    found = np.exp(np.asarray(x, np.float64))
+    return found / found.sum(-1, keepdims=True)
+
+
+def test_metadata(server: Running) -> None:
+    assert server.ask("GET", "/v2").json["name"] == "ekiden"
+    assert server.ask("GET", "/v2/models/soft").json == {
+        "name": "soft",
+        "versions": ["1"],
+        "platform": "ekiden_eki",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+        "outputs": [{"name": "output0", "datatype": "FP32", "shape": [-1, 4]}],
+    }
+    assert server.ask("GET", "/v2/models/soft/versions/1").status == 200
+    assert server.ask("GET", "/v2/models/soft/versions/2").status == 404
+
+
+def test_state_is_no_port(server: Running) -> None:
+    found = server.ask("GET", "/v2/models/step").json
+    assert [p["name"] for p in (*found["inputs"], *found["outputs"])] == ["x", "output0"]
+
+
+def test_health(server: Running) -> None:
+    assert server.ask("GET", "/v2/health/live").json == {"live": True}
+    assert server.ask("GET", "/v2/health/ready").json == {"ready": True}
+    assert server.ask("GET", "/v2/models/soft/ready").json == {"name": "soft", "ready": True}
+    assert server.ask("GET", "/v2/models/none/ready").status == 404
+
+
+def test_json(server: Running) -> None:
+    body = {"id": "42", "inputs": rows({"x": X}), "outputs": [{"name": "output0"}]}
+    found = server.ask("POST", "/v2/models/soft/infer", body)
+    assert found.json["id"] == "42" and found.json["model_version"] == "1"
+    assert np.allclose(found.output(), softmax(X), rtol=1e-5)
+    flat = [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": list(range(8))}]
+    assert len(server.ask("POST", "/v2/models/soft/infer", {"inputs": flat}).output()) == 8
+
+
+def binary(arrays: dict[str, np.ndarray], binary_output: bool = True) -> tuple[bytes, str]:
+    inputs = [
+        {
+            "name": name,
+            "shape": list(a.shape),
+            "datatype": "FP32",
+            "parameters": {"binary_data_size": a.nbytes},
+        }
+        for name, a in arrays.items()
+    ]
+    head = json.dumps(
+        {"inputs": inputs, "parameters": {"binary_data_output": binary_output}}
+    ).encode()
+    return head + b"".join(a.tobytes() for a in arrays.values()), str(len(head))
+
+
+def post_binary(server: Running, model: str, arrays: dict[str, np.ndarray]) -> Answer:
+    body, length = binary(arrays)
+    headers = {"Inference-Header-Content-Length": length}
+    return server.ask("POST", f"/v2/models/{model}/infer", body, headers)
+
+
+def test_binary(server: Running) -> None:
+    x, y = np.random.default_rng(0).random((2, 3, 5)).astype(np.float32)
+    found = post_binary(server, "add", {"x": x, "y": y})
+    split = int(found.headers["inference-header-content-length"])
+    (output,) = json.loads(found.data[:split])["outputs"]
+    assert output["parameters"] == {"binary_data_size": 60} and "data" not in output
+    assert np.array_equal(np.frombuffer(found.data[split:], np.float32).reshape(3, 5), x + y)
+
+
+def test_rows_that_are_not_there(server: Running) -> None:
+    found = post_binary(server, "soft", {"x": np.zeros((0, 4), np.float32)})
+    assert found.status == 200
+
+
+def test_integers_are_exact(server: Running) -> None:
+    big = 2**62 - 1
+    body = {"inputs": rows({"x": [[big, -big, 0, 1]]}, "INT64")}
+    found = server.ask("POST", "/v2/models/whole/infer", body)
+    assert found.output() == [2 * big, -2 * big, 0, 2]
+
+
+def x_of(**changes: object) -> dict[str, object]:
+    row = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4], **changes}
+    return {"inputs": [{key: value for key, value in row.items() if value is not None}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "the body is no JSON"),
+        ([], "the body: an object expected"),
+        ({}, "inputs: a list of objects expected"),
+        ({"inputs": []}, "the input 'x' is missing; there are x"),
+        (x_of(name="z"), "no input is named 'z'; there are x"),
+        (x_of(datatype="FP64"), "input 'x': expected FP32, got FP64"),
+        (x_of(datatype="X"), "input 'x': datatype: one of BOOL"),
+        (x_of(shape=[1, 5], data=[1] * 5), "input 'x': expected the shape [-1, 4], got [1, 5]"),
+        (x_of(shape=[4]), "input 'x': expected the shape [-1, 4], got [4]"),
+        (x_of(shape=[1, -4]), "input 'x': shape: a list of sizes from 0"),
+        (x_of(shape=[1, 2**40]), "input 'x': shape: a list of sizes from 0"),
+        (x_of(shape=[2**30, 2**30]), "input 'x': shape: at most 32 dimensions"),
+        (x_of(data=[1, 2, 3]), "input 'x': data: 4 elements, flat or as the shape [1, 4]"),
+        (x_of(data=[[1, 2], [3]]), "input 'x': data: 4 elements"),
+        (x_of(data=[1, 2, 3, "4"]), "input 'x': data: values of FP32 expected"),
+        (x_of(data=[1, 2, 3, True]), "input 'x': data: values of FP32 expected"),
+        (x_of(data=[1, 2, 3, 1e300]), "input 'x': data: a value is out of the range of FP32"),
+        (x_of(data="1234"), "input 'x': data: a list expected, got a string"),
+        (x_of(data=None), "input 'x': data: a list expected, got null"),
+        (x_of(parameters={"z": 1}), "input 'x': no parameter is named 'z'"),
+        (x_of(parameters={"binary_data_size": 16}), "input 'x': data or binary data"),
+        (x_of(parameters={"binary_data_size": 16}, data=None), "input 'x': 16 bytes expected, 0"),
+        ({**x_of(), "outputs": [{"name": "q"}]}, "no output is named 'q'; there are output0"),
+        ({**x_of(), "parameters": {"q": 1}}, "no parameter is named 'q'"),
+        ({**x_of(), "parameters": {"timeout": -1}}, "parameter 'timeout': an integer"),
+        ({**x_of(), "parameters": {"sequence_id": 4}}, "the sequence has not begun"),
+    ],
+)
+def test_wrong_requests(server: Running, body: object, message: str) -> None:
+    found = server.ask("POST", "/v2/models/soft/infer", body)
+    assert found.status in (400, 409) and found.error.startswith(message), found.data
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v2/models/none", 404),
+        ("POST", "/v2/models/none/infer", 404),
+        ("GET", "/v2/models/soft/infer", 405),
+        ("DELETE", "/v2", 405),
+        ("POST", "/v2/repository/models/none/load", 404),
+    ],
+)
+def test_wrong_places(server: Running, method: str, path: str, status: int) -> None:
+    found = server.ask(method, path, x_of() if method == "POST" else None)
+    if path.endswith("load"):
+        found = server.ask(method, path, {})
+    assert found.status == status and found.error
+
+
+def test_a_header_that_lies(server: Running) -> None:
+    body, _ = binary({"x": np.zeros((1, 4), np.float32)})
+    for length in ("-1", "abc", str(len(body) + 1), "5"):
+        headers = {"Inference-Header-Content-Length": length}
+        assert server.ask("POST", "/v2/models/soft/infer", body, headers).status == 400
+
+
+def test_two_sizes_that_differ(server: Running) -> None:
+    found = server.infer("add", x=X, y=[[1.0, 2.0]])
+    assert found.status == 400 and "'k' is 4 in another input, here 2" in found.error
+
+
+def test_infinities_are_not_json(server: Running) -> None:
+    big = [[3e38, 0.0]]
+    assert server.infer("add", x=big, y=big).status == 400
+    found = post_binary(server, "add", {"x": np.float32(big), "y": np.float32(big)})
+    assert struct.unpack("<2f", found.data[-8:]) == (np.inf, 0.0)
+
+
+def test_requests_that_are_run_together(server: Running) -> None:
+    """Each gets its own rows, whichever it was run with."""
+    rng = np.random.default_rng(1)
+    xs = [rng.random((1 + at % 3, 4)).astype(np.float32) for at in range(64)]
+
+    def ask(x: np.ndarray) -> list[float]:
+        return server.infer("soft", x=x.tolist()).output()
+
+    with ThreadPoolExecutor(16) as pool:
+        for x, found in zip(xs, pool.map(ask, xs), strict=True):
+            assert np.allclose(np.reshape(found, x.shape), softmax(x), rtol=1e-5)
+
+
+def test_rows_that_are_not_apart_run_alone(server: Running) -> None:
+    versions = server.server.engine.repository.models
+    assert versions["soft"].get().signature.batch == "n"
+    assert versions["mixed"].get().signature.batch == ""
+    assert versions["fixed"].get().signature.batch == ""
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda _: server.infer("mixed", x=X).output(), range(16)):
+            assert found == [0.0] * 4
+
+
+def test_a_body_that_is_too_large(models: Path) -> None:
+    with serving(models, limits={"body_bytes": 1000}) as server:
+        assert server.ask("POST", "/v2/models/soft/infer", b"x" * 1001).status == 413
+        connection = server.connect()
+        connection.putrequest("POST", "/v2/models/soft/infer")
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders()
+        connection.send(b"400\r\n" + b"x" * 1024 + b"\r\n0\r\n\r\n")
+        assert connection.getresponse().status == 413
+        connection.close()
+
+
+def test_tokens(models: Path, tmp_path: Path) -> None:
+    users, owners = tmp_path / "users", tmp_path / "owners"
+    users.write_text("0123456789abcdef\n")
+    owners.write_text("fedcba9876543210\n")
+    given = {"token_file": str(users), "control_token_file": str(owners)}
+    user, owner = ({"Authorization": f"Bearer {p.read_text().strip()}"} for p in (users, owners))
+    with serving(models, **given) as server:
+        assert server.ask("GET", "/v2/health/live").status == 200
+        assert server.ask("GET", "/v2").status == 401
+        assert server.ask("GET", "/v2", headers={"Authorization": "Bearer x"}).status == 401
+        assert server.ask("GET", "/v2", headers=user).status == 200
+        load = "/v2/repository/models/soft/load"
+        assert server.ask("POST", load, {}, user).status == 403
+        assert server.ask("POST", load, {}, owner).status == 200
+
+
+def test_what_may_not_start(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(ServeError, match="others could reach the server"):
+        Server(models, host="0.0.0.0")
+    with pytest.raises(ServeError, match="no setting is named 'prot'; 'port' is near"):
+        Server(models, prot=1)
+    with pytest.raises(ServeError, match="port: int expected, got '80'"):
+        Server(models, port="80")
+    with pytest.raises(ServeError, match="a folder of models expected"):
+        Server(tmp_path / "none")
+    (tmp_path / "short").write_text("abc")
+    with pytest.raises(ServeError, match="at least 16 letters"):
+        Server(models, token_file=str(tmp_path / "short"))
+
+
+def test_a_port_that_is_taken(models: Path, server: Running) -> None:
+    with (
+        pytest.raises(ServeError, match="address already in use"),
+        serving(models, port=server.port),
+    ):
+        pass
+
+
+def test_metrics(server: Running) -> None:
+    server.infer("soft", x=X)
+    server.infer("nobody", x=X)
+    text = server.ask("GET", "/metrics").data.decode()
+    assert 'ekiden_requests_total{model="soft",outcome="ok"}' in text
+    assert 'ekiden_run_rows_count{model="soft"}' in text
+    assert "ekiden_memory_held_bytes" in text and "nobody" not in text
+
+
+def test_one_connection_for_many(server: Running) -> None:
+    connection = server.connect()
+    for _ in range(3):
+        found = ask_on(connection, "POST", "/v2/models/soft/infer", x_of())
+        assert found.status == 200
+        assert ask_on(connection, "POST", "/v2/models/soft/infer", b"{").status == 400
+    connection.close()
+
+
+def test_versions(tmp_path: Path) -> None:
+    put(tmp_path, "soft")
+    put(tmp_path, "soft", "def @main(%x: Tensor[(n, 4), float32]) { negative(%x) }", 12)
+    with serving(tmp_path) as server:
+        assert server.infer("soft", x=X).output() == [-1.0, -2.0, -3.0, -4.0]
+        assert server.ask("POST", "/v2/models/soft/versions/1/infer", x_of()).status == 404
+        (tmp_path / "soft" / "model.toml").write_text('[model]\nversions = "all"\n')
+        assert server.ask("POST", "/v2/repository/models/soft/load", {}).status == 200
+        assert server.ask("POST", "/v2/models/soft/versions/1/infer", x_of()).status == 200
+        assert server.infer("soft", x=X).output() == [-1.0, -2.0, -3.0, -4.0]

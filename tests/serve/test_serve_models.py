@@ -1,0 +1,199 @@
+"""Models that come and go, sequences, and text."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import Answer, Running, ask_on, compiled, put, rows, serving
+from toy_text import Echo
+
+NEGATIVE = "def @main(%x: Tensor[(n, 4), float32]) { negative(%x) }"
+DOUBLE = "def @main(%x: Tensor[(n, 4), float32]) { multiply(%x, 2f) }"
+X = [[1.0, 2.0, 3.0, 4.0]]
+
+
+def control(server: Running, what: str, name: str = "m") -> Answer:
+    return server.ask("POST", f"/v2/repository/models/{name}/{what}", {})
+
+
+def states(server: Running) -> dict[tuple[str, str], str]:
+    found = server.ask("POST", "/v2/repository/index", {}).json
+    return {(row["name"], row["version"]): row["state"] for row in found}
+
+
+def test_load_and_unload(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        assert control(server, "load").status == 404
+        put(tmp_path, "m", NEGATIVE)
+        assert control(server, "load").status == 200
+        assert server.infer("m", x=X).output() == [-1.0, -2.0, -3.0, -4.0]
+        assert states(server) == {("m", "1"): "READY"}
+        assert control(server, "unload").status == 200
+        assert states(server) == {("m", "1"): "UNAVAILABLE"}
+        found = server.infer("m", x=X)
+        assert found.status == 503 and found.headers["retry-after"] == "1"
+
+
+def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
+    path = put(tmp_path, "m", NEGATIVE)
+    with serving(tmp_path) as server:
+        for damaged in (b"", b"\x89EKIDEN\nshort", path.read_bytes()[:-100]):
+            path.write_bytes(damaged)  # in place: what runs was read, not mapped
+            found = control(server, "load")
+            assert found.status == 422 and found.error.startswith("load 'm': ")
+            assert server.infer("m", x=X).output() == [-1.0, -2.0, -3.0, -4.0]
+        (tmp_path / "m" / "model.toml").write_text("[model]\nqueues = 3\n")
+        assert "no setting is named 'queues'; 'queue' is near" in control(server, "load").error
+
+
+def test_a_folder_with_a_damaged_model(tmp_path: Path) -> None:
+    put(tmp_path, "m", NEGATIVE)
+    (tmp_path / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "bad" / "1" / "model.eki").write_bytes(b"nothing")
+    with serving(tmp_path) as server:
+        assert server.infer("m", x=X).status == 200
+        assert states(server)[("bad", "1")] == "UNAVAILABLE"
+        assert server.infer("bad", x=X).status == 503
+
+
+def test_reload_while_requests_run(tmp_path: Path) -> None:
+    """Every answer is of one version or the other, and every request has one."""
+    put(tmp_path, "m", NEGATIVE)
+    with serving(tmp_path) as server:
+        ends = threading.Event()
+
+        def ask() -> list[list[float]]:
+            connection, found = server.connect(), []
+            while not ends.is_set():
+                body = {"inputs": rows({"x": X})}
+                found.append(ask_on(connection, "POST", "/v2/models/m/infer", body).output())
+            connection.close()
+            return found
+
+        with ThreadPoolExecutor(4) as pool:
+            asking = [pool.submit(ask) for _ in range(4)]
+            for number in range(10):
+                compiled(NEGATIVE if number % 2 else DOUBLE).save(tmp_path / "m/1/model.eki")
+                assert control(server, "load").status == 200
+            ends.set()
+            seen = {tuple(each) for each_asked in asking for each in each_asked.result()}
+        assert seen == {(-1.0, -2.0, -3.0, -4.0), (2.0, 4.0, 6.0, 8.0)}
+
+
+def test_polling(tmp_path: Path) -> None:
+    put(tmp_path, "m", NEGATIVE)
+    with serving(tmp_path, poll_seconds=0.02) as server:
+        put(tmp_path, "m", DOUBLE, version=2)
+        (tmp_path / "other.eki").write_bytes((tmp_path / "m/1/model.eki").read_bytes())
+        for _ in range(1000):
+            if server.infer("m", x=X).output()[0] == 2.0 and ("other", "1") in states(server):
+                break
+        assert server.infer("m", x=X).output() == [2.0, 4.0, 6.0, 8.0]
+
+
+def step(server: Running, x: list[Any], **parameters: object) -> Answer:
+    body = {"inputs": rows({"x": [x]}), "parameters": {"sequence_id": 7, **parameters}}
+    return server.ask("POST", "/v2/models/step/infer", body)
+
+
+def test_a_sequence(server: Running) -> None:
+    assert step(server, [1.0, 1.0]).status == 409
+    assert step(server, [1.0, 2.0], sequence_start=True).output() == [2.0, 4.0]
+    assert step(server, [1.0, 2.0]).output() == [4.0, 8.0]
+    other = {"sequence_id": "seven", "sequence_start": True}
+    assert step(server, [1.0, 2.0], **other).output() == [2.0, 4.0]
+    assert step(server, [1.0, 2.0, 3.0]).status == 400
+    assert step(server, [0.0, 0.0], sequence_end=True).output() == [4.0, 8.0]
+    assert step(server, [1.0, 1.0]).status == 409
+    alone = server.ask("POST", "/v2/models/step/infer", {"inputs": rows({"x": [[1.0, 1.0]]})})
+    assert alone.status == 400 and "name a 'sequence_id'" in alone.error
+
+
+def test_a_sequence_that_moves(server: Running, models: Path) -> None:
+    step(server, [1.0, 2.0], sequence_start=True)
+    saved = server.ask("GET", "/v2/models/step/sequences/7")
+    assert saved.status == 200
+    with serving(models) as second:
+        path = "/v2/models/step/sequences/7"
+        assert second.ask("PUT", path, saved.data).status == 200
+        assert step(second, [1.0, 2.0]).output() == [4.0, 8.0]
+        for wrong in (b"", b"x" * 100, saved.data[:-1]):
+            assert second.ask("PUT", path, wrong).status == 400
+        assert step(second, [1.0, 2.0]).status == 409
+    assert step(server, [1.0, 2.0], sequence_end=True).output() == [4.0, 8.0]
+
+
+def chat(server: Running, text: str, **given: object) -> Answer:
+    body = {"model": "echo", "messages": [{"role": "user", "content": text}], **given}
+    return server.ask("POST", "/v1/chat/completions", body)
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with serving(tmp_path_factory.mktemp("none"), {"echo": Echo()}) as running:
+        yield running
+
+
+def test_chat(echo: Running) -> None:
+    found = chat(echo, "one two three").json
+    assert found["choices"][0]["message"]["content"] == "one two three"
+    assert found["choices"][0]["finish_reason"] == "stop"
+    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    assert chat(echo, "a b c d", max_tokens=2).json["choices"][0]["finish_reason"] == "length"
+    stopped = chat(echo, "a b END c", stop=["END"]).json["choices"][0]
+    assert stopped["message"]["content"] == "a b " and stopped["finish_reason"] == "stop"
+    assert echo.ask("GET", "/v1/models").json["data"][0]["id"] == "echo"
+
+
+def test_chat_as_events(echo: Running) -> None:
+    found = chat(echo, "one two", stream=True, stream_options={"include_usage": True})
+    assert found.headers["content-type"].startswith("text/event-stream")
+    events = [line.removeprefix("data: ") for line in found.data.decode().split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    deltas = [c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"]]
+    assert "".join(deltas) == "one two"
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "message"),
+    [
+        ({"n": 2}, 400, "'n': this value is not supported"),
+        ({"tools": [{}]}, 400, "'tools': this value is not supported"),
+        ({"nonsense": 1}, 400, "'nonsense' is not supported"),
+        ({"temperature": 9}, 400, "'temperature': a number from 0 to 2 expected"),
+        ({"max_tokens": 0}, 400, "'max_tokens': a number from 1"),
+        ({"messages": []}, 400, "'messages': a list of messages expected"),
+        ({"messages": [{"role": "x"}]}, 400, "'messages[0]': a role of"),
+        ({"model": "none"}, 404, "no model of that name is there"),
+        ({"messages": [{"role": "user", "content": "refuse"}]}, 400, "too long a conversation"),
+        ({"messages": [{"role": "user", "content": "break"}]}, 500, "the server failed"),
+    ],
+)
+def test_chats_that_are_refused(
+    echo: Running, given: dict[str, object], status: int, message: str
+) -> None:
+    found = chat(echo, "hello", **given)
+    assert found.status == status and found.json["error"]["message"].startswith(message)
+
+
+def test_an_answer_ends_when_nobody_reads_it(tmp_path: Path) -> None:
+    model = Echo()
+    with serving(tmp_path, {"echo": model}) as server:
+        connection = server.connect()
+        body = {"model": "echo", "messages": [{"role": "user", "content": "on forever"}]}
+        data = json.dumps({**body, "stream": True}).encode()
+        connection.request("POST", "/v1/chat/completions", data)
+        response = connection.getresponse()
+        assert response.read(100)
+        response.close()
+        connection.close()
+        assert model.closed.wait(20)
