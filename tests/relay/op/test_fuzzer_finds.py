@@ -335,6 +335,40 @@ def test_windows_have_as_many_numbers_as_axes(name: str) -> None:
     assert tried >= 2
 
 
+@pytest.mark.parametrize("name", WINDOWS)
+def test_padding_is_not_below_zero(name: str) -> None:
+    build, shapes = WINDOWS[name]
+    params = [relay.var(f"x{n}", shape=s) for n, s in enumerate(shapes)]
+    call = build(*params)
+    many = call.attrs["padding"]
+    for at in range(len(many)):
+        wrong = tuple(-1 if n == at else p for n, p in enumerate(many))
+        other = relay.Call(call.op, call.args, call.attrs.with_fields(padding=wrong))
+        module = relay.IRModule.from_expr(relay.Function(params, other))
+        with pytest.raises(TypeInferenceError, match="padding must not be negative"):
+            relay.transform.InferType()(module)
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_indices_far_away_wrap(axis: int | None) -> None:
+    data = np.arange(12, dtype="float32").reshape(3, 4)
+    far = np.array([-(2**63), -(2**62) - 1, 2**63 - 1, -5, 7])
+    found = both(lambda x, i: op.take(x, i, axis, mode="wrap"), data, far)
+    extent = data.size if axis is None else data.shape[axis]
+    np.testing.assert_array_equal(found, np.take(data, [int(i) % extent for i in far], axis))
+
+
+@pytest.mark.parametrize("method", ["linear", "cubic"])
+def test_a_pixel_so_far_away_that_it_has_no_neighbour(method: str) -> None:
+    data = np.arange(1, 5, dtype="float32").reshape(1, 1, 1, 4)
+    found = both(
+        lambda x, s: op.image.resize2d(x, (1, 8), method=method, scales=s),
+        data,
+        np.array([1.0, 3e-7], "float32"),
+    )
+    assert found[0, 0, 0, -1] == 4.0
+
+
 def test_windows_move_and_are_in_groups() -> None:
     data, weight = relay.var("x", shape=(1, 2, 8, 8)), relay.var("w", shape=(2, 3, 3, 3))
     for build, wrong in (

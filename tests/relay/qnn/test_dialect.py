@@ -100,6 +100,16 @@ def test_requantize_of_halves(rounding: str, compute: str) -> None:
     assert run(build, data).tolist() == (up if rounding == "UPWARD" else away)
 
 
+def test_requantize_just_above_a_half() -> None:
+    data = np.array([112], np.uint8)  # (112 - 7) * 0.05 / 0.7 - 9 is -1.4999995 in float32
+
+    def build(x: relay.Expr) -> relay.Expr:
+        how = {"rounding": "TONEAREST", "compute_dtype": "float32"}
+        return qnn.requantize(x, scale(0.05), point(7), scale(0.7), point(-9), **how)
+
+    assert run(build, data).tolist() == [-1]
+
+
 @pytest.mark.parametrize("compute", ["int64", "float32", "float64"])
 @pytest.mark.parametrize("rounding", ["UPWARD", "TONEAREST"])
 @pytest.mark.parametrize("dtypes", [("int32", "int8"), ("uint8", "int8"), ("int8", "int32")])

@@ -16,8 +16,8 @@ class WindowAttrs(Attrs):
     __slots__ = ()
 
     def check(self) -> None:
-        """Raises ValueError for a field of too many or too few numbers, and for a step, an extent
-        or a count below 1."""
+        """Raises ValueError for a field of too many or too few numbers, for a step, an extent or a
+        count below 1, and for padding below 0."""
         for name, default in _defaults(self.type_key):
             many = getattr(self, name)
             numbers = many if isinstance(many, tuple) else (many,)
@@ -25,6 +25,8 @@ class WindowAttrs(Attrs):
                 raise ValueError(f"{name} must be {len(default)} numbers, got {numbers}")
             if name in COUNTED and any(isinstance(n, int) and n < 1 for n in numbers):
                 raise ValueError(f"{name} must be at least 1, got {many}")
+            if name in BORDERS and any(isinstance(n, int) and n < 0 for n in numbers):
+                raise ValueError(f"{name} must not be negative, got {many}; nn.pad crops")
 
 
 COUNTED = frozenset(
@@ -32,6 +34,9 @@ COUNTED = frozenset(
      "deformable_groups", "stride1", "stride2"}
 )  # fmt: skip
 """Fields whose numbers are steps, extents or counts; None says nothing."""
+
+BORDERS = frozenset({"padding", "output_padding"})
+"""Fields whose numbers are widths of borders."""
 
 
 @cache

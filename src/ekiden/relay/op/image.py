@@ -151,7 +151,7 @@ def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> list[tuple[Array, Array]
     base = np.floor(x)
     places, weights = [], []
     for offset in range(-1, 3) if attrs.method == "cubic" else range(2):
-        distance = x - (base + offset)
+        distance = (x - base) - offset  # where x is large, base + offset would be base
         weight = (
             _cubic(distance, attrs.cubic_alpha) if attrs.method == "cubic" else 1 - np.abs(distance)
         )

@@ -83,8 +83,8 @@ def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
     if attrs.mode == "raise":
         check_indices("take", indices, *_axis_of(data, attrs.axis))
         return np.asarray(np.take(data, found, axis=attrs.axis))
-    if attrs.mode == "wrap":
-        return np.asarray(np.take(data, found, axis=attrs.axis, mode="wrap"))
+    if attrs.mode == "wrap":  # NumPy's own mode adds the extent until an index is in range
+        found = found % extent
     return np.asarray(np.take(data, found, axis=attrs.axis, mode="clip"))
 
 

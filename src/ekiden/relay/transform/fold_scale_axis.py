@@ -1,7 +1,7 @@
 """Fold multiplications and additions by constants into each other and into weights.
 
     multiply(nn.conv2d(%x, W), s)       ->  nn.conv2d(%x, W * s)   s: a value per output channel
-    multiply(add(%x, b), s)             ->  add(multiply(%x, s), b * s)
+    multiply(add(%x, b), s)             ->  add(%y, b * s)         y: a %x that s goes into
     multiply(multiply(%x, a), b)        ->  multiply(%x, a * b)
     add(add(%x, a), b)                  ->  add(%x, a + b)
     subtract(%x, a)                     ->  add(%x, -a)
@@ -119,18 +119,24 @@ class _Folder:
         return self._made(op.add(data, Constant(value)))
 
     def _multiply(self, data: RelayExpr, value: Array) -> RelayExpr:
-        if isinstance(data, Call) and self.uses.get(data) == 1:
-            linear, last = _linear(data), data.args[-1]
-            if isinstance(last, Constant) and last.data.ndim == value.ndim:
-                if linear is Linear.SHIFTS:
-                    inner = self._multiply(data.args[0], value)
-                    return self._made(op.add(inner, Constant(last.data * value)))
-                if linear is Linear.SCALES:
-                    return self._multiply(data.args[0], value * last.data)
-            scaled = _scale_weight(data, value)
-            if scaled is not None:
-                return self._made(scaled)
-        return self._made(op.multiply(data, Constant(value)))
+        return self._absorbed(data, value) or self._made(op.multiply(data, Constant(value)))
+
+    def _absorbed(self, data: RelayExpr, value: Array) -> RelayExpr | None:
+        """`data` times a constant, where there is another constant for it to go into. A sum alone
+        is none: its terms would be rounded once more."""
+        if not isinstance(data, Call) or self.uses.get(data) != 1:
+            return None
+        linear, last = _linear(data), data.args[-1]
+        if isinstance(last, Constant) and last.data.ndim == value.ndim:
+            if linear is Linear.SCALES:
+                return self._multiply(data.args[0], value * last.data)
+            if linear is Linear.SHIFTS:
+                inner = self._absorbed(data.args[0], value)
+                if inner is None:
+                    return None
+                return self._made(op.add(inner, Constant(last.data * value)))
+        scaled = _scale_weight(data, value)
+        return None if scaled is None else self._made(scaled)
 
 
 def full_rank(call: Call, value: Array, rank: int) -> Array:
