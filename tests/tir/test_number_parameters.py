@@ -17,7 +17,9 @@ from ekiden.tir.transform import numbers_as_tensors
 
 
 @T.prim_func
-def scale(n: T.int32, a: T.float32, A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+def scale(
+    n: T.int32, a: T.float32, A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")
+) -> None:
     for i in range(n):
         with T.block("b"):
             v = T.axis.spatial(n, i)
@@ -25,7 +27,7 @@ def scale(n: T.int32, a: T.float32, A: T.Buffer((8,), "float32"), B: T.Buffer((8
 
 
 @T.prim_func
-def add_size(a: T.handle, n: T.int64, b: T.handle):
+def add_size(a: T.handle, n: T.int64, b: T.handle) -> None:
     T.func_attr({"num_outputs": 1})
     m = T.int32()
     A = T.match_buffer(a, (n,), "int64")
@@ -75,7 +77,7 @@ def test_numbers_are_passed(target: str) -> None:
 )
 def test_every_dtype(target: str, dtype: str, given: object, error: str | None) -> None:
     @T.prim_func
-    def f(x: T.handle, y: T.Buffer((1,), "float64")):
+    def f(x: T.handle, y: T.Buffer((1,), "float64")) -> None:
         y[0] = 0.0
 
     number = tir.Var("x", dtype)
@@ -94,7 +96,7 @@ def test_every_dtype(target: str, dtype: str, given: object, error: str | None) 
 
 def test_an_address_is_no_argument_of_compiled_code() -> None:
     @T.prim_func
-    def f(p: T.handle, A: T.Buffer((1,), "int64")):
+    def f(p: T.handle, A: T.Buffer((1,), "int64")) -> None:
         A[0] = 1
 
     assert f.scalars[0].dtype == "handle" and "p: T.handle" in f.script()
@@ -113,7 +115,9 @@ def test_a_number_may_be_a_size(target: str) -> None:
 
 
 @T.prim_func
-def affine(A: T.Buffer((4,), "float32"), a: T.float32, n: T.int64, B: T.Buffer((4,), "float32")):
+def affine(
+    A: T.Buffer((4,), "float32"), a: T.float32, n: T.int64, B: T.Buffer((4,), "float32")
+) -> None:
     T.func_attr({"num_outputs": 1})
     for i in range(4):
         with T.block("b"):
@@ -134,7 +138,7 @@ def test_relay_gives_tensors_of_no_dimension(executor: str) -> None:
 
 def test_a_size_given_twice_must_agree() -> None:
     @T.prim_func
-    def f(n: T.int64, a: T.handle, b: T.handle):
+    def f(n: T.int64, a: T.handle, b: T.handle) -> None:
         T.func_attr({"num_outputs": 1})
         A = T.match_buffer(a, (n,), "int64")
         B = T.match_buffer(b, (n,), "int64")
@@ -154,7 +158,7 @@ def test_a_size_given_twice_must_agree() -> None:
 @pytest.mark.parametrize("kind", ["opencl", "cuda"])
 def test_a_device_gets_numbers(kind: str) -> None:
     @T.prim_func
-    def f(a: T.float32, n: T.int32, A: T.Buffer((8,), "float32")):
+    def f(a: T.float32, n: T.int32, A: T.Buffer((8,), "float32")) -> None:
         for i in T.thread_binding(8, thread="threadIdx.x"):
             A[i] = a + T.cast(n, "float32")
 

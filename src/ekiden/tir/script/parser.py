@@ -329,6 +329,9 @@ class FunctionParser(BlockReader):
 
     def _bounds(self, node: ast.AST, given: Arguments) -> tuple[PrimExpr, PrimExpr]:
         parts = [self.evaluator.value(a) for a in given.args]
+        if len(parts) == 3 and isinstance(parts[2], str):  # the thread axis
+            given.keywords.setdefault("thread", given.args[2])
+            del parts[2]
         extent = given.keywords.get("extent")
         if extent is not None and len(parts) == 1:
             size = self.evaluator.expr(extent, "int64")
