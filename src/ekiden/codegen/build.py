@@ -160,7 +160,7 @@ def _named(func: PrimFunc, name: str) -> PrimFunc:
 
 def _key(func: PrimFunc, target: Target, generator: Generator) -> str:
     """The cache key; names are part of it where messages show them."""
-    dims = [v.name for b in func.params for v in free_vars(*b.shape)]
+    dims = [v.name for b in func.buffers for v in free_vars(*b.shape)]
     names = [func.name, *(b.name for b in func.params), *dims]
     return kernel_key(func, target, generator.version(), *names)
 

@@ -23,7 +23,7 @@ from ekiden.ir.prim import (
     const,
 )
 from ekiden.runtime.dtypes import dtype_code
-from ekiden.runtime.errors import InternalError
+from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
 
@@ -95,17 +95,35 @@ class Dimension:
     message: str
 
 
-def argument_label(func: PrimFunc, index: int, buffer: Buffer) -> str:
+def argument_label(func: PrimFunc, index: int, param: Buffer | Var) -> str:
     """How messages name an argument."""
-    return f"{func.name}: argument {index} ({buffer.name})"
+    return f"{func.name}: argument {index} ({param.name})"
+
+
+def scalar_kind(param: Var, func: PrimFunc) -> str:
+    """What a parameter that is a number must be: "an integer" or "a number". Raises CompileError
+    for an address, which only a caller with the same layout of memory could give."""
+    if param.dtype == "handle":
+        raise CompileError(
+            f"{func.name}: parameter {param.name!r} is an address; compiled functions take buffers"
+            " (T.match_buffer) and numbers"
+        )
+    return "a number" if dt.is_float(param.dtype) else "an integer"
+
+
+def misfit(param: Var) -> str:
+    """What is said of an integer that its parameter cannot hold."""
+    return f"must fit {param.dtype}"
 
 
 def dimensions(func: PrimFunc) -> list[Dimension]:
     """What the entry of a function does with the shapes of its arguments: first all that bind."""
-    bound: set[Var] = set()
+    bound: set[Var] = set(func.scalars)
     binding: list[Dimension] = []
     checked: list[Dimension] = []
     for i, buffer in enumerate(func.params):
+        if isinstance(buffer, Var):
+            continue
         for axis, extent in enumerate(buffer.shape):
             if isinstance(extent, AnyDim):
                 continue

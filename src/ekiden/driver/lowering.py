@@ -42,12 +42,12 @@ def scheduled(
     func = lower_schedule(schedule, tensors, name)  # type: ignore[arg-type]
     new = {
         old: given[t]  # type: ignore[index]
-        for t, old in zip(tensors, func.params, strict=True)
+        for t, old in zip(tensors, func.buffers, strict=True)
         if t in given
     }
     if not new:
         return func
-    params = tuple(new.get(p, p) for p in func.params)
+    params = tuple(new.get(b, b) for b in func.buffers)
     return func.with_fields(params=params, body=replace_buffers(func.body, new))
 
 

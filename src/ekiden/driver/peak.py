@@ -105,7 +105,7 @@ def _bandwidth(size: int, target: Target) -> float:
     threads = num_threads()
     loop, moved = triad_loop(size, threads, target)
     image = link([compile_object([lower(loop, target)], target)], ["triad"], target)
-    count = loop.params[0].shape[0].value  # type: ignore[attr-defined]  # a constant
+    count = loop.buffers[0].shape[0].value  # type: ignore[attr-defined]  # a constant
     arrays = [tensor(np.ones(count, np.float32)) for _ in range(3)]
     run = load_image(image)["triad"]
     return moved / _best(lambda: run(*arrays))

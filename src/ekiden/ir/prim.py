@@ -497,12 +497,15 @@ class Select(PrimExpr):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        """Raises TypeError for values of two dtypes."""
+        """Integers of two widths are widened. Raises TypeError for other values of two dtypes."""
         freeze(self, condition=convert(self.condition))
         if not self.dtype:
             a, b = numbers_beside(self.true_value, self.false_value)
             if a.dtype != b.dtype:
-                raise TypeError(f"Select: values must have one dtype, got {a.dtype} and {b.dtype}")
+                if not _are_integers(a, b):
+                    kinds = f"{a.dtype} and {b.dtype}"
+                    raise TypeError(f"Select: values must have one dtype, got {kinds}")
+                a, b = _widened(a, b)
             freeze(self, true_value=a, false_value=b, dtype=a.dtype)
 
 
@@ -587,6 +590,17 @@ def cast(value: PrimExpr, dtype: str) -> PrimExpr:
     return Cast(value, dtype)
 
 
+def _are_integers(a: PrimExpr, b: PrimExpr) -> bool:
+    """Whether two operands are integers of as many lanes."""
+    return dt.is_int(a.dtype) and dt.is_int(b.dtype) and dt.lanes(a.dtype) == dt.lanes(b.dtype)
+
+
+def _widened(a: PrimExpr, b: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    """Two integers in the wider dtype of theirs."""
+    wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
+    return cast(a, wide), cast(b, wide)
+
+
 def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     """`kind(a, b)` with constants folded and 0 and 1 absorbed.
 
@@ -594,12 +608,9 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     """
     a, b = numbers_beside(a, b)
     if a.dtype != b.dtype:
-        if not (
-            dt.is_int(a.dtype) and dt.is_int(b.dtype) and dt.lanes(a.dtype) == dt.lanes(b.dtype)
-        ):
+        if not _are_integers(a, b):
             raise _two_dtypes(kind, a, b)
-        wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
-        a, b = cast(a, wide), cast(b, wide)
+        a, b = _widened(a, b)
     result = _result_dtype(kind, a.dtype)
     divides_by_zero = kind in (Div, FloorDiv, FloorMod) and is_const(b, 0)
     if (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -46,8 +46,12 @@ ATOMS = frozenset(
 )
 """Relay nodes whose sharing does not matter."""
 
-SCHEMES = frozenset({"relay.Constructor"})
-"""Nodes whose type variables are those of a definition elsewhere, which binds them."""
+SCHEMES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
+    "relay.Constructor": (("inputs", "belong_to"), frozenset({"relay.TypeVar"})),
+    "tir.PrimFunc": (("params",), frozenset({"tir.Var", "tir.SizeVar"})),
+}
+"""Nodes that bind variables inside of fields: the type variables of a constructor, which are those
+of its definition; the named sizes of a loop program's parameters."""
 
 _UNIT: Row = ("relay.Tuple", ("(",))
 """The empty tuple, whose sharing does not matter either."""
@@ -104,14 +108,14 @@ def nodes_in(value: object) -> Iterator[Node]:
             yield from nodes_in(value[key])
 
 
-def _type_variables(scheme: Node, plan: Plan) -> Iterator[Node]:
-    """The type variables inside of a node, at any depth."""
-    work, seen = [scheme], set[Node]()
+def _inside(roots: Iterable[Node], keys: frozenset[str]) -> Iterator[Node]:
+    """The nodes of some kinds in others, at any depth."""
+    work, seen = list(roots), set[Node]()
     while work:
         node = work.pop()
-        if node.type_key == "relay.TypeVar":
+        if node.type_key in keys:
             yield node
-        for name in (plan if node is scheme else plan_of(node)).names:
+        for name in plan_of(node).names:
             inside = [n for n in nodes_in(getattr(node, name)) if n not in seen]
             seen.update(inside)
             work.extend(inside)
@@ -148,7 +152,9 @@ class _Canonical:
             for name in plan.binding:
                 self.bound.update(nodes_in(getattr(node, name)))
             if plan.key in SCHEMES:
-                self.bound.update(_type_variables(node, plan))
+                names, keys = SCHEMES[plan.key]
+                roots = [n for name in names for n in nodes_in(getattr(node, name))]
+                self.bound.update(_inside(roots, keys))
             inside = [
                 n for name in plan.names for n in nodes_in(getattr(node, name)) if n not in numbers
             ]

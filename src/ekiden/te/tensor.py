@@ -19,6 +19,7 @@ from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, IterKind, IterVar, PrimFunc, Stmt
+from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
 from ekiden.tir.visitor import all_expressions, substitute, walk
 
 
@@ -490,10 +491,12 @@ def extern_primfunc(
     input_tensors: Sequence[Tensor], primfunc: PrimFunc, name: str = ""
 ) -> Tensor | list[Tensor]:
     """The outputs of a loop program called on tensors: its parameters are the inputs, then the
-    outputs. Raises ValueError when the numbers, ranks or dtypes of the inputs differ.
+    outputs; one that is a number gets a tensor of no dimension. Raises ValueError when the numbers,
+    ranks or dtypes of the inputs differ.
     """
+    primfunc = numbers_as_tensors(primfunc)
     called = name or primfunc.name
-    ins, outs = primfunc.params[: len(input_tensors)], primfunc.params[len(input_tensors) :]
+    ins, outs = primfunc.buffers[: len(input_tensors)], primfunc.buffers[len(input_tensors) :]
     if not outs:
         raise ValueError(
             f"extern_primfunc {called!r}: {len(primfunc.params)} parameters leave no output after"
@@ -514,7 +517,7 @@ def extern_primfunc(
     }
     fresh = {
         b: Buffer(b.name, tuple(substitute_expr(d, sizes) for d in b.shape), b.dtype)
-        for b in primfunc.params
+        for b in primfunc.buffers
     }
     body = substitute(replace_buffers(primfunc.body, fresh), sizes)
     found = _extern(

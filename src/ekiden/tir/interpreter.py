@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -338,17 +338,25 @@ def _masked_load(array: Array, index: Array, mask: Array, name: str) -> Array:
     return out
 
 
-def _bind(func: PrimFunc, arrays: Sequence[Array]) -> dict[Var, int]:
-    found: dict[Var, int] = {}
-    for buffer, array in zip(func.params, arrays, strict=True):
-        for dim, size in zip(buffer.shape, array.shape, strict=True):
+Given: TypeAlias = Array | int | float
+
+
+def _bind(func: PrimFunc, arrays: Sequence[Given]) -> dict[Var, Any]:
+    """The values of parameters that are numbers, and of sizes."""
+    pairs = list(zip(func.params, arrays, strict=True))
+    numbers = {p: v for p, v in pairs if isinstance(p, Var)}
+    found: dict[Var, Any] = {p: dt.to_numpy(p.dtype).type(v) for p, v in numbers.items()}
+    for buffer, array in pairs:
+        if isinstance(buffer, Var):
+            continue
+        for dim, size in zip(buffer.shape, np.shape(array), strict=True):
             if isinstance(dim, Var) and found.setdefault(dim, size) != size:
                 raise ValueError(f"interpreter: {dim.name!r} is {found[dim]} and {size}")
     return found
 
 
-def run(func: PrimFunc, *arrays: Array, functions: Mapping[str, PrimFunc] | None = None) -> None:
-    """Run a lowered function on contiguous arrays, outputs last; outputs are written in place.
+def run(func: PrimFunc, *arrays: Given, functions: Mapping[str, PrimFunc] | None = None) -> None:
+    """Run a lowered function on contiguous arrays and numbers; outputs are written in place.
 
     `functions` are those it may call by name, lowered too. Raises IndexError where the program
     would access memory outside a buffer.
@@ -357,15 +365,20 @@ def run(func: PrimFunc, *arrays: Array, functions: Mapping[str, PrimFunc] | None
     sizes = _bind(func, arrays)
     for var, size in sizes.items():
         source.values[source.name(var)] = size
-    held = {}
-    for buffer, array in zip(func.params, arrays, strict=True):
+    held: dict[Buffer, Array] = {}
+    tensors = [
+        (p, np.asarray(v))
+        for p, v in zip(func.params, arrays, strict=True)
+        if isinstance(p, Buffer)
+    ]
+    for buffer, array in tensors:
         assert array.flags.c_contiguous, buffer.name
         held[buffer] = _as_bytes(array.reshape(-1), buffer.dtype)
         source.values[source.name(buffer)] = held[buffer]
     source.statement(func.body, 0)
     with np.errstate(all="ignore"):
         exec(compile("\n".join(source.lines), f"<{func.name}>", "exec"), source.values)
-    for buffer, array in zip(func.params, arrays, strict=True):
+    for buffer, array in tensors:
         if dt.is_packed(buffer.dtype):
             array.reshape(-1)[:] = _unpacked(held[buffer], buffer.dtype, array.size)
 

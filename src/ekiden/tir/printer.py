@@ -299,11 +299,14 @@ class _Printer:
         name = own_name or (symbol if _is_name(symbol) else "main")
         if attrs is not None and symbol == name:
             del attrs["global_symbol"]
-        symbols = _symbols(func.params)
+        symbols = _symbols(func)
         handles: list[tuple[Buffer, str]] = []
         params = []
         for b in func.params:
-            if symbols.keys() & free_vars(*b.sizes()):
+            if isinstance(b, Var):
+                own = self.names.make(b, b.name)
+                params.append(f"{own}: {_declared(b).removesuffix('()')}")
+            elif free_vars(*b.sizes()):
                 handle = self.names.make(object(), f"{b.name}_handle")
                 handles.append((b, handle))
                 params.append(f"{handle}: T.handle")
@@ -346,9 +349,10 @@ def _declared(var: Var) -> str:
     return f"T.{var.dtype}(is_size_var=True{upper})"
 
 
-def _symbols(params: Sequence[Buffer]) -> dict[Var, None]:
-    """The variables in the sizes of parameters, in order of appearance."""
-    return dict.fromkeys(v for b in params for v in free_vars(*b.sizes()))
+def _symbols(func: PrimFunc) -> dict[Var, None]:
+    """The variables in the sizes of parameters that are no parameters, in order of appearance."""
+    found = dict.fromkeys(v for b in func.buffers for v in free_vars(*b.sizes()))
+    return {v: None for v in found if v not in func.scalars}
 
 
 def _grid(s: For) -> list[For]:

@@ -248,13 +248,14 @@ class BlockRealize(Stmt):
 
 @node("tir.PrimFunc")
 class PrimFunc(BaseFunc):
-    """A function over buffers: `params` in calling order, outputs last.
+    """A function over buffers and numbers: `params` in calling order, outputs last.
 
-    Symbolic dimensions (SizeVar) in the shapes of params are bound from the arguments' shapes at
-    entry. attrs: {"global_symbol": str, "num_outputs": int, ...}.
+    A Var among them is a number that the caller gives. Symbolic dimensions (SizeVar) in the shapes
+    of the others are bound from the arguments' shapes at entry. attrs: {"global_symbol": str,
+    "num_outputs": int, ...}.
     """
 
-    params: tuple[Buffer, ...] = binding()
+    params: tuple[Buffer | Var, ...] = binding()
     body: Stmt
     attrs: Mapping[str, object] | None = None
     span: Span | None = ignored(default=None)
@@ -280,7 +281,17 @@ class PrimFunc(BaseFunc):
     @property
     def buffer_map(self) -> dict[Buffer, Buffer]:
         """The buffer of each parameter. TVM's parameters are handles; ours are their buffers."""
-        return {p: p for p in self.params}
+        return {p: p for p in self.buffers}
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """The parameters that are buffers."""
+        return tuple(p for p in self.params if isinstance(p, Buffer))
+
+    @property
+    def scalars(self) -> tuple[Var, ...]:
+        """The parameters that are numbers."""
+        return tuple(p for p in self.params if isinstance(p, Var))
 
     def script(self) -> str:
         """`astext()`, by TVM's name."""

@@ -69,10 +69,10 @@ class _Verifier:
         self.func = func
         self.lowered = lowered
         self.defined: set[Var | Buffer] = {*func.params}
-        self.defined.update(v for b in func.params for v in free_vars(*b.sizes()))
+        self.defined.update(v for b in func.buffers for v in free_vars(*b.sizes()))
         outputs = (func.attrs or {}).get("num_outputs", 0)
         count = outputs if isinstance(outputs, int) else 0
-        self.unwritten: set[Buffer] = set(func.params[len(func.params) - count :])
+        self.unwritten: set[Var | Buffer] = set(func.params[len(func.params) - count :])
         """Buffers whose elements have no value yet."""
         self.around: list[For | Block] = []
         self.conditions = 0
@@ -101,7 +101,7 @@ class _Verifier:
 
     def run(self) -> None:
         """Check the whole function."""
-        for buffer in self.func.params:
+        for buffer in self.func.buffers:
             if buffer.scope != "global":
                 self.fail(f"parameter '{buffer.name}' must be in global memory, not {buffer.scope}")
         stack: list[Stmt | _Leave] = [self.func.body]

@@ -107,8 +107,10 @@ def _outputs(program: PrimFunc) -> int:
 
 
 def _shapes(program: PrimFunc, sizes: Mapping[str, int]) -> list[tuple[list[int], str]]:
+    for number in program.scalars:
+        raise ScheduleError(f"tune: {program.name!r} takes {number.name!r}, a number no size gives")
     return [
-        ([_extent(dim, sizes) for dim in buffer.shape], buffer.dtype) for buffer in program.params
+        ([_extent(dim, sizes) for dim in buffer.shape], buffer.dtype) for buffer in program.buffers
     ]
 
 

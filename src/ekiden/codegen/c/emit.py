@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ekiden.codegen.c.helpers import Helpers, asm_label, c_symbol, quoted
 from ekiden.codegen.c.statement import StatementWriter
-from ekiden.codegen.c.types import memory_type
+from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import (
     BOUNDS_ERROR,
     argument_label,
@@ -19,8 +19,11 @@ from ekiden.codegen.common import (
     flushes,
     gaps,
     in_place,
+    misfit,
+    scalar_kind,
 )
-from ekiden.ir.prim import SizeVar, Var
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import SizeVar, Var, cast
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
@@ -86,8 +89,13 @@ def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
     writer.positive |= {v for v in variables if isinstance(v, SizeVar)}
     apart = (func.attrs or {}).get("tir.noalias") and not in_place(func)
     restrict = "restrict " if apart else ""
-    arguments = [f"{memory_type(b.dtype)} *{restrict}{writer.define(b)}" for b in func.params]
-    arguments += [f"int64_t {writer.define(v)}" for v in variables]
+    arguments = [
+        f"{memory_type(p.dtype)} *{restrict}{writer.define(p)}"
+        if isinstance(p, Buffer)
+        else f"{c_type(p.dtype)} {writer.define(p)}"
+        for p in func.params
+    ]
+    arguments += [f"{c_type(v.dtype)} {writer.define(v)}" for v in variables]
     if flushes(func):
         writer.flush_subnormals()
     writer.statement(func.body)
@@ -95,35 +103,61 @@ def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
     body = "\n".join(writer.lines)
     given = ", ".join(arguments) or "void"
     compute = f"int {symbol}_compute({given}) {{\n{body}\n}}"
-    return [*loops, compute, _entry(func, symbol)]
+    return [*loops, compute, _entry(func, symbol, helpers)]
 
 
-def _entry(func: PrimFunc, symbol: str) -> str:
+def _entry(func: PrimFunc, symbol: str, helpers: Helpers) -> str:
     """The function of the runtime's signature."""
-    w = StatementWriter(Helpers(), symbol, [])
+    w = StatementWriter(helpers, symbol, [])
     count = len(func.params)
     w.put("(void)self;")
     w.put("(void)ret;")
     w.check(f"nargs != {count}", "TypeError", f"{func.name}: expected {count} arguments")
-    tensors = [_tensor(w, func, i, b) for i, b in enumerate(func.params)]
+    given = [
+        _tensor(w, func, i, p) if isinstance(p, Buffer) else _number(w, func, i, p)
+        for i, p in enumerate(func.params)
+    ]
     sizes: list[str] = []
     for row in dimensions(func):
-        actual = f"{tensors[row.index]}->shape[{row.axis}]"
+        actual = f"{given[row.index]}->shape[{row.axis}]"
         if row.binds:
             assert isinstance(row.extent, Var)
-            w.put(f"const int64_t {w.define(row.extent)} = {actual};")
+            w.put(f"const {c_type(row.extent.dtype)} {w.define(row.extent)} = {actual};")
             sizes.append(w.name(row.extent))
         else:
             w.check(f"{actual} != ({w.text(row.extent)})", "ValueError", row.message)
-    pointers = [
-        f"({memory_type(b.dtype)} *)((char *){t}->data + {t}->byte_offset)"
-        for b, t in zip(func.params, tensors, strict=True)
+    values = [
+        f"({memory_type(p.dtype)} *)((char *){name}->data + {name}->byte_offset)"
+        if isinstance(p, Buffer)
+        else name
+        for p, name in zip(func.params, given, strict=True)
     ]
-    w.put(f"return {symbol}_compute({', '.join([*pointers, *sizes])});")
+    w.put(f"return {symbol}_compute({', '.join([*values, *sizes])});")
     label = "" if symbol == func.name else f" __asm__({asm_label(func.name)})"
     signature = f"int {symbol}(void *self, const ek_value *args, int32_t nargs, ek_value *ret)"
     body = "\n".join(w.lines)
     return f"{signature}{label};\n{signature} {{\n{body}\n}}"
+
+
+def _number(w: StatementWriter, func: PrimFunc, i: int, param: Var) -> str:
+    """Check that an argument is a number that its parameter holds; the name of the variable."""
+    label, kind = argument_label(func, i, param), scalar_kind(param, func)
+    index, value = f"args[{i}].type_index", f"args[{i}].v"
+    whole = f"({index} == EK_INT || {index} == EK_BOOL)"
+    name, ctype = w.define(param), c_type(param.dtype)
+    if dt.is_float(param.dtype):
+        w.check(f"!{whole} && {index} != EK_FLOAT", "TypeError", f"{label} must be {kind}")
+        number = w.unique(f"{param.name}_given")
+        w.put(f"const double {number} = {whole} ? (double){value}.i64 : {value}.f64;")
+        given = Var(number, "float64")
+        w.names[given] = number
+        w.put(f"const {ctype} {name} = {w.text(cast(given, param.dtype))};")
+        return name
+    w.check(f"!{whole}", "TypeError", f"{label} must be {kind}")
+    w.put(f"const {ctype} {name} = ({ctype}){value}.i64;")
+    wrong = f"{value}.i64 < 0" if param.dtype == "uint64" else f"(int64_t){name} != {value}.i64"
+    w.check(wrong, "ValueError", f"{label} {misfit(param)}")
+    return name
 
 
 def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:

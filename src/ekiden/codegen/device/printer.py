@@ -134,7 +134,7 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
     symbol = c_symbol(func.name)
     writer = KernelWriter(helpers, symbol, dialect)
     given: list[str] = []
-    for buffer in func.params:
+    for buffer in func.buffers:
         _declare(writer, dialect, buffer, given)
     for size in sizes:
         given.append(f"const int64_t {writer.define(size)}")
@@ -151,7 +151,7 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
     head = f"/* Made by Ekiden for {target.kind.name}. */\n{dialect.head}"
     kernel = f"{dialect.kernel} {symbol}({', '.join(given)}) {{\n{body}\n}}"
     text = "\n\n".join([head, *helpers.texts.values(), kernel]) + "\n"
-    args = "b" * len(func.params) + "l" * len(sizes)
+    args = "b" * len(func.buffers) + "l" * len(sizes)
     checks = tuple(writer.checks)
     return DeviceKernel(symbol, target.kind.device_type, dialect.name, args, text.encode(), checks)
 

@@ -11,19 +11,20 @@ buffers between kernels. Buffers that it allocates are memory of the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ekiden.codegen.common import DEVICE_ID, DEVICE_TYPE
 from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.device.printer import free_things, print_kernel
+from ekiden.ir import dtype as dt
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, const, maximum
+from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, cast, const, maximum
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.transform import Sequential
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
-from ekiden.tir.stmt import Evaluate, For, PrimFunc, Stmt
+from ekiden.tir.stmt import Evaluate, For, LetStmt, PrimFunc, Stmt
 from ekiden.tir.transform import split_host_device
 from ekiden.tir.transform.pipeline import AFTER_SPLIT, BEFORE_SPLIT
 from ekiden.tir.transform.split_host_device import is_device_loop
@@ -47,7 +48,7 @@ def split_program(func: PrimFunc, target: Target) -> Split:
     if target.bounds:
         raise CompileError(f"target {target.kind.name!r}: bounds='check' is for processors alone")
     module = Sequential(BEFORE_SPLIT, name="tir.before_split")(IRModule({func.name: func}))
-    parts = split_host_device(module, takes_sizes=True)
+    parts = split_host_device(module)
     grids = {
         name.name_hint: _grid(f)
         for name, f in parts.functions.items()
@@ -59,15 +60,37 @@ def split_program(func: PrimFunc, target: Target) -> Split:
         if name.name_hint == func.name:
             continue
         assert isinstance(each, PrimFunc)
-        buffers, sizes = free_things(each.body)
-        params = tuple(b for b in each.params if b in buffers)
-        kernel = print_kernel(each.with_fields(params=params), sizes, target)
+        buffers, numbers = free_things(each.body)
+        params = tuple(b for b in each.buffers if b in buffers)
+        body, sizes, given = _as_integers(each.body, numbers)
+        kernel = print_kernel(each.with_fields(params=params, body=body), sizes, target)
         kernels.append(kernel)
         used = tuple(n for n, b in enumerate(each.params) if b in buffers)
-        calls[name.name_hint] = _Call(kernel, grids[name.name_hint], used, sizes)
+        calls[name.name_hint] = _Call(kernel, grids[name.name_hint], used, given)
     host = lowered[func.name]
     assert isinstance(host, PrimFunc)
     return Split(_host(host, calls, target), kernels)
+
+
+def _as_integers(
+    body: Stmt, numbers: Sequence[Var]
+) -> tuple[Stmt, list[Var], tuple[PrimExpr, ...]]:
+    """A kernel that takes integers alone: the body, its numbers, and what they are given. A float
+    travels as its bits."""
+    sizes: list[Var] = []
+    given: list[PrimExpr] = []
+    for number in numbers:
+        if not dt.is_float(number.dtype):
+            sizes.append(number)
+            given.append(number)
+            continue
+        same_size = f"int{dt.SCALAR_BITS[number.dtype]}"
+        bits = Var(f"{number.name}_bits", "int64")
+        value = Intrinsic("reinterpret", (cast(bits, same_size),), number.dtype)
+        body = LetStmt(number, value, body)
+        sizes.append(bits)
+        given.append(cast(Intrinsic("reinterpret", (number,), same_size), "int64"))
+    return body, sizes, tuple(given)
 
 
 Grid = Mapping[str, PrimExpr]
@@ -96,7 +119,7 @@ class _Call:
     grid: Grid
     used: tuple[int, ...]
     """The numbers of the buffers that it is given."""
-    sizes: list[Var]
+    sizes: tuple[PrimExpr, ...]
 
     def made(self, addresses: tuple[PrimExpr, ...]) -> PrimExpr:
         axes = [f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"]

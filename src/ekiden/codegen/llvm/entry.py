@@ -14,13 +14,17 @@ from ekiden.codegen.common import (
     flushes,
     gaps,
     in_place,
+    misfit,
+    scalar_kind,
 )
 from ekiden.codegen.llvm import subnormals
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Operand
+from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
-from ekiden.ir.prim import SizeVar, Var
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import SizeVar, Var, cast
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.layout import DLTensor, Tensor, TypeIndex, Value
 from ekiden.tir.expr import Buffer
@@ -37,7 +41,7 @@ class EntryEmitter(StatementEmitter):
         self.b.entry = []
         self.fast_math = fast_math_flags(func)
         if (func.attrs or {}).get("tir.noalias"):
-            homes = {func.params[n]: func.params[-1] for n in in_place(func)}
+            homes = {func.buffers[n]: func.buffers[-1] for n in in_place(func)}
             self.alias = AliasScopes(self.module.metadata, homes)
         if self.module.debug is not None:
             line = self.module.debug.first_line(func)
@@ -50,7 +54,12 @@ class EntryEmitter(StatementEmitter):
         self.check(right, "TypeError", f"{self.name}: expected {count} arguments")
         device = (func.attrs or {}).get(DEVICE_TYPE)
         self.device = int(str(device)) if device is not None else None
-        shapes = [self.unpack(func, i, buffer) for i, buffer in enumerate(func.params)]
+        shapes: dict[int, Operand] = {}
+        for i, param in enumerate(func.params):
+            if isinstance(param, Buffer):
+                shapes[i] = self.unpack(func, i, param)
+            else:
+                self.variables[param] = self.number(func, i, param)
         for each in dimensions(func):
             self.dimension(each, self.field(shapes[each.index], 8 * each.axis, "i64"))
         self.statement(func.body)
@@ -95,6 +104,32 @@ class EntryEmitter(StatementEmitter):
         self.pointers[buffer] = b.value(f"getelementptr i8, ptr {data}, i64 {offset}")
         return self.field(tensor, DLTensor.SHAPE, "ptr")
 
+    def number(self, func: PrimFunc, i: int, param: Var) -> Operand:
+        """Check that argument i is a number that its parameter holds; returns it. True and False
+        are the integers 1 and 0; integers are numbers."""
+        b, name, kind = self.b, argument_label(func, i, param), scalar_kind(param, func)
+        index = self.field("%args", i * Value.BYTES, "i32")
+        is_int = b.value(f"icmp eq i32 {index}, {TypeIndex.INT}")
+        is_bool = b.value(f"icmp eq i32 {index}, {TypeIndex.BOOL}")
+        right = whole = b.value(f"or i1 {is_int}, {is_bool}")
+        if dt.is_float(param.dtype):
+            is_float = b.value(f"icmp eq i32 {index}, {TypeIndex.FLOAT}")
+            right = b.value(f"or i1 {whole}, {is_float}")
+        self.check(right, "TypeError", f"{name} must be {kind}")
+        integer = self.field("%args", i * Value.BYTES + Value.V, "i64")
+        if dt.is_float(param.dtype):
+            real = self.field("%args", i * Value.BYTES + Value.V, "double")
+            widened = emit_cast(b, integer, "int64", "float64")
+            chosen = b.value(f"select i1 {whole}, double {widened}, double {real}")
+            return emit_cast(b, chosen, "float64", param.dtype)
+        made = emit_cast(b, integer, "int64", param.dtype)
+        back = emit_cast(b, made, param.dtype, "int64")
+        fits = b.value(f"icmp eq i64 {back}, {integer}")
+        if param.dtype == "uint64":
+            fits = b.value(f"icmp sge i64 {integer}, 0")
+        self.check(fits, "ValueError", f"{name} {misfit(param)}")
+        return made
+
     def on_device(self, tensor: Operand, name: str) -> None:
         """Check that an argument lies on the device of the first, which is of the right kind."""
         b = self.b
@@ -135,11 +170,11 @@ class EntryEmitter(StatementEmitter):
     def dimension(self, row: Dimension, actual: Operand) -> None:
         """Bind a symbol, or compare a dimension with what it must be."""
         if not row.binds:
-            right = self.b.value(f"icmp eq i64 {actual}, {self.value(row.extent)}")
+            right = self.b.value(f"icmp eq i64 {actual}, {self.value(cast(row.extent, 'int64'))}")
             self.check(right, "ValueError", row.message)
             return
         assert isinstance(row.extent, Var)
-        self.variables[row.extent] = actual
+        self.variables[row.extent] = emit_cast(self.b, actual, "int64", row.extent.dtype)
         if isinstance(row.extent, SizeVar):
             self.positive.add(row.extent)
 

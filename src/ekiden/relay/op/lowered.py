@@ -1,7 +1,8 @@
 """Loop programs as functions of Relay: what a PrimFunc is to whoever calls it by its GlobalVar.
 
 The parameters that it writes, its last ones, are its results. A named dimension of its parameters
-is any size that the arguments of a call have.
+is any size that the arguments of a call have. A parameter that is a number is a tensor of no
+dimension.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ekiden.runtime.errors import TypeInferenceError
 from ekiden.tir import interpreter
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Block, PrimFunc, Stmt
-from ekiden.tir.transform import lower
+from ekiden.tir.transform import lower, numbers_as_tensors
 from ekiden.tir.visitor import buffers_read, buffers_written, rename, walk
 
 
@@ -47,7 +48,8 @@ def result_count(func: PrimFunc) -> int:
     written = set(buffers_written(func.body))
     said = (func.attrs or {}).get("num_outputs")
     count = said if isinstance(said, int) else len(written.intersection(func.params))
-    inputs, outputs = func.params[: len(func.params) - count], func.params[-count or None :]
+    params = func.buffers
+    inputs, outputs = params[: len(params) - count], params[-count or None :]
     if count == 0 or not written.issuperset(outputs):
         raise TypeInferenceError(f"@{func.name}: its last parameters must be those that it writes")
     changed = [b for b in inputs if b in written]
@@ -76,14 +78,15 @@ def relay_type(func: PrimFunc) -> FuncType:
     """The type of a loop program as a function of Relay. Raises TypeInferenceError as
     `result_count` does, and for a result with a dimension that no argument has.
     """
+    func = numbers_as_tensors(func)
     count = result_count(func)
     dims: dict[Var, PrimExpr] = {
         v: SizeVar(v.name)
-        for b in func.params
+        for b in func.buffers
         for v in free_vars(*b.shape)
         if not isinstance(v, SizeVar)
     }
-    kinds = [tensor_type([substitute(d, dims) for d in b.shape], b.dtype) for b in func.params]
+    kinds = [tensor_type([substitute(d, dims) for d in b.shape], b.dtype) for b in func.buffers]
     inputs, outputs = kinds[:-count], kinds[-count:]
     missing = set(size_vars(outputs)) - set(size_vars(inputs))
     if missing:
@@ -95,6 +98,7 @@ def relay_type(func: PrimFunc) -> FuncType:
 def as_function(func: PrimFunc) -> Function:
     """A function of Relay that calls a loop program; to be inlined."""
     kind = relay_type(func)
+    func = numbers_as_tensors(func)
     inputs = zip(func.params, kind.arg_types, strict=False)
     params = tuple(RelayVar(b.name, each) for b, each in inputs)
     return Function(params, call_lowered(func, params), kind.ret_type, attrs={"Inline": 1})
@@ -102,7 +106,8 @@ def as_function(func: PrimFunc) -> Function:
 
 def call_lowered(func: PrimFunc, args: Sequence[Expr]) -> Call:
     """A call of a loop program that gives its results."""
-    return Call(get("call_lowered"), (Tuple(tuple(args)),), CallLoweredAttrs(func))
+    attrs = CallLoweredAttrs(numbers_as_tensors(func))
+    return Call(get("call_lowered"), (Tuple(tuple(args)),), attrs)
 
 
 def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -144,10 +149,10 @@ def _lowering(
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         real = (*ins, *outs)
-        pairs = ((b.shape, r.shape) for b, r in zip(func.params, real, strict=True))
+        pairs = ((b.shape, r.shape) for b, r in zip(func.buffers, real, strict=True))
         dims = [(a, b) for shapes in pairs for a, b in zip(*shapes, strict=True)]
         sizes = {old: new for old, new in reversed(dims) if isinstance(old, Var)}
-        return rename(func.body, sizes, dict(zip(func.params, real, strict=True)))
+        return rename(func.body, sizes, dict(zip(func.buffers, real, strict=True)))
 
     shapes, dtypes = [k.shape for k in kinds], [k.dtype for k in kinds]
     return te.extern_op(shapes, inputs, build, dtypes, func.name)

@@ -123,15 +123,17 @@ def transform_layout(
     shape = tuple(reached(t) for t in exact.indices) if is_whole else index_map.map_shape(old.shape)
     new = old.with_fields(shape=tuple(Analyzer().simplify(d) for d in shape))
     params = tuple(new if p is old else p for p in program.func.params)
-    if program.is_param(old):
-        _require_bound(step, name, params, realize)
     body = _Relaid(old, new, index_map).visit(program.func.body)
-    return program.func.with_fields(params=params, body=body)
+    func = program.func.with_fields(params=params, body=body)
+    if program.is_param(old):
+        _require_bound(step, name, func, realize)
+    return func
 
 
-def _require_bound(step: str, name: str, params: Sequence[Buffer], realize: BlockRealize) -> None:
+def _require_bound(step: str, name: str, func: PrimFunc, realize: BlockRealize) -> None:
     """Every symbolic size is still a dimension of an argument."""
-    known = {d for b in params for d in b.shape if isinstance(d, Var)}
+    params = func.buffers
+    known = {d for b in params for d in b.shape if isinstance(d, Var)} | set(func.scalars)
     for each in (v for b in params for d in b.shape for v in free_vars(d)):
         if each not in known:
             refuse(f"{step} {name!r}: no argument would have the size {each.name!r}", realize)

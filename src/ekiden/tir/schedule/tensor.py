@@ -412,12 +412,12 @@ def tensorize(
         match.stmt(intrin.desc.body, block.body)
     except _MismatchError as fault:
         refuse(f"{step}: block {block.name!r} is not what it describes: {fault}", asked)
-    missing = [b.name for b in intrin.desc.params if b not in match.buffers]
+    missing = [b.name for b in intrin.desc.buffers if b not in match.buffers]
     if missing:
         refuse(f"{step}: the description does not use {missing}", asked)
     parts = {
         new: match.buffers[old]
-        for old, new in zip(intrin.desc.params, intrin.impl.params, strict=True)
+        for old, new in zip(intrin.desc.buffers, intrin.impl.buffers, strict=True)
     }
     body = _Placed(parts).visit(_own_names(intrin.impl.body))
     new = block.with_fields(body=body)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ekiden.arith import Analyzer
+from ekiden.arith import Analyzer, simplify
 from ekiden.ir.dtype import lanes
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.range import Range
@@ -97,13 +97,14 @@ class BlockReader:
         if not isinstance(target, ast.Name) or len(given.args) != 2:
             self.fail(node, f"expected 'name = T.axis.{kind}(extent, value)'")
         domain = self.evaluator.value(given.args[0])
-        if isinstance(domain, (tuple, list)) and len(domain) == 2:
-            if not is_const(domain[0], 0):
-                self.fail(node, "the domain of an axis starts at 0")
-            domain = domain[1]
         value = self.evaluator.expr(given.args[1], "int64")
+        low: object = 0
+        if isinstance(domain, (tuple, list)) and len(domain) == 2:
+            low, high = (self.evaluator.scalar(given.args[0], d, value.dtype) for d in domain)
+            domain = high if is_const(low, 0) else simplify(high - low)
         extent = self.evaluator.scalar(given.args[0], domain, value.dtype)
-        self._add_axis(target.id, extent, _AXES[kind], value)
+        start = self.evaluator.scalar(given.args[0], low, value.dtype)
+        self._add_axis(target.id, (start, extent), _AXES[kind], value)
 
     def _remap(self, node: ast.AST, target: ast.expr, given: Arguments) -> None:
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
@@ -118,14 +119,19 @@ class BlockReader:
                 self.fail(node, "T.axis.remap takes variables of loops")
             if kind not in _AXES or not isinstance(each, ast.Name):
                 self.fail(node, f"an axis is S (spatial), R (reduce) or O (opaque), not {kind!r}")
-            low, extent = self.loops[value]
-            if not (isinstance(low, IntImm) and low.value == 0):
-                self.fail(node, f"loop '{value.name}' does not start at 0")
-            self._add_axis(each.id, extent, _AXES[kind], value)
+            self._add_axis(each.id, self.loops[value], _AXES[kind], value)
 
-    def _add_axis(self, name: str, extent: PrimExpr, kind: IterKind, value: PrimExpr) -> None:
+    def _add_axis(
+        self, name: str, domain: tuple[PrimExpr, PrimExpr], kind: IterKind, value: PrimExpr
+    ) -> None:
+        """An axis over (start, extent). Iterators of blocks begin at 0: one that begins elsewhere
+        is its distance from there."""
+        start, extent = domain
         var = Var(name, value.dtype)
         self.names[name] = var
+        if not is_const(start, 0):
+            self.names[name] = var + start
+            value = value - start
         self.blocks[-1].axes.append((IterVar(var, extent, kind), value))
 
     def _in_block(self, node: ast.AST, name: str) -> BlockState:
@@ -163,7 +169,9 @@ class BlockReader:
         return script.attrs_of(value)
 
     def _check_regions(self, state: BlockState, block: Block) -> None:
-        """What T.reads and T.writes say must hold what the body touches."""
+        """What T.reads and T.writes say should hold what the body touches, which is what counts:
+        a region that is too small is warned of. (TVM believes it.)
+        """
         if not state.declared or (state.name == "root" and not block.iter_vars):
             return
         found = dict(zip(("reads", "writes"), block_regions(block), strict=True))
@@ -175,13 +183,13 @@ class BlockReader:
                 same = [d for d in declared if d.buffer is region.buffer]
                 verb = word[:-1]
                 if not same:
-                    self.fail(
+                    self.source.warn(
                         node,
                         f"block '{block.name}' {word} buffer '{region.buffer.name}', "
                         f"which T.{word} does not name",
                     )
-                if all(_is_outside(region.region, d.region, analyzer) for d in same):
-                    self.fail(
+                elif all(_is_outside(region.region, d.region, analyzer) for d in same):
+                    self.source.warn(
                         node,
                         f"block '{block.name}' {word} elements of '{region.buffer.name}' "
                         f"outside the region that T.{word} gives ({verb} past its bounds)",

@@ -290,6 +290,13 @@ def _numbers(args: Sequence[Argument]) -> Sequence[PrimExpr]:
     ]
 
 
+def _shift(op: str, a: ExprLike, b: ExprLike, dtype: str | None) -> PrimExpr:
+    """A shift; numbers take the other side's dtype, or that which is asked for."""
+    like = next((x.dtype for x in (a, b) if isinstance(x, PrimExpr)), dtype)
+    x, y = (v if isinstance(v, PrimExpr) else literal(v, like) for v in (a, b))
+    return Intrinsic(op, (x, y), dtype or x.dtype)
+
+
 _NAMES: dict[str, Callable[..., PrimExpr]] = {
     "Cast": _cast,
     "cast": lambda value, dtype: prim.cast(prim.convert(value), dtype),
@@ -300,8 +307,8 @@ _NAMES: dict[str, Callable[..., PrimExpr]] = {
     "truncdiv": _pair(Div),
     "Div": _pair(Div),
     "power": lambda a, b: _intrinsic("pow")(a, b),
-    "shift_left": lambda a, b: _intrinsic("left_shift")(a, b),
-    "shift_right": lambda a, b: _intrinsic("right_shift")(a, b),
+    "shift_left": lambda a, b, dtype=None: _shift("left_shift", a, b, dtype),
+    "shift_right": lambda a, b, dtype=None: _shift("right_shift", a, b, dtype),
     **{
         kind.__name__: _pair(kind)
         for kind in (prim.Add, prim.Sub, prim.Mul, FloorDiv, FloorMod, Min, Max, prim.And, prim.Or)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -64,6 +65,11 @@ class Source:
         shown = self.text.split("\n")[line - 1]
         column = len(shown.encode()[: getattr(node, "col_offset", 0)].decode())
         self.fail_at(line, column, message)
+
+    def warn(self, node: ast.AST, message: str) -> None:
+        """Warn of something at a node, by its place."""
+        place = f"{self.name}:{getattr(node, 'lineno', 1) + self.first_line - 1}"
+        warnings.warn(f"{place}: {message}", UserWarning, stacklevel=2)
 
     def fail_at(self, line: int, column: int, message: str) -> NoReturn:
         """The same for a line (from 1) and a column (from 0) of the text."""

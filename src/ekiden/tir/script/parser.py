@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden.arith import simplify
@@ -52,7 +51,7 @@ class FunctionParser(BlockReader):
 
     def __init__(self, source: Source, names: Mapping[str, object]) -> None:
         super().__init__(source, names)
-        self.handles: dict[str, Buffer | None] = {}
+        self.handles: dict[Var, Buffer | None] = {}
         """Parameters declared as handles, and the buffers matched to them."""
         self.attrs: dict[str, object] | None = None
 
@@ -60,38 +59,38 @@ class FunctionParser(BlockReader):
 
     def function(self, node: ast.FunctionDef, private: bool) -> PrimFunc:
         """A function with its decorator taken off. Raises ParseError."""
-        order: list[tuple[str, Buffer | None]] = []
         if node.args.posonlyargs or node.args.kwonlyargs or node.args.vararg or node.args.kwarg:
             self.fail(node, "a prim_func takes plain parameters only")
-        for each in node.args.args:
-            order.append((each.arg, self._parameter(each)))
+        given = [self._parameter(each) for each in node.args.args]
         body = self.body(node.body)
-        params = []
-        for name, buffer in order:
-            found = buffer if buffer is not None else self.handles[name]
-            if found is None:
-                self.fail(node, f"parameter '{name}' is a handle without a T.match_buffer")
-            params.append(found)
+        matched = {handle: buffer for handle, buffer in self.handles.items() if buffer is not None}
+        params = [matched.get(p, p) if isinstance(p, Var) else p for p in given]
         attrs = self.attrs
         if not private:
             attrs = {"global_symbol": node.name, **(attrs or {})}
         return PrimFunc(tuple(params), _without_root(body), attrs)
 
-    def _parameter(self, node: ast.arg) -> Buffer | None:
+    def _parameter(self, node: ast.arg) -> Buffer | Var:
         if node.annotation is None:
-            self.fail(node, f"parameter '{node.arg}' needs a type: T.Buffer(...) or T.handle")
+            self.fail(
+                node, f"parameter '{node.arg}' needs a type: T.Buffer(...), T.int64, T.handle"
+            )
         kind = self.evaluator.value(node.annotation)
         if isinstance(kind, str):
             kind = self.evaluator.value(self._forward(node.annotation, kind))
-        if isinstance(kind, Buffer):
-            made = kind.with_fields(name=node.arg)
-            self.names[node.arg] = made
-            return made
-        if isinstance(kind, script.DType) and kind.dtype == "handle":
-            self.handles[node.arg] = None
-            self.names[node.arg] = _Handle(node.arg)
-            return None
-        self.fail(node, f"parameter '{node.arg}' must be a T.Buffer or a T.handle, got {kind!r}")
+        made: Buffer | Var
+        match kind:
+            case script.DType():
+                made = Var(node.arg, kind.dtype)
+            case Buffer() | Var(name=""):
+                made = kind.with_fields(name=node.arg)
+            case _:
+                wanted = "a T.Buffer, a dtype such as T.int64, or a T.handle"
+                self.fail(node, f"parameter '{node.arg}' must be {wanted}, got {kind!r}")
+        self.names[node.arg] = made
+        if made.dtype == "handle" and isinstance(made, Var):
+            self.handles[made] = None
+        return made
 
     def _forward(self, node: ast.AST, text: str) -> ast.expr:
         try:
@@ -248,12 +247,12 @@ class FunctionParser(BlockReader):
 
     def _match_buffer(self, node: ast.AST, name: str, given: Arguments) -> None:
         handle = self.evaluator.value(given.args[0]) if given.args else None
-        if not isinstance(handle, _Handle):
+        if not isinstance(handle, Var) or handle not in self.handles:
             self.fail(node, "T.match_buffer takes a parameter of type T.handle")
-        if self.handles[handle.name] is not None:
+        if self.handles[handle] is not None:
             self.fail(node, f"parameter '{handle.name}' is matched twice")
         buffer = self._buffer(node, given.args[1:], given.keywords, name)
-        self.handles[handle.name] = self.names[name] = buffer
+        self.handles[handle] = self.names[name] = buffer
 
     def _annotated(self, node: ast.AnnAssign) -> Wrap:
         if not isinstance(node.target, ast.Name) or node.value is None:
@@ -330,6 +329,9 @@ class FunctionParser(BlockReader):
 
     def _bounds(self, node: ast.AST, given: Arguments) -> tuple[PrimExpr, PrimExpr]:
         parts = [self.evaluator.value(a) for a in given.args]
+        if len(parts) == 3 and isinstance(parts[2], str):  # the thread axis
+            given.keywords.setdefault("thread", given.args[2])
+            del parts[2]
         extent = given.keywords.get("extent")
         if extent is not None and len(parts) == 1:
             size = self.evaluator.expr(extent, "int64")
@@ -431,13 +433,6 @@ class FunctionParser(BlockReader):
         if not isinstance(locality, int):
             self.fail(node, "the locality of T.prefetch is a number from 0 to 3")
         return Prefetch(load.buffer, load.indices, locality)
-
-
-@dataclass(frozen=True, slots=True)
-class _Handle:
-    """A parameter before its T.match_buffer."""
-
-    name: str
 
 
 def _sequence(statements: Sequence[Stmt]) -> Stmt:

@@ -33,12 +33,14 @@ class TensorIntrin:
         """
         if name in TensorIntrin._table and not override:
             raise ValueError(f"TensorIntrin.register {name!r}: the name is taken")
+        for number in (*desc.scalars, *impl.scalars):
+            raise ValueError(f"TensorIntrin.register {name!r}: {number.name!r} is no buffer")
         if len(desc.params) != len(impl.params):
             raise ValueError(
                 f"TensorIntrin.register {name!r}: expected as many buffers in both functions, "
                 f"got {len(desc.params)} and {len(impl.params)}"
             )
-        for a, b in zip(desc.params, impl.params, strict=True):
+        for a, b in zip(desc.buffers, impl.buffers, strict=True):
             if a.dtype != b.dtype or _sizes(a.shape) != _sizes(b.shape):
                 raise ValueError(
                     f"TensorIntrin.register {name!r}: buffer {a.name!r} is {a.dtype}"

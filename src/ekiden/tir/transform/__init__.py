@@ -16,6 +16,7 @@ from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
 from ekiden.tir.transform.loop_partition import loop_partition
 from ekiden.tir.transform.lower_blocks import lower_blocks
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
+from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
 from ekiden.tir.transform.pipeline import (
     PASSES,
     TILED_PASSES,
@@ -82,6 +83,7 @@ __all__ = [
     "lower",
     "lower_blocks",
     "lower_intrinsics",
+    "numbers_as_tensors",
     "prim_func_pass",
     "remove_no_op",
     "simplify",

@@ -7,7 +7,7 @@
 
 Each outermost loop over a thread axis becomes a function of its own, with the attributes of a
 device function: `tir.is_device`, and `tir.thread_axes`. Buffers that it uses are its parameters;
-sizes come with their shapes. On a processor thread loops run as loops.
+sizes come with their shapes, other variables as numbers. On a processor thread loops run as loops.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, StringImm, Var
-from ekiden.ir.prim_visitor import free_vars
-from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.stmt import (
     Evaluate,
@@ -38,8 +36,8 @@ def is_device_loop(stmt: Stmt) -> bool:
 
 
 class _Split(StmtMutator):
-    def __init__(self, func: PrimFunc, takes_sizes: bool) -> None:
-        self._func, self._takes_sizes = func, takes_sizes
+    def __init__(self, func: PrimFunc) -> None:
+        self._func = func
         self.kernels: dict[str, PrimFunc] = {}
 
     def visit_for(self, stmt: For) -> Stmt:
@@ -50,39 +48,31 @@ class _Split(StmtMutator):
         buffers = [b for b in used if isinstance(b, Buffer)]
         variables = [v for v in used if isinstance(v, Var)]
         buffers = self._in_order(buffers)
-        missing = set(variables) - set(free_vars(*(d for b in buffers for d in b.shape)))
-        if missing and not self._takes_sizes:
-            raise ScheduleError(
-                f"split {self._func.name!r} at {stmt.loop_var.name!r}: the device would need "
-                f"{', '.join(sorted(v.name for v in missing))}, which no buffer has as a size"
-            )
+        sizes = {d for b in buffers for d in b.shape if isinstance(d, Var)}
+        numbers = [v for v in variables if v not in sizes]
         count = len(self.kernels)
         name = f"{self._func.name}_kernel{'' if count == 0 else f'_{count}'}"
         threads = [s for s in walk(stmt) if isinstance(s, For) and is_device_loop(s)]
         axes = tuple(dict.fromkeys(str((s.annotations or {})["thread"]) for s in threads))
         attrs = {"global_symbol": name, "tir.is_device": True, "tir.thread_axes": axes}
-        self.kernels[name] = PrimFunc(tuple(buffers), stmt, attrs)
-        given = (BufferAddress(b) for b in buffers)
+        self.kernels[name] = PrimFunc((*buffers, *numbers), stmt, attrs)
+        given = (*(BufferAddress(b) for b in buffers), *numbers)
         return Evaluate(Intrinsic("call_function", (StringImm(name), *given), "int32"))
 
     def _in_order(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """Parameters of the function in their order, then buffers of its own."""
-        own = [b for b in self._func.params if b in buffers]
+        own = [b for b in self._func.buffers if b in buffers]
         return own + [b for b in buffers if b not in own]
 
 
-def split_host_device(module: IRModule, takes_sizes: bool = False) -> IRModule:
-    """The module with device regions in functions of their own. Blocks must have been lowered.
-
-    With `takes_sizes` a device function may use sizes that no buffer of it has: whoever makes its
-    calls passes them. Raises ScheduleError for such a size otherwise.
-    """
+def split_host_device(module: IRModule) -> IRModule:
+    """The module with device regions in functions of their own. Blocks must have been lowered."""
     made: dict[str, BaseFunc] = {}
     for name, func in module.functions.items():
         if not isinstance(func, PrimFunc) or (func.attrs or {}).get("tir.is_device"):
             made[name.name_hint] = func
             continue
-        split = _Split(func, takes_sizes)
+        split = _Split(func)
         made[name.name_hint] = func.with_fields(body=split.visit(func.body))
         made.update(split.kernels)
     return IRModule(dict(made.items()), module.type_definitions, module.attrs)

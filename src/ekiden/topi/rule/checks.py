@@ -36,7 +36,7 @@ def with_checks(
     if not checks:
         return function
     assert not (function.attrs or {}).get("tir.tiled"), "tiles have no vectors to be made"
-    buffers = dict(zip(inputs, function.params, strict=False))
+    buffers = dict(zip(inputs, function.buffers, strict=False))
     made = [_checked(c, inputs, buffers, target) for c in checks]
     return function.with_fields(body=seq(*(s for s in made if s is not None), function.body))
 
@@ -90,8 +90,8 @@ def _behind_flag(
     wrong = flag(check)
     counted = schedule_default(list(inputs), [wrong], target, "check")
     place = Buffer(wrong.name, (const(1),), wrong.dtype, "local")
-    real = {own: buffers[t] for own, t in zip(counted.params, inputs, strict=False)}
-    body = replace_buffers(counted.body, {**real, counted.params[-1]: place})
+    real = {own: buffers[t] for own, t in zip(counted.buffers, inputs, strict=False)}
+    body = replace_buffers(counted.body, {**real, counted.buffers[-1]: place})
     test = IfThenElse(BufferLoad(place, (const(0),), place.dtype) > 0, found)
     return allocated(seq(body, test), [place])
 
