@@ -454,6 +454,7 @@ static void wait_for_operands(ek_async *a, const ek_value *R, const int32_t *pc)
     if (*letter == 'n') n = pc[at];
     if (*letter == 'E' && R[pc[at]].type_index == EK_ADT) wait_for_all(a);
     else if (*letter == 'e' || *letter == 'E') wait_for(a, &R[pc[at]]);
+    else if (*letter == 'u') wait_for(a, &R[pc[at] < 0 ? -1 - pc[at] : pc[at]]);
     at += ek_operand_words(*letter, n);
   }
 }

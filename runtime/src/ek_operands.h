@@ -233,4 +233,12 @@ static inline const int32_t *ek_InvokePackedScratch_args(const int32_t *pc) { re
 static inline int32_t ek_InvokePackedScratch_scratch(const int32_t *pc) { return pc[4 + pc[2]]; }
 static inline int32_t ek_InvokePackedScratch_words(const int32_t *pc) { return 5 + pc[2]; }
 
+static inline int32_t ek_Own_dst(const int32_t *pc) { return pc[1]; }
+static inline int32_t ek_Own_tensor(const int32_t *pc) { return pc[2]; }
+static inline int32_t ek_Own_device(const int32_t *pc) { return pc[3]; }
+static inline int32_t ek_Own_words(const int32_t *pc) {
+  (void)pc;
+  return 4;
+}
+
 #endif /* EK_OPERANDS_H_ */

@@ -130,6 +130,7 @@ static void check_operand(verifier *v, char letter) {
     case 'E': below(v, v->function->n_registers, "a register below"); break;
     case 'R': check_registers(v); break;
     case 'n': v->n = below(v, v->function->n_words, "a length below"); break;
+    case 'u':
     case 'v': check_value(v); break;
     case 'V':
       for (int32_t i = 0; i < v->n && !failed(v); i++) check_value(v);

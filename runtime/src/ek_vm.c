@@ -80,6 +80,7 @@ next:
     JUMP(offset);
   CASE(AllocArena): BODY(AllocArena); NEXT(AllocArena);
   CASE(InvokePackedScratch): BODY(InvokePackedScratch); NEXT(InvokePackedScratch);
+  CASE(Own): BODY(Own); NEXT(Own);
   CASE(NATIVE):
     pc = vm->function->native->run(vm, R, vm->function->native, pc[1]);
     if (pc == NULL || ((uintptr_t)pc & EK_NATIVE_FAILED) != 0) goto failed;

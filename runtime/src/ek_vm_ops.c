@@ -415,6 +415,36 @@ int ek_op_AllocTensorReg(ek_vm *vm, ek_value *R, const int32_t *pc) {
                    ek_AllocTensorReg_dtype(pc), &R[ek_AllocTensorReg_dst(pc)]);
 }
 
+/* Whether a value is a tensor that one reference leads to, in a storage that only it refers to: what
+** is written there nobody else sees. */
+static bool is_alone(const ek_value *value, ek_device device) {
+  if (value->type_index != EK_TENSOR || !ek_tensor_is_own(value->v.obj)) return false;
+  const ek_tensor *tensor = (const ek_tensor *)(const void *)value->v.obj;
+  if (__atomic_load_n(&tensor->base.refs, __ATOMIC_ACQUIRE) != EK_REFS_NEW) return false;
+  if (tensor->owner == NULL || !ek_is(tensor->owner, EK_STORAGE)) return false;
+  if (__atomic_load_n(&tensor->owner->refs, __ATOMIC_ACQUIRE) != EK_REFS_NEW) return false;
+  bool is_writable = (tensor->flags & EK_DLPACK_READ_ONLY) == 0;
+  return is_writable && ek_device_same(tensor->dl.device, device);
+}
+
+/* Own dst tensor device */
+int ek_op_Own(ek_vm *vm, ek_value *R, const int32_t *pc) {
+  ek_device device = vm->executable->devices[ek_Own_device(pc)];
+  int32_t operand = ek_Own_tensor(pc);
+  ek_value *given = &R[operand < 0 ? -1 - operand : operand];
+  const ek_dltensor *tensor = ek_value_tensor(given);
+  ek_object *copy;
+  if (tensor == NULL) return wrong_type("Own", "a tensor", given);
+  if (operand < 0 && is_alone(given, device)) {
+    set(&R[ek_Own_dst(pc)], fetch(R, operand));
+    return 0;
+  }
+  if (ek_vm_copy_tensor(tensor, device, &copy) != 0) return -1;
+  if (operand < 0) set(given, ek_value_none());
+  set_object(&R[ek_Own_dst(pc)], copy);
+  return 0;
+}
+
 /* AllocADT dst tag n fields */
 int ek_op_AllocADT(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_adt *adt = ek_adt_alloc(ek_AllocADT_tag(pc), ek_AllocADT_n(pc));

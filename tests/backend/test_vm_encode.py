@@ -56,7 +56,7 @@ def test_decode_accepts_unsigned_words() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([31], "decoding word 0: an opcode below 31 expected, got 31"),
+        ([32], "decoding word 0: an opcode below 32 expected, got 32"),
         ([0, 1], "decoding Move: 3 words expected, got 2"),
         ([7, 0, 0, -1], "decoding AllocADT: a list length >= 0 expected, got -1"),
     ],
@@ -159,6 +159,7 @@ PRINTED = {
     "invoke_packed PackedFunc[7] (in: $0, out: $1) scratch $2": make(
         "InvokePackedScratch", packed_index=7, output_size=1, args=(0, 1), scratch=2
     ),
+    "own $3 ~$1 0": make("Own", dst=3, tensor=-2, device=0),
 }
 
 

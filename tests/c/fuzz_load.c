@@ -247,7 +247,7 @@ static bytes all_instructions(const image_bytes *image, const image_bytes *other
             WORDS(AllocADT, 1, 3, 2, 0, -1, GetTag, 2, 1, GetField, 3, 1, 1, AllocClosure, 4, 2, 1,
                   3, InvokeClosure, 5, 4, 1, 0, Move, 2, -6, KillRegister, 1, Ret, 2)},
            {"add", 2, 5,
-            WORDS(LoadConst, 2, 1, ShapeOf, 3, 2, ReshapeTensor, 4, 2, 3, 0, 1, DeviceCopy, 3, 4,
+            WORDS(LoadConst, 2, 1, ShapeOf, 3, 2, ReshapeTensor, 4, 2, 3, 0, 1, Own, 3, -5, 0, DeviceCopy, 3, 4,
                   0, 0, InvokePacked, 0, 0, 0, InvokePackedScratch, 0, 0, 0, 2, ReadElement, 1, 2, 1, Ret, 3)},
            {"tail", 2, 4,
             WORDS(AllocClosure, 2, 3, 1, 0, Switch, 1, 3, 1, 2, 3, Fatal, InvokeTail, 4, 1, 1,

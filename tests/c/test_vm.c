@@ -197,6 +197,30 @@ static void tensors_take_the_place_of_others(void) {
   ek_object_release(vm);
 }
 
+/* A tensor is given on where one reference leads to it and to its memory, else copied. */
+static void tensors_are_owned_once(void) {
+  program p = {
+      .functions = {{"main", 1, 6,
+                     WORDS(LoadConsti, 1, 64, 0, AllocStorage, 2, 1, 0, 64, 0, /**/
+                           AllocTensor, 3, 2, 0, 0, INT64_SCALAR, 0, InvokePacked, 0, 2, 1, 0, 3, /**/
+                           Own, 4, -4, 0, /* the storage is known in register 2 */
+                           KillRegister, 2, InvokePacked, 0, 3, 1, 0, 4, 4, /* 7 + 7 */
+                           Own, 3, -5, 0, /* now nothing else knows it */
+                           Own, 5, 3, 0, /* not given up */
+                           InvokePacked, 0, 3, 1, 0, 3, 3, /* 7 + 14 */
+                           AllocADT, 5, 0, 2, 5, 3, Ret, 5)}},
+      .primitives = {"ek.test.add"}};
+  ek_object *vm = machine_of(&p);
+  ek_value argument = ek_value_int(7), result = ek_value_none();
+  CHECK(ek_vm_invoke(vm, 0, &argument, 1, &result) == 0);
+  const ek_adt *both = (const ek_adt *)(const void *)result.v.obj;
+  const ek_dltensor *first = ek_value_tensor(&both->fields[0]);
+  const ek_dltensor *second = ek_value_tensor(&both->fields[1]);
+  CHECK(*(int64_t *)first->data == 14 && *(int64_t *)second->data == 21);
+  ek_value_release(&result);
+  ek_object_release(vm);
+}
+
 static ek_value vector_of(const int64_t *numbers, int64_t n) {
   ek_dtype int64 = {EK_DTYPE_INT, 64, 1};
   ek_object *tensor;
@@ -378,6 +402,7 @@ static void wrong_values_are_errors(void) {
       {WORDS(DeviceCopy, 1, 1, 0, 0, Ret, 1),
        "DeviceCopy: a tensor, a number or data of these expected, got None"},
       {WORDS(ReshapeTensor, 1, 0, 0, 0, 1, Ret, 1), "ReshapeTensor: a tensor expected, got int"},
+      {WORDS(Own, 1, -1, 0, Ret, 1), "Own: a tensor expected, got int"},
       {WORDS(AllocTensor, 1, 0, 0, 0, INT64_SCALAR, 0, Ret, 1),
        "AllocTensor: a storage expected, got int"},
       {WORDS(AllocTensorReg, 1, 0, 0, 0, 0, 0, 1, INT64_SCALAR, Ret, 1),
@@ -562,6 +587,7 @@ int main(void) {
   long_chains_of_closures();
   dynamic_tensors();
   tensors_take_the_place_of_others();
+  tensors_are_owned_once();
   reshapes();
   copies_between_devices();
   a_tensor_is_lent_to_a_call();

@@ -24,7 +24,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.runtime.dtypes import dtype_code
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
+from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
 
 
@@ -169,6 +169,16 @@ def flushes(func: PrimFunc) -> bool:
 
 BOUNDS_ERROR = "BoundsError"
 """The error of an access outside of a buffer."""
+
+
+def addressed(e: Intrinsic) -> list[Buffer]:
+    """The buffers of a call whose arguments are addresses of whole ones. Raises InternalError for
+    another argument.
+    """
+    found = [a.buffer for a in e.args if isinstance(a, BufferAddress) and not a.indices]
+    if len(found) != len(e.args):
+        raise InternalError(f"{e.op}: addresses of whole buffers expected, got {e!r}")
+    return found
 
 
 def shuffle_order(e: Intrinsic) -> list[int]:

@@ -29,7 +29,7 @@ Range = tuple[int, int]
 
 ORDINARY = frozenset({"AllocArena", "AllocStorage", "AllocTensor", "AllocTensorReg", "InvokePacked",
                       "InvokePackedScratch", "KillRegister", "LoadConst", "LoadConsti", "Move",
-                      "ReadElement", "ReshapeTensor", "ShapeOf"})  # fmt: skip
+                      "Own", "ReadElement", "ReshapeTensor", "ShapeOf"})  # fmt: skip
 """Instructions that a program may be made of, but for the last ones: they go on to the next one,
 and no value outlives the run by them."""
 

@@ -70,6 +70,12 @@ def _shuffled(a: object, b: object, *order: object) -> object:
     return np.concatenate([np.asarray(a), np.asarray(b)])[np.asarray(order, np.int64)]
 
 
+def _same_memory(a: object, b: object) -> object:
+    """Whether the first elements of two arrays are in one place."""
+    one, other = np.asarray(a), np.asarray(b)
+    return one.ctypes.data == other.ctypes.data
+
+
 def _not_here(x: object) -> object:
     raise TypeError("this intrinsic has no meaning without what is around it")
 
@@ -137,6 +143,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("madd_s16",     3, _madd),           # acc + 2 products of int16 in words a, b
     IntrinsicDef("dot2_bf16",    3, _dot2),           # acc + 2 products of bfloat16 in words a, b
     IntrinsicDef("shuffle",      ANY, _shuffled),     # elements of two vectors, by numbers
+    IntrinsicDef("same_memory",  2, _same_memory, "bool"),  # of the addresses of two buffers
     IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given
     IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True),
     IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True),  # of the same module

@@ -228,6 +228,13 @@ OPCODES: tuple[Opcode, ...] = (
            frozenset(("kernel", "works", "fails")),
            "as InvokePacked; the primitive's working memory lies in the tensor scratch as "
            "far as it fits, and overwrites it"),
+    Opcode("Own", 31, "own",
+           "own {dst} {tensor} {device}",
+           "wud",
+           ("dst", "tensor", "device"),
+           frozenset(("allocates",)),
+           "the tensor itself where the register gives it up and nothing else refers to it "
+           "or to its memory, on that device; else a copy there, which may be written"),
 )
 # fmt: on
 

@@ -9,15 +9,38 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, convert, minimum
+from ekiden.ir.prim import (
+    EQ,
+    NE,
+    ExprLike,
+    Or,
+    PrimExpr,
+    Select,
+    Var,
+    binary,
+    cast,
+    const,
+    convert,
+    logical_and,
+    minimum,
+)  # fmt: skip
 from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, RangeCheck, extent_checks, from_either_end, index_check
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
+from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 from ekiden.topi.index import coordinate_checks
+from ekiden.topi.rule.in_place import UPDATES
 from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial
 from ekiden.topi.rule.scatter import REDUCTIONS, Combine, Slices, axes_of, copied, variables
-from ekiden.topi.shape import Dim, as_shape, check_rank, known, normalize_axis
+from ekiden.topi.shape import (
+    Dim,
+    as_dim,
+    as_shape,
+    check_rank,
+    expect_shape,
+    known,
+    normalize_axis,
+)  # fmt: skip
 
 GIVEN = ("indices", "updates")
 COLUMNS = 32
@@ -65,7 +88,7 @@ def scatter_elements(
     extents = extent_checks("scatter_elements", indices.shape, data.shape, at)
     given = extent_checks("scatter_elements", indices.shape, updates.shape, what=GIVEN)
     checks = (*extents, *given, index_check("scatter_elements", indices, data.shape[at], at))
-    attrs = {CHECKS: checks}
+    attrs = {CHECKS: checks, UPDATES: 0}
     return te.extern_op(
         [data.shape],
         [data, indices, updates],
@@ -95,7 +118,7 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
     slices, whole = Slices(count, mode), (*indices.shape[1:], *data.shape[count:])
     extents = extent_checks("scatter_nd", updates.shape, whole, what=("updates", "slices"))
     checks = (*extents, *coordinate_checks("scatter_nd", indices, data.shape[:count]))
-    attrs = {CHECKS: checks, "slices": slices}
+    attrs = {CHECKS: checks, UPDATES: 0, "slices": slices}
     return te.extern_op(
         [data.shape],
         [data, indices, updates],
@@ -115,6 +138,70 @@ def scatter(data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0) -> Te
 def scatter_add(data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0) -> Tensor:
     """`scatter_elements` that adds."""
     return scatter_elements(data, indices, updates, axis, "add")
+
+
+def strided_set(
+    a: Tensor,
+    v: Tensor,
+    begin: Tensor | Sequence[Dim],
+    end: Tensor | Sequence[Dim],
+    strides: Tensor | Sequence[Dim] | None = None,
+) -> Tensor:
+    """`a` with the slice begin:end:stride of its leading axes replaced by `v`; bounds may be data.
+
+    An update: where the result lies in the bytes of `a`, only the slice is written.
+    """
+    count = known(begin.shape[0]) if isinstance(begin, Tensor) else len(begin)
+    if count is None:
+        raise ValueError("strided_set: the number of bounds must be known")
+    for what, each in (("begin", begin), ("end", end), ("strides", strides)):
+        if isinstance(each, Tensor):
+            expect_shape("strided_set", what, each.shape, (count,))
+    expect_shape("strided_set", "v", v.shape, (*[None] * count, *a.shape[count:]))
+    given = [x for x in (begin, end, strides) if isinstance(x, Tensor)]
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        bounds = dict(zip(map(id, given), ins[2:], strict=True))
+        axes = axes_of(v.shape)
+        place: list[PrimExpr] = list(variables(axes))
+        inside: PrimExpr = const(True)
+        lets: list[tuple[Var, PrimExpr]] = []
+
+        def bound(values: Tensor | Sequence[Dim], n: int) -> PrimExpr:
+            source = bounds[id(values)] if isinstance(values, Tensor) else values
+            return cast(as_dim(source[n]), "int64")
+
+        def let(name: str, n: int, value: PrimExpr) -> Var:
+            lets.append((Var(f"{name}{n}", "int64"), value))
+            return lets[-1][0]
+
+        for n in range(count):
+            size, k = a.shape[n], axes[n].var
+            step = const(1) if strides is None else let("step", n, bound(strides, n))
+            back = step < 0
+            first, last = (_from_end(bound(x, n), size) for x in (begin, end))
+            first = te.max(te.min(first, Select(back, size - 1, size, "int64")), 0)
+            last = Select(back, te.max(last, -1), te.min(last, size), "int64")
+            first, last = let("first", n, first), let("last", n, last)
+            place[n] = first + k * step
+            within = Select(back, place[n] > last, place[n] < last, "bool")
+            once = Or(binary(NE, step, const(0)), binary(EQ, k, const(0)))
+            for each in (within, once, place[n] >= 0, place[n] < size):
+                inside = logical_and(inside, each)
+        store = BufferStore(outs[0], cast(ins[1][variables(axes)], a.dtype), tuple(place))
+        work = estimate(v.shape[-1:])
+        body = parallel_outer(axes[:-1], work, serial(axes[-1:], IfThenElse(inside, store)))
+        for var, value in reversed(lets):
+            body = LetStmt(var, value, body)
+        return seq(copied(ins[0], outs[0]), body)
+
+    return te.extern_op(
+        [a.shape], [a, v, *given], build, [a.dtype], name="strided_set", attrs={UPDATES: 0}
+    )[0]
+
+
+def _from_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
+    return Select(index < 0, index + size, index, "int64")
 
 
 def sparse_to_dense(
@@ -179,5 +266,5 @@ def _coordinates_last(indices: Tensor, shape: Sequence[PrimExpr]) -> tuple[Range
 
 
 __all__ = [
-    "scatter", "scatter_add", "scatter_elements", "scatter_nd", "sparse_to_dense",
+    "scatter", "scatter_add", "scatter_elements", "scatter_nd", "sparse_to_dense", "strided_set",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Parts of tensors: slices with strides, splits, windows, and writing into a slice."""
+"""Parts of tensors: slices with strides, splits, windows."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ekiden import te
-from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import (
-    EQ,
     PrimExpr,
     Select,
     Var,
-    binary,
     cast,
     const,
-    logical_and,
     maximum,
     minimum,
 )
@@ -27,7 +23,6 @@ from ekiden.topi.shape import (
     as_dim,
     as_shape,
     expect_least,
-    expect_shape,
     is_any,
     known,
     normalize_axis,
@@ -173,52 +168,6 @@ def _length(bounds: Tensor) -> int:
     return count
 
 
-def strided_set(
-    a: Tensor,
-    v: Tensor,
-    begin: Tensor | Sequence[Dim],
-    end: Tensor | Sequence[Dim],
-    strides: Tensor | Sequence[Dim] | None = None,
-) -> Tensor:
-    """`a` with the slice begin:end:stride of its leading axes replaced by `v`; bounds may be
-    data.
-    """
-    count = known(begin.shape[0]) if isinstance(begin, Tensor) else len(begin)
-    if count is None:
-        raise ValueError("strided_set: the number of bounds must be known")
-    for what, each in (("begin", begin), ("end", end), ("strides", strides)):
-        if isinstance(each, Tensor):
-            expect_shape("strided_set", what, each.shape, (count,))
-    expect_shape("strided_set", "v", v.shape, (*[None] * count, *a.shape[count:]))
-
-    def bound(values: Tensor | Sequence[Dim], n: int) -> PrimExpr:
-        return cast(as_dim(values[n]), "int64")
-
-    def body(*i: Var) -> PrimExpr:
-        inside: PrimExpr = const(True)
-        at: list[PrimExpr] = list(i)
-        for n in range(count):
-            size = a.shape[n]
-            step = const(1) if strides is None else bound(strides, n)
-            back = step < 0
-            first, last = (_from_end(bound(x, n), size) for x in (begin, end))
-            first = te.max(te.min(first, Select(back, size - 1, size, "int64")), 0)
-            last = Select(back, te.max(last, -1), te.min(last, size), "int64")
-            distance = i[n] - first
-            at[n] = distance // Select(step.equal(0), const(1), step, "int64")
-            within = Select(back, i[n] > last, i[n] < last, "bool")
-            exact = binary(EQ, at[n] * step, distance)
-            for each in (within, exact, at[n] >= 0, at[n] < v.shape[n]):
-                inside = logical_and(inside, each)
-        return if_then_else(inside, cast(v[at], a.dtype), a[i])
-
-    return te.compute(a.shape, body, name="strided_set", tag="injective")
-
-
-def _from_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
-    return Select(index < 0, index + size, index, "int64")
-
-
 def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimExpr, PrimExpr]]:
     """(begin, extent) of each part. Raises ValueError when the axis does not divide."""
     if isinstance(cuts, int):
@@ -291,6 +240,6 @@ def slice_like(a: Tensor, shape_like: Tensor, axes: Sequence[int] | None = None)
 
 
 __all__ = [
-    "dynamic_strided_slice", "slice_like", "sliding_window", "split", "strided_set",
+    "dynamic_strided_slice", "slice_like", "sliding_window", "split",
     "strided_slice",
 ]  # fmt: skip

@@ -56,7 +56,7 @@ def after(instruction: Instruction, facts: Facts) -> Facts:
 
 def _values(letter: str, operand: Operand) -> Sequence[int]:
     """Operands that may move what a register holds."""
-    if letter == "v" and isinstance(operand, int):
+    if letter in "uv" and isinstance(operand, int):
         return (operand,)
     return operand if letter == "V" and isinstance(operand, tuple) else ()
 
@@ -74,6 +74,8 @@ def _made(instruction: Instruction, facts: Facts) -> Fact | None:
             return Fact(True, None, True, shape, True)
         case "AllocTensorReg", (_, _, _, _, _, _, int(ndim), _):
             return Fact(True, None, True, (-1,) * ndim, True)
+        case "Own", _:
+            return Fact(True, None, True, None, True)
         case "ReshapeTensor", (_, int(src), _, _, int(ndim)):
             writable = facts.get(src, OBJECT).is_writable
             return Fact(True, None, True, (-1,) * ndim, writable)

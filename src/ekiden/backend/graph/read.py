@@ -141,6 +141,8 @@ class _Reader:
             case "AllocTensor", (int(dst), int(of), int(offset), tuple(dtype), tuple(shape)):
                 storage = self.storage(registers.get(of), offset)
                 registers[dst] = _Tensor(shape, dtype_name(*dtype), storage)
+            case "Own", (int(dst), int(of), _):
+                registers[dst] = self.copy(self.tensor(self.value(of)))
             case "AllocADT", (int(dst), 0, tuple(fields)):
                 registers[dst] = _Tuple(tuple(map(self.value, fields)))
             case "GetField", (int(dst), int(of), int(index)):

@@ -27,7 +27,8 @@ def facts_of(lowered: PrimFunc, target: Target) -> KernelFacts:
         return KernelFacts(const(0), (), True)
     alone, each = _needs(lowered.body, frozenset())
     space = simplify(alone + each * target.cores)
-    return KernelFacts(space, in_place(lowered), _has_vectors(lowered))
+    updates = bool((lowered.attrs or {}).get("tir.updates"))
+    return KernelFacts(space, in_place(lowered), _has_vectors(lowered), updates)
 
 
 def _has_vectors(lowered: PrimFunc) -> bool:
@@ -96,6 +97,7 @@ def packed(facts: KernelFacts, code: bytes) -> bytes:
         "workspace": save_json(facts.workspace),
         "in_place": facts.in_place,
         "vectors": facts.vectors,
+        "updates": facts.updates,
     }
     return json.dumps(head).encode() + b"\n" + code
 
@@ -106,7 +108,8 @@ def unpacked(kept: bytes) -> tuple[KernelFacts, bytes]:
     found = json.loads(head)
     workspace = load_json(found["workspace"])
     assert isinstance(workspace, PrimExpr)
-    return KernelFacts(workspace, tuple(found["in_place"]), bool(found["vectors"])), code
+    flags = bool(found["vectors"]), bool(found["updates"])
+    return KernelFacts(workspace, tuple(found["in_place"]), *flags), code
 
 
 __all__ = ["facts_of", "packed", "renamed", "unpacked"]

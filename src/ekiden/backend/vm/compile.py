@@ -51,7 +51,7 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs
-from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
+from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, OwnAttrs
 from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
 from ekiden.relay.transform.memory_plan import KernelFacts
@@ -319,6 +319,8 @@ class _FunctionCompiler(Choices):
                 )
             case "memory.alloc_tensor", AllocTensorAttrs():
                 return self._alloc_tensor(self._atom(call.args[0]), call.attrs)
+            case "memory.own", OwnAttrs(device=device):
+                return self.into("Own", tensor=self._atom(call.args[0]), device=device)
             case "vm.reshape_tensor", ReshapeTensorAttrs(shape=shape):
                 register, index = self._shape(shape)
                 data = self._atom(call.args[0])

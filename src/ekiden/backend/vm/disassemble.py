@@ -117,6 +117,7 @@ _SHOW: dict[str, Callable[[Operand], str]] = {
     "e": _register,
     "E": _register,
     "R": _registers,
+    "u": _moved,
     "v": _moved,
     "V": _values,
     "J": _list,

@@ -30,7 +30,7 @@ def _form(name: str) -> _Form:
     letters = BY_NAME[name].format.replace("n", "")
     places = (
         tuple(i for i, letter in enumerate(letters) if letter in kinds)
-        for kinds in ("w", "reEvRV", "reER", "vV", "jJ")
+        for kinds in ("w", "reEuvRV", "reER", "uvV", "jJ")
     )
     return _Form(*places)
 

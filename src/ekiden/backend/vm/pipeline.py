@@ -79,6 +79,7 @@ def pipeline(
             *((transform.ConcatenateInPlace(),) if in_place else ()),
             *((CompileKernels(kernels),) if kernels is not None else ()),
             transform.MemoryPlan(kernels.facts if kernels else None, concurrent=concurrent),
+            transform.UpdateInPlace(kernels.facts if kernels else None),
         ),
         "vm",
     )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.c.types import c_type, constant
-from ekiden.codegen.common import check_lanes, is_nonnegative, shuffle_order
+from ekiden.codegen.common import addressed, check_lanes, is_nonnegative, shuffle_order
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
     BOOLEAN,
@@ -170,7 +170,7 @@ class ExpressionWriter:
             return e.args[:1]
         if isinstance(e, (Var, IntImm, FloatImm, VectorReduce)):
             return ()
-        if isinstance(e, Intrinsic) and e.op == "shuffle":
+        if isinstance(e, Intrinsic) and e.op in ("shuffle", "same_memory"):
             return ()
         if isinstance(e, Intrinsic) and e.op in ("call_packed", "call_function"):
             return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
@@ -203,6 +203,9 @@ class ExpressionWriter:
                 return self._guarded(e)
             case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
+            case Intrinsic(op="same_memory"):
+                one, other = (self.name(buffer) for buffer in addressed(e))
+                return f"({one} == {other})"
             case Intrinsic(op="shuffle"):
                 return self._shuffled(e)
             case Intrinsic():

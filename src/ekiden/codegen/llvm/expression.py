@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ekiden.codegen.common import check_lanes, is_nonnegative, shuffle_order
+from ekiden.codegen.common import addressed, check_lanes, is_nonnegative, shuffle_order
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
@@ -152,6 +152,8 @@ class ExpressionEmitter:
                 return (e.value,)
             case Intrinsic(op="if_then_else"):
                 return (e.args[0],)
+            case Intrinsic(op="same_memory"):
+                return ()
             case Intrinsic(op="call_packed" | "call_function"):
                 return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
             case Intrinsic(op="shuffle"):
@@ -209,6 +211,9 @@ class ExpressionEmitter:
                 return reduce_lanes(b, e.kind, e.value.dtype, self.value(e.value))
             case Intrinsic(op="if_then_else"):
                 return self.guarded(e)
+            case Intrinsic(op="same_memory"):
+                one, other = (self.pointer(buffer) for buffer in addressed(e))
+                return b.value(f"icmp eq ptr {one}, {other}")
             case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
             case Intrinsic(op="shuffle"):

@@ -75,6 +75,31 @@ register_op(
         description="A view of a storage as a tensor.",
     )
 )
+
+
+@node("relay.attrs.OwnAttrs")
+class OwnAttrs(Attrs):
+    """`device` is a number of the module's table of devices, 0 the host."""
+
+    device: int = 0
+
+
+def _own_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    return types[0]
+
+
+register_op(
+    OpDef(
+        name="memory.own",
+        arguments=("data",),
+        attrs=OwnAttrs,
+        relation=_own_relation,
+        result="a tensor like `data`",
+        stateful=True,
+        description="The tensor itself where nothing else refers to it, else a copy: it may be "
+        "written.",
+    )
+)
 register_op(
     OpDef(
         name="memory.kill",
@@ -103,3 +128,8 @@ def alloc_tensor(storage: Expr, offset: PrimExpr, shape: tuple[PrimExpr, ...], d
 def kill(value: Expr) -> Call:
     """Forget `value`, a variable."""
     return Call(get("memory.kill"), (value,))
+
+
+def own(data: Expr, device: int = 0) -> Call:
+    """`data`, or a copy of it where something else refers to it, on a device."""
+    return Call(get("memory.own"), (data,), OwnAttrs(device))

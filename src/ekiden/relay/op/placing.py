@@ -102,7 +102,6 @@ declare(
     ("data", "v", "begin", "end", "strides"),
     lambda attrs, data, v, begin, end, strides: topi.strided_set(data, v, begin, end, strides),
     "the type of data",
-    pattern=OpPattern.INJECTIVE,
 )
 declare(
     "adv_index",

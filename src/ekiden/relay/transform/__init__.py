@@ -78,6 +78,7 @@ from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.to_basic_block_normal_form import ToBasicBlockNormalForm
 from ekiden.relay.transform.to_graph_normal_form import ToGraphNormalForm
 from ekiden.relay.transform.to_mixed_precision import ToMixedPrecision
+from ekiden.relay.transform.update_in_place import UpdateInPlace
 from ekiden.relay.type_infer import infer_expr_type
 
 InferTypeLocal = infer_expr_type
@@ -138,6 +139,7 @@ for _factory in (
     EtaExpand,
     FakeQuantizationToInteger,
     DynamicToStatic,
+    UpdateInPlace,
 ):
     register_pass(_factory.__name__, _factory)  # its name can stand in `required` and Sequential
 
@@ -213,6 +215,7 @@ __all__ = [
     "ToBasicBlockNormalForm",
     "ToGraphNormalForm",
     "ToMixedPrecision",
+    "UpdateInPlace",
     "function_pass",
     "gradient",
     "module_pass",

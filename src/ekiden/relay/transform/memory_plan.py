@@ -55,12 +55,14 @@ class KernelFacts:
     """What the plan needs to know of a kernel.
 
     `workspace`: bytes that it needs at once beside its arguments. `in_place`: numbers of the inputs
-    that may lie in the bytes of its output. `vectors`: whether its code has any.
+    that may lie in the bytes of its output. `vectors`: whether its code has any. `updates`: whether
+    the one input that may lie there needs no copy then.
     """
 
     workspace: PrimExpr
     in_place: tuple[int, ...] = ()
     vectors: bool = True
+    updates: bool = False
 
 
 Kernels = Mapping[RelayExpr, KernelFacts]

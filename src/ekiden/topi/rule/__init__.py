@@ -14,7 +14,7 @@ from ekiden.topi.rule.checks import with_checks
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.families import FAMILIES, fixed_for
 from ekiden.topi.rule.family import Family
-from ekiden.topi.rule.in_place import in_place_inputs
+from ekiden.topi.rule.in_place import in_place_inputs, updated_inputs
 from ekiden.topi.rule.scheduled import Scheduled
 from ekiden.topi.rule.stages import chosen_stages, is_epilogue, own_outputs, stages_of
 
@@ -121,6 +121,9 @@ def _with_in_place(
 ) -> PrimFunc:
     family = chosen.family
     anchor = chosen.anchor
+    if updated := updated_inputs(inputs, outputs):
+        made = _in_place(made, updated)
+        return made.with_fields(attrs={**(made.attrs or {}), "tir.updates": True})
     if family.is_whole or family.on_threads or family.keeps_sums(chosen.decision):
         return made
     if anchor is not None and family.ends(outputs) != outputs:

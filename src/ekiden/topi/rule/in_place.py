@@ -7,6 +7,8 @@ and the kernel writes an element once, when it has read what it needs for it. So
 injective computation, and the anchors' kernels, which finish an element in registers; rules of
 several stages may keep an intermediate in the output. An output that is a part of a larger tensor
 lies in rows of that one: the same place is elsewhere in bytes.
+
+An update says itself which input it changes (UPDATES); in that one's bytes it copies nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.prim import PrimExpr, is_const
 from ekiden.ir.prim_visitor import post_order
 from ekiden.te.inline import Inliner, inputs_of, is_injective, post_order_tensors
-from ekiden.te.tensor import ComputeOp, PlaceholderOp, ProducerLoad, Tensor
+from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
 
 
 def in_place_inputs(
@@ -46,6 +48,23 @@ def in_place_inputs(
     return tuple(n for n, t in enumerate(inputs) if t in read and t not in elsewhere)
 
 
+UPDATES = "updates"
+"""The attribute of a computation by statements that changes places of an input: which one."""
+
+
+def updated_inputs(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[int, ...]:
+    """The number of the input that a kernel of one update changes; none where others read it."""
+    op = outputs[0].op
+    if len(outputs) != 1 or not isinstance(op, ExternOp) or UPDATES not in op.attrs:
+        return ()
+    number = op.attrs[UPDATES]
+    assert isinstance(number, int)
+    data = op.inputs[number]
+    readers = [t for t in post_order_tensors(outputs) if data in t.op.input_tensors]
+    is_alone = op.inputs.count(data) == 1 and readers == [outputs[0]]
+    return (inputs.index(data),) if is_alone and data in inputs else ()
+
+
 def _is_own_place(load: ProducerLoad, output: Tensor, axes: Sequence[PrimExpr]) -> bool:
     tensor = load.producer
     if tensor.dtype != output.dtype or len(tensor.shape) != len(output.shape):
@@ -59,4 +78,4 @@ def _is_own_place(load: ProducerLoad, output: Tensor, axes: Sequence[PrimExpr]) 
     )
 
 
-__all__ = ["in_place_inputs"]
+__all__ = ["UPDATES", "in_place_inputs", "updated_inputs"]

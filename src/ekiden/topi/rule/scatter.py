@@ -2,6 +2,8 @@
 
     out = data;  for e:  out[index[e]] = combine(out[index[e]], updates[e])
 
+The first step falls away where the result lies in the memory of the data: nobody else has it then.
+
 Rows may meet, so one thread has all updates: two that share the columns take as long together, as
 each reads lines of every row (Zen 4, 100,000 rows of 64: 1.7 ms, in halves 3.8). Where the next
 rows lie is known long before they are needed, and no processor guesses it: they are brought near
@@ -16,11 +18,21 @@ from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, maximum, minimum
+from ekiden.ir.prim import (
+    IntImm,
+    Intrinsic,
+    Not,
+    PrimExpr,
+    Var,
+    const,
+    convert,
+    maximum,
+    minimum,
+)  # fmt: skip
 from ekiden.target import Target
 from ekiden.te.range_check import from_either_end
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import BufferStore, Prefetch, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import BufferStore, IfThenElse, Prefetch, PrimFunc, Stmt, seq
 from ekiden.topi.rule.by_hand import make_buffers
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family, size_of
@@ -54,12 +66,14 @@ def variables(axes: Sequence[Axis]) -> tuple[PrimExpr, ...]:
 
 
 def copied(source: Buffer, target: Buffer) -> Stmt:
-    """Every element of one buffer into another of its shape."""
+    """Every element of one buffer into another of its shape, unless both are the same memory."""
     axes = axes_of(target.shape)
     store: Stmt = BufferStore(target, source[variables(axes)], variables(axes))
     if axes:
         store = vectorized(axes[-1], LANES, store)
-    return parallel_outer(axes[:-1], estimate(target.shape[-1:]), store)
+    copy = parallel_outer(axes[:-1], estimate(target.shape[-1:]), store)
+    is_there = Intrinsic("same_memory", (source.access_ptr("r"), target.access_ptr("r")), "bool")
+    return IfThenElse(Not(is_there), copy)
 
 
 @dataclass(frozen=True, slots=True)
