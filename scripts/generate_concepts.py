@@ -220,9 +220,9 @@ def fenced(language: str, text: str) -> str:
     return f"```{language}\n{text.strip()}\n```"
 
 
-def both(before: tuple[str, str], after: tuple[str, str]) -> str:
+def both(before: tuple[str, str], after: tuple[str, str], first: str = "Before") -> str:
     """Before and after, as a page has them."""
-    return f"Before:\n\n{fenced(*before)}\n\nAfter:\n\n{fenced(*after)}"
+    return f"{first}:\n\n{fenced(*before)}\n\nAfter:\n\n{fenced(*after)}"
 
 
 def stages() -> tuple[dict[str, str], dict[str, str]]:
@@ -253,7 +253,9 @@ def stages() -> tuple[dict[str, str], dict[str, str]]:
         ),
         "tensor-programs": both(("text", source), ("text", tir.astext(loops))),
         "schedules": both(
-            ("text", str(schedule.trace.simplified())), ("text", tir.astext(schedule.mod["main"]))
+            ("text", str(schedule.trace.simplified())),
+            ("text", tir.astext(schedule.mod["main"])),
+            "The steps, on the loops of [the page before](tensor-programs.md)",
         ),
         "native-code": both(("text", tir.astext(small)), ("text", body)),
         "bytecode": both(("text", relay_text(main_of(fusing.after))), ("text", bytecode)),

@@ -2,6 +2,7 @@
 
 - pages of the API, `api/NAME.md` in the table of contents, are made of the module's docstrings;
 - pages that lie at the root or elsewhere keep lying there (PLACES);
+- notebooks are run, and shown with their outputs;
 - a file of the repository that a page links to is shown on a page of its own, under source/.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,10 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import notebook_cells  # noqa: E402
+
 PLACES = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
@@ -113,6 +119,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if name.startswith("api/") and name != "api/index.md":
             module = name.removeprefix("api/").removesuffix(".md")
             made[name] = f"# {module}\n\n::: {module}\n"
+        if name.startswith("notebooks/"):
+            made[name] = notebook_cells.page(ROOT / name.replace(".md", ".ipynb"))
         if name.startswith("source/"):
             made[name] = source_page(name.removeprefix("source/").removesuffix(".md"))
     for name, text in made.items():

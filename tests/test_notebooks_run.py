@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
+import importlib.util
 import json
-import linecache
 from pathlib import Path
 
 import pytest
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 RICH = {
     "1-first-model": ("<table", "bytecode"),
     "2-look-inside": ("<details", 'class="ekg"', "flame chart"),
@@ -18,39 +18,17 @@ RICH = {
     "5-dynamic-programs": ("<details", '<span class="name">%x</span>'),
 }
 """Notebook -> what its views hold."""
-
-
-def show(value: object) -> str:
-    """A value as a notebook has it."""
-    rich = getattr(value, "_repr_html_", None)
-    return repr(value) if rich is None else str(rich())
-
-
-def run(cell: str, names: dict[str, object], where: str) -> str:
-    """Run a cell; what its last expression shows, empty without one.
-
-    Its lines can be read back, as those of a cell can, by decorators that read a function's text.
-    """
-    linecache.cache[where] = (len(cell), None, cell.splitlines(keepends=True), where)
-    tree = ast.parse(cell)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, where, "exec"), names)
-    if not isinstance(last, ast.Expr):
-        return ""
-    return show(eval(compile(ast.Expression(last.value), where, "eval"), names))
+_spec = importlib.util.spec_from_file_location("notebook_cells", ROOT / "scripts/notebook_cells.py")
+assert _spec is not None and _spec.loader is not None
+notebook_cells = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(notebook_cells)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")
-    names: dict[str, object] = {"__name__": "notebook"}
-    shown = []
-    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
-        if cell["cell_type"] == "code":
-            text = "".join(cell["source"])
-            shown.append(run(text, names, f"<{path.name} {number}>"))
-    whole = "\n".join(shown)
-    assert [word for word in RICH[path.stem] if word not in whole] == []
+    page = notebook_cells.page(path)
+    assert [word for word in RICH[path.stem] if word not in page] == []
 
 
 @pytest.mark.quick

@@ -104,6 +104,35 @@ def test_pages_that_other_tests_run_are_named_there() -> None:
         assert Path(page).name in text or Path(page).parent.name in text, (page, test)
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_of_the_page_lead_to_files(page: Path) -> None:
+    plain = re.sub(r"`[^`]*`", "", BLOCK.sub("", page.read_text(encoding="utf-8")))
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", plain)
+    paths = [link for link in links if "://" not in link and not link.startswith("mailto:")]
+    missing = [p for p in paths if not (page.parent / p).exists() and not is_made(page, p)]
+    assert missing == []
+
+
+def is_made(page: Path, link: str) -> bool:
+    """Whether a link leads to a page of the API, which is made when the site is built."""
+    path = (page.parent / link).resolve()
+    return path.parent == ROOT / "docs/api" and f"api/{path.name}" in navigation()
+
+
+def navigation() -> list[str]:
+    """The pages of the table of contents."""
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    return re.findall(r"^ *- (?:.*: )?(\S+\.md)$", nav, re.MULTILINE)
+
+
+@pytest.mark.quick
+def test_every_page_has_a_line_in_the_table_of_contents() -> None:
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert sorted(pages - set(navigation())) == []
+    assert len(navigation()) == len(set(navigation()))
+
+
 @pytest.mark.filterwarnings("ignore")  # frameworks warn of their own deprecations
 @pytest.mark.parametrize("page", [page for page in PAGES if runs(page)], ids=name_of)
 def test_the_programs_of_the_page_run(
