@@ -26,7 +26,7 @@ from ekiden.runtime.artifact import read_constants, without_kernels
 from ekiden.runtime.callers import Machines, start
 from ekiden.runtime.errors import ExportError, InputError, RunError
 from ekiden.runtime.files import File, PathName, write_to
-from ekiden.runtime.html import table
+from ekiden.runtime.html import folded, preformatted, table
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
     INITIAL,
@@ -434,7 +434,8 @@ class Executable:
     def _repr_html_(self) -> str:
         ports = [("input", i) for i in self.inputs] + [("output", o) for o in self.outputs]
         rows = [(w, i.name, i.dtype, ", ".join(map(str, i.shape))) for w, i in ports]
-        return table(("", "name", "dtype", "shape"), rows, f"Executable for {self.target}")
+        shown = table(("", "name", "dtype", "shape"), rows, f"Executable for {self.target}")
+        return shown + folded("bytecode", preformatted(self.disassemble()))
 
 
 @cache

@@ -74,6 +74,7 @@ from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.loops import while_loop
 from ekiden.relay.param_dict import load_param_dict, save_param_dict
 from ekiden.relay.parser import fromtext, parse, parse_expr
+from ekiden.relay.picture import draw
 from ekiden.relay.prelude import Prelude
 from ekiden.relay.printer import astext
 from ekiden.relay.scope_builder import ScopeBuilder
@@ -186,6 +187,7 @@ __all__ = [
     "build_config",
     "build_module",
     "const",
+    "draw",
     "expr_functor",
     "free_type_vars",
     "free_vars",

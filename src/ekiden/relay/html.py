@@ -1,17 +1,22 @@
 """Relay programs as HTML: what notebooks show for a module or an expression.
 
 Types stand behind each expression in grey; a name is highlighted wherever it stands while the mouse
-is over it; meta data is left out.
+is over it; meta data is left out. Functions and type definitions fold, and a picture of the main
+function stands below, folded.
 """
 
 from __future__ import annotations
 
-import html
 import re
+from collections.abc import Iterator
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
+from ekiden.relay.expr import Function
+from ekiden.relay.picture import MOST, draw
 from ekiden.relay.printer import astext
+from ekiden.relay.visitor import post_order
+from ekiden.runtime.html import coloured, folded, styled
 
 _WORDS = re.compile(
     r"""
@@ -23,31 +28,45 @@ _WORDS = re.compile(
     """,
     re.VERBOSE,
 )
-_STYLE = """
-.ek{font:12px/1.45 monospace;overflow-x:auto;white-space:pre;margin:0}
-.ek .comment{color:#8a8a8a}.ek .keyword{color:#7a3e9d;font-weight:600}
-.ek .string{color:#448c27}.ek .number{color:#9c5d27}
-.ek .name{color:#325cc0;cursor:default}.ek .name.on{background:#ffe9a8}
-"""
-_SCRIPT = """
-for(const e of document.querySelectorAll('.ek .name'))e.onmouseenter=e.onmouseleave=v=>{
-for(const o of e.closest('.ek').querySelectorAll('.name'))
-o.classList.toggle('on',v.type=='mouseenter'&&o.textContent==e.textContent)}
-"""
 
 
 def to_html(value: RelayExpr | IRModule) -> str:
     """A module or expression as an HTML fragment that needs nothing else."""
     text = astext(value, show_meta_data=False)
-    made: list[str] = []
-    at = 0
-    for found in _WORDS.finditer(text):
-        made.append(html.escape(text[at : found.start()]))
-        made.append(f'<span class="{found.lastgroup}">{html.escape(found.group())}</span>')
-        at = found.end()
-    made.append(html.escape(text[at:]))
-    body = "".join(made)
-    return f"<style>{_STYLE}</style><pre class=ek>{body}</pre><script>{_SCRIPT}</script>"
+    return styled("".join(_parts(text))) + _picture(value)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The coloured text. What begins with a line that ends with "{" and ends with "}" at the margin
+    folds; a type definition is folded at first.
+    """
+    inside: list[str] = []
+    for line in text.splitlines(keepends=True):
+        if inside:
+            inside.append(line)
+            if line.startswith("}"):
+                head = coloured(inside[0], _WORDS)
+                body = coloured("".join(inside[1:]), _WORDS)
+                yield folded(head, body, is_open=not inside[0].startswith("type "))
+                inside = []
+        elif line.rstrip().endswith("{"):
+            inside.append(line)
+        else:
+            yield coloured(line, _WORDS)
+    yield coloured("".join(inside), _WORDS)
+
+
+def _picture(value: RelayExpr | IRModule) -> str:
+    if isinstance(value, IRModule):
+        found: object = {v.name_hint: func for v, func in value.functions.items()}.get("main")
+    else:
+        found = value
+    if not isinstance(found, Function):
+        return ""
+    size = len(post_order(found.body))
+    if size > 3 * MOST:
+        return f"<p>Too large for a picture: {size} expressions.</p>"
+    return folded("picture", f'<div style="overflow-x:auto">{draw(found)}</div>')
 
 
 IRModule.html_printer = staticmethod(to_html)

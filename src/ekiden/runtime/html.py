@@ -1,13 +1,61 @@
-"""What notebooks show of executables and reports."""
+"""What notebooks show of executables, programs and reports: fragments that need nothing else."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Sequence
 from html import escape
 
-__all__ = ["preformatted", "table"]
+__all__ = ["PYTHON", "coloured", "folded", "preformatted", "styled", "table"]
 
 _CELL = "padding: 0 0.8em; text-align: "
+STYLE = """
+.ek{font:12px/1.45 ui-monospace,monospace;overflow-x:auto;white-space:pre;margin:0;max-height:40em}
+.ek .comment{color:#8a8a8a}.ek .keyword{color:#a05fc4;font-weight:600}
+.ek .string{color:#3f9142}.ek .number{color:#b8722d}
+.ek .name{color:#3f7fd0;cursor:default}.ek .name.on{background:#ffe9a866}
+.ek details{display:inline}.ek summary{cursor:pointer}
+.ek details:not([open])>summary::after{content:" …";color:#8a8a8a}
+"""
+"""Colours that can be read on white and on black."""
+PYTHON = re.compile(
+    r"""
+      (?P<comment> \#.*$ )
+    | (?P<string>  "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*' )
+    | (?P<keyword> \b(?:def|for|in|with|if|else|while|return|and|or|not|range|T)\b | @[\w.]+ )
+    | (?P<number>  (?<![\w.])\d[\w.+]* )
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+"""What is coloured in loop programs and traces, which are Python."""
+_SCRIPT = """
+for(const e of document.querySelectorAll('.ek .name'))e.onmouseenter=e.onmouseleave=v=>{
+for(const o of e.closest('.ek').querySelectorAll('.name'))
+o.classList.toggle('on',v.type=='mouseenter'&&o.textContent==e.textContent)}
+"""
+
+
+def coloured(text: str, words: re.Pattern[str]) -> str:
+    """Text as HTML, with what a group of the pattern matches in the colour of its name."""
+    made: list[str] = []
+    at = 0
+    for found in words.finditer(text):
+        made.append(escape(text[at : found.start()]))
+        made.append(f'<span class="{found.lastgroup}">{escape(found.group())}</span>')
+        at = found.end()
+    made.append(escape(text[at:]))
+    return "".join(made)
+
+
+def styled(body: str) -> str:
+    """A program's coloured text, in a box that scrolls; names light up together."""
+    return f"<style>{STYLE}</style><div class=ek>{body}</div><script>{_SCRIPT}</script>"
+
+
+def folded(summary: str, body: str, is_open: bool = False) -> str:
+    """HTML under a heading that opens and closes it."""
+    state = " open" if is_open else ""
+    return f"<details{state}><summary>{summary}</summary>{body}</details>"
 
 
 def table(

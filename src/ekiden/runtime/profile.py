@@ -18,7 +18,8 @@ import numpy as np
 
 from ekiden.runtime._core import Executable, Module, VirtualMachine, get_global_func, num_threads
 from ekiden.runtime.expression import evaluate
-from ekiden.runtime.html import table
+from ekiden.runtime.flame import Bar, flame
+from ekiden.runtime.html import folded, table
 from ekiden.runtime.layout import Event
 from ekiden.runtime.opcodes import OPCODES, Opcode, operand_words
 
@@ -261,9 +262,16 @@ class Report:
     def __str__(self) -> str:
         return self.table()
 
+    def flame(self) -> str:
+        """The run as a flame chart, SVG: time to the right, functions on top of their kernels."""
+        bars = [Bar(name, at, end - at, is_function=True) for name, at, end in self.frames]
+        kernels = (Bar(c.title or c.name, c.start, c.duration, c.source) for c in self.calls)
+        return flame([*bars, *kernels])
+
     def _repr_html_(self) -> str:
         rows = [*map(self.cells, self.rows()), self.sums()]
-        return table(HEADS, rows, numbers=frozenset(range(len(HEADS))) - TEXTS)
+        shown = table(HEADS, rows, numbers=frozenset(range(len(HEADS))) - TEXTS)
+        return shown + folded("flame chart", self.flame(), is_open=True)
 
 
 HEADS = ("kernel", "source", "calls", "us", "share", "GFLOP/s", "GB/s", "of peak", "arguments")

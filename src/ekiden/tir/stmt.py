@@ -18,7 +18,7 @@ from ekiden.ir.node import Node, binding, freeze, ignored, node
 from ekiden.ir.prim import AnyDim, PrimExpr, Var, const, convert
 from ekiden.ir.range import Range
 from ekiden.ir.span import Span
-from ekiden.runtime.html import preformatted
+from ekiden.runtime.html import PYTHON, coloured, styled
 from ekiden.tir.expr import Buffer
 
 
@@ -276,7 +276,7 @@ class PrimFunc(BaseFunc):
         return type(self).script_printer(self)
 
     def _repr_html_(self) -> str:
-        return preformatted(self.astext())
+        return styled(coloured(self.astext(), PYTHON))
 
     @property
     def buffer_map(self) -> dict[Buffer, Buffer]:

@@ -17,6 +17,7 @@ from ekiden.ir.json import load_json, save_json
 from ekiden.ir.prim import IntImm, PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.errors import ScheduleError
+from ekiden.runtime.html import PYTHON, coloured, styled
 from ekiden.tir.index_map import IndexMap, expr_text, index_map_text
 
 
@@ -252,6 +253,9 @@ class Trace:
         lines = ["from ekiden import tir", "", "def apply_trace(sch: tir.Schedule) -> None:"]
         lines += [f"  {line}" for line in self.as_python()]
         return "\n".join(lines if self.insts else [*lines, "  pass"])
+
+    def _repr_html_(self) -> str:
+        return styled(coloured(str(self), PYTHON))
 
     def show(self) -> None:
         """Print the trace."""

@@ -54,11 +54,11 @@ def dense_pack(
     out_dtype: str = "",
     places: Tensor | None = None,
 ) -> Tensor:
-    """`dense` with the weight packed as [ceil(units/tile)][k][tile], or in words of
-    neighbours as [...][k/word][tile][word].
+    """`dense` with the weight packed as `[ceil(units/tile)][k][tile]`, or in words of
+    neighbours as `[...][k/word][tile][word]`.
 
-    With `places` [ceil(units/tile)][r] the last r rows of a tile are multiplied with the words of
-    data that those are the numbers of, and sums of the products of two neighbours fit int16.
+    With `places` (`[ceil(units/tile)][r]`) the last r rows of a tile are multiplied with the words
+    of data that those are the numbers of, and sums of the products of two neighbours fit int16.
     """
     dtype = out_dtype or data.dtype
     word = weight.shape[3] if len(weight.shape) == 4 else as_dim(1)

@@ -336,9 +336,9 @@ def contrib_dense_pack(
     out_dtype: str = "",
     places: Expr | None = None,
 ) -> Call:
-    """`dense` with a weight packed by `contrib_pack_weight` into [ceil(units/tile)][k][tile].
+    """`dense` with a weight packed by `contrib_pack_weight` into `[ceil(units/tile)][k][tile]`.
 
-    With `places` int32[ceil(units/tile)][r] (of bytes) the last r rows of a tile are multiplied
+    With `places`, `int32[ceil(units/tile)][r]` (of bytes), the last r rows of a tile are multiplied
     with the words of data that those are the numbers of; and then every sum of the products of two
     neighbours fits int16, which is not checked.
     """

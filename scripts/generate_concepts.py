@@ -1,0 +1,320 @@
+#!/usr/bin/env python3
+"""Write what the pages of docs/concepts show, from one small model that is compiled: the program
+before and after each stage, and its picture.
+
+scripts/generate_concepts.py           write the pages and pictures
+scripts/generate_concepts.py --check   write nothing; fail if the text of a page is out of date
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import onnx
+from generated_files import ROOT, write_or_check
+from onnx import helper, numpy_helper
+
+import ekiden
+from ekiden import relay, te, tir
+from ekiden.backend.vm.pipeline import optimize
+from ekiden.frontend.onnx import from_onnx
+from ekiden.ir.instrument import PassInstrument
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import PassContext
+from ekiden.relay.expr import Function
+from ekiden.target import Target
+from ekiden.target.virtual_device import compilation_config
+
+PAGES = ROOT / "docs/concepts"
+TARGET = "llvm -mcpu=x86-64-v3"
+"""Named, so that the pages are the same on every machine."""
+LINE, GLYPH, STEP, PAD = 16, 7.0, 14, 8
+"""Pixels of nests: a line, a glyph, a level, room."""
+
+
+def model() -> onnx.ModelProto:
+    """y = softmax(relu(x W1 + b) W2 + x), with two nodes that compiling removes."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "w1": rng.standard_normal((64, 64), np.float32),
+        "half": np.float32(0.5),
+        "bias": rng.standard_normal(64, np.float32),
+        "w2": rng.standard_normal((64, 64), np.float32),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["a"], "first"),
+        helper.make_node("Mul", ["bias", "half"], ["b"], "constant"),
+        helper.make_node("Add", ["a", "b"], ["c"], "add_bias"),
+        helper.make_node("Relu", ["c"], ["d"], "relu"),
+        helper.make_node("Identity", ["d"], ["e"], "nothing"),
+        helper.make_node("MatMul", ["e", "w2"], ["f"], "second"),
+        helper.make_node("Add", ["f", "x"], ["g"], "residual"),
+        helper.make_node("Softmax", ["g"], ["y"], "chances", axis=-1),
+    ]
+    ports = [helper.make_tensor_value_info(n, 1, ["n", 64]) for n in "xy"]
+    weights = [numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items()]
+    graph = helper.make_graph(nodes, "block", ports[:1], ports[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+class Around(PassInstrument):
+    """Keeps the module before and after the first run of a pass."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.before: IRModule | None = None
+        self.after: IRModule | None = None
+
+    def run_before_pass(self, module: IRModule, info: object) -> None:
+        """Keep it."""
+        if getattr(info, "name", "") == self.name and self.before is None:
+            self.before = module
+
+    def run_after_pass(self, module: IRModule, info: object) -> None:
+        """Keep it."""
+        if getattr(info, "name", "") == self.name and self.after is None:
+            self.after = module
+
+
+def main_of(module: IRModule) -> Function:
+    """The function `main`."""
+    found = module["main"]
+    assert isinstance(found, Function)
+    return found
+
+
+def relay_text(function: Function) -> str:
+    """A function as text, without what a reader does not need: node names, kernel digests."""
+    text = relay.astext(function, show_meta_data=False)
+    text = re.sub(r"/\* ty=(?:[^*]|\*(?!/))*?\*/ ?", "", text)
+    text = re.sub(r"(?:, )?(?:span|hash)=\"?[^,*)\n]*?(?= \*/|,|\))", "", text)
+    text = re.sub(r"/\*\s*\*/ ?", "", text)
+    text = re.sub(r"meta\[relay\.Constant\]\[(\d+)\]", r"constant\1", text)
+    text = re.sub(r"(?<=\S) +(?=[;,)])", "", text)
+    lines = (line.rstrip() for line in text.splitlines())
+    return "\n".join(each for each in lines if not each.startswith("#["))
+
+
+def typed_text(module: IRModule) -> str:
+    """The main function with types behind each call."""
+    text = relay.astext(main_of(module), show_meta_data=False)
+    text = re.sub(r"meta\[relay\.Constant\]\[(\d+)\]", r"constant\1", text)
+    return "\n".join(each.rstrip() for each in text.splitlines() if not each.startswith("#["))
+
+
+def without_digests(text: str) -> str:
+    """Names of kernels without the digest that ends them."""
+    return re.sub(r"_[0-9a-f]{12}\b", "", text)
+
+
+def nest(text: str) -> str:
+    """Python text as nested boxes: one for each line that others stand under. SVG."""
+    lines = [each for each in text.splitlines() if each.strip() and not each.startswith("from ")]
+    unit = min((len(e) - len(e.lstrip()) for e in lines if e.startswith(" ")), default=4)
+    depth = [(len(each) - len(each.lstrip())) // unit for each in lines]
+    width = max(len(e.strip()) * GLYPH + d * STEP for e, d in zip(lines, depth, strict=True))
+    width += 2 * PAD + STEP * max(depth)
+    shown: list[str] = []
+    for at, (line, level) in enumerate(zip(lines, depth, strict=True)):
+        last = next((i for i in range(at + 1, len(lines)) if depth[i] <= level), len(lines))
+        x, y = PAD / 2 + level * STEP, PAD + at * LINE
+        if last > at + 1:
+            size = f'width="{width - 2 * level * STEP:.0f}" height="{(last - at) * LINE - 2}"'
+            shade = ("#eef3f9", "#e2ecf6", "#d6e4f2", "#cadded", "#bed5e9")[level % 5]
+            shown.append(f'<rect x="{x:.0f}" y="{y:.0f}" {size} rx="4" fill="{shade}"/>')
+        shown.append(
+            f'<text x="{x + PAD / 2:.0f}" y="{y + LINE - 5:.0f}">{escape(line.strip())}</text>'
+        )
+    return picture("".join(shown), width + PAD, PAD * 2 + LINE * len(lines))
+
+
+def calls(text: str) -> str:
+    """Bytecode as a picture: each instruction, and an arrow from a call to its kernel. SVG."""
+    code = re.findall(r"^\s*(\d+): (.+)$", text, re.MULTILINE)
+    kernels = dict(re.findall(r"^PackedFunc\[(\d+)\]: (.+)$", text, re.MULTILINE))
+    left = max(len(body) for _, body in code) * GLYPH + 60
+    right = left + 70
+    width = right + max(map(len, kernels.values())) * GLYPH + 3 * PAD
+    shown = []
+    places = {
+        number: PAD + LINE * (2 + at * max(2, len(code) // len(kernels)))
+        for at, number in enumerate(kernels)
+    }
+    for number, y in places.items():
+        size = f'width="{width - right - PAD:.0f}" height="{LINE + 6}"'
+        shown.append(f'<rect x="{right}" y="{y - 4}" {size} rx="4" fill="#e6f5ea"/>')
+        shown.append(f'<text x="{right + PAD}" y="{y + LINE - 5}">{kernels[number]}</text>')
+    for at, (number, body) in enumerate(code):
+        y = PAD + at * LINE
+        called = re.search(r"PackedFunc\[(\d+)\]", body)
+        if called:
+            end = places[called[1]] + LINE / 2
+            path = f"M{left} {y + 8} C{left + 35} {y + 8} {right - 35} {end} {right - 2} {end}"
+            shown.append(f'<path d="{path}" fill="none" stroke="#6aa67c" stroke-width="1.5"/>')
+        colour = ' fill="#1d6b35"' if called else ""
+        shown.append(
+            f'<text x="{PAD}" y="{y + LINE - 5}"{colour}>{number:>2}  {escape(body)}</text>'
+        )
+    return picture("".join(shown), width, 2 * PAD + LINE * max(len(code), 3))
+
+
+def picture(body: str, width: float, height: float) -> str:
+    """A whole SVG file, on white, of that body."""
+    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
+    font = (
+        'font-family="ui-monospace,monospace" font-size="11.5" fill="#1d2733" xml:space="preserve"'
+    )
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><g {font}>{body}</g></svg>\n'
+
+
+def node_list(proto: onnx.ModelProto) -> str:
+    """The nodes of a model, a line each."""
+    lines = []
+    for node in proto.graph.node:
+        lines.append(
+            f"{', '.join(node.output)} = {node.op_type}({', '.join(node.input)})  # {node.name}"
+        )
+    return "\n".join(lines)
+
+
+def product() -> tuple[str, tir.PrimFunc]:
+    """A product with a relu behind it: as `te` says it, and its loops."""
+    source = (
+        'A = te.placeholder((n, 64), name="A")\n'
+        'B = te.placeholder((64, 64), name="B")\n'
+        'k = te.reduce_axis((0, 64), name="k")\n'
+        'C = te.compute((n, 64), lambda i, j: te.sum(A[i, k] * B[k, j], axis=k), name="C")\n'
+        'D = te.compute((n, 64), lambda i, j: te.max(C[i, j], te.const(0.0, "float32")), name="D")'
+    )
+    n = te.size_var("n")
+    a, b = te.placeholder((n, 64), name="A"), te.placeholder((64, 64), name="B")
+    k = te.reduce_axis((0, 64), name="k")
+    c = te.compute((n, 64), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
+    d = te.compute((n, 64), lambda i, j: tir.max(c[i, j], tir.const(0.0, "float32")), name="D")
+    return source.replace("te.max", "tir.max").replace(
+        "te.const", "tir.const"
+    ), te.create_prim_func([a, b, d])
+
+
+def scheduled(function: tir.PrimFunc) -> tir.Schedule:
+    """Tiles of four rows and sixteen columns in registers, the relu at their end."""
+    sch = tir.Schedule(function)
+    block, relu = sch.get_block("C"), sch.get_block("D")
+    i, j, k = sch.get_loops(block)
+    j_tile, j_lane = sch.split(j, factors=[None, 16])
+    sch.reorder(i, j_tile, k, j_lane)
+    sch.vectorize(j_lane)
+    sch.reverse_compute_at(relu, j_tile)
+    sch.decompose_reduction(block, k)
+    return sch
+
+
+def fenced(language: str, text: str) -> str:
+    """A block of a page."""
+    return f"```{language}\n{text.strip()}\n```"
+
+
+def both(before: tuple[str, str], after: tuple[str, str], first: str = "Before") -> str:
+    """Before and after, as a page has them."""
+    return f"{first}:\n\n{fenced(*before)}\n\nAfter:\n\n{fenced(*after)}"
+
+
+def stages() -> tuple[dict[str, str], dict[str, str]]:
+    """Page -> what it shows; page -> its picture."""
+    target = Target(TARGET)
+    proto = model()
+    imported = relay.transform.InferType()(from_onnx(proto))
+    fusing = Around("FuseOps")
+    with PassContext(opt_level=3, instruments=[fusing]):
+        optimize(imported, target, compilation_config(target))
+    assert fusing.before is not None and fusing.after is not None
+    exe = ekiden.compile(proto, target)
+    bytecode = without_digests(exe.disassemble())
+    source, loops = product()
+    schedule = scheduled(loops)
+    small = elementwise()
+    code = ekiden.build(small, "c", name="scale").get_source("c")
+    begin = code.rindex("\n", 0, code.index("scale_compute("))
+    body = code[begin : code.index("\n}", begin) + 2]
+    texts = {
+        "import": both(("text", node_list(proto)), ("text", typed_text(imported))),
+        "relay-passes": both(
+            ("text", relay_text(main_of(imported))), ("text", relay_text(main_of(fusing.before)))
+        ),
+        "fusion": both(
+            ("text", relay_text(main_of(fusing.before))),
+            ("text", relay_text(main_of(fusing.after))),
+        ),
+        "tensor-programs": both(("text", source), ("text", tir.astext(loops))),
+        "schedules": both(
+            ("text", str(schedule.trace.simplified())),
+            ("text", tir.astext(schedule.mod["main"])),
+            "The steps, on the loops of [the page before](tensor-programs.md)",
+        ),
+        "native-code": both(("text", tir.astext(small)), ("text", body)),
+        "bytecode": both(("text", relay_text(main_of(fusing.after))), ("text", bytecode)),
+    }
+    pictures = {
+        "import": relay.draw(main_of(imported)),
+        "relay-passes": relay.draw(main_of(fusing.before)),
+        "fusion": relay.draw(main_of(fusing.after)),
+        "tensor-programs": nest(tir.astext(loops)),
+        "schedules": nest(tir.astext(schedule.mod["main"])),
+        "native-code": nest(tir.astext(small)),
+        "bytecode": calls(bytecode),
+    }
+    return texts, pictures
+
+
+def elementwise() -> tir.PrimFunc:
+    """b = 2 a + 1, in vectors of eight."""
+    a = te.placeholder((64,), name="A")
+    b = te.compute((64,), lambda i: a[i] * 2.0 + 1.0, name="B")
+    sch = tir.Schedule(te.create_prim_func([a, b]))
+    (i,) = sch.get_loops(sch.get_block("B"))
+    _, lane = sch.split(i, factors=[None, 8])
+    sch.vectorize(lane)
+    func = sch.mod["main"]
+    assert isinstance(func, tir.PrimFunc)
+    return func
+
+
+def flame_chart() -> str:
+    """A run of the model, by the machine that runs this."""
+    report = ekiden.compile(model()).profile(np.ones((32, 64), np.float32))
+    return report.flame()
+
+
+def filled(page: Path, text: str) -> str:
+    """A page with what it shows."""
+    name = page.stem
+    begin, end = f"<!-- {name}: scripts/generate_concepts.py -->", f"<!-- end of {name} -->"
+    old = page.read_text(encoding="utf-8")
+    made = f"{begin}\n{text}\n{end}"
+    new, count = re.subn(
+        f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: made, old, flags=re.DOTALL
+    )
+    if count != 1:
+        raise SystemExit(f"{page.name}: expected one place for {name}, got {count}")
+    return new
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write or check; the exit status."""
+    os.environ.setdefault("EKIDEN_COMPILE_JOBS", "1")
+    texts, pictures = stages()
+    made = {PAGES / f"{n}.md": filled(PAGES / f"{n}.md", text) for n, text in texts.items()}
+    if "--check" not in arguments:
+        made |= {PAGES / f"{n}-stage.svg": text for n, text in pictures.items()}
+        made[PAGES / "run-stage.svg"] = flame_chart()
+    return write_or_check(made, Path(__file__).name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

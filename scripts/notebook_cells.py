@@ -1,0 +1,56 @@
+"""Run the cells of a notebook as a notebook does: in order, in one namespace."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import linecache
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+
+def show(value: object) -> str:
+    """A value as a notebook shows it: HTML."""
+    rich = getattr(value, "_repr_html_", None)
+    return f"<pre>{escape(repr(value))}</pre>" if rich is None else str(rich())
+
+
+def run(cell: str, names: dict[str, object], where: str) -> str:
+    """Run a cell; what it prints and what its last expression shows, as HTML.
+
+    Its lines can be read back, as those of a cell can, by decorators that read a function's text.
+    """
+    linecache.cache[where] = (len(cell), None, cell.splitlines(keepends=True), where)
+    tree = ast.parse(cell)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    shown = ""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(tree, where, "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), where, "eval"), names)
+            shown = "" if value is None else show(value)
+    text = printed.getvalue()
+    return (f"<pre>{escape(text)}</pre>" if text else "") + shown
+
+
+def cells(path: Path) -> Iterator[tuple[str, str, str]]:
+    """(kind, source, what it shows) of each cell of a notebook, which is run."""
+    names: dict[str, object] = {"__name__": "notebook"}
+    for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+        source = "".join(cell["source"])
+        is_code = cell["cell_type"] == "code"
+        shown = run(source, names, f"<{path.name} {number}>") if is_code else ""
+        yield cell["cell_type"], source, shown
+
+
+def page(path: Path) -> str:
+    """A notebook as a page in Markdown, with what its cells show."""
+    parts = []
+    for kind, source, shown in cells(path):
+        parts.append(f"```python\n{source}\n```" if kind == "code" else source)
+        if shown:
+            parts.append(f'<div class="ek-out">{shown}</div>')
+    return "\n\n".join(parts) + "\n"

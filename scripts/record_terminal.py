@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Record the README's terminal: commands are run, and an SVG plays what they printed in 20 seconds.
+
+scripts/record_terminal.py           writes docs/assets/terminal.svg
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from html import escape
+from pathlib import Path
+
+import onnx
+from generate_concepts import model
+from generated_files import ROOT
+
+COMMANDS = (
+    "ekiden check model.onnx",
+    "ekiden compile model.onnx -o model.eki",
+    "ekiden verify model.onnx --dim n=8",
+    "ekiden profile model.eki --dim n=512",
+    "ekiden export model.eki -o model.so && ls -sh model.*",
+)
+SECONDS, COLUMNS, ROWS = 20.0, 104, 30
+GLYPH, LINE, PAD = 7.25, 16, 14
+TYPING = 0.03
+"""Seconds a glyph that is typed takes."""
+
+
+def output(command: str, folder: Path) -> list[str]:
+    """The lines that a command printed, cut to the terminal."""
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "COLUMNS": str(COLUMNS)}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, check=True
+    )
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).rstrip().splitlines()
+    return [line[:COLUMNS].rstrip() for line in lines]
+
+
+def frames() -> list[tuple[float, str, bool]]:
+    """(second at which it appears, text, whether it was typed) of each line."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        onnx.save(model(), folder / "model.onnx")
+        said = [(command, output(command, folder)) for command in COMMANDS]
+    each = (SECONDS - 1.5) / len(said)
+    shown: list[tuple[float, str, bool]] = []
+    for at, (command, lines) in enumerate(said):
+        begin = 0.3 + at * each
+        shown.append((begin, f"$ {command}", True))
+        begin += len(command) * TYPING + 0.3
+        shown += [(begin + 0.02 * number, line, False) for number, line in enumerate(lines)]
+    return shown
+
+
+def drawn(shown: list[tuple[float, str, bool]]) -> str:
+    """The SVG: each line appears at its second; the screen scrolls when it is full."""
+    width, height = COLUMNS * GLYPH + 2 * PAD, ROWS * LINE + 2 * PAD + 20
+    style, body, scroll = [], [], ["0%{transform:translateY(0)}"]
+    for at, (second, line, typed) in enumerate(shown):
+        share = 100 * second / SECONDS
+        style.append(
+            f"@keyframes l{at}{{0%,{share:.2f}%{{opacity:0}}{share + 0.01:.2f}%,100%{{opacity:1}}}}"
+            f"#l{at}{{animation:l{at} {SECONDS:g}s infinite}}"
+        )
+        mark = ' class="c"' if typed else ""
+        y = PAD + 20 + LINE * (at + 1) - 4
+        body.append(f'<text id="l{at}"{mark} x="{PAD}" y="{y}">{escape(line)}</text>')
+        if at >= ROWS:
+            up = f"translateY(-{LINE * (at - ROWS + 1)}px)"
+            before = f"translateY(-{LINE * (at - ROWS)}px)"
+            scroll.append(
+                f"{share:.2f}%{{transform:{before}}}{share + 0.01:.2f}%{{transform:{up}}}"
+            )
+    if len(shown) > ROWS:
+        scroll.append(f"100%{{transform:translateY(-{LINE * (len(shown) - ROWS)}px)}}")
+    style.append(f"@keyframes s{{{''.join(scroll)}}}#s{{animation:s {SECONDS:g}s infinite}}")
+    dots = "".join(
+        f'<circle cx="{PAD + 4 + 18 * n}" cy="15" r="5.5" fill="{colour}"/>'
+        for n, colour in enumerate(("#ff5f57", "#febc2e", "#28c840"))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" '
+        f'viewBox="0 0 {width:.0f} {height}">'
+        f"<style>text{{font:12px ui-monospace,'DejaVu Sans Mono',monospace;fill:#d6dde6;"
+        f"white-space:pre}}.c{{fill:#8fd18f;font-weight:600}}{''.join(style)}</style>"
+        f'<rect width="100%" height="100%" rx="8" fill="#1b232d"/>{dots}'
+        f'<clipPath id="w"><rect x="0" y="28" width="100%" height="{height - 34}"/></clipPath>'
+        f'<g clip-path="url(#w)"><g id="s">{"".join(body)}</g></g></svg>\n'
+    )
+
+
+if __name__ == "__main__":
+    (ROOT / "docs/assets/terminal.svg").write_text(drawn(frames()), encoding="utf-8")

@@ -1,0 +1,138 @@
+"""Pages of the site that are no files of docs/: MkDocs calls these hooks (mkdocs.yml).
+
+- pages of the API, `api/NAME.md` in the table of contents, are made of the module's docstrings;
+- pages that lie at the root or elsewhere keep lying there (PLACES);
+- notebooks are run, and shown with their outputs;
+- a file of the repository that a page links to is shown on a page of its own, under source/.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import notebook_cells  # noqa: E402
+
+PLACES = {
+    "ARCHITECTURE.md": "architecture.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "bindings/README.md": "bindings.md",
+}
+"""File of the repository -> its page."""
+LANGUAGES = {".c": "c", ".cpp": "cpp", ".h": "c", ".hpp": "cpp", ".py": "python", ".def": "c"}
+LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(#[^)\s]*)?(?=\))")
+FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)[ \t]*$", re.MULTILINE | re.DOTALL)
+
+
+def navigated(nav: object) -> Iterator[str]:
+    """The pages that the table of contents names."""
+    if isinstance(nav, str):
+        yield nav
+    elif isinstance(nav, list):
+        for each in nav:
+            yield from navigated(each)
+    elif isinstance(nav, dict):
+        yield from navigated(list(nav.values()))
+
+
+def source_page(path: str) -> str:
+    """A file of the repository as a page."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    language = LANGUAGES.get(Path(path).suffix, "text")
+    return f"# {path}\n\n````{language}\n{text}````\n"
+
+
+def folder_page(path: str) -> str:
+    """A folder of the repository as a page: what lies there."""
+    rows = [f"- `{each.name}`" for each in sorted((ROOT / path).iterdir())]
+    return "\n".join([f"# {path}", "", *rows, ""])
+
+
+def target(link: str, page: str) -> str | None:
+    """The file or folder of the repository outside of docs/ that a page's link leads to."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+    inside = path.startswith("docs/") and (ROOT / path).exists()
+    return None if path.startswith("..") or inside or not (ROOT / path).exists() else path
+
+
+def page_of(path: str) -> str:
+    """Where a file of the repository outside of docs/ stands on the site."""
+    return PLACES.get(path, f"source/{path}.md")
+
+
+def linked(text: str, source: str) -> set[str]:
+    """What a page of the repository links to outside of docs/."""
+    plain = FENCE.sub("", text)
+    return {path for link, _ in LINK.findall(plain) if (path := target(link, source))}
+
+
+def moved(text: str, source: str, place: str) -> str:
+    """A page's text with its links as they are where the page stands on the site."""
+    here = posixpath.dirname(place) or "."
+
+    def link(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
+        if (outside := target(found[1], source)) is not None:
+            path = f"docs/{page_of(outside)}"
+        if not path.startswith("docs/"):
+            return found[0]
+        return posixpath.relpath(path[len("docs/") :], here) + (found[2] or "")
+
+    parts = FENCE.split(text)
+    fences = FENCE.findall(text)
+    made = [LINK.sub(link, part) for part in parts]
+    return "".join(a + b for a, b in zip(made, [*fences, ""], strict=True))
+
+
+def texts(files: Files) -> Iterator[tuple[str, str]]:
+    """(path in the repository, text) of each page that is there as a file."""
+    for file in files.documentation_pages():
+        if file.abs_src_path is not None:
+            path = Path(file.abs_src_path)
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    for name in PLACES:
+        if (ROOT / name).exists():
+            yield name, (ROOT / name).read_text(encoding="utf-8")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are no files of docs/."""
+    made: dict[str, str] = {}
+    for source, text in texts(files):
+        for path in linked(text, source) - set(PLACES):
+            whole = ROOT / path
+            made[page_of(path)] = folder_page(path) if whole.is_dir() else source_page(path)
+        if source in PLACES:
+            made[PLACES[source]] = moved(text, source, PLACES[source])
+    for name in navigated(config.nav):
+        if name.startswith("api/") and name != "api/index.md":
+            module = name.removeprefix("api/").removesuffix(".md")
+            made[name] = f"# {module}\n\n::: {module}\n"
+        if name.startswith("notebooks/"):
+            made[name] = notebook_cells.page(ROOT / name.replace(".md", ".ipynb"))
+        if name.startswith("source/"):
+            made[name] = source_page(name.removeprefix("source/").removesuffix(".md"))
+    for name, text in made.items():
+        shown = (
+            InclusionLevel.NOT_IN_NAV if name.startswith("source/") else InclusionLevel.UNDEFINED
+        )
+        files.append(File.generated(config, name, content=text, inclusion=shown))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead a page's links out of docs/ to where these files stand on the site."""
+    if page.file.abs_src_path is None or page.file.generated_by is not None:
+        return markdown
+    return moved(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)

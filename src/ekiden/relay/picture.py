@@ -1,0 +1,216 @@
+"""Programs of Relay as pictures: operators in layers, from what goes in to what comes out.
+
+    relay.draw(mod["main"])      # SVG as text; notebooks show it under the module's text
+
+A fused function is a box with a line for each of its operators. Constants stand in the box that
+reads them; what is bound by `let` is drawn where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.op import Op
+from ekiden.relay.expr import Call, Constant, Function, Let, Tuple, TupleGetItem, Var
+from ekiden.relay.visitor import CHILDREN, post_order
+
+__all__ = ["MOST", "draw"]
+
+MOST = 120
+"""Boxes of the largest picture that notebooks show."""
+LINE, GLYPH, PAD, GAP_X, GAP_Y, MARGIN = 15, 6.9, 9, 26, 34, 8
+"""Pixels: the height of a line, the width of a glyph, room in, beside, below and around boxes."""
+STYLE = """
+.ekg text{font:12px ui-monospace,monospace;fill:#1d2733}.ekg .t{fill:#6a7785;font-size:11px}
+.ekg rect{stroke:#7f93a8;stroke-width:1}.ekg .op{fill:#e9f1fa}.ekg .in{fill:#fdf3e1}
+.ekg .fused{fill:#e6f5ea;stroke:#6aa67c}.ekg .out{fill:#fdf3e1}.ekg .other{fill:#f3eef9}
+.ekg path{fill:none;stroke:#7f93a8;stroke-width:1.3}
+"""
+
+
+@dataclass(slots=True, eq=False)
+class _Box:
+    """One node of the picture; where it stands is found last."""
+
+    kind: str
+    lines: list[str]
+    typed: str = ""
+    reads: list[_Box] = field(default_factory=list)
+    layer: int = 0
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def width(self) -> float:
+        longest = max(map(len, [*self.lines, self.typed]))
+        return longest * GLYPH + 2 * PAD
+
+    @property
+    def height(self) -> int:
+        return LINE * (len(self.lines) + bool(self.typed)) + PAD
+
+
+def draw(function: Function) -> str:
+    """A function as SVG: a box for each operator or kernel, with the type of its result.
+
+    Types are shown where they were inferred. What is inside of choices, matches and inner functions
+    that are not kernels is a box of its own name.
+    """
+    boxes = _boxes(function)
+    layers = _placed(boxes)
+    pairs = [(above, below) for below in boxes for above in dict.fromkeys(below.reads)]
+    sides = [_side(above, below, layers) for above, below in pairs]
+    ends = [box.x + box.width for box in boxes] + [side for side in sides if side is not None]
+    width = max(ends) + MARGIN
+    height = max(box.y + box.height for box in layers[-1]) + MARGIN
+    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="ekg" {size}><style>{STYLE}</style>'
+    edges = "".join(_edge(a, b, side) for (a, b), side in zip(pairs, sides, strict=True))
+    return f"{head}{edges}{''.join(map(_drawn, boxes))}</svg>"
+
+
+def _boxes(function: Function) -> list[_Box]:
+    """The boxes, each after those that it reads."""
+    made: dict[RelayExpr, list[_Box]] = {}
+    boxes: list[_Box] = []
+    for param in function.params:
+        boxes.append(_Box("in", [f"%{param.name_hint}"], _type(param)))
+        made[param] = [boxes[-1]]
+    for expr in post_order(function.body):
+        if expr in made:
+            continue
+        reads = _reads(expr, made)
+        if (lines := _lines(expr)) is not None:
+            boxes.append(_Box(_kind(expr), lines, _type(expr), reads))
+            reads = [boxes[-1]]
+        made[expr] = reads
+    boxes.append(_Box("out", ["result"], "", made[function.body]))
+    return boxes
+
+
+def _reads(expr: RelayExpr, made: Mapping[RelayExpr, list[_Box]]) -> list[_Box]:
+    match expr:
+        case Call():
+            below: tuple[RelayExpr, ...] = (expr.op, *expr.args)
+        case Let():
+            below = (expr.body,)
+        case _:
+            below = tuple(CHILDREN[type(expr)](expr))
+    return [box for each in below for box in made.get(each, ())]
+
+
+def _lines(expr: RelayExpr) -> list[str] | None:
+    """What stands in the box of an expression; None for what has no box of its own."""
+    match expr:
+        case Call():
+            names = list(_operators(expr.op))
+            constants = [a for a in expr.args if isinstance(a, Constant)]
+            return [*names, *(f"  {_constant(each)}" for each in constants)]
+        case (
+            Var() | Constant() | Tuple() | TupleGetItem() | Let() | Op() | GlobalVar() | Function()
+        ):
+            return None
+        case _:
+            return [type(expr).__name__.lower()]
+
+
+def _operators(callee: RelayExpr) -> Iterator[str]:
+    """The operators of a call, in order: several of a fused function."""
+    match callee:
+        case Op():
+            yield callee.name
+        case GlobalVar():
+            yield f"@{callee.name_hint}"
+        case Function():
+            for each in post_order(callee.body):
+                if isinstance(each, Call):
+                    yield from _operators(each.op)
+        case _:
+            yield type(callee).__name__.lower()
+
+
+def _kind(expr: RelayExpr) -> str:
+    if not isinstance(expr, Call):
+        return "other"
+    return "fused" if isinstance(expr.op, Function) else "op"
+
+
+def _constant(value: Constant) -> str:
+    data = value.data
+    return f"{data.item():g}" if data.shape == () else f"{data.dtype}{list(data.shape)}"
+
+
+def _type(expr: RelayExpr) -> str:
+    found = expr.checked_type_or_none()
+    if found is None:
+        return ""
+    text = str(found)
+    return text if len(text) <= 48 else f"{text[:47]}…"
+
+
+def _placed(boxes: list[_Box]) -> list[list[_Box]]:
+    """Give boxes their places; the layers, the first on top.
+
+    A layer is one below the lowest that it reads. In a layer boxes stand in the order of the middle
+    of what they read, and every layer is centred.
+    """
+    for box in boxes:
+        box.layer = max((each.layer + 1 for each in box.reads), default=0)
+    layers: list[list[_Box]] = [[] for _ in range(max(box.layer for box in boxes) + 1)]
+    for box in boxes:
+        layers[box.layer].append(box)
+    widths = [sum(b.width for b in layer) + GAP_X * (len(layer) - 1) for layer in layers]
+    top = float(MARGIN)
+    for layer, width in zip(layers, widths, strict=True):
+        layer.sort(key=_middle_of_reads)
+        left = MARGIN + (max(widths) - width) / 2
+        for box in layer:
+            box.x, box.y = left, top
+            left += box.width + GAP_X
+        top += max(box.height for box in layer) + GAP_Y
+    return layers
+
+
+def _middle_of_reads(box: _Box) -> float:
+    middles = [each.x + each.width / 2 for each in box.reads]
+    return sum(middles) / len(middles) if middles else 0.0
+
+
+def _side(above: _Box, below: _Box, layers: list[list[_Box]]) -> float | None:
+    """How far to the right an edge goes that passes layers; None for one to the next layer."""
+    between = [box for layer in layers[above.layer + 1 : below.layer] for box in layer]
+    if not between:
+        return None
+    return max(box.x + box.width for box in [above, *between, below]) + GAP_X * 0.7
+
+
+def _edge(above: _Box, below: _Box, side: float | None) -> str:
+    x0, y0 = above.x + above.width / 2, above.y + above.height
+    x1, y1 = below.x + below.width / 2, below.y
+    if side is not None:  # past what stands between; a cubic goes three quarters of the way
+        x0, y0 = above.x + above.width, above.y + above.height / 2
+        x1, y1 = below.x + below.width, below.y + below.height / 2
+        far = x0 + (side - x0) * 4 / 3
+        bend = f"C{far:.0f} {y0:.0f} {far:.0f} {y1:.0f}"
+        return f'<path d="M{x0:.0f} {y0:.0f}{bend} {x1:.0f} {y1:.0f}"></path>'
+    half = (y1 - y0) / 2
+    middle = f"C{x0:.0f} {y0 + half:.0f} {x1:.0f} {y1 - half:.0f}"
+    return f'<path d="M{x0:.0f} {y0:.0f}{middle} {x1:.0f} {y1:.0f}"></path>'
+
+
+def _drawn(box: _Box) -> str:
+    parts = [
+        f'<rect class="{box.kind}" x="{box.x:.0f}" y="{box.y:.0f}" rx="4" '
+        f'width="{box.width:.0f}" height="{box.height}"></rect>'
+    ]
+    texts = [(line, "") for line in box.lines] + ([(box.typed, ' class="t"')] if box.typed else [])
+    for at, (line, mark) in enumerate(texts, 1):
+        y = box.y + LINE * at
+        parts.append(
+            f'<text xml:space="preserve"{mark} x="{box.x + PAD:.0f}" y="{y:.0f}">'
+            f"{escape(line)}</text>"
+        )
+    return "".join(parts)

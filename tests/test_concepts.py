@@ -1,0 +1,19 @@
+"""The pages of docs/concepts show what compiling gives now."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[1] / "scripts/generate_concepts.py"
+
+
+def test_the_pages_are_what_the_compiler_makes() -> None:
+    environment = {**os.environ, "EKIDEN_COMPILE_JOBS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--check"],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
