@@ -18,8 +18,8 @@ from test_pages import folder  # noqa: F401  the folder that each page finds
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
-SHOWN = frozenset({"text", "json"})
-"""Languages of blocks that are no programs: output, drawings, data."""
+SHOWN = frozenset({"text", "json", "toml"})
+"""Languages of blocks that are no programs: output, drawings, data, settings."""
 RUN_ELSEWHERE = {
     "docs/cli.md": "tests/test_pages.py",
     "docs/coming-from-tvm.md": "tests/relay/test_coming_from_tvm.py",

@@ -99,7 +99,9 @@ def @main(%n: int64, %t: KIND, %u: Tensor[(1, 3), float32]) { @some(nn.relu(%t),
 def module_of(text: str) -> relay.IRModule:
     literal = text.replace("KIND", KIND).replace("[1i64]", "meta[relay.Constant][0]")
     one = relay.const(np.ones(1, np.int64))
-    return relay.parse('#[version = "0.0.5"]\n' + literal, init_meta_table={"relay.Constant": [one]})
+    return relay.parse(
+        '#[version = "0.0.5"]\n' + literal, init_meta_table={"relay.Constant": [one]}
+    )
 
 
 def leaves(value: object) -> list[np.ndarray]:
@@ -136,7 +138,8 @@ def test_every_form_gives_what_the_interpreter_gives(name: str, executor: str) -
 def test_a_loop_copies_its_table_once() -> None:
     """What it needs beside the caller's is one table, not the old one and the new one."""
     rows = 100_000
-    exe = ekiden.compile(module_of(PROGRAMS["a loop"].replace("KIND", KIND.replace("40", f"{rows}"))))
+    text = PROGRAMS["a loop"].replace("KIND", KIND.replace("40", f"{rows}"))
+    exe = ekiden.compile(module_of(text))
     table, row = np.zeros((rows, WIDTH), np.float32), np.ones((1, WIDTH), np.float32)
     assert exe.disassemble().count("own $") == 1
     exe(np.int64(1), table, row)
