@@ -1,7 +1,7 @@
 """One in eight of the loop programs that the tests lower is printed, parsed back and compared,
 before and after; `--texts 1` takes each, `-m quick` none. Models are compiled each time, not taken
-from the cache of artifacts; kernels are cached for the run, in one folder for all its workers.
-`-m long` runs what is left out otherwise.
+from the cache of artifacts; kernels are cached for the run, in one folder for all its workers, each
+of which compiles by itself. `-m long` runs what is left out otherwise.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
+from long_runs import mark_what_is_not_shared
 from processor import pretend
 
 os.environ["EKIDEN_CACHE_LIMIT"] = "0"
+os.environ.setdefault("EKIDEN_COMPILE_JOBS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,8 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
         pretend(cpu)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what takes long, unless `-m` says something about it."""
+    mark_what_is_not_shared(items)
     if "long" in config.option.markexpr:
         return
     dropped = [item for item in items if item.get_closest_marker("long")]
