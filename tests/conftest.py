@@ -1,13 +1,15 @@
-"""Every loop program that the tests lower is printed, parsed back and compared, before and after;
-`-m quick` leaves that out. Models are compiled each time, not taken from the cache of artifacts;
-kernels are cached for the run, in one folder for all its workers. `-m long` runs what is left out
-otherwise.
+"""One in eight of the loop programs that the tests lower is printed, parsed back and compared,
+before and after; `--texts 1` takes each, `-m quick` none. Models are compiled each time, not taken
+from the cache of artifacts; kernels are cached for the run, in one folder for all its workers, each
+of which compiles by itself. `-m long` runs what is left out otherwise.
 """
 
 from __future__ import annotations
 
 import os
 import time
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,22 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
+from long_runs import mark_what_is_not_shared
 from processor import pretend
 
 os.environ["EKIDEN_CACHE_LIMIT"] = "0"
+os.environ.setdefault("EKIDEN_COMPILE_JOBS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options that CONTRIBUTING.md names."""
     parser.addoption("--processor", help="run as on a processor of this class (x86-64-v3, ...)")
+    parser.addoption(
+        "--texts",
+        type=int,
+        metavar="N",
+        help="print and parse back one in N loop programs; 8, or each with -m long",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,8 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
         pretend(cpu)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what takes long, unless `-m` says something about it."""
+    mark_what_is_not_shared(items)
     if "long" in config.option.markexpr:
         return
     dropped = [item for item in items if item.get_closest_marker("long")]
@@ -62,6 +74,9 @@ class RoundTrip:
     """A pass that changes nothing, and raises where a text does not mean what it came from."""
 
     def __init__(self) -> None:
+        self.one_in = 1
+        self.met: Counter[str] = Counter()
+        """Test -> programs met in it."""
         self.seen: set[str] = set()
         self.seconds = 0.0
 
@@ -69,9 +84,16 @@ class RoundTrip:
         started = time.process_time()
         for func in module.functions.values():
             assert isinstance(func, tir.PrimFunc)
-            self.check(func)
+            if self.is_chosen():
+                self.check(func)
         self.seconds += time.process_time() - started
         return module
+
+    def is_chosen(self) -> bool:
+        """Whether this program is in the share: the same ones of a test, whatever ran before it."""
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        self.met[test] += 1
+        return zlib.crc32(f"{test} {self.met[test]}".encode()) % self.one_in == 0
 
     def check(self, func: tir.PrimFunc) -> None:
         """Print and parse a function that was not met before."""
@@ -90,10 +112,12 @@ _round_trip = RoundTrip()
 
 @pytest.fixture(autouse=True, scope="session")
 def text_round_trip(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The text of every PrimFunc met in the tests parses back."""
-    if request.config.getoption("markexpr") == "quick":
+    """The texts of PrimFuncs met in the tests parse back."""
+    marks = request.config.getoption("markexpr")
+    if marks == "quick":
         yield
         return
+    _round_trip.one_in = request.config.getoption("texts") or (1 if "long" in marks else 8)
     pipelines = (transform.PASSES, transform.TILED_PASSES)
     checked = Pass("RoundTrip", _round_trip)
     for passes in pipelines:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
 import pytest
 
 HOURS = 3600
@@ -12,3 +16,43 @@ LONG = (pytest.mark.long, pytest.mark.timeout(2 * HOURS))
 def sizes(name: str, usual: int, whole: int) -> pytest.MarkDecorator:
     """The argument `name` of a test, at its usual size and under the marker `long` at its whole."""
     return pytest.mark.parametrize(name, [usual, pytest.param(whole, marks=LONG)])
+
+
+def share(one_in: int, by: Callable[..., Hashable] | None = None) -> pytest.MarkDecorator:
+    """One in so many cases of a test is run usually, the others under the marker `long`.
+
+    Each value of each parameter is in the share. Where a parameter has too many, `by` maps the
+    arguments of a case, by name, to what of them must each be there.
+    """
+    return pytest.mark.share(one_in, by)
+
+
+def mark_what_is_not_shared(items: Iterable[pytest.Item]) -> None:
+    """Mark as `long` the cases of tests with a share that are not in it."""
+    tests = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("share"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for name, cases in tests.items():
+        ordered = sorted(cases, key=lambda case: case.nodeid)
+        random.Random(name).shuffle(ordered)
+        kept = set(in_share(ordered))
+        for case in ordered:
+            if case not in kept:
+                for mark in LONG:
+                    case.add_marker(mark)
+
+
+def in_share(cases: Sequence[pytest.Function]) -> list[pytest.Function]:
+    """The first cases with a value that no earlier one has, and further ones up to the share."""
+    seen: set[Hashable] = set()
+    new, others = [], []
+    for case in cases:
+        mark = case.get_closest_marker("share")
+        assert mark is not None
+        one_in, by = mark.args
+        values = {("by", by(**case.callspec.params))} if by else set(case.callspec.indices.items())
+        (others if values <= seen else new).append(case)
+        seen |= values
+    wanted = -(-len(cases) // one_in)
+    return new + others[: max(0, wanted - len(new))]

@@ -8,8 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,21 +44,23 @@ TIMEOUT = 120
 
 @dataclass(frozen=True)
 class Build:
-    """One way to compile the runtime and its tests."""
+    """One way to compile the runtime and its tests; the tests are never optimised."""
 
     flags: tuple[str, ...]
+    level: str = "-O1"
+    """How far the runtime is optimised."""
     only: tuple[str, ...] | None = None
     """The tests worth running in this build; None is all."""
 
 
-ADDRESS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+ADDRESS = ("-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 BUILDS = {
-    "plain": Build(("-O2",)),
+    "plain": Build((), "-O2"),
     "address": Build(ADDRESS),
-    "hard": Build((*ADDRESS, "-DEK_HARD_TEST", "-DEK_VM_SWITCH")),
+    "hard": Build((*ADDRESS, "-DEK_HARD_TEST", "-DEK_VM_SWITCH"), "-O0"),
     "thread": Build(
-        ("-O1", "-g", "-fsanitize=thread"),
-        (
+        ("-g1", "-fsanitize=thread"),
+        only=(
             "test_async",
             "test_pool",
             "test_object",
@@ -91,29 +95,44 @@ def link(objects: list[Path], output: Path, flags: tuple[str, ...]) -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.fixture(scope="module")
-def plain_objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The object files of the runtime as it is released."""
-    folder = tmp_path_factory.mktemp("objects")
-    sources = sorted((RUNTIME / "src").glob("*.c"))
+def compile_files(sources: list[Path], folder: Path, flags: tuple[str, ...]) -> list[Path]:
+    """The object files of several sources."""
+    objects = [folder / f"{source.stem}.o" for source in sources]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda s: compile_file(s, folder / f"{s.stem}.o", ("-O2",)), sources))
-    return [folder / f"{source.stem}.o" for source in sources]
+        list(pool.map(lambda s, o: compile_file(s, o, flags), sources, objects))
+    return objects
+
+
+@pytest.fixture(scope="module")
+def runtime_objects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Path]]:
+    """The object files of the runtime in the build of a name, compiled when first asked for."""
+
+    @cache
+    def objects(name: str) -> list[Path]:
+        build = BUILDS[name]
+        sources = sorted((RUNTIME / "src").glob("*.c"))
+        return compile_files(sources, tmp_path_factory.mktemp(name), (build.level, *build.flags))
+
+    return objects
+
+
+@pytest.fixture(scope="module")
+def plain_objects(runtime_objects: Callable[[str], list[Path]]) -> list[Path]:
+    """The object files of the runtime as it is released."""
+    return runtime_objects("plain")
 
 
 @pytest.fixture(scope="module", params=BUILDS)
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(request: pytest.FixtureRequest, runtime_objects: Callable[[str], list[Path]]) -> Path:
     """A folder of all test programs and library.so in one build."""
     build = BUILDS[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
+    runtime = runtime_objects(request.param)
+    folder = runtime[0].parent
     wanted = [*TESTS, "soak", "fuzz_load"] if build.only is None else build.only
-    runtime = sorted((RUNTIME / "src").glob("*.c"))
-    sources = [*runtime, HERE / "library.c", *(HERE / f"{t}.c" for t in wanted)]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda s: compile_file(s, folder / f"{s.stem}.o", build.flags), sources))
-    objects = [folder / f"{s.stem}.o" for s in runtime]
+    sources = [HERE / f"{name}.c" for name in ("library", *wanted)]
+    compile_files(sources, folder, ("-O0", *build.flags))
     for test in wanted:
-        link([*objects, folder / f"{test}.o"], folder / test, build.flags)
+        link([*runtime, folder / f"{test}.o"], folder / test, build.flags)
     link([folder / "library.o"], folder / "library.so", ("-shared",))
     return folder
 

@@ -176,7 +176,7 @@ BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
 }
 """How the kernels of cases are made: the unscheduled program and the one for GPUs in the
 interpreter, the one for this machine by both code generators, and those for other processors."""
-SAMPLED = ("c", "x86-64", "aarch64", "riscv64")
+SAMPLED = ("threads", "c", "x86-64", "aarch64", "riscv64")
 """What takes long: one case of each operator, and all of them in long runs."""
 SPARSE = {"riscv64": 5}
 """Of what says little more than another of these: of so many operators one."""
