@@ -42,8 +42,9 @@ static bool path_of(const char *key, bool make, char *path, size_t capacity) {
   const char *said = getenv("EKIDEN_CACHE_DIR"), *base = getenv("XDG_CACHE_HOME");
   const char *home = getenv("HOME");
   int used;
-  if (said != NULL && said[0] == '\0') return false;
-  if (said != NULL) used = snprintf(path, capacity, "%s", said);
+  const int first = said == NULL ? 0 : (int)strcspn(said, ":");  /* of several, it is written */
+  if (said != NULL && first == 0) return false;
+  if (said != NULL) used = snprintf(path, capacity, "%.*s", first, said);
   else if (base != NULL && base[0] != '\0') used = snprintf(path, capacity, "%s/ekiden", base);
   else if (home != NULL && home[0] != '\0') used = snprintf(path, capacity, "%s/.cache/ekiden", home);
   else return false;

@@ -1,6 +1,6 @@
 /* Binaries of programs that were built before, in files by a digest of the text and of what built it.
-** The folder is EKIDEN_CACHE_DIR (empty: there is none), else ekiden below XDG_CACHE_HOME or
-** ~/.cache; in it "device". What cannot be read or written is as if it were not there. */
+** The folder is the first of EKIDEN_CACHE_DIR (empty: there is none), else ekiden below
+** XDG_CACHE_HOME or ~/.cache; in it "device". What cannot be read or written is as if it were not there. */
 #ifndef EK_OPENCL_CACHE_H_
 #define EK_OPENCL_CACHE_H_
 

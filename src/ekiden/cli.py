@@ -25,6 +25,7 @@ COMMANDS = {
     "check": "say what a model contains and whether it can be compiled",
     "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",
     "serve": "serve models over HTTP and gRPC, and text over OpenAI's protocol",
+    "cache": "count, pack, take or remove what was compiled and is kept",
     "rpc": "serve sessions with other machines: server, tracker, proxy, keygen",
     "doctor": "say what works on this machine, and what mends what does not",
     "demo": "compile a trained model from PyPI and show what it says about real files",

@@ -5,6 +5,9 @@ compiler itself.
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
@@ -14,7 +17,7 @@ from ekiden.ir.node import Node
 from ekiden.ir.pass_context import PassContext
 from ekiden.ir.structural import structural_digest
 from ekiden.runtime import environment
-from ekiden.runtime.files import write_whole
+from ekiden.runtime.files import shrink, write_whole
 from ekiden.target import Target
 
 
@@ -30,47 +33,80 @@ def kernel_key(function: Node, target: Target, *extra: str) -> str:
 
 
 DIGEST_SIZE = 8
+VERSION = b"ekiden-1"
+"""Of the form of files: part of their digest, so that one of another form is a miss."""
+SHRINK_ONE_IN = 16
+"""How many kernels are kept, about, until their folder is looked at for more than its limit."""
 
 
 def _digest(code: bytes) -> bytes:
-    return hashlib.blake2b(code, digest_size=DIGEST_SIZE).digest()
+    return hashlib.blake2b(code, digest_size=DIGEST_SIZE, person=VERSION).digest()
+
+
+def checked_code(kept: bytes) -> bytes | None:
+    """The object code in a file of the cache; None for what is damaged, or no such file."""
+    digest, code = kept[:DIGEST_SIZE], kept[DIGEST_SIZE:]
+    return code if digest == _digest(code) else None
+
+
+def compiler_folder() -> str:
+    """The folder, in that of the kernels, of those that this compiler makes."""
+    return compiler_digest()[:16]
 
 
 class KernelCache:
-    """A folder of object files, each behind a digest of its bytes. A file that cannot be read or
-    written, or that is damaged, is a miss, never an error.
+    """A folder of object files, each behind a digest of its bytes, in layers: what the first does
+    not hold may be in others, which are only read. A file that cannot be read or written, or that
+    is damaged, is a miss, never an error. Many processes may read and write at once.
+
+        <folder>/<compiler>/<key>.o
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path | None, others: Sequence[Path] = (), limit: int | None = None
+    ) -> None:
+        """`limit`: bytes that the folder may have, about; what was used longest ago goes first."""
+        self.folder, self.others, self.limit = folder, tuple(others), limit
 
     @staticmethod
     def default() -> KernelCache:
         """The user's cache folder, unless the environment says otherwise."""
-        return KernelCache(
-            environment.cache_dir(Path(platformdirs.user_cache_dir("ekiden")) / "kernels")
-        )
-
-    def _path(self, key: str) -> Path | None:
-        return None if self.folder is None else self.folder / key[:2] / f"{key}.o"
+        home, others = environment.cache_folders(Path(platformdirs.user_cache_dir("ekiden")))
+        folder = None if home is None else home / "kernels"
+        limit = environment.kernel_limit()
+        return KernelCache(folder, [each / "kernels" for each in others], limit)
 
     def get(self, key: str) -> bytes | None:
         """The object code of a kernel, None if it is not there."""
-        path = self._path(key)
-        try:
-            kept = path.read_bytes() if path is not None else b""
-        except OSError:
-            return None
-        digest, code = kept[:DIGEST_SIZE], kept[DIGEST_SIZE:]
-        return code if digest == _digest(code) else None
+        name = f"{compiler_folder()}/{key}.o"
+        for layer in (self.folder, *self.others):
+            code = None if layer is None else _read(layer / name, layer is self.folder)
+            if code is not None:
+                return code
+        return None
 
     def put(self, key: str, code: bytes) -> None:
         """Keep object code; readers in other processes see all of it or none."""
-        path = self._path(key)
-        if path is None:
+        if self.folder is None:
             return
+        digest = _digest(code)
+        path = self.folder / compiler_folder() / f"{key}.o"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, lambda file: file.write(_digest(code) + code))
+            write_whole(path, lambda file: file.write(digest + code))
+            if self.limit is not None and digest[0] % SHRINK_ONE_IN == 0:
+                shrink(self.folder, self.limit)
         except OSError:
             return
+
+
+def _read(path: Path, is_own: bool) -> bytes | None:
+    """The code in a file; that of the own layer is now the one used last."""
+    try:
+        code = checked_code(path.read_bytes())
+    except OSError:
+        return None
+    if is_own and code is not None:
+        with suppress(OSError):
+            os.utime(path)
+    return code

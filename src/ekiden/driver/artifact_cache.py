@@ -4,7 +4,8 @@ mapped, not compiled again.
     <folder>/<key>.eki      an artifact
     <digest>.json           the names of the files that a model has weights in, beside its own
 
-Whatever fails is a miss, never an error. What was used last is kept, up to a limit of bytes.
+Whatever fails is a miss, never an error. What was used last is kept, up to a limit of bytes. What
+the first folder does not hold may be in others, which are only read.
 """
 
 from __future__ import annotations
@@ -22,37 +23,47 @@ from ekiden.driver.artifact_key import Request
 from ekiden.runtime import environment
 from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.files import write_whole
+from ekiden.runtime.files import shrink, write_whole
 
 LARGEST = 4
 """An artifact is kept if that many of its size fit in the limit."""
 
 
 class ArtifactCache:
-    """A folder of artifacts of at most `limit` bytes in all; 0 keeps none."""
+    """A folder of artifacts of at most `limit` bytes in all; 0 keeps none. `others` are read."""
 
-    def __init__(self, folder: Path | None, limit: int) -> None:
+    def __init__(self, folder: Path | None, limit: int, others: Sequence[Path] = ()) -> None:
         self.folder = folder if limit > 0 else None
+        self.others = tuple(others) if limit > 0 else ()
         self.limit = limit
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is any folder."""
+        return self.folder is not None or bool(self.others)
 
     @staticmethod
     def default() -> ArtifactCache:
         """The folder beside that of the kernels, with the limit that the environment sets."""
-        home = environment.cache_dir(Path(platformdirs.user_cache_dir("ekiden")))
+        home, others = environment.cache_folders(Path(platformdirs.user_cache_dir("ekiden")))
         folder = home / "artifacts" if home is not None else None
-        return ArtifactCache(folder, environment.cache_limit())
+        folders = [each / "artifacts" for each in others]
+        return ArtifactCache(folder, environment.cache_limit(), folders)
 
     def get(self, wanted: Request) -> runtime.Executable | None:
         """The artifact, mapped from its file; None if it is not there. A file that is damaged, as
         its checksums tell, is removed.
         """
-        if self.folder is None:
-            return None
-        try:
-            found = _mapped(self._artifact(wanted.key(self._weight_files(wanted))))
-        except (OSError, ValueError):
-            return None
-        return found
+        for layer in (self.folder, *self.others):
+            with suppress(OSError, ValueError):
+                found = None if layer is None else self._get(layer, wanted)
+                if found is not None:
+                    return found
+        return None
+
+    def _get(self, layer: Path, wanted: Request) -> runtime.Executable | None:
+        key = wanted.key(_weight_files(layer, wanted))
+        return _mapped(_artifact(layer, key), layer is self.folder)
 
     def put(
         self, wanted: Request, made: Bytes, weight_files: Sequence[str]
@@ -68,65 +79,52 @@ class ArtifactCache:
         try:
             if not wanted.is_current(weight_files):
                 return None
-            path = self._artifact(wanted.key(weight_files))
+            path = _artifact(self.folder, wanted.key(weight_files))
             self.folder.mkdir(parents=True, exist_ok=True)
             if weight_files:
                 names = json.dumps(list(weight_files)).encode()
-                write_whole(self._list(wanted), lambda file: file.write(names))
+                write_whole(_list(self.folder, wanted), lambda file: file.write(names))
             write_whole(path, lambda file: file.write(made))
-            found = _mapped(path)
-            self._shrink()
+            found = _mapped(path, True)
+            shrink(self.folder, self.limit)
         except (OSError, ValueError):
             return None
         return found
 
-    def _artifact(self, key: str) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{key}.eki"
 
-    def _list(self, wanted: Request) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{wanted.digest}.json"
-
-    def _weight_files(self, wanted: Request) -> list[str]:
-        """The names kept of the files with weights, of which most models have none."""
-        try:
-            found = json.loads(self._list(wanted).read_bytes())
-        except FileNotFoundError:
-            return []
-        except RecursionError as error:
-            raise ValueError(str(error)) from error
-        if not isinstance(found, list):
-            raise ValueError(f"a list of names expected in {self._list(wanted)}")
-        return list(map(str, found))
-
-    def _shrink(self) -> None:
-        assert self.folder is not None
-        with os.scandir(self.folder) as entries:
-            found = [(entry.stat(), entry.path) for entry in entries]
-        files = [(state.st_mtime_ns, state.st_size, path) for state, path in found]
-        excess = sum(size for _, size, _ in files) - self.limit
-        for _, size, path in sorted(files):
-            if excess <= 0:
-                return
-            _remove(Path(path))
-            excess -= size
+def _artifact(layer: Path, key: str) -> Path:
+    return layer / f"{key}.eki"
 
 
-def _mapped(path: Path) -> runtime.Executable | None:
-    """The artifact of a file, which is now the one used last; None, and the file removed, where it
-    cannot be loaded. Raises OSError where there is none.
+def _list(layer: Path, wanted: Request) -> Path:
+    return layer / f"{wanted.digest}.json"
+
+
+def _weight_files(layer: Path, wanted: Request) -> list[str]:
+    """The names kept of the files with weights, of which most models have none."""
+    try:
+        found = json.loads(_list(layer, wanted).read_bytes())
+    except FileNotFoundError:
+        return []
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(found, list):
+        raise ValueError(f"a list of names expected in {_list(layer, wanted)}")
+    return list(map(str, found))
+
+
+def _mapped(path: Path, is_own: bool) -> runtime.Executable | None:
+    """The artifact of a file. One of the own layer is now the one used last, and is removed where
+    it cannot be loaded, which gives None. Raises OSError where there is none.
     """
     try:
         found = runtime.Executable.load(path)
     except LoadError:
-        _remove(path)
+        if is_own:
+            with suppress(OSError):
+                path.unlink()
         return None
-    with suppress(OSError):
-        os.utime(path)
+    if is_own:
+        with suppress(OSError):
+            os.utime(path)
     return found
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()

@@ -239,7 +239,7 @@ def compile_artifact(
         wanted_shape = "a mapping of names of inputs to shapes"
         raise CompileError(f"compile: shape: expected {wanted_shape}, got {kind.__name__}")
     cache = ArtifactCache.default()
-    wanted = request(model, target, options, executor) if cache.folder is not None else None
+    wanted = request(model, target, options, executor) if cache.is_used else None
     found = cache.get(wanted) if wanted is not None else None
     if found is not None:
         LOG.info("compile: the artifact is in the cache")

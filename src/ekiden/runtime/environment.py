@@ -1,9 +1,11 @@
 """The environment variables that Ekiden reads, all of them, in one place.
 
-EKIDEN_CACHE_DIR     folder of compiled kernels, and in its folder `artifacts` of compiled models;
-                     empty turns both caches off (default: the user's cache folder)
+EKIDEN_CACHE_DIR     folder of what was compiled: `kernels`, `artifacts`, `device`; empty turns the
+                     caches off (default: the user's cache folder). Several, with ':' between them,
+                     are layers: the first is written, all are read, and `:/shared` writes nothing
 EKIDEN_CACHE_LIMIT   most bytes of compiled models that are kept, such as 500M; 0 keeps none
                      (default: 4G)
+EKIDEN_KERNEL_LIMIT  most bytes of compiled kernels that are kept, about (default: 1G)
 EKIDEN_NUM_THREADS   threads of the pool; read by the C runtime when it starts
 EKIDEN_MEMORY_LIMIT  most bytes the runtime may hold, such as 500M; read by the C runtime when it
                      first asks the system for memory (default: no limit)
@@ -27,25 +29,41 @@ from pathlib import Path
 from ekiden.runtime.errors import InputError
 
 DEFAULT_CACHE_LIMIT = 4 << 30
+DEFAULT_KERNEL_LIMIT = 1 << 30
 
 
-def cache_dir(default: Path) -> Path | None:
-    """The folder of what was compiled, or None if nothing is kept."""
+def cache_folders(default: Path) -> tuple[Path | None, tuple[Path, ...]]:
+    """The folder that what is compiled is written to, None where it is not kept, and those that are
+    read after it."""
     chosen = os.environ.get("EKIDEN_CACHE_DIR")
     if chosen is None:
-        return default
-    return Path(chosen) if chosen else None
+        return default, ()
+    first, *others = chosen.split(os.pathsep)
+    return (Path(first) if first else None), tuple(Path(each) for each in others if each)
 
 
 def cache_limit() -> int:
     """How many bytes of compiled models are kept. Raises InputError for what is no number."""
-    chosen = os.environ.get("EKIDEN_CACHE_LIMIT", "")
-    if not chosen:
-        return DEFAULT_CACHE_LIMIT
-    found = re.fullmatch(r"(\d+)([KMG]?)", chosen)
+    return _bytes("EKIDEN_CACHE_LIMIT", DEFAULT_CACHE_LIMIT)
+
+
+def kernel_limit() -> int:
+    """How many bytes of compiled kernels are kept. Raises InputError for what is no number."""
+    return _bytes("EKIDEN_KERNEL_LIMIT", DEFAULT_KERNEL_LIMIT)
+
+
+def _bytes(name: str, default: int) -> int:
+    chosen = os.environ.get(name, "")
+    found = parse_bytes(chosen) if chosen else default
     if found is None:
-        raise _wrong("EKIDEN_CACHE_LIMIT", "bytes, such as 500M", chosen)
-    return int(found[1]) << 10 * " KMG".index(found[2] or " ")
+        raise _wrong(name, "bytes, such as 500M", chosen)
+    return found
+
+
+def parse_bytes(text: str) -> int | None:
+    """A number of bytes: 500M, 64K, 2G, 1000; None for what is none."""
+    found = re.fullmatch(r"(\d+)([KMG]?)", text)
+    return int(found[1]) << 10 * " KMG".index(found[2] or " ") if found else None
 
 
 def compile_jobs() -> int:

@@ -20,8 +20,10 @@ __all__ = [
     "PathName",
     "Writer",
     "check_folder",
+    "files_below",
     "named",
     "reason",
+    "shrink",
     "write_text",
     "write_to",
     "write_whole",
@@ -99,6 +101,35 @@ def write_whole(
 def write_text(path: PathName, text: str) -> None:
     """`write_whole` for text, as UTF-8."""
     write_whole(path, lambda file: file.write(text.encode()))
+
+
+def shrink(folder: Path, limit: int) -> tuple[int, int]:
+    """Remove the files below a folder that were used longest ago until the others have at most
+    `limit` bytes; gives how many were removed and how many bytes they had. What another process
+    removes or writes meanwhile is left to it. Raises OSError where the folder cannot be read.
+    """
+    found = []
+    for path in files_below(folder):
+        with suppress(OSError):
+            state = path.stat()
+            found.append((state.st_mtime_ns, state.st_size, path))
+    excess = sum(size for _, size, _ in found) - limit
+    count = freed = 0
+    for _, size, path in sorted(found):
+        if excess <= freed:
+            break
+        with suppress(OSError):
+            path.unlink()
+            count, freed = count + 1, freed + size
+    return count, freed
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files below a folder, in order, without what `write_whole` has not finished. None where
+    there is no folder."""
+    walked = os.walk(folder)
+    found = [Path(at, name) for at, _, names in walked for name in names if name[0] != "."]
+    return sorted(found)
 
 
 def _status(path: Path) -> os.stat_result | None:
