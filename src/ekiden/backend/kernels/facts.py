@@ -11,11 +11,11 @@ from ekiden.codegen.common import DEVICE_TYPE, in_place
 from ekiden.ir import dtype as dt
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.prim import PrimExpr, Var, const, maximum
-from ekiden.ir.prim_visitor import free_vars, post_order, substitute
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.target import Target
+from ekiden.tir.contents import contents
 from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
-from ekiden.tir.visitor import expressions, walk
 
 LINE = 64
 """Bytes that ek_workspace_alloc puts before each block, whose size it rounds up to as many."""
@@ -33,10 +33,8 @@ def facts_of(lowered: PrimFunc, target: Target) -> KernelFacts:
 
 def _has_vectors(lowered: PrimFunc) -> bool:
     """Whether any value of a kernel is a vector; what moves no elements needs none."""
-    stmts = list(walk(lowered.body))
-    loops = any(isinstance(s, For) for s in stmts)
-    values = (e for s in stmts for e in expressions(s))
-    return not loops or any(dt.lanes(e.dtype) > 1 for each in values for e in post_order(each))
+    found = contents(lowered.body)
+    return For not in found.statements or found.has_vectors
 
 
 def renamed(facts: KernelFacts, symbols: Mapping[str, PrimExpr]) -> KernelFacts:

@@ -46,13 +46,21 @@ class _Flatten(Simplifier):
         self._kept: list[PrimExpr] = []
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """Loads get one index each before they are simplified."""
+        """Loads get one index each before they are simplified, in one walk with what is put in the
+        place of variables."""
         if isinstance(expr, (IntImm, FloatImm)):
             return expr
         self._kept.append(expr)
-        return super().expr(rewrite(expr, self._flatten, self._flat))
+        return self.analyzer.simplify(rewrite(expr, self._flatten, self._flat))
+
+    def replace(self, var: Var, value: PrimExpr) -> None:
+        """What was made with another value does not stand."""
+        super().replace(var, value)
+        self._flat.clear()
 
     def _flatten(self, expr: PrimExpr) -> PrimExpr:
+        if isinstance(expr, Var):
+            return self.values.get(expr, expr)
         if isinstance(expr, BufferLoad) and len(expr.indices) != 1:
             return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
         if isinstance(expr, BufferAddress) and len(expr.indices) > 1:

@@ -27,10 +27,11 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import rewrite
+from ekiden.tir.contents import contents
 from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transcendental import FUNCTIONS, atan2_scalar
-from ekiden.tir.visitor import ExprRewriter, all_expressions
+from ekiden.tir.visitor import ExprRewriter
 
 
 def _number(value: float, like: PrimExpr) -> PrimExpr:
@@ -166,7 +167,6 @@ def _change(e: PrimExpr) -> PrimExpr:
 
 def lower_intrinsics(func: PrimFunc) -> PrimFunc:
     """The function without the intrinsics of LOWERED."""
-    used = (e.op for e in all_expressions(func.body) if isinstance(e, Intrinsic))
-    if LOWERED.keys().isdisjoint(used):
+    if LOWERED.keys().isdisjoint(contents(func.body).intrinsics):
         return func
     return func.with_fields(body=ExprRewriter(_change).visit(func.body))

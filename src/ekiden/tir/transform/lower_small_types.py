@@ -14,10 +14,11 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import BinaryExpr, Cast, FloatImm, IntImm, Intrinsic, PrimExpr, cast, const
 from ekiden.ir.prim_visitor import children, rebuild, rewrite
 from ekiden.runtime.errors import InternalError
+from ekiden.tir.contents import contents
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.small_types import FORMATS, converted, wrapped
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt
-from ekiden.tir.visitor import StmtMutator, buffers_read, buffers_written
+from ekiden.tir.visitor import StmtMutator, buffers_written
 
 
 def _is_held(e: PrimExpr) -> bool:
@@ -141,7 +142,7 @@ def _with_dtype(e: PrimExpr, dtype: str) -> PrimExpr:
 
 def lower_small_types(func: PrimFunc) -> PrimFunc:
     """The function without arithmetic on small types; its parameters keep them."""
-    buffers = {*func.params, *buffers_read(func.body), *buffers_written(func.body)}
-    if not any(dt.is_small(dt.element(b.dtype)) for b in buffers):
+    params = (dt.element(b.dtype) for b in func.params)
+    if not contents(func.body).has_small_types and not any(map(dt.is_small, params)):
         return func
     return func.with_fields(body=_Lower().visit(func.body))

@@ -16,11 +16,15 @@ class Simplifier(StmtMutator):
 
     def __init__(self) -> None:
         self.analyzer = Analyzer()
-        self._values: dict[Var, PrimExpr] = {}
+        self.values: dict[Var, PrimExpr] = {}
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
         """The simplest form."""
-        return self.analyzer.simplify(substitute(expr, self._values))
+        return self.analyzer.simplify(substitute(expr, self.values))
+
+    def replace(self, var: Var, value: PrimExpr) -> None:
+        """Put a value in the place of a variable from here on."""
+        self.values[var] = value
 
     def visit_for(self, stmt: For) -> Stmt:
         """for i in range(a, a + 1): s  ->  s[i := a];  for i in range(a, a): s  ->  nothing"""
@@ -28,7 +32,7 @@ class Simplifier(StmtMutator):
         if isinstance(extent, IntImm) and extent.value <= 0:
             return NOTHING
         if isinstance(extent, IntImm) and extent.value == 1:
-            self._values[stmt.loop_var] = low
+            self.replace(stmt.loop_var, low)
             return self.visit(stmt.body)
         self.analyzer.bind(stmt.loop_var, low, extent)
         body = self.visit(stmt.body)
