@@ -8,7 +8,6 @@ shape_of(%x)  ->  [2, 3]     %x: Tensor[(2, 3), float32]
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, count
 from typing import TypeAlias
@@ -136,12 +135,12 @@ def _of_type(expr: RelayExpr) -> Array:
     return np.broadcast_to(np.zeros((), to_numpy(kind.dtype)), kind.concrete_shape)
 
 
-def _fold_call(call: Call, kind: Type | None, begun: Mapping[RelayExpr, Values]) -> RelayExpr:
+def _fold_call(call: Call, kind: Type | None, begun: dict[RelayExpr, Values]) -> RelayExpr:
     kinds = _foldable(call, kind)
     if kinds is None:
         return call
     try:
-        value = begun[call].result() if call in begun else _evaluate(call)
+        value = begun.pop(call).result() if call in begun else _evaluate(call)
     except IndexRangeError:  # of a program that fails, if it comes here at all
         return call
     values = value if isinstance(value, tuple) else (value,)
@@ -215,7 +214,7 @@ def _begin(root: RelayExpr, pool: ThreadPoolExecutor) -> dict[RelayExpr, Values]
     return begun
 
 
-def _fold(root: RelayExpr, begun: Mapping[RelayExpr, Values]) -> RelayExpr:
+def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:
     effects: set[RelayExpr] = set()
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
@@ -232,7 +231,7 @@ def _rewrite(
     old: RelayExpr,
     new: RelayExpr,
     effects: set[RelayExpr],
-    begun: Mapping[RelayExpr, Values],
+    begun: dict[RelayExpr, Values],
 ) -> RelayExpr:
     match new:
         case Call() if not any(a in effects for a in new.args):

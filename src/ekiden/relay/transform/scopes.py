@@ -7,6 +7,7 @@ contains all its uses.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -232,14 +233,18 @@ def rewrite_graph(
     root: RelayExpr, rewrite: Callable[[RelayExpr, RelayExpr], RelayExpr]
 ) -> RelayExpr:
     """Rebuild a graph bottom-up: `rewrite(old, rebuilt)` gives what stands for `old`. Shared stays
-    shared. Iterative.
+    shared. Iterative. What all users of an expression have taken is let go: of a chain of folded
+    weights one is held, not each.
     """
     new: dict[RelayExpr, RelayExpr] = {}
-    for expr in evaluation_order(root):
-        if is_atom(expr):
-            new[expr] = rewrite(expr, expr)
-        else:
-            new[expr] = rewrite(expr, with_children(expr, new))
+    order = [(each, () if is_atom(each) else children(each)) for each in evaluation_order(root)]
+    waiting = Counter(child for _, inside in order for child in inside)
+    for expr, inside in order:
+        new[expr] = rewrite(expr, with_children(expr, new) if inside else expr)
+        for child in inside:
+            waiting[child] -= 1
+            if not waiting[child]:
+                new.pop(child, None)
     return new[root]
 
 
