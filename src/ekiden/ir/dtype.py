@@ -2,7 +2,8 @@
 
 Vectors add lanes: "float32x16".
 
-"handle" is an opaque pointer.
+"handle" is an opaque pointer. There are few, and each is asked about again and again: answers are
+kept.
 """
 
 from __future__ import annotations
@@ -42,37 +43,44 @@ SMALL_FLOATS = frozenset(d for d in SCALAR_BITS if d.startswith(("float8", "floa
 """Floats that are stored and converted, never computed with."""
 
 
+@cache
 def lanes(dtype: str) -> int:
     """Number of vector lanes: 1 for a scalar type."""
     _, _, count = dtype.partition("x")
     return int(count) if count else 1
 
 
+@cache
 def element(dtype: str) -> str:
     """The scalar type of a vector type; the type itself for a scalar."""
     return dtype.partition("x")[0]
 
 
+@cache
 def with_lanes(dtype: str, count: int) -> str:
     """`dtype` with `count` lanes (its scalar type when 1)."""
     return element(dtype) if count == 1 else f"{element(dtype)}x{count}"
 
 
+@cache
 def itemsize(dtype: str) -> int:
     """Bytes of one element in memory, all lanes included; 1 for elements that share one."""
     return max(1, SCALAR_BITS[element(dtype)] // 8) * lanes(dtype)
 
 
+@cache
 def is_packed(dtype: str) -> bool:
     """Whether several elements share a byte, low bits first."""
     return SCALAR_BITS[element(dtype)] < 8
 
 
+@cache
 def is_small(dtype: str) -> bool:
     """Whether kernels hold elements as bytes, for want of arithmetic on them."""
     return dtype in SMALL_FLOATS or is_packed(dtype)
 
 
+@cache
 def carrier(dtype: str) -> str:
     """The type that holds a value in registers: bytes for small types, else the type itself."""
     if not is_small(dtype):
@@ -80,16 +88,19 @@ def carrier(dtype: str) -> str:
     return "int8" if dtype in ("int4", "int2") else "uint8"
 
 
+@cache
 def is_float(dtype: str) -> bool:
     """Whether elements are floating point that is computed with (not SMALL_FLOATS)."""
     return element(dtype) in ("float16", "bfloat16", "float32", "float64")
 
 
+@cache
 def is_int(dtype: str) -> bool:
     """Whether elements are integers, signed or not; bool is not an integer."""
     return element(dtype).startswith(("int", "uint"))
 
 
+@cache
 def is_unsigned(dtype: str) -> bool:
     """Whether elements are unsigned integers."""
     return element(dtype).startswith("uint")

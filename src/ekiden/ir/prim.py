@@ -612,27 +612,27 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
             raise _two_dtypes(kind, a, b)
         a, b = _widened(a, b)
     result = _result_dtype(kind, a.dtype)
-    divides_by_zero = kind in (Div, FloorDiv, FloorMod) and is_const(b, 0)
-    if (
-        isinstance(a, (IntImm, FloatImm))
-        and isinstance(b, (IntImm, FloatImm))
-        and not divides_by_zero
-    ):
-        return const(kind.fold(a.value, b.value), result)
+    if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
+        divides_by_zero = kind in (Div, FloorDiv, FloorMod) and b.value == 0
+        if not divides_by_zero:
+            return const(kind.fold(a.value, b.value), result)
     absorbed = _absorb(kind, a, b)
     return kind(a, b, result) if absorbed is None else absorbed
 
 
 def _absorb(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """x + 0, x - 0, x * 1, x // 1 -> x;  0 * i, i % 1 -> 0 for integers."""
-    if (kind in (Add, Sub) and is_const(b, 0)) or (kind in (Mul, Div, FloorDiv) and is_const(b, 1)):
+    left = a.value if isinstance(a, (IntImm, FloatImm)) else None
+    right = b.value if isinstance(b, (IntImm, FloatImm)) else None
+    if left is None and right is None:
+        return None
+    if (kind in (Add, Sub) and right == 0) or (kind in (Mul, Div, FloorDiv) and right == 1):
         return a
-    if (kind is Add and is_const(a, 0)) or (kind is Mul and is_const(a, 1)):
+    if (kind is Add and left == 0) or (kind is Mul and left == 1):
         return b
-    integer = dt.is_int(a.dtype)
-    if integer and kind is Mul and (is_const(a, 0) or is_const(b, 0)):
-        return a if is_const(a, 0) else b
-    if integer and kind is FloorMod and is_const(b, 1):
+    if kind is Mul and (left == 0 or right == 0) and dt.is_int(a.dtype):
+        return a if left == 0 else b
+    if kind is FloorMod and right == 1 and dt.is_int(a.dtype):
         return const(0, a.dtype)
     return None
 

@@ -114,15 +114,18 @@ def pending(roots: Iterable[PrimExpr], done: Container[int]) -> list[PrimExpr]:
     stack: list[PrimExpr | None] = [*roots]
     stack.reverse()
     opened: list[PrimExpr] = []
+    getters = _GETTERS
     while stack:
         expr = stack.pop()
         if expr is None:
             order.append(opened.pop())
             continue
-        if id(expr) in seen or id(expr) in done:
+        number = id(expr)
+        if number in seen or number in done:
             continue
-        seen.add(id(expr))
-        inside = children(expr)
+        seen.add(number)
+        get = getters.get(type(expr))
+        inside = children(expr) if get is None else get(expr)
         if inside:
             opened.append(expr)
             stack.append(None)

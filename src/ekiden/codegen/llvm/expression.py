@@ -125,15 +125,27 @@ class ExpressionEmitter:
                 return table[e]
         return None
 
+    def is_known(self, e: PrimExpr) -> bool:
+        """Whether `known` gives its operand; a variable outside of the scope is brought in."""
+        if isinstance(e, (IntImm, FloatImm)):
+            return True
+        if isinstance(e, Var):
+            self.variable(e)
+            return True
+        return any(e in table for table in self._memo)
+
     def value(self, root: PrimExpr) -> Operand:
         """The operand of an expression."""
+        found = self.known(root)
+        if found is not None:
+            return found
         stack = [root]
         while stack:
             e = stack[-1]
-            if self.known(e) is not None:
+            if self.is_known(e):
                 stack.pop()
                 continue
-            waiting = [c for c in self.operands(e) if self.known(c) is None]
+            waiting = [c for c in self.operands(e) if not self.is_known(c)]
             if waiting:
                 stack.extend(reversed(waiting))
                 continue

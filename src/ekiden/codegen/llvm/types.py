@@ -7,6 +7,7 @@ compiler library is called); in memory bool is a byte.
 from __future__ import annotations
 
 import struct
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -26,12 +27,14 @@ REGISTER: dict[str, str] = {
 _SUFFIX = {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}
 
 
+@cache
 def register_type(dtype: str) -> str:
     """The type of a value in a register."""
     lanes, scalar = dt.lanes(dtype), REGISTER[dt.carrier(dt.element(dtype))]
     return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
 
+@cache
 def memory_dtype(dtype: str) -> str:
     """What an element is in memory: bool becomes uint8."""
     return dt.with_lanes("uint8", dt.lanes(dtype)) if dt.element(dtype) == "bool" else dtype
@@ -42,6 +45,7 @@ def memory_type(dtype: str) -> str:
     return register_type(memory_dtype(dtype))
 
 
+@cache
 def suffix(dtype: str) -> str:
     """How an overloaded intrinsic's name spells a type: f32, v16f32, i64.
 
