@@ -1,0 +1,52 @@
+"""What is kept between questions changes no answer, and is bounded."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ekiden.arith import Analyzer, prove_equal, simplify
+from ekiden.arith.analyzer import _SHARED
+from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar, maximum
+from ekiden.ir.text import prim_text
+
+pytestmark = pytest.mark.quick
+
+
+def sizes(name: str) -> list[PrimExpr]:
+    """Dimensions as convolutions make them of one, two of which are written alike."""
+    h = SizeVar(name)
+    halves = [((h + 1) // 2 - 1) // 2 + 1, (h + 3) // 4]
+    return [h, h * 2, h + h, *halves, maximum(h, 1), (h + 3) // 4, h % 2]
+
+
+def test_answers_are_those_of_a_new_analyzer() -> None:
+    for name in ("h", "w", "h"):
+        made = sizes(name)
+        for a in made:
+            for b in made:
+                assert prove_equal(a, b) == Analyzer().can_prove_equal(a, b), (a, b)
+            assert prim_text(simplify(a)) == prim_text(Analyzer().simplify(a))
+            assert simplify(a) is simplify(a)
+
+
+def test_nothing_is_known_of_unknown_dimensions() -> None:
+    one, other = AnyDim(), AnyDim()
+    assert not any(prove_equal(a, b) for a in (one, one + 1) for b in (one, other, one + 1))
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(_SHARED), "LIMIT", 50)
+    for number in range(100):
+        n = SizeVar(f"n{number}")
+        assert prove_equal(n + n, n * 2) and prim_text(simplify(n + n)) == f"n{number} * 2"
+    assert len(_SHARED.simple) <= 51 and _SHARED.analyzer.size <= 60
+
+
+def test_threads_keep_their_own() -> None:
+    seen: list[object] = []
+    thread = threading.Thread(target=lambda: seen.append(_SHARED.analyzer))
+    thread.start()
+    thread.join()
+    assert seen and seen[0] is not _SHARED.analyzer

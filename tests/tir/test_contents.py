@@ -1,0 +1,59 @@
+"""What a program contains is found once, and passes that look for what is not there leave it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ekiden.ir.prim import FloatImm, Intrinsic, Var, const
+from ekiden.tir import contents as module
+from ekiden.tir.contents import contents
+from ekiden.tir.expr import Buffer, BufferLoad, Ramp
+from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc, Stmt, seq
+from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
+from ekiden.tir.transform.lower_small_types import lower_small_types
+
+pytestmark = pytest.mark.quick
+
+
+def program(op: str = "exp", dtype: str = "float32") -> PrimFunc:
+    """for i in range(4): B[i] = op(A[i])"""
+    i = Var("i")
+    a, b = (Buffer(name, (const(4),), dtype) for name in "AB")
+    value = Intrinsic(op, (BufferLoad(a, (i,), dtype),), dtype)
+    body = For(i, const(0), const(4), ForKind.SERIAL, BufferStore(b, value, (i,)))
+    return PrimFunc((a, b), body, {"global_symbol": "f"})
+
+
+def test_kinds_names_and_types() -> None:
+    found = contents(program().body)
+    assert found.statements == {For, BufferStore} and found.intrinsics == {"exp"}
+    assert found.elements == {"float32"} and not found.has_vectors and not found.has_small_types
+
+
+def test_vectors_and_small_types() -> None:
+    a = Buffer("A", (const(64),), "int4")
+    load = BufferLoad(a, (Ramp(const(0), const(1), 16, "int64x16"),), "int4x16")
+    found = contents(BufferStore(a, load, (const(0),)))
+    assert found.has_vectors and found.has_small_types and found.elements == {"int4"}
+
+
+def test_one_object_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[Stmt] = []
+    real = module.walk
+    monkeypatch.setattr(module, "walk", lambda root: walked.append(root) or real(root))
+    body = seq(program().body, program("exp2").body)
+    assert contents(body) is contents(body) and walked == [body]
+
+
+def test_a_pass_that_finds_nothing_gives_what_it_got() -> None:
+    func = program()
+    assert lower_intrinsics(func) is func and lower_small_types(func) is func
+    assert lower_intrinsics(program("exp2")).body is not program("exp2").body
+    assert contents(lower_intrinsics(program("exp2")).body).intrinsics.isdisjoint({"exp2"})
+    small = program("exp", "float8_e5m2")
+    assert lower_small_types(small) is not small
+
+
+def test_constants_alone_have_no_elements() -> None:
+    b = Buffer("B", (const(1),), "float32")
+    assert contents(BufferStore(b, FloatImm(1.0), (const(0),))).elements == {"float32"}
