@@ -4,6 +4,7 @@ where it may have none.
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -94,6 +95,7 @@ def _begin_worker(folder: str) -> None:
     _NOTES = Path(folder, str(os.getpid()))
     with open(_NOTES, "wb", buffering=0) as said:
         os.dup2(said.fileno(), 2)
+    gc.freeze()  # what the parent holds is not looked through again and again, nor copied for it
     PassContext.current().notify(lambda each: each.begin_worker())
 
 
