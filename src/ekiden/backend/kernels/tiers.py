@@ -80,7 +80,8 @@ class Tiers:
             assert not kernels, "kernels of devices have no general form"
             job.send(("kernel", task.name, objects))
 
-        return kept | compile_tasks([rows[key][0] for key in later], cache, None, made)
+        found = kept | compile_tasks([rows[key][0] for key in later], cache, None, made)
+        return {key: found[key] for key in rows}  # in the order of a compilation without tiers
 
 
 def work_of(function: Function) -> int:
