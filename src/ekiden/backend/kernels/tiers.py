@@ -8,6 +8,7 @@ is made, and goes on to what a compilation without tiers gives.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ from ekiden.relay.expr import Function
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.target import Target
 
+LOG = logging.getLogger(__name__)
 USUAL = 64
 """What a dimension that is not known counts as, where kernels are put into an order."""
 
@@ -62,6 +64,8 @@ class Tiers:
                     self.general[task.name] = found
                 else:
                     self.reasons[task.name] = found
+        for name, reason in self.reasons.items():
+            LOG.debug("kernel %s is compiled at once: %s", name, reason)
         at_once = [t for t in tasks if t.name not in self.general]
         kept = compile_tasks(at_once, cache, progress)
         if not self.general:
