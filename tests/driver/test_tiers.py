@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from long_runs import sizes
 
 import ekiden
 from ekiden import relay
@@ -24,6 +23,7 @@ from ekiden.driver.executable import Executable
 from ekiden.ir import IRModule
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import CompileError
+from long_runs import sizes
 
 X = np.random.default_rng(0).standard_normal((2, 8, 9, 7)).astype("float32")
 NEVER = 120

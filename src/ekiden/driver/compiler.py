@@ -44,8 +44,8 @@ from ekiden.target.virtual_device import (
 LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from ekiden.codegen.parallel import Progress
     from ekiden.backend.kernels.tiers import Tiers
+    from ekiden.codegen.parallel import Progress
     from ekiden.driver.build import Compiled, Model
     from ekiden.driver.tiers import Upgrade
     from ekiden.frontend.common.options import Shapes
@@ -98,11 +98,11 @@ def compile(
     `denormals` "flush" makes every kernel take subnormal numbers for 0 and give 0 for them, in the
     threads that share it too, and sets back what its caller had set; "keep" keeps them but in
     recurrent layers, whose gates decay through them (docs/targets.md).
-    `tier` "quick" gives an executable as soon as the model is typed and planned: kernels are general
-    ones at first, which any sizes fit, and each is replaced by its own code as soon as that is
-    compiled, in a process beside this one. `exe.wait()` waits for all, `exe.tiers` says what runs as
-    what; saving and exporting wait (docs/using-models.md). For one target, and where processes can
-    be forked.
+    `tier` "quick" gives an executable as soon as the model is typed and planned: kernels are
+    general ones at first, which any sizes fit, and each is replaced by its own code as soon as that
+    is compiled, in a process beside this one. `exe.wait()` waits for all, `exe.tiers` says what
+    runs as what; saving and exporting wait (docs/using-models.md). For one target, and where
+    processes can be forked.
     `progress` is called with (kernels done, kernels in all, name of the one just done); without it
     a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
     long it takes: INFO each part, DEBUG each pass and kernel.

@@ -1,9 +1,9 @@
 """General forms of kernels: programs that a library interprets (runtime/general/general.h), made of
 the tensor expressions of a primitive function in a moment, without schedule and compiler.
 
-A sum of products whose factors split into rows and columns is a product of matrices, over weights as
-they are packed for the kernel's own code; Winograd's convolutions are taken apart into stages. All
-else is evaluated in strips of elements, one instruction of the expression after the other.
+A sum of products whose factors split into rows and columns is a product of matrices, over weights
+as they are packed for the kernel's own code; Winograd's convolutions are taken apart into stages.
+All else is evaluated in strips of elements, one instruction of the expression after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.resources import files
 import numpy as np
 
 from ekiden import te
-from ekiden.backend.kernels.general_code import CodeBuilder, Sizes, Unsupported, element_of
+from ekiden.backend.kernels.general_code import CodeBuilder, Sizes, NoGeneralFormError, element_of
 from ekiden.backend.kernels.general_winograd import staged
 from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
@@ -59,21 +59,21 @@ def general_form(function: Function, target: Target) -> bytes | str:
         inputs, outputs = te_graph(function, target)
         outputs, kept = staged(outputs)
         return _Form(inputs, te.inline_injective(outputs, kept)).words()
-    except Unsupported as error:
+    except NoGeneralFormError as error:
         return str(error)
 
 
 def _refuse_options(function: Function, target: Target) -> None:
     """What is asked for of code that general kernels do not do."""
     if target.kind.has_threads:
-        raise Unsupported(f"a kernel of {target.kind.name}")
+        raise NoGeneralFormError(f"a kernel of {target.kind.name}")
     if target.bounds:
-        raise Unsupported("bounds are checked")
+        raise NoGeneralFormError("bounds are checked")
     if PassContext.current().option(DENORMALS) == "flush":
-        raise Unsupported("subnormal numbers are flushed")
+        raise NoGeneralFormError("subnormal numbers are flushed")
     for call in operator_calls(function):
         if isinstance(call.op, Op) and version_of(call.op.name) is not None:
-            raise Unsupported(f"{call.op.name} has an implementation of the user's")
+            raise NoGeneralFormError(f"{call.op.name} has an implementation of the user's")
 
 
 class _Form:
@@ -88,7 +88,7 @@ class _Form:
         for tensor in self.params:
             self.buffers[tensor] = len(self.buffers)
         if len(self.buffers) != len(self.params):
-            raise Unsupported("a tensor is a parameter twice")
+            raise NoGeneralFormError("a tensor is a parameter twice")
         for at, tensor in enumerate(self.params):
             for axis, dim in enumerate(tensor.whole_shape):
                 if isinstance(dim, Var) and self.sizes.bind(dim):
@@ -101,12 +101,12 @@ class _Form:
             op = group[0].op
             if isinstance(op, te.PlaceholderOp):
                 if group[0] not in self.buffers:
-                    raise Unsupported("an input that is no parameter")
+                    raise NoGeneralFormError("an input that is no parameter")
                 continue
             if not isinstance(op, te.ComputeOp):
-                raise Unsupported(f"{op.name} is made of statements")
+                raise NoGeneralFormError(f"{op.name} is made of statements")
             if checks_of(op):
-                raise Unsupported("indices are checked")
+                raise NoGeneralFormError("indices are checked")
             for tensor in group:
                 if tensor not in self.buffers:
                     self.buffers[tensor] = len(self.params) + len(self.temporaries)
@@ -147,7 +147,7 @@ class _Form:
             body = code.words([op.body[t.value_index] for t in group])
             return [MAP, *head, 0, *results, *body]
         if len(group) != 1 or first.kind not in REDUCERS:
-            raise Unsupported("a reduction of one's own")
+            raise NoGeneralFormError("a reduction of one's own")
         reducer = REDUCERS.index(first.kind)
         factors = self._factors(op, first)
         if factors is not None:

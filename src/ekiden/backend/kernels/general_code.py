@@ -1,11 +1,11 @@
-"""The parts of a general form: sizes that are known when a kernel is called, and the code of a stage,
-whose instructions work on strips of elements (runtime/general/general.h).
+"""The parts of a general form: sizes that are known when a kernel is called, and the code of a
+stage, whose instructions work on strips of elements (runtime/general/general.h).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ekiden import te
 from ekiden.ir import dtype as dt
@@ -39,7 +39,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import children, post_order
 
 
-class Unsupported(Exception):
+class NoGeneralFormError(Exception):
     """Why a kernel has no general form."""
 
 
@@ -79,9 +79,9 @@ MOST_SYMBOLS = 64
 
 
 def element_of(dtype: str) -> int:
-    """The number of an element type. Raises Unsupported for one that there is no loop for."""
+    """The number of an element type. Raises NoGeneralFormError for one that there is no loop for."""
     if dtype not in ELEMENTS:
-        raise Unsupported(f"elements of {dtype}")
+        raise NoGeneralFormError(f"elements of {dtype}")
     return ELEMENTS.index(dtype)
 
 
@@ -104,7 +104,7 @@ class Sizes:
         if symbol in self._symbols:
             return False
         if len(self._symbols) == MOST_SYMBOLS:
-            raise Unsupported(f"more than {MOST_SYMBOLS} symbols")
+            raise NoGeneralFormError(f"more than {MOST_SYMBOLS} symbols")
         self._symbols[symbol] = len(self._symbols)
         return True
 
@@ -145,7 +145,7 @@ class Sizes:
         return True
 
     def of(self, expr: PrimExpr) -> int:
-        """The number of a size. Raises Unsupported for what is none."""
+        """The number of a size. Raises NoGeneralFormError for what is none."""
         known: dict[int, int] = {}
         for each in post_order(expr):
             known[id(each)] = self._one(each, [known[id(c)] for c in children(each)])
@@ -157,7 +157,7 @@ class Sizes:
                 return self.number(int(value))
             case Var():
                 if expr not in self._symbols:
-                    raise Unsupported(f"a size that depends on {expr.name}")
+                    raise NoGeneralFormError(f"a size that depends on {expr.name}")
                 return self._row(S_SYMBOL, self._symbols[expr])
             case Add():
                 return self.add(*inside)
@@ -168,10 +168,10 @@ class Sizes:
             case Select():
                 return self._row(S_SELECT, *inside)
         if type(expr) not in SIZE_OPS:
-            raise Unsupported(f"a size by {type(expr).__name__}")
+            raise NoGeneralFormError(f"a size by {type(expr).__name__}")
         return self._row(SIZE_OPS[type(expr)], *inside)
 
-    def _folded(self, op: int, a: int, b: int, by) -> int:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    def _folded(self, op: int, a: int, b: int, by: Callable[[int, int], int]) -> int:
         left, right = self.rows[a], self.rows[b]
         if left[0] == right[0] == S_CONST:
             return self.number(by(left[1], right[1]))
@@ -197,9 +197,7 @@ Address = tuple[list[int], int, list[tuple[PrimExpr, int]]]
 class CodeBuilder:
     """The code of a stage over some axes. Registers are numbered in the end."""
 
-    def __init__(
-        self, axes: Sequence[Var], sizes: Sizes, buffers: Mapping[te.Tensor, int]
-    ) -> None:
+    def __init__(self, axes: Sequence[Var], sizes: Sizes, buffers: Mapping[te.Tensor, int]) -> None:
         self.axes = {axis: n for n, axis in enumerate(axes)}
         self.sizes = sizes
         self.buffers = buffers
@@ -217,7 +215,7 @@ class CodeBuilder:
                  "instructions": len(self.rows), "registers": count}  # fmt: skip
         for what, number in found.items():
             if number > MOST[what]:
-                raise Unsupported(f"{number} {what}")
+                raise NoGeneralFormError(f"{number} {what}")
         loads = [word for load in self.loads for word in load]
         rows = [word for row in self.rows for word in row]
         return [len(self.loads), *loads, count, len(self.rows), *rows, *registers]
@@ -307,11 +305,11 @@ class CodeBuilder:
                 return self._intrinsic(expr)
             case BinaryExpr():
                 return self._binary(expr)
-        raise Unsupported(f"an expression of {type(expr).__name__}")
+        raise NoGeneralFormError(f"an expression of {type(expr).__name__}")
 
     def _load(self, expr: te.ProducerLoad) -> int:
         if expr.producer not in self.buffers:
-            raise Unsupported(f"{expr.producer.name} is read before it is there")
+            raise NoGeneralFormError(f"{expr.producer.name} is read before it is there")
         steps, offset, more = self._addresses[id(expr)]
         buffer = self.buffers[expr.producer]
         self.loads.append([buffer, 1, *steps, offset])
@@ -323,10 +321,10 @@ class CodeBuilder:
 
     def _binary(self, expr: BinaryExpr) -> int:
         if type(expr) not in BINARY:
-            raise Unsupported(f"an expression of {type(expr).__name__}")
+            raise NoGeneralFormError(f"an expression of {type(expr).__name__}")
         op, kind = BINARY[type(expr)], kind_of(expr.a.dtype)
         if op in ("floordiv", "floormod") and kind != INT:
-            raise Unsupported("a floor division of floats")
+            raise NoGeneralFormError("a floor division of floats")
         made = self._put(op, kind, self._made[id(expr.a)], self._made[id(expr.b)])
         return self._narrow(op, made, expr.dtype)
 
@@ -360,7 +358,7 @@ class CodeBuilder:
             or (name in OF_INTEGERS and kind == INT)
         )
         if not fits:
-            raise Unsupported(f"{expr.op} of {expr.args[0].dtype}")
+            raise NoGeneralFormError(f"{expr.op} of {expr.args[0].dtype}")
         return self._narrow(name, self._put(name, kind, *args), expr.dtype)
 
     # Registers -----------------------------------------------------------------------------------
@@ -410,4 +408,4 @@ def _bits(value: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", float(value)))[0])
 
 
-__all__ = ["CodeBuilder", "Sizes", "Unsupported", "element_of"]
+__all__ = ["CodeBuilder", "NoGeneralFormError", "Sizes", "element_of"]

@@ -1,9 +1,9 @@
 """Which kernels are general at first, and the fork of this process that makes their own code.
 
-A compilation with tiers decides for each kernel that the cache has not: it has a general form, which
-needs no compiler, or it is compiled at once. Then it forks. The parent goes on with the general
-forms; the child, with the same program in memory, compiles these kernels, sends each as soon as it
-is made, and goes on to what a compilation without tiers gives.
+A compilation with tiers decides for each kernel that the cache has not: it has a general form,
+which needs no compiler, or it is compiled at once. Then it forks. The parent goes on with the
+general forms; the child, with the same program in memory, compiles these kernels, sends each as
+soon as it is made, and goes on to what a compilation without tiers gives.
 """
 
 from __future__ import annotations

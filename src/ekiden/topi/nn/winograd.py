@@ -128,7 +128,9 @@ def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
     def body(e: Var, panel: Var, c: Var, column: Var) -> PrimExpr:
         o = panel * tile + column
         value = guarded(weight, (o, c, ky, kx), [o < out], const(0, weight.dtype))
-        factor = matrix_element(g, e // size, ky, weight.dtype) * matrix_element(g, e % size, kx, weight.dtype)
+        factor = matrix_element(g, e // size, ky, weight.dtype) * matrix_element(
+            g, e % size, kx, weight.dtype
+        )
         return te.sum(value * factor, (ky, kx))
 
     shape = (as_dim(size * size), tidy((out + (tile - 1)) // tile), channels, as_dim(tile))
