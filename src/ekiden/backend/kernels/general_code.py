@@ -79,7 +79,7 @@ MOST_SYMBOLS = 64
 
 
 def element_of(dtype: str) -> int:
-    """The number of an element type. Raises NoGeneralFormError for one that there is no loop for."""
+    """The number of an element type. Raises NoGeneralFormError where there is no loop for it."""
     if dtype not in ELEMENTS:
         raise NoGeneralFormError(f"elements of {dtype}")
     return ELEMENTS.index(dtype)

@@ -47,12 +47,16 @@ def _stages(conv: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
     _, rows, columns, channels = conv.shape
     down, across = (rows + (m - 1)) // m, (columns + (m - 1)) // m
 
+    def pad(image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
+        held = inside(y - top, height, True, True) + inside(x - left, width, True, True)
+        return guarded(data, (image, y - top, x - left, c), held, const(0, data.dtype))
+
+    around = (n, down * m + (TAPS - 1), across * m + (TAPS - 1), depth)
+    padded = te.compute(around, pad, name="winograd_padded")
+
     def half(u: Var, j: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
         i = te.reduce_axis((0, size), "i")
-        row, column = y * m + i - top, x * m + j - left
-        held = inside(row, height, True, True) + inside(column, width, True, True)
-        value = guarded(data, (image, row, column, c), held, const(0, data.dtype))
-        return te.sum(b[u, i] * value, i)
+        return te.sum(b[u, i] * padded[image, y * m + i, x * m + j, c], i)
 
     shape = (as_dim(size), as_dim(size), n, down, across, depth)
     rows_done = te.compute(shape, half, name="winograd_rows")
@@ -76,11 +80,18 @@ def _stages(conv: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
 
     some = te.compute((as_dim(m), *shape[1:-1], channels), back, name="winograd_back")
 
-    def result(image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+    def both(image: Var, y: Var, i: Var, x: Var, j: Var, o: Var) -> PrimExpr:
         v = te.reduce_axis((0, size), "v")
-        return te.sum(a[x % m, v] * some[y % m, v, image, y // m, x // m, o], v)
+        return te.sum(a[j, v] * some[i, v, image, y, x, o], v)
 
-    return te.compute(conv.shape, result, name="winograd"), [a, b]
+    tiles = te.compute(
+        (n, down, as_dim(m), across, as_dim(m), channels), both, name="winograd_tiles"
+    )
+
+    def result(image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+        return tiles[image, y // m, y % m, x // m, x % m, o]
+
+    return te.compute(conv.shape, result, name="winograd"), [a, b, padded]
 
 
 __all__ = ["staged"]
