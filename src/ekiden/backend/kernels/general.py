@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from importlib.resources import files
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from ekiden.ir.prim_visitor import free_vars, rewrite
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
 from ekiden.runtime import PackedFunc, load_module
+from ekiden.runtime.paths import general_kernels_path
 from ekiden.target import Target
 from ekiden.te.prim_func import whole_operations
 from ekiden.te.range_check import checks_of
@@ -41,8 +41,7 @@ SHORT = 8
 
 @functools.cache
 def _library() -> PackedFunc:
-    path = files("ekiden.runtime") / "libekiden_general.so"
-    return load_module(str(path))["kernel"]
+    return load_module(general_kernels_path())["kernel"]
 
 
 def general_function(form: bytes) -> PackedFunc:
