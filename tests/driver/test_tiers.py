@@ -167,6 +167,15 @@ def test_a_number_of_threads_stays(held: Callable[[], None]) -> None:
     assert exe.num_threads == 1
 
 
+def test_sessions_get_what_the_executable_gets(held: Callable[[], None]) -> None:
+    exe = quick()
+    session = exe.session()
+    held()
+    session.wait(NEVER)
+    assert session.raw is exe.raw
+    assert close(session(X).numpy(), exe(X).numpy())
+
+
 def test_a_wait_may_end_before(held: Callable[[], None]) -> None:
     exe = quick()
     with pytest.raises(TimeoutError, match=r"wait: \d+ kernels are not compiled after 0\.01 s"):

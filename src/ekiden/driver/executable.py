@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
@@ -69,23 +69,31 @@ class Program:
         return self._sites
 
 
-def _become(executable: Executable) -> Callable[[runtime.Executable], None]:
-    """What puts another program with the same inputs and outputs in the place of that of an
-    executable, if that is still there."""
-    known = weakref.ref(executable)
+class Held:
+    """The program that an executable, and its sessions, run now."""
 
-    def become(raw: runtime.Executable) -> None:
-        found = known()
-        if found is None:
-            return
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def follow(self, upgrade: Upgrade) -> None:
+        """Take what an upgrade makes; it ends when nobody holds this any more."""
+        known = weakref.ref(self)
+
+        def become(raw: runtime.Executable) -> None:
+            found = known()
+            if found is not None:
+                found._replace(raw)
+
+        upgrade.begin(become)
+        weakref.finalize(self, upgrade.stop)
+
+    def _replace(self, raw: runtime.Executable) -> None:
         threads = runtime.get_global_func("ek.executable.num_threads")
-        if own := threads(found.raw):
+        if own := threads(self.program.raw):
             threads(raw, own)
         program = Program(raw)
         program.machines  # noqa: B018  # before any call needs them
-        found._program = program
-
-    return become
+        self.program = program
 
 
 class Executable:
@@ -98,7 +106,7 @@ class Executable:
 
     def __init__(self, raw: runtime.Executable, upgrade: Upgrade | None = None) -> None:
         """`upgrade` is what compiles the kernels that are general for now."""
-        self._program = Program(raw)
+        self._held = Held(Program(raw))
         self.inputs, self.outputs = tensor_infos(raw.metadata, raw.source)
         self._kept = kept_values(raw.metadata, lambda: self._machines.invoke(INITIAL))
         if self._kept is not None:
@@ -111,13 +119,16 @@ class Executable:
             self._program.machines  # noqa: B018  # links it now, and says what is missing
         self._upgrade = upgrade
         if upgrade is not None:
-            upgrade.begin(_become(self))
-            weakref.finalize(self, upgrade.stop)
+            self._held.follow(upgrade)
 
     @property
     def raw(self) -> runtime.Executable:
         """The program that runs; another one when all kernels have their own code (`wait`)."""
         return self._program.raw
+
+    @property
+    def _program(self) -> Program:
+        return self._held.program
 
     @property
     def _machines(self) -> Machines:
@@ -373,8 +384,8 @@ class Executable:
         if suffix in FORMATS and suffix != ".eki":
             kinds = f"save writes an artifact (.eki); export_library writes {FORMATS[suffix].what}"
             raise ExportError(f"save '{path}': {kinds}")
-        whole = self._whole()
-        write_to(path, lambda file: file.write(late_bound.whole(whole)))
+        program = self._whole()
+        write_to(path, lambda file: file.write(late_bound.whole(program)))
         return None
 
     def move_late_bound_consts(self, path: PathName, byte_limit: int = 0) -> None:
@@ -386,7 +397,7 @@ class Executable:
     def get_late_bound_consts(self, byte_limit: int = 0) -> dict[str, runtime.Tensor]:
         """The same, but give the constants by name."""
         raw, moved = late_bound.split(self._whole(), byte_limit)
-        self._program = Program(raw)
+        self._held = Held(Program(raw))
         return moved
 
     def load_late_bound_consts(self, path: PathName) -> None:

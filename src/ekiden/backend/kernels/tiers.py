@@ -59,11 +59,11 @@ class Tiers:
         rows = {t.key: (t, form, to) for t, form, to in zip(tasks, forms, targets, strict=True)}
         for task, form, target in rows.values():
             if cache.get(task.key) is None:
-                found = general_form(form, target)
-                if isinstance(found, bytes):
-                    self.general[task.name] = found
+                made_of = general_form(form, target)
+                if isinstance(made_of, bytes):
+                    self.general[task.name] = made_of
                 else:
-                    self.reasons[task.name] = found
+                    self.reasons[task.name] = made_of
         for name, reason in self.reasons.items():
             LOG.debug("kernel %s is compiled at once: %s", name, reason)
         at_once = [t for t in tasks if t.name not in self.general]
