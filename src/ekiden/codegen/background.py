@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import tempfile
 import threading
 import warnings
@@ -30,7 +31,6 @@ from ekiden.runtime.errors import CompileError
 
 __all__ = ["Background"]
 
-LOG = logging.getLogger(__name__)
 _RUNNING: weakref.WeakSet[Background]
 FAILED = "failed"
 """The kind of the message that says what went wrong."""
@@ -184,8 +184,11 @@ def _file() -> int:
 
 
 def _leave_parent(watched: int) -> None:
-    """What a child does first: a group of its own, which Ctrl-C does not reach, and a watch."""
+    """What a child does first: a group of its own, which Ctrl-C does not reach, and a watch. What
+    is shown of the work is the parent's to show."""
     _RUNNING.clear()
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
+    logging.disable(logging.INFO)
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import mmap
 import os
 import threading
 import time
@@ -129,10 +130,9 @@ class Upgrade:
 
     def _loaded(self, size: int) -> runtime.Executable:
         """The program that the child has written."""
-        with open(self._job.result, "rb", closefd=False) as file:
-            file.seek(0)
-            data = file.read(size)
-        return self._keep(data) or runtime.Executable.from_bytes(data)
+        mapped = mmap.mmap(self._job.result, size, access=mmap.ACCESS_READ)
+        with mapped, memoryview(mapped) as data:
+            return self._keep(data) or runtime.Executable.from_bytes(data)
 
 
 def _since(started: float) -> float:

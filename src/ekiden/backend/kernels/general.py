@@ -15,7 +15,7 @@ import numpy as np
 
 from ekiden import te
 from ekiden.backend.kernels.general_code import CodeBuilder, NoGeneralFormError, Sizes, element_of
-from ekiden.backend.kernels.general_winograd import staged
+from ekiden.backend.kernels.general_stages import staged
 from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DENORMALS, PassContext
