@@ -19,6 +19,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.backend.kernels import build
+from ekiden.codegen.background import Background
 from ekiden.driver.executable import Executable
 from ekiden.ir import IRModule
 from ekiden.relay.interpreter import Interpreter
@@ -247,6 +248,7 @@ def test_a_process_may_end_while_kernels_are_compiled(end: str) -> None:
         import ekiden
         from ekiden import relay
         from ekiden.backend.kernels import build
+from ekiden.codegen.background import Background
         parent, compile_one = os.getpid(), build._compile
         def slow(*args):
             if os.getpid() != parent:
@@ -296,6 +298,17 @@ def test_what_was_compiled_before_is_whole_at_once(
     exe = quick()
     exe.wait(NEVER)
     assert set(quick().tiers.values()) == {"compiled"}
+
+
+def test_what_cannot_be_loaded_leaves_no_process(
+    held: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Background] = []
+    begin = Background.begin
+    monkeypatch.setattr(Background, "begin", lambda: begun.append(begin()) or begun[0])
+    with pytest.raises(ValueError, match="num_threads"):
+        quick(num_threads=0)
+    assert len(begun) == 1 and _is_gone(begun[0]._pid)
 
 
 def test_tiers_that_are_none() -> None:

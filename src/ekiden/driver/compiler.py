@@ -130,9 +130,14 @@ def compile(
         else:
             made = compile_artifact(model, to, asked, executor, progress)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
-    if num_threads is not None:
-        found.num_threads = num_threads
-    return Executable(found, upgrade)
+    try:
+        if num_threads is not None:
+            found.num_threads = num_threads
+        return Executable(found, upgrade)
+    except BaseException:
+        if upgrade is not None:
+            upgrade.stop()
+        raise
 
 
 def export(
@@ -298,9 +303,13 @@ def compile_quick(
     def keep(artifact: Bytes) -> runtime.Executable | None:
         return None if wanted is None else cache.put(wanted, artifact, made.weight_files)
 
-    raw = runtime.Executable.from_bytes(made.artifact)
-    upgrade = import_module("ekiden.driver.tiers").Upgrade
-    return raw, upgrade(raw, tiers.job, tiers.general, targets[0], keep)
+    try:
+        raw = runtime.Executable.from_bytes(made.artifact)
+        upgrade = import_module("ekiden.driver.tiers").Upgrade
+        return raw, upgrade(raw, tiers.job, tiers.general, targets[0], keep)
+    except BaseException:
+        tiers.job.close()
+        raise
 
 
 def _cached(

@@ -50,6 +50,7 @@ class Upgrade:
         self.error: BaseException | None = None
         self.made: runtime.Executable | None = None
         self.done = threading.Event()
+        self._thread: threading.Thread | None = None
         swap = runtime.get_global_func("ek.executable.swap")
         for name, form in general.items():
             swap(raw, name, general_function(form))
@@ -86,11 +87,14 @@ class Upgrade:
 
     def stop(self) -> None:
         """End what is compiled in the background; the kernels stay as they are."""
-        self._job.stop()
+        if self._thread is None:
+            self._job.close()
+        else:
+            self._job.stop()
 
     def join(self) -> None:
         """Wait for the thread that follows a job which has ended."""
-        if self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=10)
 
     def _follow(self) -> None:
