@@ -95,6 +95,7 @@ static program *read_program(const char *bytes, size_t size) {
 
 static int64_t floor_div(int64_t a, int64_t b) {
   if (b == 0) return 0;
+  if (b == -1) return (int64_t)(0 - (uint64_t)a);
   return a / b - (a % b != 0 && (a < 0) != (b < 0));
 }
 

@@ -148,7 +148,27 @@ static void store_strip(int32_t type, void *data, int64_t at, int64_t step, int6
 
 static int64_t floor_div(int64_t a, int64_t b) {
   if (b == 0) return 0;
+  if (b == -1) return (int64_t)(0 - (uint64_t)a);
   return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+/* Quotients rounded down, or what they leave. Those of numbers below 2^52 are those of doubles, for
+** which there are vectors: a quotient that is no integer is further from one than doubles round. */
+static void divide_strip(strip *to, const strip *a, const strip *b, int64_t n, bool is_rest) {
+  uint64_t bits = 0;
+  EACH bits |= (uint64_t)(a->i[l] ^ a->i[l] >> 63) | (uint64_t)(b->i[l] ^ b->i[l] >> 63);
+  if (bits >> 52 == 0) {
+    EACH {
+      int64_t by = b->i[l], q = (int64_t)floor((double)a->i[l] / (double)(by == 0 ? 1 : by));
+      q = by == 0 ? 0 : q;
+      to->i[l] = is_rest ? a->i[l] - q * by : q;
+    }
+    return;
+  }
+  EACH {
+    int64_t q = floor_div(a->i[l], b->i[l]);
+    to->i[l] = is_rest ? (int64_t)((uint64_t)a->i[l] - (uint64_t)q * (uint64_t)b->i[l]) : q;
+  }
 }
 
 static int64_t wrap(int64_t value, int64_t type) {
@@ -254,8 +274,8 @@ static void step(const int64_t *row, strip *R, int64_t n) {
     case O_DIV: BINARY(x / y, y == 0 ? 0 : y == -1 ? (int64_t)(0 - (uint64_t)x) : x / y);
     case O_MIN: BINARY(LESS(x, y), x < y ? x : y);
     case O_MAX: BINARY(MORE(x, y), x > y ? x : y);
-    case O_FLOORDIV: EACH to->i[l] = floor_div(a->i[l], b->i[l]); break;
-    case O_FLOORMOD: EACH to->i[l] = a->i[l] - floor_div(a->i[l], b->i[l]) * b->i[l]; break;
+    case O_FLOORDIV: divide_strip(to, a, b, n, false); break;
+    case O_FLOORMOD: divide_strip(to, a, b, n, true); break;
     case O_EQ: COMPARE(==);
     case O_NE: COMPARE(!=);
     case O_LT: COMPARE(<);

@@ -88,6 +88,15 @@ def test_integers_wrap(name: str, dtype: str) -> None:
     check(getattr(relay, name)(v("a", 4, 300, dtype=dtype), v("b", 4, 300, dtype=dtype)), a, b)
 
 
+def test_quotients_of_large_numbers_are_exact() -> None:
+    ends = np.array([2**52 - 1, -(2**52) + 1, 2**53 + 1, 2**62 + 3, -(2**62) - 3, 7, -7], "int64")
+    a, b = np.repeat(ends, 4), np.tile(np.array([3, -3, 7, 2**31 + 1]), 7)
+    for name in ("floor_divide", "floor_mod"):
+        operator = getattr(relay, name)
+        check(operator(v("a", 28, dtype="int64"), v("b", 28, dtype="int64")), a, b)
+        check(operator(v("a", 4, dtype="int64"), v("b", 4, dtype="int64")), a[:4], b[:4])
+
+
 @pytest.mark.parametrize("source", ["float32", "float64", "int32", "uint8", "bool"])
 @pytest.mark.parametrize("target", ["float32", "float64", "int8", "int32", "int64", "bool"])
 def test_conversions(source: str, target: str) -> None:

@@ -29,6 +29,7 @@ from ekiden.target import Target
 from ekiden.te.prim_func import whole_operations
 from ekiden.te.range_check import checks_of
 from ekiden.te.reducer import REDUCERS, Reduce
+from ekiden.tir.stmt import IterVar
 
 MAGIC, VERSION = 0x454B4746, 1
 MAP, REDUCE, PRODUCT = range(3)
@@ -149,8 +150,9 @@ class _Form:
             raise NoGeneralFormError("a reduction of one's own")
         reducer = REDUCERS.index(first.kind)
         factors = self._factors(op, first)
-        if factors is not None:
-            return [PRODUCT, *head, reducer, *results, *self._product(axes, spatial, factors)]
+        product = None if factors is None else self._product(axes, op.axis, factors)
+        if product is not None:
+            return [PRODUCT, *head, reducer, *results, *product]
         code = CodeBuilder(axes, self.sizes, self.buffers)
         return [REDUCE, *head, reducer, *results, *code.words([first.source])]
 
@@ -182,10 +184,12 @@ class _Form:
     def _product(
         self,
         axes: Sequence[Var],
-        spatial: Sequence[Var],
+        domain: Sequence[IterVar],
         factors: tuple[int, PrimExpr, PrimExpr],
-    ) -> list[int]:
+    ) -> list[int] | None:
+        """The words of a product; None where each right factor would be made for one row."""
         column, left, right = factors
+        spatial = [a.var for a in domain]
         used = set(free_vars(right))
         roles = [
             COLUMNS if n == column else BATCH if v in used else ROWS for n, v in enumerate(spatial)
@@ -193,6 +197,12 @@ class _Form:
         first = CodeBuilder(axes, self.sizes, self.buffers).words([left])
         second = CodeBuilder(axes, self.sizes, self.buffers).words([right])
         weights = self._panels(axes, spatial, column, right)
+        # of the first axis, the batch, most calls have one
+        shared = (
+            r == ROWS and n > 0 and not _is_one(domain[n].extent) for n, r in enumerate(roles)
+        )
+        if weights[0] == 0 and BATCH in roles and not any(shared):
+            return None
         return [*first, *second, *roles, column, *weights]
 
     def _panels(
