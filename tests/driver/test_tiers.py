@@ -248,7 +248,6 @@ def test_a_process_may_end_while_kernels_are_compiled(end: str) -> None:
         import ekiden
         from ekiden import relay
         from ekiden.backend.kernels import build
-from ekiden.codegen.background import Background
         parent, compile_one = os.getpid(), build._compile
         def slow(*args):
             if os.getpid() != parent:
