@@ -58,7 +58,8 @@ class _Lock:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        if self._lock.locked():  # not in the child of a fork that was made meanwhile
+            self._lock.release()
 
 
 LOCK = _Lock()
@@ -215,9 +216,13 @@ def _compile_all(tasks: Sequence[Task]) -> Generator[tuple[int, bytes], None, No
 
 
 def compile_tasks(
-    tasks: Sequence[Task], cache: KernelCache, progress: Progress | None = None
+    tasks: Sequence[Task],
+    cache: KernelCache,
+    progress: Progress | None = None,
+    made: Callable[[Task, bytes], None] | None = None,
 ) -> dict[str, bytes]:
-    """The object code of each task by its key, in the order of the tasks; equal keys once.
+    """The object code of each task by its key, in the order of the tasks; equal keys once. `made`
+    is called with each that the cache has not, as soon as it is there.
 
     What a task raises is raised; a worker that is killed is a CompileError.
     """
@@ -230,6 +235,8 @@ def compile_tasks(
             task = missing[index]
             objects[task.key] = code
             cache.put(task.key, code)
+            if made is not None:
+                made(task, code)
             LOG.debug("kernel %d of %d: %s", done + 1, len(missing), task.name)
             if progress is not None:
                 progress(done + 1, len(missing), task.name)

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any, TypeAlias
 
 from ekiden.backend.kernels.build import flush_asked
+from ekiden.backend.kernels.tiers import Tiers
 from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.module_kernels import ModuleKernels
 from ekiden.backend.vm.pipeline import optimize
@@ -84,9 +85,11 @@ def compile_model(
     in_place: bool = True,
     progress: Progress | None = None,
     mod_name: str = "",
+    tiers: Tiers | None = None,
 ) -> Compiled:
     """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`. `mod_name`
-    is the name of the factory of graph executors, "default" by default.
+    is the name of the factory of graph executors, "default" by default. With `tiers` kernels may be
+    general at first: whoever gives it deals with `tiers.job`, and does so in both processes.
     """
     if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
@@ -125,7 +128,7 @@ def compile_model(
         metadata["variants"] = list(map(str, targets))
     concurrent = executor == "async"
     with _bar() if progress is None else nullcontext(progress) as shown:
-        kernels = [ModuleKernels(t, shown, devices=config.by_kind) for t in targets]
+        kernels = [ModuleKernels(t, shown, devices=config.by_kind, tiers=tiers) for t in targets]
         prepared = (
             (
                 optimize(module, made.target, config, in_place=in_place and not concurrent,
@@ -135,7 +138,9 @@ def compile_model(
             )
             for made in kernels
         )  # fmt: skip
-        code = compile_variants(prepared, is_native=executor == "aot")
+        rows = prepared if tiers is None else list(prepared)  # which says whether any is general
+        is_native = executor == "aot" and not (tiers is not None and tiers.is_general)
+        code = compile_variants(rows, is_native=is_native)
     return Compiled(code, imported.weight_files)
 
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ekiden import runtime
 from ekiden.driver.artifact_cache import ArtifactCache
-from ekiden.driver.artifact_key import request
+from ekiden.driver.artifact_key import Request, request
 from ekiden.driver.executable import Executable
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
@@ -35,13 +35,20 @@ from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.target import Target
-from ekiden.target.virtual_device import Targets, VirtualDevice, with_bounds
+from ekiden.target.virtual_device import (
+    Targets,
+    VirtualDevice,
+    compilation_config,
+    with_bounds,
+)
 
 LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from ekiden.backend.kernels.tiers import Tiers
     from ekiden.codegen.parallel import Progress
-    from ekiden.driver.build import Model
+    from ekiden.driver.build import Compiled, Model
+    from ekiden.driver.tiers import Upgrade
     from ekiden.frontend.common.options import Shapes
     from ekiden.tune.records import RecordsLike
 
@@ -60,6 +67,7 @@ def compile(
     num_threads: int | None = None,
     size: str = "",
     denormals: str = "keep",
+    tier: str = "full",
     progress: Progress | None = None,
     decisions: Mapping[str, object] | None = None,
     records: RecordsLike = None,
@@ -91,6 +99,11 @@ def compile(
     `denormals` "flush" makes every kernel take subnormal numbers for 0 and give 0 for them, in the
     threads that share it too, and sets back what its caller had set; "keep" keeps them but in
     recurrent layers, whose gates decay through them (docs/targets.md).
+    `tier` "quick" gives an executable as soon as the model is typed and planned: kernels are
+    general ones at first, which any sizes fit, and each is replaced by its own code as soon as that
+    is compiled, in a process beside this one. `exe.wait()` waits for all, `exe.tiers` says what
+    runs as what; saving and exporting wait (docs/using-models.md). For one target, and where
+    processes can be forked.
     `progress` is called with (kernels done, kernels in all, name of the one just done); without it
     a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
     long it takes: INFO each part, DEBUG each pass and kernel.
@@ -108,12 +121,24 @@ def compile(
     """
     target, example_inputs = _placed(model, given, target, example_inputs)
     asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
+    if tier not in TIERS:
+        raise CompileError(f"compile: tier 'full' or 'quick' expected, got {tier!r}")
+    upgrade: Upgrade | None = None
     with _chosen(size, denormals, decisions, records):
-        made = compile_artifact(model, with_bounds(target, bounds), asked, executor, progress)
+        to = with_bounds(target, bounds)
+        if tier == "quick":
+            made, upgrade = compile_quick(model, to, asked, executor, progress)
+        else:
+            made = compile_artifact(model, to, asked, executor, progress)
     found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
-    if num_threads is not None:
-        found.num_threads = num_threads
-    return Executable(found)
+    try:
+        if num_threads is not None:
+            found.num_threads = num_threads
+        return Executable(found, upgrade)
+    except BaseException:
+        if upgrade is not None:
+            upgrade.stop()
+        raise
 
 
 def export(
@@ -144,6 +169,7 @@ def export(
     format_of(path)
     check_folder(path)
     if isinstance(model, Executable):
+        model.wait()
         data: Bytes = late_bound.whole(model.raw)
     else:
         asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
@@ -189,6 +215,8 @@ def _are_examples(given: Targets | Sequence[object]) -> bool:
 
 
 SIZES = ("", "small")
+TIERS = ("full", "quick")
+"""What a model is ready with: the code of its own of every kernel, or general kernels."""
 
 
 def _chosen(
@@ -247,6 +275,61 @@ def compile_artifact(
     """What `compile` makes: as it was found in the cache, or the bytes of the artifact, which need
     not be for this machine.
     """
+    cache, wanted, found = _cached(model, target, options, executor)
+    if found is not None:
+        return found
+    made = _compiled(model, target, options, executor, progress)
+    if wanted is not None:
+        found = cache.put(wanted, made.artifact, made.weight_files)
+    return made.artifact if found is None else found
+
+
+def compile_quick(
+    model: Model,
+    target: Targets,
+    options: ImportOptions,
+    executor: str,
+    progress: Progress | None,
+) -> tuple[runtime.Executable | memoryview, Upgrade | None]:
+    """What `compile` makes with general kernels, and what follows the compilation of their own
+    code; None where there is none to be made.
+    """
+    cache, wanted, found = _cached(model, target, options, executor)
+    if found is not None:
+        return found, None
+    targets = compilation_config(target).primitive_targets
+    if len(targets) != 1:
+        raise CompileError(f"compile: tier 'quick' takes one target, got {len(targets)}")
+    tiers = import_module("ekiden.backend.kernels.tiers").Tiers()
+    try:
+        made = _compiled(model, target, options, executor, progress, tiers)
+    except BaseException as error:
+        if tiers.job is not None:
+            tiers.job.fail(error) if tiers.job.is_child else tiers.job.close()
+        raise
+    if tiers.job is None:
+        if wanted is not None:
+            found = cache.put(wanted, made.artifact, made.weight_files)
+        return made.artifact if found is None else found, None
+    if tiers.job.is_child:
+        tiers.job.finish(made.artifact)
+
+    def keep(artifact: Bytes) -> runtime.Executable | None:
+        return None if wanted is None else cache.put(wanted, artifact, made.weight_files)
+
+    try:
+        raw = runtime.Executable.from_bytes(made.artifact)
+        upgrade = import_module("ekiden.driver.tiers").Upgrade
+        return raw, upgrade(raw, tiers.job, tiers.general, targets[0], keep)
+    except BaseException:
+        tiers.job.close()
+        raise
+
+
+def _cached(
+    model: Model, target: Targets, options: ImportOptions, executor: str
+) -> tuple[ArtifactCache, Request | None, runtime.Executable | None]:
+    """The cache, what is asked of it, and what it has."""
     shape: object = options.shape
     kind = type(shape)
     if shape is not None and not issubclass(kind, Mapping):
@@ -257,13 +340,22 @@ def compile_artifact(
     found = cache.get(wanted) if wanted is not None else None
     if found is not None:
         LOG.info("compile: the artifact is in the cache")
-        return found
+    return cache, wanted, found
+
+
+def _compiled(
+    model: Model,
+    target: Targets,
+    options: ImportOptions,
+    executor: str,
+    progress: Progress | None,
+    tiers: Tiers | None = None,
+) -> Compiled:
+    """What the compiler makes."""
     started = time.perf_counter()
     build = _compiler()
-    made = build.compile_model(model, target, options, executor, progress=progress)
+    made = build.compile_model(model, target, options, executor, progress=progress, tiers=tiers)
     assert isinstance(made.artifact, memoryview)
     took = time.perf_counter() - started
     LOG.info("compile: %.1f MB in %.2f s", len(made.artifact) / 1e6, took)
-    if wanted is not None:
-        found = cache.put(wanted, made.artifact, made.weight_files)
-    return made.artifact if found is None else found
+    return cast("Compiled", made)

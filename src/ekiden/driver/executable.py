@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -42,6 +43,58 @@ from ekiden.runtime.profile import Peak, Report, profile
 from ekiden.runtime.text import decode, encode
 from ekiden.runtime.vm import executor_of
 
+if TYPE_CHECKING:
+    from ekiden.driver.tiers import Upgrade
+
+
+class Program:
+    """What runs: an executable, its machines, and where its results are made."""
+
+    def __init__(self, raw: runtime.Executable) -> None:
+        self.raw = raw
+        self._machines: Machines | None = None
+        self._sites: tuple[int | None, ...] | None = None
+
+    @property
+    def machines(self) -> Machines:
+        """Those that run it. Raises LoadError where anything is missing."""
+        if self._machines is None:
+            self._machines = Machines(self.raw, executor_of(self.raw))
+        return self._machines
+
+    def sites(self, count: int) -> tuple[int | None, ...]:
+        """As `result_sites`, of so many results."""
+        if self._sites is None:
+            self._sites = result_sites(self.raw, count)
+        return self._sites
+
+
+class Held:
+    """The program that an executable, and its sessions, run now."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def follow(self, upgrade: Upgrade) -> None:
+        """Take what an upgrade makes; it ends when nobody holds this any more."""
+        known = weakref.ref(self)
+
+        def become(raw: runtime.Executable) -> None:
+            found = known()
+            if found is not None:
+                found._replace(raw)
+
+        upgrade.begin(become)
+        weakref.finalize(self, upgrade.stop)
+
+    def _replace(self, raw: runtime.Executable) -> None:
+        threads = runtime.get_global_func("ek.executable.num_threads")
+        if own := threads(self.program.raw):
+            threads(raw, own)
+        program = Program(raw)
+        program.machines  # noqa: B018  # before any call needs them
+        self.program = program
+
 
 class Executable:
     """A compiled model: call it with arrays, save it, look into it.
@@ -51,8 +104,9 @@ class Executable:
     share the threads of the pool and what `memory_limit` allows.
     """
 
-    def __init__(self, raw: runtime.Executable) -> None:
-        self.raw = raw
+    def __init__(self, raw: runtime.Executable, upgrade: Upgrade | None = None) -> None:
+        """`upgrade` is what compiles the kernels that are general for now."""
+        self._held = Held(Program(raw))
         self.inputs, self.outputs = tensor_infos(raw.metadata, raw.source)
         self._kept = kept_values(raw.metadata, lambda: self._machines.invoke(INITIAL))
         if self._kept is not None:
@@ -61,16 +115,48 @@ class Executable:
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
-        self._sites: tuple[int | None, ...] | None = None
-        self._known: Machines | None = None
         if not late_bound.missing(raw):
-            self._known = Machines(raw, executor_of(raw))
+            self._program.machines  # noqa: B018  # links it now, and says what is missing
+        self._upgrade = upgrade
+        if upgrade is not None:
+            self._held.follow(upgrade)
+
+    @property
+    def raw(self) -> runtime.Executable:
+        """The program that runs; another one when all kernels have their own code (`wait`)."""
+        return self._program.raw
+
+    @property
+    def _program(self) -> Program:
+        return self._held.program
 
     @property
     def _machines(self) -> Machines:
-        if self._known is None:
-            self._known = Machines(self.raw, executor_of(self.raw))
-        return self._known
+        return self._program.machines
+
+    @property
+    def tiers(self) -> dict[str, str]:
+        """Name of each kernel -> "general" for one that runs by a kernel for any sizes until its
+        own code is compiled, "compiled" for its own code.
+        """
+        if self._upgrade is None:
+            return dict.fromkeys(self.raw.primitives, "compiled")
+        return self._upgrade.tiers
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until each kernel has its own code (`compile(..., tier="quick")`), for so many
+        seconds at most; the executable is then what it would have been without tiers.
+
+        Raises TimeoutError, and what compiling in the background raised: the general kernels go on
+        then.
+        """
+        if self._upgrade is not None:
+            self._upgrade.wait(timeout)
+
+    def _whole(self) -> runtime.Executable:
+        """The program with the code of all kernels."""
+        self.wait()
+        return self.raw
 
     def __call__(
         self, *args: object, out: object = None, timeout: object = None, **named: object
@@ -105,16 +191,18 @@ class Executable:
             return self._run(values, timeout)  # type: ignore[return-value]
         places = places_of(self.outputs, out)
         values = self._values(args, named)
-        result = self._run(values, timeout, self._direct(places, values))
+        program = self._program
+        direct = self._direct(program, places, values)
+        result = self._run(values, timeout, direct, program)
         return write_results(self.outputs, result, places, out)  # type: ignore[return-value]
 
-    def _direct(self, places: Sequence[Place | None], values: Sequence[object]) -> list[object]:
-        """The places that kernels write themselves; see `Machines.invoke`."""
+    def _direct(
+        self, program: Program, places: Sequence[Place | None], values: Sequence[object]
+    ) -> list[object]:
+        """The places that kernels of a program write themselves; see `Machines.invoke`."""
         if self._kept is not None or self._gives_objects or self._gives_functions:
             return []
-        if self._sites is None:
-            self._sites = result_sites(self.raw, len(self.outputs))
-        return direct_places(self._sites, places, values)
+        return direct_places(program.sites(len(self.outputs)), places, values)
 
     def bind(self, *args: object, out: object = None, **named: object) -> BoundRun:
         """A run that reads the arrays given here whenever it is called, and writes to `out`.
@@ -132,10 +220,14 @@ class Executable:
                 raise InputError(f"bind: input '{info.name}': expected {wanted}")
         runtime.get_global_func("ek.executable.check")(self.raw, self.raw.index("main"), *values)
         places = None if out is None else places_of(self.outputs, out)
-        direct = [] if places is None else self._direct(places, values)
+        known: list[tuple[Program, list[object]]] = []
 
         def call() -> object:
-            result = self._run(values, places=direct)
+            program = self._program
+            if not known or known[0][0] is not program:
+                direct = [] if places is None else self._direct(program, places, values)
+                known[:] = [(program, direct)]
+            result = self._run(values, places=known[0][1], program=program)
             return result if places is None else write_results(self.outputs, result, places, out)
 
         names = [info.name for info in self.inputs]
@@ -150,11 +242,15 @@ class Executable:
         return [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
 
     def _run(
-        self, values: Sequence[object], timeout: object = None, places: Sequence[object] = ()
+        self,
+        values: Sequence[object],
+        timeout: object = None,
+        places: Sequence[object] = (),
+        program: Program | None = None,
     ) -> object:
-        """What `main` gives for them, as Python has it."""
+        """What `main` gives for them, as Python has it. `places` are those of `program`."""
         if self._kept is None:
-            result = self._invoke(values, timeout, places)
+            result = self._invoke(values, timeout, places, program)
         else:
             result = self._kept.run(lambda kept: self._invoke([*values, *kept], timeout))
         if self._gives_objects:
@@ -164,11 +260,16 @@ class Executable:
         return result
 
     def _invoke(
-        self, values: Sequence[object], timeout: object, places: Sequence[object] = ()
+        self,
+        values: Sequence[object],
+        timeout: object,
+        places: Sequence[object] = (),
+        program: Program | None = None,
     ) -> object:
+        machines = (program or self._program).machines
         if timeout is None:
-            return self._machines.invoke("main", *values, places=places)
-        return self._machines.invoke_within(timeout, "main", *values, places=places)
+            return machines.invoke("main", *values, places=places)
+        return machines.invoke_within(timeout, "main", *values, places=places)
 
     @property
     def state(self) -> dict[str, runtime.Tensor]:
@@ -246,7 +347,8 @@ class Executable:
         self(*given)
         values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
         values += [] if self._kept is None else self._kept.now().values()
-        return profile(self.raw, "main", values, peak=_peak() if peak else None)
+        tiers = self.tiers if self._upgrade is not None else {}
+        return profile(self.raw, "main", values, peak=_peak() if peak else None, tiers=tiers)
 
     def jit(self, calls: int = 0) -> None:
         """Have native code made of the bytecode in this process, as `executor="aot"` does in the
@@ -255,10 +357,11 @@ class Executable:
         Needs the compiler. Machines of this executable that run go on as they are.
         """
         compiler = import_module("ekiden.backend.aot.jit")
+        whole = self._whole()
         if calls == 0:
-            compiler.compile_now(self.raw, self.raw.globals)
+            compiler.compile_now(whole, whole.globals)
         else:
-            compiler.compile_when_hot(self.raw, calls)
+            compiler.compile_when_hot(whole, calls)
 
     @overload
     def save(self, path: File) -> None: ...
@@ -274,13 +377,15 @@ class Executable:
         `runtime.vm.Executable.load_exec`.
         """
         if path is None:
+            whole = late_bound.whole(self._whole())
             number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
-            return bytearray(without_kernels(late_bound.whole(self.raw), number)), self.module
+            return bytearray(without_kernels(whole, number)), self.module
         suffix = Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
         if suffix in FORMATS and suffix != ".eki":
             kinds = f"save writes an artifact (.eki); export_library writes {FORMATS[suffix].what}"
             raise ExportError(f"save '{path}': {kinds}")
-        write_to(path, lambda file: file.write(late_bound.whole(self.raw)))
+        program = self._whole()
+        write_to(path, lambda file: file.write(late_bound.whole(program)))
         return None
 
     def move_late_bound_consts(self, path: PathName, byte_limit: int = 0) -> None:
@@ -291,8 +396,8 @@ class Executable:
 
     def get_late_bound_consts(self, byte_limit: int = 0) -> dict[str, runtime.Tensor]:
         """The same, but give the constants by name."""
-        self.raw, moved = late_bound.split(self.raw, byte_limit)
-        self._known = None
+        raw, moved = late_bound.split(self._whole(), byte_limit)
+        self._held = Held(Program(raw))
         return moved
 
     def load_late_bound_consts(self, path: PathName) -> None:
@@ -316,7 +421,7 @@ class Executable:
         """Write one shared library with the model and the runtime inside, for programs in any
         language; see ekiden.driver.library.export_library.
         """
-        export_library(self.raw, path, cc=cc, options=options)
+        export_library(self._whole(), path, cc=cc, options=options)
 
     @property
     def num_threads(self) -> int:
@@ -354,7 +459,7 @@ class Executable:
     def stored_weight_bytes(self) -> int:
         """Bytes of the constants in the artifact: others are made of these when it is loaded
         (`size="small"`)."""
-        constants = read_constants(self.raw.to_bytes())
+        constants = read_constants(self._whole().to_bytes())
         return sum(c.nbytes for c in constants if not c.is_made)
 
     @property
@@ -380,7 +485,7 @@ class Executable:
     @property
     def module(self) -> runtime.Module:
         """The functions and kernels of the executable by name."""
-        found = runtime.get_global_func("ek.executable.module")(self.raw)
+        found = runtime.get_global_func("ek.executable.module")(self._whole())
         assert isinstance(found, runtime.Module)
         return found
 
@@ -425,7 +530,7 @@ class Executable:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled and copied as its artifact; `num_threads` is no part of that."""
-        return _unpickled, (type(self), bytes(late_bound.whole(self.raw)))
+        return _unpickled, (type(self), bytes(late_bound.whole(self._whole())))
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))

@@ -24,6 +24,11 @@ def static_library_path() -> Path:
     return _FOLDER / "libekiden_runtime.a"
 
 
+def general_kernels_path() -> Path:
+    """The library of general kernels, which programs that compile load."""
+    return _FOLDER / "libekiden_general.so"
+
+
 def source_dir() -> Path:
     """The runtime's own sources, to build it for other machines."""
     return _FOLDER / "src"

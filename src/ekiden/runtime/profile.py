@@ -83,6 +83,8 @@ class KernelCall:
     """The name for tables: the operators, without a digest."""
     is_scalar: bool = False
     """Whether its code has no vectors."""
+    is_general: bool = False
+    """Whether it ran by a general kernel, its own code not being compiled yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class Row:
     is_scalar: bool = False
     call_nbytes: int = 0
     """Bytes that the largest call moves: what a cache would have to hold."""
+    is_general: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,8 @@ class Report:
         )
 
     def cells(self, row: Row, long_names: bool = False) -> tuple[str, ...]:
-        """A row as texts under `HEADS`. A kernel that ran without vectors is marked."""
+        """A row as texts under `HEADS`. A kernel that ran without vectors is marked, and one that
+        is general for now."""
         return (
             row.name if long_names or not row.title else row.title,
             row.source,
@@ -193,7 +197,7 @@ class Report:
         """The share of the limit that is nearer, operations or the cache or memory that its data
         fits in; and whether there were no vectors.
         """
-        mark = "scalar" if row.is_scalar else ""
+        mark = "general" if row.is_general else "scalar" if row.is_scalar else ""
         if self.peak is None or row.duration == 0:
             return mark
         seconds = row.duration * 1e-9
@@ -221,6 +225,7 @@ class Report:
                 "Bytes": c.nbytes,
                 "FLOPs": c.flops,
                 "Vectors": not c.is_scalar,
+                "Tier": "general" if c.is_general else "compiled",
             }
             for c in self.calls
         ]
@@ -293,6 +298,7 @@ def _row(calls: Sequence[KernelCall]) -> Row:
         calls[0].title,
         calls[0].is_scalar,
         max(c.nbytes for c in calls),
+        any(c.is_general for c in calls),
     )
 
 
@@ -311,17 +317,21 @@ def _details(call: KernelCall) -> dict[str, object]:
     }
 
 
+NO_TIERS: Mapping[str, str] = {}
+
+
 def profile(
     executable: Executable,
     function: str,
     arguments: Sequence[object],
     warm_up: int = 1,
     peak: Peak | None = None,
+    tiers: Mapping[str, str] = NO_TIERS,
 ) -> Report:
     """Run a function and report where its time went.
 
-    Runs `warm_up` times before, in full. Each instruction is timed, which costs some 50 ns. Raises
-    what the run raises.
+    Runs `warm_up` times before, in full. Each instruction is timed, which costs some 50 ns. `tiers`
+    has "general" for kernels that are so for now. Raises what the run raises.
     """
     machine = VirtualMachine(executable)
     for _ in range(warm_up):
@@ -332,7 +342,7 @@ def profile(
     result, counts, events = cast(
         "tuple[object, bytes, bytes]", module["profile"](index, MAX_EVENTS, *arguments)
     )
-    reader = _Reader(executable)
+    reader = _Reader(executable, tiers)
     calls, frames = reader.events(np.frombuffer(events, np.int64).tolist())
     times = reader.instructions(np.frombuffer(counts, np.int64).reshape(-1, 2).tolist())
     return Report(tuple(calls), tuple(times), tuple(frames), result, num_threads(), peak)
@@ -341,8 +351,9 @@ def profile(
 class _Reader:
     """Gives the numbers of a profile their names."""
 
-    def __init__(self, executable: Executable) -> None:
+    def __init__(self, executable: Executable, tiers: Mapping[str, str]) -> None:
         metadata = executable.metadata
+        self.tiers = tiers
         self.functions = executable.globals
         self.primitives = executable.primitives
         self.devices = executable.devices
@@ -398,6 +409,7 @@ class _Reader:
             _moved(known, arguments, values),
             short_name(cast("Sequence[str]", known.get("operators", ()))) or name,
             known.get("vectors") is False,
+            self.tiers.get(name) == "general",
         )  # fmt: skip
         return call, at
 

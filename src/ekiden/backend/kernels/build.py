@@ -20,6 +20,7 @@ from ekiden.backend.kernels.lower import (
     operator_calls,
 )
 from ekiden.backend.kernels.recorded import Recorded
+from ekiden.backend.kernels.tiers import Tiers
 from ekiden.codegen import llvm
 from ekiden.codegen.build import GENERATORS, compile_function, pack_code, unpack_code
 from ekiden.codegen.cache import KernelCache, kernel_key
@@ -28,7 +29,7 @@ from ekiden.codegen.device import DeviceKernel
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PassContext, phase
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
@@ -135,6 +136,8 @@ def _own_versions(function: Function) -> tuple[str, ...]:
     return (f"{PROCESS}:{own}",) if own else ()
 
 
+GENERAL = KernelFacts(const(0))
+"""Of a kernel that is general for now: its own code takes what memory it needs elsewhere."""
 PROCESS = uuid.uuid4().hex
 """What no other process has."""
 
@@ -156,9 +159,10 @@ def build_kernels(
     target: Target | Sequence[Target],
     progress: Progress | None = None,
     cache: KernelCache | None = None,
+    tiers: Tiers | None = None,
 ) -> Kernels:
     """Compile primitive functions for a target, or each for its own. Equal functions share a
-    kernel.
+    kernel. With `tiers` some may be general for now: they are in no object.
 
     Raises CompileError with the model node of the function that failed, or for a decision or
     another option of the current PassContext that cannot be.
@@ -176,13 +180,17 @@ def build_kernels(
     ]
     for each, found in recorded.items():
         found.report(len({t.key for t, own in zip(tasks, targets, strict=True) if own == each}))
-    kept = compile_tasks(tasks, cache or KernelCache.default(), progress)
+    cache = cache or KernelCache.default()
+    if tiers is None:
+        kept = compile_tasks(tasks, cache, progress)
+    else:
+        kept = tiers.compile(tasks, forms, targets, cache, progress)
     made = {key: unpacked(each) for key, each in kept.items()}
     facts = [
-        renamed(made[task.key][0], _symbols(form, function))
+        renamed(made[task.key][0], _symbols(form, function)) if task.key in made else GENERAL
         for task, form, function in zip(tasks, forms, functions, strict=True)
     ]
-    exports = list({t.key: t.name for t in tasks}.values())
+    exports = list({t.key: t.name for t in tasks if t.key in made}.values())
     codes = [unpack_code(code) for _, code in made.values()]
     objects = [code for code, _ in codes]
     kernels = [kernel for _, each in codes for kernel in each]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import Kernels, build_kernels
+from ekiden.backend.kernels.tiers import Tiers
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -40,6 +41,8 @@ class ModuleKernels:
     facts: dict[RelayExpr, KernelFacts] = field(default_factory=dict)
     """What is known of the kernel of each function."""
     made: Kernels | None = None
+    tiers: Tiers | None = None
+    """Where kernels may be general at first."""
 
     def target_of(self, module: IRModule, device: int) -> Target:
         """The target of kernels on a device, by its place in the table of a module."""
@@ -71,7 +74,7 @@ def CompileKernels(into: ModuleKernels) -> Pass:  # noqa: N802
         }
         into.functions = [(f, target) for f, target in fused if f not in into.symbols]
         functions, targets = [f for f, _ in into.functions], [t for _, t in into.functions]
-        into.made = build_kernels(functions, targets, into.progress)
+        into.made = build_kernels(functions, targets, into.progress, tiers=into.tiers)
         for (f, target), facts in zip(into.functions, into.made.facts, strict=True):
             if target.kind.has_threads or f not in into.facts:  # what holds wherever it runs
                 into.facts[f] = facts

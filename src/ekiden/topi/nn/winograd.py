@@ -103,7 +103,7 @@ def convolve(data: Array, weight: Array, m: int, channels: int, padding: tuple[i
     return np.asarray(whole[:, :rows, :columns], data.dtype)
 
 
-def _entry(matrix: Array, row: PrimExpr, column: PrimExpr, dtype: str) -> PrimExpr:
+def matrix_element(matrix: Array, row: PrimExpr, column: PrimExpr, dtype: str) -> PrimExpr:
     """An element of a small constant matrix."""
     width = matrix.shape[1]
     found: PrimExpr = const(0, dtype)
@@ -128,7 +128,9 @@ def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
     def body(e: Var, panel: Var, c: Var, column: Var) -> PrimExpr:
         o = panel * tile + column
         value = guarded(weight, (o, c, ky, kx), [o < out], const(0, weight.dtype))
-        factor = _entry(g, e // size, ky, weight.dtype) * _entry(g, e % size, kx, weight.dtype)
+        factor = matrix_element(g, e // size, ky, weight.dtype) * matrix_element(
+            g, e % size, kx, weight.dtype
+        )
         return te.sum(value * factor, (ky, kx))
 
     shape = (as_dim(size * size), tidy((out + (tile - 1)) // tile), channels, as_dim(tile))
@@ -151,8 +153,8 @@ def winograd_conv2d(
         row, column = y // m * m + i - top, x // m * m + j - left
         held = inside(row, height, True, True) + inside(column, width, True, True)
         value = guarded(data, (image, row, column, c), held, const(0, data.dtype))
-        inner = _entry(b, u, i, data.dtype) * _entry(b, v, j, data.dtype)
-        outer = _entry(a, y % m, u, data.dtype) * _entry(a, x % m, v, data.dtype)
+        inner = matrix_element(b, u, i, data.dtype) * matrix_element(b, v, j, data.dtype)
+        outer = matrix_element(a, y % m, u, data.dtype) * matrix_element(a, x % m, v, data.dtype)
         factor = weight[u * size + v, o // tile, c, o % tile]
         return te.sum(value * inner * outer * factor, axes)
 
@@ -162,4 +164,4 @@ def winograd_conv2d(
     return te.compute(shape, body, name="winograd", tag="winograd_conv2d", attrs=attrs)
 
 
-__all__ = ["winograd_conv2d", "winograd_weight"]
+__all__ = ["matrices", "matrix_element", "winograd_conv2d", "winograd_weight"]

@@ -1,0 +1,279 @@
+/* General kernels: functions that interpret a program (general.h), with loops that were compiled for
+** the class of the processor. A library of its own: runs of compiled models do not need it.
+**
+**   kernel(program: bytes) -> a function over tensors, as compiled kernels are
+*/
+#include "general.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Reading -------------------------------------------------------------------------------------- */
+
+static const int64_t *read_code(const int64_t *at, code *to, int64_t n_axes, int64_t n_results) {
+  to->n_loads = *at++;
+  to->loads = at;
+  at += to->n_loads * (n_axes + 3);
+  to->n_registers = *at++;
+  to->n_instructions = *at++;
+  to->instructions = at;
+  at += to->n_instructions * 6;
+  to->results = at;
+  return at + n_results;
+}
+
+static const int64_t *read_stage(const int64_t *at, stage *to) {
+  to->kind = *at++;
+  to->n_axes = *at++;
+  to->n_reduced = *at++;
+  int64_t n = to->n_axes + to->n_reduced;
+  to->extents = at;
+  at += n;
+  to->reducer = *at++;
+  to->n_results = *at++;
+  to->results = at;
+  at += to->n_results * (to->n_axes + 1);
+  at = read_code(at, &to->codes[0], n, to->n_results);
+  if (to->kind != PRODUCT) return at;
+  at = read_code(at, &to->codes[1], n, 1);
+  to->roles = at;
+  at += to->n_axes;
+  to->column_axis = *at++;
+  to->tile = *at++;
+  to->buffer = *at++;
+  to->panel_step = *at++;
+  to->steps = at;
+  return at + to->n_reduced + 1 + to->n_axes;
+}
+
+static void drop(void *self) {
+  program *p = self;
+  if (p == NULL) return;
+  free(p->words);
+  free((void *)p->params);
+  free((void *)p->buffers);
+  free(p->stages);
+  free(p);
+}
+
+static program *read_program(const char *bytes, size_t size) {
+  program *p = calloc(1, sizeof *p);
+  if (p == NULL || (p->words = malloc(size + 1)) == NULL) {
+    free(p);
+    return NULL;
+  }
+  memcpy(p->words, bytes, size);
+  const int64_t *at = p->words + 2;
+  p->n_params = *at++;
+  p->params = calloc((size_t)p->n_params + 1, sizeof *p->params);
+  for (int64_t i = 0; i < p->n_params && p->params != NULL; i++) {
+    p->params[i] = at;
+    at += 2 + at[1];
+  }
+  p->n_symbols = *at++;
+  p->symbols = at;
+  at += 2 * p->n_symbols;
+  p->n_sizes = *at++;
+  p->sizes = at;
+  at += 4 * p->n_sizes;
+  p->n_buffers = *at++;
+  p->buffers = calloc((size_t)p->n_buffers + 1, sizeof *p->buffers);
+  for (int64_t i = 0; i < p->n_buffers && p->buffers != NULL; i++) {
+    p->buffers[i] = at;
+    at += 3 + at[2];
+  }
+  p->n_stages = *at++;
+  p->stages = calloc((size_t)p->n_stages + 1, sizeof *p->stages);
+  for (int64_t i = 0; i < p->n_stages && p->stages != NULL; i++) at = read_stage(at, &p->stages[i]);
+  if (p->params != NULL && p->buffers != NULL && p->stages != NULL) return p;
+  drop(p);
+  return NULL;
+}
+
+/* Sizes ---------------------------------------------------------------------------------------- */
+
+static int64_t floor_div(int64_t a, int64_t b) {
+  if (b == 0) return 0;
+  if (b == -1) return (int64_t)(0 - (uint64_t)a);
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+static int64_t size_of(const int64_t *row, const int64_t *known, const int64_t *symbols) {
+  int64_t a = row[0] <= S_SYMBOL ? 0 : known[row[1]];
+  int64_t b = row[0] <= S_SYMBOL || row[0] == S_NOT ? 0 : known[row[2]];
+  switch (row[0]) {
+    case S_CONST: return row[1];
+    case S_SYMBOL: return symbols[row[1]];
+    case S_ADD: return a + b;
+    case S_SUB: return a - b;
+    case S_MUL: return a * b;
+    case S_DIV: return b == 0 ? 0 : a / b;
+    case S_FLOORDIV: return floor_div(a, b);
+    case S_FLOORMOD: return a - floor_div(a, b) * b;
+    case S_MIN: return a < b ? a : b;
+    case S_MAX: return a > b ? a : b;
+    case S_EQ: return a == b;
+    case S_NE: return a != b;
+    case S_LT: return a < b;
+    case S_LE: return a <= b;
+    case S_GT: return a > b;
+    case S_GE: return a >= b;
+    case S_AND: return a && b;
+    case S_OR: return a || b;
+    case S_NOT: return !a;
+    default: return a ? b : known[row[3]];
+  }
+}
+
+/* Arguments ------------------------------------------------------------------------------------ */
+
+static const struct { uint8_t code, bits; } element_types[] = {
+    [E_F32] = {EK_DTYPE_FLOAT, 32}, [E_F64] = {EK_DTYPE_FLOAT, 64}, [E_BOOL] = {EK_DTYPE_BOOL, 8},
+    [E_I8] = {EK_DTYPE_INT, 8},     [E_I16] = {EK_DTYPE_INT, 16},   [E_I32] = {EK_DTYPE_INT, 32},
+    [E_I64] = {EK_DTYPE_INT, 64},   [E_U8] = {EK_DTYPE_UINT, 8},    [E_U16] = {EK_DTYPE_UINT, 16},
+    [E_U32] = {EK_DTYPE_UINT, 32}};
+
+static bool is_compact(const ek_dltensor *t) {
+  int64_t expected = 1;
+  bool fits = true, empty = false;
+  for (int32_t i = t->ndim - 1; i >= 0 && t->strides != NULL; i--) {
+    fits = fits && (t->strides[i] == expected || t->shape[i] == 1);
+    empty = empty || t->shape[i] == 0;
+    expected *= t->shape[i];
+  }
+  return fits || empty;
+}
+
+static int refuse(const char *kind, int64_t number, const char *what) {
+  char text[96];
+  snprintf(text, sizeof text, "general kernel: argument %lld %s", (long long)number, what);
+  return ek_kernel_error(kind, text);
+}
+
+static const ek_dltensor *tensor_of(const ek_value *value) {
+  return ek_value_tensor(value);
+}
+
+static int expect_argument(const program *p, int64_t i, const ek_value *value) {
+  const ek_dltensor *t = tensor_of(value);
+  int64_t type = p->params[i][0];
+  if (t == NULL) return refuse("TypeError", i, "must be a tensor");
+  if (t->ndim != p->params[i][1]) return refuse("ValueError", i, "has another rank");
+  if (t->dtype.code != element_types[type].code || t->dtype.bits != element_types[type].bits ||
+      t->dtype.lanes != 1) {
+    return refuse("TypeError", i, "has another dtype");
+  }
+  return is_compact(t) ? 0 : refuse("ValueError", i, "must be without gaps");
+}
+
+/* Working memory is a stack: the blocks of a run, freed in reverse. */
+static int take_memory(const program *p, run *r) {
+  for (int64_t i = p->n_params; i < p->n_buffers; i++) {
+    const int64_t *buffer = p->buffers[i];
+    int64_t bytes = r->elements[i] * (element_types[buffer[0]].bits / 8);
+    r->data[i] = buffer[2] != 0 ? (void *)(uintptr_t)(buffer + 3) : ek_workspace_alloc(bytes + 64);
+    if (r->data[i] == NULL) return -1;
+  }
+  return 0;
+}
+
+static void free_memory(const program *p, run *r) {
+  for (int64_t i = p->n_buffers - 1; i >= p->n_params; i--) {
+    if (p->buffers[i][2] == 0 && r->data[i] != NULL) ek_workspace_free(r->data[i]);
+  }
+}
+
+static int (*stage_runner(void))(const run *, const stage *) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    return ek_general_v4;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return ek_general_v3;
+#endif
+  return ek_general_v2;
+}
+
+static int bind_arguments(const program *p, run *r, const ek_value *args) {
+  int64_t symbols[MAX_SYMBOLS];
+  for (int64_t i = 0; i < p->n_params; i++) {
+    if (expect_argument(p, i, &args[i]) != 0) return -1;
+    const ek_dltensor *t = tensor_of(&args[i]);
+    r->data[i] = (char *)t->data + t->byte_offset;
+    r->elements[i] = 1;
+    for (int32_t k = 0; k < t->ndim; k++) r->elements[i] *= t->shape[k];
+  }
+  for (int64_t i = 0; i < p->n_symbols; i++) {
+    symbols[i] = tensor_of(&args[p->symbols[2 * i]])->shape[p->symbols[2 * i + 1]];
+  }
+  for (int64_t i = 0; i < p->n_sizes; i++) {
+    r->sizes[i] = size_of(p->sizes + 4 * i, r->sizes, symbols);
+  }
+  for (int64_t i = 0; i < p->n_params; i++) {
+    const ek_dltensor *t = tensor_of(&args[i]);
+    for (int32_t k = 0; k < t->ndim; k++) {
+      if (t->shape[k] != r->sizes[p->params[i][2 + k]]) {
+        return refuse("ValueError", i, "has another shape");
+      }
+    }
+  }
+  for (int64_t i = 0; i < p->n_buffers; i++) {
+    r->types[i] = (int32_t)p->buffers[i][0];
+    if (i >= p->n_params) r->elements[i] = r->sizes[p->buffers[i][1]];
+  }
+  return 0;
+}
+
+static int run_stages(const program *p, run *r) {
+  int (*run_stage)(const run *, const stage *) = stage_runner();
+  int status = take_memory(p, r);
+  for (int64_t i = 0; i < p->n_stages && status == 0; i++) status = run_stage(r, &p->stages[i]);
+  free_memory(p, r);
+  return status;
+}
+
+static int call(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  const program *p = self;
+  size_t n = (size_t)p->n_buffers + 1;
+  (void)ret;
+  if (nargs != p->n_params) return refuse("TypeError", nargs, "more or less expected");
+  size_t bytes = n * (sizeof(void *) + sizeof(int64_t) + sizeof(int64_t)) +
+                 ((size_t)p->n_sizes + 1) * sizeof(int64_t);
+  char *memory = ek_workspace_alloc((int64_t)bytes);
+  if (memory == NULL) return -1;
+  memset(memory, 0, bytes);
+  run r = {.of = p};
+  r.data = (void **)(void *)memory;
+  r.elements = (int64_t *)(void *)(r.data + n);
+  r.sizes = r.elements + n;
+  r.types = (int32_t *)(void *)(r.sizes + p->n_sizes + 1);
+  int status = bind_arguments(p, &r, args);
+  if (status == 0) status = run_stages(p, &r);
+  ek_workspace_free(memory);
+  return status;
+}
+
+/* (program: bytes) -> function */
+__attribute__((visibility("default"))) int __tvm_ffi_kernel(void *self, const ek_value *args,
+                                                            int32_t nargs, ek_value *ret) {
+  ek_bytes bytes;
+  ek_object *made = NULL;
+  (void)self;
+  if (nargs != 1 || !ek_string_borrow(&args[0], &bytes) || bytes.size < 16) {
+    return ek_kernel_error("TypeError", "general kernel: the bytes of a program expected");
+  }
+  int64_t head[2];
+  memcpy(head, bytes.data, sizeof head);
+  if (head[0] != MAGIC || head[1] != VERSION) {
+    return ek_kernel_error("ValueError", "general kernel: a program of another version");
+  }
+  program *p = read_program(bytes.data, bytes.size);
+  if (p == NULL) return ek_kernel_error("MemoryError", "general kernel: no memory");
+  if (ek_function_new(p, call, drop, &made) != 0) {
+    drop(p);
+    return -1;
+  }
+  *ret = ek_value_object(made);
+  return 0;
+}

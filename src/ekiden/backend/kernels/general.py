@@ -1,0 +1,262 @@
+"""General forms of kernels: programs that a library interprets (runtime/general/general.h), made of
+the tensor expressions of a primitive function in a moment, without schedule and compiler.
+
+A sum of products whose factors split into rows and columns is a product of matrices, over weights
+as they are packed for the kernel's own code; Winograd's convolutions are taken apart into stages.
+All else is evaluated in strips of elements, one instruction of the expression after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import te
+from ekiden.backend.kernels.general_code import CodeBuilder, NoGeneralFormError, Sizes, element_of
+from ekiden.backend.kernels.general_stages import staged
+from ekiden.backend.kernels.lower import operator_calls, te_graph
+from ekiden.ir.op import Op
+from ekiden.ir.pass_context import DENORMALS, PassContext
+from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, Mul, PrimExpr, Var
+from ekiden.ir.prim_visitor import free_vars, rewrite
+from ekiden.relay.expr import Function
+from ekiden.relay.op.strategy import version_of
+from ekiden.runtime import PackedFunc, load_module
+from ekiden.runtime.paths import general_kernels_path
+from ekiden.target import Target
+from ekiden.te.prim_func import whole_operations
+from ekiden.te.range_check import checks_of
+from ekiden.te.reducer import REDUCERS, Reduce
+from ekiden.tir.stmt import IterVar
+
+MAGIC, VERSION = 0x454B4746, 1
+MAP, REDUCE, PRODUCT = range(3)
+BATCH, ROWS, COLUMNS = range(3)
+LANES = 16
+"""Columns of a vector of the library: panels of weights hold a multiple."""
+SHORT = 8
+"""Terms of a sum from which a product of matrices pays."""
+
+
+@functools.cache
+def _library() -> PackedFunc:
+    return load_module(general_kernels_path())["kernel"]
+
+
+def general_function(form: bytes) -> PackedFunc:
+    """The kernel that a general form is, a function over tensors."""
+    made = _library()(form)
+    assert isinstance(made, PackedFunc)
+    return made
+
+
+def general_form(function: Function, target: Target) -> bytes | str:
+    """The general form of a primitive function (canonical form), or why it has none."""
+    try:
+        _refuse_options(function, target)
+        inputs, outputs = te_graph(function, target)
+        outputs, kept = staged(outputs)
+        return _Form(inputs, te.inline_injective(outputs, kept)).words()
+    except NoGeneralFormError as error:
+        return str(error)
+
+
+def _refuse_options(function: Function, target: Target) -> None:
+    """What is asked for of code that general kernels do not do."""
+    if target.kind.has_threads:
+        raise NoGeneralFormError(f"a kernel of {target.kind.name}")
+    if target.bounds:
+        raise NoGeneralFormError("bounds are checked")
+    if PassContext.current().option(DENORMALS) == "flush":
+        raise NoGeneralFormError("subnormal numbers are flushed")
+    for call in operator_calls(function):
+        if isinstance(call.op, Op) and version_of(call.op.name) is not None:
+            raise NoGeneralFormError(f"{call.op.name} has an implementation of the user's")
+
+
+class _Form:
+    """A program as it is put together."""
+
+    def __init__(self, inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> None:
+        self.params = [*inputs, *outputs]
+        self.sizes = Sizes()
+        self.symbols: list[int] = []
+        self.buffers: dict[te.Tensor, int] = {}
+        self.temporaries: list[te.Tensor] = []
+        for tensor in self.params:
+            self.buffers[tensor] = len(self.buffers)
+        if len(self.buffers) != len(self.params):
+            raise NoGeneralFormError("a tensor is a parameter twice")
+        for at, tensor in enumerate(self.params):
+            for axis, dim in enumerate(tensor.whole_shape):
+                if isinstance(dim, Var) and self.sizes.bind(dim):
+                    self.symbols += [at, axis]
+        self.stages = [self._stage(group) for group in self._groups(outputs)]
+
+    def _groups(self, outputs: Sequence[te.Tensor]) -> list[list[te.Tensor]]:
+        found = []
+        for group in whole_operations(te.post_order_tensors(outputs)):
+            op = group[0].op
+            if isinstance(op, te.PlaceholderOp):
+                if group[0] not in self.buffers:
+                    raise NoGeneralFormError("an input that is no parameter")
+                continue
+            if not isinstance(op, te.ComputeOp):
+                raise NoGeneralFormError(f"{op.name} is made of statements")
+            if checks_of(op):
+                raise NoGeneralFormError("indices are checked")
+            for tensor in group:
+                if tensor not in self.buffers:
+                    self.buffers[tensor] = len(self.params) + len(self.temporaries)
+                    self.temporaries.append(tensor)
+            found.append(group)
+        return found
+
+    def words(self) -> bytes:
+        """The whole program."""
+        params = [len(self.params)]
+        for tensor in self.params:
+            dims = [self.sizes.of(d) for d in tensor.whole_shape]
+            params += [element_of(tensor.dtype), len(dims), *dims]
+        buffers = [len(self.buffers)]
+        for tensor in (*self.params, *self.temporaries):
+            buffers += [element_of(tensor.dtype), self.sizes.product(tensor.whole_shape), 0]
+        stages = [word for stage in self.stages for word in stage]
+        words = [
+            MAGIC, VERSION, *params, len(self.symbols) // 2, *self.symbols, *self.sizes.words(),
+            *buffers, len(self.stages), *stages,
+        ]  # fmt: skip
+        return np.array(words, np.int64).tobytes()
+
+    def _stage(self, group: Sequence[te.Tensor]) -> list[int]:
+        op = group[0].op
+        assert isinstance(op, te.ComputeOp)
+        first = op.body[0]
+        spatial = [a.var for a in op.axis]
+        axes = [*spatial, *op.reduce_axis]
+        extents = [self.sizes.of(e) for e in (*(a.extent for a in op.axis),
+                                              *(r.extent for r in op.reduce_axis))]  # fmt: skip
+        results = [len(group)]
+        for tensor in group:
+            results += [self.buffers[tensor], *self.sizes.strides(tensor.whole_shape)]
+        head = [len(spatial), len(op.reduce_axis), *extents]
+        if not isinstance(first, Reduce):
+            code = CodeBuilder(axes, self.sizes, self.buffers)
+            body = code.words([op.body[t.value_index] for t in group])
+            return [MAP, *head, 0, *results, *body]
+        if len(group) != 1 or first.kind not in REDUCERS:
+            raise NoGeneralFormError("a reduction of one's own")
+        reducer = REDUCERS.index(first.kind)
+        factors = self._factors(op, first)
+        product = None if factors is None else self._product(axes, op.axis, factors)
+        if product is not None:
+            return [PRODUCT, *head, reducer, *results, *product]
+        code = CodeBuilder(axes, self.sizes, self.buffers)
+        return [REDUCE, *head, reducer, *results, *code.words([first.source])]
+
+    # Products ------------------------------------------------------------------------------------
+
+    def _factors(self, op: te.ComputeOp, sum_of: Reduce) -> tuple[int, PrimExpr, PrimExpr] | None:
+        """The axis of columns, what does not depend on it and what does; None for what is no sum of
+        products of float32, or of few terms."""
+        if sum_of.kind != "sum" or sum_of.dtype != "float32" or not op.axis:
+            return None
+        depth = 1
+        for axis in sum_of.axis:
+            depth *= axis.extent.value if isinstance(axis.extent, IntImm) else SHORT
+        wide = [n for n, a in enumerate(op.axis) if not _is_one(a.extent)]
+        if depth < SHORT or not wide:
+            return None
+        column = wide[-1]
+        parts: tuple[list[PrimExpr], list[PrimExpr]] = ([], [])
+        for factor in _product_of(sum_of.source):
+            parts[op.axis[column].var in free_vars(factor)].append(factor)
+        left, right = (functools.reduce(lambda a, b: a * b, p) if p else None for p in parts)
+        if left is None or right is None:
+            return None
+        reduced = set(sum_of.axis)
+        if not (reduced & set(free_vars(left)) and reduced & set(free_vars(right))):
+            return None
+        return column, left, right
+
+    def _product(
+        self,
+        axes: Sequence[Var],
+        domain: Sequence[IterVar],
+        factors: tuple[int, PrimExpr, PrimExpr],
+    ) -> list[int] | None:
+        """The words of a product; None where each right factor would be made for one row."""
+        column, left, right = factors
+        spatial = [a.var for a in domain]
+        used = set(free_vars(right))
+        roles = [
+            COLUMNS if n == column else BATCH if v in used else ROWS for n, v in enumerate(spatial)
+        ]
+        first = CodeBuilder(axes, self.sizes, self.buffers).words([left])
+        second = CodeBuilder(axes, self.sizes, self.buffers).words([right])
+        weights = self._panels(axes, spatial, column, right)
+        # of the first axis, the batch, most calls have one
+        shared = (
+            r == ROWS and n > 0 and not _is_one(domain[n].extent) for n, r in enumerate(roles)
+        )
+        if weights[0] == 0 and BATCH in roles and not any(shared):
+            return None
+        return [*first, *second, *roles, column, *weights]
+
+    def _panels(
+        self, axes: Sequence[Var], spatial: Sequence[Var], column: int, right: PrimExpr
+    ) -> list[int]:
+        """How weights lie that are packed in panels of columns; all 0 where they do not."""
+        none = [0] * (3 + len(axes) + 1)
+        if not isinstance(right, te.ProducerLoad) or not right.indices:
+            return none
+        *_, last = right.indices
+        shape = right.producer.whole_shape
+        tile = shape[-1]
+        is_packed = (
+            isinstance(last, FloorMod)
+            and last.a is spatial[column]
+            and isinstance(tile, IntImm)
+            and isinstance(last.b, IntImm)
+            and last.b.value == tile.value
+            and tile.value % LANES == 0
+        )
+        if not is_packed or right.producer not in self.buffers:
+            return none
+        assert isinstance(tile, IntImm)
+        panel = Var("panel")
+
+        def change(e: PrimExpr) -> PrimExpr:
+            by_tile = isinstance(e, FloorDiv) and e.a is spatial[column]
+            return panel if by_tile and isinstance(e.b, IntImm) and e.b.value == tile.value else e  # type: ignore[attr-defined]
+
+        indices = [*(rewrite(i, change) for i in right.indices[:-1]), IntImm(0)]
+        code = CodeBuilder([*axes, panel], self.sizes, self.buffers)
+        steps, offset, rest = code.address(indices, shape)
+        if rest or steps[column] != self.sizes.number(0):
+            return none
+        reduced = steps[len(spatial) : len(axes)]
+        return [tile.value, self.buffers[right.producer], steps[-1], *reduced, offset,
+                *steps[: len(spatial)]]  # fmt: skip
+
+
+def _is_one(extent: PrimExpr) -> bool:
+    return isinstance(extent, IntImm) and extent.value == 1
+
+
+def _product_of(expr: PrimExpr) -> list[PrimExpr]:
+    """The factors of a product of floats."""
+    found: list[PrimExpr] = []
+    left = [expr]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mul):
+            left += [each.b, each.a]
+        else:
+            found.append(each)
+    return found
+
+
+__all__ = ["general_form", "general_function"]

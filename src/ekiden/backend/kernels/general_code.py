@@ -1,0 +1,411 @@
+"""The parts of a general form: sizes that are known when a kernel is called, and the code of a
+stage, whose instructions work on strips of elements (runtime/general/general.h).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+
+from ekiden import te
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    And,
+    BinaryExpr,
+    Cast,
+    Div,
+    FloatImm,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    Not,
+    Or,
+    PrimExpr,
+    Select,
+    Sub,
+    Var,
+)
+from ekiden.ir.prim_visitor import children, post_order
+
+
+class NoGeneralFormError(Exception):
+    """Why a kernel has no general form."""
+
+
+# In the order of the enumerations of general.h.
+ELEMENTS = ("float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16",
+            "uint32")  # fmt: skip
+F32, F64, INT = range(3)
+S_CONST, S_SYMBOL = 0, 1
+SIZE_OPS: dict[type[PrimExpr], int] = {
+    kind: number
+    for number, kind in enumerate(
+        (Add, Sub, Mul, Div, FloorDiv, FloorMod, Min, Max, EQ, NE, LT, LE, GT, GE, And, Or), 2
+    )
+}
+S_NOT, S_SELECT = 18, 19
+OPS = (
+    "const", "size", "axis", "load", "add", "sub", "mul", "div", "floordiv", "floormod", "min",
+    "max", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "select", "to_f32", "to_f64",
+    "to_int", "wrap", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "pow",
+    "abs", "floor", "ceil", "round", "trunc", "isnan", "isinf", "fma", "bitwise_and", "bitwise_or",
+    "bitwise_xor",
+)  # fmt: skip
+OP = {name: number for number, name in enumerate(OPS)}
+BINARY: dict[type[PrimExpr], str] = {
+    Add: "add", Sub: "sub", Mul: "mul", Div: "div", FloorDiv: "floordiv", FloorMod: "floormod",
+    Min: "min", Max: "max", EQ: "eq", NE: "ne", LT: "lt", LE: "le", GT: "gt", GE: "ge",
+    And: "and", Or: "or",
+}  # fmt: skip
+OF_FLOATS = frozenset(("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "pow",
+                       "floor", "ceil", "round", "trunc", "isnan", "isinf", "fma"))  # fmt: skip
+OF_INTEGERS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
+SAME = {"nearbyint": "round"}
+GROWS = frozenset(("add", "sub", "mul", "div", "abs"))
+"""What may leave the range of a narrow integer."""
+MOST = {"axes": 16, "loads": 64, "results": 8, "instructions": 1024, "registers": 128}
+MOST_SYMBOLS = 64
+
+
+def element_of(dtype: str) -> int:
+    """The number of an element type. Raises NoGeneralFormError where there is no loop for it."""
+    if dtype not in ELEMENTS:
+        raise NoGeneralFormError(f"elements of {dtype}")
+    return ELEMENTS.index(dtype)
+
+
+def kind_of(dtype: str) -> int:
+    """What a register of a type holds."""
+    return min(element_of(dtype), INT)
+
+
+class Sizes:
+    """Integers that are computed once per call, of the dimensions of the arguments. Equal ones are
+    one."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int, int]] = []
+        self._known: dict[tuple[int, int, int, int], int] = {}
+        self._symbols: dict[Var, int] = {}
+
+    def bind(self, symbol: Var) -> bool:
+        """Name a symbol; whether it is new."""
+        if symbol in self._symbols:
+            return False
+        if len(self._symbols) == MOST_SYMBOLS:
+            raise NoGeneralFormError(f"more than {MOST_SYMBOLS} symbols")
+        self._symbols[symbol] = len(self._symbols)
+        return True
+
+    def number(self, value: int) -> int:
+        """A constant."""
+        return self._row(S_CONST, value)
+
+    def add(self, a: int, b: int) -> int:
+        """A sum of sizes."""
+        return self._folded(SIZE_OPS[Add], a, b, lambda x, y: x + y)
+
+    def mul(self, a: int, b: int) -> int:
+        """A product of sizes."""
+        return self._folded(SIZE_OPS[Mul], a, b, lambda x, y: x * y)
+
+    def product(self, shape: Sequence[PrimExpr]) -> int:
+        """How many elements a shape has."""
+        total = self.number(1)
+        for dim in shape:
+            total = self.mul(total, self.of(dim))
+        return total
+
+    def strides(self, shape: Sequence[PrimExpr]) -> list[int]:
+        """The steps of dimensions that lie in row-major order."""
+        found = [self.number(1)]
+        for dim in reversed(shape[1:]):
+            found.append(self.mul(found[-1], self.of(dim)))
+        return found[: len(shape)][::-1]
+
+    def has(self, expr: PrimExpr) -> bool:
+        """Whether an expression is of symbols and numbers alone."""
+        for each in post_order(expr):
+            if isinstance(each, Var):
+                if each not in self._symbols:
+                    return False
+            elif not (isinstance(each, (IntImm, Not, Select)) or type(each) in SIZE_OPS):
+                return False
+        return True
+
+    def of(self, expr: PrimExpr) -> int:
+        """The number of a size. Raises NoGeneralFormError for what is none."""
+        known: dict[int, int] = {}
+        for each in post_order(expr):
+            known[id(each)] = self._one(each, [known[id(c)] for c in children(each)])
+        return known[id(expr)]
+
+    def _one(self, expr: PrimExpr, inside: Sequence[int]) -> int:
+        match expr:
+            case IntImm(value=value):
+                return self.number(int(value))
+            case Var():
+                if expr not in self._symbols:
+                    raise NoGeneralFormError(f"a size that depends on {expr.name}")
+                return self._row(S_SYMBOL, self._symbols[expr])
+            case Add():
+                return self.add(*inside)
+            case Mul():
+                return self.mul(*inside)
+            case Not():
+                return self._row(S_NOT, *inside)
+            case Select():
+                return self._row(S_SELECT, *inside)
+        if type(expr) not in SIZE_OPS:
+            raise NoGeneralFormError(f"a size by {type(expr).__name__}")
+        return self._row(SIZE_OPS[type(expr)], *inside)
+
+    def _folded(self, op: int, a: int, b: int, by: Callable[[int, int], int]) -> int:
+        left, right = self.rows[a], self.rows[b]
+        if left[0] == right[0] == S_CONST:
+            return self.number(by(left[1], right[1]))
+        return self._row(op, a, b)
+
+    def _row(self, op: int, a: int, b: int = 0, c: int = 0) -> int:
+        row = (op, a, b, c)
+        if row not in self._known:
+            self._known[row] = len(self.rows)
+            self.rows.append(row)
+        return self._known[row]
+
+    def words(self) -> list[int]:
+        """The rows, behind their number."""
+        return [len(self.rows), *(word for row in self.rows for word in row)]
+
+
+Address = tuple[list[int], int, list[tuple[PrimExpr, int]]]
+"""A size per axis, one of the offset, and what more there is to it: expressions, each times a size.
+"""
+
+
+class CodeBuilder:
+    """The code of a stage over some axes. Registers are numbered in the end."""
+
+    def __init__(self, axes: Sequence[Var], sizes: Sizes, buffers: Mapping[te.Tensor, int]) -> None:
+        self.axes = {axis: n for n, axis in enumerate(axes)}
+        self.sizes = sizes
+        self.buffers = buffers
+        self.loads: list[list[int]] = []
+        self.rows: list[list[int]] = []
+        self._made: dict[int, int] = {}
+        self._addresses: dict[int, Address] = {}
+        self._alive: list[PrimExpr] = []
+
+    def words(self, results: Sequence[PrimExpr]) -> list[int]:
+        """The code that computes some values."""
+        made = [self.value(each) for each in results]
+        registers, count = self._registers(made)
+        found = {"axes": len(self.axes), "loads": len(self.loads), "results": len(results),
+                 "instructions": len(self.rows), "registers": count}  # fmt: skip
+        for what, number in found.items():
+            if number > MOST[what]:
+                raise NoGeneralFormError(f"{number} {what}")
+        loads = [word for load in self.loads for word in load]
+        rows = [word for row in self.rows for word in row]
+        return [len(self.loads), *loads, count, len(self.rows), *rows, *registers]
+
+    def value(self, expr: PrimExpr) -> int:
+        """The instruction that computes an expression; those that it needs come first."""
+        stack = [(expr, False)]
+        while stack:
+            each, is_ready = stack.pop()
+            if id(each) in self._made:
+                continue
+            if is_ready:
+                self._made[id(each)] = self._emit(each)
+                continue
+            self._alive.append(each)
+            stack.append((each, True))
+            stack += [(inner, False) for inner in reversed(self._needs(each))]
+        return self._made[id(expr)]
+
+    def _needs(self, expr: PrimExpr) -> list[PrimExpr]:
+        """What must be computed before an expression."""
+        if isinstance(expr, te.ProducerLoad):
+            found = self.address(expr.indices, expr.producer.whole_shape)
+            self._addresses[id(expr)] = found
+            return [each for each, _ in found[2]]
+        if self._is_size(expr):
+            return []
+        return list(children(expr))
+
+    def _is_size(self, expr: PrimExpr) -> bool:
+        is_whole = dt.is_int(expr.dtype) and not isinstance(expr, (Cast, Intrinsic))
+        return is_whole and self.sizes.has(expr)
+
+    def address(self, indices: Sequence[PrimExpr], shape: Sequence[PrimExpr]) -> Address:
+        """Where an element lies in a buffer of a shape."""
+        steps = [self.sizes.number(0)] * len(self.axes)
+        offset = self.sizes.number(0)
+        more: list[tuple[PrimExpr, int]] = []
+        stack = list(zip(indices, self.sizes.strides(shape), strict=True))
+        while stack:
+            expr, scale = stack.pop()
+            match expr:
+                case Var() if expr in self.axes:
+                    at = self.axes[expr]
+                    steps[at] = self.sizes.add(steps[at], scale)
+                case Add(a=a, b=b):
+                    stack += [(a, scale), (b, scale)]
+                case Sub(a=a, b=b):
+                    stack += [(a, scale), (b, self.sizes.mul(scale, self.sizes.number(-1)))]
+                case Mul(a=a, b=b) if self.sizes.has(b):
+                    stack.append((a, self.sizes.mul(scale, self.sizes.of(b))))
+                case Mul(a=a, b=b) if self.sizes.has(a):
+                    stack.append((b, self.sizes.mul(scale, self.sizes.of(a))))
+                case _ if self.sizes.has(expr):
+                    offset = self.sizes.add(offset, self.sizes.mul(scale, self.sizes.of(expr)))
+                case _:
+                    more.append((expr, scale))
+        return steps, offset, more
+
+    # Instructions --------------------------------------------------------------------------------
+
+    def _put(self, op: str, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
+        self.rows.append([OP[op], kind, len(self.rows), a, b, c])
+        return len(self.rows) - 1
+
+    def _emit(self, expr: PrimExpr) -> int:
+        match expr:
+            case te.ProducerLoad():
+                return self._load(expr)
+            case IntImm(value=value):
+                element_of(expr.dtype)
+                return self._put("const", INT, int(value))
+            case FloatImm(value=value):
+                return self._put("const", kind_of(expr.dtype), _bits(value))
+            case Var() if expr in self.axes:
+                return self._put("axis", INT, self.axes[expr])
+            case _ if self._is_size(expr):
+                return self._put("size", INT, self.sizes.of(expr))
+            case Cast():
+                return self._cast(self._made[id(expr.value)], expr.value.dtype, expr.dtype)
+            case Not(a=a):
+                return self._put("not", INT, self._made[id(a)])
+            case Select(condition=c, true_value=a, false_value=b):
+                kind = kind_of(expr.dtype)
+                return self._put("select", kind, *(self._made[id(x)] for x in (c, a, b)))
+            case Intrinsic():
+                return self._intrinsic(expr)
+            case BinaryExpr():
+                return self._binary(expr)
+        raise NoGeneralFormError(f"an expression of {type(expr).__name__}")
+
+    def _load(self, expr: te.ProducerLoad) -> int:
+        if expr.producer not in self.buffers:
+            raise NoGeneralFormError(f"{expr.producer.name} is read before it is there")
+        steps, offset, more = self._addresses[id(expr)]
+        buffer = self.buffers[expr.producer]
+        self.loads.append([buffer, 1, *steps, offset])
+        number, by = len(self.loads) - 1, -1
+        for each, scale in more:
+            term = self._put("mul", INT, self._made[id(each)], self._put("size", INT, scale))
+            by = term if by < 0 else self._put("add", INT, by, term)
+        return self._put("load", kind_of(expr.dtype), number, by)
+
+    def _binary(self, expr: BinaryExpr) -> int:
+        if type(expr) not in BINARY:
+            raise NoGeneralFormError(f"an expression of {type(expr).__name__}")
+        op, kind = BINARY[type(expr)], kind_of(expr.a.dtype)
+        if op in ("floordiv", "floormod") and kind != INT:
+            raise NoGeneralFormError("a floor division of floats")
+        made = self._put(op, kind, self._made[id(expr.a)], self._made[id(expr.b)])
+        return self._narrow(op, made, expr.dtype)
+
+    def _narrow(self, op: str, made: int, dtype: str) -> int:
+        """An integer back in the range of its type."""
+        if op in GROWS and kind_of(dtype) == INT and dtype != "int64":
+            return self._put("wrap", INT, made, element_of(dtype))
+        return made
+
+    def _cast(self, made: int, source: str, target: str) -> int:
+        before, after = kind_of(source), kind_of(target)
+        if before == after:
+            if after != INT or source == target:
+                return made
+            return self._put("wrap", INT, made, element_of(target))
+        if after == INT:
+            return self._put("to_int", before, made, element_of(target))
+        return self._put("to_f32" if after == F32 else "to_f64", before, made)
+
+    def _intrinsic(self, expr: Intrinsic) -> int:
+        name = SAME.get(expr.op, expr.op)
+        args = [self._made[id(a)] for a in expr.args]
+        if name == "likely":
+            return args[0]
+        if name == "if_then_else":
+            return self._put("select", kind_of(expr.dtype), *args)
+        kind = kind_of(expr.args[0].dtype)
+        fits = (
+            name == "abs"
+            or (name in OF_FLOATS and kind != INT)
+            or (name in OF_INTEGERS and kind == INT)
+        )
+        if not fits:
+            raise NoGeneralFormError(f"{expr.op} of {expr.args[0].dtype}")
+        return self._narrow(name, self._put(name, kind, *args), expr.dtype)
+
+    # Registers -----------------------------------------------------------------------------------
+
+    def _registers(self, results: Sequence[int]) -> tuple[list[int], int]:
+        """Numbers of registers in the instructions, those of the results, and how many there are.
+        No instruction writes what it reads.
+        """
+        last = {made: len(self.rows) for made in results}
+        for at, row in enumerate(self.rows):
+            for place in _operands(row):
+                last[row[place]] = max(last.get(row[place], 0), at)
+        free: list[int] = []
+        home: dict[int, int] = {}
+        count = 0
+        for at, row in enumerate(self.rows):
+            if free:
+                home[at] = free.pop()
+            else:
+                home[at], count = count, count + 1
+            operands = {row[place] for place in _operands(row)}
+            for place in _operands(row):
+                row[place] = home[row[place]]
+            row[2] = home[at]
+            free += [home[o] for o in operands if last[o] == at]
+            if at not in last:
+                free.append(home[at])
+        return [home[made] for made in results], count
+
+
+def _operands(row: Sequence[int]) -> tuple[int, ...]:
+    """Where an instruction names what it reads."""
+    name = OPS[row[0]]
+    if name in ("const", "size", "axis"):
+        return ()
+    if name == "load":
+        return (4,) if row[4] >= 0 else ()
+    if name in ("select", "fma"):
+        return (3, 4, 5)
+    if name in BINARY.values() or name == "pow" or name in OF_INTEGERS:
+        return (3, 4)
+    return (3,)
+
+
+def _bits(value: float) -> int:
+    """The bits of a double."""
+    return int(struct.unpack("<q", struct.pack("<d", float(value)))[0])
+
+
+__all__ = ["CodeBuilder", "NoGeneralFormError", "Sizes", "element_of"]

@@ -1,0 +1,142 @@
+"""Convolutions as stages that general kernels run well: padded first, so that what is summed is
+elements at even steps; Winograd's a transform at a time, as one sum over everything, which is what
+they mean, would take as many times longer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from ekiden import te
+from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.topi.nn.conv import conv, guarded, inside
+from ekiden.topi.nn.weights import window_axes
+from ekiden.topi.nn.winograd import TAPS, matrices, matrix_element
+from ekiden.topi.rule.scheduled import replaced
+from ekiden.topi.shape import as_dim
+
+
+def staged(outputs: list[te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
+    """The outputs with convolutions taken apart, and the computations that must be stored. Of one
+    convolution at most: the others of a kernel stay as they are."""
+    for tensor in te.post_order_tensors(outputs):
+        if tensor.op.tag == "winograd_conv2d":
+            made, kept = _winograd(tensor)
+            return replaced(outputs, tensor, made), kept
+        if _is_padded(tensor):
+            made, kept = _padded(tensor)
+            return replaced(outputs, tensor, made), kept
+    return outputs, []
+
+
+def _is_padded(tensor: te.Tensor) -> bool:
+    """Whether this is a convolution (of topi.nn.conv) of data with padding."""
+    attrs = tensor.op.attrs
+    layout = str(attrs.get("data_layout", ""))
+    is_conv = {"kernel_layout", "padding", "dilation", "out_layout"} <= set(attrs)
+    return is_conv and layout.isalpha() and any(cast("Sequence[int]", attrs["padding"]))
+
+
+def _padded(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
+    """out = conv(pad(data)), which reads nothing outside."""
+    attrs = tensor.op.attrs
+    data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
+    layout, padding = str(attrs["data_layout"]), cast("Sequence[int]", attrs["padding"])
+    axes = window_axes(layout)
+    before = {layout.index(axis): padding[n] for n, axis in enumerate(axes)}
+    after = {layout.index(axis): padding[len(axes) + n] for n, axis in enumerate(axes)}
+    shape = [d + (before.get(n, 0) + after.get(n, 0)) for n, d in enumerate(data.shape)]
+
+    def pad(*at: Var) -> PrimExpr:
+        indices = [i - before.get(n, 0) for n, i in enumerate(at)]
+        held = [c for n in before for c in inside(indices[n], data.shape[n], True, True)]
+        return guarded(data, indices, held, const(0, data.dtype))
+
+    padded = te.compute(shape, pad, name="padded")
+    kernel_layout = str(attrs["kernel_layout"])
+    made = conv(
+        padded,
+        weight,
+        cast("Sequence[int]", attrs["strides"]),
+        0,
+        cast("Sequence[int]", attrs["dilation"]),
+        cast(int, attrs["groups"]),
+        layout,
+        kernel_layout,
+        tensor.dtype,
+        None if kernel_layout.isalpha() else cast(int, attrs["channels"]),
+        str(attrs["out_layout"]),
+    )
+    return made, [padded]
+
+
+def _matrix(values: object, name: str) -> te.Tensor:
+    rows, columns = values.shape  # type: ignore[attr-defined]
+    return te.compute(
+        (as_dim(rows), as_dim(columns)),
+        lambda i, j: matrix_element(values, i, j, "float32"),  # type: ignore[arg-type]
+        name=name,
+    )
+
+
+def _winograd(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
+    """out = A (U * (B d B')) A', a factor of each transform at a time."""
+    attrs = tensor.op.attrs
+    data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
+    m = cast(int, attrs["m"])
+    top, left = cast("Sequence[int]", attrs["padding"])[:2]
+    a_values, b_values, _ = matrices(m)
+    a, b = _matrix(a_values, "winograd_a"), _matrix(b_values, "winograd_b")
+    size, tile = m + TAPS - 1, weight.shape[3]
+    n, height, width, depth = data.shape
+    _, rows, columns, channels = tensor.shape
+    down, across = (rows + (m - 1)) // m, (columns + (m - 1)) // m
+
+    def pad(image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
+        held = inside(y - top, height, True, True) + inside(x - left, width, True, True)
+        return guarded(data, (image, y - top, x - left, c), held, const(0, data.dtype))
+
+    around = (n, down * m + (TAPS - 1), across * m + (TAPS - 1), depth)
+    padded = te.compute(around, pad, name="winograd_padded")
+
+    def half(u: Var, j: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
+        i = te.reduce_axis((0, size), "i")
+        return te.sum(b[u, i] * padded[image, y * m + i, x * m + j, c], i)
+
+    shape = (as_dim(size), as_dim(size), n, down, across, depth)
+    rows_done = te.compute(shape, half, name="winograd_rows")
+
+    def whole(u: Var, v: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
+        j = te.reduce_axis((0, size), "j")
+        return te.sum(b[v, j] * rows_done[u, j, image, y, x, c], j)
+
+    inner = te.compute(shape, whole, name="winograd_inner")
+
+    def multiply(u: Var, v: Var, image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+        c = te.reduce_axis((0, depth), "c")
+        factor = weight[u * size + v, o // tile, c, o % tile]
+        return te.sum(inner[u, v, image, y, x, c] * factor, c)
+
+    products = te.compute((*shape[:-1], channels), multiply, name="winograd_products")
+
+    def back(i: Var, v: Var, image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+        u = te.reduce_axis((0, size), "u")
+        return te.sum(a[i, u] * products[u, v, image, y, x, o], u)
+
+    some = te.compute((as_dim(m), *shape[1:-1], channels), back, name="winograd_back")
+
+    def both(image: Var, y: Var, i: Var, x: Var, j: Var, o: Var) -> PrimExpr:
+        v = te.reduce_axis((0, size), "v")
+        return te.sum(a[j, v] * some[i, v, image, y, x, o], v)
+
+    tiles = te.compute(
+        (n, down, as_dim(m), across, as_dim(m), channels), both, name="winograd_tiles"
+    )
+
+    def result(image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+        return tiles[image, y // m, y % m, x // m, x % m, o]
+
+    return te.compute(tensor.shape, result, name="winograd"), [a, b, padded]
+
+
+__all__ = ["staged"]

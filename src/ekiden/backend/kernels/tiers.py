@@ -1,0 +1,103 @@
+"""Which kernels are general at first, and the fork of this process that makes their own code.
+
+A compilation with tiers decides for each kernel that the cache has not: it has a general form,
+which needs no compiler, or it is compiled at once. Then it forks. The parent goes on with the
+general forms; the child, with the same program in memory, compiles these kernels, sends each as
+soon as it is made, and goes on to what a compilation without tiers gives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ekiden.arith import simplify
+from ekiden.backend.kernels.facts import unpacked
+from ekiden.backend.kernels.flops import count_flops
+from ekiden.backend.kernels.general import general_form
+from ekiden.codegen.background import Background
+from ekiden.codegen.build import unpack_code
+from ekiden.codegen.cache import KernelCache
+from ekiden.codegen.parallel import Progress, Task, compile_tasks
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.relay.expr import Function
+from ekiden.relay.transform.manifest_alloc import tensor_types
+from ekiden.target import Target
+
+LOG = logging.getLogger(__name__)
+USUAL = 64
+"""What a dimension that is not known counts as, where kernels are put into an order."""
+
+
+@dataclass(eq=False, slots=True)
+class Tiers:
+    """What a compilation with tiers has decided."""
+
+    general: dict[str, bytes] = field(default_factory=dict)
+    """Name of a kernel -> its general form."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Name of a kernel that was compiled at once -> why it has no general form."""
+    job: Background | None = None
+    """Who makes their own code; None where every kernel has its own."""
+
+    @property
+    def is_general(self) -> bool:
+        """Whether this process goes on with general kernels."""
+        return self.job is not None and not self.job.is_child
+
+    def compile(
+        self,
+        tasks: Sequence[Task],
+        forms: Sequence[Function],
+        targets: Sequence[Target],
+        cache: KernelCache,
+        progress: Progress | None,
+    ) -> dict[str, bytes]:
+        """The code of those tasks that have it, by key: of all of them in the child."""
+        rows = {t.key: (t, form, to) for t, form, to in zip(tasks, forms, targets, strict=True)}
+        for task, form, target in rows.values():
+            if cache.get(task.key) is None:
+                made_of = general_form(form, target)
+                if isinstance(made_of, bytes):
+                    self.general[task.name] = made_of
+                else:
+                    self.reasons[task.name] = made_of
+        for name, reason in self.reasons.items():
+            LOG.debug("kernel %s is compiled at once: %s", name, reason)
+        at_once = [t for t in tasks if t.name not in self.general]
+        kept = compile_tasks(at_once, cache, progress)
+        if not self.general:
+            return kept
+        self.job = job = Background.begin()
+        if not job.is_child:
+            return kept
+        counts = {key: sum(t.key == key for t in tasks) for key in rows}
+        later = [key for key, (task, _, _) in rows.items() if task.name in self.general]
+        later.sort(key=lambda key: -counts[key] * work_of(rows[key][1]))
+        self.general = {}
+
+        def made(task: Task, code: bytes) -> None:
+            _, own = unpacked(code)
+            objects, kernels = unpack_code(own)
+            assert not kernels, "kernels of devices have no general form"
+            job.send(("kernel", task.name, objects))
+
+        found = kept | compile_tasks([rows[key][0] for key in later], cache, None, made)
+        return {key: found[key] for key in rows}  # in the order of a compilation without tiers
+
+
+def work_of(function: Function) -> int:
+    """How much a kernel does, roughly: what its general form loses grows with it."""
+    elements = [d for t in tensor_types(function.body.checked_type) for d in t.shape]
+    total: PrimExpr = count_flops(function)
+    size: PrimExpr = IntImm(1, "int64")
+    for each in elements:
+        size = size * each
+    whole = total + size
+    found = simplify(substitute(whole, {v: IntImm(USUAL, v.dtype) for v in free_vars(whole)}))
+    return found.value if isinstance(found, IntImm) else 0
+
+
+__all__ = ["Tiers", "work_of"]

@@ -1,0 +1,207 @@
+"""General kernels against what operators mean: the interpreter's results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ekiden import relay
+from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.general import general_form, general_function
+from ekiden.ir import IRModule
+from ekiden.ir.prim import SizeVar
+from ekiden.relay.expr import Expr, Function
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.transform import InferType
+from ekiden.runtime import num_threads
+from ekiden.target import Target
+from ekiden.topi.nn.winograd import transform_weight
+
+pytestmark = pytest.mark.quick
+TARGET = Target("llvm")
+RNG = np.random.default_rng(0)
+
+
+def data(*shape: int, dtype: str = "float32") -> np.ndarray:
+    if dtype.startswith("float"):
+        return RNG.standard_normal(shape).astype(dtype)
+    return RNG.integers(0 if dtype.startswith("u") else -100, 100, shape).astype(dtype)
+
+
+def fused(body: Expr) -> Function:
+    """A primitive function of an expression."""
+    function = Function(relay.analysis.free_vars(body), body)
+    made = InferType()(IRModule.from_expr(function))["main"]
+    assert isinstance(made, Function)
+    return made.with_attr("Primitive", 1)
+
+
+def v(name: str, *shape: int, dtype: str = "float32") -> relay.Var:
+    return relay.var(name, shape=shape, dtype=dtype)
+
+
+def check(body: Expr, *arrays: np.ndarray, tolerance: float = 1e-5) -> None:
+    """A general kernel gives what the interpreter does."""
+    function = fused(body)
+    form = general_form(canonicalize(function), TARGET)
+    assert isinstance(form, bytes), form
+    plain = Function(function.params, function.body)
+    expected = np.asarray(Interpreter(IRModule.from_expr(plain)).evaluate("main", *arrays))
+    found = np.full(expected.shape, 7, expected.dtype)
+    general_function(form)(*map(np.ascontiguousarray, arrays), found)
+    if expected.dtype.kind == "f":
+        scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * scale)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+A, B = data(5, 3, 33), data(5, 3, 33)
+SPECIAL = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, 1e38, -3.5, 2.5, 88.5], "float32")
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "maximum", "minimum",
+                                  "less", "equal", "greater_equal"])  # fmt: skip
+def test_two_arrays(name: str) -> None:
+    check(getattr(relay, name)(v("a", 5, 3, 33), v("b", 33)), A, B[0, 0])
+    check(getattr(relay, name)(v("a", 10), v("b", 10)), SPECIAL, SPECIAL[::-1])
+
+
+@pytest.mark.parametrize(
+    "name", ["exp", "tanh", "sigmoid", "sqrt", "rsqrt", "erf", "floor", "ceil", "round", "trunc",
+             "abs", "log", "sin", "cos", "isnan", "isinf", "negative"]
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_functions(name: str, dtype: str) -> None:
+    operator = getattr(relay, name)
+    check(operator(v("a", 5, 99, dtype=dtype)), A.reshape(5, 99).astype(dtype))
+    if name not in ("sin", "cos"):
+        check(operator(v("a", 10, dtype=dtype)), SPECIAL.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint32"])
+@pytest.mark.parametrize("name", ["add", "multiply", "subtract", "floor_divide", "maximum"])
+def test_integers_wrap(name: str, dtype: str) -> None:
+    a, b = data(4, 300, dtype=dtype), data(4, 300, dtype=dtype)
+    b[b == 0] = 3
+    check(getattr(relay, name)(v("a", 4, 300, dtype=dtype), v("b", 4, 300, dtype=dtype)), a, b)
+
+
+def test_quotients_of_large_numbers_are_exact() -> None:
+    ends = np.array([2**52 - 1, -(2**52) + 1, 2**53 + 1, 2**62 + 3, -(2**62) - 3, 7, -7], "int64")
+    a, b = np.repeat(ends, 4), np.tile(np.array([3, -3, 7, 2**31 + 1]), 7)
+    for name in ("floor_divide", "floor_mod"):
+        operator = getattr(relay, name)
+        check(operator(v("a", 28, dtype="int64"), v("b", 28, dtype="int64")), a, b)
+        check(operator(v("a", 4, dtype="int64"), v("b", 4, dtype="int64")), a[:4], b[:4])
+
+
+@pytest.mark.parametrize("source", ["float32", "float64", "int32", "uint8", "bool"])
+@pytest.mark.parametrize("target", ["float32", "float64", "int8", "int32", "int64", "bool"])
+def test_conversions(source: str, target: str) -> None:
+    given = (data(7, 50) * 20).astype(source)
+    check(relay.cast(v("a", 7, 50, dtype=source), target), given)
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "min", "prod", "mean"])
+@pytest.mark.parametrize("axis", [(0,), (2,), (0, 2), (1, 2), None])
+def test_reductions(name: str, axis: tuple[int, ...] | None) -> None:
+    given = data(3, 4, 700)[:, :, : 700 if name != "prod" else 9]
+    check(getattr(relay, name)(v("a", *given.shape), axis=axis), given)
+    if axis == (2,) and name in ("sum", "max"):
+        check(getattr(relay, name)(v("a", 3, 4, 0), axis=(1,)), data(3, 4, 0))
+
+
+def test_movement() -> None:
+    a = v("a", 5, 3, 33)
+    check(relay.transpose(a, (2, 0, 1)), A)
+    check(relay.reshape(a, (11, 45)), A)
+    check(relay.reverse(a, axis=2), A)
+    check(relay.strided_slice(a, (1, 0, 2), (5, 3, 33), (2, 1, 5)), A)
+    check(relay.argmax(a, axis=1), A)
+    check(relay.nn.pad(a, ((1, 2), (0, 0), (3, 1)), pad_value=4), A)
+    check(relay.concatenate([a, v("b", 5, 3, 33), a], axis=1), A, B)
+    check(relay.where(relay.less(a, v("b", 5, 3, 33)), a, relay.const(1.0)), A, B)
+    check(relay.take(a, v("i", 4, dtype="int64"), axis=1, mode="clip"), A, np.array([2, 0, 9, -1]))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 13, 100])
+def test_products(rows: int) -> None:
+    a, b = data(rows, 37), data(37, 45)
+    check(relay.nn.matmul(v("a", rows, 37), v("b", 37, 45)), a, b)
+    check(relay.nn.dense(v("a", rows, 37), v("b", 45, 37)), a, b.T)
+    left, right = data(3, rows, 20), data(3, 20, 50)
+    batched = relay.nn.batch_matmul(
+        v("a", 3, rows, 20), v("b", 3, 20, 50), transpose_a=False, transpose_b=False
+    )
+    check(batched, left, right)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
+def test_convolutions(groups: int, strides: tuple[int, int]) -> None:
+    x, w = data(2, 8, 9, 7), data(32, 8 // groups, 3, 3)
+    conv = relay.nn.conv2d(
+        v("x", *x.shape), v("w", *w.shape), strides=strides, padding=(1, 0, 2, 1), groups=groups,
+        channels=32, kernel_size=(3, 3), dilation=(1, 2),
+    )  # fmt: skip
+    check(relay.nn.relu(conv), x, w)
+
+
+@pytest.mark.parametrize("size", [(12, 12), (9, 14)])
+@pytest.mark.parametrize("tile", [16, 32])
+def test_packed_and_winograd_weights(size: tuple[int, int], tile: int) -> None:
+    x, w = data(1, *size, 16), data(40, 16, 3, 3)
+    count = -(-40 // tile)
+    whole = np.zeros((count * tile, 16, 3, 3), "float32")
+    whole[:40] = w
+    packed = whole.reshape(count, tile, 16, 3, 3).transpose(0, 3, 4, 2, 1)
+    conv = relay.nn.conv2d(
+        v("x", *x.shape), v("w", *packed.shape), padding=(1, 1), channels=40, kernel_size=(3, 3),
+        data_layout="NHWC", kernel_layout=f"OHWI{tile}o",
+    )  # fmt: skip
+    check(conv, x, packed)
+    for m in (2, 4):
+        points = transform_weight(w, m, tile)
+        conv = relay.nn.contrib_conv2d_winograd_without_weight_transform(
+            v("x", *x.shape), v("w", *points.shape), m, 40, (1, 1, 1, 1)
+        )
+        check(relay.nn.relu(conv), x, points, tolerance=1e-4)
+
+
+def test_one_thread_and_many(request: pytest.FixtureRequest) -> None:
+    before = num_threads()
+    request.addfinalizer(lambda: num_threads(before))
+    for number in (1, 5):
+        num_threads(number)
+        check(relay.nn.dense(v("a", 70, 300), v("b", 200, 300)), data(70, 300), data(200, 300))
+        check(relay.sum(v("a", 50, 1000), axis=1), data(50, 1000))
+
+
+def test_sizes_of_any_call() -> None:
+    x, w = relay.var("x", shape=(SizeVar("n"), 24)), v("w", 40, 24)
+    form = general_form(canonicalize(fused(relay.nn.relu(relay.nn.dense(x, w)))), TARGET)
+    assert isinstance(form, bytes)
+    run, weight = general_function(form), data(40, 24)
+    for rows in (0, 1, 6, 50):
+        given, out = data(rows, 24), np.zeros((rows, 40), "float32")
+        run(given, weight, out)
+        np.testing.assert_allclose(out, np.maximum(given @ weight.T, 0), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="general kernel: argument 2 has another shape"):
+        run(data(3, 24), weight, np.zeros((4, 40), "float32"))
+    with pytest.raises(TypeError, match="general kernel: argument 0 has another dtype"):
+        run(data(3, 24, dtype="float64"), weight, np.zeros((3, 40), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (relay.sqrt(v("a", 3, dtype="float16")), "elements of float16"),
+        (relay.take(v("a", 9), v("i", 4, dtype="int64"), mode="raise"), "indices are checked"),
+        (relay.cumsum(v("a", 3, 4), axis=1), "is made of statements"),
+    ],
+)
+def test_what_has_no_general_form_says_why(body: Expr, why: str) -> None:
+    found = general_form(canonicalize(fused(body)), TARGET)
+    assert isinstance(found, str) and why in found
