@@ -12,7 +12,7 @@ from dataclasses import replace
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.prim import PrimExpr, Var
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import Allocate, Block, For, IterVar, LetStmt, PrimFunc, Stmt
+from ekiden.tir.stmt import Allocate, Block, DeclBuffer, For, IterVar, LetStmt, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, rename, walk, with_body
 
 
@@ -23,7 +23,7 @@ def bound(stmt: Stmt) -> tuple[Var | Buffer, ...]:
             return (stmt.loop_var,)
         case LetStmt():
             return (stmt.var,)
-        case Allocate():
+        case Allocate() | DeclBuffer():
             return (stmt.buffer,)
         case Block():
             return tuple(i.var for i in stmt.iter_vars)

@@ -35,6 +35,11 @@ class Buffer(Node):
         offset = () if self.elem_offset is None else (self.elem_offset,)
         return (*self.shape, *self.strides, *offset)
 
+    @property
+    def data(self) -> BufferAddress:
+        """Its address: what `T.decl_buffer(shape, data=A.data)` lays another buffer over."""
+        return BufferAddress(self)
+
     def access_ptr(
         self,
         access: str = "rw",

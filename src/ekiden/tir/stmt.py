@@ -1,7 +1,7 @@
 """Statements of loop programs.
 
-Stmt = BufferStore | For | While | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate |
-       AssertStmt | Prefetch | BlockRealize
+Stmt = BufferStore | For | While | SeqStmt | IfThenElse | LetStmt | Allocate | DeclBuffer |
+       Evaluate | AssertStmt | Prefetch | BlockRealize
 Scheduled programs (te.create_prim_func, Schedule) contain BlockRealize; lowering removes it. Code
 generators take the rest.
 """
@@ -132,6 +132,27 @@ class Allocate(Stmt):
 
     buffer: Buffer = binding()
     body: Stmt
+
+
+@node("tir.DeclBuffer")
+class DeclBuffer(Stmt):
+    """A buffer in body that has no memory of its own: it lies in that of `source`.
+
+    With `mins` and `extents`, one for each axis of the source, it is that part of it: its axes are
+    the last ones, those before are one element wide. Without, it begins at the source's first
+    element, and elements follow each other as its shape (or strides) says.
+    """
+
+    buffer: Buffer = binding()
+    source: Buffer
+    mins: tuple[PrimExpr, ...]
+    extents: tuple[PrimExpr, ...]
+    body: Stmt
+
+    @property
+    def region(self) -> tuple[Range, ...]:
+        """The part of the source, or ()."""
+        return tuple(map(Range.from_min_extent, self.mins, self.extents))
 
 
 @node("tir.Evaluate")

@@ -39,6 +39,7 @@ from ekiden.tir.stmt import (
     Block,
     BlockRealize,
     BufferStore,
+    DeclBuffer,
     For,
     ForKind,
     IfThenElse,
@@ -137,6 +138,8 @@ class _Verifier:
                 self.conditions += _is_conditional(s)
             case Allocate():
                 self.unwritten.add(s.buffer)
+            case DeclBuffer():
+                self.unwritten.discard(s.source)  # what is written through a view is not followed
             case IfThenElse() | While():
                 self.conditions += 1
         return _Leave(s, defined)
@@ -159,6 +162,9 @@ class _Verifier:
                 return (s.var,)
             case Allocate():
                 return (s.buffer,)
+            case DeclBuffer():
+                layout = (*s.buffer.strides, s.buffer.elem_offset)
+                return (s.buffer, *(v for v in layout if isinstance(v, Var)))
             case Block():
                 return tuple(i.var for i in s.iter_vars)
             case _:

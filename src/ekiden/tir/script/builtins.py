@@ -109,6 +109,13 @@ class DType:
         return f"T.{self.dtype}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EnvThread:
+    """`T.env_thread("threadIdx.x")`: an axis that `T.launch_thread` gives an extent."""
+
+    axis: str
+
+
 class Form:
     """Something that only means anything where a script is parsed."""
 
@@ -319,7 +326,8 @@ _NAMES: dict[str, Callable[..., PrimExpr]] = {
 
 _FORMS = (
     "grid serial parallel vectorized unroll thread_binding block init axis where reads writes "
-    "block_attr func_attr alloc_buffer match_buffer LetStmt meta_var prefetch"
+    "block_attr func_attr alloc_buffer allocate decl_buffer match_buffer launch_thread LetStmt "
+    "meta_var prefetch"
 )
 
 
@@ -332,7 +340,6 @@ class Namespace:
     def __init__(self) -> None:
         for name in _FORMS.split():
             setattr(self, name, Form(name))
-        self.decl_buffer = self.allocate = self.alloc_buffer
         for function in (
             Any, Broadcast, Buffer, Not, Ramp, Select, VectorReduce, call_extern, call_intrin,
             ceildiv, evaluate, infinity, max_value, min_value, truncmod,
@@ -340,6 +347,7 @@ class Namespace:
             setattr(self, function.__name__, function)
         for name, made in _NAMES.items():
             setattr(self, name, made)
+        self.env_thread = EnvThread
 
     def __getattr__(self, name: str) -> object:
         if name in intrinsic.INTRINSICS:

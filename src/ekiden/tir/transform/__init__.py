@@ -32,6 +32,7 @@ from ekiden.tir.transform.pipeline import (
     InjectVirtualThread,
     LoopPartition,
     LowerIntrin,
+    LowerMatchBuffer,
     LowerOpaqueBlock,
     RemoveNoOp,
     Simplify,
@@ -48,6 +49,7 @@ from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
 from ekiden.tir.transform.unroll_loops import unroll_loops
 from ekiden.tir.transform.vectorize_loops import vectorize_loops
+from ekiden.tir.views import lower_match_buffer
 
 __all__ = [
     "PASSES",
@@ -64,6 +66,7 @@ __all__ = [
     "InjectVirtualThread",
     "LoopPartition",
     "LowerIntrin",
+    "LowerMatchBuffer",
     "LowerOpaqueBlock",
     "RemoveNoOp",
     "Simplify",
@@ -83,6 +86,7 @@ __all__ = [
     "lower",
     "lower_blocks",
     "lower_intrinsics",
+    "lower_match_buffer",
     "numbers_as_tensors",
     "prim_func_pass",
     "remove_no_op",

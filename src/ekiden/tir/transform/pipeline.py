@@ -36,6 +36,7 @@ from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
 from ekiden.tir.transform.unroll_loops import unroll_loops
 from ekiden.tir.transform.vectorize_loops import vectorize_loops
+from ekiden.tir.views import lower_match_buffer
 
 _function_pass = prim_func_pass = function_pass_over(PrimFunc)
 """The decorator of passes over loop programs: (function, module, context) -> function."""
@@ -89,6 +90,7 @@ def BindTarget(target: Target) -> Pass:  # noqa: N802
 
 
 # fmt: off
+LowerMatchBuffer        = _factory("LowerMatchBuffer",        lower_match_buffer)
 LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
 CompactBufferAllocation = _factory("CompactBufferAllocation", compact_buffers)
 AlignStorage            = _factory("AlignStorage",            align_storage)
@@ -109,6 +111,7 @@ Simplify                = _factory("Simplify",                simplify)
 SplitHostDevice         = _module_factory("SplitHostDevice",  split_host_device)
 
 PASSES: list[Pass] = [
+    LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     LowerOpaqueBlock(),
     CompactBufferAllocation(),
     AlignStorage(),         # once buffers have their shapes
@@ -126,6 +129,7 @@ PASSES: list[Pass] = [
     RemoveNoOp(),           # but for names that nothing uses in the end
 ]
 BEFORE_SPLIT: list[Pass] = [
+    LowerMatchBuffer(),
     LowerOpaqueBlock(),
     CompactBufferAllocation(),
     AlignStorage(),
@@ -144,6 +148,7 @@ AFTER_SPLIT: list[Pass] = [
 ]
 """For the parts of such a program. Compilers of devices hoist and reuse memory themselves."""
 TILED_PASSES: list[Pass] = [
+    LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     FlattenBuffer(),
     LowerSmallTypes(),
     LowerIntrin(),
@@ -153,6 +158,7 @@ with their addresses grouped; hoisting would only raise the number of live value
 the compile time).
 """
 MIXED_PASSES: list[Pass] = [
+    LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     LowerOpaqueBlock(),
     FlattenBuffer(),
     LowerSmallTypes(),
