@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import (
     Add,
     AnyDim,
@@ -18,6 +19,7 @@ from ekiden.ir.prim import (
     Mul,
     PrimExpr,
     SizeVar,
+    StringImm,
     Var,
     cast,
     const,
@@ -74,6 +76,15 @@ def stored_value(s: BufferStore) -> PrimExpr:
             if isinstance(old, BufferLoad) and old.buffer is s.buffer and isinstance(product, Mul):
                 return Intrinsic("fma", (product.a, product.b, old), update.dtype)
     return update
+
+
+def check_compiled(e: Intrinsic) -> None:
+    """Raises CompileError for a call that no code generator has."""
+    if row_of(e.op).is_compiled:
+        return
+    called = repr(e.args[0].value) if e.args and isinstance(e.args[0], StringImm) else ""
+    hint = "; T.call_packed calls a packed function" if e.op == "call_extern" else ""
+    raise CompileError(f"no code generator has the call {e.op} {called}".rstrip() + hint)
 
 
 def dtype_word(dtype: str) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import PrimExpr, Var, cast, const, convert
+from ekiden.ir.prim import PrimExpr, Var, cast, const, convert, is_const
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, DeclBuffer, LetStmt, Prefetch, PrimFunc, Stmt
@@ -75,6 +75,14 @@ class _Resolving(ExprRewriter):
 
     def _address(self, e: BufferAddress) -> PrimExpr:
         view = self._view
+        if view.mins and len(e.indices) == 1 < len(view.buffer.shape):
+            begin = e.indices[0]
+            if not is_const(begin, 0) and begin is not view.buffer.elem_offset:
+                raise CompileError(
+                    f"buffer {view.buffer.name!r}: elements of a part of {view.source.name!r} do"
+                    " not follow each other; an address within it needs an index for each axis"
+                )
+            return e.with_fields(buffer=view.source, indices=view.mins, extents=view.extents)
         if e.indices:
             ones = (const(1),) * (len(view.mins) - len(e.indices))
             extents = (*ones, *e.extents) if e.extents else ()

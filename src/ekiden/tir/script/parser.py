@@ -62,6 +62,8 @@ class FunctionParser(BlockReader):
         """What T.allocate made, and the buffers declared over it."""
         self.threads: dict[script.EnvThread, Var] = {}
         """The variables of thread axes that T.launch_thread launches."""
+        self.offsets: set[str] = set()
+        """The buffers whose offset the text asks for."""
         self.attrs: dict[str, object] | None = None
 
     # Functions.
@@ -70,6 +72,13 @@ class FunctionParser(BlockReader):
         """A function with its decorator taken off. Raises ParseError."""
         if node.args.posonlyargs or node.args.kwonlyargs or node.args.vararg or node.args.kwarg:
             self.fail(node, "a prim_func takes plain parameters only")
+        self.offsets = {
+            each.value.id
+            for each in ast.walk(node)
+            if isinstance(each, ast.Attribute)
+            and each.attr == "elem_offset"
+            and isinstance(each.value, ast.Name)
+        }
         given = [self._parameter(each) for each in node.args.args]
         body = self.body(node.body)
         matched = {handle: buffer for handle, buffer in self.handles.items() if buffer is not None}
@@ -310,6 +319,10 @@ class FunctionParser(BlockReader):
             lambda: script.Buffer(*values, **named, name=name),  # type: ignore[arg-type]
         )
         assert isinstance(made, Buffer)
+        if name in self.offsets and made.elem_offset is None:
+            is_free = "offset_factor" in named
+            offset = Var(f"{name}_elem_offset") if is_free else const(0)
+            made = made.with_fields(elem_offset=offset)
         return made
 
     def _match_buffer(self, node: ast.AST, name: str, given: Arguments) -> _Opened:
@@ -418,9 +431,9 @@ class FunctionParser(BlockReader):
 
     def _bounds(self, node: ast.AST, given: Arguments) -> tuple[PrimExpr, PrimExpr]:
         parts = [self.evaluator.value(a) for a in given.args]
-        if len(parts) == 3 and isinstance(parts[2], str):  # the thread axis
-            given.keywords.setdefault("thread", given.args[2])
-            del parts[2]
+        if len(parts) > 1 and isinstance(parts[-1], str):  # the thread axis
+            given.keywords.setdefault("thread", given.args[-1])
+            del parts[-1]
         extent = given.keywords.get("extent")
         if extent is not None and len(parts) == 1:
             size = self.evaluator.expr(extent, "int64")
