@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.node import Node, binding, freeze, ignored, node
-from ekiden.ir.prim import AnyDim, PrimExpr, Var, const, convert
+from ekiden.ir.prim import AnyDim, ExprLike, PrimExpr, Var, const, convert
 from ekiden.ir.range import Range
 from ekiden.ir.span import Span
 from ekiden.runtime.html import PYTHON, coloured, styled
@@ -224,6 +224,33 @@ class IterVar(Node):
     Vectorized: ClassVar[int] = 6
     Parallelized: ClassVar[int] = 7
     Tensorized: ClassVar[int] = 8
+
+    def __add__(self, other: ExprLike) -> PrimExpr:
+        return self.var + other
+
+    def __radd__(self, other: ExprLike) -> PrimExpr:
+        return other + self.var
+
+    def __sub__(self, other: ExprLike) -> PrimExpr:
+        return self.var - other
+
+    def __rsub__(self, other: ExprLike) -> PrimExpr:
+        return other - self.var
+
+    def __mul__(self, other: ExprLike) -> PrimExpr:
+        return self.var * other
+
+    def __rmul__(self, other: ExprLike) -> PrimExpr:
+        return other * self.var
+
+    def __floordiv__(self, other: ExprLike) -> PrimExpr:
+        return self.var // other
+
+    def __mod__(self, other: ExprLike) -> PrimExpr:
+        return self.var % other
+
+    def __lt__(self, other: ExprLike) -> PrimExpr:
+        return self.var < other
 
     @property
     def dom(self) -> Range | None:
