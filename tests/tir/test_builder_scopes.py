@@ -45,3 +45,25 @@ def test_other_attributes_are_refused() -> None:
     ib = tir.ir_builder.create()
     with pytest.raises(ValueError, match="scope_attr 'coproc_scope': expected thread_extent"):
         ib.scope_attr(te.thread_axis("cop"), "coproc_scope", 1)
+
+
+def test_loops_of_known_extents_are_cut_unless_told_otherwise() -> None:
+    ib = tir.ir_builder.create()
+    result = tir.decl_buffer((19,), "int64", "B")
+    target = ib.buffer_ptr(result)
+    with ib.for_range(0, 5, "i") as i, ib.for_range(0, 4, "j") as j:
+        at = i * 4 + j
+        with ib.if_scope(ib.likely(at < 19)):
+            target[at] = at
+    func = tir.PrimFunc((result,), ib.get(), {"global_symbol": "f"})
+    module = ekiden.IRModule({"f": func})
+    for is_cut in (True, False):
+        with ekiden.transform.PassContext(
+            config={"tir.LoopPartition": {"partition_const_loop": is_cut}}
+        ):
+            made = tir.transform.LoopPartition()(module)["f"]
+        assert isinstance(made, tir.PrimFunc)
+        assert ("if " not in made.script()) == is_cut, made
+        found = np.zeros(19, "int64")
+        ekiden.build(made, target="llvm")(found)
+        np.testing.assert_array_equal(found, np.arange(19))

@@ -163,6 +163,13 @@ UNROLL = register_option(
         "auto_max_extent": Option(int, 0, "those of at most so many turns"),
     },
 )
+LOOP_PARTITION = register_option(
+    "tir.LoopPartition",
+    dict,
+    {},
+    "which loops are cut into parts whose conditions are decided",
+    {"partition_const_loop": Option(bool, True, "those whose extent is a number, too")},
+)
 
 
 def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> object:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
     Add,
     AnyDim,
@@ -180,6 +181,10 @@ class IRBuilder:
         buffer = Buffer(name, tuple(convert(d, "int64") for d in many), dtype, scope)
         self._rest_of_scope(lambda body: Allocate(buffer, body))
         return BufferVar(self, buffer)
+
+    def likely(self, expr: ExprLike) -> PrimExpr:
+        """A condition that loop partition makes true where it can: what cuts off a rest."""
+        return call_intrin("likely", convert(expr))
 
     def pointer(self, content_type: str, name: str = "ptr", scope: str = "") -> BufferVar:
         """A buffer of as many elements as its caller gives: a parameter of one dimension."""

@@ -72,7 +72,7 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
     ]
     while stack:
         s, loops, values, conditions = stack.pop()
-        if isinstance(s, DeclBuffer):
+        while isinstance(s, DeclBuffer):
             s = resolved(s)
         for e in post_order(*expressions(s)):
             match e:

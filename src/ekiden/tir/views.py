@@ -15,8 +15,8 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, cast, const, convert, is_const
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp
-from ekiden.tir.stmt import BufferStore, DeclBuffer, LetStmt, Prefetch, PrimFunc, Stmt
-from ekiden.tir.visitor import ExprRewriter, StmtMutator, walk, with_body
+from ekiden.tir.stmt import BufferStore, DeclBuffer, Prefetch, PrimFunc, Stmt
+from ekiden.tir.visitor import ExprRewriter, StmtMutator, substitute, walk, with_body
 
 
 def resolved(view: DeclBuffer) -> Stmt:
@@ -36,10 +36,8 @@ def resolved(view: DeclBuffer) -> Stmt:
     strides = _strides(view.source)[len(view.mins) - len(view.buffer.shape) :]
     offset = view.source.offset_of(view.mins) if view.buffer.elem_offset is not None else const(0)
     named = [*zip(view.buffer.strides, strides, strict=False), (view.buffer.elem_offset, offset)]
-    for name, value in named:
-        if isinstance(name, Var):
-            body = LetStmt(name, cast(value, name.dtype), body)
-    return body
+    values = {v: cast(value, v.dtype) for v, value in named if isinstance(v, Var)}
+    return substitute(body, values)
 
 
 def _strides(buffer: Buffer) -> list[PrimExpr]:

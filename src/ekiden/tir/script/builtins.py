@@ -166,7 +166,9 @@ def Buffer(  # noqa: N802 - TVM's name
         dtype if isinstance(dtype, str) else dtype.dtype,
         scope or "global",
         tuple(prim.convert(s, "int64") for s in strides),
-        None if elem_offset is None else prim.convert(elem_offset, "int64"),
+        None
+        if elem_offset is None or prim.is_const(elem_offset, 0)
+        else prim.convert(elem_offset, "int64"),
     )
 
 
