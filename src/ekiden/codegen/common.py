@@ -113,7 +113,13 @@ def argument_label(func: PrimFunc, index: int, param: Buffer | Var) -> str:
 
 def scalar_kind(param: Var, func: PrimFunc) -> str:
     """What a parameter that is a number must be: "an integer" or "a number". Raises CompileError
-    for an address, which only a caller with the same layout of memory could give."""
+    for an address, which only a caller with the same layout of memory could give, for a vector, and
+    for a type that processors do not compute with."""
+    if dt.is_small(dt.element(param.dtype)) or dt.lanes(param.dtype) > 1:
+        raise CompileError(
+            f"{func.name}: parameter {param.name!r} is {param.dtype}; numbers that are passed are"
+            " bool, integers of 8 to 64 bits or floats of 16 to 64; a buffer may hold it"
+        )
     if param.dtype == "handle":
         raise CompileError(
             f"{func.name}: parameter {param.name!r} is an address; compiled functions take buffers"
