@@ -350,6 +350,13 @@ class PrimFunc(BaseFunc):
         """The symbol under which it is compiled."""
         return str((self.attrs or {}).get("global_symbol", "main"))
 
+    specializer: ClassVar[Callable[..., PrimFunc]]
+    """How `specialize` does: set by `ekiden.tir.specialize`, which imports this."""
+
+    def specialize(self, param_map: Mapping[Buffer | Var, Buffer | ExprLike]) -> PrimFunc:
+        """The function for given numbers and sizes; see `ekiden.tir.specialize.specialized`."""
+        return type(self).specializer(self, param_map)
+
     def with_attr(
         self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None
     ) -> PrimFunc:
