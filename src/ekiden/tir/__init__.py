@@ -31,7 +31,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim import AnyDim as Any
 from ekiden.ir.prim import BinaryExpr as BinaryOpExpr
 from ekiden.ir.prim import Intrinsic as Call
-from ekiden.tir import ir_builder, op, specialize, stmt_functor
+from ekiden.tir import analysis, ir_builder, op, specialize, stmt_functor
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import (
     Broadcast,
@@ -146,6 +146,7 @@ __all__ = [
     "Var",
     "VectorReduce",
     "While",
+    "analysis",
     "astext",
     "broadcast",
     "distinct",
