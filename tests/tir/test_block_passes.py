@@ -200,3 +200,15 @@ def test_a_tag_scope_is_a_decorator() -> None:
         return found
 
     assert double(te.placeholder((4,))).op.tag == "doubled"
+
+
+def test_conditions_of_the_surrounding_program_and_permissions() -> None:
+    i = te.var("i")
+    text = '@T.prim_func\ndef f(A: T.Buffer((4,), "int64")):\n    A[0] = T.Select(test, 1, 2)\n'
+    func = tir.parse(text, {"test": i == 3})
+    assert isinstance(func, tir.PrimFunc) and "i == 3" in func.script()
+    assert "def other(" in func.script(name="other")
+    options = {"tir.Simplify": {"transitively_prove_inequalities": True}}
+    with ekiden.transform.PassContext(config=options):
+        made = transform.Simplify()(ekiden.IRModule({"f": parsed(SUM)}))["f"]
+    assert structural_equal(made.with_attr("global_symbol", "f"), parsed(SUM))

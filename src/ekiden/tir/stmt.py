@@ -341,9 +341,10 @@ class PrimFunc(BaseFunc):
         """The parameters that are numbers."""
         return tuple(p for p in self.params if isinstance(p, Var))
 
-    def script(self) -> str:
-        """`astext()`, by TVM's name."""
-        return self.astext()
+    def script(self, name: str | None = None) -> str:
+        """`astext()`, by TVM's name; under another name if one is given."""
+        shown = self if name is None else self.with_attr("global_symbol", name)
+        return shown.astext()
 
     @property
     def name(self) -> str:
