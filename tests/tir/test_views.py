@@ -123,6 +123,22 @@ def test_lowering_leaves_the_source_alone() -> None:
     schedule.split(loop, [2, None])
 
 
+@pytest.mark.parametrize("target", ["llvm", "c"])
+def test_an_address_that_is_a_parameter_is_its_buffer(target: str) -> None:
+    func = tir.parse("""
+@T.prim_func
+def f(p: T.handle("float32"), B: T.Buffer((4,), "float32")):
+    A = T.decl_buffer((2, 2), "float32", data=p)
+    flat = T.Buffer((4,), "float32", p)
+    for i in range(4):
+        B[i] = flat[i] + A[i // 2, i % 2]
+""")
+    assert isinstance(func, tir.PrimFunc) and [b.name for b in func.buffers] == ["A", "B"]
+    x, y = np.arange(4, dtype="float32").reshape(2, 2), np.zeros(4, "float32")
+    ekiden.build(func, target=target)(x, y)
+    np.testing.assert_array_equal(y, x.reshape(-1) * 2)
+
+
 REFUSED = [
     ("    P = T.match_buffer(A[0:2, 0:4], (4,))\n", "a region of 2 axes has no 1 axes"),
     ("    P = T.match_buffer()\n", "T.match_buffer takes a parameter or a region"),

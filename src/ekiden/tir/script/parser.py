@@ -254,7 +254,8 @@ class FunctionParser(BlockReader):
         match node:
             case ast.Call(func=ast.Attribute(attr="Buffer"), args=args, keywords=keywords):
                 named = {k.arg: k.value for k in keywords if k.arg is not None}
-                return ("decl_buffer", Arguments(args, named)) if "data" in named else None
+                lies = "data" in named or len(args) > 2
+                return ("decl_buffer", Arguments(args, named)) if lies else None
         return None
 
     def _alloc_buffer(self, node: ast.AST, name: str, given: Arguments) -> _Opened:
@@ -283,6 +284,13 @@ class FunctionParser(BlockReader):
             return self._alloc_buffer(node, name, given)
         at = self.evaluator.value(data)
         source = at.buffer if isinstance(at, BufferAddress) else at
+        if isinstance(source, Var) and source in self.handles:  # a parameter: its first buffer
+            matched = self.handles[source]
+            if matched is None:
+                made = self._buffer(node, given.args[:2], keywords, name)
+                self.handles[source] = made
+                return made, None
+            source = matched
         if not isinstance(source, Buffer):
             self.fail(data, "expected the address of a buffer: A.data")
         if "scope" not in keywords:
