@@ -64,7 +64,8 @@ class Buffer(Node):
             content_lanes, extents = extents, ()
         if ptr_type != "handle" or content_lanes != 1:
             raise ValueError(f"access_ptr of {self.name!r}: a handle of single elements is given")
-        access = {1: "r", 2: "w", 3: "rw"}.get(access_mask, access_mask)  # type: ignore[call-overload]
+        numbers: dict[str | int, str] = {1: "r", 2: "w", 3: "rw"}
+        access = numbers.get(access_mask, str(access_mask))
         if offset is not None or extent is not None:
             indices = (0 if offset is None else offset,)
             size = reduce(operator.mul, self.shape, convert(1, "int64"))

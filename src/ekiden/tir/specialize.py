@@ -56,7 +56,7 @@ def _match(func: PrimFunc, own: Buffer, wanted: Buffer, values: dict[Var, PrimEx
             raise ValueError(f"{what} has the size {a}, not {b}")
 
 
-def _sized(buffer: Buffer, values: Mapping[Var, PrimExpr]) -> Buffer:
+def _sized(buffer: Buffer, values: dict[Var, PrimExpr]) -> Buffer:
     if values.keys().isdisjoint(free_vars(*buffer.sizes())):
         return buffer
 

@@ -43,7 +43,8 @@ def resolved(view: DeclBuffer) -> Stmt:
 def _strides(buffer: Buffer) -> list[PrimExpr]:
     if buffer.strides:
         return list(buffer.strides)
-    found, size = [], convert(1, "int64")
+    found: list[PrimExpr] = []
+    size = convert(1, "int64")
     for extent in reversed(buffer.shape):
         found.insert(0, size)
         size = size * extent

@@ -259,7 +259,7 @@ def tvm_stack_make_array(
 
 def target(config: str | Mapping[str, object], host: object = None) -> Target:
     """A target, for attributes of functions."""
-    made = Target(config)  # type: ignore[arg-type]
+    made = Target(config)
     return made if host is None else Target(made, host)  # type: ignore[arg-type]
 
 
