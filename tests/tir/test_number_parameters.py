@@ -106,6 +106,16 @@ def test_an_address_is_no_argument_of_compiled_code() -> None:
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
+@pytest.mark.parametrize("dtype", ["int4", "float8_e4m3fn", "float32x4"])
+def test_small_types_and_vectors_are_no_arguments(target: str, dtype: str) -> None:
+    number, out = tir.Var("x", dtype), tir.decl_buffer((1,), "float32", "out")
+    body = tir.BufferStore(out, tir.const(1.0, "float32"), (tir.const(0),))
+    func = tir.PrimFunc((number, out), body, {"global_symbol": "f"})
+    with pytest.raises(CompileError, match=f"f: parameter 'x' is {dtype}; numbers that are passed"):
+        ekiden.build(func, target=target)
+
+
+@pytest.mark.parametrize("target", ["llvm", "c"])
 def test_a_number_may_be_a_size(target: str) -> None:
     f, a, b = ekiden.build(add_size, target=target), np.arange(4), np.zeros(6, "int64")
     f(a, 4, b)

@@ -196,7 +196,7 @@ class Analyzer(CanonicalForm):
                 e = changed
             return e
 
-        return prim_rewrite(expr, change)
+        return prim_rewrite(prim.convert(expr), change)
 
     def canonical_simplify(self, expr: PrimExpr) -> PrimExpr:
         """The canonical form; `simplify` by TVM's name for its last step."""
@@ -208,6 +208,7 @@ class Analyzer(CanonicalForm):
         One step reaches it; `steps` is TVM's.
         """
         del steps
+        expr = prim.convert(expr)
         if isinstance(expr, IntImm) or (isinstance(expr, Var) and not self._values):
             return expr
         return self._emit(self._poly(expr), expr.dtype)

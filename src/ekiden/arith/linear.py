@@ -127,11 +127,11 @@ def deduce_bound(
     hint_map: Mapping[Var, IntervalSet | Range],
     relax_map: Mapping[Var, IntervalSet | Range],
 ) -> IntervalSet:
-    """The values of `var` for which a condition holds whatever the variables of `relax_map` are.
+    """Values of `var` for which a condition holds whatever the variables of `relax_map` are.
 
-    The condition is a conjunction of comparisons linear in `var` with numbers as factors; parts
-    that are not give everything, a contradiction of numbers nothing. `hint_map` says what else is
-    known of variables.
+    The condition is a conjunction of comparisons linear in `var` with numbers as factors. For a
+    part that is not, or that is not known to hold, no value is known: the set is nothing.
+    `hint_map` says what else is known of variables.
     """
     analyzer = Analyzer()
     for each, domain in hint_map.items():
@@ -140,12 +140,15 @@ def deduce_bound(
     low: End = None
     high: End = None
     for part in conjuncts(condition):
-        for form in nonnegative_forms(part, [var]) or ():
+        forms = nonnegative_forms(part, [var])
+        if not forms:
+            return NOTHING
+        for form in forms:
             scale = form.coefficients.get(var, 0)
             rest = eval_set(form.base, relax_map, analyzer.simplify).min_value
-            if scale == 0 and rest is not None and analyzer.can_prove(rest < 0):
+            if rest is None or (scale == 0 and not analyzer.can_prove(rest >= 0)):
                 return NOTHING
-            if rest is None or scale == 0:
+            if scale == 0:
                 continue
             if scale > 0:
                 least = analyzer.simplify(ceil_div(binary(Sub, 0, rest), scale))

@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import (
     Add,
     AnyDim,
@@ -18,6 +19,7 @@ from ekiden.ir.prim import (
     Mul,
     PrimExpr,
     SizeVar,
+    StringImm,
     Var,
     cast,
     const,
@@ -76,6 +78,15 @@ def stored_value(s: BufferStore) -> PrimExpr:
     return update
 
 
+def check_compiled(e: Intrinsic) -> None:
+    """Raises CompileError for a call that no code generator has."""
+    if row_of(e.op).is_compiled:
+        return
+    called = repr(e.args[0].value) if e.args and isinstance(e.args[0], StringImm) else ""
+    hint = "; T.call_packed calls a packed function" if e.op == "call_extern" else ""
+    raise CompileError(f"no code generator has the call {e.op} {called}".rstrip() + hint)
+
+
 def dtype_word(dtype: str) -> int:
     """A DLDataType of one lane as the 32-bit integer it is in memory."""
     code, bits, _ = dtype_code(dt.element(dtype))
@@ -102,7 +113,13 @@ def argument_label(func: PrimFunc, index: int, param: Buffer | Var) -> str:
 
 def scalar_kind(param: Var, func: PrimFunc) -> str:
     """What a parameter that is a number must be: "an integer" or "a number". Raises CompileError
-    for an address, which only a caller with the same layout of memory could give."""
+    for an address, which only a caller with the same layout of memory could give, for a vector, and
+    for a type that processors do not compute with."""
+    if dt.is_small(dt.element(param.dtype)) or dt.lanes(param.dtype) > 1:
+        raise CompileError(
+            f"{func.name}: parameter {param.name!r} is {param.dtype}; numbers that are passed are"
+            " bool, integers of 8 to 64 bits or floats of 16 to 64; a buffer may hold it"
+        )
     if param.dtype == "handle":
         raise CompileError(
             f"{func.name}: parameter {param.name!r} is an address; compiled functions take buffers"

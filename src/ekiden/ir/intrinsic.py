@@ -29,6 +29,8 @@ class IntrinsicDef:
     """Of the result; None for that of the last argument."""
     effects: bool = False
     """Whether a call does more than give a value: it stays where it is, and runs once."""
+    is_compiled: bool = True
+    """Whether a code generator has it; others stand in programs, which generators refuse."""
 
 
 LIKE_FIRST = "first"
@@ -108,6 +110,20 @@ def _erf(x: object) -> object:
     return np.vectorize(math.erf, otypes=[np.float64])(x)
 
 
+def _q_multiply_shift(x: object, y: object, q: object, s: object) -> object:
+    """The product of two numbers, of which one has q binary places, shifted right by s; halves are
+    rounded up."""
+    left = np.asarray(x, np.int64) << np.maximum(-np.asarray(s), 0)
+    total = np.maximum(np.asarray(s), 0) + np.asarray(q)
+    return (left * np.asarray(y, np.int64) + (np.int64(1) << (total - 1))) >> total
+
+
+def _q_per_axis(x: object, y: object, left: object, right: object, q: object, *_: object) -> object:
+    """The same with shifts to the left and to the right of their own."""
+    shifted = np.asarray(x, np.int64) << np.asarray(left)
+    return _q_multiply_shift(shifted, y, q, right)
+
+
 def _power(base: object, exponent: object) -> object:
     """Of integers by negative ones the quotient without its fraction: 0, but for 1 and -1."""
     a, b = np.asarray(base), np.asarray(exponent)
@@ -149,6 +165,12 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True),  # of the same module
     # waits for all threads of a block, whose memory of a scope is then as they have written it
     IntrinsicDef("tvm_storage_sync", 1, _not_here, "int32", effects=True),
+    IntrinsicDef("call_extern",  ANY, _not_here, "int32", True, is_compiled=False),
+    # tensor cores and copies of NVIDIA's threads: programs hold them, no generator has them
+    *(IntrinsicDef(name, ANY, _not_here, "handle", True, is_compiled=False) for name in (
+        "tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_mma_sync", "tvm_bmma_sync",
+        "tvm_store_matrix_sync", "ptx_mma", "ptx_mma_sp", "ptx_ldmatrix", "ptx_cp_async",
+        "ptx_commit_group", "ptx_wait_group", "tvm_thread_allreduce")),
     IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),
     IntrinsicDef("bitwise_or",   2, np.bitwise_or),
@@ -178,10 +200,17 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("nearbyint",    1, np.round),     # halves to even
     IntrinsicDef("isfinite",     1, np.isfinite, "bool"),
     IntrinsicDef("bitwise_not",  1, np.invert),
+    IntrinsicDef("q_multiply_shift", 4, _q_multiply_shift, LIKE_FIRST),  # x * y * 2**-(q + s)
+    IntrinsicDef("q_multiply_shift_per_axis", 7, _q_per_axis, LIKE_FIRST),  # by two shifts
     IntrinsicDef("popcount",     1, _popcount),
     IntrinsicDef("clz",          1, _clz),         # of 0 the number of bits
 )}
 # fmt: on
+
+
+def row_of(op: str) -> IntrinsicDef:
+    """The row of an intrinsic; one that somebody registered may do anything."""
+    return INTRINSICS.get(op) or IntrinsicDef(op, ANY, _not_here, None, True, is_compiled=False)
 
 
 PURE, OPAQUE = 1, 3

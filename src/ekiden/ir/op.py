@@ -393,7 +393,8 @@ def register_op_attr(
 ) -> Callable[[_V], _V] | object:
     """Attach a value to an operator; without one, a decorator (TVM's ir.register_op_attr).
 
-    `level` is TVM's: the latest value counts. Raises KeyError when there is no such operator.
+    `level` is TVM's: the latest value counts. An unknown name that begins with "tir." is that of a
+    new intrinsic. Raises KeyError for another one that no operator has.
     """
 
     def register(given: _V) -> _V:
@@ -407,6 +408,8 @@ def set_op_attr(op_name: str, attr_key: str, value: _V) -> _V:
     """Attach what says nothing of whose it is, such as a number, beside a function that does: only
     that tells whether a program has extended the compiler. Raises KeyError as `register_op_attr`.
     """
+    if op_name.startswith("tir."):  # anybody's intrinsics, of which no table has all
+        OP_NODES.setdefault(op_name, Op(op_name))
     get(op_name)
     OP_ATTRS.setdefault(attr_key, {})[op_name] = value
     return value

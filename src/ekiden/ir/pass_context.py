@@ -163,6 +163,29 @@ UNROLL = register_option(
         "auto_max_extent": Option(int, 0, "those of at most so many turns"),
     },
 )
+SIMPLIFY = register_option(
+    "tir.Simplify",
+    dict,
+    {},
+    "what TVM's simplifier may do besides: permissions, which this one does not need",
+    {
+        name: Option(bool, False, "a permission: results are equal without it")
+        for name in (
+            "transitively_prove_inequalities",
+            "convert_boolean_to_and_of_ors",
+            "apply_constraints_to_boolean_branches",
+            "propagate_knowns_to_prove_conditional",
+            "propagate_knowns_to_simplify_expressions",
+        )
+    },
+)
+LOOP_PARTITION = register_option(
+    "tir.LoopPartition",
+    dict,
+    {},
+    "which loops are cut into parts whose conditions are decided",
+    {"partition_const_loop": Option(bool, True, "those whose extent is a number, too")},
+)
 
 
 def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> object:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Union
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.node import Node, freeze, ignored, node
+from ekiden.ir.node import NODE_TYPES, Node, freeze, ignored, node
 
 ExprLike = Union["PrimExpr", int, float, bool]
 
@@ -601,12 +601,21 @@ def _widened(a: PrimExpr, b: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
     return cast(a, wide), cast(b, wide)
 
 
+def _in_lanes(a: PrimExpr, lanes: int) -> PrimExpr:
+    """A scalar in every lane, beside a vector."""
+    if lanes == 1 or dt.lanes(a.dtype) != 1:
+        return a
+    return NODE_TYPES["tir.Broadcast"](a, lanes)  # type: ignore[call-arg,return-value]
+
+
 def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     """`kind(a, b)` with constants folded and 0 and 1 absorbed.
 
-    A Python number takes the other side's dtype.
+    A Python number takes the other side's dtype, a scalar beside a vector its lanes.
     """
     a, b = numbers_beside(a, b)
+    if dt.lanes(a.dtype) != dt.lanes(b.dtype):
+        a, b = _in_lanes(a, dt.lanes(b.dtype)), _in_lanes(b, dt.lanes(a.dtype))
     if a.dtype != b.dtype:
         if not _are_integers(a, b):
             raise _two_dtypes(kind, a, b)

@@ -49,9 +49,10 @@ ATOMS = frozenset(
 SCHEMES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "relay.Constructor": (("inputs", "belong_to"), frozenset({"relay.TypeVar"})),
     "tir.PrimFunc": (("params",), frozenset({"tir.Var", "tir.SizeVar"})),
+    "tir.DeclBuffer": (("buffer",), frozenset({"tir.Var", "tir.SizeVar"})),
 }
 """Nodes that bind variables inside of fields: the type variables of a constructor, which are those
-of its definition; the named sizes of a loop program's parameters."""
+of its definition; the named sizes of a loop program's parameters, the strides of a view."""
 
 _UNIT: Row = ("relay.Tuple", ("(",))
 """The empty tuple, whose sharing does not matter either."""

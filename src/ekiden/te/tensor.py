@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ContextDecorator
 from typing import overload
 
 from ekiden.ir import dtype as dt
@@ -351,8 +352,9 @@ def compute(
 _TAGS: list[str] = [""]
 
 
-class tag_scope:  # noqa: N801
-    """`with te.tag_scope(tag="conv"):` gives the tag to computations that have none of their own.
+class tag_scope(ContextDecorator):  # noqa: N801
+    """`with te.tag_scope(tag="conv"):` gives the tag to computations that have none of their own;
+    `@te.tag_scope(tag="conv")` to those that a function makes.
 
     Raises ValueError when scopes nest, as TVM's do.
     """

@@ -31,7 +31,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim import AnyDim as Any
 from ekiden.ir.prim import BinaryExpr as BinaryOpExpr
 from ekiden.ir.prim import Intrinsic as Call
-from ekiden.tir import ir_builder, op, stmt_functor
+from ekiden.tir import analysis, ir_builder, op, specialize, stmt_functor
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import (
     Broadcast,
@@ -66,6 +66,7 @@ from ekiden.tir.stmt import (
     Block,
     BlockRealize,
     BufferStore,
+    DeclBuffer,
     Evaluate,
     For,
     ForKind,
@@ -100,6 +101,7 @@ __all__ = [
     "BufferStore",
     "Call",
     "Cast",
+    "DeclBuffer",
     "Div",
     "EQ",
     "Evaluate",
@@ -144,6 +146,7 @@ __all__ = [
     "Var",
     "VectorReduce",
     "While",
+    "analysis",
     "astext",
     "broadcast",
     "distinct",
@@ -151,6 +154,7 @@ __all__ = [
     "prim_func",
     "ramp",
     "seq",
+    "specialize",
     "verify",
     "call_intrin",
     "const",

@@ -6,13 +6,14 @@ That changes nothing of the meaning; the text and structural equality see each b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.prim import PrimExpr, Var
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import Allocate, Block, For, IterVar, LetStmt, PrimFunc, Stmt
+from ekiden.tir.stmt import Allocate, Block, DeclBuffer, For, IterVar, LetStmt, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, rename, walk, with_body
 
 
@@ -23,7 +24,7 @@ def bound(stmt: Stmt) -> tuple[Var | Buffer, ...]:
             return (stmt.loop_var,)
         case LetStmt():
             return (stmt.var,)
-        case Allocate():
+        case Allocate() | DeclBuffer():
             return (stmt.buffer,)
         case Block():
             return tuple(i.var for i in stmt.iter_vars)
@@ -42,6 +43,10 @@ class _Distinct(StmtMutator):
 
     def __init__(self) -> None:
         self._seen: set[Var | Buffer] = set()
+
+    def note(self, bound_before: Iterable[Var | Buffer]) -> None:
+        """Let bindings of these be renamed."""
+        self._seen.update(bound_before)
 
     def visit(self, stmt: Stmt) -> Stmt:
         """Outer bindings keep their names: what they bind is noted before going inside."""
@@ -89,6 +94,27 @@ def distinct(func: PrimFunc) -> PrimFunc:
             return with_body(func, _Distinct().visit(func.body))
         seen.add(each)
     return func
+
+
+def renew_defs(func: PrimFunc) -> PrimFunc:
+    """A copy with new variables and buffers everywhere: parameters, sizes, loops, allocations. Two
+    functions that are made of one share nothing that is bound. TVM: stmt_functor.renew_defs."""
+    sizes = (v for b in func.buffers for v in free_vars(*b.sizes()))
+    values: dict[Var, PrimExpr] = {v: replace(v) for v in dict.fromkeys((*func.scalars, *sizes))}
+    buffers = {
+        b: replace(
+            b,
+            shape=tuple(substitute(d, values) for d in b.shape),
+            strides=tuple(substitute(d, values) for d in b.strides),
+            elem_offset=None if b.elem_offset is None else substitute(b.elem_offset, values),
+        )
+        for b in func.buffers
+    }
+    renaming = _Distinct()
+    renaming.note(bindings(func.body))
+    body = renaming.visit(rename(func.body, values, buffers))
+    params = tuple(buffers[p] if isinstance(p, Buffer) else values[p] for p in func.params)
+    return func.with_fields(params=params, body=body)
 
 
 def _canonical(func: BaseFunc) -> BaseFunc:

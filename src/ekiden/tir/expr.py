@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import NODE_TYPES, Node, freeze, node
-from ekiden.ir.prim import ExprLike, PrimExpr, Var, convert, numbers_beside
+from ekiden.ir.prim import Comparison, ExprLike, PrimExpr, Var, convert, numbers_beside
 
 SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp")
 """Where a buffer may be."""
@@ -35,16 +37,39 @@ class Buffer(Node):
         offset = () if self.elem_offset is None else (self.elem_offset,)
         return (*self.shape, *self.strides, *offset)
 
+    @property
+    def data(self) -> BufferAddress:
+        """Its address: what `T.decl_buffer(shape, data=A.data)` lays another buffer over."""
+        return BufferAddress(self)
+
     def access_ptr(
         self,
-        access: str = "rw",
-        indices: Sequence[ExprLike] = (),
-        extents: Sequence[ExprLike] = (),
+        access_mask: str | int = "rw",
+        indices: Sequence[ExprLike] | str = (),
+        extents: Sequence[ExprLike] | int = (),
+        offset: ExprLike | None = None,
+        extent: ExprLike | None = None,
+        ptr_type: str = "handle",
+        content_lanes: int = 1,
     ) -> BufferAddress:
-        """What a call gets of this buffer: all of it, or the region at `indices`.
+        """What a call gets of this buffer: all of it, the region at `indices`, or `extent` elements
+        from the linear `offset` on (to the end without it), as in TVM.
 
-        `access` is "r", "w" or "rw". TVM: `Buffer.access_ptr`, with a linear offset.
+        `access_mask` is "r", "w" or "rw", or TVM's number: 1, 2 or 3. Raises ValueError for other
+        kinds of pointers than "handle", and more lanes than one.
         """
+        if isinstance(indices, str):  # TVM's order: access_mask, ptr_type, content_lanes
+            ptr_type, indices = indices, ()
+        if isinstance(extents, int):
+            content_lanes, extents = extents, ()
+        if ptr_type != "handle" or content_lanes != 1:
+            raise ValueError(f"access_ptr of {self.name!r}: a handle of single elements is given")
+        numbers: dict[str | int, str] = {1: "r", 2: "w", 3: "rw"}
+        access = numbers.get(access_mask, str(access_mask))
+        if offset is not None or extent is not None:
+            indices = (0 if offset is None else offset,)
+            size = reduce(operator.mul, self.shape, convert(1, "int64"))
+            extents = (size - convert(indices[0], "int64") if extent is None else extent,)
         at = tuple(convert(i, "int64") for i in indices)
         return BufferAddress(self, at, tuple(convert(e, "int64") for e in extents), access)
 
@@ -241,12 +266,17 @@ def broadcast(value: PrimExpr, lanes: int) -> PrimExpr:
     return Broadcast(value, lanes, dt.with_lanes(value.dtype, lanes))
 
 
+EqualOp = NotEqualOp = Comparison
+"""TVM's names of what `==` and `!=` give."""
+
 __all__ = [
     "SCOPES",
     "Broadcast",
     "Buffer",
     "BufferAddress",
     "BufferLoad",
+    "EqualOp",
+    "NotEqualOp",
     "Ramp",
     "Var",
     "VectorReduce",

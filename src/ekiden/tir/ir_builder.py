@@ -15,7 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ekiden.ir.prim import Add, ExprLike, PrimExpr, Sub, Var, binary, cast, convert, is_const
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import (
+    Add,
+    AnyDim,
+    ExprLike,
+    PrimExpr,
+    Sub,
+    Var,
+    binary,
+    cast,
+    convert,
+    is_const,
+)
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
@@ -24,6 +36,7 @@ from ekiden.tir.stmt import (
     For,
     ForKind,
     IfThenElse,
+    IterVar,
     LetStmt,
     Stmt,
     While,
@@ -168,6 +181,33 @@ class IRBuilder:
         buffer = Buffer(name, tuple(convert(d, "int64") for d in many), dtype, scope)
         self._rest_of_scope(lambda body: Allocate(buffer, body))
         return BufferVar(self, buffer)
+
+    def likely(self, expr: ExprLike) -> PrimExpr:
+        """A condition that loop partition makes true where it can: what cuts off a rest."""
+        return call_intrin("likely", convert(expr))
+
+    def pointer(self, content_type: str, name: str = "ptr", scope: str = "") -> BufferVar:
+        """A buffer of as many elements as its caller gives: a parameter of one dimension."""
+        return BufferVar(self, Buffer(name, (AnyDim(),), content_type, scope or "global"))
+
+    def scope_attr(self, node: IterVar, attr_key: str, value: ExprLike) -> None:
+        """With "thread_extent" or "virtual_thread" the rest of the scope runs on that many threads
+        of an axis (`te.thread_axis`). Raises ValueError for other attributes: loops have their
+        annotations.
+        """
+        if attr_key not in ("thread_extent", "virtual_thread") or not isinstance(node, IterVar):
+            raise ValueError(
+                f"scope_attr {attr_key!r}: expected thread_extent or virtual_thread of an axis"
+            )
+        extent, kind = convert(value, node.var.dtype), ForKind.THREAD_BINDING
+        low, notes = (
+            convert(0, extent.dtype),
+            {"thread": str(getattr(node, "thread_tag", "vthread"))},
+        )
+        var = node.var
+        if extent.dtype != var.dtype:
+            raise ValueError(f"scope_attr: {var.name} is {var.dtype}, its extent {extent.dtype}")
+        self._rest_of_scope(lambda body: For(var, low, extent, kind, body, notes))
 
     def buffer_ptr(self, buffer: Buffer) -> BufferVar:
         """A buffer, to load from and store to."""

@@ -94,6 +94,7 @@ abs, floor, ceil, round, trunc = map(_named, "abs floor ceil round trunc".split(
 isnan, isinf, isfinite, nearbyint = map(_named, "isnan isinf isfinite nearbyint".split())
 power, fma, fmod, atan2, hypot = map(_named, "pow fma fmod atan2 hypot".split())
 copysign, ldexp, popcount, clz = map(_named, "copysign ldexp popcount clz".split())
+q_multiply_shift = _named("q_multiply_shift")
 likely, bitwise_not = map(_named, "likely bitwise_not".split())
 bitwise_and, bitwise_or, bitwise_xor = map(_named, "bitwise_and bitwise_or bitwise_xor".split())
 shift_left, shift_right = map(_named, "left_shift right_shift".split())
@@ -257,6 +258,7 @@ __all__ = [
     "popcount",
     "pow",
     "power",
+    "q_multiply_shift",
     "reinterpret",
     "round",
     "rsqrt",

@@ -21,13 +21,14 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.expr import Buffer
 from ekiden.tir.expression_text import RESERVED, Expressions, Names, quoted
-from ekiden.tir.regions import block_regions
+from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
     Block,
     BlockRealize,
     BufferStore,
+    DeclBuffer,
     Evaluate,
     For,
     ForKind,
@@ -126,6 +127,9 @@ class _Printer:
             case Allocate():
                 self._allocate(s, indent, last)
                 return
+            case DeclBuffer():
+                self._declare(s, indent, last)
+                return
             case Evaluate():
                 self._evaluate(s, indent)
             case AssertStmt():
@@ -178,15 +182,30 @@ class _Printer:
         self._opened(s, f"with T.LetStmt({value}{dtype}) as {name}:", indent)
 
     def _allocate(self, s: Allocate, indent: int, last: bool) -> None:
+        self._new_buffer(s, f"T.alloc_buffer({self.exprs.buffer(s.buffer)})", indent, last)
+
+    def _declare(self, s: DeclBuffer, indent: int, last: bool) -> None:
+        for v in (*s.buffer.strides, s.buffer.elem_offset):
+            if isinstance(v, Var):
+                self.put(f"{self.names.make(v, v.name)} = T.{v.dtype}()", indent)
         arguments = self.exprs.buffer(s.buffer)
+        if s.region:
+            region = self.exprs.region(BufferRegion(s.source, s.region))
+            made = f"T.match_buffer({region}, {arguments})"
+        else:
+            made = f"T.decl_buffer({arguments}, data={self.names.of(s.source)}.data)"
+        self._new_buffer(s, made, indent, last)
+
+    def _new_buffer(self, s: Allocate | DeclBuffer, made: str, indent: int, last: bool) -> None:
+        """`name = made` for the rest of a block, `with made as name` elsewhere."""
         if last:
             name = self.names.make(s.buffer, s.buffer.name)
-            self._opened(s, f"{name} = T.alloc_buffer({arguments})", indent)
+            self._opened(s, f"{name} = {made}", indent)
             self._stack.append((s.body, indent, True))
             return
         self._inside(s.body, indent + 1)
         name = self.names.make(s.buffer, s.buffer.name)
-        self._opened(s, f"with T.alloc_buffer({arguments}) as {name}:", indent)
+        self._opened(s, f"with {made} as {name}:", indent)
 
     def _branch(self, s: IfThenElse, indent: int) -> None:
         self._opened(s, f"if {self.exprs.text(s.condition)}:", indent)

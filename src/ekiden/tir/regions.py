@@ -21,11 +21,13 @@ from ekiden.tir.stmt import (
     Block,
     BlockRealize,
     BufferStore,
+    DeclBuffer,
     For,
     IfThenElse,
     Stmt,
     While,
 )
+from ekiden.tir.views import resolved
 from ekiden.tir.visitor import expressions, sub_statements
 
 
@@ -70,6 +72,8 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
     ]
     while stack:
         s, loops, values, conditions = stack.pop()
+        while isinstance(s, DeclBuffer):
+            s = resolved(s)
         for e in post_order(*expressions(s)):
             match e:
                 case BufferLoad() | BufferAddress() if only is not None and e.buffer is not only:

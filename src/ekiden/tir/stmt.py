@@ -1,7 +1,7 @@
 """Statements of loop programs.
 
-Stmt = BufferStore | For | While | SeqStmt | IfThenElse | LetStmt | Allocate | Evaluate |
-       AssertStmt | Prefetch | BlockRealize
+Stmt = BufferStore | For | While | SeqStmt | IfThenElse | LetStmt | Allocate | DeclBuffer |
+       Evaluate | AssertStmt | Prefetch | BlockRealize
 Scheduled programs (te.create_prim_func, Schedule) contain BlockRealize; lowering removes it. Code
 generators take the rest.
 """
@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.node import Node, binding, freeze, ignored, node
-from ekiden.ir.prim import AnyDim, PrimExpr, Var, const, convert
+from ekiden.ir.prim import AnyDim, ExprLike, PrimExpr, Var, const, convert
 from ekiden.ir.range import Range
 from ekiden.ir.span import Span
 from ekiden.runtime.html import PYTHON, coloured, styled
@@ -134,6 +134,27 @@ class Allocate(Stmt):
     body: Stmt
 
 
+@node("tir.DeclBuffer")
+class DeclBuffer(Stmt):
+    """A buffer in body that has no memory of its own: it lies in that of `source`.
+
+    With `mins` and `extents`, one for each axis of the source, it is that part of it: its axes are
+    the last ones, those before are one element wide. Without, it begins at the source's first
+    element, and elements follow each other as its shape (or strides) says.
+    """
+
+    buffer: Buffer = binding()
+    source: Buffer
+    mins: tuple[PrimExpr, ...]
+    extents: tuple[PrimExpr, ...]
+    body: Stmt
+
+    @property
+    def region(self) -> tuple[Range, ...]:
+        """The part of the source, or ()."""
+        return tuple(map(Range.from_min_extent, self.mins, self.extents))
+
+
 @node("tir.Evaluate")
 class Evaluate(Stmt):
     """Evaluate for nothing (an empty statement is Evaluate(const(0)))."""
@@ -203,6 +224,33 @@ class IterVar(Node):
     Vectorized: ClassVar[int] = 6
     Parallelized: ClassVar[int] = 7
     Tensorized: ClassVar[int] = 8
+
+    def __add__(self, other: ExprLike) -> PrimExpr:
+        return self.var + other
+
+    def __radd__(self, other: ExprLike) -> PrimExpr:
+        return other + self.var
+
+    def __sub__(self, other: ExprLike) -> PrimExpr:
+        return self.var - other
+
+    def __rsub__(self, other: ExprLike) -> PrimExpr:
+        return other - self.var
+
+    def __mul__(self, other: ExprLike) -> PrimExpr:
+        return self.var * other
+
+    def __rmul__(self, other: ExprLike) -> PrimExpr:
+        return other * self.var
+
+    def __floordiv__(self, other: ExprLike) -> PrimExpr:
+        return self.var // other
+
+    def __mod__(self, other: ExprLike) -> PrimExpr:
+        return self.var % other
+
+    def __lt__(self, other: ExprLike) -> PrimExpr:
+        return self.var < other
 
     @property
     def dom(self) -> Range | None:
@@ -293,14 +341,22 @@ class PrimFunc(BaseFunc):
         """The parameters that are numbers."""
         return tuple(p for p in self.params if isinstance(p, Var))
 
-    def script(self) -> str:
-        """`astext()`, by TVM's name."""
-        return self.astext()
+    def script(self, name: str | None = None) -> str:
+        """`astext()`, by TVM's name; under another name if one is given."""
+        shown = self if name is None else self.with_attr("global_symbol", name)
+        return shown.astext()
 
     @property
     def name(self) -> str:
         """The symbol under which it is compiled."""
         return str((self.attrs or {}).get("global_symbol", "main"))
+
+    specializer: ClassVar[Callable[..., PrimFunc]]
+    """How `specialize` does: set by `ekiden.tir.specialize`, which imports this."""
+
+    def specialize(self, param_map: Mapping[Buffer | Var, Buffer | ExprLike]) -> PrimFunc:
+        """The function for given numbers and sizes; see `ekiden.tir.specialize.specialized`."""
+        return type(self).specializer(self, param_map)
 
     def with_attr(
         self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ekiden.ir.prim import PrimExpr, Var, convert
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
+from ekiden.tir.distinct import renew_defs
 from ekiden.tir.stmt import PrimFunc, Stmt
 from ekiden.tir.visitor import ExprRewriter, expressions, sub_statements
 from ekiden.tir.visitor import substitute as substitute_stmt
@@ -99,4 +100,4 @@ def ir_transform(
     return _Rewriter(change).visit(stmt)
 
 
-__all__ = ["ir_transform", "post_order_visit", "pre_order_visit", "substitute"]
+__all__ = ["ir_transform", "post_order_visit", "pre_order_visit", "renew_defs", "substitute"]

@@ -13,7 +13,7 @@ from typing import NoReturn
 from ekiden.arith import Analyzer
 from ekiden.arith.linear import LinearForm, linear_form
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.intrinsic import INTRINSICS, row_of
 from ekiden.ir.prim import (
     COMPARISONS,
     And,
@@ -39,6 +39,7 @@ from ekiden.tir.stmt import (
     Block,
     BlockRealize,
     BufferStore,
+    DeclBuffer,
     For,
     ForKind,
     IfThenElse,
@@ -137,6 +138,8 @@ class _Verifier:
                 self.conditions += _is_conditional(s)
             case Allocate():
                 self.unwritten.add(s.buffer)
+            case DeclBuffer():
+                self.unwritten.discard(s.source)  # what is written through a view is not followed
             case IfThenElse() | While():
                 self.conditions += 1
         return _Leave(s, defined)
@@ -159,6 +162,9 @@ class _Verifier:
                 return (s.var,)
             case Allocate():
                 return (s.buffer,)
+            case DeclBuffer():
+                layout = (*s.buffer.strides, s.buffer.elem_offset)
+                return (s.buffer, *(v for v in layout if isinstance(v, Var)))
             case Block():
                 return tuple(i.var for i in s.iter_vars)
             case _:
@@ -357,8 +363,8 @@ class _Verifier:
                 self.sides("if_then_else", e.args[0], e.args[1], e.args[2], e.dtype)
             case Intrinsic(op=op) if op not in INTRINSICS:
                 self.fail(f"there is no intrinsic '{op}'")
-            case Intrinsic(op=op) if 0 <= INTRINSICS[op].arity != len(e.args):
-                self.fail(f"'{op}' takes {INTRINSICS[op].arity} arguments, got {len(e.args)}")
+            case Intrinsic(op=op) if 0 <= row_of(op).arity != len(e.args):
+                self.fail(f"'{op}' takes {row_of(op).arity} arguments, got {len(e.args)}")
             case Cast() if dt.lanes(e.value.dtype) != dt.lanes(e.dtype):
                 self.fail(f"a cast must keep the lanes, got {e.value.dtype} to {e.dtype}")
             case Ramp() | Broadcast() if dt.lanes(e.dtype) != e.lanes or any(

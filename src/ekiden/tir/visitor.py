@@ -19,6 +19,7 @@ from ekiden.tir.stmt import (
     Block,
     BlockRealize,
     BufferStore,
+    DeclBuffer,
     Evaluate,
     For,
     IfThenElse,
@@ -49,7 +50,7 @@ def sequence(*statements: Stmt) -> Stmt:
 def sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
     """The statements directly inside."""
     match stmt:
-        case For() | While() | LetStmt() | Allocate():
+        case For() | While() | LetStmt() | Allocate() | DeclBuffer():
             return (stmt.body,)
         case SeqStmt():
             return stmt.seq
@@ -85,6 +86,8 @@ def expressions(stmt: Stmt) -> tuple[PrimExpr, ...]:
             return tuple(v.extent for v in stmt.iter_vars)
         case Allocate():
             return stmt.buffer.sizes()
+        case DeclBuffer():
+            return (*stmt.mins, *stmt.extents, *stmt.buffer.shape)
         case _:
             return ()
 
@@ -144,6 +147,9 @@ def used_inside(
                 inside.add(s.var)
             case Allocate():
                 inside.add(s.buffer)
+            case DeclBuffer():
+                inside.add(s.buffer)
+                used[s.source] = None
             case BufferStore() | Prefetch():
                 used[s.buffer] = None
         for e in post_order(*roots(s)):
@@ -256,6 +262,16 @@ class StmtMutator:
         """Rebuild an Allocate."""
         return stmt.with_fields(buffer=self.buffer(stmt.buffer), body=self.visit(stmt.body))
 
+    def visit_decl(self, stmt: DeclBuffer) -> Stmt:
+        """Rebuild a DeclBuffer."""
+        return stmt.with_fields(
+            buffer=self.buffer(stmt.buffer),
+            source=self.buffer(stmt.source),
+            mins=self.exprs(stmt.mins),
+            extents=self.exprs(stmt.extents),
+            body=self.visit(stmt.body),
+        )
+
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
         """Rebuild an Evaluate."""
         return stmt.with_fields(value=self.expr(stmt.value))
@@ -295,6 +311,7 @@ _METHODS: dict[type[Stmt], str] = {
     IfThenElse: "visit_if",
     LetStmt: "visit_let",
     Allocate: "visit_allocate",
+    DeclBuffer: "visit_decl",
     Evaluate: "visit_evaluate",
     AssertStmt: "visit_assert",
     Prefetch: "visit_prefetch",

@@ -81,6 +81,8 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
 
 
 def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
+    for number in func.scalars:
+        scalar_kind(number, func)
     symbol = c_symbol(func.name)
     loops: list[str] = []
     writer = StatementWriter(helpers, symbol, loops)

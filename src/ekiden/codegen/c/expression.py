@@ -12,7 +12,13 @@ from contextlib import contextmanager
 
 from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.c.types import c_type, constant
-from ekiden.codegen.common import addressed, check_lanes, is_nonnegative, shuffle_order
+from ekiden.codegen.common import (
+    addressed,
+    check_compiled,
+    check_lanes,
+    is_nonnegative,
+    shuffle_order,
+)
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
     BOOLEAN,
@@ -172,6 +178,8 @@ class ExpressionWriter:
             return ()
         if isinstance(e, Intrinsic) and e.op in ("shuffle", "same_memory"):
             return ()
+        if isinstance(e, Intrinsic):
+            check_compiled(e)
         if isinstance(e, Intrinsic) and e.op in ("call_packed", "call_function"):
             return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
         return children(e)

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ekiden.codegen.common import addressed, check_lanes, is_nonnegative, shuffle_order
+from ekiden.codegen.common import (
+    addressed,
+    check_compiled,
+    check_lanes,
+    is_nonnegative,
+    shuffle_order,
+)
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
@@ -171,6 +177,7 @@ class ExpressionEmitter:
             case Intrinsic(op="shuffle"):
                 return e.args[:2]
             case Intrinsic():
+                check_compiled(e)
                 return e.args
             case Select():
                 return (e.condition, e.true_value, e.false_value)

@@ -20,6 +20,7 @@ from ekiden.tir.schedule.check import check_concurrent
 from ekiden.tir.schedule.program import Program, RefusedError
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, Handle, Instruction, LoopRV, Trace
 from ekiden.tir.stmt import Block, BlockRealize, For, ForKind, PrimFunc, Stmt
+from ekiden.tir.views import lower_match_buffer
 
 BlockLike: TypeAlias = BlockRV | str
 LoopLike: TypeAlias = LoopRV | Var | str
@@ -394,8 +395,12 @@ def line_of(program: Program, place: Stmt) -> str | None:
 def _programs(mod: PrimFunc | IRModule) -> dict[str, Program]:
     """The functions by name; one alone is "main", as in TVM."""
     if isinstance(mod, PrimFunc):
-        return {"main": Program(mod)}
-    found = {g.name_hint: Program(f) for g, f in mod.functions.items() if isinstance(f, PrimFunc)}
+        return {"main": Program(lower_match_buffer(mod))}
+    found = {
+        g.name_hint: Program(lower_match_buffer(f))
+        for g, f in mod.functions.items()
+        if isinstance(f, PrimFunc)
+    }
     if not found:
         raise ScheduleError("Schedule: the module has no PrimFunc")
     return found

@@ -440,7 +440,14 @@ def replace_accesses(
 
 def allocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:
     """The function with a buffer that lives in all of it."""
-    return func.with_fields(body=Allocate(buffer, func.body))
+    around: list[Buffer] = []
+    body = func.body
+    while isinstance(body, Allocate):
+        around.append(body.buffer)
+        body = body.body
+    for each in (buffer, *reversed(around)):
+        body = Allocate(each, body)
+    return func.with_fields(body=body)
 
 
 def unallocated(func: PrimFunc, buffer: Buffer) -> PrimFunc:

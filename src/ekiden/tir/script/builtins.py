@@ -37,7 +37,9 @@ from ekiden.ir.prim import (
     Var,
     const,
 )
+from ekiden.target import Target
 from ekiden.tir import expr as tir_expr
+from ekiden.tir.op import address_of
 from ekiden.tir.stmt import Evaluate
 
 Argument = ExprLike | str | tir_expr.Buffer
@@ -94,7 +96,12 @@ class DType:
         upper: int | None = None,
         name: str = "",
     ) -> PrimExpr:
-        """A value of this dtype; a fresh variable without `value`. "inf" and "nan" are floats."""
+        """A value of this dtype; a fresh variable without `value`. "inf" and "nan" are floats.
+
+        `T.handle("float32")` is the type of an address: what lies there is said by its buffer.
+        """
+        if self.dtype == "handle" and isinstance(value, (str, DType)):
+            return Var(name, self.dtype)
         if value is None:
             if is_size_var:
                 return SizeVar(name, self.dtype, upper=upper)
@@ -107,6 +114,13 @@ class DType:
 
     def __repr__(self) -> str:
         return f"T.{self.dtype}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnvThread:
+    """`T.env_thread("threadIdx.x")`: an axis that `T.launch_thread` gives an extent."""
+
+    axis: str
 
 
 class Form:
@@ -152,7 +166,9 @@ def Buffer(  # noqa: N802 - TVM's name
         dtype if isinstance(dtype, str) else dtype.dtype,
         scope or "global",
         tuple(prim.convert(s, "int64") for s in strides),
-        None if elem_offset is None else prim.convert(elem_offset, "int64"),
+        None
+        if elem_offset is None or prim.is_const(elem_offset, 0)
+        else prim.convert(elem_offset, "int64"),
     )
 
 
@@ -164,14 +180,87 @@ def _call_argument(value: Argument) -> PrimExpr:
     return prim.convert(value)
 
 
-def call_intrin(dtype: str, op: str, *args: Argument) -> PrimExpr:
-    """A call of an intrinsic by name with a dtype of its own."""
-    return Intrinsic(op, tuple(map(_call_argument, args)), dtype)
+def call_intrin(*args: Argument, dtype: str | None = None) -> PrimExpr:
+    """A call of an intrinsic by name with a dtype of its own, which comes first or by its name:
+    `call_intrin("float32", "exp", x)`."""
+    kind, op, *rest = args if dtype is None else (dtype, *args)
+    return Intrinsic(str(op).removeprefix("tir."), tuple(map(_call_argument, rest)), str(kind))
 
 
-def call_extern(dtype: str, name: str, *args: Argument) -> PrimExpr:
-    """A call of a C function; buffers go as addresses."""
-    return call_intrin(dtype, "call_extern", name, *args)
+def call_extern(*args: Argument, dtype: str | None = None) -> PrimExpr:
+    """A call of a C function; the dtype of its result comes first or by its name, then the
+    function's name; buffers go as addresses."""
+    kind, *rest = args if dtype is None else (dtype, *args)
+    return call_intrin(kind, "call_extern", *rest)
+
+
+def call_packed(*args: Argument, dtype: str | None = None) -> PrimExpr:
+    """A call of a packed function by its name; buffers go as tensors."""
+    return call_intrin(dtype or "int32", "call_packed", *args)
+
+
+def type_annotation(dtype: str) -> PrimExpr:
+    """A dtype as an argument of T.tvm_access_ptr."""
+    return StringImm(dtype)
+
+
+def tvm_access_ptr(
+    ptype: PrimExpr | str,
+    data: tir_expr.BufferAddress,
+    offset: ExprLike,
+    extent: ExprLike,
+    rw_mask: int,
+    dtype: str = "handle",
+) -> PrimExpr:
+    """`data.access_ptr`: a part of a buffer, by its linear offset and its number of elements.
+
+    `dtype` is that of the result, a handle. Raises TypeError for what is no address of a buffer,
+    or of another dtype.
+    """
+    del dtype
+    if not isinstance(data, tir_expr.BufferAddress):
+        raise TypeError("T.tvm_access_ptr takes the address of a buffer: A.data")
+    kind = ptype.value if isinstance(ptype, StringImm) else ptype
+    if kind != data.buffer.dtype:
+        raise TypeError(f"T.tvm_access_ptr: {data.buffer.name!r} holds {data.buffer.dtype}")
+    return data.buffer.access_ptr(rw_mask, offset=offset, extent=extent)
+
+
+def tvm_stack_make_shape(*dims: ExprLike, dtype: str = "handle") -> tuple[PrimExpr, ...]:
+    """The shape of T.tvm_stack_make_array."""
+    del dtype
+    return tuple(prim.convert(d, "int64") for d in dims)
+
+
+def tvm_stack_make_array(
+    data: tir_expr.BufferAddress,
+    shape: Sequence[ExprLike],
+    strides: ExprLike,
+    ndim: int,
+    element: ExprLike,
+    elem_offset: ExprLike,
+    dtype: str = "handle",
+) -> PrimExpr:
+    """A buffer as a call gets it: TVM's lowered form of `data.buffer.access_ptr("rw")`.
+
+    Raises TypeError for what is no address of a buffer, ValueError for another shape or offset than
+    the buffer's.
+    """
+    del strides, ndim, element, dtype
+    if not isinstance(data, tir_expr.BufferAddress):
+        raise TypeError("T.tvm_stack_make_array takes the address of a buffer: A.data")
+    own = data.buffer
+    given, held = ([getattr(d, "value", d) for d in dims] for dims in (shape, own.shape))
+    begins = prim.is_const(elem_offset, 0) or elem_offset is own.elem_offset
+    if given != held or not begins:
+        raise ValueError(f"T.tvm_stack_make_array: {own.name!r} has another shape or offset")
+    return own.access_ptr("rw")
+
+
+def target(config: str | Mapping[str, object], host: object = None) -> Target:
+    """A target, for attributes of functions."""
+    made = Target(config)
+    return made if host is None else Target(made, host)  # type: ignore[arg-type]
 
 
 def evaluate(value: ExprLike) -> Evaluate:
@@ -268,6 +357,8 @@ def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
 
 def _intrinsic(op: str) -> Callable[..., PrimExpr]:
     row = intrinsic.INTRINSICS[op]
+    if row.arity == intrinsic.ANY and row.effects:
+        return lambda *args, dtype=None: call_intrin(dtype or row.dtype or "int32", op, *args)
 
     def call(*args: Argument, dtype: str | None = None) -> PrimExpr:
         if row.arity >= 0 and len(args) != row.arity:
@@ -307,6 +398,12 @@ _NAMES: dict[str, Callable[..., PrimExpr]] = {
     "truncdiv": _pair(Div),
     "Div": _pair(Div),
     "power": lambda a, b: _intrinsic("pow")(a, b),
+    "ramp": Ramp,
+    "broadcast": Broadcast,
+    "tvm_call_packed": call_packed,
+    "tvm_call_cpacked": call_packed,
+    "call_cpacked": call_packed,
+    "call_pure_extern": call_extern,
     "shift_left": lambda a, b, dtype=None: _shift("left_shift", a, b, dtype),
     "shift_right": lambda a, b, dtype=None: _shift("right_shift", a, b, dtype),
     **{
@@ -319,7 +416,8 @@ _NAMES: dict[str, Callable[..., PrimExpr]] = {
 
 _FORMS = (
     "grid serial parallel vectorized unroll thread_binding block init axis where reads writes "
-    "block_attr func_attr alloc_buffer match_buffer LetStmt meta_var prefetch"
+    "block_attr func_attr alloc_buffer allocate decl_buffer match_buffer launch_thread LetStmt "
+    "meta_var prefetch"
 )
 
 
@@ -332,14 +430,16 @@ class Namespace:
     def __init__(self) -> None:
         for name in _FORMS.split():
             setattr(self, name, Form(name))
-        self.decl_buffer = self.allocate = self.alloc_buffer
         for function in (
             Any, Broadcast, Buffer, Not, Ramp, Select, VectorReduce, call_extern, call_intrin,
-            ceildiv, evaluate, infinity, max_value, min_value, truncmod,
+            tvm_stack_make_array, tvm_stack_make_shape,
+            call_packed, target, tvm_access_ptr, type_annotation, address_of, ceildiv, evaluate,
+            infinity, max_value, min_value, truncmod,
         ):  # fmt: skip
             setattr(self, function.__name__, function)
         for name, made in _NAMES.items():
             setattr(self, name, made)
+        self.env_thread = EnvThread
 
     def __getattr__(self, name: str) -> object:
         if name in intrinsic.INTRINSICS:

@@ -108,6 +108,8 @@ class Evaluator:
         """A value as a scalar expression."""
         if isinstance(value, PrimExpr):
             return value
+        if isinstance(value, prim.Comparison):
+            return value.asobject()
         if isinstance(value, (bool, int, float)):
             try:
                 return script.literal(value, dtype)

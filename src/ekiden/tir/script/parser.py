@@ -6,14 +6,16 @@ What limits a text is Python's parser: 100 levels of indentation and 200 bracket
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import TypeAlias
 
-from ekiden.arith import simplify
+from ekiden.arith import prove_equal, simplify
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr, SizeVar, Var, const, convert
-from ekiden.tir.expr import Buffer, BufferLoad, Bytes
+from ekiden.ir.prim import PrimExpr, SizeVar, Var, const, convert, is_const
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Bytes
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.blocks import Arguments, BlockReader
 from ekiden.tir.script.evaluate import Evaluator, Source
@@ -23,6 +25,7 @@ from ekiden.tir.stmt import (
     Block,
     BlockRealize,
     BufferStore,
+    DeclBuffer,
     Evaluate,
     For,
     ForKind,
@@ -34,7 +37,7 @@ from ekiden.tir.stmt import (
     While,
     seq,
 )
-from ekiden.tir.visitor import NOTHING
+from ekiden.tir.visitor import NOTHING, rename
 
 KINDS = {
     "serial": ForKind.SERIAL,
@@ -44,6 +47,8 @@ KINDS = {
     "thread_binding": ForKind.THREAD_BINDING,
 }
 Wrap: TypeAlias = Callable[[Stmt], Stmt]
+_Opened: TypeAlias = tuple[Buffer | Var, Wrap | None]
+"""What a name stands for, and what is put around the statements that may use it."""
 
 
 class FunctionParser(BlockReader):
@@ -53,6 +58,12 @@ class FunctionParser(BlockReader):
         super().__init__(source, names)
         self.handles: dict[Var, Buffer | None] = {}
         """Parameters declared as handles, and the buffers matched to them."""
+        self.memory: dict[Buffer, Buffer | None] = {}
+        """What T.allocate made, and the buffers declared over it."""
+        self.threads: dict[script.EnvThread, Var] = {}
+        """The variables of thread axes that T.launch_thread launches."""
+        self.offsets: set[str] = set()
+        """The buffers whose offset the text asks for."""
         self.attrs: dict[str, object] | None = None
 
     # Functions.
@@ -61,6 +72,13 @@ class FunctionParser(BlockReader):
         """A function with its decorator taken off. Raises ParseError."""
         if node.args.posonlyargs or node.args.kwonlyargs or node.args.vararg or node.args.kwarg:
             self.fail(node, "a prim_func takes plain parameters only")
+        self.offsets = {
+            each.value.id
+            for each in ast.walk(node)
+            if isinstance(each, ast.Attribute)
+            and each.attr == "elem_offset"
+            and isinstance(each.value, ast.Name)
+        }
         given = [self._parameter(each) for each in node.args.args]
         body = self.body(node.body)
         matched = {handle: buffer for handle, buffer in self.handles.items() if buffer is not None}
@@ -137,7 +155,7 @@ class FunctionParser(BlockReader):
         keywords = {k.arg: k.value for k in node.keywords if k.arg is not None}
         return function.name, Arguments(node.args, keywords)
 
-    def _expression(self, node: ast.Expr) -> Stmt | None:
+    def _expression(self, node: ast.Expr) -> Stmt | Wrap | None:
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             return None
         match node.value:
@@ -178,14 +196,17 @@ class FunctionParser(BlockReader):
         target = node.targets[0]
         if isinstance(target, ast.Subscript):
             return self._store(target, node.value)
-        form = self._form(node.value)
+        form = self._form(node.value) or self._view(node.value)
         if form is not None:
             return self._assign_form(node, target, *form)
         if not isinstance(target, ast.Name):
             self._unpack(target, self.evaluator.value(node.value))
             return None
         value = self.evaluator.value(node.value)
-        if isinstance(value, (SizeVar, Var)) and value.name == "":
+        if isinstance(value, script.EnvThread):
+            self.threads[value] = Var(target.id, "int32")
+            self.names[target.id] = value
+        elif isinstance(value, (SizeVar, Var)) and value.name == "":
             self.names[target.id] = value.with_fields(name=target.id)
         elif isinstance(value, PrimExpr):
             var = Var(target.id, value.dtype)
@@ -221,14 +242,77 @@ class FunctionParser(BlockReader):
                 self.fail(node, "T.meta_var takes one value")
             self.names[target.id] = self.evaluator.value(given.args[0])
             return None
-        if name == "match_buffer":
-            self._match_buffer(node, target.id, given)
-            return None
-        if name == "alloc_buffer":
-            buffer = self._buffer(node, given.args, given.keywords, target.id)
-            self.names[target.id] = buffer
-            return lambda body: Allocate(buffer, body)
-        self.fail(node, f"T.{name} gives no value")
+        opening = _OPENINGS.get(name)
+        if opening is None:
+            self.fail(node, f"T.{name} gives no value")
+        made, wrap = opening(self, node, target.id, given)
+        self.names[target.id] = made
+        return wrap
+
+    def _view(self, node: ast.expr) -> tuple[str, Arguments] | None:
+        """`T.Buffer(shape, data=A.data)` in a body declares a buffer."""
+        match node:
+            case ast.Call(func=ast.Attribute(attr="Buffer"), args=args, keywords=keywords):
+                named = {k.arg: k.value for k in keywords if k.arg is not None}
+                lies = "data" in named or len(args) > 2
+                return ("decl_buffer", Arguments(args, named)) if lies else None
+        return None
+
+    def _alloc_buffer(self, node: ast.AST, name: str, given: Arguments) -> _Opened:
+        buffer = self._buffer(node, given.args, given.keywords, name)
+        return buffer, lambda body: Allocate(buffer, body)
+
+    def _allocate(self, node: ast.AST, name: str, given: Arguments) -> _Opened:
+        """Memory; the first T.decl_buffer of as many elements is the buffer that it is for."""
+        keywords = dict(given.keywords)
+        keywords.pop("annotations", None)
+        if "extents" in keywords:
+            keywords["shape"] = keywords.pop("extents")
+        buffer = self._buffer(node, given.args[:3], keywords, name)
+        self.memory[buffer] = None
+
+        def wrap(body: Stmt) -> Stmt:
+            real = self.memory[buffer]
+            return Allocate(real or buffer, rename(body, {}, {buffer: real} if real else {}))
+
+        return buffer, wrap
+
+    def _decl_buffer(self, node: ast.AST, name: str, given: Arguments) -> _Opened:
+        keywords = dict(given.keywords)
+        data = keywords.pop("data", given.args[2] if len(given.args) > 2 else None)
+        if data is None:
+            return self._alloc_buffer(node, name, given)
+        at = self.evaluator.value(data)
+        source = at.buffer if isinstance(at, BufferAddress) else at
+        if isinstance(source, Var) and source in self.handles:  # a parameter: its first buffer
+            matched = self.handles[source]
+            if matched is None:
+                made = self._buffer(node, given.args[:2], keywords, name)
+                self.handles[source] = made
+                return made, None
+            source = matched
+        if not isinstance(source, Buffer):
+            self.fail(data, "expected the address of a buffer: A.data")
+        if "scope" not in keywords:
+            keywords["scope"] = ast.Constant(source.scope)
+        buffer = self._buffer(node, given.args[:2], keywords, name)
+        if self.memory.get(source, source) is None and _is_as_large(buffer, source):
+            self.memory[source] = buffer
+            return buffer, None
+        real = self.memory.get(source) or source
+        return buffer, lambda body: DeclBuffer(buffer, real, (), (), body)
+
+    def _launch(self, node: ast.AST, name: str, given: Arguments) -> _Opened:
+        """A loop over threads, for the rest of the block."""
+        axis = self.evaluator.value(given.args[0]) if given.args else None
+        if len(given.args) != 2 or not isinstance(axis, (str, script.EnvThread)):
+            self.fail(node, 'expected T.launch_thread("threadIdx.x", extent)')
+        extent = self.evaluator.expr(given.args[1], "int32")
+        var = Var(name, extent.dtype) if isinstance(axis, str) else self.threads[axis]
+        notes = {"thread": axis if isinstance(axis, str) else axis.axis}
+        low = const(0, extent.dtype)
+        self.loops[var] = low, extent
+        return var, lambda body: For(var, low, extent, ForKind.THREAD_BINDING, body, notes)
 
     def _buffer(
         self, node: ast.AST, args: Sequence[ast.expr], keywords: Mapping[str, ast.expr], name: str
@@ -243,16 +327,42 @@ class FunctionParser(BlockReader):
             lambda: script.Buffer(*values, **named, name=name),  # type: ignore[arg-type]
         )
         assert isinstance(made, Buffer)
+        if name in self.offsets and made.elem_offset is None:
+            is_free = "offset_factor" in named
+            offset = Var(f"{name}_elem_offset") if is_free else const(0)
+            made = made.with_fields(elem_offset=offset)
         return made
 
-    def _match_buffer(self, node: ast.AST, name: str, given: Arguments) -> None:
-        handle = self.evaluator.value(given.args[0]) if given.args else None
+    def _match_buffer(self, node: ast.AST, name: str, given: Arguments) -> _Opened:
+        if not given.args or isinstance(given.args[0], ast.Subscript):
+            return self._match_region(node, name, given)
+        handle = self.evaluator.value(given.args[0])
+        if isinstance(handle, Buffer):
+            return self._match_region(node, name, given)
         if not isinstance(handle, Var) or handle not in self.handles:
-            self.fail(node, "T.match_buffer takes a parameter of type T.handle")
+            self.fail(node, "T.match_buffer takes a parameter of type T.handle, or a region")
         if self.handles[handle] is not None:
             self.fail(node, f"parameter '{handle.name}' is matched twice")
         buffer = self._buffer(node, given.args[1:], given.keywords, name)
-        self.handles[handle] = self.names[name] = buffer
+        self.handles[handle] = buffer
+        return buffer, None
+
+    def _match_region(self, node: ast.AST, name: str, given: Arguments) -> _Opened:
+        """A buffer that is a part of another, whose dtype and scope it has."""
+        if not given.args:
+            self.fail(node, "T.match_buffer takes a parameter or a region, and a shape")
+        part = self.evaluator.region(given.args[0])
+        keywords = dict(given.keywords)
+        keywords.setdefault("scope", ast.Constant(part.buffer.scope))
+        if len(given.args) < 3:
+            keywords.setdefault("dtype", ast.Constant(part.buffer.dtype))
+        buffer = self._buffer(node, given.args[1:], keywords, name)
+        outer = len(part.region) - len(buffer.shape)
+        if outer < 0 or any(not is_const(r.extent, 1) for r in part.region[:outer]):
+            self.fail(node, f"a region of {len(part.region)} axes has no {len(buffer.shape)} axes")
+        mins, extents = (r.min for r in part.region), (r.extent for r in part.region)
+        at = tuple(mins), tuple(extents)
+        return buffer, lambda body: DeclBuffer(buffer, part.buffer, *at, body)
 
     def _annotated(self, node: ast.AnnAssign) -> Wrap:
         if not isinstance(node.target, ast.Name) or node.value is None:
@@ -329,9 +439,9 @@ class FunctionParser(BlockReader):
 
     def _bounds(self, node: ast.AST, given: Arguments) -> tuple[PrimExpr, PrimExpr]:
         parts = [self.evaluator.value(a) for a in given.args]
-        if len(parts) == 3 and isinstance(parts[2], str):  # the thread axis
-            given.keywords.setdefault("thread", given.args[2])
-            del parts[2]
+        if len(parts) > 1 and isinstance(parts[-1], str):  # the thread axis
+            given.keywords.setdefault("thread", given.args[-1])
+            del parts[-1]
         extent = given.keywords.get("extent")
         if extent is not None and len(parts) == 1:
             size = self.evaluator.expr(extent, "int64")
@@ -394,15 +504,17 @@ class FunctionParser(BlockReader):
             self.blocks[-1].init = self.body(node.body)
             return None
         target = item.optional_vars
-        if name in ("LetStmt", "alloc_buffer") and not isinstance(target, ast.Name):
+        opening = _OPENINGS.get(name)
+        if opening is None and name != "LetStmt":
+            self.fail(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
+        if not isinstance(target, ast.Name) and name != "launch_thread":
             self.fail(node, f"T.{name} needs 'as name'")
-        assert target is None or isinstance(target, ast.Name)
-        if name == "LetStmt" and target is not None:
-            return self._let(node, target.id, given)
-        if name == "alloc_buffer" and target is not None:
-            buffer = self._buffer(node, given.args, given.keywords, target.id)
-            return Allocate(buffer, self._named(target.id, buffer, node.body))
-        self.fail(node, "expected T.block, T.init, T.LetStmt or T.alloc_buffer")
+        called = target.id if isinstance(target, ast.Name) else ""
+        if opening is None:
+            return self._let(node, called, given)
+        made, wrap = opening(self, node, called, given)
+        body = self._named(called, made, node.body)
+        return body if wrap is None else wrap(body)
 
     def _let(self, node: ast.With, name: str, given: Arguments) -> Stmt:
         if not given.args:
@@ -421,6 +533,14 @@ class FunctionParser(BlockReader):
         self.names.update(before)
         return made
 
+    def _launch_here(self, node: ast.Call, given: Arguments) -> Wrap | None:
+        """T.launch_thread of a variable that T.env_thread made."""
+        var, wrap = self._launch(node, "", given)
+        for name, value in list(self.names.items()):
+            if isinstance(value, script.EnvThread) and self.threads[value] is var:
+                self.names[name] = var
+        return wrap
+
     def _func_attr(self, node: ast.Call, given: Arguments) -> None:
         self.attrs = {**(self.attrs or {}), **self._mapping(node, given)}
 
@@ -433,6 +553,14 @@ class FunctionParser(BlockReader):
         if not isinstance(locality, int):
             self.fail(node, "the locality of T.prefetch is a number from 0 to 3")
         return Prefetch(load.buffer, load.indices, locality)
+
+
+def _is_as_large(a: Buffer, b: Buffer) -> bool:
+    """Whether two buffers hold the same elements, in row-major order."""
+    if a.dtype != b.dtype or a.scope != b.scope or a.strides or a.elem_offset is not None:
+        return False
+    sizes = [reduce(operator.mul, each.shape, const(1)) for each in (a, b)]
+    return prove_equal(*sizes)
 
 
 def _sequence(statements: Sequence[Stmt]) -> Stmt:
@@ -461,7 +589,16 @@ _STATEMENTS: dict[type[ast.stmt], Callable[..., Stmt | Wrap | None]] = {
     ast.While: FunctionParser._while,
     ast.With: FunctionParser._with,
 }
-_CALLS: dict[str, Callable[..., Stmt | None]] = {
+_OPENINGS: dict[str, Callable[..., _Opened]] = {
+    "match_buffer": FunctionParser._match_buffer,
+    "alloc_buffer": FunctionParser._alloc_buffer,
+    "allocate": FunctionParser._allocate,
+    "decl_buffer": FunctionParser._decl_buffer,
+    "launch_thread": FunctionParser._launch,
+}
+"""What gives a name for the rest of a block, or in a block of its own."""
+_CALLS: dict[str, Callable[..., Stmt | Wrap | None]] = {
+    "launch_thread": FunctionParser._launch_here,
     "where": FunctionParser._where,
     "reads": FunctionParser._reads,
     "writes": FunctionParser._writes,

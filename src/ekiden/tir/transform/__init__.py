@@ -8,6 +8,8 @@ constants.
 from ekiden.ir.transform import share_passes
 from ekiden.tir.transform.align_storage import align_storage
 from ekiden.tir.transform.compact_buffers import compact_buffers
+from ekiden.tir.transform.convert_blocks_to_opaque import convert_blocks_to_opaque
+from ekiden.tir.transform.convert_loops_to_serial import convert_loops_to_serial
 from ekiden.tir.transform.flatten_buffers import flat_index, flatten_buffers
 from ekiden.tir.transform.hoist_conditions import hoist_conditions
 from ekiden.tir.transform.hoist_invariants import hoist_invariants
@@ -15,6 +17,7 @@ from ekiden.tir.transform.inject_double_buffer import inject_double_buffer
 from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
 from ekiden.tir.transform.loop_partition import loop_partition
 from ekiden.tir.transform.lower_blocks import lower_blocks
+from ekiden.tir.transform.lower_init_block import lower_init_block
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
 from ekiden.tir.transform.pipeline import (
@@ -24,6 +27,9 @@ from ekiden.tir.transform.pipeline import (
     Apply,
     BindTarget,
     CompactBufferAllocation,
+    ConvertBlocksToOpaque,
+    ConvertForLoopsToSerial,
+    ConvertSSA,
     Filter,
     FlattenBuffer,
     HoistExpression,
@@ -31,12 +37,15 @@ from ekiden.tir.transform.pipeline import (
     InjectDoubleBuffer,
     InjectVirtualThread,
     LoopPartition,
+    LowerInitBlock,
     LowerIntrin,
+    LowerMatchBuffer,
     LowerOpaqueBlock,
     RemoveNoOp,
     Simplify,
     SplitHostDevice,
     StorageRewrite,
+    UnifyThreadBinding,
     UnrollLoop,
     VectorizeLoop,
     lower,
@@ -46,8 +55,10 @@ from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.simplify import simplify
 from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
+from ekiden.tir.transform.unify_thread_binding import unify_thread_binding
 from ekiden.tir.transform.unroll_loops import unroll_loops
 from ekiden.tir.transform.vectorize_loops import vectorize_loops
+from ekiden.tir.views import lower_match_buffer
 
 __all__ = [
     "PASSES",
@@ -56,6 +67,9 @@ __all__ = [
     "Apply",
     "BindTarget",
     "CompactBufferAllocation",
+    "ConvertBlocksToOpaque",
+    "ConvertForLoopsToSerial",
+    "ConvertSSA",
     "Filter",
     "FlattenBuffer",
     "HoistExpression",
@@ -63,16 +77,21 @@ __all__ = [
     "InjectDoubleBuffer",
     "InjectVirtualThread",
     "LoopPartition",
+    "LowerInitBlock",
     "LowerIntrin",
+    "LowerMatchBuffer",
     "LowerOpaqueBlock",
     "RemoveNoOp",
     "Simplify",
     "SplitHostDevice",
     "StorageRewrite",
+    "UnifyThreadBinding",
     "UnrollLoop",
     "VectorizeLoop",
     "align_storage",
     "compact_buffers",
+    "convert_blocks_to_opaque",
+    "convert_loops_to_serial",
     "flat_index",
     "flatten_buffers",
     "hoist_conditions",
@@ -82,13 +101,16 @@ __all__ = [
     "loop_partition",
     "lower",
     "lower_blocks",
+    "lower_init_block",
     "lower_intrinsics",
+    "lower_match_buffer",
     "numbers_as_tensors",
     "prim_func_pass",
     "remove_no_op",
     "simplify",
     "split_host_device",
     "storage_rewrite",
+    "unify_thread_binding",
     "unroll_loops",
     "vectorize_loops",
 ]

@@ -8,7 +8,7 @@ for i in n:                          if c:
 
 from __future__ import annotations
 
-from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, Intrinsic, PrimExpr
 from ekiden.ir.prim_visitor import post_order
 from ekiden.tir.distinct import distinct
@@ -43,7 +43,7 @@ def is_free_of(condition: PrimExpr, loop: For) -> bool:
             return False
         if isinstance(e, (FloorDiv, FloorMod)) and not isinstance(e.b, IntImm):
             return False
-        if isinstance(e, Intrinsic) and INTRINSICS[e.op].effects:
+        if isinstance(e, Intrinsic) and row_of(e.op).effects:
             return False
     return True
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ekiden.arith import Analyzer
+from ekiden.ir.pass_context import LOOP_PARTITION, PassContext
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -139,7 +140,8 @@ class _Decide(StmtMutator):
 
 
 class _Partition(StmtMutator):
-    def __init__(self) -> None:
+    def __init__(self, cuts_constant: bool) -> None:
+        self._cuts_constant = cuts_constant
         self._analyzer = Analyzer()
         self._lanes: set[Var] = set()
         self.has_cut = False
@@ -150,6 +152,8 @@ class _Partition(StmtMutator):
         if stmt.kind is ForKind.VECTORIZED:
             self._lanes.add(stmt.loop_var)
         if stmt.kind is ForKind.THREAD_BINDING or not is_const(stmt.min, 0):
+            return super().visit_for(stmt)
+        if isinstance(stmt.extent, IntImm) and not self._cuts_constant:
             return super().visit_for(stmt)
         bounds = self._bounds(stmt)
         return self._cut(stmt, bounds) if bounds else super().visit_for(stmt)
@@ -370,10 +374,13 @@ class _Unmark(StmtMutator):
 
 
 def loop_partition(func: PrimFunc) -> PrimFunc:
-    """The function without conditions marked likely in the parts of loops that decide them."""
+    """The function without conditions marked likely in the parts of loops that decide them, as the
+    option `tir.LoopPartition` of the current PassContext says.
+    """
     if next(_candidates(func.body), None) is None:
         return func
-    partition = _Partition()
+    options = PassContext.current().fields(LOOP_PARTITION)
+    partition = _Partition(bool(options["partition_const_loop"]))
     body = _Unmark().visit(partition.visit(func.body))
     new = func.with_fields(body=body)
     return distinct(new) if partition.has_cut else new

@@ -132,6 +132,23 @@ def _clz(x: PrimExpr) -> PrimExpr:
     return cast(const(bits, unsigned) - _popcount(filled), x.dtype)
 
 
+def _q_multiply_shift(x: PrimExpr, y: PrimExpr, q: PrimExpr, s: PrimExpr) -> PrimExpr:
+    """In 64 bits: ((x << max(-s, 0)) * y + half) >> (q + max(s, 0))."""
+
+    a, b, places, by = (cast(e, "int64") for e in (x, y, q, s))
+    total = places + maximum(by, 0)
+    half = _call("left_shift", const(1), total - 1)
+    left = _call("left_shift", a, maximum(0 - by, 0))
+    return cast(_call("right_shift", left * b + half, total), x.dtype)
+
+
+def _q_per_axis(
+    x: PrimExpr, y: PrimExpr, left: PrimExpr, right: PrimExpr, q: PrimExpr, *_: PrimExpr
+) -> PrimExpr:
+    moved = _call("left_shift", cast(x, "int64"), cast(left, "int64"))
+    return cast(_q_multiply_shift(moved, y, q, right), x.dtype)
+
+
 def _bitwise_not(x: PrimExpr) -> PrimExpr:
     ones = (
         const(-1, x.dtype)
@@ -148,6 +165,8 @@ def _fmod(x: PrimExpr, y: PrimExpr) -> PrimExpr:
 _SCALAR: dict[str, Callable[..., PrimExpr]] = {
     **FUNCTIONS, "atan2": atan2_scalar, "hypot": _hypot, "copysign": _copysign, "ldexp": _ldexp,
     "isfinite": _isfinite, "popcount": _popcount, "clz": _clz, "bitwise_not": _bitwise_not,
+    "q_multiply_shift": _q_multiply_shift,
+    "q_multiply_shift_per_axis": _q_per_axis,
 }  # fmt: skip
 LOWERED: dict[str, Callable[..., PrimExpr]] = {
     "likely": lambda x: x,

@@ -18,9 +18,12 @@ from ekiden.ir.transform import (
     register_pass,
 )
 from ekiden.target import Target
+from ekiden.tir.distinct import distinct
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform.align_storage import align_storage
 from ekiden.tir.transform.compact_buffers import compact_buffers
+from ekiden.tir.transform.convert_blocks_to_opaque import convert_blocks_to_opaque
+from ekiden.tir.transform.convert_loops_to_serial import convert_loops_to_serial
 from ekiden.tir.transform.flatten_buffers import flatten_buffers
 from ekiden.tir.transform.hoist_conditions import hoist_conditions
 from ekiden.tir.transform.hoist_invariants import hoist_invariants
@@ -28,14 +31,17 @@ from ekiden.tir.transform.inject_double_buffer import inject_double_buffer
 from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
 from ekiden.tir.transform.loop_partition import loop_partition
 from ekiden.tir.transform.lower_blocks import lower_blocks
+from ekiden.tir.transform.lower_init_block import lower_init_block
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.lower_small_types import lower_small_types
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.simplify import simplify
 from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
+from ekiden.tir.transform.unify_thread_binding import unify_thread_binding
 from ekiden.tir.transform.unroll_loops import unroll_loops
 from ekiden.tir.transform.vectorize_loops import vectorize_loops
+from ekiden.tir.views import lower_match_buffer
 
 _function_pass = prim_func_pass = function_pass_over(PrimFunc)
 """The decorator of passes over loop programs: (function, module, context) -> function."""
@@ -89,6 +95,7 @@ def BindTarget(target: Target) -> Pass:  # noqa: N802
 
 
 # fmt: off
+LowerMatchBuffer        = _factory("LowerMatchBuffer",        lower_match_buffer)
 LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
 CompactBufferAllocation = _factory("CompactBufferAllocation", compact_buffers)
 AlignStorage            = _factory("AlignStorage",            align_storage)
@@ -106,9 +113,16 @@ HoistExpression         = _factory("HoistExpression",         hoist_invariants)
 RemoveNoOp              = _factory("RemoveNoOp",              remove_no_op)
 Simplify                = _factory("Simplify",                simplify)
 
+LowerInitBlock          = _factory("LowerInitBlock",          lower_init_block)
+ConvertBlocksToOpaque   = _factory("ConvertBlocksToOpaque",   convert_blocks_to_opaque)
+UnifyThreadBinding      = _factory("UnifyThreadBinding",      unify_thread_binding)
+ConvertForLoopsToSerial = _factory("ConvertForLoopsToSerial", convert_loops_to_serial)
+ConvertSSA              = _factory("ConvertSSA",              distinct)
+
 SplitHostDevice         = _module_factory("SplitHostDevice",  split_host_device)
 
 PASSES: list[Pass] = [
+    LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     LowerOpaqueBlock(),
     CompactBufferAllocation(),
     AlignStorage(),         # once buffers have their shapes
@@ -126,6 +140,7 @@ PASSES: list[Pass] = [
     RemoveNoOp(),           # but for names that nothing uses in the end
 ]
 BEFORE_SPLIT: list[Pass] = [
+    LowerMatchBuffer(),
     LowerOpaqueBlock(),
     CompactBufferAllocation(),
     AlignStorage(),
@@ -144,6 +159,7 @@ AFTER_SPLIT: list[Pass] = [
 ]
 """For the parts of such a program. Compilers of devices hoist and reuse memory themselves."""
 TILED_PASSES: list[Pass] = [
+    LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     FlattenBuffer(),
     LowerSmallTypes(),
     LowerIntrin(),
@@ -153,6 +169,7 @@ with their addresses grouped; hoisting would only raise the number of live value
 the compile time).
 """
 MIXED_PASSES: list[Pass] = [
+    LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     LowerOpaqueBlock(),
     FlattenBuffer(),
     LowerSmallTypes(),

@@ -7,7 +7,7 @@ them, values evaluated for nothing.
 
 from __future__ import annotations
 
-from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import Intrinsic, PrimExpr, Var
 from ekiden.ir.prim_visitor import post_order
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
@@ -27,7 +27,7 @@ from ekiden.tir.visitor import NOTHING, StmtMutator, expressions, is_nothing
 
 def has_effects(value: PrimExpr) -> bool:
     """Whether evaluating an expression does more than give its value."""
-    return any(isinstance(e, Intrinsic) and INTRINSICS[e.op].effects for e in post_order(value))
+    return any(isinstance(e, Intrinsic) and row_of(e.op).effects for e in post_order(value))
 
 
 class _Remove(StmtMutator):

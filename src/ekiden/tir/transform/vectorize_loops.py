@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import (
     LT,
     Add,
@@ -85,7 +85,7 @@ class Vectorizer(StmtMutator):
             return self._values.get(e, e)
         if isinstance(e, BufferLoad):
             return self._load(e, new)
-        if isinstance(e, Intrinsic) and e.op in INTRINSICS and INTRINSICS[e.op].effects:
+        if isinstance(e, Intrinsic) and row_of(e.op).effects:
             raise ScheduleError(f"vectorize: a call of {e.op!r} cannot be one of vectors: {e!r}")
         if not any(dt.lanes(c.dtype) > 1 for c in new) or isinstance(
             e, (Broadcast, Ramp, VectorReduce)

@@ -1,0 +1,75 @@
+"""Functions for given sizes and numbers: `func.specialize({n: 16, A: tir.decl_buffer((16, 8))})`.
+
+def f(n: int32, A: Buffer((n, m))): for i in range(n): ..
+->  def f(A: Buffer((16, 8))): for i in range(16): ..      with n = 16, m = 8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.arith import prove_equal, simplify
+from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, convert
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.visitor import rename
+
+
+def specialized(func: PrimFunc, param_map: Mapping[Buffer | Var, Buffer | ExprLike]) -> PrimFunc:
+    """The function for given values of its numbers and sizes, and layouts of its buffers.
+
+    A key is a number (which is then no parameter), a variable of a buffer's sizes, or a buffer,
+    whose value is one of the wanted sizes. Raises ValueError for a key that the function does not
+    have, for another dtype or rank, and for sizes that differ from those it has.
+    """
+    values: dict[Var, PrimExpr] = {}
+    known = {*func.scalars, *(v for b in func.buffers for v in free_vars(*b.sizes()))}
+    for key, value in param_map.items():
+        if isinstance(key, Buffer) and isinstance(value, Buffer):
+            _match(func, key, value, values)
+        elif isinstance(key, Var) and key in known and not isinstance(value, Buffer):
+            values[key] = cast(convert(value, key.dtype), key.dtype)
+        else:
+            raise ValueError(f"specialize {func.name!r}: it has no {key!r} that {value!r} fits")
+    buffers = {b: _sized(b, values) for b in func.buffers}
+    params = (buffers[p] if isinstance(p, Buffer) else p for p in func.params)
+    body = rename(func.body, values, buffers)
+    return func.with_fields(params=tuple(p for p in params if p not in values), body=body)
+
+
+def _match(func: PrimFunc, own: Buffer, wanted: Buffer, values: dict[Var, PrimExpr]) -> None:
+    """Note what the sizes of a parameter are in a buffer."""
+    what = f"specialize {func.name!r}: buffer {own.name!r}"
+    if own not in func.buffers:
+        raise ValueError(f"{what} is no parameter")
+    if own.dtype != wanted.dtype or len(own.shape) != len(wanted.shape):
+        raise ValueError(f"{what} is of {own.dtype} and {len(own.shape)} axes")
+    pairs = list(zip(own.shape, wanted.shape, strict=True))
+    pairs += zip(own.strides, wanted.strides, strict=False)
+    if own.elem_offset is not None and wanted.elem_offset is not None:
+        pairs.append((own.elem_offset, wanted.elem_offset))
+    for a, b in pairs:
+        if isinstance(a, Var) and a not in values:
+            values[a] = cast(convert(b, a.dtype), a.dtype)
+        elif not prove_equal(substitute(a, values), b):
+            raise ValueError(f"{what} has the size {a}, not {b}")
+
+
+def _sized(buffer: Buffer, values: dict[Var, PrimExpr]) -> Buffer:
+    if values.keys().isdisjoint(free_vars(*buffer.sizes())):
+        return buffer
+
+    def new(e: PrimExpr) -> PrimExpr:
+        return simplify(substitute(e, values))
+
+    return buffer.with_fields(
+        shape=tuple(map(new, buffer.shape)),
+        strides=tuple(map(new, buffer.strides)),
+        elem_offset=None if buffer.elem_offset is None else new(buffer.elem_offset),
+    )
+
+
+PrimFunc.specializer = staticmethod(specialized)
+
+__all__ = ["specialized"]

@@ -1,0 +1,67 @@
+"""One loop for each thread axis, around all that runs on it.
+
+for i in thread_binding(8, "blockIdx.x"):         for blockIdx_x in thread_binding(8, "blockIdx.x"):
+    for j in thread_binding(4, "threadIdx.x"):        for threadIdx_x in thread_binding(4, ..):
+        B[i, j] = A[i, j]                     ->          B[blockIdx_x, threadIdx_x] = ..
+    for k in thread_binding(4, "threadIdx.x"):            C[blockIdx_x, threadIdx_x] = ..
+        C[i, k] = B[i, k]
+
+Loops of virtual threads stay. TVM: UnifyThreadBinding.
+"""
+
+from __future__ import annotations
+
+from ekiden.arith import prove_equal
+from ekiden.ir.prim import PrimExpr, Var, cast, const
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt
+from ekiden.tir.transform.inject_virtual_threads import is_virtual
+from ekiden.tir.visitor import StmtMutator, sequence, substitute, with_body
+
+
+class _Unify(StmtMutator):
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._open: dict[str, tuple[Var, PrimExpr]] = {}
+        """Axis -> its one variable and extent, inside of an outermost loop over threads."""
+        self._depth_of_threads = 0
+
+    def visit_for(self, stmt: For) -> Stmt:
+        axis = str((stmt.annotations or {}).get("thread", ""))
+        if stmt.kind is not ForKind.THREAD_BINDING or is_virtual(stmt):
+            return super().visit_for(stmt)
+        known = self._open.get(axis)
+        if known is None:
+            outside = {v for v, _ in self._open.values()}
+            inner = set(free_vars(stmt.extent)) - outside
+            if self._depth_of_threads and inner:
+                names = ", ".join(sorted(v.name for v in inner))
+                raise ScheduleError(f"{self._name!r}: the extent of {axis} changes with {names}")
+            var = Var(axis.replace(".", "_"), stmt.loop_var.dtype)
+            known = self._open[axis] = var, stmt.extent
+        elif not prove_equal(cast(known[1], "int64"), cast(stmt.extent, "int64")):
+            raise ScheduleError(
+                f"{self._name!r}: loops over {axis} have the extents {known[1]} and {stmt.extent}"
+            )
+        value = cast(known[0], stmt.loop_var.dtype) + stmt.min
+        self._depth_of_threads += 1
+        body = self.visit(substitute(stmt.body, {stmt.loop_var: value}))
+        self._depth_of_threads -= 1
+        if self._depth_of_threads:
+            return body
+        opened = list(self._open.items())
+        self._open = {}
+        for name, (var, extent) in reversed(opened):
+            low = const(0, extent.dtype)
+            body = For(var, low, extent, ForKind.THREAD_BINDING, body, {"thread": name})
+        return sequence(body)
+
+
+def unify_thread_binding(func: PrimFunc) -> PrimFunc:
+    """The function with one loop for each axis. Raises ScheduleError (a ValueError) for loops over
+    one axis of two extents, or of an extent that changes inside."""
+    return with_body(func, _Unify(func.name).visit(func.body))
+
+
+__all__ = ["unify_thread_binding"]

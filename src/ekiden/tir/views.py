@@ -1,0 +1,140 @@
+"""Buffers that are views of others (DeclBuffer), and how they are replaced by what they are of.
+
+with T.match_buffer(A[i * 4:i * 4 + 4, j], (4, 1)) as B:      A[i * 4 + k, j] = 0.0
+    B[k, 0] = 0.0                                         ->
+
+Strides and offsets that such a buffer names get the values they have in the other. TVM's pass
+LowerMatchBuffer, for regions; an address (`data=A.data`) is one here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import PrimExpr, Var, cast, const, convert, is_const
+from ekiden.runtime.errors import CompileError
+from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp
+from ekiden.tir.stmt import BufferStore, DeclBuffer, Prefetch, PrimFunc, Stmt
+from ekiden.tir.visitor import ExprRewriter, StmtMutator, substitute, walk, with_body
+
+
+def resolved(view: DeclBuffer) -> Stmt:
+    """The body of a view, with accesses of the buffer it is a view of. Strides and the offset that
+    are variables have the values that the buffer gives them.
+
+    Raises CompileError for a view of elements of another dtype.
+    """
+    if dt.element(view.buffer.dtype) != dt.element(view.source.dtype):
+        raise CompileError(
+            f"buffer {view.buffer.name!r}: elements of {view.buffer.dtype} cannot lie in"
+            f" {view.source.name!r}, which holds {view.source.dtype}"
+        )
+    body = _Resolving(view).visit(view.body)
+    if not view.mins:
+        return body
+    strides = _strides(view.source)[len(view.mins) - len(view.buffer.shape) :]
+    offset = view.source.offset_of(view.mins) if view.buffer.elem_offset is not None else const(0)
+    named = [*zip(view.buffer.strides, strides, strict=False), (view.buffer.elem_offset, offset)]
+    values = {v: cast(value, v.dtype) for v, value in named if isinstance(v, Var)}
+    return substitute(body, values)
+
+
+def _strides(buffer: Buffer) -> list[PrimExpr]:
+    if buffer.strides:
+        return list(buffer.strides)
+    found: list[PrimExpr] = []
+    size = convert(1, "int64")
+    for extent in reversed(buffer.shape):
+        found.insert(0, size)
+        size = size * extent
+    return found
+
+
+def _moved(index: PrimExpr, by: PrimExpr) -> PrimExpr:
+    """A sum whose first side may be a vector."""
+    if isinstance(index, Ramp):
+        return index.with_fields(base=index.base + by)
+    lanes = dt.lanes(index.dtype)
+    return by + index if lanes == 1 else index + Broadcast(by, lanes)
+
+
+class _Resolving(ExprRewriter):
+    def __init__(self, view: DeclBuffer) -> None:
+        super().__init__(self._change)
+        self._view = view
+
+    def _change(self, e: PrimExpr) -> PrimExpr:
+        view = self._view
+        if isinstance(e, BufferLoad) and e.buffer is view.buffer:
+            return e.with_fields(buffer=view.source, indices=self._at(e.indices))
+        if isinstance(e, BufferAddress) and e.buffer is view.buffer:
+            return self._address(e)
+        return e
+
+    def _address(self, e: BufferAddress) -> PrimExpr:
+        view = self._view
+        if view.mins and len(e.indices) == 1 < len(view.buffer.shape):
+            begin = e.indices[0]
+            if not is_const(begin, 0) and begin is not view.buffer.elem_offset:
+                raise CompileError(
+                    f"buffer {view.buffer.name!r}: elements of a part of {view.source.name!r} do"
+                    " not follow each other; an address within it needs an index for each axis"
+                )
+            return e.with_fields(buffer=view.source, indices=view.mins, extents=view.extents)
+        if e.indices:
+            ones = (const(1),) * (len(view.mins) - len(e.indices))
+            extents = (*ones, *e.extents) if e.extents else ()
+            return e.with_fields(buffer=view.source, indices=self._at(e.indices), extents=extents)
+        if not view.mins:
+            return e.with_fields(buffer=view.source)
+        return e.with_fields(buffer=view.source, indices=view.mins, extents=view.extents)
+
+    def _at(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        view = self._view
+        if not view.mins:
+            if len(indices) == 1 and not view.buffer.strides and view.buffer.elem_offset is None:
+                return tuple(indices)
+            return (view.buffer.offset_of(indices),)
+        outer = len(view.mins) - len(indices)
+        if len(indices) != len(view.buffer.shape) or outer < 0:
+            raise CompileError(
+                f"buffer {view.buffer.name!r}: a part of {view.source.name!r} is read with"
+                f" {len(view.buffer.shape)} indices, got {len(indices)}"
+            )
+        return (*view.mins[:outer], *map(_moved, indices, view.mins[outer:]))
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        made = super().visit_store(stmt)
+        assert isinstance(made, BufferStore)
+        if made.buffer is not self._view.buffer:
+            return made
+        return made.with_fields(buffer=self._view.source, indices=self._at(made.indices))
+
+    def visit_prefetch(self, stmt: Prefetch) -> Stmt:
+        made = super().visit_prefetch(stmt)
+        assert isinstance(made, Prefetch)
+        if made.buffer is not self._view.buffer:
+            return made
+        return made.with_fields(buffer=self._view.source, indices=self._at(made.indices))
+
+    def visit_decl(self, stmt: DeclBuffer) -> Stmt:
+        """A view of a view is resolved first."""
+        if stmt.source is self._view.buffer:
+            return self.visit(resolved(stmt))
+        return super().visit_decl(stmt)
+
+
+class _Lower(StmtMutator):
+    def visit_decl(self, stmt: DeclBuffer) -> Stmt:
+        return self.visit(resolved(stmt))
+
+
+def lower_match_buffer(func: PrimFunc) -> PrimFunc:
+    """The function without views. Raises CompileError for a view of elements of another dtype."""
+    if not any(isinstance(s, DeclBuffer) for s in walk(func.body)):
+        return func
+    return with_body(func, _Lower().visit(func.body))
+
+
+__all__ = ["lower_match_buffer", "resolved"]

@@ -1,0 +1,74 @@
+"""Functions for given sizes, and copies that share nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import tir
+from ekiden.ir.structural import structural_equal
+from ekiden.tir.distinct import bindings
+
+TEXT = """
+@T.prim_func
+def f(a: T.handle, b: T.handle, n: T.int32):
+    m = T.int32()
+    A = T.match_buffer(a, (m, n), "float32")
+    B = T.match_buffer(b, (m,), "float32")
+    for i in range(m):
+        with T.block("b"):
+            vi = T.axis.spatial(m, i)
+            t = T.alloc_buffer((1,), "float32", scope="local")
+            t[0] = A[vi, n - 1]
+            B[vi] = t[0]
+"""
+
+
+def parsed() -> tir.PrimFunc:
+    """The function, anew."""
+    found = tir.parse(TEXT)
+    assert isinstance(found, tir.PrimFunc)
+    return found
+
+
+def test_numbers_and_sizes_are_filled_in() -> None:
+    func = parsed()
+    a, _, n = func.params
+    assert isinstance(a, tir.Buffer) and isinstance(n, tir.Var)
+    for given in ({n: 8}, {a: tir.decl_buffer((4, 8))}, {a.shape[0]: 4, n: 8}):
+        made = func.specialize(given)  # type: ignore[arg-type]
+        assert made.scalars == () and "n" not in [v.name for v in made.scalars]
+        tir.verify(made, lowered=False)
+        x, y = np.arange(32, dtype="float32").reshape(4, 8), np.zeros(4, "float32")
+        ekiden.build(made, target="llvm")(x, y)
+        np.testing.assert_array_equal(y, x[:, 7])
+    assert structural_equal(func.specialize({}), func)
+    doubled = func.specialize({n: tir.Var("x", "int32") * 2})
+    assert "x * 2" in doubled.script() and not doubled.scalars
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    func = parsed()
+    a, b, n = func.params
+    assert isinstance(a, tir.Buffer)
+    with pytest.raises(ValueError, match="buffer 'A' is of float32 and 2 axes"):
+        func.specialize({a: tir.decl_buffer((4,))})
+    with pytest.raises(ValueError, match="buffer 'B' has the size m, not 5"):
+        func.specialize({a: tir.decl_buffer((4, 8)), b: tir.decl_buffer((5,))})
+    with pytest.raises(ValueError, match="it has no"):
+        func.specialize({tir.Var("k"): 3})
+    with pytest.raises(ValueError, match="it has no"):
+        func.specialize({n: tir.decl_buffer((1,))})
+    with pytest.raises(ValueError, match="is no parameter"):
+        func.specialize({tir.decl_buffer((1,)): tir.decl_buffer((1,))})
+
+
+def test_a_renewed_function_shares_nothing() -> None:
+    func = parsed()
+    made = tir.stmt_functor.renew_defs(func)
+    assert structural_equal(made, func)
+    before, after = ({*f.params, *bindings(f.body)} for f in (func, made))
+    assert before.isdisjoint(after) and len(after) == len(before)
+    assert made.buffers[0].shape[0] is made.buffers[1].shape[0]
+    assert made.buffers[0].shape[1] is made.scalars[0]
