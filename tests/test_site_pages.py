@@ -33,7 +33,7 @@ RUN_ELSEWHERE = {
     "docs/using-models.md": "tests/test_pages.py",
 }
 """Page -> the test that runs its programs, where that is not this one."""
-NEEDS = {"docs/guides/from-torch-compile.md": "torch"}
+NEEDS = {"docs/guides/from-torch-compile.md": "torch", "docs/guides/serve.md": "starlette"}
 """Page -> the optional package that its programs import."""
 BLOCK = re.compile(
     r"^(?:<!-- (?:not run|command): (?P<reason>[^\n]+) -->\n)?"
