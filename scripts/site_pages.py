@@ -31,6 +31,7 @@ PLACES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "bindings/README.md": "bindings.md",
+    "runtime/README.md": "runtime-package.md",
 }
 """File of the repository -> its page."""
 LANGUAGES = {".c": "c", ".cpp": "cpp", ".h": "c", ".hpp": "cpp", ".py": "python", ".def": "c"}
@@ -157,6 +158,16 @@ def texts(files: Files) -> Iterator[tuple[str, str]]:
     for name in PLACES:
         if (ROOT / name).exists():
             yield name, (ROOT / name).read_text(encoding="utf-8")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put pages that the table of contents does not name at its end."""
+    there = [str(page.relative_to(ROOT / "docs")) for page in sorted(ROOT.glob("docs/**/*.md"))]
+    there += [place for source, place in PLACES.items() if (ROOT / source).exists()]
+    named = set(navigated(config.nav))
+    (last,) = config.nav[-1].values()
+    last.extend(page for page in there if page not in named)
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
