@@ -6,13 +6,16 @@ import io
 import logging
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from ekiden.cli import main
 from ekiden.frontend.onnx import registry as onnx_registry
+from ekiden.ir.node import NODE_TYPES
 from ekiden.ir.op import OP_ATTRS, OP_NODES, OPS
 from test_pages import folder  # noqa: F401  the folder that each page finds
 
@@ -147,11 +150,12 @@ def test_the_programs_of_the_page_run(
         pytest.importorskip(package, reason=f"the package {package} is not installed")
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    tables = (OPS, OP_NODES, onnx_registry.TABLE, *OP_ATTRS.values())
+    tables = (OPS, OP_NODES, NODE_TYPES, onnx_registry.TABLE, *OP_ATTRS.values())
     before = [dict(table) for table in tables]
     try:
-        names = {"__name__": "page"}
-        exec(compile(program(page), name_of(page), "exec"), names)
+        module = ModuleType("page")  # which decorators of classes look up
+        monkeypatch.setitem(sys.modules, "page", module)
+        exec(compile(program(page), name_of(page), "exec"), vars(module))
         for block in blocks(page):
             for line in block.commands if block.language == "sh" and not block.reason else ():
                 assert main(shlex.split(line)[1:]) == 0, (line, capsys.readouterr().err)
