@@ -28,6 +28,7 @@ RUN_ELSEWHERE = {
     "docs/coming-from-tvm.md": "tests/relay/test_coming_from_tvm.py",
     "docs/cross-compiling.md": "tests/rpc/test_rpc_elsewhere.py",
     "docs/frontends.md": "tests/test_pages.py",
+    "docs/guides/from-torch-compile.md": "tests/test_pages.py",
     "docs/relay-text.md": "tests/relay/test_relay_text_page.py",
     "docs/rpc.md": "tests/test_pages.py",
     "docs/tuning.md": "tests/test_pages.py",
@@ -36,7 +37,7 @@ RUN_ELSEWHERE = {
     "docs/using-models.md": "tests/test_pages.py",
 }
 """Page -> the test that runs its programs, where that is not this one."""
-NEEDS = {"docs/guides/from-torch-compile.md": "torch", "docs/guides/serve.md": "starlette"}
+NEEDS = {"docs/guides/serve.md": "starlette"}
 """Page -> the optional package that its programs import."""
 BLOCK = re.compile(
     r"^(?:<!-- (?:not run|command): (?P<reason>[^\n]+) -->\n)?"
