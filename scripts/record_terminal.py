@@ -88,7 +88,7 @@ def drawn(shown: list[tuple[float, str, bool]]) -> str:
         f"<style>text{{font:12px ui-monospace,'DejaVu Sans Mono',monospace;fill:#d6dde6;"
         f"white-space:pre}}.c{{fill:#8fd18f;font-weight:600}}{''.join(style)}</style>"
         f'<rect width="100%" height="100%" rx="8" fill="#1b232d"/>{dots}'
-        f'<clipPath id="w"><rect x="0" y="28" width="100%" height="{height - 34}"/></clipPath>'
+        f'<clipPath id="w"><rect x="0" y="32" width="100%" height="{height - 38}"/></clipPath>'
         f'<g clip-path="url(#w)"><g id="s">{"".join(body)}</g></g></svg>\n'
     )
 

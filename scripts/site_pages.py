@@ -8,10 +8,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import posixpath
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -28,6 +31,7 @@ PLACES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "bindings/README.md": "bindings.md",
+    "runtime/README.md": "runtime-package.md",
 }
 """File of the repository -> its page."""
 LANGUAGES = {".c": "c", ".cpp": "cpp", ".h": "c", ".hpp": "cpp", ".py": "python", ".def": "c"}
@@ -57,6 +61,56 @@ def folder_page(path: str) -> str:
     """A folder of the repository as a page: what lies there."""
     rows = [f"- `{each.name}`" for each in sorted((ROOT / path).iterdir())]
     return "\n".join([f"# {path}", "", *rows, ""])
+
+
+def api_page(name: str) -> str:
+    """The page of a module: what its source says, then what only importing it tells: names that a
+    comprehension adds to `__all__`, of functions that other functions made.
+    """
+    module = importlib.import_module(name)
+    tree = ast.parse(inspect.getsource(module))
+    added = [n.value for n in tree.body if isinstance(n, ast.AugAssign)]
+    parts = [f"# {name}", f"::: {name}"]
+    if any(isinstance(value, ast.ListComp) for value in added):
+        constants = (each for each in ast.walk(tree) if isinstance(each, ast.Constant))
+        seen = {each.value for each in constants}
+        for each in sorted(set(module.__all__) - seen):
+            parts += entry(name, each, getattr(module, each))
+    return "\n\n".join(parts) + "\n"
+
+
+def entry(module: str, name: str, value: object) -> list[str]:
+    """A function as the reference has it."""
+    if not callable(value):
+        return []
+    head = f"## `{name}` {{ #{module}.{name} data-toc-label='{name}' }}"
+    said, declared, row = inspect.cleandoc(value.__doc__ or "").partition("\nOperator: ")
+    parts = [head, f"```python\n{signature(name, value)}\n```", said]
+    return [*parts, f"```text\nOperator: {row}\n```"] if declared else parts
+
+
+def signature(name: str, value: Callable[..., object]) -> str:
+    """A function's signature, on a line for each parameter where it is long."""
+    found = inspect.signature(value)
+    rows: list[str] = []
+    for each in found.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not any(row.startswith("*") for row in rows):
+            rows.append("*")
+        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        kind = "" if each.annotation is each.empty else f": {written(each.annotation)}"
+        default = "" if each.default is each.empty else f" = {each.default!r}"
+        rows.append(f"{stars}{each.name}{kind}{default}")
+    result = found.return_annotation
+    gives = "" if result is inspect.Signature.empty else f" -> {written(result)}"
+    line = f"{name}({', '.join(rows)}){gives}"
+    if len(line) <= 88:
+        return line
+    return f"{name}(\n" + "".join(f"    {row},\n" for row in rows) + f"){gives}"
+
+
+def written(annotation: object) -> str:
+    """An annotation as it was written."""
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 def target(link: str, page: str) -> str | None:
@@ -106,6 +160,16 @@ def texts(files: Files) -> Iterator[tuple[str, str]]:
             yield name, (ROOT / name).read_text(encoding="utf-8")
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put pages that the table of contents does not name at its end."""
+    there = [str(page.relative_to(ROOT / "docs")) for page in sorted(ROOT.glob("docs/**/*.md"))]
+    there += [place for source, place in PLACES.items() if (ROOT / source).exists()]
+    named = set(navigated(config.nav))
+    (last,) = config.nav[-1].values()
+    last.extend(page for page in there if page not in named)
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are no files of docs/."""
     made: dict[str, str] = {}
@@ -118,7 +182,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in navigated(config.nav):
         if name.startswith("api/") and name != "api/index.md":
             module = name.removeprefix("api/").removesuffix(".md")
-            made[name] = f"# {module}\n\n::: {module}\n"
+            made[name] = api_page(module)
         if name.startswith("notebooks/"):
             made[name] = notebook_cells.page(ROOT / name.replace(".md", ".ipynb"))
         if name.startswith("source/"):

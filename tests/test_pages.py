@@ -100,6 +100,14 @@ def test_the_page_on_frontends_runs() -> None:
         registry.TABLE.pop("mylib::scale", None)
 
 
+@pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own deprecations
+def test_the_page_on_torch_compile_runs() -> None:
+    """Here, where PyTorch's compiler is imported anyway."""
+    pytest.importorskip("torch", reason="the package torch is not installed")
+    page = DOCS / "guides" / "from-torch-compile.md"
+    exec(compile(code_of(page), str(page), "exec"), {"__name__": "page"})
+
+
 def test_the_page_on_tuning_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = code_of(DOCS / "tuning.md").replace("trials=200", "trials=2")
     Records([]).write("more.json")

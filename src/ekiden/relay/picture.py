@@ -8,7 +8,7 @@ reads them; what is bound by `let` is drawn where it is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -79,27 +79,36 @@ def _boxes(function: Function) -> list[_Box]:
     for param in function.params:
         boxes.append(_Box("in", [f"%{param.name_hint}"], _type(param)))
         made[param] = [boxes[-1]]
-    for expr in post_order(function.body):
-        if expr in made:
+    order = post_order(function.body)
+    values = {each.var: each.value for each in order if isinstance(each, Let)}
+    for expr in order:
+        if expr in made or expr in values:  # a bound variable comes before its value
             continue
-        reads = _reads(expr, made)
+        reads = [box for each in _below(expr) for box in made.get(_bound(each, values), ())]
         if (lines := _lines(expr)) is not None:
             boxes.append(_Box(_kind(expr), lines, _type(expr), reads))
             reads = [boxes[-1]]
         made[expr] = reads
-    boxes.append(_Box("out", ["result"], "", made[function.body]))
+    boxes.append(_Box("out", ["result"], "", made[_bound(function.body, values)]))
     return boxes
 
 
-def _reads(expr: RelayExpr, made: Mapping[RelayExpr, list[_Box]]) -> list[_Box]:
+def _bound(expr: RelayExpr, values: Mapping[Var, RelayExpr]) -> RelayExpr:
+    """What a variable of a `let` stands for; the expression itself for all others."""
+    while isinstance(expr, Var) and expr in values:
+        expr = values[expr]
+    return expr
+
+
+def _below(expr: RelayExpr) -> Sequence[RelayExpr]:
+    """What an expression reads."""
     match expr:
         case Call():
-            below: tuple[RelayExpr, ...] = (expr.op, *expr.args)
+            return (expr.op, *expr.args)
         case Let():
-            below = (expr.body,)
+            return (expr.body,)
         case _:
-            below = tuple(CHILDREN[type(expr)](expr))
-    return [box for each in below for box in made.get(each, ())]
+            return CHILDREN[type(expr)](expr)
 
 
 def _lines(expr: RelayExpr) -> list[str] | None:

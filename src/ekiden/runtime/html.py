@@ -15,7 +15,6 @@ STYLE = """
 .ek .string{color:#3f9142}.ek .number{color:#b8722d}
 .ek .name{color:#3f7fd0;cursor:default}.ek .name.on{background:#ffe9a866}
 .ek details{display:inline}.ek summary{cursor:pointer}
-.ek details:not([open])>summary::after{content:" …";color:#8a8a8a}
 """
 """Colours that can be read on white and on black."""
 PYTHON = re.compile(
@@ -67,8 +66,8 @@ def table(
     """A table of texts; the columns in `numbers` stand to the right."""
     sides = ["right" if at in numbers else "left" for at in range(len(heads))]
     lines = [_row("th", heads, sides), *(_row("td", row, sides) for row in rows)]
-    head = f'<caption style="text-align: left">{escape(caption)}</caption>' if caption else ""
-    return f"<table>{head}{''.join(lines)}</table>"
+    head = f'<div style="padding: 0.3em 0">{escape(caption)}</div>' if caption else ""
+    return f"{head}<table>{''.join(lines)}</table>"
 
 
 def _row(tag: str, cells: Sequence[object], sides: Sequence[str]) -> str:

@@ -54,15 +54,23 @@ def _factory(name: str, function: Callable[[PrimFunc], PrimFunc]) -> Callable[[]
         return function(func)
 
     made: Pass = _function_pass(run, opt_level=0, name=f"tir.{name}")
-    register_pass(made.name, lambda: made)
-    return lambda: made
+    return _maker(made)
+
+
+def _maker(made: Pass) -> Callable[[], Pass]:
+    """What gives a pass, also by its name."""
+
+    def make() -> Pass:
+        """The pass that the table below describes."""
+        return made
+
+    register_pass(made.name, make)
+    return make
 
 
 def _module_factory(name: str, change: Callable[[IRModule], IRModule]) -> Callable[[], Pass]:
     """What makes the pass of a function over modules, by TVM's name."""
-    made = Pass(f"tir.{name}", lambda module, context: change(module))
-    register_pass(made.name, lambda: made)
-    return lambda: made
+    return _maker(Pass(f"tir.{name}", lambda module, context: change(module)))
 
 
 def Apply(ftransform: Callable[[PrimFunc], PrimFunc]) -> Pass:  # noqa: N802 - TVM's name
@@ -97,21 +105,37 @@ def BindTarget(target: Target) -> Pass:  # noqa: N802
 # fmt: off
 LowerMatchBuffer        = _factory("LowerMatchBuffer",        lower_match_buffer)
 LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
+"""Blocks give way to their statements, iterators to the loop expressions they are bound to."""
 CompactBufferAllocation = _factory("CompactBufferAllocation", compact_buffers)
+"""Intermediates shrink to what one step of the loops around their accesses needs."""
 AlignStorage            = _factory("AlignStorage",            align_storage)
+"""Axes of intermediates lie as far apart as `Schedule.storage_align` asked."""
 LoopPartition           = _factory("LoopPartition",           loop_partition)
+"""Loops are cut where a condition changes, so that whole tiles do not ask."""
 InjectVirtualThread     = _factory("InjectVirtualThread",     inject_virtual_threads)
+"""Virtual threads are interleaved: what each does at one place stands together there."""
 InjectDoubleBuffer      = _factory("InjectDoubleBuffer",      inject_double_buffer)
+"""A buffer is filled for the next step of a loop while this step reads it."""
 HoistIfThenElse         = _factory("HoistIfThenElse",         hoist_conditions)
+"""What does not change in a loop is asked once, before it."""
 UnrollLoop              = _factory("UnrollLoop",              unroll_loops)
+"""Bodies of unrolled loops are repeated; of short serial ones as the options say."""
 FlattenBuffer           = _factory("FlattenBuffer",           flatten_buffers)
+"""Every buffer is indexed by one element offset."""
 LowerSmallTypes         = _factory("LowerSmallTypes",         lower_small_types)
+"""Numbers of a byte and less are computed with in bytes."""
 VectorizeLoop           = _factory("VectorizeLoop",           vectorize_loops)
+"""Vectorized loops become whole vectors, then one masked vector for what is left."""
 StorageRewrite          = _factory("StorageRewrite",          storage_rewrite)
+"""Buffers that are never needed at the same time share memory."""
 LowerIntrin             = _factory("LowerIntrin",             lower_intrinsics)
+"""Intrinsics that no generator knows are written in terms of those that all do."""
 HoistExpression         = _factory("HoistExpression",         hoist_invariants)
+"""What does not change in a loop is computed before it."""
 RemoveNoOp              = _factory("RemoveNoOp",              remove_no_op)
+"""What has no effect is dropped: variables and buffers nobody reads, empty loops."""
 Simplify                = _factory("Simplify",                simplify)
+"""Every expression is simplified under the ranges of the loops around it."""
 
 LowerInitBlock          = _factory("LowerInitBlock",          lower_init_block)
 ConvertBlocksToOpaque   = _factory("ConvertBlocksToOpaque",   convert_blocks_to_opaque)
@@ -120,6 +144,7 @@ ConvertForLoopsToSerial = _factory("ConvertForLoopsToSerial", convert_loops_to_s
 ConvertSSA              = _factory("ConvertSSA",              distinct)
 
 SplitHostDevice         = _module_factory("SplitHostDevice",  split_host_device)
+"""Functions are cut in two: what runs on a device's threads, and the host that starts it."""
 
 PASSES: list[Pass] = [
     LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Open every page of the built site in headless Chromium, wide and narrow, as files.
+
+scripts/check_site [--site FOLDER] [--shots FOLDER] [--pages WORD ...]
+
+Fails for errors in the console, anything that is fetched from elsewhere, links and anchors that
+lead nowhere, pages that scroll sideways on a phone of 360 pixels, and a search or a switch to dark
+colours that does not work. `--shots` keeps a picture of each page in both widths, `--pages` opens
+those alone whose path has one of the words. Needs the package playwright and a Chromium of the
+system (Debian: `apt-get install chromium`), or the one that EKIDEN_CHROMIUM names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Request,
+    TimeoutError,
+    sync_playwright,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTHS = {"wide": (1280, 900), "narrow": (360, 780)}
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+LINKS = "[...document.querySelectorAll('a[href], img[src], link[href], script[src]')]"
+TOO_WIDE = """() => {
+  const wide = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth <= wide) return [];
+  const all = [...document.querySelectorAll('body *')];
+  const over = all.filter(e => e.getBoundingClientRect().right > wide + 1).slice(0, 3);
+  return [`scrolls sideways (${document.documentElement.scrollWidth} > ${wide})`,
+          ...over.map(e => `${e.tagName}.${e.className} ${(e.textContent || '').slice(0, 60)}`)];
+}"""
+
+
+def chromium() -> str:
+    """The path of a Chromium; ends the program where there is none."""
+    named = os.environ.get("EKIDEN_CHROMIUM")
+    found = named or next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        raise SystemExit("check_site: no Chromium; Debian: apt-get install chromium")
+    return found
+
+
+def anchors(path: Path, known: dict[Path, frozenset[str]]) -> frozenset[str]:
+    """The anchors of a page."""
+    if path not in known:
+        text = path.read_text(encoding="utf-8")
+        known[path] = frozenset(re.findall(r'\b(?:id|name)="?([^"\s>]+)', text))
+    return known[path]
+
+
+def broken(page: Page, site: Path, known: dict[Path, frozenset[str]]) -> Iterator[str]:
+    """What the page links to that is not there."""
+    for link in set(page.evaluate(f"{LINKS}.map(e => e.href || e.src)")):
+        parts = urlsplit(str(link))
+        if parts.scheme in ("http", "https", "mailto"):
+            continue
+        path = Path(unquote(parts.path))
+        if parts.scheme != "file" or not path.is_relative_to(site):
+            yield f"a link out of the site: {link}"
+        elif not path.is_file():
+            yield f"a broken link: {link}"
+        elif path.suffix == ".html" and parts.fragment:
+            name = unquote(parts.fragment)
+            if name not in anchors(path, known):
+                yield f"no such anchor: {link}"
+
+
+class Visitor:
+    """Opens pages in one browser, and keeps what is wrong with each."""
+
+    def __init__(self, browser: Browser, site: Path, shots: Path | None) -> None:
+        self.site = site
+        self.shots = shots
+        self.known: dict[Path, frozenset[str]] = {}
+        self.wrong: list[str] = []
+        self.name = ""
+        self.pages = {
+            width: browser.new_page(viewport={"width": size[0], "height": size[1]})
+            for width, size in WIDTHS.items()
+        }
+        for page in self.pages.values():
+            page.on("console", self._console)
+            page.on("pageerror", lambda error: self._say(f"an exception: {error}"))
+            page.on("request", self._request)
+            page.on("requestfailed", lambda request: self._say(f"not loaded: {request.url}"))
+
+    def _say(self, what: str) -> None:
+        self.wrong.append(f"{self.name}: {what}")
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self._say(f"console: {message.text}")
+
+    def _request(self, request: Request) -> None:
+        if not request.url.startswith(("file:", "data:", "blob:")):
+            self._say(f"fetched from elsewhere: {request.url}")
+
+    def visit(self, path: Path) -> None:
+        """Open a page in each width."""
+        self.name = str(path.relative_to(self.site))
+        for width, page in self.pages.items():
+            page.goto(path.as_uri(), wait_until="load")
+            if width == "wide":
+                for what in broken(page, self.site, self.known):
+                    self._say(what)
+            elif found := page.evaluate(TOO_WIDE):
+                self._say("; ".join(map(str, found)))
+            if self.shots is not None:
+                file = (
+                    self.shots / f"{self.name.removesuffix('.html').replace('/', '-')}-{width}.png"
+                )
+                page.screenshot(path=file)
+
+    def search(self, word: str) -> None:
+        """Look for a word; some page must be found, from a file, too."""
+        page = self.pages["wide"]
+        self.name = f"search for {word!r}"
+        page.goto((self.site / "index.html").as_uri(), wait_until="load")
+        page.click("input.md-search__input")
+        page.keyboard.type(word, delay=50)
+        try:
+            page.wait_for_selector(".md-search-result__item a", timeout=20_000)
+        except TimeoutError:
+            self._say("nothing found")
+        if self.shots is not None:
+            page.screenshot(path=self.shots / "search-wide.png")
+
+    def dark(self) -> None:
+        """Switch to dark colours."""
+        page = self.pages["wide"]
+        self.name = "dark colours"
+        page.goto((self.site / "index.html").as_uri(), wait_until="load")
+        page.click("label[for=__palette_1]")
+        if page.evaluate("document.body.dataset.mdColorScheme") != "slate":
+            self._say("the switch does nothing")
+        if self.shots is not None:
+            page.screenshot(path=self.shots / "dark-wide.png")
+        page.click("label[for=__palette_0]")
+
+
+def main() -> int:
+    """Visit all; the exit status."""
+    parser = argparse.ArgumentParser(description="Open every page of the site in Chromium.")
+    parser.add_argument("--site", type=Path, default=ROOT / "build/site")
+    parser.add_argument("--shots", type=Path)
+    parser.add_argument("--pages", nargs="*", default=[])
+    options = parser.parse_args()
+    site = options.site.resolve()
+    pages = [p for p in sorted(site.rglob("*.html")) if p.name != "404.html"]
+    if options.pages:
+        pages = [
+            p for p in pages if any(word in str(p.relative_to(site)) for word in options.pages)
+        ]
+    if not pages:
+        raise SystemExit(f"check_site: no pages in {site}; run scripts/build_site")
+    if options.shots is not None:
+        options.shots.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        visitor = Visitor(browser, site, options.shots)
+        for path in pages:
+            visitor.visit(path)
+        if not options.pages:
+            visitor.search("schedule")
+            visitor.dark()
+        browser.close()
+    for what in visitor.wrong:
+        print(what)
+    print(f"{len(pages)} pages in {len(WIDTHS)} widths, {len(visitor.wrong)} faults")
+    return 1 if visitor.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

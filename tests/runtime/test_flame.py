@@ -1,0 +1,50 @@
+"""Flame charts: where bars stand, what they say."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from ekiden.runtime.flame import ROW, WIDTH, Bar, flame
+
+pytestmark = pytest.mark.quick
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def bars(svg: str) -> dict[str, tuple[float, float, float, str]]:
+    """What is said of a bar -> left, top, width, colour."""
+    made = {}
+    for group in ElementTree.fromstring(svg).iter(f"{SVG}g"):
+        title, box = group.find(f"{SVG}title"), group.find(f"{SVG}rect")
+        assert title is not None and title.text and box is not None
+        left, top, width = (float(box.attrib[key]) for key in ("x", "y", "width"))
+        made[title.text.partition(":")[0]] = (left, top, width, box.attrib["fill"])
+    return made
+
+
+def test_calls_stand_below_their_callers() -> None:
+    found = bars(
+        flame([
+            Bar("kernel", 1000, 500, "Conv 'a'"),
+            Bar("main", 0, 4000, is_function=True),
+            Bar("inner", 2000, 1000, is_function=True),
+            Bar("other", 2100, 400),
+        ])
+    )  # fmt: skip
+    assert found["main"][:3] == (0, 0, WIDTH)
+    assert found["kernel"][:3] == (WIDTH / 4, ROW, WIDTH / 8)
+    assert found["inner"][:3] == (WIDTH / 2, ROW, WIDTH / 4)
+    assert found["other"][1] == 2 * ROW
+    assert found["main"][3] == found["inner"][3] != found["kernel"][3]
+
+
+def test_one_name_has_one_colour_and_is_escaped() -> None:
+    svg = flame([Bar("a<b", 0, 10), Bar("c", 10, 10), Bar("a<b", 20, 10)])
+    assert "a<b" not in svg and svg.count("a&lt;b: ") == 2
+    assert len({row[3] for row in bars(svg).values()}) == 2
+
+
+def test_nothing_ran() -> None:
+    assert flame([]) == ""
+    assert "nothing" in flame([Bar("nothing", 5, 0)])
