@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from ekiden.backend.aot.build import Native, native_code
-from ekiden.backend.external import is_external, kept_form
+from ekiden.backend.external import is_external
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint, check_names
@@ -627,8 +627,7 @@ def _compile_variant(
     if hosts:
         metadata = {**metadata, "host_functions": hosts}
     if made.symbols:
-        external = {symbol: kept_form(f) for f, symbol in made.symbols.items()}
-        metadata = {**metadata, "external": external}
+        metadata = {**metadata, "external": made.kept}
     named = {**own, **made.symbols}
     table = device_table(module)
 
