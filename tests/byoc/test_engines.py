@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -178,13 +177,6 @@ class Doubler:
             out.copy_from(x.numpy() * np.float32(code[0]))
 
         return kernel
-
-
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs/byoc.md").read_text()
-    exec("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), {"__name__": "page"})
-    assert (tmp_path / "model.eki").is_file()
 
 
 def test_an_engine_of_ones_own_and_its_errors() -> None:
