@@ -787,7 +787,7 @@ static int link_external(const ek_executable *e, const char *name, ek_object **o
   if (function == NULL) {
     return ek_error("LoadError",
                     "link executable: '%s' is for the external compiler '%.*s', which is not "
-                    "registered in this process: ekiden.backend.external.register_external does it",
+                    "registered in this process: ekiden.byoc.register and ekiden.backend.external.register_external do it",
                     name, shown, compiler.data);
   }
   ek_value args[2] = {{EK_RAW_STR, 0, {0}}, ek_value_none()}, made = ek_value_none();

@@ -165,20 +165,28 @@ _HOMES = {
     "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
-    "_ffi arith backend codegen container contrib driver error frontend instrument ir parser relay"
-    " rpc runtime script target te testing tir topi transform tune".split()
+    "_ffi arith backend byoc codegen container contrib driver error frontend instrument ir parser"
+    " relay rpc runtime script target te testing tir topi transform tune".split()
 )
 
 
 def __getattr__(name: str) -> object:
     """Load a public name or a folder of the package when it is first used."""
     if name in _FOLDERS:
-        return import_module(f"ekiden.{name}")
+        return _module(f"ekiden.{name}", name)
     if name not in __all__:
         raise AttributeError(f"module 'ekiden' has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES.get(name, _ERRORS)), name)
+    value: object = getattr(_module(_HOMES.get(name, _ERRORS), name), name)
     globals()[name] = value
     return value
+
+
+def _module(home: str, name: str) -> object:
+    """The module of a public name; MissingCompilerError where the compiler is not installed."""
+    try:
+        return import_module(home)
+    except ModuleNotFoundError:
+        return import_module("ekiden.runtime.compiler").compiler_module(home, f"ekiden.{name}")
 
 
 def __dir__() -> list[str]:

@@ -147,6 +147,17 @@ def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> 
     assert names[:4] == ["system", "processor", "runtime", "compiler"]
 
 
+def test_doctor_tells_of_both_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", [row for row in doctor.CHECKS if row[0] == "packages"])
+    monkeypatch.setattr(doctor, "version", lambda name: "0.1.0")
+    assert main(["doctor"]) == 3
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "ekiden and ekiden-runtime 0.1.0 are both installed, over each other" in printed
+    assert "pip uninstall ekiden-runtime; pip install --force-reinstall ekiden" in printed
+
+
 def test_doctor_says_what_mends(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

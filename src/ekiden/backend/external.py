@@ -6,26 +6,37 @@
 
     register_external("test", for_test)
 
-Nothing here is used unless a module has such functions: they are made by a user who annotates and
-partitions, never by default.
+An executable keeps what `External.compile` says, and has a kernel made of it where it is loaded.
+`ekiden.byoc` is the road to engines that compile to bytes. Nothing here is used unless a module has
+such functions: they are made by a user who annotates and partitions, never by default.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
 from ekiden.runtime import register_func
+from ekiden.runtime.engines import kept_for
 from ekiden.runtime.errors import CompileError
 
-Codegen = Callable[[Function], Callable[..., object]]
-"""Makes of a function what computes it: called with its inputs and the tensors it writes."""
+Kernel = Callable[..., object]
+"""What computes a function: called with its inputs and the tensors it writes."""
+Codegen = Callable[[Function], Kernel]
 
-_CODEGENS: dict[str, Codegen] = {}
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """A compiler: the text that an executable keeps of a function, made where that is compiled."""
+
+    compile: Callable[[Function], str]
+
+
+_EXTERNALS: dict[str, External] = {}
 
 
 def register_external(compiler: str, codegen: Codegen) -> None:
@@ -35,14 +46,19 @@ def register_external(compiler: str, codegen: Codegen) -> None:
     compiled when they are loaded.
     """
     note_extension(codegen)
-    _CODEGENS[compiler] = codegen
 
-    def make(symbol: str, metadata: str) -> Callable[..., object]:
-        function = load_json(json.loads(metadata)["external"][symbol][1])
+    def make(symbol: str, metadata: str) -> Kernel:
+        function = load_json(kept_for(symbol, metadata))
         assert isinstance(function, Function)
-        return _CODEGENS[compiler](function)
+        return codegen(function)
 
     register_func(f"ek.external.{compiler}", make, override=True)
+    register_compiler(compiler, External(save_json))
+
+
+def register_compiler(name: str, external: External) -> None:
+    """Name a compiler; the global function ek.external.<name> makes kernels where it is loaded."""
+    _EXTERNALS[name] = external
 
 
 def is_external(function: Function) -> bool:
@@ -50,28 +66,21 @@ def is_external(function: Function) -> bool:
     return function.attr("Compiler") is not None
 
 
-def kept_form(function: Function) -> list[str]:
-    """What an executable keeps of a function for an external compiler: that one's name, and the
-    function.
-    """
-    return [str(function.attr("Compiler")), save_json(function)]
+def build_external(function: Function) -> tuple[str, list[str]]:
+    """Have a function compiled; gives the name of what computes it, which is its own and a digest,
+    as another program may have one of that name, and what an executable keeps of it: the compiler's
+    name and a text.
 
-
-def build_external(function: Function) -> str:
-    """Have a function compiled; gives the name of the global function that computes it: its own,
-    and a digest, as another program may have one of that name.
-
-    Raises CompileError when no code generator is registered for its compiler.
+    Raises CompileError when nobody is registered for its compiler.
     """
     compiler, symbol = str(function.attr("Compiler")), str(function.attr("global_symbol"))
-    if compiler not in _CODEGENS:
-        known = ", ".join(sorted(_CODEGENS)) or "none is"
+    if compiler not in _EXTERNALS:
+        known = ", ".join(sorted(_EXTERNALS)) or "none is"
         raise CompileError(
             f"function {symbol!r} is for the external compiler {compiler!r}, which has no code "
             f"generator (registered: {known}); register one with backend.external."
-            "register_external, or bring the function back with relay.transform.Inline() and "
-            "DefuseOps()"
+            "register_external or byoc.register, or bring the function back with "
+            "relay.transform.Inline() and DefuseOps()"
         )
     name = f"{symbol}_{structural_digest(function)[:12]}"
-    register_func(name, _CODEGENS[compiler](function), override=True)
-    return name
+    return name, [compiler, _EXTERNALS[compiler].compile(function)]

@@ -1,10 +1,10 @@
 """The face of Ekiden: compile a model, load an artifact, run it."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ekiden.driver.executable import Executable
 from ekiden.driver.loading import load
+from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.metadata import TensorInfo
 
 if TYPE_CHECKING:
@@ -24,6 +24,6 @@ def __getattr__(name: str) -> object:
     """What brings the compiler is imported when first asked for."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(_HOMES[name]), name)
+    found: object = getattr(compiler_module(_HOMES[name], f"ekiden.{name}"), name)
     globals()[name] = found
     return found

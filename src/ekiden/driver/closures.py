@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden import runtime
-from ekiden.backend.vm.write import CALL_CLOSURE
 from ekiden.runtime.callers import Machines
 from ekiden.runtime.errors import RunError
+from ekiden.runtime.metadata import CALL_CLOSURE
 
 __all__ = ["Closure", "plain", "with_functions"]
 

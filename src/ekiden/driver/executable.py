@@ -15,21 +15,22 @@ import numpy as np
 
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
-from ekiden.backend.vm.write import CALL_CLOSURE
 from ekiden.driver.binding import BoundRun, Place, places_of, write_results
 from ekiden.driver.closures import plain, with_functions
+from ekiden.driver.formats import ARTIFACT, KINDS
 from ekiden.driver.kept import kept_values
-from ekiden.driver.library import FORMATS, export_library
 from ekiden.driver.placing import direct_places, result_sites
 from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import read_constants, without_kernels
 from ekiden.runtime.callers import Machines, start
+from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.errors import ExportError, InputError, RunError
 from ekiden.runtime.files import File, PathName, write_to
 from ekiden.runtime.html import folded, preformatted, table
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
+    CALL_CLOSURE,
     INITIAL,
     MAPS,
     SEQUENCE,
@@ -356,7 +357,7 @@ class Executable:
 
         Needs the compiler. Machines of this executable that run go on as they are.
         """
-        compiler = import_module("ekiden.backend.aot.jit")
+        compiler = compiler_module("ekiden.backend.aot.jit", "jit")
         whole = self._whole()
         if calls == 0:
             compiler.compile_now(whole, whole.globals)
@@ -381,8 +382,8 @@ class Executable:
             number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
             return bytearray(without_kernels(whole, number)), self.module
         suffix = Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
-        if suffix in FORMATS and suffix != ".eki":
-            kinds = f"save writes an artifact (.eki); export_library writes {FORMATS[suffix].what}"
+        if suffix in KINDS and suffix != ARTIFACT:
+            kinds = f"save writes an artifact (.eki); export_library writes {KINDS[suffix]}"
             raise ExportError(f"save '{path}': {kinds}")
         program = self._whole()
         write_to(path, lambda file: file.write(late_bound.whole(program)))
@@ -419,9 +420,11 @@ class Executable:
         options: Sequence[str] = (),
     ) -> None:
         """Write one shared library with the model and the runtime inside, for programs in any
-        language; see ekiden.driver.library.export_library.
+        language; see ekiden.driver.library.export_library. Needs the compiler's package, and raises
+        MissingCompilerError without.
         """
-        export_library(self._whole(), path, cc=cc, options=options)
+        library = compiler_module("ekiden.driver.library", "export_library")
+        library.export_library(self._whole(), path, cc=cc, options=options)
 
     @property
     def num_threads(self) -> int:

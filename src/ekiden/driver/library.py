@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from ekiden import runtime
+from ekiden.driver.formats import ARTIFACT, KINDS
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import ALIGNMENT, Bytes, function_names, metadata_of
 from ekiden.runtime.errors import ExportError
@@ -202,11 +203,14 @@ class Format:
 
 
 FORMATS = {
-    ".eki": Format("the artifact, which ekiden.load maps", _write_artifact),
-    ".so": Format("a shared library with the runtime inside", _write_library),
-    ".o": Format("an object to link with libekiden_runtime.a", _write_object),
-    ".c": Format("the same as C", _write_c),
-    ".tar": Format("sources of model and runtime with a Makefile", _write_archive),
+    suffix: Format(KINDS[suffix], write)
+    for suffix, write in (
+        (ARTIFACT, _write_artifact),
+        (".so", _write_library),
+        (".o", _write_object),
+        (".c", _write_c),
+        (".tar", _write_archive),
+    )
 }
 """Suffix -> what a compiled model is written as."""
 

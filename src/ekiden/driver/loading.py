@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 from ekiden import runtime
 from ekiden.driver.executable import Executable
-from ekiden.frontend.table import is_model_file
 from ekiden.runtime.artifact import MAGIC
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import PathName, named
@@ -64,6 +65,13 @@ def _loaded(path: Path) -> runtime.Executable:
         found = module["get_executable"]()
         assert isinstance(found, runtime.Executable)
         return found
-    if start != MAGIC and is_model_file(path):
+    if start != MAGIC and _is_model(path):
         raise LoadError(f"load '{path}': it is a model, which ekiden.compile takes")
     return runtime.Executable.load(os.fspath(path))
+
+
+def _is_model(path: Path) -> bool:
+    """Whether the compiler takes it; without the compiler, no file is a model."""
+    if find_spec("ekiden.frontend") is None:
+        return False
+    return bool(import_module("ekiden.frontend.table").is_model_file(path))

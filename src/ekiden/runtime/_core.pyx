@@ -27,10 +27,10 @@ import sys
 import types
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy
 
 from ekiden.runtime import errors, timing
+from ekiden.runtime.dtypes import no_numpy_dtype, numpy_type
 from ekiden.runtime.metadata import Tables, read_metadata
 
 np.import_array()

@@ -29,7 +29,7 @@ cdef int _register_dtype(str name, int code, int bits) except -1:
     packed.dtype = ek_dtype(code, bits, 1)
     _DTYPES[name] = packed.bits
     _DTYPE_NAMES[packed.bits] = name
-    home = getattr(ml_dtypes, name, None) or getattr(numpy, name, None)
+    home = numpy_type(name)
     if home is not None:
         _NUMPY_DTYPES[name] = numpy.dtype(home)
         _DTYPE_BY_NUMPY[_NUMPY_DTYPES[name].num] = packed.bits
@@ -175,7 +175,7 @@ class DataType(str):
         """NumPy's dtype of the elements; TypeError where NumPy has none."""
         found = _NUMPY_DTYPES.get(str(self))
         if found is None:
-            raise TypeError(f"numpy has no dtype {str(self)!r}")
+            raise TypeError(no_numpy_dtype(str(self)))
         return found
 
     def __repr__(self):

@@ -185,7 +185,7 @@ cdef object _to_numpy(Tensor self):
         return array
     descr = _NUMPY_DTYPES.get(_dtype_name(dl.dtype))
     if descr is None:
-        raise TypeError(f"numpy: no such dtype in NumPy: {self.dtype}")
+        raise TypeError(no_numpy_dtype(self.dtype))
     if _is_packed(dl.dtype):
         return _unpack(_packed_bytes(self.contiguous()), descr, dl.dtype.bits, self.shape)
     cdef int flags = 0 if self.readonly else np.NPY_ARRAY_WRITEABLE

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy
+
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.layout import DTypeCode
 
@@ -18,6 +23,8 @@ SMALL_FLOATS = {
     "float4_e2m1fn": (int(DTypeCode.FLOAT4_E2M1FN), 4),
 }
 """Floats whose name says more than their bits: (code, bits)."""
+_ML_DTYPES = import_module("ml_dtypes") if find_spec("ml_dtypes") else None
+"""Has NumPy's dtypes of bfloat16 and of fewer than 16 bits; a deployment may be without."""
 _KIND_NAMES = {code: name for name, code in KINDS.items()}
 _SMALL_NAMES = {code: name for name, (code, _) in SMALL_FLOATS.items()}
 
@@ -39,3 +46,16 @@ def dtype_name(code: int, bits: int, lanes: int) -> str:
     name = _KIND_NAMES.get(code, f"dtype{code}_")
     scalar = _SMALL_NAMES.get(code) or (name if name == "bool" else f"{name}{bits}")
     return scalar if lanes == 1 else f"{scalar}x{lanes}"
+
+
+def numpy_type(name: str) -> object | None:
+    """NumPy's scalar type of a dtype's name, its own or of ml_dtypes; None where neither has it."""
+    found: object | None = getattr(_ML_DTYPES, name, None) or getattr(numpy, name, None)
+    return found
+
+
+def no_numpy_dtype(name: str) -> str:
+    """What to say where NumPy has no dtype of this name, and what would help."""
+    small = name in SMALL_FLOATS or name in ("bfloat16", "int2", "int4", "uint2", "uint4")
+    help_text = "; pip install ml_dtypes" if small and _ML_DTYPES is None else ""
+    return f"numpy: no such dtype in NumPy: {name}{help_text}"

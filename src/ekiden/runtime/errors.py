@@ -17,7 +17,8 @@
     │   ├── ScheduleError    a schedule primitive refuses
     │   ├── VerifyError      a loop program is not well formed
     │   ├── DifferentiationError   a program has no gradient
-    │   └── PassError        a pass or its context is used wrongly
+    │   ├── PassError        a pass or its context is used wrongly
+    │   └── MissingCompilerError   ekiden-runtime is asked for more (also an ImportError)
     ├── RPCError             a session cannot be had, has ended, or what was called there failed
     │   ├── RPCSessionTimeoutError a session or an answer took too long (also a TimeoutError)
     │   └── FrameError       the other side sent what is no message
@@ -124,6 +125,10 @@ class VerifyError(CompileError):
 
 class PassError(CompileError):
     """A pass, a pass context or an option of one is used wrongly."""
+
+
+class MissingCompilerError(CompileError, ImportError):
+    """The package ekiden-runtime, which only runs compiled models, is asked for more."""
 
 
 class RPCError(EkidenError):

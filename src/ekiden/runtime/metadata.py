@@ -255,6 +255,8 @@ def _check_main(main: object, tables: Tables) -> None:
 
 INITIAL = "initial_state"
 """The function that gives what a program keeps between runs, before the first."""
+CALL_CLOSURE = "call closure"
+"""Begins the names of functions by which a caller of the program calls closures that it gave."""
 
 
 def _check_states(states: object, found: Mapping[str, object], tables: Tables) -> None:

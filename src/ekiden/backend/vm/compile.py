@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from ekiden.backend.aot.build import Native, native_code
-from ekiden.backend.external import is_external, kept_form
+from ekiden.backend.external import is_external
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint, check_names
@@ -25,7 +25,7 @@ from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels, primitive_functions
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
-from ekiden.backend.vm.write import CALL_CLOSURE, Places, Program, VMFunction, write_programs
+from ekiden.backend.vm.write import Places, Program, VMFunction, write_programs
 from ekiden.codegen.device import pack_kernels
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
@@ -62,6 +62,7 @@ from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.metadata import CALL_CLOSURE
 from ekiden.target import Target, VirtualDevice
 from ekiden.target.virtual_device import PARAM_PLACES
 
@@ -626,8 +627,7 @@ def _compile_variant(
     if hosts:
         metadata = {**metadata, "host_functions": hosts}
     if made.symbols:
-        external = {symbol: kept_form(f) for f, symbol in made.symbols.items()}
-        metadata = {**metadata, "external": external}
+        metadata = {**metadata, "external": made.kept}
     named = {**own, **made.symbols}
     table = device_table(module)
 

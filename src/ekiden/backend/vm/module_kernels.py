@@ -36,6 +36,8 @@ class ModuleKernels:
     """Those that are compiled here, each once for each target."""
     symbols: dict[Function, str] = field(default_factory=dict)
     """Those of external compilers, with the names of their code."""
+    kept: dict[str, list[str]] = field(default_factory=dict)
+    """By these names: the compiler, and what the executable keeps for it."""
     loads: dict[int, Function] = field(default_factory=dict)
     """Identity of the array of a constant that is made at loading -> the function that makes it."""
     facts: dict[RelayExpr, KernelFacts] = field(default_factory=dict)
@@ -69,9 +71,10 @@ def CompileKernels(into: ModuleKernels) -> Pass:  # noqa: N802
         called = [(f, into.target_of(module, at)) for f, at in into.calls]
         called += [(f, into.target) for f in into.loads.values()]
         fused = list(dict.fromkeys(called))
-        into.symbols = {
-            f: build_external(f) for f in dict.fromkeys(f for f, _ in fused) if is_external(f)
-        }
+        for f in dict.fromkeys(f for f, _ in fused):
+            if is_external(f):
+                into.symbols[f], kept = build_external(f)
+                into.kept[into.symbols[f]] = kept
         into.functions = [(f, target) for f, target in fused if f not in into.symbols]
         functions, targets = [f for f, _ in into.functions], [t for _, t in into.functions]
         into.made = build_kernels(functions, targets, into.progress, tiers=into.tiers)

@@ -22,16 +22,12 @@ from ekiden.runtime.errors import InternalError
 from ekiden.runtime.layout import Section
 
 __all__ = [
-    "CALL_CLOSURE",
     "Places",
     "Program",
     "VMFunction",
     "write_executable",
     "write_programs",
 ]
-
-CALL_CLOSURE = "call closure"
-"""Begins the names of functions by which a caller of the program calls closures that it gave."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,15 @@ def _system() -> str:
     return f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
 
 
+def _packages() -> str:
+    """The packages ekiden and ekiden-runtime have the same files: the later one overwrote some."""
+    try:
+        small = version("ekiden-runtime")
+    except PackageNotFoundError:
+        return f"ekiden {ekiden.__version__}"
+    raise RuntimeError(f"ekiden and ekiden-runtime {small} are both installed, over each other")
+
+
 def _processor() -> str:
     target = Target.parse("llvm")
     return f"{target.cpu}, {target.vector_bits}-bit vectors, {target.cores} cores"
@@ -156,6 +165,7 @@ CHECKS: tuple[tuple[str, Callable[[], str], str], ...] = (
     ("processor", _processor, "name the processor: ekiden compile --target 'llvm -mcpu=...'"),
     ("runtime", _runtime, "pip install --force-reinstall ekiden"),
     ("compiler", _compiler, "pip install --force-reinstall ekiden llvmlite"),
+    ("packages", _packages, "pip uninstall ekiden-runtime; pip install --force-reinstall ekiden"),
     ("kernel cache", _cache, "export EKIDEN_CACHE_DIR=/a/folder/you/may/write"),
     ("export library", _export, "install a C compiler, or: pip install ziglang"),
 )

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Builds what a release consists of, into dist/: wheels of ekiden and ekiden-runtime, the sdist.
+
+    scripts/build_wheels.py --python python3.11 --python python3.12 --arch x86_64 --arch aarch64
+
+Each wheel is for one CPython and one processor. Code for both processors comes of the package
+`ziglang`, against the glibc that `PLATFORMS` names, so that no container is needed; of a CPython
+only the headers are. docs/releasing.md says what a release is, and where headers are to be had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from generated_files import ROOT
+from wheel_files import runtime_wheel
+
+GLIBC = (2, 17)
+"""The oldest C library that the wheels run with; that of manylinux2014."""
+PLATFORMS = {arch: f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{arch}" for arch in ("x86_64", "aarch64")}
+SIZE_LIMIT = 1_000_000
+"""Bytes of a wheel of ekiden-runtime."""
+_CC = """\
+#!/bin/sh
+exec '{python}' -m ziglang {tool} {target} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """A CPython to build for: 3.14 is (3, 14), and the folder of its headers."""
+
+    version: tuple[int, int]
+    headers: Path
+
+    @property
+    def tag(self) -> str:
+        """The name of it in a wheel's: cp314."""
+        return f"cp{self.version[0]}{self.version[1]}"
+
+
+def python_of(text: str) -> Python:
+    """An interpreter, asked for its headers, or a folder that has Python.h.
+
+    Raises SystemExit for what is neither.
+    """
+    path = Path(text)
+    if not path.is_dir():
+        code = "import sysconfig; print(sysconfig.get_path('include'))"
+        try:
+            asked = subprocess.run([text, "-c", code], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SystemExit(f"--python {text}: expected an interpreter that runs, or a folder with"
+                             f" Python.h: {error}") from error  # fmt: skip
+        path = Path(asked.stdout.strip())
+    head = path / "patchlevel.h"
+    found = re.findall(r"#define PY_M(?:AJOR|INOR)_VERSION\s+(\d+)", _text_of(head))
+    if len(found) != 2:
+        raise SystemExit(f"--python {text}: expected the headers of a CPython, got {path}")
+    return Python((int(found[0]), int(found[1])), path.resolve())
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def toolchain(folder: Path, arch: str, headers: Path) -> dict[str, str]:
+    """Programs that compile for a processor, written into the folder, as CMake's variables."""
+    folder.mkdir(parents=True)
+    target = f"-target {arch}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
+    for tool in ("cc", "ar", "ranlib"):
+        path = folder / tool
+        words = {"python": sys.executable, "tool": tool, "target": target if tool == "cc" else ""}
+        path.write_text(_CC.format(**words), encoding="utf-8")
+        path.chmod(0o755)
+    return {
+        "CMAKE_C_COMPILER": str(folder / "cc"),
+        "CMAKE_AR": str(folder / "ar"),
+        "CMAKE_RANLIB": str(folder / "ranlib"),
+        # No path of this machine, and nothing for debuggers, of which each library would have
+        # more than code. Debian's pyconfig.h includes that of the processor from the folder above,
+        # which may have another C library's headers too.
+        "CMAKE_C_FLAGS": f"-g0 -ffile-prefix-map={ROOT}=. -ffile-prefix-map={folder.parent}=."
+        f" -idirafter {headers.parent}",
+        "CMAKE_SHARED_LINKER_FLAGS": "-s",
+        "CMAKE_MODULE_LINKER_FLAGS": "-s",
+    }
+
+
+def build_wheel(python: Python, arch: str, out: Path) -> Path:
+    """Build Ekiden's wheel for one CPython and processor."""
+    soabi = f"cpython-{python.version[0]}{python.version[1]}-{arch}-linux-gnu"
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        defines = toolchain(work / "bin", arch, python.headers) | {
+            "EKIDEN_PYTHON_HEADERS": str(python.headers),
+            "EKIDEN_PYTHON_SOABI": soabi,
+        }
+        settings = [
+            f"wheel.tags={python.tag}-{python.tag}-{PLATFORMS[arch]}",
+            f"build-dir={work / 'build'}",
+            "install.strip=false",  # the linker strips, and knows the processor
+            *(f"cmake.define.{key}={value}" for key, value in defines.items()),
+        ]
+        command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps",
+                   "--quiet", "--wheel-dir", str(work / "wheels"), str(ROOT)]  # fmt: skip
+        path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"  # cmake, ninja
+        subprocess.run([*command, *(f"-C{each}" for each in settings)],
+                       check=True, env=os.environ | {"PATH": path})  # fmt: skip
+        (made,) = (work / "wheels").glob("*.whl")
+        return Path(shutil.move(made, out / made.name))
+
+
+def audit(wheel: Path) -> None:
+    """Raise SystemExit where auditwheel finds that a wheel needs more than its name says."""
+    command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = " ".join(asked.stdout.split())
+    promised = wheel.stem.rpartition("-")[2]
+    found = re.search(r'consistent with the following platform tag: "([^"]+)"', said)
+    if asked.returncode or found is None or found[1] != promised:
+        raise SystemExit(f"{wheel.name}: auditwheel: {said}{asked.stderr}")
+
+
+def build_sdist(out: Path) -> None:
+    """Build the sources' archive."""
+    code = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(out)], check=True, cwd=ROOT)
+
+
+def sizes(out: Path) -> str:
+    """A table of what was built."""
+    rows = [
+        f"| {path.name} | {path.stat().st_size / 1000:,.0f} |" for path in sorted(out.iterdir())
+    ]
+    return "\n".join(["| file | kB |", "|---|--:|", *rows])
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--python", action="append", metavar="PYTHON", type=python_of,
+                        help="an interpreter or folder with Python.h; may be repeated")  # fmt: skip
+    parser.add_argument("--arch", action="append", choices=PLATFORMS,
+                        help="a processor; may be repeated; all of them unless given")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="the folder (dist)")
+    options = parser.parse_args(arguments)
+    options.python = options.python or [python_of(sys.executable)]
+    options.arch = options.arch or list(PLATFORMS)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build all; the exit status."""
+    options = parse(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, the first year of zip files
+    build_sdist(options.out)
+    for arch in options.arch:
+        for python in options.python:
+            wheel = build_wheel(python, arch, options.out)
+            audit(wheel)
+            small = runtime_wheel(wheel, options.out)
+            audit(small)
+            if small.stat().st_size > SIZE_LIMIT:
+                raise SystemExit(f"{small.name}: at most {SIZE_LIMIT} bytes, not"
+                                 f" {small.stat().st_size}")  # fmt: skip
+    print(sizes(options.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

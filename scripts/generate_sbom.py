@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Writes sbom/*.cdx.json, what Ekiden's packages are made of and need, from pyproject.toml.
+
+The format is CycloneDX 1.6. Nothing in the files depends on when or where they are written; a
+wheel carries its own as `*.dist-info/sboms/NAME.cdx.json` (PEP 770). `--check` only compares.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from generated_files import ROOT, write_or_check
+
+BUILT_IN = {
+    "cython": ("Apache-2.0", "its helper code in C is part of the extension ekiden.runtime._core"),
+    "numpy": ("BSD-3-Clause", "its C headers are compiled into the same extension"),
+}
+"""Packages of which code is in the wheels: their licence, and which code."""
+
+
+def version() -> str:
+    """The version that the package says of itself."""
+    text = (ROOT / "src/ekiden/__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert found is not None, "pyproject.toml's metadata provider reads the same line"
+    return found[1]
+
+
+def name_of(requirement: str) -> str:
+    """The package's name, as PyPI writes it: `ml_dtypes>=0.5` is ml-dtypes."""
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found is not None, f"a requirement begins with a name: {requirement!r}"
+    return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+def bill(
+    name: str, description: str, needed: Iterable[str], extras: dict[str, list[str]]
+) -> dict[str, Any]:
+    """One package's bill of materials."""
+    optional = {name_of(each): each for names in extras.values() for each in names}
+    wanted = {name_of(each): (each, "required") for each in needed}
+    for key in sorted(optional.keys() - wanted.keys()):
+        wanted[key] = (optional[key], "optional")
+    own = f"pkg:pypi/{name}@{version()}"
+    components = [_package(key, *wanted[key]) for key in sorted(wanted)]
+    components += [_built_in(key) for key in BUILT_IN]
+    about = {
+        "type": "library",
+        "bom-ref": own,
+        "name": name,
+        "version": version(),
+        "description": description,
+        "licenses": [{"license": {"id": "Apache-2.0"}}],
+        "purl": own,
+    }
+    required = [
+        f"pkg:pypi/{key}" for key, (_, scope) in sorted(wanted.items()) if scope == "required"
+    ]
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": about},
+        "components": components,
+        "dependencies": [{"ref": own, "dependsOn": required}],
+    }
+
+
+def _package(key: str, requirement: str, scope: str) -> dict[str, Any]:
+    purl = f"pkg:pypi/{key}"
+    properties = [{"name": "ekiden:requirement", "value": requirement}]
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": key,
+        "scope": scope,
+        "purl": purl,
+        "properties": properties,
+    }
+
+
+def _built_in(key: str) -> dict[str, Any]:
+    licence, what = BUILT_IN[key]
+    return {
+        "type": "library",
+        "bom-ref": f"built-in/{key}",
+        "name": key,
+        "scope": "required",
+        "description": what,
+        "licenses": [{"license": {"id": licence}}],
+        "purl": f"pkg:pypi/{key}",
+    }
+
+
+def main() -> int:
+    """Write both; the exit status."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, runtime = table["project"], table["tool"]["ekiden-runtime"]
+    bills = [
+        ("ekiden", project),
+        ("ekiden-runtime", runtime),
+    ]
+    made = {}
+    for name, row in bills:
+        extras = row["optional-dependencies"]
+        found = bill(name, row["description"], row["dependencies"], extras)
+        made[ROOT / "sbom" / f"{name}.cdx.json"] = json.dumps(found, indent=1) + "\n"
+    return write_or_check(made, "generate_sbom.py")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Compiles the programs of tests/compat/kept_programs.py into tests/compat/MAJOR.MINOR.
+
+What is there already is left as it is: a release's artifacts are what that release wrote. The
+library is for x86-64 and the oldest C library that wheels run with; the package `ziglang` links it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import ekiden
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPAT = ROOT / "tests" / "compat"
+sys.path.insert(0, str(COMPAT))
+from kept_programs import LIBRARY, PROGRAMS, TARGETS  # noqa: E402 - found there
+
+LINKER = f"{sys.executable} -m ziglang cc -target x86_64-linux-gnu.2.17"
+
+
+def main() -> int:
+    """Write those of this version; the exit status."""
+    folder = COMPAT / ekiden.__version__.rpartition(".")[0]
+    folder.mkdir(exist_ok=True)
+    for name, program in PROGRAMS.items():
+        path = folder / f"{name}.eki"
+        if not path.exists():
+            ekiden.export(program.build(), path, TARGETS, executor=program.executor)
+            print(path.relative_to(ROOT))
+    path = folder / f"{LIBRARY}.so"
+    if not path.exists():
+        ekiden.export(PROGRAMS[LIBRARY].build(), path, TARGETS[0], cc=LINKER, options=["-s"])
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

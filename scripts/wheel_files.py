@@ -1,0 +1,115 @@
+"""Wheels as files: which of Ekiden's go into the package of deployments, and writing that.
+
+`ekiden-runtime` is a part of the wheel `ekiden` that was built: the same bytes under another name.
+The table `tool.ekiden-runtime` of pyproject.toml says which part.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import tomllib
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from email.message import Message
+from email.parser import BytesParser
+from email.policy import compat32
+from pathlib import Path
+from typing import Any
+
+from generated_files import ROOT
+
+NAME = "ekiden-runtime"
+_STAMP = (1980, 1, 1, 0, 0, 0)
+"""The time of all files: the earliest that a zip file can say."""
+_KEPT = ("Metadata-Version", "Version", "License-Expression", "License-File", "Classifier")
+"""Headers of Ekiden's metadata that its part has too."""
+
+
+def table() -> dict[str, Any]:
+    """`tool.ekiden-runtime` of pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found: dict[str, Any] = tomllib.loads(text)["tool"][NAME]
+    return found
+
+
+def part(names: Iterable[str], row: Mapping[str, Any]) -> list[str]:
+    """The files of a wheel that the table takes, sorted; those of dist-info are not asked about.
+
+    Raises ValueError where an entry of the table names nothing: it would be out of date.
+    """
+    given = sorted(names)
+    for entry in (*row["include"], *row["exclude"]):
+        if not any(_is_in(name, entry) for name in given):
+            raise ValueError(f"pyproject.toml: tool.{NAME}: the wheel has no '{entry}'")
+    taken = [name for name in given if any(_is_in(name, entry) for entry in row["include"])]
+    return [name for name in taken if not any(_is_in(name, entry) for entry in row["exclude"])]
+
+
+def _is_in(name: str, entry: str) -> bool:
+    return name == entry or (entry.endswith("/") and name.startswith(entry))
+
+
+def runtime_wheel(wheel: Path, folder: Path) -> Path:
+    """Write the part of a wheel of Ekiden that runs programs, as a wheel in the folder."""
+    row = table()
+    with zipfile.ZipFile(wheel) as source:
+        names = source.namelist()
+        taken = part([n for n in names if ".dist-info/" not in n], row)
+        old = next(n for n in names if n.endswith(".dist-info/METADATA")).rpartition("/")[0]
+        files = {name: source.read(name) for name in taken}
+        about = BytesParser(policy=compat32).parsebytes(source.read(f"{old}/METADATA"))
+        tags = source.read(f"{old}/WHEEL")
+        licences = [n for n in names if n.startswith(f"{old}/licenses/")]
+        version = about["Version"]
+        info = f"{NAME.replace('-', '_')}-{version}.dist-info"
+        files |= {f"{info}{name.removeprefix(old)}": source.read(name) for name in licences}
+    files[f"{info}/METADATA"] = metadata(about, row)
+    files[f"{info}/WHEEL"] = re.sub(
+        rb"(?m)^Generator: .*$", b"Generator: ekiden build_wheels", tags
+    )
+    files[f"{info}/sboms/{NAME}.cdx.json"] = (ROOT / "sbom" / f"{NAME}.cdx.json").read_bytes()
+    target = folder / wheel.name.replace("ekiden-", f"{NAME.replace('-', '_')}-", 1)
+    write_wheel(target, files, info)
+    return target
+
+
+def metadata(about: Message, row: Mapping[str, Any]) -> bytes:
+    """The METADATA of the part, from Ekiden's and its own table."""
+    lines = [("Metadata-Version", about["Metadata-Version"]), ("Name", NAME)]
+    lines += [("Version", about["Version"]), ("Summary", row["description"])]
+    for header in _KEPT[2:]:
+        lines += [(header, value) for value in about.get_all(header, [])]
+    lines.append(("Requires-Python", about["Requires-Python"]))
+    lines += [("Requires-Dist", each) for each in row["dependencies"]]
+    for extra, needed in row["optional-dependencies"].items():
+        lines.append(("Provides-Extra", extra))
+        lines += [("Requires-Dist", f'{each}; extra == "{extra}"') for each in needed]
+    lines.append(("Description-Content-Type", "text/markdown"))
+    head = "".join(f"{key}: {value}\n" for key, value in lines)
+    return f"{head}\n{(ROOT / 'runtime/README.md').read_text(encoding='utf-8')}".encode()
+
+
+def write_wheel(target: Path, files: Mapping[str, bytes], info: str) -> None:
+    """Write a wheel, the same bytes for the same files: dist-info last, and RECORD last of it."""
+    ordered = sorted(files, key=lambda name: (name.startswith(info), name))
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as out:
+        for name in ordered:
+            _add(out, name, files[name])
+        _add(out, f"{info}/RECORD", _record(files, ordered, info))
+
+
+def _add(out: zipfile.ZipFile, name: str, data: bytes) -> None:
+    item = zipfile.ZipInfo(name, _STAMP)
+    item.compress_type = zipfile.ZIP_DEFLATED
+    item.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
+    out.writestr(item, data)
+
+
+def _record(files: Mapping[str, bytes], ordered: Sequence[str], info: str) -> bytes:
+    rows = []
+    for name in ordered:
+        digest = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).rstrip(b"=")
+        rows.append(f"{name},sha256={digest.decode()},{len(files[name])}\n")
+    return "".join([*rows, f"{info}/RECORD,,\n"]).encode()

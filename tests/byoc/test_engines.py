@@ -1,0 +1,190 @@
+"""Regions of programs in engines of others: ONNX Runtime's, and one of the user's own."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import byoc, relay
+from ekiden.ir.module import IRModule
+from ekiden.relay.dataflow_pattern import is_op, wildcard
+from ekiden.relay.expr import Function
+from ekiden.relay.transform.merge_composite import Entry
+from ekiden.runtime.errors import CompileError, RunError
+
+pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
+pytestmark = pytest.mark.quick
+
+Array = np.ndarray[Any, Any]
+MLP = """def @main(%x: Tensor[(n, 3), float32], %w: Tensor[(4, 3), float32],
+                     %b: Tensor[(4), float32]) {
+  %0 = nn.relu(nn.bias_add(nn.dense(%x, %w), %b));
+  (cumsum(nn.softmax(%0), axis=1), add(%0, %0))
+}"""
+
+
+def whole(*shapes: tuple[int, ...]) -> list[Array]:
+    """Small whole numbers: sums and products of them are exact in any order."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(-4, 5, shape).astype(np.float32) for shape in shapes]
+
+
+def regions(module: IRModule) -> list[Function]:
+    found = [f for f in module.functions.values() if isinstance(f, Function) and f.attr("Compiler")]
+    return found
+
+
+def results(exe: ekiden.Executable, args: Sequence[object]) -> list[Array]:
+    given = exe(*args)
+    return [each.numpy() for each in (given if isinstance(given, tuple) else (given,))]
+
+
+def check(text: str, args: Sequence[Array], count: int = 1) -> IRModule:
+    """The module runs alike with as many regions cut out for ONNX Runtime; the cut one."""
+    module = relay.parse(text)
+    made = byoc.partition(module, "onnxruntime")
+    assert len(regions(made)) == count
+    pairs = zip(
+        results(ekiden.compile(made), args), results(ekiden.compile(module), args), strict=True
+    )
+    for got, expected in pairs:
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    return made
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_a_region_of_several_operators_and_results(rows: int) -> None:
+    made = check(MLP, whole((rows, 3), (4, 3), (4,)))
+    assert "cumsum" not in str(regions(made)[0])
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("float32", 1), ("float64", 0)])
+def test_a_convolution_with_a_constant(dtype: str, count: int) -> None:
+    """Of doubles, ONNX Runtime has none."""
+    weight = relay.const(np.arange(54).reshape(2, 3, 3, 3).astype(dtype) - 20)
+    x = relay.var("x", shape=(1, 3, 8, 8), dtype=dtype)
+    conv = relay.nn.conv2d(x, weight, strides=(2, 1), padding=(1, 0, 2, 1))
+    out = relay.nn.max_pool2d(relay.nn.relu(conv), pool_size=(2, 2), strides=(2, 2))
+    module = IRModule.from_expr(relay.Function([x], out))
+    made = byoc.partition(module, "onnxruntime")
+    assert len(regions(made)) == count
+    args = [whole((1, 3, 8, 8))[0].astype(dtype)]
+    got, expected = (results(ekiden.compile(each), args)[0] for each in (made, module))
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("name", ["tanh", "sigmoid", "exp", "sqrt"])
+def test_operators_of_one_argument(name: str) -> None:
+    check(f"def @main(%x: Tensor[(2, 3), float32]) {{ {name}(%x) }}", [np.abs(whole((2, 3))[0])])
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide"])
+def test_operators_of_two_arguments_broadcast(name: str) -> None:
+    text = f"def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(3), float32]) {{ {name}(%x, %y) }}"
+    check(text, [whole((2, 3))[0], np.float32([1, 2, 4])])
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["add(%x, %x)", 'nn.bias_add(reshape(cast(%x, dtype="float32"), newshape=[1, 4, 1]), 1f)'],
+)
+def test_what_has_no_form_there_stays_with_ekiden(body: str) -> None:
+    """Whole numbers are no dtype of the table; a bias of another axis has another shape."""
+    body = body.replace("1f", 'zeros(shape=[4], dtype="float32")')
+    check(f"def @main(%x: Tensor[(4), int32]) {{ {body} }}", [np.arange(4, dtype=np.int32)], 0)
+
+
+def test_control_flow_around_a_region() -> None:
+    text = """
+    def @loop(%i: int32, %x: Tensor[(2, 2), float32]) -> Tensor[(2, 2), float32] {
+      if (equal(%i, 0)) { %x } else { @loop(subtract(%i, 1), nn.relu(add(%x, %x))) }
+    }
+    def @main(%i: int32, %x: Tensor[(2, 2), float32]) { @loop(%i, %x) }"""
+    module = relay.parse(text)
+    exe = ekiden.compile(byoc.partition(module, "onnxruntime"))
+    (got,) = results(exe, [np.int32(5), np.float32([[1, -1], [2, 0]])])
+    assert got.tolist() == [[32, 0], [64, 0]]
+
+
+def test_each_region_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ekiden"):
+        byoc.partition(relay.parse(MLP), "onnxruntime")
+    wanted = "byoc: 'tvmgen_default_onnxruntime_main_0' goes to the engine 'onnxruntime'"
+    assert wanted in caplog.text
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(CompileError, match="expected one of the engines .*'onnxruntime', got 'no'"):
+        byoc.partition(relay.parse(MLP), "no")
+
+
+ELSEWHERE = """
+import importlib.util, sys, numpy as np
+if sys.argv[2] == "absent":
+    whole = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, *rest: (
+        None if name == "onnxruntime" else whole(name, *rest))
+import ekiden
+try:
+    x, w, b = np.ones((2, 3), "f"), np.ones((4, 3), "f"), np.ones(4, "f")
+    print(ekiden.load(sys.argv[1])(x, w, b)[1].numpy().tolist())
+    assert not {"onnx", "llvmlite"} & set(sys.modules)
+except ekiden.LoadError as error:
+    print(error)
+"""
+
+
+def test_an_artifact_runs_elsewhere_or_says_what_it_needs(tmp_path: Path) -> None:
+    """Without the compiler, which made the region's code."""
+    path = tmp_path / "model.eki"
+    ekiden.compile(byoc.partition(relay.parse(MLP), "onnxruntime")).save(path)
+    said = []
+    for state in ("present", "absent"):
+        words = [sys.executable, "-c", ELSEWHERE, str(path), state]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+        said.append(done.stdout)
+    assert said[0] == f"{[[8.0] * 4] * 2}\n"
+    assert "runs in the engine 'onnxruntime', whose package 'onnxruntime' is missing" in said[1]
+    assert said[1].endswith("pip install 'ekiden[onnxruntime]'\n")
+
+
+class Doubler:
+    """An engine that has one operator; its code is a number."""
+
+    name = "doubler"
+
+    def patterns(self) -> Sequence[Entry]:
+        x = wildcard()
+        return [("doubler.twice", is_op("add")(x, x))]
+
+    def compile(self, function: Function) -> bytes:
+        assert len(function.params) == 1
+        return b"\x02"
+
+    def load(self, symbol: str, code: bytes) -> Callable[..., None]:
+        def kernel(x: ekiden.Tensor, out: ekiden.Tensor) -> None:
+            if not np.isfinite(x.numpy()).all():
+                raise RunError(f"run '{symbol}': the numbers must be finite")
+            out.copy_from(x.numpy() * np.float32(code[0]))
+
+        return kernel
+
+
+def test_an_engine_of_ones_own_and_its_errors() -> None:
+    byoc.register(Doubler())
+    module = relay.parse("def @main(%x: Tensor[(2), float32]) { nn.relu(add(%x, %x)) }")
+    made = byoc.partition(module, "doubler")
+    assert [f.attr("Compiler") for f in regions(made)] == ["doubler"]
+    exe = ekiden.compile(made)
+    assert results(exe, [np.float32([1, -3])])[0].tolist() == [2, 0]
+    with pytest.raises(RunError, match="run 'tvmgen_default_doubler_main_0_.*must be finite"):
+        exe(np.float32([1, np.inf]))
