@@ -7,6 +7,7 @@ of which compiles by itself. `-m long` runs what is left out otherwise.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import zlib
 from collections import Counter
@@ -22,8 +23,11 @@ from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
 from long_runs import mark_what_is_not_shared
+from of_run import folder_of_run
 from processor import pretend
 
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or hundreds of processes read all sources anew
 os.environ["EKIDEN_CACHE_LIMIT"] = "0"
 os.environ.setdefault("EKIDEN_COMPILE_JOBS", "1")
 
@@ -63,8 +67,7 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if chosen := os.environ.get("EKIDEN_CACHE_DIR"):
         yield Path(chosen)
         return
-    mine = tmp_path_factory.getbasetemp()
-    folder = (mine.parent if "PYTEST_XDIST_WORKER" in os.environ else mine) / "kernels"
+    folder = folder_of_run(tmp_path_factory) / "kernels"
     os.environ["EKIDEN_CACHE_DIR"] = str(folder)
     yield folder
     del os.environ["EKIDEN_CACHE_DIR"]

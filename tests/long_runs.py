@@ -51,7 +51,8 @@ def in_share(cases: Sequence[pytest.Function]) -> list[pytest.Function]:
         mark = case.get_closest_marker("share")
         assert mark is not None
         one_in, by = mark.args
-        values = {("by", by(**case.callspec.params))} if by else set(case.callspec.indices.items())
+        params = case.callspec.params
+        values = {by(**params)} if by else {(name, id(value)) for name, value in params.items()}
         (others if values <= seen else new).append(case)
         seen |= values
     wanted = -(-len(cases) // one_in)

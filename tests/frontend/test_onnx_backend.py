@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from onnx import TensorProto, helper
 from ekiden import runtime
 from ekiden.driver import onnx_backend
 from ekiden.runtime.errors import UnsupportedError
+from long_runs import share
 
 
 def _reduce_model() -> onnx.ModelProto:
@@ -99,16 +101,32 @@ def cases(kind: str) -> list[tuple[str, object]]:
 
 def check(kind: str, part: int, parts: int, device: str = "CPU") -> None:
     """Every test of a part that passes by the table passes."""
+    check_cases(kind, cases(kind)[part::parts], device)
+
+
+def check_cases(kind: str, found: Sequence[tuple[str, object]], device: str = "CPU") -> None:
+    """Every one of these tests that passes by the table passes."""
     rows = tables()[kind]
-    wanted = [c for name, c in cases(kind)[part::parts] if rows[name].startswith("pass")]
+    wanted = [c for name, c in found if rows[name].startswith("pass")]
     run = partial(coverage().outcome, device=device)
     outcomes = [(c.name, run(c)) for c in wanted]  # type: ignore[attr-defined]
     assert {name: o.reason for name, o in outcomes if o.reason} == {}
 
 
+def node_cases(expanded: bool) -> list[tuple[str, object]]:
+    """The tests of operators, or those of the same operators written out in others."""
+    return [(name, c) for name, c in cases("node") if ("_expanded" in name) is expanded]
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_node_tests_pass(part: int) -> None:
-    check("node", part, PARTS)
+    check_cases("node", node_cases(False)[part::PARTS])
+
+
+@share(8, by=lambda part: None)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_expanded_node_tests_pass(part: int) -> None:
+    check_cases("node", node_cases(True)[part::PARTS])
 
 
 OPENCL_PARTS = 96

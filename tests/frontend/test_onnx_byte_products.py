@@ -20,6 +20,7 @@ from test_onnx_contrib import contrib_model, scalar, some_bytes
 
 import ekiden
 from ekiden.target import Target
+from long_runs import share
 from processor import processors
 
 ROUNDING = 2.0**-24
@@ -269,6 +270,7 @@ def random_lstm(
     return [data, *weights, bias, *[None] * 4, scales[0], zeros, scales[1], zeros], exact, most
 
 
+@share(2)
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rpc_functions import LIBRARIES, CServer, compiled_functions
+from rpc_functions import LIBRARIES, CServer, compile_functions
 
 import ekiden
 from ekiden import rpc
 from ekiden.driver.rpc_server import build_server
 from ekiden.runtime import ADT, Shape
+from of_run import made_once
 
 
 def fail(message: str) -> None:
@@ -53,14 +54,12 @@ def server(functions: None) -> Iterator[rpc.Server]:
 
 @pytest.fixture(scope="session")
 def functions_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled_functions(tmp_path_factory.mktemp("functions"))
+    return made_once(tmp_path_factory, "functions.so", compile_functions)
 
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("program") / "ekiden-rpc"
-    build_server(made)
-    return made
+    return made_once(tmp_path_factory, "ekiden-rpc", build_server)
 
 
 @pytest.fixture(scope="session")

@@ -23,14 +23,12 @@ class CServer:
         self.process.communicate()
 
 
-def compiled_functions(folder: Path) -> Path:
-    """functions.c as a library that any server loads."""
-    made = folder / "functions.so"
+def compile_functions(made: Path) -> None:
+    """Write functions.c as a library that any server loads."""
     source = Path(__file__).with_name("functions.c")
     include = f"-I{include_dir()}"
     command = ["cc", "-shared", "-fPIC", "-O1", include, str(source), "-o", str(made)]
     subprocess.run(command, check=True)
-    return made
 
 
 LIBRARIES: dict[rpc.RPCSession, rpc.RemoteModule] = {}

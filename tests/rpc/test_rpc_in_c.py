@@ -175,7 +175,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "samples").write_bytes(samples())
     server = [p for p in server_source_dir().glob("*.c") if p.stem in SERVER]
     command = [
-        "cc", "-std=gnu11", "-D_GNU_SOURCE", "-DEK_STATIC", "-DEK_API=", "-O1", "-g",
+        "cc", "-std=gnu11", "-D_GNU_SOURCE", "-DEK_STATIC", "-DEK_API=", "-O0", "-g1",
         "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
         *(f"-I{path}" for path in (include_dir(), source_dir(), server_source_dir())),
         *map(str, [*source_dir().glob("*.c"), *server, Path(__file__).with_name("fuzz_rpc.c")]),

@@ -23,6 +23,7 @@ from ekiden.topi.nn.weights import pack_weight, unpack_dense_weight
 from ekiden.topi.rule import schedule
 from ekiden.topi.rule.model import narrowing_pays
 from ekiden.topi.rule.words import DOT4, MADD, NARROW_DOT, dots, narrowed_words
+from long_runs import share
 from processor import processors
 
 Array = np.ndarray
@@ -64,6 +65,7 @@ def test_what_is_chosen_follows_from_the_target() -> None:
     assert dots(Target("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1")) == (DOT4,)
 
 
+@share(2)
 @pytest.mark.parametrize(("text", "dot"), WAYS)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 4), (9, 67, 36), (30, 33, 260), (2, 16, 4096)])
 def test_dense(text: str, dot: str, m: int, n: int, k: int) -> None:
@@ -118,6 +120,7 @@ def test_words_that_fit_sixteen_bits(n: int, k: int, spread: float) -> None:
     assert (places.shape[1] > 0) == (spread > 12)
 
 
+@share(2)
 @pytest.mark.parametrize(("text", "dot"), NARROW_WAYS)
 @pytest.mark.parametrize(
     ("m", "n", "k", "spread"), [(1, 70, 36, 12), (9, 70, 36, 50), (None, 33, 260, 33)]
@@ -163,6 +166,7 @@ def test_what_is_narrowed_follows_from_the_weight_and_the_target() -> None:
         assert not narrowing_pays(0, 192, Target(f"llvm -mcpu={cpu}"))
 
 
+@share(2)
 @pytest.mark.parametrize(("text", "dot"), WAYS)
 @pytest.mark.parametrize(
     ("image", "channels", "kernel", "stride"),

@@ -18,6 +18,7 @@ from ekiden.topi.nn import conv
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.rule import schedule
 from ekiden.topi.rule.tiles import fitting_lanes
+from long_runs import share
 
 TARGET = Target.host()
 TILE = 4 * TARGET.lanes("float32")
@@ -109,6 +110,7 @@ CASES = [   # n, h, w, in, out, kernel, strides, padding, dilation, groups
 # fmt: on
 
 
+@share(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c[:5])))
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 def test_convolution(case: tuple[object, ...], symbolic: bool) -> None:

@@ -19,6 +19,7 @@ from ekiden.topi.nn import conv_transpose
 from ekiden.topi.nn.weights import pack_weight, unpack_conv_transpose_weight
 from ekiden.topi.rule import conv2d_transpose as rule
 from ekiden.topi.rule import schedule
+from long_runs import share
 
 TARGET = Target.host()
 TILE = 4 * TARGET.lanes("float32")
@@ -117,6 +118,7 @@ CASES = [
 # fmt: on
 
 
+@share(2)
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_phases(case: tuple[Any, ...], symbolic: bool) -> None:

@@ -26,7 +26,7 @@ from ekiden.topi.rule import FAMILIES, choose, schedule
 from ekiden.topi.rule.decision import Fixed
 from ekiden.topi.rule.words import narrowed_words
 from ekiden.topi.shape import as_dim
-from long_runs import sizes
+from long_runs import share, sizes
 from processor import processors
 from rounding import expect_within, gamma
 
@@ -220,6 +220,7 @@ def test_layers_of_any_size(count: int) -> None:
             raise
 
 
+@share(2)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize(
     ("dtype", "ending"),

@@ -21,6 +21,7 @@ from ekiden.tir.visitor import all_expressions
 from ekiden.topi import transpose
 from ekiden.topi.rule import schedule
 from ekiden.topi.rule.turning import PLAIN, tile_size, turned, woven
+from long_runs import share
 from processor import processors
 
 SHAPES = [
@@ -39,6 +40,7 @@ def some(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return np.random.default_rng(0).integers(-100, 100, shape).astype(dtype)
 
 
+@share(2)
 @pytest.mark.parametrize("text", [*processors(), "c"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", "int16", "bool"])
 def test_transposes(dtype: str, text: str) -> None:

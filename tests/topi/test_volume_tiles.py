@@ -11,6 +11,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.ir.prim import SizeVar
+from long_runs import share
 
 Ints = tuple[int, ...]
 ONE = (1, 1, 1)
@@ -110,6 +111,7 @@ TRANSPOSED = [
 # fmt: on
 
 
+@share(2)
 @pytest.mark.parametrize("case", PLAIN)
 @pytest.mark.parametrize("kind", ["known", "symbolic"])
 def test_convolution(case: tuple[Ints, Ints, Ints, Ints, Ints, int], kind: str) -> None:
@@ -119,6 +121,7 @@ def test_convolution(case: tuple[Ints, Ints, Ints, Ints, Ints, int], kind: str) 
     run(call, data, weight, x, w, convolve(x, w, strides, padding, dilation, groups))
 
 
+@share(2)
 @pytest.mark.parametrize("case", TRANSPOSED)
 @pytest.mark.parametrize("kind", ["known", "symbolic"])
 def test_transposed_convolution(

@@ -16,6 +16,7 @@ from ekiden.topi.nn import pool2d, winograd_conv2d
 from ekiden.topi.nn.winograd import convolve, matrices, transform_weight
 from ekiden.topi.rule import schedule, winograd
 from ekiden.topi.rule.winograd_space import tile_side
+from long_runs import share
 
 TARGET = Target.host()
 LANES = TARGET.lanes("float32")
@@ -53,6 +54,7 @@ def test_reference_is_the_convolution(m: int, padding: Pads) -> None:
     np.testing.assert_allclose(found, direct(x, w, padding), rtol=1e-4, atol=1e-4)
 
 
+@share(2)
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize(

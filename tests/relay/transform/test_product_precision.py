@@ -21,6 +21,7 @@ from ekiden.relay.transform import InferType, ProductPrecision, ToMixedPrecision
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
+from long_runs import share
 
 BRIEF = Target.parse("llvm -mcpu=znver4 -mattr=avx512bf16")
 PLAIN = Target.parse("llvm -mcpu=x86-64-v3")
@@ -116,6 +117,7 @@ def compiled(module: IRModule, *inputs: Array) -> Array:
     return np.asarray(ekiden.compile(module)(*inputs).numpy())
 
 
+@share(2)
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize("out_dtype", ["", "float32"])
 @pytest.mark.parametrize(

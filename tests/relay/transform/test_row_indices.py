@@ -12,10 +12,12 @@ from ekiden.relay import op
 from ekiden.relay.transform import InferType, SimplifyExpr
 from ekiden.runtime.errors import IndexRangeError
 from ekiden.topi.scattering import REDUCTIONS
+from long_runs import share
 
 PLACES = np.array([[4, 4, 4], [0, 0, 0], [-1, -1, -1], [4, 4, 4]])
 
 
+@share(2)
 @pytest.mark.parametrize(
     "dtype, mode",
     [
