@@ -15,6 +15,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.engine import Engine
@@ -163,11 +164,26 @@ class ChatRoutes:
         )
         answer = Answer(wanted, generation)
         if wanted.stream:
-            return StreamingResponse(answer.events(), media_type="text/event-stream")
+            return EventResponse(answer.events(), generation)
         try:
             return _json(await answer.whole())
         finally:
             await generation.close()
+
+
+class EventResponse(StreamingResponse):
+    """A stream of events, whose generation ends with it, however it ends."""
+
+    def __init__(self, events: AsyncIterator[bytes], generation: Generation) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._generation = generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._generation.close()
 
 
 class Answer:
@@ -208,8 +224,6 @@ class Answer:
         except RequestError as error:
             yield _data({"error": {"message": str(error), "type": "server_error", "param": None,
                                    "code": error.reason}})  # fmt: skip
-        finally:
-            await self._generation.close()
 
     def _event(self, delta: dict[str, object], finish: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

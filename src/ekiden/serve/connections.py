@@ -10,8 +10,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ekiden.serve.config import Limits
 from ekiden.serve.metrics import Metrics
 
-__all__ = ["connection_class"]
+__all__ = ["ABORT", "connection_class"]
 
+ABORT = "ekiden.abort"
+"""Where a request's scope has what ends its connection at once."""
 HEAD_BYTES = 64 << 10
 """The most bytes of a request's line and headers; the parser itself would take any number."""
 
@@ -29,8 +31,11 @@ class Connection(HttpToolsProtocol):
     limits: Limits
     metrics: Metrics
     _timer: asyncio.TimerHandle | None = None
-    _head = 0
     _is_in_head = True
+    _head = 0
+    """Bytes of the headers that are not complete."""
+    _marks = 0
+    """How many headers and bodies have ended."""
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # as uvicorn has it
         """A client has come."""
@@ -48,22 +53,28 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
+        before = self._marks
         super().data_received(data)
-        if self._is_in_head:
+        if self._marks != before or not self._is_in_head:
+            self._head = 0
+        else:
             self._head += len(data)
             if self._head > HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("Headers too large.")
 
     def on_headers_complete(self) -> None:
         """The headers of a request are there; its body has limits of its own."""
-        self._is_in_head, self._head = False, 0
+        self._is_in_head = False
+        self._marks += 1
         self._stop_waiting()
         super().on_headers_complete()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]  # ours
 
     def on_message_complete(self) -> None:
         """The body is there."""
         super().on_message_complete()
         self._is_in_head = True
+        self._marks += 1
 
     def on_response_complete(self) -> None:
         """The answer is sent."""
@@ -81,5 +92,7 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _give_up(self) -> None:
-        if not self.transport.is_closing():
+        if self.transport.get_write_buffer_size():  # nobody takes the answer: it would stay
+            self.transport.abort()
+        elif not self.transport.is_closing():
             self.transport.close()

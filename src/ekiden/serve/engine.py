@@ -126,11 +126,18 @@ class Engine:
                 self._idle.set()
 
     async def drain(self) -> bool:
-        """Take no new requests, and wait for those in flight, for as long as the limits say.
-        Whether all have ended."""
+        """Take no new requests, and wait for those in flight, for as long as the limits say; then
+        answer what is left by an error. Whether all have ended by themselves."""
         self.is_stopping = True
+        if await self._is_idle_within(self.config.limits.stop_seconds):
+            return True
+        self.repository.runners.give_up(RequestError("the server stops", "stopping", 1.0))
+        await self._is_idle_within(1.0)
+        return False
+
+    async def _is_idle_within(self, seconds: float) -> bool:
         try:
-            async with asyncio.timeout(self.config.limits.stop_seconds):
+            async with asyncio.timeout(seconds):
                 await self._idle.wait()
         except TimeoutError:
             return False

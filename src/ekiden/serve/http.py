@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.chat import ChatRoutes
+from ekiden.serve.connections import ABORT
 from ekiden.serve.engine import Engine
 from ekiden.serve.http_messages import HEADER_LENGTH, read_json, read_request, write_response
 from ekiden.serve.metrics import CONTENT_TYPE
@@ -105,7 +106,7 @@ class Application:
         except asyncio.CancelledError:
             raise
         except SlowReaderError:
-            raise
+            scope[ABORT]()
         except Exception as error:  # of our own making: the client is told that much
             self._engine.log.failure("", error)
             await self._refuse(refusal(error), scope, guarded)
@@ -222,7 +223,7 @@ def error_response(error: RequestError, is_openai: bool) -> Response:
 
 
 class SlowReaderError(Exception):
-    """A client does not take its answer; uvicorn closes the connection."""
+    """A client does not take its answer."""
 
 
 class GuardedSend:
@@ -230,11 +231,15 @@ class GuardedSend:
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
-        self.has_begun = False
+        self.has_begun = self._is_stream = False
 
     async def __call__(self, message: Message) -> None:
         """Send a message. Raises SlowReaderError."""
         self.has_begun = True
+        self._is_stream = self._is_stream or message.get("more_body", False)
+        if not self._is_stream:  # the first piece never waits
+            await self._send(message)
+            return
         try:
             async with asyncio.timeout(self._seconds):
                 await self._send(message)

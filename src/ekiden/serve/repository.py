@@ -8,6 +8,7 @@ models/NAME.eki              a model of one version, 1
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from ekiden.driver.executable import Executable
 from ekiden.driver.inputs import random_inputs
 from ekiden.frontend.table import is_model_file
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
-from ekiden.serve.batcher import Batcher, Run, Work
+from ekiden.serve.batcher import Batcher, Run, Runners, Work
 from ekiden.serve.config import ModelConfig, read_model_config
 from ekiden.serve.datatypes import Array
 from ekiden.serve.sequences import Live, SequenceTable, Session, session_maker
@@ -107,7 +108,6 @@ class Version:
 
     def _end_if_free(self) -> None:
         if self.is_retired and self.users == 0:
-            self.batcher.close()
             if self.pool is not None:
                 self.pool.shutdown(wait=False)
             self.on_end()
@@ -211,11 +211,14 @@ class Repository:
         folder: Path,
         on_event: Callable[..., None] | None = None,
         on_run: Callable[[str, int, float], None] | None = None,
+        *,
+        threads: int = 0,
     ) -> None:
         """`on_event(event, **fields)` is told what happens to models, `on_run(model, rows,
-        seconds)` of each run."""
+        seconds)` of each run; `threads` is how many runs there are at once, 0 for one a core."""
         self.folder = folder
         self.models: dict[str, Model] = {}
+        self.runners = Runners(threads or max(2, len(os.sched_getaffinity(0))))
         self._on_event = on_event or (lambda event, **fields: None)
         self._on_run = on_run or (lambda model, rows, seconds: None)
 
@@ -309,7 +312,7 @@ class Repository:
     ) -> Version:
         config = config or model.config
         batcher = Batcher(
-            model.name, instances=config.instances, queue=config.queue,
+            self.runners, instances=config.instances, queue=config.queue,
             rows=config.batching.rows, wait=config.batching.wait_ms / 1e3,
             on_run=partial(self._on_run, model.name),
         )  # fmt: skip
@@ -352,6 +355,7 @@ class Repository:
                 model.sequences.end(key)
             for version in model.versions.values():
                 version.retire()
+        self.runners.close()
 
     async def poll(self) -> None:
         """Load what is new or changed in the folder, and let go what is not there any more."""

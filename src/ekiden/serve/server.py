@@ -18,7 +18,7 @@ import uvicorn
 
 from ekiden.runtime import memory_limit
 from ekiden.runtime.errors import EkidenError, RequestError, ServeError
-from ekiden.runtime.memory import free_memory, memory_stats
+from ekiden.runtime.memory import within_free_memory
 from ekiden.serve.config import ServerConfig, read_server_config
 from ekiden.serve.connections import connection_class
 from ekiden.serve.engine import Engine
@@ -81,10 +81,13 @@ class Server:
 
         Raises ServeError where a port cannot be had.
         """
+        with bounded_memory(self.config.memory):
+            await self._serve(stop, started)
+
+    async def _serve(self, stop: asyncio.Event, started: asyncio.Event | None) -> None:
         engine = self.engine = Engine(self.folder, self.config)
         logging.getLogger("uvicorn").handlers[:] = [Forward(engine.log)]
         logging.getLogger("uvicorn").propagate = False
-        self._limit_memory()
         listener = _listen(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
         http = self._http(engine)
@@ -130,9 +133,12 @@ class Server:
         if over_grpc is not None:
             await over_grpc.stop(0.0 if not has_drained else 1.0)
         http.should_exit = True
-        http.force_exit = not has_drained
+        if not has_drained:
+            http.config.timeout_graceful_shutdown = 1
         with contextlib.suppress(asyncio.CancelledError):
             await serving
+        for connection in list(http.server_state.connections):
+            connection.transport.abort()
         engine.close()
         engine.log.write("info", "stopped", drained=has_drained)
 
@@ -163,14 +169,6 @@ class Server:
         settings.ssl = self._tls
         return _HTTP(settings)
 
-    def _limit_memory(self) -> None:
-        """Bound what programs hold, so that a request fails where the system would end all."""
-        free = free_memory()
-        if self.config.memory:
-            memory_limit(self.config.memory)
-        elif memory_limit() == 0 and free is not None:
-            memory_limit(memory_stats().held + free)
-
 
 class Stoppable(Protocol):
     """What is asked of gRPC's server."""
@@ -198,6 +196,22 @@ def _listen(host: str, port: int) -> socket.socket:
         made.close()
         raise ServeError(f"listen on {host}:{port}: {(error.strerror or '').lower()}") from None
     return made
+
+
+@contextlib.contextmanager
+def bounded_memory(most: int) -> Iterator[None]:
+    """While this is entered programs hold at most so many bytes, 0 for what is free, so that a
+    request fails where the system would end the process."""
+    if most == 0:
+        with within_free_memory():
+            yield
+        return
+    before = memory_limit()
+    memory_limit(most)
+    try:
+        yield
+    finally:
+        memory_limit(before)
 
 
 def raise_file_limit() -> None:

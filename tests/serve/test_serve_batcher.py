@@ -1,0 +1,150 @@
+"""The queue of a program: order, bounds, runs of several, errors that stay with their request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ekiden.runtime.errors import RequestError
+from ekiden.serve.batcher import Batcher, Runners, Work
+from ekiden.serve.datatypes import Array
+
+SOON = 60.0
+
+
+class Gate:
+    """A run that waits until it is let go, and notes what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[float]] = []
+        self.begun, self.open = threading.Event(), threading.Event()
+
+    def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
+        self.begun.set()
+        assert self.open.wait(SOON)
+        self.seen.append(arrays[0].ravel().tolist())
+        if 13.0 in arrays[0]:
+            raise ZeroDivisionError("13")
+        return [arrays[0] * 2]
+
+
+def work(gate: Gate, values: list[float], key: Any = ((),), seconds: float = SOON) -> Work:  # noqa: ANN401
+    future: asyncio.Future[list[Array]] = asyncio.get_running_loop().create_future()
+    x = np.array(values)
+    return Work([x], future, time.monotonic() + seconds, gate.run, key, len(values))
+
+
+def run(test: Callable[[Batcher, Gate], Coroutine[Any, Any, None]], **given: Any) -> None:  # noqa: ANN401
+    async def inner() -> None:
+        settings = {"instances": 1, "queue": 8, "rows": 4, "wait": 0.0}
+        runners = Runners(2)
+        batcher = Batcher(runners, **{**settings, **given}, on_run=lambda rows, seconds: None)
+        gate = Gate()
+        try:
+            await test(batcher, gate)
+        finally:
+            gate.open.set()
+            runners.close()
+
+    asyncio.run(inner())
+
+
+async def hold(batcher: Batcher, gate: Gate) -> Work:
+    """Let a first request occupy the only instance."""
+    first = work(gate, [0.0])
+    batcher.put(first)
+    await asyncio.to_thread(gate.begun.wait, SOON)
+    return first
+
+
+def test_what_waits_goes_together_up_to_the_rows() -> None:
+    async def test(batcher: Batcher, gate: Gate) -> None:
+        works = [await hold(batcher, gate)]
+        for values in ([1.0], [2.0, 3.0], [4.0], [5.0]):
+            works.append(work(gate, values))
+            batcher.put(works[-1])
+        gate.open.set()
+        found = [(await each.future)[0].tolist() for each in works]
+        assert found == [[0.0], [2.0], [4.0, 6.0], [8.0], [10.0]]
+        assert gate.seen == [[0.0], [1.0, 2.0, 3.0, 4.0], [5.0]]
+
+    run(test)
+
+
+def test_keys_are_not_mixed_and_priorities_go_first() -> None:
+    async def test(batcher: Batcher, gate: Gate) -> None:
+        works = [await hold(batcher, gate)]
+        for values, key, priority in (
+            ([1.0], "a", 0), ([2.0], "b", 0), ([3.0], "a", 5), ([4.0], None, 1), ([5.0], "b", 0),
+        ):  # fmt: skip
+            works.append(work(gate, values, key))
+            batcher.put(works[-1], priority)
+        gate.open.set()
+        await asyncio.gather(*(each.future for each in works))
+        assert gate.seen == [[0.0], [4.0], [3.0, 1.0], [2.0, 5.0]]
+
+    run(test)
+
+
+def test_a_full_queue_refuses_and_says_when_to_come() -> None:
+    async def test(batcher: Batcher, gate: Gate) -> None:
+        await hold(batcher, gate)
+        waiting = [work(gate, [1.0]) for _ in range(8)]
+        for each in waiting:
+            batcher.put(each)
+        with pytest.raises(RequestError, match="8 requests wait already") as found:
+            batcher.put(work(gate, [2.0]))
+        assert found.value.reason == "busy" and found.value.retry_after > 0
+        waiting[3].is_dropped = True  # its client has gone: there is room again
+        batcher.put(work(gate, [2.0]))
+
+    run(test)
+
+
+def test_an_error_stays_with_its_request() -> None:
+    async def test(batcher: Batcher, gate: Gate) -> None:
+        await hold(batcher, gate)
+        works = [work(gate, [value]) for value in (1.0, 13.0, 2.0)]
+        for each in works:
+            batcher.put(each)
+        gate.open.set()
+        assert (await works[0].future)[0].tolist() == [2.0]
+        with pytest.raises(RequestError, match="the server failed"):
+            await works[1].future
+        assert (await works[2].future)[0].tolist() == [4.0]
+
+    run(test)
+
+
+def test_what_is_late_or_dropped_does_not_run() -> None:
+    async def test(batcher: Batcher, gate: Gate) -> None:
+        await hold(batcher, gate)
+        late, dropped, last = work(gate, [1.0], None, -1.0), work(gate, [2.0]), work(gate, [3.0])
+        dropped.is_dropped = True
+        for each in (late, dropped, last):
+            batcher.put(each)
+        gate.open.set()
+        with pytest.raises(RequestError, match="ended before it ran"):
+            await late.future
+        await last.future
+        assert gate.seen == [[0.0], [3.0]] and not dropped.future.done()
+
+    run(test)
+
+
+def test_the_first_waits_for_others_where_it_is_told_to() -> None:
+    async def test(batcher: Batcher, gate: Gate) -> None:
+        gate.open.set()
+        works = [work(gate, [float(value)]) for value in range(4)]
+        for each in works:
+            batcher.put(each)
+        await asyncio.gather(*(each.future for each in works))
+        assert gate.seen == [[0.0, 1.0, 2.0, 3.0]]  # four rows are the most: nobody waited longer
+
+    run(test, wait=SOON)

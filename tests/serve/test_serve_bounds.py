@@ -1,0 +1,374 @@
+"""What a client or the machine does to the server: slowness, silence, floods, death, full disks."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving import Running, ask_on, put, rows, serving
+
+from ekiden.runtime import memory_stats
+from ekiden.serve import Message, Piece, Sampling
+from ekiden.serve.batcher import Work
+from ekiden.serve.datatypes import Array
+from ekiden.serve.logs import Log
+from long_runs import sizes
+
+X = [[1.0, 2.0, 3.0, 4.0]]
+BODY = json.dumps({"inputs": rows({"x": X})}).encode()
+SOFT = "/v2/models/soft/infer"
+
+
+@pytest.fixture(scope="module")
+def hasty(models: Path) -> Iterator[Running]:
+    limits = {"body_seconds": 0.3, "idle_seconds": 0.3, "body_bytes": 1 << 20}
+    with serving(models, {"flood": Flood()}, limits=limits, grpc=False) as running:
+        yield running
+
+
+class Flood:
+    """Says the same without end."""
+
+    closed = threading.Event()
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        return 1
+
+    def generate(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
+        try:
+            while True:
+                yield Piece("again and again " * 4096)
+        finally:
+            self.closed.set()
+
+
+def connect(server: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), 30)
+
+
+def ended(connection: socket.socket) -> bytes:
+    """All that the server says before it closes."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while data := connection.recv(1 << 16):
+            found += data
+    connection.close()
+    return found
+
+
+def test_a_body_that_does_not_come(hasty: Running) -> None:
+    connection = connect(hasty)
+    connection.sendall(f"POST {SOFT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+    assert ended(connection).startswith(b"HTTP/1.1 408")
+
+
+def test_headers_that_do_not_come(hasty: Running) -> None:
+    for data in (b"", b"GET /v2 HTTP/1.1\r\nHost: x\r\n"):
+        connection = connect(hasty)
+        connection.sendall(data)
+        assert ended(connection) == b""
+
+
+def test_headers_that_trickle(hasty: Running) -> None:
+    connection = connect(hasty)
+    connection.sendall(b"GET /v2 HTTP/1.1\r\n")
+    with pytest.raises(OSError):  # a reset or a broken pipe, as it comes
+        while True:
+            connection.sendall(b"A: b\r\n")
+            time.sleep(0.02)
+    connection.close()
+
+
+def test_headers_without_end(hasty: Running) -> None:
+    connection = connect(hasty)
+    with suppress(OSError):
+        connection.sendall(b"GET /v2 HTTP/1.1\r\n" + b"A: " + b"b" * (1 << 20))
+    assert ended(connection)[:12] in (b"HTTP/1.1 400", b"")
+
+
+def test_an_answer_that_nobody_takes(hasty: Running) -> None:
+    connection = connect(hasty)
+    said = [{"role": "user", "content": "go"}]
+    body = json.dumps({"model": "flood", "messages": said, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    assert Flood.closed.wait(30)
+    connection.close()
+    assert hasty.ask("GET", "/v2/health/live").status == 200
+
+
+@contextmanager
+def blocked(server: Running, name: str) -> Iterator[threading.Event]:
+    """The model's only instance is busy until the block ends, or the event is set."""
+    begun, free = threading.Event(), threading.Event()
+
+    def wait(arrays: Sequence[Array], seconds: float) -> list[Array]:
+        begun.set()
+        assert free.wait(60)
+        return []
+
+    def put_work() -> None:
+        version = server.server.engine.repository.get(name).get()
+        future = server.loop.create_future()
+        version.batcher.put(Work([], future, time.monotonic() + 60, wait))
+
+    server.loop.call_soon_threadsafe(put_work)
+    try:
+        assert begun.wait(30)
+        yield free
+    finally:
+        free.set()
+
+
+def waiting(server: Running, name: str, count: int) -> None:
+    """Come back when so many requests wait for a model."""
+    model = server.server.engine.repository.get(name)
+    while sum(v.batcher.waiting for v in model.versions.values()) < count:
+        time.sleep(0.002)
+
+
+def test_too_many_requests(tmp_path: Path) -> None:
+    put(tmp_path, "soft", config="[model]\nqueue = 2\n")
+    with serving(tmp_path, grpc=False) as server, ThreadPoolExecutor(2) as pool:
+        with blocked(server, "soft"):
+            asked = [pool.submit(server.infer, "soft", x=X) for _ in range(2)]
+            waiting(server, "soft", 2)
+            found = server.infer("soft", x=X)
+            assert found.status == 429 and found.error == "2 requests wait already"
+            assert int(found.headers["retry-after"]) >= 1
+        assert [each.result().status for each in asked] == [200, 200]
+
+
+def test_time_that_is_over(server: Running) -> None:
+    body = {"inputs": rows({"x": X}), "parameters": {"timeout": 20_000}}
+    with blocked(server, "soft"):
+        found = server.ask("POST", SOFT, body)
+        assert found.status == 504 and found.error == "the time of the request is over"
+    assert server.infer("soft", x=X).status == 200
+
+
+def test_memory_that_is_not_there(models: Path) -> None:
+    with serving(models, memory=memory_stats().held + (4 << 20), grpc=False) as server:
+        wide = np.ones((1, 1 << 21), np.float32)
+        ports = [
+            {"name": name, "shape": [1, 1 << 21], "datatype": "FP32",
+             "parameters": {"binary_data_size": wide.nbytes}}
+            for name in "xy"
+        ]  # fmt: skip
+        head = json.dumps({"inputs": ports, "parameters": {"binary_data_output": True}}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        found = server.ask("POST", "/v2/models/add/infer", head + wide.tobytes() * 2, headers)
+        assert found.status == 503 and "memory" in found.error, found.data
+        assert found.headers["retry-after"]
+        assert server.infer("soft", x=X).status == 200
+
+
+def test_a_stop_lets_requests_end(models: Path) -> None:
+    with ThreadPoolExecutor(1) as pool, serving(models) as server:
+        kept = server.connect()
+        assert ask_on(kept, "GET", "/v2/health/ready").status == 200
+        with blocked(server, "soft") as free:
+            asked = pool.submit(server.infer, "soft", x=X)
+            waiting(server, "soft", 1)
+            server.loop.call_soon_threadsafe(server.stop.set)
+            while not server.server.engine.is_stopping:
+                time.sleep(0.002)
+            assert ask_on(kept, "GET", "/v2/health/ready").status == 503
+            refused = ask_on(kept, "POST", SOFT, BODY)
+            assert refused.status == 503 and refused.error == "the server stops"
+            free.set()
+        assert asked.result().status == 200
+        kept.close()
+        server.thread.join(30)
+        assert not server.thread.is_alive()
+
+
+def test_a_stop_does_not_wait_for_ever(models: Path) -> None:
+    limits = {"stop_seconds": 0.2}
+    with (
+        ThreadPoolExecutor(1) as pool,
+        serving(models, limits=limits) as server,
+        blocked(server, "soft"),
+    ):
+        asked = pool.submit(server.infer, "soft", x=X)
+        waiting(server, "soft", 1)
+        server.loop.call_soon_threadsafe(server.stop.set)
+        found = asked.result()
+        assert found.status == 503 and found.error == "the server stops"
+        server.thread.join(30)
+        assert not server.thread.is_alive()
+
+
+def test_a_log_that_cannot_be_written(models: Path) -> None:
+    with serving(models, grpc=False) as server, open("/dev/full", "w") as full:
+        server.server.engine.log = Log("debug", full)
+        assert server.infer("soft", x=X).status == 200
+        assert server.infer("soft", y=X).status == 400
+        with suppress(OSError):
+            full.close()
+
+
+@contextmanager
+def process(models: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server of its own, and its port."""
+    argv = [sys.executable, "-m", "ekiden", "serve", str(models), "--port", str(port)]
+    made = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    try:
+        assert made.stderr is not None
+        found = next(json.loads(line) for line in made.stderr if '"listening"' in line)
+        assert any('"started"' in line for line in made.stderr)
+        yield made, found["port"]
+    finally:
+        made.kill()
+        made.communicate()
+
+
+class NotYetError(OSError):
+    """The server is there and says that it cannot be asked."""
+
+
+def post(port: int) -> list[float]:
+    """The outputs of a request."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        found = ask_on(connection, "POST", SOFT, BODY)
+        if found.status == 503:
+            raise NotYetError
+        return found.output()
+    finally:
+        connection.close()
+
+
+@sizes("count", 200, 10_000)
+def test_a_process(tmp_path: Path, count: int) -> None:
+    """Idle connections beside requests; death by kill -9 under load; a new one in its place; a stop
+    by SIGTERM."""
+    models = tmp_path / "models"
+    put(models, "soft")
+    (models / "serve.toml").write_text("[server]\ngrpc = false\n")
+    with process(models) as (made, port):
+        expected = post(port)
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+        assert [post(port) for _ in range(20)] == [expected] * 20
+        for each in idle[: count // 2]:
+            each.close()
+        assert post(port) == expected
+        ends = threading.Event()
+        with ThreadPoolExecutor(4) as pool:
+            asking = [pool.submit(ask_until, port, expected, ends) for _ in range(4)]
+            try:
+                time.sleep(0.2)
+                os.kill(made.pid, signal.SIGKILL)
+                made.wait(30)
+                with process(models, port) as (second, _):
+                    assert post(port) == expected
+                    ends.set()
+                    second.terminate()
+                    assert second.wait(30) == 0
+            finally:
+                ends.set()
+            answers, failures = zip(*(each.result() for each in asking), strict=True)
+        assert sum(answers) > 0 and all(failures)  # each connection saw the death as an error
+        for each in idle:
+            each.close()
+
+
+def ask_until(port: int, expected: object, ends: threading.Event) -> tuple[int, int]:
+    """Answers, all of them right, and errors, until it is told to end."""
+    answers = failures = 0
+    while not ends.is_set():
+        try:
+            assert post(port) == expected
+            answers += 1
+        except (OSError, http.client.HTTPException):
+            failures += 1
+            time.sleep(0.01)
+    return answers, failures
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    key, made = folder / f"{name}.key", folder / f"{name}.pem"
+    argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    argv += ["-nodes", "-keyout", str(key), "-out", str(made), "-days", "2"]
+    argv += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+    try:
+        subprocess.run(argv, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs the command openssl")
+    return made, key
+
+
+def test_tls(models: Path, tmp_path: Path) -> None:
+    grpc = pytest.importorskip("grpc", reason="needs the package grpcio")
+    mine, key = certificate(tmp_path, "server")
+    theirs, their_key = certificate(tmp_path, "client")
+    given = {"tls_certificate": str(mine), "tls_key": str(key), "tls_client_ca": str(theirs)}
+    with serving(models, **given) as server:
+        context = ssl.create_default_context(cafile=str(mine))
+        for has_certificate in (True, False):
+            if has_certificate:
+                context.load_cert_chain(theirs, their_key)
+            else:
+                context = ssl.create_default_context(cafile=str(mine))
+            connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context)
+            if has_certificate:
+                assert ask_on(connection, "POST", SOFT, BODY).status == 200
+            else:
+                with pytest.raises(OSError):  # an alert or a reset, as it comes
+                    ask_on(connection, "POST", SOFT, BODY)
+            connection.close()
+        credentials = grpc.ssl_channel_credentials(
+            mine.read_bytes(), their_key.read_bytes(), theirs.read_bytes()
+        )
+        place = f"127.0.0.1:{server.server.grpc_port}"
+        with grpc.secure_channel(place, credentials) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            assert call(b"", timeout=30) == b"\x08\x01"
+
+
+def test_spans(models: Path) -> None:
+    sdk = pytest.importorskip(
+        "opentelemetry.sdk.trace", reason="needs the package opentelemetry-sdk"
+    )
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    kept = InMemorySpanExporter()
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    trace.set_tracer_provider(provider)
+    with serving(models, traces=True, grpc=False) as server:
+        parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        assert server.ask("POST", SOFT, BODY, {"traceparent": parent}).status == 200
+    (span,) = kept.get_finished_spans()
+    assert f"{span.context.trace_id:032x}" == parent[3:35]
+    assert dict(span.attributes) == {"ekiden.model": "soft"}
+
+
+def test_lines_of_the_log(models: Path) -> None:
+    with serving(models, grpc=False) as server:
+        stream = io.StringIO()
+        server.server.engine.log = Log("debug", stream)
+        server.infer("soft", x=X)
+        server.ask("POST", "/v2/models/a-name-of-mine/infer", BODY)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(r["model"], r["outcome"]) for r in lines if r["event"] == "request"] == [
+        ("soft", "ok"),
+        ("", "unknown"),
+    ]
