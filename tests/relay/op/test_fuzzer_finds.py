@@ -349,6 +349,16 @@ def test_padding_is_not_below_zero(name: str) -> None:
             relay.transform.InferType()(module)
 
 
+def test_a_split_dimension_is_its_parts_though_there_is_nothing_else() -> None:
+    text = "def @main(%x: Tensor[(n, m), float32]) { reshape(%x, newshape=[-4, 1, 2, -2]) }"
+    module = relay.parse(text)
+    for kind in ("debug", "vm"):
+        run = relay.create_executor(kind, module).evaluate()
+        assert run(np.zeros((2, 0), "float32")).numpy().shape == (1, 2, 0)
+        with pytest.raises((InputError, ValueError), match="8"):
+            run(np.zeros((8, 0), "float32"))
+
+
 @pytest.mark.parametrize("axis", [0, 1, None])
 def test_indices_far_away_wrap(axis: int | None) -> None:
     data = np.arange(12, dtype="float32").reshape(3, 4)
