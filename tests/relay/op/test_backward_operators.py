@@ -139,6 +139,15 @@ def test_gradients_have_the_type_of_the_result(message: str) -> None:
         relay.transform.InferType()(module)
 
 
+@pytest.mark.parametrize("empty", [0, 1])
+def test_no_images_and_no_channels_have_no_gradient(empty: int) -> None:
+    shape = [0 if n == empty else d for n, d in enumerate(IMAGE)]
+    for build in (relay.nn.max_pool2d_grad, relay.nn.avg_pool2d_grad):
+        g, x = relay.var("g", shape=(*shape[:2], 3, 3)), relay.var("x", shape=shape)
+        with pytest.raises(TypeInferenceError, match=f"axis {empty} of the result has no elements"):
+            relay.testing.run_infer_type(build(g, x, (2, 2), (2, 2)))
+
+
 def test_gradients_of_brief_floats() -> None:
     dtype = to_numpy("bfloat16")
     grad, data = normal(1, 2, 2, 2).astype(dtype), normal(1, 2, 3, 3).astype(dtype)

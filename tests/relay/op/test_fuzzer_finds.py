@@ -370,6 +370,16 @@ def test_products_of_brief_floats_in_another_dtype(dtype: str, out: str) -> None
         np.testing.assert_allclose(found, both(call, *wide), rtol=1e-12)
 
 
+def test_windows_and_depths_of_nothing() -> None:
+    x = relay.var("x", shape=(1, 2, 3, 0))
+    with pytest.raises(TypeInferenceError, match="nn.lrn: size must be at least 1, got 0"):
+        relay.testing.run_infer_type(op.nn.lrn(x, size=0))
+    with pytest.raises(
+        TypeInferenceError, match="a scale must be given where the depth of 'query'"
+    ):
+        relay.testing.run_infer_type(op.nn.attention(x, x, x))
+
+
 def test_a_split_dimension_is_its_parts_though_there_is_nothing_else() -> None:
     text = "def @main(%x: Tensor[(n, m), float32]) { reshape(%x, newshape=[-4, 1, 2, -2]) }"
     module = relay.parse(text)
