@@ -15,6 +15,7 @@ import ekiden
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.onnx.trees import Questions, forest
 from ekiden.runtime.errors import UnsupportedError
+from long_runs import sizes
 from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray[Any, Any]
@@ -262,6 +263,36 @@ def test_tree_classifier(post: str) -> None:
         sign = 1 if post == "NONE" else -1
         check("TreeEnsembleClassifier", HOLED, 2, post_transform=post, **trees,
               **leaves("class", 1, sign), classlabels_int64s=[0, 1], reference=True)  # fmt: skip
+
+
+def complete_forest(trees: int, depth: int) -> onnx.ModelProto:
+    """A regressor of complete trees over four features, made by arrays; sums are exact."""
+    inner, rng = 2**depth - 1, np.random.default_rng(0)
+    count = 2 * inner + 1
+    names, ids = np.arange(count), np.repeat(np.arange(trees), count)
+    is_leaf = np.tile(names >= inner, trees)
+    children = {f"nodes_{side}nodeids": np.where(is_leaf, 0, 2 * np.tile(names, trees) + n)
+                for n, side in ((1, "true"), (2, "false"))}  # fmt: skip
+    modes = ([b"BRANCH_LEQ"] * inner + [b"LEAF"] * (inner + 1)) * trees
+    integers = {"nodes_treeids": ids, "nodes_nodeids": np.tile(names, trees),
+                "nodes_featureids": rng.integers(0, 4, trees * count), **children,
+                "target_treeids": ids[is_leaf], "target_nodeids": np.tile(names[inner:], trees),
+                "target_ids": np.zeros(trees * (inner + 1), np.int64)}  # fmt: skip
+    floats = {"nodes_values": rng.normal(size=trees * count) / 2,
+              "target_weights": rng.integers(-9, 9, trees * (inner + 1)) / 8}  # fmt: skip
+    model = model_of("TreeEnsembleRegressor", X, 1, 3, {"n_targets": 1, "nodes_modes": modes})
+    for kind, many in ((onnx.AttributeProto.INTS, integers), (onnx.AttributeProto.FLOATS, floats)):
+        for name, values in many.items():
+            made = model.graph.node[0].attribute.add(name=name, type=kind)
+            getattr(made, "ints" if kind == onnx.AttributeProto.INTS else "floats").extend(values)
+    return model
+
+
+@sizes("trees", 3, 2443)
+def test_forests_of_five_million_nodes(trees: int) -> None:
+    model = complete_forest(trees, 10)
+    (wanted,) = by_ort(model, X)
+    np.testing.assert_array_equal(ekiden.compile(model)(X).numpy(), wanted)
 
 
 def test_tree_ensemble_with_sets() -> None:

@@ -120,6 +120,15 @@ CASES = [
         [(X, ints(1, 2, 0, 3).reshape(2, 2), scalar(7, "float32")),
          (numbers(0, 2), ints(1, 0, 0, 0).reshape(2, 2), scalar(7, "float32"))],
     ),
+    *(
+        Case(
+            "dyn.nn.pad",
+            lambda x, w, v: op.nn.pad(x, w, v),
+            _padded,
+            [(X.astype(dtype), ints(1, 2, 0, 3).reshape(2, 2), scalar(7, "float32"))],
+        )
+        for dtype in ("float64", "int8")
+    ),
     Case(
         "dyn.nn.pad",
         lambda x, w: op.nn.pad(x, w, pad_mode="reflect"),

@@ -216,3 +216,21 @@ def test_what_there_is_not_lists_what_there_is(text: str, start: str) -> None:
     with pytest.raises(CompileError) as raised:
         Target.parse(text)
     assert str(raised.value).startswith(start)
+
+
+@pytest.mark.parametrize(
+    "text", ["llvm", "c", "llvm -mcpu=znver4", "llvm -mcpu=x86-64-v3 -cores=2"]
+)
+def test_a_target_is_equal_to_what_names_it(text: str) -> None:
+    target = Target(text)
+    assert target == text
+    assert text == target
+    assert target == str(target)
+    assert hash(target) == hash(str(target)) == hash(Target(str(target)))
+    assert {str(target): 1}[target] == 1  # type: ignore[index]
+    assert target in (text,)
+
+
+@pytest.mark.parametrize("other", ["", "garbage", "llvm -mcpu=nothing", "llvm -cores=77", 3, None])
+def test_a_target_is_not_equal_to_what_names_another_or_none(other: object) -> None:
+    assert Target("llvm") != other

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from ekiden.ir import dtype as dt
@@ -223,6 +224,26 @@ class Target:
             words.append(f"-host={written(str(self.host_target))}")
         return " ".join((self.kind.name, *words))
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same target, or the one that a text names: `Target("llvm")` is equal to
+        "llvm". A text that names none is not equal to any."""
+        if isinstance(other, Target):
+            return self is other or _facts(self) == _facts(other)
+        if not isinstance(other, str):
+            return NotImplemented
+        try:
+            return self == Target(other)
+        except CompileError:
+            return False
+
+    def __hash__(self) -> int:
+        """That of its text form, the one text equal to it that can be looked up in its place."""
+        facts = _facts(self)
+        found = _HASHES.get(facts)
+        if found is None:
+            found = _HASHES[facts] = hash(str(self))
+        return found
+
     def __repr__(self) -> str:
         """As Python text that makes it."""
         return f"Target({str(self)!r})"
@@ -378,6 +399,12 @@ _entered: ContextVar[tuple[Target, ...]] = ContextVar("entered targets", default
 def target_or_current(target: TargetLike | None = None) -> Target:
     """A target; where none is given the current one, and this machine where there is none."""
     return Target.parse(target if target is not None else Target.current() or "llvm")
+
+
+_facts = attrgetter(*(f.name for f in fields(Target)))
+"""What makes one target another: all its fields."""
+_HASHES: dict[tuple[object, ...], int] = {}
+"""Facts -> the hash of a target's text, which takes longer to write than to find here."""
 
 
 @functools.cache

@@ -458,7 +458,10 @@ def _split(whole: PrimExpr, parts: Sequence[Dim], what: str) -> list[PrimExpr]:
             count = math.prod(n for n in numbers if n is not None)
             if count != size:
                 raise ValueError(f"{what}: {size} cannot become {parts[0]} times {parts[1]}")
-        return [as_dim(part) for part in parts]
+        made = [as_dim(part) for part in parts]
+        if None in (size, *numbers):
+            assume(lambda: whole.equal(product(made)), (whole, *made))
+        return made
     other = as_dim(parts[1 - numbers.index(-1)])
     rest = AnyDim() if is_any(whole) else _divide([whole], [other])
     return [rest if number == -1 else other for number in numbers]

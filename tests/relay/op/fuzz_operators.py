@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import faulthandler
+import functools
 import hashlib
 import json
 import sys
@@ -51,6 +52,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Function
 from ekiden.relay.interpreter import ConstructorValue, Interpreter
 from ekiden.relay.op.lowered import call_lowered
+from ekiden.relay.op.nn import backward
 from ekiden.relay.transform import InferType
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import BoundsError, CompileError, IndexRangeError, InputError, RunError
@@ -95,6 +97,14 @@ def _more() -> Iterator[Case]:
     yield case(lambda x, i: op.take(x, i, 0, mode="raise"), x, integers(0, 5))
     yield case(lambda x, y: call_lowered(scaled_sum(), (x, y)), x, normal(4))
     yield case(op.argwhere, normal(4, 3))
+    grad, image, window = normal(1, 4, 3, 3), normal(1, 2, 6, 6), {"strides": (2, 2)}
+    for pool in (backward.max_pool2d_grad, backward.avg_pool2d_grad):
+        call = functools.partial(pool, pool_size=(2, 2), **window)
+        yield case(call, grad[:, :2], image, symbolic=False)
+    yield case(
+        lambda g, x: backward.conv2d_backward_weight(g, x, kernel_size=(2, 2), **window),
+        grad, image, symbolic=False,
+    )  # fmt: skip
     yield case(op.det, normal(3, 3))
     shapes: tuple[tuple[Callable[..., Expr], tuple[Array, ...]], ...] = (
         (op.reshape, (x, np.array([2, -1]))),
@@ -420,7 +430,8 @@ def _plain(found: object) -> Array:
 def _sizes(kind: Type) -> Iterator[int]:
     for each in kind.fields if isinstance(kind, TupleType) else (kind,):
         if isinstance(each, TensorType):
-            yield int(np.prod([d.value if isinstance(d, IntImm) else 64 for d in each.shape]))
+            extents = [d.value if isinstance(d, IntImm) else max(EXTENTS) for d in each.shape]
+            yield int(np.prod(extents))
 
 
 @dataclass(slots=True)

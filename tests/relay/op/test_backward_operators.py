@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from ekiden import relay
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Expr
@@ -96,3 +98,66 @@ def test_what_is_not_known_is_told() -> None:
         relay.testing.run_infer_type(
             relay.nn.conv2d_backward_weight(g, x, kernel_size=1, grad_layout="NHWC")
         )
+
+
+IMAGE = (1, 4, 6, 6)
+MISFITS = {
+    "max_pool2d_grad: axis 2 of the gradient and of the result must agree, got 2 and 3": (
+        lambda g, x: relay.nn.max_pool2d_grad(g, x, (2, 2), (2, 2)), (1, 4, 2, 3),
+    ),
+    "avg_pool2d_grad: axis 1 of the gradient and of the result must agree, got 1 and 4": (
+        lambda g, x: relay.nn.avg_pool2d_grad(g, x, (2, 2), (2, 2)), (1, 1, 3, 3),
+    ),
+    "avg_pool2d_grad: 'out_grad' must have 4 dimensions, got 3": (
+        lambda g, x: relay.nn.avg_pool2d_grad(g, x, (2, 2), (2, 2)), (4, 3, 3),
+    ),
+    "max_pool2d_grad: layout NHWC, ceil_mode False: only NCHW floor is": (
+        lambda g, x: relay.nn.max_pool2d_grad(g, x, (2, 2), (2, 2), layout="NHWC"), (1, 3, 3, 6),
+    ),
+    "conv2d_backward_weight: axis 3 of the gradient and of the result must agree, got 3 and 4": (
+        lambda g, x: relay.nn.conv2d_backward_weight(g, x, kernel_size=(3, 3)), (1, 8, 4, 3),
+    ),
+    "conv2d_backward_weight: axis 0 of the gradient and of the result must agree, got 2 and 1": (
+        lambda g, x: relay.nn.conv2d_backward_weight(g, x, kernel_size=(3, 3)), (2, 8, 4, 4),
+    ),
+    "conv2d_backward_weight: channels must be multiples of groups, got 8 and 3": (
+        lambda g, x: relay.nn.conv2d_backward_weight(g, x, groups=3, kernel_size=(3, 3)),
+        (1, 8, 4, 4),
+    ),
+    "conv2d_backward_weight: axis 2 of the result has no elements": (
+        lambda g, x: relay.nn.conv2d_backward_weight(g, x, kernel_size=(7, 3)), (1, 8, 0, 4),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MISFITS)
+def test_gradients_have_the_type_of_the_result(message: str) -> None:
+    build, shape = MISFITS[message]
+    params = [relay.var("g", shape=shape), relay.var("x", shape=IMAGE)]
+    module = IRModule.from_expr(relay.Function(params, build(*params)))
+    with pytest.raises(TypeInferenceError, match=re.escape(f"nn.{message}")):
+        relay.transform.InferType()(module)
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_no_images_and_no_channels_have_no_gradient(empty: int) -> None:
+    shape = [0 if n == empty else d for n, d in enumerate(IMAGE)]
+    for build in (relay.nn.max_pool2d_grad, relay.nn.avg_pool2d_grad):
+        g, x = relay.var("g", shape=(*shape[:2], 3, 3)), relay.var("x", shape=shape)
+        with pytest.raises(TypeInferenceError, match=f"axis {empty} of the result has no elements"):
+            relay.testing.run_infer_type(build(g, x, (2, 2), (2, 2)))
+
+
+def test_gradients_of_brief_floats() -> None:
+    dtype = to_numpy("bfloat16")
+    grad, data = normal(1, 2, 2, 2).astype(dtype), normal(1, 2, 3, 3).astype(dtype)
+    params = [
+        relay.var(n, shape=a.shape, dtype="bfloat16")
+        for n, a in zip("gx", (grad, data), strict=True)
+    ]
+    body = relay.nn.conv2d_backward_weight(*params, kernel_size=(2, 2))
+    module = IRModule.from_expr(relay.Function(params, body))
+    found = [relay.create_executor(k, module).evaluate()(grad, data) for k in ("debug", "vm")]
+    np.testing.assert_allclose(
+        *(f.numpy().astype("float32") for f in found), rtol=2**-6, atol=2**-6
+    )

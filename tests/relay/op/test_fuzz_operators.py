@@ -82,7 +82,9 @@ def test_arguments_with_one_element_more_or_less_where_that_was_wrong() -> None:
 def test_every_operator_that_computes_has_a_sample() -> None:
     """One that a kernel or a function of the host computes, or that is built from others."""
     rewritten = relay.transform.legalize.LEGALIZATIONS["FTVMQnnCanonicalize"]
-    computes = {n for n, d in OPS.items() if d.lower or d.dims or d.host or n in rewritten}
+    computes = {
+        n for n, d in OPS.items() if d.lower or d.dims or d.host or d.gradient_of or n in rewritten
+    }
     assert computes - set(fuzz_operators.SAMPLES) == set()
 
 

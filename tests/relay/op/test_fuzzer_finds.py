@@ -3,6 +3,7 @@ gives, or both refuse."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import ml_dtypes
@@ -347,6 +348,46 @@ def test_padding_is_not_below_zero(name: str) -> None:
         module = relay.IRModule.from_expr(relay.Function(params, other))
         with pytest.raises(TypeInferenceError, match="padding must not be negative"):
             relay.transform.InferType()(module)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("out", ["int32", "int8", "float64"])
+def test_products_of_brief_floats_in_another_dtype(dtype: str, out: str) -> None:
+    """As those of float32: each operand is taken as `out_dtype`."""
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    rng = np.random.default_rng(0)
+    layers: tuple[tuple[Build, tuple[int, ...], tuple[int, ...]], ...] = (
+        (op.nn.dense, (3, 4), (5, 4)),
+        (op.nn.batch_matmul, (2, 3, 4), (2, 5, 4)),
+        (op.nn.conv2d, (1, 2, 5, 5), (3, 2, 3, 3)),
+        (op.nn.conv1d_transpose, (1, 2, 5), (2, 3, 3)),
+    )
+    for layer, *shapes in layers:
+        arrays = [(rng.normal(size=s) * 3).astype(kind) for s in shapes]
+        call = functools.partial(layer, out_dtype=out)
+        wide = [a.astype("float64") for a in arrays]
+        found = both(call, *arrays)
+        np.testing.assert_allclose(found, both(call, *wide), rtol=1e-12)
+
+
+def test_windows_and_depths_of_nothing() -> None:
+    x = relay.var("x", shape=(1, 2, 3, 0))
+    with pytest.raises(TypeInferenceError, match="nn.lrn: size must be at least 1, got 0"):
+        relay.testing.run_infer_type(op.nn.lrn(x, size=0))
+    with pytest.raises(
+        TypeInferenceError, match="a scale must be given where the depth of 'query'"
+    ):
+        relay.testing.run_infer_type(op.nn.attention(x, x, x))
+
+
+def test_a_split_dimension_is_its_parts_though_there_is_nothing_else() -> None:
+    text = "def @main(%x: Tensor[(n, m), float32]) { reshape(%x, newshape=[-4, 1, 2, -2]) }"
+    module = relay.parse(text)
+    for kind in ("debug", "vm"):
+        run = relay.create_executor(kind, module).evaluate()
+        assert run(np.zeros((2, 0), "float32")).numpy().shape == (1, 2, 0)
+        with pytest.raises((InputError, ValueError), match="8"):
+            run(np.zeros((8, 0), "float32"))
 
 
 @pytest.mark.parametrize("axis", [0, 1, None])

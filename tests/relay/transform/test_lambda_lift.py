@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from pass_checks import assert_same_meaning, check, main_of, program
 
+import ekiden
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import LambdaLift, ToANormalForm
 from ekiden.relay.transform.scopes import evaluation_order
@@ -92,6 +93,22 @@ def test_what_shows_a_named_dimension_is_captured() -> None:
         def @lifted_f(%x: Tensor[(n, 2), float32], Closure=1) {
           fn (%y: float32, Closure=1) { full(%y, shape=[n]) } }""",
     )
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 5])
+def test_a_dimension_that_does_not_follow_from_what_is_captured_is_captured(size: int) -> None:
+    text = """
+    def @main(%x: Tensor[(n, 4), float32]) {
+      let %y = strided_slice(%x, begin=[0, 0], end=[n, 4], strides=[2, 1]);
+      let %loop = fn (%i: int32, %s: float32) -> Tensor[(?, 4), float32] {
+        if (less(%i, 3)) { %loop(add(%i, 1), add(%s, 1f)) }
+        else { concatenate((multiply(%y, %s), %y), axis=0) }
+      };
+      %loop(0, 1f)
+    }"""
+    x = np.random.default_rng(0).normal(size=(size, 4)).astype("float32")
+    found = ekiden.compile(program(text))(x).numpy()
+    np.testing.assert_allclose(found, np.concatenate((x[::2] * 4, x[::2])), rtol=1e-6)
 
 
 def test_equal_functions_become_one() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ekiden.arith import detect_linear_equation
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
@@ -158,13 +159,14 @@ def _symbols(kinds: Iterable[Type | None]) -> set[PrimVar]:
 
 
 def _shown(kinds: Iterable[Type | None]) -> set[PrimVar]:
-    """The named dimensions that follow from the shapes of tensors: n from `n * 2`, neither from
-    `n + m`.
+    """The named dimensions that follow from the shapes of tensors: n from `n * 2`, not from
+    `(n + 1) // 2`, neither from `n + m`.
     """
     tensors = (t for k in kinds if k is not None for t in type_post_order(k))
     dims = (d for t in tensors if isinstance(t, TensorType) for d in t.shape)
-    each = (dim_vars(d) for d in dims if not isinstance(d, IntImm))
-    return {symbols[0] for symbols in each if len(symbols) == 1}
+    each = ((d, dim_vars(d)) for d in dims if not isinstance(d, IntImm))
+    alone = ((d, symbols[0]) for d, symbols in each if len(symbols) == 1)
+    return {n for d, n in alone if d is n or detect_linear_equation(d, [n])}
 
 
 def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:

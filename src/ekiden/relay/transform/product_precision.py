@@ -8,7 +8,8 @@ Processors multiply float32; some bfloat16 too, twice as many at a time, with su
 products of float16 and bfloat16 are computed in float32, of the values from which their operands
 were rounded where those are at hand, but for dense layers of bfloat16 with constant weights on a
 processor that has them. Where the option `relay.ProductPrecision.dtype` is "bfloat16", dense layers
-of float32 become such; on processors without them they stay exact.
+of float32 become such; on processors without them they stay exact. Products whose `out_dtype` is
+float64 or an integer take their operands as that, and stay.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def _rewrite(target: Target, asked: str) -> Rewrite:
         assert isinstance(call.op, Op)
         is_layer = call.op.name == "nn.dense" and isinstance(weight, Constant) and has_brief
         dtypes = {_dtype(data), _dtype(weight)}
+        if _dtype(call) not in (*SMALL, WIDE):
+            return None
         if is_layer and dtypes == {BRIEF}:
             return None if getattr(call.attrs, "out_dtype", "") == WIDE else _in(call, [*call.args])
         if len(dtypes) == 1 and dtypes.issubset(SMALL):

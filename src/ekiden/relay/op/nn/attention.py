@@ -82,6 +82,8 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         fail(_NAME, "the depth of 'value' must be a number")
     if heads.scale is None and not isinstance(query["d"], IntImm):
         fail(_NAME, "the depth of 'query' must be a number where no scale is given")
+    if heads.scale is None and is_const(query["d"], 0):
+        fail(_NAME, "a scale must be given where the depth of 'query' is 0")
     if len(given) == 4:
         dims = (query["b"], query["h"], query["s"], key["s"])
         for got, wanted in zip(given[3].shape, dims, strict=True):

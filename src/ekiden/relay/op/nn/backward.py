@@ -11,9 +11,19 @@ import numpy as np
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, register_op
+from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import attrs_of, call, fail, tensors
+from ekiden.relay.op._declare import (
+    agree,
+    attempt,
+    attrs_of,
+    call,
+    fail,
+    rank_is,
+    summable,
+    tensors,
+)
 from ekiden.relay.op.nn.geometry import (
     AvgPool2DAttrs,
     Conv2DAttrs,
@@ -23,7 +33,8 @@ from ekiden.relay.op.nn.geometry import (
     spread,
     window_size,
 )
-from ekiden.topi.shape import as_dim, tidy
+from ekiden.relay.op.nn.pool import pool_shape
+from ekiden.topi.shape import as_dim, known, tidy, window_extent
 from ekiden.topi.shape import product as product_of
 
 
@@ -34,11 +45,29 @@ class Conv2DBackwardWeightAttrs(Conv2DAttrs):
     grad_layout: str = "NCHW"
 
 
-def _like_data(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
+def _check_gradient(
+    name: str, grad: TensorType, data: TensorType, extents: Sequence[PrimExpr]
+) -> None:
+    """The gradient has the type of the operator's result for such data."""
+    if grad.dtype != data.dtype:
+        fail(name, f"the gradient must be {data.dtype} as the data, got {grad.dtype}")
+    rank_is(name, grad, len(extents), "out_grad")
+    for at, (given, extent) in enumerate(zip(grad.shape, extents, strict=True)):
+        agree(name, given, extent, f"axis {at} of the gradient and of the result")
+        if known(extent) == 0:
+            fail(name, f"axis {at} of the result has no elements")
+
+
+def _like_data(
+    name: str, kind: type[MaxPool2DAttrs | AvgPool2DAttrs]
+) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         grad, data = tensors(name, types, 2)
-        if grad.dtype != data.dtype or len(grad.shape) != len(data.shape):
-            fail(name, f"the gradient must be like the pooled data, got {grad} for {data}")
+        wanted = attrs_of(kind, attrs)
+        if wanted.layout != "NCHW" or wanted.ceil_mode:
+            fail(name, f"layout {wanted.layout}, ceil_mode {wanted.ceil_mode}: only NCHW floor is")
+        rank_is(name, data, 4, "data")
+        _check_gradient(name, grad, data, attempt(name, pool_shape, name, wanted, data.shape))
         return data
 
     return relation
@@ -86,8 +115,20 @@ def _weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         fail(name, f"layouts must be NCHW, NCHW and OIHW, got {', '.join(layouts)}")
     if wanted.kernel_size is None:
         fail(name, "'kernel_size' must be given")
+    for each, what in ((grad, "grad"), (data, "data")):
+        rank_is(name, each, 4, what)
     channels = grad.shape[1] if wanted.channels is None else as_dim(wanted.channels)
-    shape = (channels, data.shape[1] // wanted.groups, *map(as_dim, wanted.kernel_size))
+    for count in (known(channels), known(data.shape[1])):
+        if count is not None and count % wanted.groups:
+            fail(name, f"channels must be multiples of groups, got {count} and {wanted.groups}")
+    kernel, sides_of = tuple(map(as_dim, wanted.kernel_size)), wanted.padding
+    extents = [
+        attempt(name, window_extent, data.shape[2 + i], kernel[i], wanted.strides[i], sides_of[i],
+                sides_of[i + 2], wanted.dilation[i])
+        for i in range(2)
+    ]  # fmt: skip
+    _check_gradient(name, grad, data, (data.shape[0], channels, *extents))
+    shape = (channels, data.shape[1] // wanted.groups, *kernel)
     return TensorType(shape, wanted.out_dtype or data.dtype)
 
 
@@ -97,12 +138,13 @@ def _weight_reference(attrs: Conv2DBackwardWeightAttrs, grad: Array, data: Array
     top, left, bottom, right = attrs.padding
     around = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
     rows, columns = grad.shape[2:]
-    parts = zip(np.split(grad, attrs.groups, 1), np.split(around, attrs.groups, 1), strict=True)
+    given = (np.split(summable(each), attrs.groups, 1) for each in (grad, around))
+    parts = zip(*given, strict=True)
     made = []
-    for out, given in parts:
-        taps = np.empty((out.shape[1], given.shape[1], kh, kw), grad.dtype)
+    for out, read in parts:
+        taps = np.empty((out.shape[1], read.shape[1], kh, kw), out.dtype)
         for y, x in np.ndindex(kh, kw):
-            seen = given[:, :, y * dh :: sh, x * dw :: sw][:, :, :rows, :columns]
+            seen = read[:, :, y * dh :: sh, x * dw :: sw][:, :, :rows, :columns]
             taps[:, :, y, x] = np.einsum("nohw,nihw->oi", out, seen)
         made.append(taps)
     return np.concatenate(made).astype(attrs.out_dtype or data.dtype)
@@ -113,7 +155,7 @@ register_op(
         name="nn.max_pool2d_grad",
         arguments=("out_grad", "data"),
         attrs=MaxPool2DAttrs,
-        relation=_like_data("nn.max_pool2d_grad"),
+        relation=_like_data("nn.max_pool2d_grad", MaxPool2DAttrs),
         reference=_max_reference,
         gradient_of=("nn.max_pool2d", 0),
         result="the type of data",
@@ -124,7 +166,7 @@ register_op(
         name="nn.avg_pool2d_grad",
         arguments=("out_grad", "data"),
         attrs=AvgPool2DAttrs,
-        relation=_like_data("nn.avg_pool2d_grad"),
+        relation=_like_data("nn.avg_pool2d_grad", AvgPool2DAttrs),
         reference=_avg_reference,
         gradient_of=("nn.avg_pool2d", 0),
         result="the type of data",

@@ -333,7 +333,10 @@ class LRNAttrs(Attrs):
 
 def _lrn_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("nn.lrn", types, 1)
-    attempt("nn.lrn", normalize_axis, attrs_of(LRNAttrs, attrs).axis, len(data.shape), "nn.lrn")
+    wanted = attrs_of(LRNAttrs, attrs)
+    attempt("nn.lrn", normalize_axis, wanted.axis, len(data.shape), "nn.lrn")
+    if wanted.size < 1:
+        fail("nn.lrn", f"size must be at least 1, got {wanted.size}")
     return data
 
 
