@@ -11,6 +11,7 @@ import pytest
 from onnx_files import arguments, expected, model
 
 import ekiden
+from ekiden import runtime
 from ekiden.cli import main
 
 pytestmark = pytest.mark.quick
@@ -102,6 +103,19 @@ def test_bench_prints_times(artifact: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["bench", str(artifact), "--seconds", "0.05", "--dim", "n=4"]) == 0
     out = capsys.readouterr().out
     assert "x float32[4, 3]" in out and "median" in out
+
+
+def test_bench_gives_an_object_of_json(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = runtime.num_threads()
+    options = ["--seconds", "0.02", "--dim", "n=4", "--threads", "1", "--json"]
+    try:
+        assert main(["bench", str(artifact), *options]) == 0
+    finally:
+        runtime.num_threads(before)
+    found = json.loads(capsys.readouterr().out)
+    assert found["threads"] == 1 and found["inputs"]["x"] == "float32[4, 3]"
+    assert found["runs"] >= 5 and found["file"] == str(artifact)
+    assert 0 < found["min_ms"] <= found["median_ms"] <= found["p90_ms"]
 
 
 @pytest.mark.parametrize(
