@@ -18,6 +18,7 @@ from ekiden.cli import main
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.relay import op
 from ekiden.runtime.errors import MemoryLimitError
+from ekiden.runtime.memory import bounded_memory
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +172,16 @@ def test_the_limit_comes_from_the_environment() -> None:
     assert found[1].startswith(
         "allocate memory: 4194304 bytes expected within the limit of 3145728"
     )
+
+
+def test_the_least_of_several_bounds_holds_in_whatever_order_they_end() -> None:
+    first, second = bounded_memory(50_000_000), bounded_memory(40_000_000)
+    first.__enter__()
+    second.__enter__()
+    assert runtime.memory_limit() == 40_000_000
+    first.__exit__(None, None, None)
+    assert runtime.memory_limit() == 40_000_000
+    with bounded_memory(90_000_000):
+        assert runtime.memory_limit() == 40_000_000
+    second.__exit__(None, None, None)
+    assert runtime.memory_limit() == 0

@@ -1,4 +1,4 @@
-"""One server of all programs for the tests that change nothing."""
+"""A server of all programs for the tests that change nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[Running]:
+    """One for each file: while it runs, its bound on memory holds in the whole process."""
     with serving(models) as running:
         yield running

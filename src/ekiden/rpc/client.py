@@ -159,6 +159,7 @@ def open_session(
     table = services.table()
     endpoint = Endpoint(channel, {kind: table[kind] for kind in _OF_CLIENTS}, far)
     far.endpoint = services.endpoint = weakref.ref(endpoint)
+    begun = time.monotonic()  # before the other side begins to count: it may end the session first
     endpoint.say_hello(key, round(timeout * 1000), constructor)
     try:
         kind, body = channel.receive(_HELLO_SECONDS)
@@ -167,7 +168,7 @@ def open_session(
         raise
     endpoint.hear_hello(kind, body)
     if timeout:
-        channel.ends = time.monotonic() + timeout
+        channel.ends = begun + timeout
     return endpoint
 
 

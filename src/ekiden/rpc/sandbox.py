@@ -107,6 +107,7 @@ def enter(folder: Path, limits: Limits) -> None:
     """Hold this process, and the threads it will start, to its folder and limits. Raises RPCError
     where the kernel refuses.
     """
+    sys.dont_write_bytecode = True  # beside sources, which lie outside
     _limit(limits)
     _call("prctl", _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
     _confine_files(folder)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from ekiden.runtime._core import _pool_stats, get_global_func
@@ -41,13 +42,43 @@ def within_free_memory() -> Iterator[None]:
     """While this is entered, a run that needs more memory than is free raises MemoryLimitError,
     where the system would end the process. A limit that was set stays.
     """
-    before, free = memory_limit(), free_memory()
-    if before == 0 and free is not None:
-        memory_limit(memory_stats().held + free)
+    free = free_memory()
+    is_bounded = memory_limit() != 0 or free is None
+    with nullcontext() if is_bounded else bounded_memory(memory_stats().held + (free or 0)):
+        yield
+
+
+class _Bounds:
+    """The bounds that are in force, in whatever order they begin and end."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.active: list[int] = []
+        self.before = 0
+        """The limit without them."""
+
+    def change(self, change: Callable[[], None]) -> None:
+        """Begin or end one, and set the least of all as the limit."""
+        with self.lock:
+            if not self.active:
+                self.before = memory_limit()
+            change()
+            memory_limit(min(filter(None, (self.before, *self.active)), default=0))
+
+
+_BOUNDS = _Bounds()
+
+
+@contextmanager
+def bounded_memory(most: int) -> Iterator[None]:
+    """While this is entered programs hold at most so many bytes, and no more than a limit that was
+    set before; in several threads the least bound of all holds.
+    """
+    _BOUNDS.change(lambda: _BOUNDS.active.append(most))
     try:
         yield
     finally:
-        memory_limit(before)
+        _BOUNDS.change(lambda: _BOUNDS.active.remove(most))
 
 
 def free_memory() -> int | None:

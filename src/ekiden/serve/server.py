@@ -16,9 +16,8 @@ from typing import Protocol
 
 import uvicorn
 
-from ekiden.runtime import memory_limit
 from ekiden.runtime.errors import EkidenError, RequestError, ServeError
-from ekiden.runtime.memory import within_free_memory
+from ekiden.runtime.memory import bounded_memory, within_free_memory
 from ekiden.serve.config import ServerConfig, read_server_config
 from ekiden.serve.connections import connection_class
 from ekiden.serve.engine import Engine
@@ -81,7 +80,8 @@ class Server:
 
         Raises ServeError where a port cannot be had.
         """
-        with bounded_memory(self.config.memory):
+        most = self.config.memory  # so that a request fails, and not the process
+        with bounded_memory(most) if most else within_free_memory():
             await self._serve(stop, started)
 
     async def _serve(self, stop: asyncio.Event, started: asyncio.Event | None) -> None:
@@ -196,22 +196,6 @@ def _listen(host: str, port: int) -> socket.socket:
         made.close()
         raise ServeError(f"listen on {host}:{port}: {(error.strerror or '').lower()}") from None
     return made
-
-
-@contextlib.contextmanager
-def bounded_memory(most: int) -> Iterator[None]:
-    """While this is entered programs hold at most so many bytes, 0 for what is free, so that a
-    request fails where the system would end the process."""
-    if most == 0:
-        with within_free_memory():
-            yield
-        return
-    before = memory_limit()
-    memory_limit(most)
-    try:
-        yield
-    finally:
-        memory_limit(before)
 
 
 def raise_file_limit() -> None:

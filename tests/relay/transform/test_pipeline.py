@@ -123,7 +123,7 @@ def test_programs_with_explicit_memory_are_well_formed(module: IRModule) -> None
     instrument = _VerifyAll()
     with PassContext(instruments=(instrument,)):
         pipeline(TARGET)(module)
-    assert instrument.names[-2:] == ["MemoryPlan", "vm"]
+    assert instrument.names[-3:] == ["MemoryPlan", "UpdateInPlace", "vm"]
 
 
 def graph(length: int) -> Expr:

@@ -164,4 +164,4 @@ def winograd_conv2d(
     return te.compute(shape, body, name="winograd", tag="winograd_conv2d", attrs=attrs)
 
 
-__all__ = ["matrices", "matrix_element", "winograd_conv2d", "winograd_weight"]
+__all__ = ["winograd_conv2d", "winograd_weight"]
