@@ -51,12 +51,13 @@ the rules of FakeQuantizationToInteger (relay/qnn/affine_rules.py), which are re
 """
 
 SOURCES = frozenset((
+    "backend/kernels/general_code.py",
     "frontend/jax/converters/bodies.py", "frontend/jax/converters/elementwise.py",
     "frontend/jax/converters/reduction.py", "frontend/jax/converters/windows.py",
     "frontend/tensorflow/converters/movement.py",
 ))  # fmt: skip
-"""Converters whose words are those of what they read, StableHLO's operations and TensorFlow's modes
-of ScatterNd, of which some are Relay's too.
+"""Files whose words are those of what they read, StableHLO's operations, TensorFlow's modes of
+ScatterNd and the intrinsics of loop programs, of which some are Relay's too.
 """
 
 
