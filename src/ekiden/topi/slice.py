@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ekiden import te
+from ekiden.arith import prove_equal
 from ekiden.ir.prim import (
     PrimExpr,
     Select,
@@ -22,6 +23,7 @@ from ekiden.topi.shape import (
     Shape,
     as_dim,
     as_shape,
+    assume,
     expect_least,
     is_any,
     known,
@@ -169,9 +171,13 @@ def _length(bounds: Tensor) -> int:
 
 
 def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimExpr, PrimExpr]]:
-    """(begin, extent) of each part. Raises ValueError when the axis does not divide."""
+    """(begin, extent) of each part. Raises ValueError when the axis does not divide; one whose
+    extent is known when it runs must.
+    """
     if isinstance(cuts, int):
         number = known(size)
+        if number is None and not prove_equal(size % cuts, as_dim(0)):
+            assume(lambda: (size % cuts).equal(0), (size,))
         if number is not None and number % cuts:
             raise ValueError(f"an axis of extent {number} does not divide into {cuts} equal parts")
         part = tidy(size // cuts)

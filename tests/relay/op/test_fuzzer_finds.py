@@ -654,3 +654,28 @@ def test_no_coordinates_pick_everything() -> None:
 def test_of_no_positions_no_extent_is_read() -> None:
     found = both(op.unravel_index, np.zeros(0, "int32"), np.array([6, 0, -2], "int32"))
     assert found.shape == (3, 0)
+
+
+def test_batches_of_coordinates_need_axes() -> None:
+    x, at = np.zeros((4, 5, 6), "float32"), np.zeros((1, 4), "int64")
+    with pytest.raises(TypeInferenceError, match="more axes than batch_dims, got 2 and 2"):
+        relay.transform.InferType()(module_of(lambda x, i: op.gather_nd(x, i, 2), x, at))
+
+
+def test_groups_divide_the_channels_of_a_transposed_convolution() -> None:
+    x, w = np.zeros((1, 3, 4, 1), "float32"), np.zeros((3, 2, 3, 3), "float32")
+    with pytest.raises(TypeInferenceError, match="a multiple of groups, got 3 and 7"):
+        module = module_of(lambda x, w: op.nn.conv2d_transpose(x, w, groups=7), x, w)
+        relay.transform.InferType()(module)
+
+
+def test_an_axis_of_a_symbol_divides_into_equal_parts() -> None:
+    """Seven rows in two parts lost the last one in silence."""
+    n = SizeVar("n")
+    x = relay.var("x", shape=(n, 3))
+    exe = ekiden.compile(relay.IRModule.from_expr(relay.Function([x], op.split(x, 2))))
+    rows = np.arange(18, dtype="float32").reshape(6, 3)
+    first, second = exe(rows)
+    np.testing.assert_array_equal(np.concatenate([first.numpy(), second.numpy()]), rows)
+    with pytest.raises(InputError, match="split"):
+        exe(np.zeros((7, 3), "float32"))

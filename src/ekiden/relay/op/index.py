@@ -202,6 +202,9 @@ def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     attempt("gather_nd", expect_shape, "gather_nd", "indices", indices.shape[:1], (count,))
     if wanted.batch_dims < 0:
         fail("gather_nd", f"batch_dims must not be negative, got {wanted.batch_dims}")
+    if wanted.batch_dims >= len(indices.shape):
+        got = f"got {len(indices.shape)} and {wanted.batch_dims}"
+        fail("gather_nd", f"'indices' must have more axes than batch_dims, {got}")
     if count + wanted.batch_dims > len(data.shape):
         fail("gather_nd", f"{count} coordinates are too many for {show(data.shape)}")
     shared = wanted.batch_dims

@@ -342,6 +342,9 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         wanted.groups,
     )
     agree(name, c, channels, "channels of 'data' and 'weight'")
+    given = known(c)
+    if given is not None and given % wanted.groups:
+        fail(name, f"channels must be a multiple of groups, got {given} and {wanted.groups}")
     out = per_group * wanted.groups
     attempt(name, check_weight, wanted, out, (kh, kw))
     if any(
