@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
+from operator import le
 
 from ekiden import te
 from ekiden.arith import prove_equal
@@ -183,6 +185,12 @@ def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimEx
         part = tidy(size // cuts)
         return [(tidy(part * i), part) for i in range(cuts)]
     edges = [as_dim(0), *as_shape(cuts), size]
+    for a, b in pairwise(edges):
+        extent = known(tidy(b - a))
+        if extent is not None and extent < 0:
+            raise ValueError(f"positions ascend and lie within the axis: {a} is behind {b}")
+        if extent is None:
+            assume(partial(le, a, b), (a, b))
     return [(a, tidy(b - a)) for a, b in pairwise(edges)]
 
 

@@ -679,3 +679,15 @@ def test_an_axis_of_a_symbol_divides_into_equal_parts() -> None:
     np.testing.assert_array_equal(np.concatenate([first.numpy(), second.numpy()]), rows)
     with pytest.raises(InputError, match="split"):
         exe(np.zeros((7, 3), "float32"))
+
+
+def test_positions_of_a_split_lie_within_the_axis() -> None:
+    with pytest.raises(TypeInferenceError, match="4 is behind 2"):
+        module = module_of(lambda x: op.split(x, (1, 1, 4), -1), np.zeros((3, 2), "float32"))
+        relay.transform.InferType()(module)
+    x = relay.var("x", shape=(3, SizeVar("n")))
+    function = relay.Function([x], op.split(x, (1, 1, 4), axis=-1))
+    exe = ekiden.compile(relay.IRModule.from_expr(function))
+    assert [t.shape for t in exe(np.zeros((3, 5), "float32"))] == [(3, 1), (3, 0), (3, 3), (3, 1)]
+    with pytest.raises(InputError, match="split"):
+        exe(np.zeros((3, 2), "float32"))
