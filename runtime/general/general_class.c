@@ -50,6 +50,18 @@ typedef struct loops {
 /* Strips --------------------------------------------------------------------------------------- */
 
 #define EACH for (int64_t l = 0; l < n; l++)
+/* The cases of a switch on an element's type: the member of a strip that it is in, and its type. */
+#define OF_EACH_TYPE(DO)       \
+  case E_F32: DO(f, float);    \
+  case E_F64: DO(d, double);   \
+  case E_BOOL:                 \
+  case E_U8: DO(i, uint8_t);   \
+  case E_I8: DO(i, int8_t);    \
+  case E_I16: DO(i, int16_t);  \
+  case E_U16: DO(i, uint16_t); \
+  case E_I32: DO(i, int32_t);  \
+  case E_U32: DO(i, uint32_t); \
+  default: DO(i, int64_t);
 
 static void load_strip(const load *from, const void *data, int64_t at, int64_t step, int64_t n,
                        strip *to) {
@@ -79,16 +91,7 @@ static void load_strip(const load *from, const void *data, int64_t at, int64_t s
     return;
   }
   switch (from->type) {
-    case E_F32: COPY(f, float);
-    case E_F64: COPY(d, double);
-    case E_BOOL:
-    case E_U8: COPY(i, uint8_t);
-    case E_I8: COPY(i, int8_t);
-    case E_I16: COPY(i, int16_t);
-    case E_U16: COPY(i, uint16_t);
-    case E_I32: COPY(i, int32_t);
-    case E_U32: COPY(i, uint32_t);
-    default: COPY(i, int64_t);
+    OF_EACH_TYPE(COPY)
   }
 #undef COPY
 }
@@ -108,16 +111,7 @@ static void gather_strip(const load *from, const void *data, int64_t first, int6
     return;
   }
   switch (from->type) {
-    case E_F32: COPY(f, float);
-    case E_F64: COPY(d, double);
-    case E_BOOL:
-    case E_U8: COPY(i, uint8_t);
-    case E_I8: COPY(i, int8_t);
-    case E_I16: COPY(i, int16_t);
-    case E_U16: COPY(i, uint16_t);
-    case E_I32: COPY(i, int32_t);
-    case E_U32: COPY(i, uint32_t);
-    default: COPY(i, int64_t);
+    OF_EACH_TYPE(COPY)
   }
 #undef COPY
 }
@@ -132,16 +126,7 @@ static void store_strip(int32_t type, void *data, int64_t at, int64_t step, int6
   }                                                               \
   break
   switch (type) {
-    case E_F32: COPY(f, float);
-    case E_F64: COPY(d, double);
-    case E_BOOL:
-    case E_U8: COPY(i, uint8_t);
-    case E_I8: COPY(i, int8_t);
-    case E_I16: COPY(i, int16_t);
-    case E_U16: COPY(i, uint16_t);
-    case E_I32: COPY(i, int32_t);
-    case E_U32: COPY(i, uint32_t);
-    default: COPY(i, int64_t);
+    OF_EACH_TYPE(COPY)
   }
 #undef COPY
 }

@@ -24,6 +24,7 @@ from ekiden.driver.executable import Executable
 from ekiden.ir import IRModule
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
 from long_runs import sizes
 
 X = np.random.default_rng(0).standard_normal((2, 8, 9, 7)).astype("float32")
@@ -316,3 +317,6 @@ def test_tiers_that_are_none() -> None:
     targets = ["llvm", "llvm -mcpu=x86-64-v3"]
     with pytest.raises(CompileError, match="tier 'quick' takes one target, got 2"):
         quick(target=targets)
+    machine = "aarch64" if Target.host().architecture != "aarch64" else "riscv64"
+    with pytest.raises(CompileError, match="answers on this machine, which cannot run code for"):
+        quick(target=f"llvm -mtriple={machine}-linux-gnu")

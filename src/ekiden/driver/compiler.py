@@ -300,6 +300,10 @@ def compile_quick(
     targets = compilation_config(target).primitive_targets
     if len(targets) != 1:
         raise CompileError(f"compile: tier 'quick' takes one target, got {len(targets)}")
+    if not targets[0].code_host.serves(Target.host()):
+        raise CompileError(
+            f"compile: tier 'quick' answers on this machine, which cannot run code for {targets[0]}"
+        )
     tiers = import_module("ekiden.backend.kernels.tiers").Tiers()
     try:
         made = _compiled(model, target, options, executor, progress, tiers)
