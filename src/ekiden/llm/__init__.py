@@ -1,0 +1,1 @@
+"""Language models: decoders from checkpoints, with the loop that generates text."""
