@@ -273,6 +273,11 @@ def test_every_operator_whose_shape_is_data_has_a_case() -> None:
             "dyn.reshape.*: a dimension of the result is negative; it is -2",
         ),
         ("dyn.reshape", (numbers(0, 3), ints(0, -1)), None),
+        (
+            "dyn.reshape",
+            (numbers(0, 4), ints(-1, -1)),
+            "dyn.reshape.*: -1 may stand once; the number of them is 2",
+        ),
         ("dyn.expand_dims", (X, scalar(3)), "axis is out of range; it is 3, the rank is 2"),
         (
             "dyn.squeeze",

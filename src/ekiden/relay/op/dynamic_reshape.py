@@ -47,10 +47,11 @@ def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     dims = [choose(w.equal(-1), free, w) for w in wanted]
     wrong, made = "the data has another number of elements", product(dims)
     shown = {"that of the data": total, "that of the new shape": made}
-    open_ends = sum((cast(w.equal(-1), "int64") for w in wanted), const(0))
+    open_ends = sum((choose(w.equal(-1), const(1), const(0)) for w in wanted), const(0))
+    once = Wanted(open_ends <= 1, "-1 may stand once", {"the number of them": open_ends})
     clear = Or(open_ends.equal(0), binary(NE, others, 0), "bool")
     unclear = "what is left is not clear beside a dimension of 0"
-    return dims, [Wanted(made.equal(total), wrong, shown), Wanted(clear, unclear)]
+    return dims, [once, Wanted(made.equal(total), wrong, shown), Wanted(clear, unclear)]
 
 
 def _reshape_reference(attrs: DynReshapeAttrs, data: Array, newshape: Array) -> Array:
