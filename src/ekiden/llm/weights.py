@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Checkpoint", "Weight"]
+from ekiden.runtime.errors import LoadError
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS
+
+__all__ = ["PLAIN", "Checkpoint", "Weight", "bytes_of"]
+
+PLAIN: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Formats of plain numbers."""
+
+
+MOST_NUMBERS = 1 << 48
+"""In a tensor, of which one axis may be empty: what NumPy can say the shape of, in any format."""
+
+
+def bytes_of(shape: Sequence[int], size: int, where: str) -> int:
+    """Of a tensor with elements of `size` bytes. Raises LoadError, which begins with `where`, for a
+    shape that no array has."""
+    count = math.prod(max(extent, 1) for extent in shape)
+    if count > MOST_NUMBERS:
+        raise LoadError(f"{where}: shape {tuple(shape)}: at most {MOST_NUMBERS} elements expected")
+    return 0 if 0 in shape else count * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +55,21 @@ class Weight:
 
     def values(self) -> NDArray[np.float32]:
         """Its numbers as float32, decoded where they are blocks."""
-        raise NotImplementedError
+        if self.format in PLAIN:
+            return np.asarray(self.data, np.float32)
+        return BLOCK_FORMATS[self.format].decode(self.data).reshape(self.shape)
+
+    @staticmethod
+    def of(name: str, values: NDArray[Any], format: str = "float32") -> Weight:
+        """Numbers kept in a format. Raises ValueError for a format that there is not, and for rows
+        that are no whole number of its blocks."""
+        if format in PLAIN:
+            return Weight(name, format, values.shape, np.ascontiguousarray(values, PLAIN[format]))
+        row = BLOCK_FORMATS.get(format)
+        if row is None:
+            known = ", ".join((*PLAIN, *BLOCK_FORMATS))
+            raise ValueError(f"'{name}': one of {known} expected as format, got '{format}'")
+        return Weight(name, format, values.shape, row.encode(np.asarray(values, np.float32)))
 
 
 class Checkpoint(Protocol):
@@ -42,7 +81,7 @@ class Checkpoint(Protocol):
         calls them ("architectures", "hidden_size", "num_key_value_heads", ...)."""
 
     def __iter__(self) -> Iterator[str]:
-        """The names of its tensors as transformers has them, "model.layers.0.mlp.up_proj.weight"."""
+        """The names of its tensors as transformers has them: "model.embed_tokens.weight", ..."""
 
     def __getitem__(self, name: str) -> Weight:
         """One tensor. Raises KeyError."""

@@ -1,0 +1,62 @@
+"""GGUF files of language models as checkpoints, under the names of transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from ekiden.llm.gguf_architectures import architecture_of, config_of, renamed, undone
+from ekiden.llm.gguf_file import Entry, GGUFFile, write_gguf
+from ekiden.llm.weights import Weight
+from ekiden.runtime.errors import LoadError
+
+__all__ = ["GGUFCheckpoint", "GGUFFile", "write_gguf"]
+
+
+class GGUFCheckpoint(Mapping[str, Weight]):
+    """A GGUF file of a language model, under the names of transformers.
+
+    Rows of queries and keys that the file has in another order are put back in that of transformers
+    (a copy, when they are asked for). `file` is what the file itself says.
+    Raises LoadError, also for an architecture that is not known.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.file = GGUFFile(path)
+        self._architecture = architecture_of(self.path, self.file.metadata)
+        self._names: dict[str, str] = {}
+        for name in self.file:
+            new = renamed(self._architecture, name)
+            if new in self._names:
+                raise LoadError(
+                    f"{self.path}: tensors '{self._names[new]}' and '{name}': both mean '{new}'"
+                )
+            self._names[new] = name
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self.file.path
+
+    @cached_property
+    def config(self) -> Mapping[str, object]:
+        """The hyperparameters as `config.json` of transformers has them. Raises LoadError."""
+        return config_of(self._architecture, self.file)
+
+    @property
+    def tokenizer(self) -> Mapping[str, Entry]:
+        """The entries of the tokenizer: "ggml.tokens", "ggml.merges", "chat_template", ..."""
+        given = self.file.metadata.items()
+        prefix = "tokenizer."
+        return {k.removeprefix(prefix): v for k, v in given if k.startswith(prefix)}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> Weight:
+        return undone(self._architecture, self.file, self._names[name], name)

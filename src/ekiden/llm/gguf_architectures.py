@@ -1,0 +1,350 @@
+"""What architectures of GGUF files mean: a row for each, with the names of transformers.
+
+A row says what the tensors of a layer are called, what hyperparameters there are beside those of
+all, what transformers takes as given, and how tensors differ from those of transformers:
+
+    permuted    rows of queries and keys of a head in pairs (0, n / 2, 1, n / 2 + 1, ...)
+    joined      rows of queries, keys and values of all heads, one after the other; in transformers
+                those of a head stand together
+    raised      norms' weights are 1 greater
+
+Source: convert_hf_to_gguf.py and src/llama-model.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from ekiden.llm.gguf_file import GGUFFile
+from ekiden.llm.weights import Weight
+from ekiden.runtime.errors import LoadError
+
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "config_of", "renamed", "undone"]
+
+Config = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One row.
+
+    name: in GGUF files. model_type, model: in config.json. tensors: GGUF name -> transformers';
+    "blk.{}" stands for a layer. given: hyperparameters that files do not have. keys: those that
+    they have beside KEYS. finish: adds what follows from others, given the layers.
+    """
+
+    name: str
+    model_type: str
+    model: str
+    tensors: Mapping[str, str]
+    given: Mapping[str, object] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    finish: Callable[[Config], None] = lambda config: None
+    permuted: bool = False
+    joined: bool = False
+    raised: bool = False
+
+
+KEYS: Mapping[str, str] = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+"""Hyperparameters of all: GGUF name behind that of the architecture -> transformers'."""
+NEEDED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
+TOKENS: Mapping[str, str] = {
+    "tokenizer.ggml.bos_token_id": "bos_token_id",
+    "tokenizer.ggml.eos_token_id": "eos_token_id",
+    "tokenizer.ggml.padding_token_id": "pad_token_id",
+}
+
+_OUTER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_FOUR_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def _of_layers(
+    outer: Mapping[str, str], prefix: str, *parts: Mapping[str, str]
+) -> Mapping[str, str]:
+    inner = {k: v for part in parts for k, v in part.items()}
+    return {**outer, **{f"blk.{{}}.{k}": f"{prefix}.{{}}.{v}" for k, v in inner.items()}}
+
+
+_LLAMA = _of_layers(_OUTER, "model.layers", _ATTENTION, _MLP, _NORMS)
+_GEMMA = _of_layers(_OUTER, "model.layers", _ATTENTION, _MLP, _FOUR_NORMS)
+_SILU = {"hidden_act": "silu"}
+_GELU = {"hidden_activation": "gelu_pytorch_tanh"}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+
+
+def _number(config: Config, name: str) -> int:
+    found = config[name]
+    assert isinstance(found, int), name
+    return found
+
+
+def _windows(config: Config, period: int, whole: int) -> None:
+    """Layers of which one in `period` sees all, those with remainder `whole`."""
+    layers = range(_number(config, "num_hidden_layers"))
+    kinds = ("sliding_attention", "full_attention")
+    config["layer_types"] = [kinds[n % period == whole] for n in layers]
+
+
+def _query_scale(config: Config, layers: int) -> None:
+    """Queries are divided by the root of the size of a head; in the largest model, of `layers`, of
+    the hidden size shared out to the heads."""
+    shared = _number(config, "hidden_size") // _number(config, "num_attention_heads")
+    is_large = config["num_hidden_layers"] == layers
+    config["query_pre_attn_scalar"] = shared if is_large else config["head_dim"]
+
+
+def _finish_gemma2(config: Config) -> None:
+    _windows(config, 2, 1)
+    _query_scale(config, 46)
+
+
+def _finish_gemma3(config: Config) -> None:
+    _windows(config, 6, 5)
+    _query_scale(config, 62)
+
+
+def _finish_gptneox(config: Config) -> None:
+    config["rotary_pct"] = config.pop("partial_rotary_factor", 1.0)
+    config["rotary_emb_base"] = config.pop("rope_theta")
+
+
+# fmt: off
+ROWS = (
+    Architecture("llama", "llama", "LlamaForCausalLM", _LLAMA, _SILU, permuted=True),
+    Architecture("mistral3", "mistral", "MistralForCausalLM", _LLAMA, _SILU, permuted=True),
+    Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", _LLAMA, _SILU),
+    Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", _LLAMA, _SILU),
+    Architecture("gemma", "gemma", "GemmaForCausalLM", _LLAMA, _GELU, raised=True),
+    Architecture("gemma2", "gemma2", "Gemma2ForCausalLM", _GEMMA, _GELU, {**_WINDOW, **_CAPS},
+                 _finish_gemma2, raised=True),
+    Architecture("gemma3", "gemma3_text", "Gemma3ForCausalLM", _GEMMA,
+                 {**_GELU, "rope_local_base_freq": 10000.0},
+                 {**_WINDOW, **_CAPS, "rope.freq_base_swa": "rope_local_base_freq"},
+                 _finish_gemma3, raised=True),
+    Architecture("phi3", "phi3", "Phi3ForCausalLM",
+                 _of_layers(_OUTER, "model.layers", _ATTENTION, _NORMS,
+                            {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj",
+                             "ffn_down": "mlp.down_proj"}),
+                 _SILU,
+                 {**_WINDOW, "rope.scaling.original_context_length":
+                             "original_max_position_embeddings"}),
+    Architecture("gptneox", "gpt_neox", "GPTNeoXForCausalLM",
+                 _of_layers({"token_embd": "gpt_neox.embed_in",
+                             "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
+                            "gpt_neox.layers", _NORMS,
+                            {"attn_qkv": "attention.query_key_value",
+                             "attn_output": "attention.dense", "ffn_up": "mlp.dense_h_to_4h",
+                             "ffn_down": "mlp.dense_4h_to_h"}),
+                 {"hidden_act": "gelu"},
+                 {"attention.layer_norm_epsilon": "layer_norm_eps",
+                  "use_parallel_residual": "use_parallel_residual"},
+                 _finish_gptneox, joined=True),
+)
+# fmt: on
+ARCHITECTURES: Mapping[str, Architecture] = {row.name: row for row in ROWS}
+"""By name. Models of Mistral are "llama" in files; those of its third generation have a name."""
+
+
+def architecture_of(path: Path, metadata: Mapping[str, object]) -> Architecture:
+    """The row of a file. Raises LoadError."""
+    name = metadata.get("general.architecture")
+    row = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if row is None:
+        known = ", ".join(ARCHITECTURES)
+        raise LoadError(
+            f"{path}: entry 'general.architecture': one of {known} expected, got {name!r}"
+        )
+    return row
+
+
+_PARTS = re.compile(r"(?P<base>.*?)(?P<end>\.weight|\.bias)?")
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def renamed(row: Architecture, name: str) -> str:
+    """A tensor's name in transformers; its own if there is none."""
+    parts = _PARTS.fullmatch(name)
+    assert parts is not None
+    base, end = parts["base"], parts["end"] or ""
+    layer = _LAYER.match(base)
+    found = row.tensors.get(_LAYER.sub("blk.{}.", base, count=1) if layer else base)
+    if found is None:
+        return name
+    return (found.format(layer[1]) if layer else found) + end
+
+
+def undone(row: Architecture, file: GGUFFile, name: str, new: str) -> Weight:
+    """A tensor of a file as transformers has it."""
+    weight = replace(file[name], name=new)
+    base = _LAYER.sub("", name.removesuffix(".weight").removesuffix(".bias"))
+    if row.raised and base.endswith("norm"):
+        return Weight(new, "float32", weight.shape, weight.values() - np.float32(1))
+    if row.permuted and base in ("attn_q", "attn_k"):
+        heads = "num_attention_heads" if base == "attn_q" else "num_key_value_heads"
+        return _turned(row, file, name, weight, heads, 2, inner=True)
+    if row.joined and base == "attn_qkv":
+        return _turned(row, file, name, weight, "num_attention_heads", 3, inner=False)
+    return weight
+
+
+def _turned(
+    row: Architecture,
+    file: GGUFFile,
+    name: str,
+    weight: Weight,
+    heads: str,
+    parts: int,
+    inner: bool,
+) -> Weight:
+    """Rows [heads, n, parts] as [heads, parts, n], or [parts, heads, n] as [heads, parts, n]."""
+    count = _checked(file, f"{row.name}.attention.head_count")
+    if heads == "num_key_value_heads":
+        count = _checked(file, f"{row.name}.attention.head_count_kv", count)
+    rows = weight.data.shape[0] if weight.data.ndim else 0
+    if count < 1 or rows % (count * parts):
+        raise LoadError(
+            f"{file.path}: tensor '{name}': rows of {count} heads in {parts} parts expected, got"
+            f" {rows}"
+        )
+    size = rows // (count * parts)
+    shape = (count, size, parts) if inner else (parts, count, size)
+    axes = (1, 2) if inner else (0, 1)
+    rest = weight.data.shape[1:]
+    turned = weight.data.reshape(*shape, *rest).swapaxes(*axes)
+    return replace(weight, data=np.ascontiguousarray(turned).reshape(rows, *rest))
+
+
+def _checked(file: GGUFFile, key: str, default: int | None = None) -> int:
+    """A whole number; of an array, the one that all its values are."""
+    value = file.metadata.get(key, default)
+    if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+        value = value[0].item()
+    if type(value) is not int:
+        raise LoadError(f"{file.path}: entry '{key}': a whole number expected, got {value!r}")
+    return value
+
+
+# Hyperparameters.
+
+
+def config_of(row: Architecture, file: GGUFFile) -> Config:
+    """config.json of a file. Raises LoadError for what is missing, or no number."""
+    config: Config = {"architectures": [row.model], "model_type": row.model_type, **row.given}
+    for key, name in {**KEYS, **row.keys}.items():
+        if (value := _value(file, f"{row.name}.{key}")) is not None:
+            config[name] = value
+    for key, name in TOKENS.items():
+        if key in file.metadata:
+            config[name] = _checked(file, key)
+    for key, name in KEYS.items():
+        if name in NEEDED and not isinstance(config.get(name), (int, list)):
+            raise LoadError(f"{file.path}: entry '{row.name}.{key}': it is not there")
+    _complete(row, file, config)
+    row.finish(config)
+    return config
+
+
+def _value(file: GGUFFile, key: str) -> object:
+    """A number as it is, an array as a list unless all its values are the same; None for none."""
+    value = file.metadata.get(key)
+    if isinstance(value, np.ndarray):
+        same = value.size and (value == value[0]).all()
+        return value[0].item() if same else value.tolist()
+    if value is not None and not isinstance(value, (int, float)):
+        raise LoadError(f"{file.path}: entry '{key}': a number expected, got {value!r}")
+    return value
+
+
+def _complete(row: Architecture, file: GGUFFile, config: Config) -> None:
+    """What follows from tensors, tokens and other hyperparameters."""
+    key = f"{row.name}.attention.head_count"
+    heads, hidden = _checked(file, key), _checked(file, f"{row.name}.embedding_length")
+    layers = _checked(file, f"{row.name}.block_count")
+    if heads < 1 or layers > len(file):
+        raise LoadError(f"{file.path}: {heads} heads and {layers} layers of {len(file)} tensors")
+    config.setdefault("num_key_value_heads", heads)
+    head_dim = _checked(file, f"{row.name}.attention.key_length", hidden // heads)
+    config["head_dim"] = head_dim
+    config.setdefault("rope_theta", 10000.0)
+    if "vocab_size" not in config and "tokenizer.ggml.tokens" in file.metadata:
+        tokens = file.metadata["tokenizer.ggml.tokens"]
+        config["vocab_size"] = len(tokens) if isinstance(tokens, list) else 0
+    turned = _checked(file, f"{row.name}.rope.dimension_count", head_dim)
+    if turned != head_dim and head_dim > 0:
+        config["partial_rotary_factor"] = turned / head_dim
+    config["tie_word_embeddings"] = "output.weight" not in file
+    config["attention_bias"] = "blk.0.attn_q.bias" in file or "blk.0.attn_qkv.bias" in file
+    if (scaling := _rope_scaling(row, file, config)) is not None:
+        config["rope_scaling"] = scaling
+
+
+def _rope_scaling(row: Architecture, file: GGUFFile, config: Config) -> Config | None:
+    """How positions are stretched. Factors of frequencies that a tensor gives are those of
+    "longrope", which has them for short and for long texts, and no other attention."""
+    prefix = f"{row.name}.rope.scaling."
+    original = _value(file, f"{prefix}original_context_length")
+    if "rope_factors_long.weight" in file and "rope_factors_short.weight" in file:
+        long, short = (_factors(file, f"rope_factors_{n}.weight") for n in ("long", "short"))
+        found: Config = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
+        attention = _value(file, f"{prefix}attn_factor")
+        return found if attention is None else {**found, "attention_factor": attention}
+    if "rope_freqs.weight" in file:
+        factors = _factors(file, "rope_freqs.weight")
+        found = {"rope_type": "longrope", "long_factor": factors, "short_factor": factors}
+        length = original or config.get("max_position_embeddings", 0)
+        return {
+            **found, "attention_factor": 1.0, "original_max_position_embeddings": length
+        }  # fmt: skip
+    kind = file.metadata.get(f"{prefix}type", "none")
+    if not isinstance(kind, str):
+        raise LoadError(f"{file.path}: entry '{prefix}type': text expected, got {kind!r}")
+    if kind == "none":
+        return None
+    found = {"rope_type": kind, "factor": _value(file, f"{prefix}factor")}
+    if original is not None:
+        found["original_max_position_embeddings"] = original
+    return found
+
+
+def _factors(file: GGUFFile, name: str) -> list[float]:
+    found: list[float] = file[name].values().reshape(-1).tolist()
+    return found

@@ -1,0 +1,331 @@
+"""GGUF: files of named tensors, plain or in blocks, with what is known of them.
+
+    "GGUF", version uint32, tensors uint64, entries uint64
+    entries    name string, type uint32, value;  a string is a uint64 of bytes and these, an array
+               the type of its values uint32, their number uint64 and these
+    tensors    name string, axes uint32, extents uint64 (innermost first), type uint32,
+               offset uint64
+    data       from the next multiple of "general.alignment" (32) on; offsets count from there
+
+Source: docs/gguf.md of ggml; versions 2 and 3, little-endian. Nothing is allocated by a number of
+the file that the file is too short for; what is wrong is a LoadError that names file and thing.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.llm.weights import PLAIN, Weight, bytes_of
+from ekiden.runtime.errors import LoadError
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS
+
+__all__ = ["Entry", "GGUFFile", "write_gguf"]
+
+Entry: TypeAlias = "int | float | bool | str | NDArray[Any] | list[Any]"
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT = "general.alignment"
+ARCHITECTURE = "general.architecture"
+MOST_AXES = 8
+DEEPEST = 4
+"""Arrays in arrays."""
+BOOL, STRING, ARRAY = 7, 8, 9
+NUMBERS: Mapping[int, np.dtype[Any]] = {
+    0: np.dtype("u1"), 1: np.dtype("i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"),
+    4: np.dtype("<u4"), 5: np.dtype("<i4"), 6: np.dtype("<f4"), BOOL: np.dtype("?"),
+    10: np.dtype("<u8"), 11: np.dtype("<i8"), 12: np.dtype("<f8"),
+}  # fmt: skip
+"""Types of entries that have a fixed size."""
+PLAIN_CODES = {0: "float32", 1: "float16", 30: "bfloat16"}
+CODES = {**PLAIN_CODES, **{row.code: row.name for row in BLOCK_FORMATS.values()}}
+"""Types of tensors -> formats."""
+CODE_OF = {name: code for code, name in CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor's entry: its offset in the file."""
+
+    shape: tuple[int, ...]
+    code: int
+    at: int
+
+
+class _Cursor:
+    """Reads through a file from the start on."""
+
+    def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
+        self.path, self.data, self.at = path, data, 0
+        self.what = "the header"
+
+    def fail(self, message: str) -> LoadError:
+        return LoadError(f"{self.path}: {self.what}: {message}")
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    def take(self, count: int) -> NDArray[np.uint8]:
+        if count > self.left:
+            raise self.fail(f"{count} bytes expected at {self.at}, the file has {self.left} more")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, dtype: np.dtype[Any]) -> int | float | bool:
+        raw = self.take(dtype.itemsize)
+        if dtype.kind == "b" and raw[0] > 1:
+            raise self.fail(f"0 or 1 expected for a truth value at {self.at - 1}, got {raw[0]}")
+        found: int | float | bool = raw.view(dtype)[0].item()
+        return found
+
+    def u32(self) -> int:
+        return int(self.number(NUMBERS[4]))
+
+    def count(self, least: int, of: str) -> int:
+        """A number of things of at least `least` bytes each."""
+        found = int(self.number(NUMBERS[10]))
+        if found * least > self.left:
+            raise self.fail(f"{found} {of} do not fit into the {self.left} bytes that follow")
+        return found
+
+    def string(self, errors: str = "strict") -> str:
+        """Text; of entries' values any bytes, as tokens may be parts of characters."""
+        raw = self.take(self.count(1, "bytes of a string")).tobytes()
+        try:
+            return raw.decode("utf-8", errors)
+        except UnicodeDecodeError as error:
+            raise self.fail(f"text in UTF-8 expected, got {raw[:40]!r}") from error
+
+    def value(self, code: int, depth: int = 0) -> Entry:
+        if code in NUMBERS:
+            return self.number(NUMBERS[code])
+        if code == STRING:
+            return self.string("surrogateescape")
+        if code != ARRAY:
+            raise self.fail(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
+        return self.array(depth)
+
+    def array(self, depth: int) -> Entry:
+        if depth == DEEPEST:
+            raise self.fail(f"arrays more than {DEEPEST} deep")
+        code = self.u32()
+        if code in NUMBERS:
+            dtype = NUMBERS[code]
+            count = self.count(dtype.itemsize, "values of an array")
+            raw = self.take(count * dtype.itemsize)
+            if code == BOOL and raw.max(initial=0) > 1:
+                raise self.fail("0 or 1 expected for truth values")
+            return raw.view(dtype)
+        if code not in (STRING, ARRAY):
+            raise self.fail(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
+        least = 8 if code == STRING else 12
+        return [self.value(code, depth + 1) for _ in range(self.count(least, "values"))]
+
+
+class GGUFFile(Mapping[str, Weight]):
+    """A GGUF file under the names that it has itself: tensors by name, and `metadata`.
+
+    The file is mapped: tensors are views of it that cannot be written. Raises LoadError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        cursor = _Cursor(self.path, _mapped(self.path))
+        tensors, entries = _header(cursor)
+        self.metadata: Mapping[str, Entry] = _entries(cursor, entries)
+        found = _tensors(cursor, tensors)
+        self._data, self._tensors = cursor.data, _placed(cursor, found, self.metadata)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, name: str) -> Weight:
+        """A tensor. Raises KeyError, and LoadError for one of a format that is not supported or
+        that does not lie in the file."""
+        tensor = self._tensors[name]
+        where = f"{self.path}: tensor '{name}'"
+        format = CODES.get(tensor.code)
+        if format is None:
+            known = ", ".join(CODES.values())
+            raise LoadError(f"{where}: type {tensor.code} is none of {known}")
+        shape, dtype = _stored(tensor.shape, format, where)
+        size = bytes_of(shape, dtype.itemsize, where)
+        if tensor.at + size > len(self._data):
+            raise LoadError(f"{where}: ends at byte {tensor.at + size} of {len(self._data)}")
+        raw = self._data[tensor.at : tensor.at + size]
+        return Weight(name, format, tensor.shape, raw.view(dtype).reshape(shape))
+
+
+def _stored(
+    shape: tuple[int, ...], format: str, where: str
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and dtype of the data of a tensor."""
+    if format in PLAIN:
+        return shape, PLAIN[format]
+    row = BLOCK_FORMATS[format]
+    if not shape or shape[-1] % row.values:
+        raise LoadError(f"{where}: shape {shape}: no whole blocks of {row.values} of {format}")
+    return (*shape[:-1], shape[-1] // row.values, row.size), np.dtype("u1")
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    try:
+        if path.stat().st_size == 0:
+            raise LoadError(f"{path}: no GGUF file: it is empty")
+        return np.memmap(path, np.uint8, "r").view(np.ndarray)
+    except OSError as error:
+        raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _header(cursor: _Cursor) -> tuple[int, int]:
+    """How many tensors and entries there are."""
+    if (magic := cursor.take(min(4, cursor.left)).tobytes()) != MAGIC:
+        raise cursor.fail(f"no GGUF file: it begins with {magic!r}")
+    version = cursor.u32()
+    if version not in VERSIONS:
+        is_big = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+        why = "it is big-endian" if is_big else f"version 2 or 3 expected, got {version}"
+        raise cursor.fail(why)
+    return cursor.count(24, "tensors"), cursor.count(13, "entries")
+
+
+def _entries(cursor: _Cursor, count: int) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for n in range(count):
+        cursor.what = f"entry {n}"
+        name = cursor.string()
+        cursor.what = f"entry '{name}'"
+        if name in found:
+            raise cursor.fail("it is there twice")
+        found[name] = cursor.value(cursor.u32())
+    return found
+
+
+def _tensors(cursor: _Cursor, count: int) -> dict[str, _Tensor]:
+    """The tensors by name; their offsets still count from where data begin."""
+    found: dict[str, _Tensor] = {}
+    for n in range(count):
+        cursor.what = f"tensor {n}"
+        name = cursor.string()
+        cursor.what = f"tensor '{name}'"
+        if name in found:
+            raise cursor.fail("it is there twice")
+        axes = cursor.u32()
+        if axes > MOST_AXES:
+            raise cursor.fail(f"at most {MOST_AXES} axes expected, got {axes}")
+        shape = tuple(int(d) for d in cursor.take(8 * axes).view("<u8")[::-1])
+        code, at = cursor.u32(), int(cursor.number(NUMBERS[10]))
+        found[name] = _Tensor(shape, code, at)
+    return found
+
+
+def _placed(
+    cursor: _Cursor, tensors: Mapping[str, _Tensor], metadata: Mapping[str, Entry]
+) -> dict[str, _Tensor]:
+    """Offsets from the beginning of the file."""
+    step = metadata.get(ALIGNMENT, 32)
+    cursor.what = f"entry '{ALIGNMENT}'"
+    if type(step) is not int or step < 1 or step & (step - 1):
+        raise cursor.fail(f"a power of 2 expected, got {step!r}")
+    begin = -(-cursor.at // step) * step
+    found = {}
+    for name, tensor in tensors.items():
+        cursor.what = f"tensor '{name}'"
+        if tensor.at % step:
+            raise cursor.fail(f"a multiple of {step} expected as offset, got {tensor.at}")
+        if begin + tensor.at > len(cursor.data):
+            size = len(cursor.data)
+            raise cursor.fail(f"begins at byte {begin + tensor.at} of {size}")
+        found[name] = _Tensor(tensor.shape, tensor.code, begin + tensor.at)
+    return found
+
+
+# Writing.
+
+
+def write_gguf(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Entry],
+    tensors: Sequence[Weight],
+    version: int = 3,
+) -> None:
+    """Write a GGUF file with tensors under the names that they have.
+
+    Whole numbers become uint32, int64 or uint64, the first that holds them; floats float32; what is
+    of a dtype of NumPy keeps it. Raises ValueError for what cannot be written.
+    """
+    if version not in VERSIONS:
+        raise ValueError(f"version 2 or 3 expected, got {version}")
+    step = metadata.get(ALIGNMENT, 32)
+    if type(step) is not int or step < 1 or step & (step - 1):
+        raise ValueError(f"'{ALIGNMENT}': a power of 2 expected, got {step!r}")
+    entries = [(name, *_encoded(name, value)) for name, value in metadata.items()]
+    with open(path, "wb") as file:
+        file.write(struct.pack("<4sIQQ", MAGIC, version, len(tensors), len(metadata)))
+        for name, code, raw in entries:
+            file.write(_text(name) + struct.pack("<I", code) + raw)
+        at = 0
+        for tensor in tensors:
+            axes = [struct.pack("<Q", extent) for extent in reversed(tensor.shape)]
+            place = struct.pack("<IQ", CODE_OF[tensor.format], at)
+            file.write(_text(tensor.name) + struct.pack("<I", len(axes)) + b"".join(axes) + place)
+            at += -(-tensor.data.nbytes // step) * step
+        for tensor in tensors:
+            _pad(file, step)
+            file.write(np.ascontiguousarray(tensor.data).tobytes())
+        _pad(file, step)
+
+
+def _pad(file: BinaryIO, step: int) -> None:
+    file.write(bytes(-file.tell() % step))
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _encoded(name: str, value: object) -> tuple[int, bytes]:
+    """The type of an entry, and its bytes."""
+    if isinstance(value, str):
+        return STRING, _text(value)
+    if isinstance(value, (list, tuple)) and (not value or isinstance(value[0], (str, list, tuple))):
+        parts = [_encoded(name, each) for each in value]
+        codes = {code for code, _ in parts} or {STRING}
+        if len(codes) > 1:
+            raise ValueError(f"'{name}': values of one type expected, got {value!r}")
+        return ARRAY, struct.pack("<IQ", *codes, len(parts)) + b"".join(raw for _, raw in parts)
+    is_array = isinstance(value, (list, tuple, np.ndarray))
+    array = _numbers(name, value)
+    codes_of = {dtype: code for code, dtype in NUMBERS.items()}
+    code = codes_of.get(array.dtype.newbyteorder("<"))
+    if code is None or array.ndim != is_array:
+        raise ValueError(f"'{name}': a number, text or a list of them expected, got {value!r}")
+    raw = array.astype(NUMBERS[code]).tobytes()
+    return (ARRAY, struct.pack("<IQ", code, array.size) + raw) if is_array else (code, raw)
+
+
+def _numbers(name: str, value: object) -> NDArray[Any]:
+    """Of the dtype that is written."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"'{name}': {error}") from error
+    if array.dtype.kind == "f":
+        return array.astype(np.float32)
+    if array.dtype.kind == "i" and array.min(initial=0) >= 0 and array.max(initial=0) < 1 << 32:
+        return array.astype(np.uint32)
+    return array

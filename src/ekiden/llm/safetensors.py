@@ -1,0 +1,214 @@
+"""Safetensors: a folder as transformers saves a model in.
+
+A file is the length of its header (uint64), the header as JSON, and the data: the header has for
+each tensor its dtype, shape and where it lies in the data. A folder has `config.json`, and either
+`model.safetensors` or shards of which `model.safetensors.index.json` says what lies where.
+
+Source: the format of the package `safetensors`. What is wrong is a LoadError that names file and
+thing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.llm.weights import PLAIN, Weight, bytes_of
+from ekiden.runtime.errors import LoadError
+
+__all__ = ["SafetensorsCheckpoint", "SafetensorsFile", "write_safetensors"]
+
+DTYPES: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""dtypes of files -> formats."""
+MOST_HEADER = 100_000_000
+"""Bytes of a header, as the package has it."""
+ONE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor's entry; begin and end of it in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile(Mapping[str, Weight]):
+    """One file: tensors by name, views of the mapped file that cannot be written, and `metadata`.
+
+    Raises LoadError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._data = _mapped(self.path)
+        header, begin = _header(self.path, self._data)
+        metadata = header.pop("__metadata__", {})
+        self.metadata: Mapping[str, object] = metadata if isinstance(metadata, dict) else {}
+        left = len(self._data) - begin
+        self._tensors = {
+            name: _tensor(f"{self.path}: tensor '{name}'", entry, begin, left)
+            for name, entry in header.items()
+        }
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, name: str) -> Weight:
+        """A tensor. Raises KeyError, and LoadError for a dtype that is not supported."""
+        tensor = self._tensors[name]
+        format = DTYPES.get(tensor.dtype)
+        if format is None:
+            known = ", ".join(DTYPES)
+            raise LoadError(
+                f"{self.path}: tensor '{name}': one of {known} expected, got {tensor.dtype}"
+            )
+        where = f"{self.path}: tensor '{name}'"
+        size = bytes_of(tensor.shape, PLAIN[format].itemsize, where)
+        if size != tensor.end - tensor.begin:
+            raise LoadError(
+                f"{where}: {size} bytes expected for shape {list(tensor.shape)} of"
+                f" {tensor.dtype}, got {tensor.end - tensor.begin}"
+            )
+        raw = self._data[tensor.begin : tensor.end]
+        return Weight(name, format, tensor.shape, raw.view(PLAIN[format]).reshape(tensor.shape))
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    try:
+        if path.stat().st_size == 0:
+            raise LoadError(f"{path}: no safetensors file: it is empty")
+        return np.memmap(path, np.uint8, "r").view(np.ndarray)
+    except OSError as error:
+        raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
+    """The header, and where data begin."""
+    if len(data) < 8:
+        raise LoadError(f"{path}: no safetensors file: it has fewer than 8 bytes")
+    length = int(data[:8].view("<u8")[0])
+    if length > min(MOST_HEADER, len(data) - 8):
+        raise LoadError(
+            f"{path}: the header: {length} bytes expected, the file has {len(data) - 8} more"
+        )
+    found = _json(path, data[8 : 8 + length].tobytes(), "the header")
+    return found, 8 + length
+
+
+def _json(path: Path, raw: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path}: {what}: no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise LoadError(f"{path}: {what}: an object expected, got {type(found).__name__}")
+    return found
+
+
+def _tensor(where: str, entry: object, begin: int, left: int) -> _Tensor:
+    """An entry of the header, checked; `left` bytes of data begin at `begin`."""
+    found = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (found.get(k) for k in ("dtype", "shape", "data_offsets"))
+    if not (isinstance(dtype, str) and _is_sizes(shape) and _is_sizes(offsets)):
+        raise LoadError(f"{where}: 'dtype', 'shape' and 'data_offsets' expected, got {entry!r}")
+    if len(offsets) != 2 or not offsets[0] <= offsets[1] <= left:
+        raise LoadError(f"{where}: lies at {offsets} of {left} bytes of data")
+    return _Tensor(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
+
+
+def _is_sizes(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+class SafetensorsCheckpoint(Mapping[str, Weight]):
+    """A folder of safetensors with `config.json`. A shard is mapped when a tensor in it is
+    asked for. Raises LoadError."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._files: dict[str, SafetensorsFile] = {}
+        if (self.path / INDEX).is_file():
+            self._places = self._index()
+        elif (self.path / ONE).is_file():
+            self._places = dict.fromkeys(self._file(ONE), ONE)
+        else:
+            raise LoadError(f"{self.path}: a folder with {ONE} or {INDEX} expected")
+
+    @cached_property
+    def config(self) -> Mapping[str, object]:
+        """What `config.json` says. Raises LoadError."""
+        return self._read(CONFIG)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, name: str) -> Weight:
+        shard = self._places[name]
+        file = self._file(shard)
+        if name not in file:
+            raise LoadError(f"{file.path}: tensor '{name}': {INDEX} says that it is here")
+        return file[name]
+
+    def _file(self, shard: str) -> SafetensorsFile:
+        if shard not in self._files:
+            self._files[shard] = SafetensorsFile(self.path / shard)
+        return self._files[shard]
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
+        return _json(path, raw, "the file")
+
+    def _index(self) -> dict[str, str]:
+        places = self._read(INDEX).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
+            raise LoadError(
+                f"{self.path / INDEX}: 'weight_map' with a file for each tensor expected"
+            )
+        for name, shard in places.items():
+            if Path(shard).name != shard:
+                raise LoadError(
+                    f"{self.path / INDEX}: tensor '{name}': a file of the folder expected, got"
+                    f" '{shard}'"
+                )
+        return places
+
+
+def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Weight]) -> None:
+    """Write plain tensors. Raises ValueError for one in blocks."""
+    codes = {format: dtype for dtype, format in DTYPES.items()}
+    header: dict[str, object] = {}
+    at = 0
+    for name, tensor in tensors.items():
+        if tensor.format not in codes:
+            raise ValueError(f"'{name}': plain numbers expected, got {tensor.format}")
+        offsets = [at, at := at + tensor.data.nbytes]
+        header[name] = {
+            "dtype": codes[tensor.format], "shape": list(tensor.shape), "data_offsets": offsets
+        }  # fmt: skip
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    with open(path, "wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor.data).tobytes())

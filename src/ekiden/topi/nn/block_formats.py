@@ -1,0 +1,293 @@
+"""Formats that keep numbers of a few bits in blocks, as GGUF files have them: a row for each.
+
+A block stands for `values` neighbours of a row, in groups of `group`. Number k of it is
+
+    scale[k // group] * level[k] + offset[k // group]
+
+of levels that are whole numbers. A scale, and an offset, is a float16 of the block, where there is
+a factor times a whole number of the group. Where the bits of whole numbers lie is said by `Part`s;
+decoding, encoding, loops over blocks and the layouts of kernels are made of them.
+
+Source: ggml-common.h and ggml-quants.c of llama.cpp; decoded bits are those of its package `gguf`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Floats: TypeAlias = NDArray[np.float32]
+Place: TypeAlias = Callable[[Any], Any]
+"""A whole number from another one: of NumPy, or of an expression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`bits` of number k: those of byte `byte(k)` of the block, from bit `shift(k)` on."""
+
+    bits: int
+    byte: Place
+    shift: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Whole numbers: the parts of each from the lowest bits up, less a bias; of eight bits, they
+    may have a sign instead."""
+
+    parts: tuple[Part, ...]
+    bias: int = 0
+    signed: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Of a number."""
+        return sum(part.bits for part in self.parts)
+
+    @property
+    def least(self) -> int:
+        """The smallest number."""
+        return -(1 << (self.bits - 1)) if self.signed else -self.bias
+
+    @property
+    def most(self) -> int:
+        """The largest number."""
+        return self.least + (1 << self.bits) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """Numbers of groups: the float16 at byte `at`, times `factor`, times `sign`."""
+
+    at: int
+    factor: Whole | None = None
+    sign: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One row of the table.
+
+    name: what `Weight.format` and operators call it. code: its number in GGUF files. values, size:
+    of a block, and its bytes.
+    """
+
+    name: str
+    code: int
+    values: int
+    size: int
+    group: int
+    levels: Whole
+    scale: Real
+    offset: Real | None = None
+
+    @property
+    def groups(self) -> int:
+        """Groups of a block."""
+        return self.values // self.group
+
+    @property
+    def bits_per_value(self) -> float:
+        """All bytes of a block shared out."""
+        return 8 * self.size / self.values
+
+    def decode(self, blocks: Bytes) -> Floats:
+        """uint8 [..., blocks, size] as float32 [..., blocks * values]."""
+        levels = whole(self.levels, blocks, self.values).astype(np.float32)
+        grouped = levels.reshape(*blocks.shape[:-1], self.groups, self.group)
+        with np.errstate(all="ignore"):  # scales may be anything
+            found = grouped * real(self.scale, blocks, self.groups)[..., None]
+            if self.offset is not None:
+                found = found + real(self.offset, blocks, self.groups)[..., None]
+        shape = *blocks.shape[:-2], blocks.shape[-2] * self.values
+        return np.asarray(found, np.float32).reshape(shape)
+
+    def encode(self, numbers: Floats) -> Bytes:
+        """float32 [..., n * values] as uint8 [..., n, size], without a search for better scales; of
+        formats without factors bit-equal to `gguf.quantize`. Raises ValueError where the last axis
+        is no whole number of blocks."""
+        if numbers.ndim == 0 or numbers.shape[-1] % self.values:
+            raise ValueError(
+                f"{self.name}: rows of a multiple of {self.values} numbers expected, got"
+                f" {numbers.shape}"
+            )
+        blocks = numbers.shape[-1] // self.values
+        shape = *numbers.shape[:-1], blocks, self.groups, self.group
+        grouped = np.ascontiguousarray(numbers, np.float32).reshape(shape)
+        with np.errstate(all="ignore"):
+            return _encoded(self, grouped)
+
+
+def whole(number: Whole, blocks: Bytes, count: int) -> NDArray[np.int16]:
+    """The first `count` whole numbers of each block: int16 [..., count]."""
+    k, low = np.arange(count), 0
+    found = np.zeros((*blocks.shape[:-1], count), np.uint8)
+    for part in number.parts:
+        shift = np.broadcast_to(part.shift(k), k.shape).astype(np.uint8)
+        found |= (blocks[..., part.byte(k)] >> shift & np.uint8((1 << part.bits) - 1)) << low
+        low += part.bits
+    if number.signed:
+        return found.view(np.int8).astype(np.int16)
+    return found.astype(np.int16) - np.int16(number.bias)
+
+
+def put_whole(number: Whole, blocks: Bytes, numbers: NDArray[np.int16]) -> None:
+    """Write the numbers [..., count] into blocks whose bits there are 0."""
+    k = np.arange(numbers.shape[-1])
+    stored = (numbers + (0 if number.signed else number.bias)).astype(np.uint8)
+    for part in number.parts:
+        shifts = np.broadcast_to(part.shift(k), k.shape)
+        bits = stored & np.uint8((1 << part.bits) - 1)
+        for shift in np.unique(shifts):  # no two numbers of one shift lie in the same byte
+            chosen = k[shifts == shift]
+            blocks[..., part.byte(chosen)] |= bits[..., chosen] << np.uint8(shift)
+        stored = stored >> np.uint8(part.bits)
+
+
+def halves(blocks: Bytes, at: int) -> Floats:
+    """The float16 at byte `at` of each block: float32 [..., 1]."""
+    pair = np.ascontiguousarray(blocks[..., at : at + 2])
+    return pair.view("<f2").astype(np.float32)
+
+
+def real(number: Real, blocks: Bytes, groups: int) -> Floats:
+    """The number of each group: float32 [..., groups]."""
+    found = halves(blocks, number.at)
+    if number.factor is None:
+        found = np.repeat(found, groups, axis=-1)
+    else:
+        found = found * whole(number.factor, blocks, groups).astype(np.float32)
+    return found if number.sign > 0 else -found
+
+
+def _encoded(row: BlockFormat, grouped: Floats) -> Bytes:
+    """Blocks of float32 [..., blocks, groups, group]."""
+    blocks = np.zeros((*grouped.shape[:-2], row.size), np.uint8)
+    if row.offset is None:
+        scale = _extreme(grouped, row.levels)
+        inverse = _put_real(row.scale, blocks, scale)
+        scaled = grouped * inverse[..., None]
+    else:
+        low = grouped.min(axis=-1)
+        if row.offset.factor is not None:  # whole numbers of groups, all of the same sign
+            low = np.minimum(low, np.float32(0))
+        scale = (grouped.max(axis=-1) - low) / np.float32(row.levels.most)
+        inverse = _put_real(row.scale, blocks, scale)
+        _put_real(row.offset, blocks, low)
+        if row.offset.factor is not None:
+            low = real(row.offset, blocks, row.groups)
+        scaled = (grouped - low[..., None]) * inverse[..., None]
+    levels = _rounded(scaled.reshape(*grouped.shape[:-2], row.values), row.levels)
+    put_whole(row.levels, blocks, levels)
+    return blocks
+
+
+def _extreme(grouped: Floats, levels: Whole) -> Floats:
+    """The scale that takes the number farthest from 0 to the end of the levels."""
+    if levels.signed:
+        return np.asarray(np.abs(grouped).max(axis=-1) / np.float32(levels.most), np.float32)
+    at = np.abs(grouped).argmax(axis=-1)[..., None]
+    return np.asarray(np.take_along_axis(grouped, at, -1)[..., 0] / np.float32(levels.least))
+
+
+def _rounded(scaled: Floats, levels: Whole) -> NDArray[np.int16]:
+    """The nearest levels: of two, the greater one, or that farther from 0 if levels have a sign."""
+    if levels.signed:
+        below = np.floor(np.abs(scaled))
+        near = np.copysign(below + np.floor(2 * (np.abs(scaled) - below)), scaled)
+    else:  # the sum is rounded to float32, as `gguf` does
+        near = np.floor(scaled + np.float32(levels.bias + 0.5)) - np.float32(levels.bias)
+    near = np.nan_to_num(near, nan=0.0)
+    return np.asarray(near.clip(levels.least, levels.most).astype(np.int16))
+
+
+def _put_real(number: Real, blocks: Bytes, wanted: Floats) -> Floats:
+    """Write the numbers of groups, as near as they can be; give what to multiply by instead of
+    dividing by them: exactly those wanted where nothing but float16 rounds them."""
+    if number.factor is None:
+        _put_half(blocks, number.at, wanted * np.float32(number.sign))
+        return _inverse(wanted)
+    wanted = wanted * np.float32(number.sign)
+    factor = number.factor
+    at = np.abs(wanted).argmax(axis=-1)[..., None]
+    end = factor.least if factor.least < 0 else factor.most
+    half = np.take_along_axis(wanted, at, -1) / np.float32(end)
+    _put_half(blocks, number.at, half)
+    put_whole(factor, blocks, _rounded(wanted * _inverse(halves(blocks, number.at)), factor))
+    return _inverse(real(number, blocks, wanted.shape[-1]))
+
+
+def _put_half(blocks: Bytes, at: int, number: Floats) -> None:
+    blocks[..., at : at + 2] = number.astype("<f2").view(np.uint8)
+
+
+def _inverse(number: Floats) -> Floats:
+    return np.where(number == 0, np.float32(0), np.float32(1) / number)
+
+
+# The table.
+
+
+def _runs(at: int, length: int, bits: int, first: int = 0) -> Part:
+    """From byte `at`: `length` numbers, each in a byte of its own from bit `first` on, then as many
+    in the next bits of these bytes; after the last bits come the next bytes."""
+    deep = (8 - first) // bits
+    return Part(
+        bits,
+        lambda k: k // (length * deep) * length + k % length + at,
+        lambda k: k % (length * deep) // length * bits + first,
+    )
+
+
+def _bytes(at: int, bits: int = 8, first: int = 0) -> Part:
+    """Each in a byte of its own."""
+    return Part(bits, lambda k: k + at, lambda k: k * 0 + first)
+
+
+_SCALES = Whole((Part(4, lambda j: j + j // 4 * 4 + 4, lambda j: j * 0), _runs(4, 4, 2, 4)))
+"""Of eight groups, six bits each: the upper two lie over the first four, if they are of the last
+four; in bytes 4 to 15."""
+_MINIMA = Whole((Part(4, lambda j: j + 8, lambda j: j // 4 * 4), _runs(8, 4, 2, 4)))
+
+# fmt: off
+ROWS = (
+    BlockFormat("q4_0",  2,  32,  18, 32, Whole((_runs(2, 16, 4),), bias=8), Real(0)),
+    BlockFormat("q4_1",  3,  32,  20, 32, Whole((_runs(4, 16, 4),)), Real(0), Real(2)),
+    BlockFormat("q5_0",  6,  32,  22, 32,
+                Whole((_runs(6, 16, 4), _runs(2, 1, 1)), bias=16), Real(0)),
+    BlockFormat("q5_1",  7,  32,  24, 32,
+                Whole((_runs(8, 16, 4), _runs(4, 1, 1))), Real(0), Real(2)),
+    BlockFormat("q8_0",  8,  32,  34, 32, Whole((_bytes(2),), signed=True), Real(0)),
+    BlockFormat("q2_k", 10, 256,  84, 16, Whole((_runs(16, 32, 2),)),
+                Real(80, Whole((_bytes(0, 4),))), Real(82, Whole((_bytes(0, 4, 4),)), -1)),
+    BlockFormat("q3_k", 11, 256, 110, 16,
+                Whole((_runs(32, 32, 2), _runs(0, 32, 1)), bias=4),
+                Real(108, Whole((_runs(96, 8, 4), _runs(104, 4, 2)), bias=32))),
+    BlockFormat("q4_k", 12, 256, 144, 32, Whole((_runs(16, 32, 4),)),
+                Real(0, _SCALES), Real(2, _MINIMA, -1)),
+    BlockFormat("q5_k", 13, 256, 176, 32, Whole((_runs(48, 32, 4), _runs(16, 32, 1))),
+                Real(0, _SCALES), Real(2, _MINIMA, -1)),
+    BlockFormat("q6_k", 14, 256, 210, 16,
+                Whole((_runs(0, 64, 4), _runs(128, 32, 2)), bias=32),
+                Real(208, Whole((_bytes(192),), signed=True))),
+)
+# fmt: on
+BLOCK_FORMATS: Mapping[str, BlockFormat] = {row.name: row for row in ROWS}
+"""By name."""
+
+__all__ = [
+    "BLOCK_FORMATS",
+    "ROWS",
+    "BlockFormat",
+    "Part",
+    "Real",
+    "Whole",
+    "halves",
+    "real",
+    "whole",
+]
