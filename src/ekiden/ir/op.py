@@ -214,6 +214,9 @@ Shapes = Sequence[Sequence[PrimExpr]]
 Macs = Callable[[Any, Shapes, Sequence[PrimExpr]], PrimExpr]
 """(attributes, shapes of the arguments, shape of the result) -> how often a call multiplies and
 adds. Tuples give the shapes of their fields; of a result that is one, the first."""
+BoxesOf = Callable[[Any, Sequence[PrimExpr]], Sequence[Sequence[tuple[PrimExpr, int, PrimExpr]]]]
+"""(attributes, shape of the argument) -> for each result, what it takes of each axis: first index,
+stride, extent."""
 DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[Wanted]]"]
 """(attributes, argument buffers) -> the unknown dimensions of the result, in order, as int64
 expressions on the shapes and the elements of the arguments; then what must hold of these."""
@@ -251,7 +254,8 @@ class OpDef:
     with scales and zero points. weight_layouts: layout of the data -> of the weight, where that is
     left to the operator. sizes: which arguments say a shape that is data; where these are
     constants, the function of relay.op of its name without "dyn." takes them for attributes
-    (DynamicToStatic). homogeneous: of one tensor, f(x * s) = f(x) * s for s > 0.
+    (DynamicToStatic). homogeneous: of one tensor, f(x * s) = f(x) * s for s > 0. boxes: which
+    box of the one argument each result is, where results are nothing else (SliceInPlace).
     """
 
     name: str
@@ -290,6 +294,7 @@ class OpDef:
     weight_layouts: Mapping[str, str] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     homogeneous: bool = False
+    boxes: BoxesOf | None = None
     description: str = ""
     result: str = ""
 

@@ -157,3 +157,21 @@ def @main(%n: int64, %t: KIND, %u: Tensor[(1, 3), float32]) -> KIND {
 }
 """)
     assert "own $" not in ekiden.compile(module).disassemble()
+
+
+@pytest.mark.parametrize("executor", ["vm", "aot"])
+def test_what_is_updated_may_be_a_part_of_the_result(executor: str) -> None:
+    """Its place is in the storage of a concatenation that leaves the program."""
+    square, row = "Tensor[(16, 16), float32]", "Tensor[(1, 16), float32]"
+    module = module_of(f"""
+def @main(%t: {square}, %u: {row}, %w: {square}) {{
+  let %i = cast(zeros_like(%u), dtype="int64");
+  concatenate((scatter_elements(nn.relu(%t), %i, %u, axis=0), nn.dense(%t, %w)))
+}}
+""")
+    rng = np.random.default_rng(0)
+    shapes = (16, 16), (1, 16), (16, 16)
+    given = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    (expected,) = leaves(Interpreter(module).evaluate("main", *given))
+    exe = ekiden.compile(module, executor=executor)
+    np.testing.assert_allclose(np.asarray(exe(*given)), expected, rtol=1e-5, atol=1e-5)

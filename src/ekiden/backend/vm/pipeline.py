@@ -19,8 +19,9 @@ def pipeline(
 ) -> Sequential:
     """The passes of the virtual machine for a target; `config` says on which devices.
 
-    `in_place`: whether several kernels may write one tensor, the parts of a concatenation. Graphs
-    cannot say so, and kernels that may run at the same time would wait for each other. `kernels`
+    `in_place`: whether tensors may be parts of others: several kernels then write the parts of a
+    concatenation, and slices lie in what they are cut from. Graphs cannot say so, and kernels that
+    may run at the same time would wait for each other, or not know that they have to. `kernels`
     takes what CompileKernels makes; without it none are compiled, and MemoryPlan knows nothing of
     them. `concurrent`: as in MemoryPlan.
     """
@@ -76,7 +77,7 @@ def pipeline(
             needed(transform.HoistDimensions(), "to compute dimensions where they are known"),
             needed(transform.CarryDimensions(), "to pass dimensions to where they are needed"),
             needed(transform.ManifestAlloc(), "to allocate results"),
-            *((transform.ConcatenateInPlace(),) if in_place else ()),
+            *((transform.ConcatenateInPlace(), transform.SliceInPlace()) if in_place else ()),
             *((CompileKernels(kernels),) if kernels is not None else ()),
             transform.MemoryPlan(kernels.facts if kernels else None, concurrent=concurrent),
             transform.UpdateInPlace(kernels.facts if kernels else None),

@@ -36,7 +36,7 @@ from ekiden.topi.shape import (
     replaced,
     tidy,
 )
-from ekiden.topi.slice import split_ranges
+from ekiden.topi.slice import Range, split_ranges
 
 
 @node("relay.attrs.ConcatenateAttrs")
@@ -172,6 +172,13 @@ def _split_reference(attrs: SplitAttrs, data: Array) -> tuple[Array, ...]:
     return tuple(np.take(data, range(begin, begin + extent), axis=at) for begin, extent in ranges)
 
 
+def _split_boxes(attrs: SplitAttrs, shape: Sequence[PrimExpr]) -> list[list[Range]]:
+    at = normalize_axis(attrs.axis, len(shape), "split")
+    whole: list[Range] = [(as_dim(0), 1, d) for d in shape]
+    parts = split_ranges(attrs.indices_or_sections, shape[at])
+    return [[*whole[:at], (b, 1, n), *whole[at + 1 :]] for b, n in parts]
+
+
 def _split_lower(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     at = normalize_axis(attrs.axis, inputs[0].ndim, "split")
     return topi.split(inputs[0], attrs.indices_or_sections, at)
@@ -187,6 +194,7 @@ register_op(
         reference=_split_reference,
         lower=_split_lower,
         pattern=OpPattern.INJECTIVE,
+        boxes=_split_boxes,
         result="a tuple of tensors that share data's extent along `axis`",
         fields=_split_count,
     )

@@ -73,6 +73,7 @@ from ekiden.relay.transform.rematerialize import Rematerialize
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
+from ekiden.relay.transform.slice_in_place import SliceInPlace
 from ekiden.relay.transform.split_args import SplitArgs
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.to_basic_block_normal_form import ToBasicBlockNormalForm
@@ -139,6 +140,7 @@ for _factory in (
     EtaExpand,
     FakeQuantizationToInteger,
     DynamicToStatic,
+    SliceInPlace,
     UpdateInPlace,
 ):
     register_pass(_factory.__name__, _factory)  # its name can stand in `required` and Sequential
@@ -210,6 +212,7 @@ __all__ = [
     "Sequential",
     "SimplifyExpr",
     "SimplifyInference",
+    "SliceInPlace",
     "SplitArgs",
     "ToANormalForm",
     "ToBasicBlockNormalForm",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ekiden.ir.expr import RelayExpr
@@ -43,6 +43,15 @@ def unchain(body: RelayExpr) -> Chain:
         body = body.body
     chain.result = body
     return chain
+
+
+def all_bindings(body: RelayExpr) -> Iterator[Binding]:
+    """The bindings of every let-chain below (and with) body, each chain's in order. Iterative."""
+    stack = [body]
+    while stack:
+        for variable, value in unchain(stack.pop()).bindings:
+            yield variable, value
+            stack.extend(bodies(value))
 
 
 def map_chains(body: RelayExpr, rewrite: Callable[[Chain, bool], Chain]) -> RelayExpr:

@@ -16,6 +16,7 @@ what has a place in an arena stays there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from ekiden.ir.expr import RelayExpr
@@ -25,7 +26,7 @@ from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, own
 from ekiden.relay.op.vm import InvokeAttrs
-from ekiden.relay.transform.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.chains import Binding, Chain, all_bindings, map_chains
 from ekiden.relay.transform.memory_plan import Kernels
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.relay.transform.storage_lifetimes import op_name
@@ -50,9 +51,15 @@ def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
 
         def one(function: Function) -> Function:
             kept = frozenset(function.params) if function in roots else frozenset[Var]()
+            cut = Counter(
+                value.args[0]
+                for _, value in all_bindings(function.body)
+                if isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs)
+            )
+            shared = frozenset(storage for storage, tensors in cut.items() if tensors > 1)
 
             def rewrite(chain: Chain, is_function_body: bool) -> Chain:
-                return _rewritten(chain, updated, kept)
+                return _rewritten(chain, updated, kept, shared)
 
             return on_body(lambda body: map_chains(body, rewrite))(function)
 
@@ -61,8 +68,11 @@ def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
     return Pass("UpdateInPlace", transform)
 
 
-def _rewritten(chain: Chain, updated: Updated, kept: Collection[Var]) -> Chain:
-    """The chain; `kept` are variables whose values someone outside has."""
+def _rewritten(
+    chain: Chain, updated: Updated, kept: Collection[Var], shared: Collection[RelayExpr]
+) -> Chain:
+    """The chain; `kept` are variables whose values someone outside has, `shared` storages that
+    other tensors lie in as well."""
     values = dict(chain.bindings)
     owned: dict[Var, Call] = {}
     """Results that are made of what they update."""
@@ -75,7 +85,9 @@ def _rewritten(chain: Chain, updated: Updated, kept: Collection[Var]) -> Chain:
         call, number, result, storage = found
         inputs, outputs = call.args[1:3]
         assert isinstance(inputs, Tuple) and isinstance(call.attrs, InvokeAttrs)
-        if inputs.fields[number] in kept or not isinstance(inputs.fields[number], Var):
+        if storage in shared or inputs.fields[number] in kept:
+            continue
+        if not isinstance(inputs.fields[number], Var):
             continue
         given = own(inputs.fields[number], call.attrs.device)
         given.set_checked_type(result.checked_type)
