@@ -53,8 +53,9 @@ from ekiden.topi.rule.tiles import (
     stepped_rows,
 )
 
-AHEAD = 16
-"""Steps of k by which a matrix is brought near while it is copied."""
+AHEAD = {"first": (16, 3), "second": (32, 2)}
+"""The cache that a matrix is brought to before it is copied -> steps of k ahead, and how a prefetch
+says it: those of a second-level cache have further to go, and more lines stay there."""
 LINE = 16
 """Floats in a cache line; as many steps of k are copied together of a transposed matrix."""
 STEPS = (3, 1)
@@ -153,13 +154,18 @@ class _Product:
         origin = image * self.b.batch + column * self.b.column
         steps: list[Stmt] = []
         if not self.transpose_b:
-            ahead = origin + (k + AHEAD) * self.b.row
-            steps = [Prefetch(self.b.buffer, (ahead + n,), 3) for n in range(0, width, LINE)]
+            steps = self.brought(origin, k, width)
         for v in range(vectors):
             first, to = column + v * self.lanes, base + k * width + v * self.lanes
             at = image * self.b.batch + k * self.b.row + first * self.b.column
             steps.append(self._copy(packed, to, at, self.mask(first) if vectors == 1 else None))
         return For(k, const(0), self.k, ForKind.SERIAL, seq(*steps))
+
+    def brought(self, origin: PrimExpr, k: PrimExpr, width: int) -> list[Stmt]:
+        """What brings near what is copied some steps after step k."""
+        steps, locality = AHEAD[str(self.decision["ahead"])]
+        at = origin + (k + steps) * self.b.row
+        return [Prefetch(self.b.buffer, (at + n,), locality) for n in range(0, width, LINE)]
 
     def _turned(self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr) -> Stmt:
         """A whole panel of a transposed matrix, a cache line of each column after the other: a
@@ -350,9 +356,8 @@ class _Product:
 
         def copy(_: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
             line = origin + k * self.b.row
-            near = [line + AHEAD * self.b.row + n for n in range(0, width, LINE)]
             return [
-                *(Prefetch(self.b.buffer, (at,), 3) for at in near),
+                *self.brought(origin, k, width),
                 *(
                     self._copy(packed, k * width + n, line + n, None)
                     for n in range(0, width, self.lanes)

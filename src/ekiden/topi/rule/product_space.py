@@ -112,6 +112,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
         Choice("vectors", steps_down(MOST_VECTORS, 2), "vectors of a panel"),
         Choice("rows", steps_down(MOST_ROWS), "rows of a tile"),
         Choice("how", tuple(sorted(sizes.ways(MOST_VECTORS))), "how the right matrix is read"),
+        Choice("ahead", ("first", "second"), "the cache that what is copied next is brought to"),
         Choice("own", DISTANCES, own),
         Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
     )
@@ -129,6 +130,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
             "vectors": vectors,
             "rows": rows,
             "how": fixed.get("how", sizes.ways(vectors)[0]),
+            "ahead": fixed.get("ahead", blocking.copied_to()),
             "own": own,
             "unroll": fixed.get("unroll", blocking.unroll("panel", own)),
         }
