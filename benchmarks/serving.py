@@ -8,8 +8,8 @@ cores or more the servers have the first and the load the others. First as many 
 `--clients` connections can make, one after the other on each; then one connection alone; then half
 of the most, sent at set times whether answers came or not. Further lines of ours: tensors as binary
 data, the five models of one folder asked in turn, and gRPC by grpcio's client. Where the program
-`wrk` is there it makes the load of `--clients` connections once more. Times are medians over rounds,
-and once the lower quartile: a machine under this one takes its cores away for milliseconds.
+`wrk` is there it makes the load of `--clients` connections once more. Times are medians over
+rounds, and once the lower quartile: a machine under this one takes its cores away for milliseconds.
 
 The plain server is what one writes in ten lines: a model of the body, a session on all threads.
 """
