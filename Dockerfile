@@ -1,10 +1,13 @@
-# Two images, of the wheels in dist/ (scripts/build_wheels.py): neither has a compiler of C.
+# Three images, of the wheels in dist/ (scripts/build_wheels.py): neither has a compiler of C.
 #
 #   docker build --target compile -t ekiden .
 #   docker run --rm -v "$PWD:/models" ekiden compile model.onnx -o model.eki
 #
 #   docker build --target run -t ekiden-runtime .
 #   docker run --rm -v "$PWD:/models:ro" ekiden-runtime serve_my_model.py
+#
+#   docker build --target serve -t ekiden-serve .
+#   docker run --rm -v "$PWD/models:/models:ro" -p 8000:8000 ekiden-serve /models --host 0.0.0.0 --open
 ARG PYTHON=3.13
 
 FROM python:${PYTHON}-slim AS base
@@ -24,3 +27,10 @@ RUN --mount=type=bind,source=dist,target=/dist \
 USER user
 ENV EKIDEN_CACHE_DIR=/home/user/.cache/ekiden
 ENTRYPOINT ["ekiden"]
+
+FROM base AS serve
+RUN --mount=type=bind,source=dist,target=/dist \
+    pip install --no-cache-dir --find-links /dist --only-binary :all: 'ekiden[serve]'
+USER user
+ENV EKIDEN_CACHE_DIR=/home/user/.cache/ekiden
+ENTRYPOINT ["ekiden", "serve"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ekiden.runtime.errors import RequestError
+from ekiden.runtime.errors import RequestError, RunLimitError
 from ekiden.serve.batcher import Batcher, Runners, Work
 from ekiden.serve.datatypes import Array
 
@@ -148,3 +148,83 @@ def test_the_first_waits_for_others_where_it_is_told_to() -> None:
         assert gate.seen == [[0.0, 1.0, 2.0, 3.0]]  # four rows are the most: nobody waited longer
 
     run(test, wait=SOON)
+
+
+class Brief:
+    """A run that notes its thread, and ends where it is told to be slow and has little time."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[bool, list[float]]] = []
+        """Whether it ran on the loop's thread, and what it was given."""
+        self.is_slow = False
+        self._loop = threading.get_ident()
+
+    def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
+        self.seen.append((threading.get_ident() == self._loop, arrays[0].tolist()))
+        if self.is_slow and seconds < SOON / 2:
+            raise RunLimitError("the run took longer than it may")
+        if 13.0 in arrays[0]:
+            raise ZeroDivisionError("13")
+        return [arrays[0] * 2]
+
+
+def brief(made: Brief, value: float, can_repeat: bool = True) -> Work:
+    future: asyncio.Future[list[Array]] = asyncio.get_running_loop().create_future()
+    deadline = time.monotonic() + SOON
+    return Work([np.array([value])], future, deadline, made.run, ((),), can_repeat=can_repeat)
+
+
+async def until_known(batcher: Batcher, made: Brief) -> None:
+    """Runs of one and of two rows, until the loop makes them itself."""
+    for count in (1, 2):
+        made.seen.clear()
+        while not made.seen or made.seen[-1] != (True, [0.0] * count):
+            works = [brief(made, 0.0) for _ in range(count)]
+            for each in works:
+                batcher.put(each)
+            await asyncio.gather(*(each.future for each in works))
+    made.seen.clear()
+
+
+def test_what_takes_a_moment_runs_on_the_loop() -> None:
+    async def test(batcher: Batcher, gate: Gate) -> None:
+        made = Brief()
+        await until_known(batcher, made)
+        works = [brief(made, value) for value in (1.0, 2.0)]
+        for each in works:
+            batcher.put(each)
+        assert [(await each.future)[0].tolist() for each in works] == [[2.0], [4.0]]
+        last = brief(made, 3.0, can_repeat=False)  # of a sequence: what it leaves would be lost
+        batcher.put(last)
+        await last.future
+        assert made.seen == [(True, [1.0, 2.0]), (False, [3.0])]
+
+    run(test)
+
+
+def test_what_takes_longer_than_thought_is_made_again_by_a_thread() -> None:
+    async def test(batcher: Batcher, gate: Gate) -> None:
+        made = Brief()
+        await until_known(batcher, made)
+        made.is_slow = True
+        slow = brief(made, 1.0)
+        batcher.put(slow)
+        assert (await slow.future)[0].tolist() == [2.0]
+        assert made.seen == [(True, [1.0]), (False, [1.0])]
+
+    run(test)
+
+
+def test_an_error_on_the_loop_stays_with_its_request() -> None:
+    async def test(batcher: Batcher, gate: Gate) -> None:
+        made = Brief()
+        await until_known(batcher, made)
+        right, wrong = brief(made, 1.0), brief(made, 13.0)
+        batcher.put(right)
+        batcher.put(wrong)
+        assert (await right.future)[0].tolist() == [2.0]
+        with pytest.raises(RequestError, match="the server failed"):
+            await wrong.future
+        assert batcher.running == 0 and batcher.waiting == 0
+
+    run(test)

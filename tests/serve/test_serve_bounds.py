@@ -226,6 +226,16 @@ def test_a_log_that_cannot_be_written(models: Path) -> None:
             full.close()
 
 
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """Compiling, reloading, sequences and the log on a disk without a byte left."""
+    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs unshare and user namespaces, to mount a small disk")
+    program = Path(__file__).with_name("full_disk.py")
+    argv = ["unshare", "-rm", sys.executable, str(program), str(tmp_path)]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+
+
 @contextmanager
 def process(models: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server of its own, and its port."""

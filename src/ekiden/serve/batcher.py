@@ -1,7 +1,11 @@
-"""Requests that wait for a program, and the threads that run them, several in one run.
+"""Requests that wait for a program, and what runs them, several in one run.
 
 The event loop puts work in; a thread that is free takes all that waits for one program. Requests
 that come while a run is under way so make up the next one, and nobody waits for nothing.
+
+A run that takes a moment, as those of its size did before, is made by the event loop itself: to
+wake a thread and be woken by it takes longer, and where both want the one lock of Python much
+longer. It then takes all that came with one look at the sockets.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -18,7 +23,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ekiden.runtime.errors import EkidenError, RequestError
+from ekiden.runtime.errors import EkidenError, RequestError, RunLimitError
 from ekiden.serve.datatypes import Array
 from ekiden.serve.reasons import refusal
 
@@ -31,6 +36,10 @@ Run = Callable[[Sequence[Array], float], list[Array]]
 """A run of a program: arrays, and the seconds it may take."""
 LAST = 2**63
 """The priority of what says none."""
+MOMENT = 0.0003
+"""The seconds of a run that the event loop makes itself."""
+PATIENCE = 0.02
+"""The seconds after which such a run is ended after all, and made again by a thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +57,31 @@ class Work:
     came: float = field(default_factory=time.monotonic)
     is_dropped: bool = False
     """Nobody waits for it any more."""
+    can_repeat: bool = False
+    """A run that was ended can be made again: it leaves nothing behind."""
+
+    @property
+    def size(self) -> int:
+        """The bytes that it brings."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+class Costs:
+    """What runs of a program took: one figure for each power of two of the bytes they were given.
+    A long one counts at once, and fades."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def note(self, size: int, seconds: float) -> None:
+        """A run took so long."""
+        at = size.bit_length()
+        before = self._seconds.get(at, 0.0)
+        self._seconds[at] = max(seconds, before + 0.25 * (seconds - before))
+
+    def is_brief(self, size: int) -> bool:
+        """Whether a run will take a moment; not where none was seen."""
+        return self._seconds.get(size.bit_length(), PATIENCE) <= MOMENT
 
 
 class Runners:
@@ -61,7 +95,8 @@ class Runners:
         """Guards this and the queues of all batchers."""
         self.pending: set[Work] = set()
         """What has no answer yet, of all batchers. Of the event loop's thread alone."""
-        self._ready: deque[Batcher] = deque()
+        self._ready: deque[tuple[Batcher, list[Work]]] = deque()
+        """Whose turn it is, and a run where it is made up already."""
         self._is_closed = False
         self._threads = [
             threading.Thread(target=self._serve, name=f"serve {at}", daemon=True)
@@ -74,7 +109,13 @@ class Runners:
         """Let a batcher have its turn, where it has work that may run. With the lock held."""
         if not batcher.is_offered and batcher.may_run():
             batcher.is_offered = True
-            self._ready.append(batcher)
+            self._ready.append((batcher, []))
+            self.lock.notify()
+
+    def hand(self, batcher: Batcher, batch: list[Work]) -> None:
+        """Let a thread make a run, which the batcher counts among those under way."""
+        with self.lock:
+            self._ready.append((batcher, batch))
             self.lock.notify()
 
     def give_up(self, error: Exception) -> None:
@@ -92,12 +133,13 @@ class Runners:
     def _serve(self) -> None:
         while found := self._next():
             batcher, batch = found
-            started = time.perf_counter()
+            started, busy = time.perf_counter(), time.thread_time()
             answers = run_batch(batch)
-            seconds = time.perf_counter() - started
+            busy, seconds = time.thread_time() - busy, time.perf_counter() - started
             with self.lock:
-                batcher.running -= 1
-                self.offer(batcher)
+                batcher.ended(batch, busy)
+                if not batcher.is_brief():
+                    self.offer(batcher)
             with suppress(RuntimeError):  # the loop is closed: nobody waits for an answer
                 batcher.loop.call_soon_threadsafe(batcher.answer, answers, seconds)
 
@@ -109,10 +151,11 @@ class Runners:
                     if self._is_closed:
                         return None
                     self.lock.wait()
-                batcher = self._ready.popleft()
+                batcher, batch = self._ready.popleft()
+                if batch:
+                    return batcher, batch
                 batcher.is_offered = False
                 if batch := batcher.take():
-                    batcher.running += 1
                     self.offer(batcher)
                     return batcher, batch
 
@@ -136,13 +179,18 @@ class Batcher:
         self.running = 0
         """Runs under way."""
         self.is_offered = False
+        self._has_turn = False
+        """Whether the loop will look at what waits."""
         self._on_run = on_run
         self.runners = runners
         self._bound, self._rows, self._wait = queue, rows, wait
         self._heap: list[tuple[int, int, Work]] = []
+        self._size = 0
+        """The bytes of all that waits."""
         self._count = 0
         self._instances = instances
         self._smoothed = 0.01
+        self._costs = Costs()
 
     @property
     def waiting(self) -> int:
@@ -159,15 +207,59 @@ class Batcher:
                 raise RequestError(f"{self._bound} requests wait already", "busy", self.estimate())
             self._count += 1
             heapq.heappush(self._heap, (priority or LAST, self._count, work))
-            self.runners.offer(self)
+            self._size += work.size
+            self._place()
         self.runners.pending.add(work)
         work.future.add_done_callback(lambda future: self.runners.pending.discard(work))
         if self._wait:
-            self.loop.call_later(self._wait, self._offer)
+            self.loop.call_later(self._wait, self._look)
 
-    def _offer(self) -> None:
+    def _look(self) -> None:
         with self.runners.lock:
+            self._place()
+
+    def _place(self) -> None:
+        """Let what waits have its turn, here or with the threads. On the loop, with the lock."""
+        if not self.is_brief():
             self.runners.offer(self)
+        elif not self._has_turn:
+            self._has_turn = True
+            self.loop.call_soon(self._take_turn)
+
+    def is_brief(self) -> bool:
+        """Whether a run of what waits is one for the loop itself. With the lock held."""
+        if not self._heap or not self._heap[0][2].can_repeat:
+            return False
+        part = min(1.0, self._rows / len(self._heap))
+        return self._costs.is_brief(int(self._size * part))
+
+    def _take_turn(self) -> None:
+        """Run what waits, on the loop."""
+        with self.runners.lock:
+            self._has_turn = False
+            if not self.may_run():
+                return
+            if not self.is_brief():
+                self.runners.offer(self)
+                return
+            batch = self.take()
+        if not batch:
+            return
+        started, busy = time.perf_counter(), time.thread_time()
+        try:
+            answers = run_at_once(batch)
+        except Exception:  # it takes longer than thought, or one of several is wrong
+            self.runners.hand(self, batch)
+            return
+        busy, seconds = time.thread_time() - busy, time.perf_counter() - started
+        with self.runners.lock:
+            self.ended(batch, busy)
+        self.answer(answers, seconds)
+
+    def ended(self, batch: Sequence[Work], seconds: float) -> None:
+        """A run has ended, for which its thread had the processor so long. With the lock held."""
+        self.running -= 1
+        self._costs.note(sum(work.size for work in batch), seconds)
 
     def may_run(self) -> bool:
         """Whether there is work, an instance for it, and nothing more to wait for."""
@@ -185,17 +277,19 @@ class Batcher:
 
     def _forget_dropped(self) -> None:
         self._heap = [entry for entry in self._heap if not entry[2].is_dropped]
+        self._size = sum(entry[2].size for entry in self._heap)
         heapq.heapify(self._heap)
 
     def take(self) -> list[Work]:
         """Work for one run, in order and of one key, up to the most rows; none where all that
-        waited was dropped. With the lock held."""
+        waited was dropped. The run is counted as under way. With the lock held."""
         batch: list[Work] = []
         others: list[tuple[int, int, Work]] = []
         rows = 0
         while self._heap and rows < self._rows:
             entry = heapq.heappop(self._heap)
             work = entry[2]
+            self._size -= work.size
             if work.is_dropped:
                 continue
             if not batch or (work.key == batch[0].key and rows + work.rows <= self._rows):
@@ -207,6 +301,8 @@ class Batcher:
                 others.append(entry)
         for entry in others:
             heapq.heappush(self._heap, entry)
+            self._size += entry[2].size
+        self.running += bool(batch)
         return batch
 
     def answer(self, answers: Sequence[tuple[Work, object]], seconds: float) -> None:
@@ -221,6 +317,8 @@ class Batcher:
                 work.future.set_exception(answer)
             else:
                 work.future.set_result(answer)  # type: ignore[arg-type]  # no error: outputs
+        if self._heap:
+            self._look()
 
 
 def run_batch(batch: Sequence[Work]) -> list[tuple[Work, object]]:
@@ -237,10 +335,18 @@ def run_batch(batch: Sequence[Work]) -> list[tuple[Work, object]]:
     return [(work, _alone(work)) for work in batch]
 
 
-def _together(batch: Sequence[Work]) -> list[list[Array]]:
+def run_at_once(batch: Sequence[Work]) -> list[tuple[Work, object]]:
+    """The same on the loop. Raises whatever a run of several raises, and RunLimitError for one that
+    takes longer than the loop can wait."""
+    if len(batch) > 1:
+        return list(zip(batch, _together(batch, PATIENCE), strict=True))
+    return [(batch[0], _alone(batch[0], PATIENCE))]
+
+
+def _together(batch: Sequence[Work], most: float = math.inf) -> list[list[Array]]:
     """One run of all: arrays one behind the other, and outputs cut where requests meet."""
     columns = zip(*(work.arrays for work in batch), strict=True)
-    seconds = max(work.deadline for work in batch) - time.monotonic()
+    seconds = min(most, max(work.deadline for work in batch) - time.monotonic())
     outputs = batch[0].run([np.concatenate(column) for column in columns], seconds)
     rows = [work.rows for work in batch]
     if any(len(output) != sum(rows) for output in outputs):
@@ -252,14 +358,17 @@ def _together(batch: Sequence[Work]) -> list[list[Array]]:
     ]
 
 
-def _alone(work: Work) -> object:
-    """The outputs of a request, or the error that its client is told."""
+def _alone(work: Work, most: float = math.inf) -> object:
+    """The outputs of a request, or the error that its client is told. Raises RunLimitError where
+    the run took `most` seconds and has more."""
     left = work.deadline - time.monotonic()
     if left <= 0:
         return RequestError("the time of the request ended before it ran", "deadline")
     try:
-        return work.run(work.arrays, left)
+        return work.run(work.arrays, min(left, most))
     except Exception as error:  # whatever it is: its request is answered, the thread goes on
+        if isinstance(error, RunLimitError) and left > most:
+            raise
         made = refusal(error)
         if made is not error:
             made.__cause__ = error

@@ -136,7 +136,10 @@ class Version:
         loop = self.batcher.loop
         key = self.signature.key(arrays) if run is None else None
         rows = 1 if key is None else len(arrays[0])
-        work = Work(arrays, loop.create_future(), deadline, run or self.program.run, key, rows)
+        work = Work(
+            arrays, loop.create_future(), deadline, run or self.program.run, key, rows,
+            can_repeat=run is None,
+        )  # fmt: skip
         self.batcher.put(work, priority or self.config.priority)
         timer = loop.call_later(max(0.0, deadline - time.monotonic()), _expire, work)
         try:
