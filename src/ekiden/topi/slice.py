@@ -173,10 +173,12 @@ def _length(bounds: Tensor) -> int:
 
 
 def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimExpr, PrimExpr]]:
-    """(begin, extent) of each part. Raises ValueError when the axis does not divide; one whose
-    extent is known when it runs must.
+    """(begin, extent) of each part. Raises ValueError for less than one part, and when the axis
+    does not divide; one whose extent is known when it runs must.
     """
     if isinstance(cuts, int):
+        if cuts < 1:
+            raise ValueError(f"an axis is cut into one part at least, got {cuts}")
         number = known(size)
         if number is None and not prove_equal(size % cuts, as_dim(0)):
             assume(lambda: (size % cuts).equal(0), (size,))

@@ -186,6 +186,8 @@ REFUSED = [
     (op.concatenate((X, X), 0), (F32, tensor_type((2, 4))),
      "concatenate: extents of axis 1 must agree, got 3 and 4"),
     (op.split(X, 2, 1), (F32,), "split: an axis of extent 3 does not divide into 2 equal parts"),
+    (op.split(X, -2, 1), (F32,), "split: an axis is cut into one part at least, got -2"),
+    (op.split(X, 0, 1), (F32,), "split: an axis is cut into one part at least, got 0"),
     (op.strided_slice(X, (0,), (2,), (0,)), (F32,), "strided_slice: a stride must not be 0"),
     (op.strided_slice(X, (0,), (2,), slice_mode="by"), (F32,),
      "strided_slice: slice_mode must be 'end' or 'size', got 'by'"),
