@@ -204,8 +204,20 @@ def _nibbles(arrays: list[Array]) -> list[Array]:
     return [data, step, frontend_cases.sums_of_blocks(data, step.shape), *weight]
 
 
+def _castable(arrays: list[Array]) -> list[Array]:
+    """Floats that the whole numbers of the other's dtype hold: what others become is nobody's
+    promise, NumPy's neither."""
+    data, like = arrays
+    if like.dtype.kind not in "iu" or data.dtype.kind in "iub":
+        return arrays
+    info = np.iinfo(like.dtype)
+    wide = np.nan_to_num(data.astype(np.float64), nan=0.0)
+    return [np.asarray(np.clip(wide, info.min / 2, info.max / 2)).astype(data.dtype), like]
+
+
 PREPARED: Mapping[str, Callable[[list[Array]], list[Array]]] = {
     "searchsorted": _sorted_first,
+    "cast_like": _castable,
     "fixed_point_multiply": _small,
     "qnn.quantize": _scaled,
     "qnn.dequantize": _scaled,
