@@ -46,8 +46,11 @@ from enum import IntEnum
 '''
 PRIMITIVES = {
     "int8_t": 1, "uint8_t": 1, "char": 1, "int16_t": 2, "uint16_t": 2, "int32_t": 4,
-    "uint32_t": 4, "int64_t": 8, "uint64_t": 8, "size_t": 8, "double": 8, "ek_packed": 8,
+    "uint32_t": 4, "int64_t": 8, "uint64_t": 8, "double": 8,
 }  # fmt: skip
+POINTERS = ("size_t", "ek_packed")
+NARROW = "ek_dltensor"
+"""What code reads where pointers have 4 bytes, beside what lies the same on both."""
 
 
 class Layout(NamedTuple):
@@ -63,15 +66,15 @@ def plain(path: str) -> str:
     return re.sub(r"/\*.*?\*/", "", (ROOT / path).read_text(), flags=re.DOTALL)
 
 
-def layout(name: str, path: str, known: dict[str, Layout]) -> Layout:
-    """The layout of a structure as the ABI of 64-bit Unix lays it out."""
+def layout(name: str, path: str, known: dict[str, Layout], width: int) -> Layout:
+    """The layout of a structure as C lays it out with pointers of `width` bytes."""
     found = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", plain(path), re.DOTALL)
     if found is None:
         raise SystemExit(f"{path}: there is no structure {name}")
-    body = re.sub(r"union \{(.*?)\}", _union(known), found[1], flags=re.DOTALL)
+    body = re.sub(r"union \{(.*?)\}", _union(known, width), found[1], flags=re.DOTALL)
     members, at, alignment = {}, 0, 1
     for declaration in filter(None, map(str.strip, body.split(";"))):
-        for member, size, align in _members(declaration, known):
+        for member, size, align in _members(declaration, known, width):
             at += -at % align
             members[member] = at
             at += size
@@ -79,32 +82,36 @@ def layout(name: str, path: str, known: dict[str, Layout]) -> Layout:
     return Layout(at + -at % alignment, alignment, members)
 
 
-def _union(known: dict[str, Layout]) -> object:
+def _union(known: dict[str, Layout], width: int) -> object:
     """Stands for a union, as wide as its widest member."""
 
     def replace(found: re.Match[str]) -> str:
-        parts = [p for d in found[1].split(";") if d.strip() for p in _members(d.strip(), known)]
+        declared = filter(None, map(str.strip, found[1].split(";")))
+        parts = [part for each in declared for part in _members(each, known, width)]
         return {4: "int32_t", 8: "int64_t"}[max(size for _, size, _ in parts)]
 
     return replace
 
 
-def _members(declaration: str, known: dict[str, Layout]) -> Iterator[tuple[str, int, int]]:
+def _members(
+    declaration: str, known: dict[str, Layout], width: int
+) -> Iterator[tuple[str, int, int]]:
     """(name, size, alignment) of what a declaration declares."""
     if call := re.search(r"\(\*(\w+)\)", declaration):
-        yield call[1], 8, 8
+        yield call[1], width, width
         return
     kind, names = re.fullmatch(r"((?:const |struct )*\w+)\b(.*)", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
     kind = kind.split()[-1]
     inner = known.get(kind)
-    size, align = (inner.size, inner.alignment) if inner else (PRIMITIVES.get(kind, 0),) * 2
+    plain_size = width if kind in POINTERS else PRIMITIVES.get(kind, 0)
+    size, align = (inner.size, inner.alignment) if inner else (plain_size,) * 2
     for each in names.split(","):
         name = re.search(r"\w+(?=\s*(?:\[\w*\])?\s*$)", each)
         if name is None:
             raise SystemExit(f"cannot read the declaration '{declaration}'")
         count = re.search(r"\[(\w*)\]", each)
         if "*" in each:
-            yield name[0], 8, 8
+            yield name[0], width, width
         elif not align:
             raise SystemExit(f"the type of '{declaration}' is not known")
         else:
@@ -138,19 +145,35 @@ def class_name(name: str) -> str:
     return {"dltensor": "DLTensor", "adt": "ADT", "dtype": "DType"}.get(text, text.capitalize())
 
 
+def structure(title: str, name: str, found: Layout) -> list[str]:
+    """The class of a structure."""
+    lines = [f"    {member.upper()} = {at}" for member, at in found.members.items()]
+    head = f'\n\nclass {title}:\n    """Bytes of {name}: its size, and where'
+    return [f'{head} members begin."""\n\n    BYTES = {found.size}\n', "\n".join(lines) + "\n"]
+
+
+def both(wide: int, narrow: int) -> str:
+    """A number of C for both widths of pointers."""
+    return str(wide) if wide == narrow else f"EK_BY_WIDTH({wide}, {narrow})"
+
+
 def texts() -> tuple[str, str]:
     """The module and the asserts."""
     known: dict[str, Layout] = {}
+    narrow: dict[str, Layout] = {}
     module, asserts = [HEAD], []
     for name, path in STRUCTS:
-        known[name] = found = layout(name, path, known)
-        lines = [f"    {member.upper()} = {at}" for member, at in found.members.items()]
-        head = f'\n\nclass {class_name(name)}:\n    """Bytes of {name}: its size, and where'
-        module.append(f'{head} members begin."""\n\n    BYTES = {found.size}\n')
-        module.append("\n".join(lines) + "\n")
-        asserts.append(f'static_assert(sizeof({name}) == {found.size}, "{name}");')
+        known[name] = found = layout(name, path, known, 8)
+        narrow[name] = other = layout(name, path, narrow, 4)
+        module += structure(class_name(name), name, found)
+        if name == NARROW:
+            about = f"{name} with pointers of 4 bytes"
+            module += structure(f"{class_name(name)}32", about, other)
+        size = both(found.size, other.size)
+        asserts.append(f'static_assert(sizeof({name}) == {size}, "{name}");')
         asserts += [
-            f'static_assert(offsetof({name}, {member}) == {at}, "{name}.{member}");'
+            f"static_assert(offsetof({name}, {member}) == {both(at, other.members[member])},"
+            f' "{name}.{member}");'
             for member, at in found.members.items()
         ]
     for title, member, prefix, path in ENUMS:

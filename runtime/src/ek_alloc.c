@@ -138,10 +138,12 @@ static void read_limit(void) {
   if (text == NULL || text[0] == '\0') return;
   bytes_limit = parse_size(text);
   if (bytes_limit != 0) return;
-  fprintf(stderr,
-          "ekiden: EKIDEN_MEMORY_LIMIT: a number of bytes such as 500M expected, got '%s'; there "
-          "is no limit\n",
-          text);
+  char line[160];
+  snprintf(line, sizeof line,
+           "ekiden: EKIDEN_MEMORY_LIMIT: a number of bytes such as 500M expected, got '%.32s'; "
+           "there is no limit",
+           text);
+  ek_warn(line);
 }
 
 static uint64_t limit(void) {

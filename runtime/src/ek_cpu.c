@@ -75,6 +75,10 @@ static void ask(void) {
 static uint32_t words[WORDS];
 
 static void ask(void) { words[0] = (uint32_t)getauxval(AT_HWCAP); }
+#elif defined(__wasm32__)
+static uint32_t words[WORDS];
+
+static void ask(void) { words[0] = ek_host_features(); }
 #else
 static const ability abilities[1];
 static uint32_t words[1];

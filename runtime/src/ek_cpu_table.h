@@ -76,4 +76,14 @@ static const ability abilities[] = {
     {"v", 0, 21, NEEDS_NONE},
 };
 
+#elif defined(__wasm32__)
+
+/* Words: features. */
+enum { WORDS = 1 };
+
+static const ability abilities[] = {
+    {"simd128", 0, 0, NEEDS_NONE},
+    {"relaxed_simd", 0, 1, NEEDS_NONE},
+};
+
 #endif

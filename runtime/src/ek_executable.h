@@ -21,7 +21,7 @@ typedef struct ek_native {
   ek_object *owner;                        /* owned: keeps the code loaded */
 } ek_native;
 
-static_assert(offsetof(ek_native, linked) == 24, "native code reads it there");
+static_assert(offsetof(ek_native, linked) == 3 * sizeof(void *), "native code reads it there");
 
 /* The names under which images export native code: this and the function's own. */
 #define EK_NATIVE_PREFIX "vm2:"

@@ -5,6 +5,7 @@
 */
 #include "ek_image.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 #include "ek_cpu.h"
@@ -18,11 +19,13 @@ enum { ARCHITECTURE = 0 };
 enum { ARCHITECTURE = 1 };
 #elif defined(__riscv) && __riscv_xlen == 64
 enum { ARCHITECTURE = 2 };
+#elif defined(__wasm32__)
+enum { ARCHITECTURE = 3 };
 #else
 enum { ARCHITECTURE = 255 };
 #endif
 
-static const char *const architectures[] = {"x86-64", "AArch64", "RISC-V"};
+static const char *const architectures[] = {"x86-64", "AArch64", "RISC-V", "WebAssembly"};
 
 static const unsigned char magic[8] = {'E', 'K', 'I', 'M', 'G', 0, ARCHITECTURE, 1};
 
@@ -32,8 +35,7 @@ typedef struct image_export {
 } image_export;
 
 typedef struct image {
-  unsigned char *pages;
-  size_t mapped;
+  ek_code code;
   image_export *exports;       /* sorted by name */
   uint32_t export_count;
   unsigned char *head;         /* a copy of the header's page */
@@ -278,25 +280,11 @@ static int read_imports(image *self, const unsigned char *bytes, const header *h
 
 /* Mapping -------------------------------------------------------------------------------------- */
 
-static size_t round_to_page(size_t size) { return (size + PAGE - 1) / PAGE * PAGE; }
-
 static int map(image *self, const unsigned char *bytes, const header *h) {
-  size_t text = round_to_page((size_t)h->text_size);
-  size_t table = round_to_page((size_t)h->imports * sizeof *self->table);
-  self->mapped = text + table;
-  if (self->mapped == 0) return 0;
-  self->pages = ek_pages_map(self->mapped);
-  if (self->pages == NULL) return ek_error_memory(self->mapped);
-  memcpy(self->pages, bytes + PAGE, (size_t)h->text_size);
-  if (h->imports != 0) {
-    memcpy(self->pages + text, self->table, (size_t)h->imports * sizeof *self->table);
-  }
-  __builtin___clear_cache((char *)self->pages, (char *)self->pages + self->mapped);
-  if ((text != 0 && ek_pages_protect(self->pages, text, EK_READ_EXECUTE) != 0) ||
-      (table != 0 && ek_pages_protect(self->pages + text, table, EK_READ) != 0)) {
-    return ek_error("OSError", "load code image: the system refuses to make memory executable");
-  }
-  return 0;
+  size_t size = (size_t)h->text_size;
+  if (ek_code_place(&self->code, bytes + PAGE, size, self->table, h->imports) == 0) return 0;
+  if (errno == ENOMEM) return ek_error_memory(size);
+  return ek_error("OSError", "load code image: the system refuses to make memory executable");
 }
 
 /* Names for profilers -------------------------------------------------------------------------- */
@@ -314,26 +302,23 @@ static uint64_t end_of(const image *self, uint64_t offset, uint64_t text_size) {
 /* With EKIDEN_PERF_MAP set, names the code in the file where 'perf report' looks for it. */
 static void name_for_perf(const image *self, const header *h) {
   const char *wanted = getenv("EKIDEN_PERF_MAP");
-  char path[64];
+  char line[256];
   if (wanted == NULL || strcmp(wanted, "1") != 0) return;
-  snprintf(path, sizeof path, "/tmp/perf-%ld.map", ek_process_id());
-  FILE *file = fopen(path, "ae");
-  if (file == NULL) return;
   for (uint32_t i = 0; i < self->export_count; i++) {
     const image_export *item = &self->exports[i];
-    uint64_t end = end_of(self, item->offset, h->text_size);
-    fprintf(file, "%llx %llx %.*s\n",
-            (unsigned long long)((uintptr_t)self->pages + item->offset),
-            (unsigned long long)(end - item->offset), (int)(item->name.size & 0xffff),
-            item->name.data);
+    uint64_t size = end_of(self, item->offset, h->text_size) - item->offset;
+    snprintf(line, sizeof line, "%llx %llx %.*s\n",
+             (unsigned long long)(uintptr_t)ek_code_at(&self->code, item->offset),
+             (unsigned long long)size, (int)(item->name.size < 200 ? item->name.size : 200),
+             item->name.data);
+    ek_code_name(line);
   }
-  fclose(file);
 }
 
 /* The module ----------------------------------------------------------------------------------- */
 
 static void image_delete(image *self) {
-  if (self->pages != NULL) ek_pages_unmap(self->pages, self->mapped);
+  ek_code_drop(&self->code);
   for (uint32_t i = 0; i < self->site_count; i++) {
     ek_object_release(self->sites[i].function);
     ek_free((void *)(uintptr_t)self->sites[i].name);
@@ -349,7 +334,7 @@ static void image_delete(image *self) {
 static void image_destroy(void *self) { image_delete(self); }
 
 static ek_packed code_at(const image *self, uint64_t offset) {
-  const void *address = self->pages + offset;
+  const void *address = ek_code_at(&self->code, offset);
   ek_packed code;
   memcpy(&code, &address, sizeof code);
   return code;
@@ -382,10 +367,13 @@ static int image_names(void *context, ek_object **out) {
 static int image_bytes(void *context, ek_value *out) {
   const image *self = context;
   size_t text = (size_t)self->text_size;
+  const void *code_text = ek_code_text(&self->code);
+  if (code_text == NULL && text != 0)
+    return ek_error("ValueError", "save code image: here the text of its code is not kept");
   char *whole = ek_alloc_or_error((size_t)self->total);
   if (whole == NULL) return -1;
   memcpy(whole, self->head, PAGE);
-  if (text != 0) memcpy(whole + PAGE, self->pages, text);
+  if (text != 0) memcpy(whole + PAGE, code_text, text);
   memcpy(whole + PAGE + text, self->tail, (size_t)self->total - PAGE - text);
   int code = ek_string_new(EK_BYTES, whole, (size_t)self->total, out);
   ek_free(whole);
@@ -395,7 +383,7 @@ static int image_bytes(void *context, ek_value *out) {
 static const ek_module_kind image_kind = {"image", image_get,     image_names,
                                           NULL,    image_destroy, image_bytes};
 
-/* What is not among the pages of the code, for image_bytes. */
+/* What is not the code, for image_bytes. */
 static int keep_rest(image *self, const unsigned char *bytes, const header *h) {
   size_t behind = (size_t)(h->total - PAGE - h->text_size);
   self->head = ek_alloc_or_error(PAGE);

@@ -20,6 +20,7 @@
 #endif
 
 #define HUGE_PAGE ((size_t)2 << 20)
+#define EK_CODE_PAGE ((size_t)4096)
 
 /* Locks and threads ---------------------------------------------------------------------------- */
 
@@ -37,8 +38,6 @@ void ek_mutex_make_recursive(ek_mutex *mutex) {
 void ek_call_once(ek_once *flag, void (*once)(void)) { pthread_once(flag, once); }
 void ek_thread_join(ek_thread thread) { pthread_join(thread, NULL); }
 void ek_thread_yield(void) { sched_yield(); }
-
-long ek_process_id(void) { return (long)getpid(); }
 
 void ek_on_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void)) {
   pthread_atfork(before, in_parent, in_child);
@@ -179,18 +178,51 @@ int ek_physical_cpus(int *cpus, int max) {
 
 /* Memory --------------------------------------------------------------------------------------- */
 
-void *ek_pages_map(size_t size) {
-  void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return pages == MAP_FAILED ? NULL : pages;
+static size_t round_to_page(size_t size) {
+  return (size + EK_CODE_PAGE - 1) / EK_CODE_PAGE * EK_CODE_PAGE;
 }
 
-int ek_pages_protect(void *pages, size_t size, ek_protection protection) {
-  if (protection == EK_READ) return mprotect(pages, size, PROT_READ);
-  __builtin___clear_cache((char *)pages, (char *)pages + size);
-  return mprotect(pages, size, PROT_READ | PROT_EXEC);
+int ek_code_place(ek_code *code, const void *text, size_t size, const uintptr_t *table,
+                  uint32_t imports) {
+  size_t behind = round_to_page(size), addresses = imports * sizeof *table;
+  size_t mapped = behind + round_to_page(addresses);
+  *code = (ek_code){NULL, 0};
+  if (mapped == 0) return 0;
+  unsigned char *pages =
+      mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) return -1;
+  *code = (ek_code){pages, mapped};
+  memcpy(pages, text, size);
+  if (imports != 0) memcpy(pages + behind, table, addresses);
+  __builtin___clear_cache((char *)pages, (char *)pages + mapped);
+  if ((behind == 0 || mprotect(pages, behind, PROT_READ | PROT_EXEC) == 0) &&
+      (behind == mapped || mprotect(pages + behind, mapped - behind, PROT_READ) == 0)) {
+    return 0;
+  }
+  ek_code_drop(code);
+  errno = EPERM;
+  return -1;
 }
 
-void ek_pages_unmap(void *pages, size_t size) { munmap(pages, size); }
+void *ek_code_at(const ek_code *code, uint64_t offset) { return code->pages + offset; }
+
+const void *ek_code_text(const ek_code *code) { return code->pages; }
+
+void ek_code_drop(ek_code *code) {
+  if (code->pages != NULL) munmap(code->pages, code->mapped);
+  *code = (ek_code){NULL, 0};
+}
+
+void ek_code_name(const char *line) {
+  char path[64];
+  snprintf(path, sizeof path, "/tmp/perf-%ld.map", (long)getpid());
+  FILE *file = fopen(path, "ae");
+  if (file == NULL) return;
+  fputs(line, file);
+  fclose(file);
+}
+
+void ek_warn(const char *line) { fprintf(stderr, "%s\n", line); }
 
 void *ek_system_alloc(size_t size, size_t alignment) {
   void *memory = NULL;

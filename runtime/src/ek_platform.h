@@ -38,8 +38,6 @@ void ek_thread_on_exit(void (*run)(void));
 ** there and 'in_child' in the child, where only the forking thread lives. Each may be NULL. */
 void ek_on_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
 
-long ek_process_id(void);
-
 /* Tells the core that this is a spin loop. */
 static inline void ek_pause(void) {
 #if defined(__x86_64__)
@@ -57,16 +55,37 @@ void ek_wake(uint32_t *word);
 ** the calling thread first. Returns how many there are, at least 1. */
 int ek_physical_cpus(int *cpus, int max);
 
-/* Whole pages of zeros, readable and writable. NULL when the system has none. */
-void *ek_pages_map(size_t size);
-typedef enum ek_protection { EK_READ, EK_READ_EXECUTE } ek_protection;
-int ek_pages_protect(void *pages, size_t size, ek_protection protection);
-void ek_pages_unmap(void *pages, size_t size);
+/* Code that an image brings: position-independent, with a table of addresses that it reads through,
+** which lies on the next page behind it. Code that was placed stays where it is until it is dropped.
+** ek_code_place returns 0, or -1 with errno: ENOMEM, or EPERM where memory cannot be made executable.
+** ek_code_at gives the address of what begins at an offset of the code. */
+typedef struct ek_code {
+  unsigned char *pages;        /* NULL for no code */
+  size_t mapped;
+} ek_code;
+int ek_code_place(ek_code *code, const void *text, size_t size, const uintptr_t *table,
+                  uint32_t imports);
+void *ek_code_at(const ek_code *code, uint64_t offset);
+void ek_code_drop(ek_code *code);
+
+/* The text as it was given; NULL where it is not kept. */
+const void *ek_code_text(const ek_code *code);
+
+/* Adds a line to what profilers read names of code from, where they do. */
+void ek_code_name(const char *line);
+
+/* Writes a line on standard error. */
+void ek_warn(const char *line);
 
 /* Memory from the system for buffers: 'alignment' is a power of two. Large ones ask for huge
 ** pages. */
 void *ek_system_alloc(size_t size, size_t alignment);
 void ek_system_free(void *memory);
+
+#if defined(__wasm32__)
+/* What the engine takes: bit 0 vectors of 128 bits, bit 1 their relaxed instructions. */
+uint32_t ek_host_features(void);
+#endif
 
 bool ek_file_exists(const char *path);
 

@@ -355,9 +355,11 @@ static int32_t default_threads(void) {
   char *end;
   long n = strtol(text, &end, 10);
   if (*end == '\0' && n >= 1 && n <= MAX_THREADS) return (int32_t)n;
-  fprintf(stderr,
-          "ekiden: EKIDEN_NUM_THREADS: a number from 1 to %d expected, got '%s'; using %d\n",
-          MAX_THREADS, text, cores);
+  char line[128];
+  snprintf(line, sizeof line,
+           "ekiden: EKIDEN_NUM_THREADS: a number from 1 to %d expected, got '%.32s'; using %d",
+           MAX_THREADS, text, cores);
+  ek_warn(line);
   return cores;
 }
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",
     "serve": "serve models over HTTP and gRPC, and text over OpenAI's protocol",
     "cache": "count, pack, take or remove what was compiled and is kept",
+    "web": "write a model with all that a page needs to run it",
     "rpc": "serve sessions with other machines: server, tracker, proxy, keygen",
     "doctor": "say what works on this machine, and what mends what does not",
     "demo": "compile a trained model from PyPI and show what it says about real files",

@@ -1,6 +1,8 @@
 /* The loader of native code images: what it runs and what it refuses. */
 #include "image.h"
 
+#include <unistd.h>
+
 enum { EXPORTS = 8, IMPORTS = 12, TEXT = 16, EXPORT_TABLE = 24, IMPORT_TABLE = 32, TOTAL = 40 };
 
 static void functions_are_found_and_keep_the_code(void) {
@@ -246,7 +248,7 @@ static void profilers_are_told_the_names(void) {
   char path[64], line[128];
   unsigned long long start, size;
   int lines = 0;
-  snprintf(path, sizeof path, "/tmp/perf-%ld.map", ek_process_id());
+  snprintf(path, sizeof path, "/tmp/perf-%ld.map", (long)getpid());
   CHECK(setenv("EKIDEN_PERF_MAP", "1", 1) == 0);
   CHECK(ek_image_load(image.bytes, image.size, &module) == 0);
   CHECK(unsetenv("EKIDEN_PERF_MAP") == 0);

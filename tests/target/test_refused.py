@@ -38,7 +38,10 @@ def module() -> IRModule:
 # fmt: off
 THERE = "'llvm', 'c', 'cuda' and 'opencl'"
 NO_METAL = f"there is no code generator for target kind 'metal'; there are {THERE}"
-THERE_ARE = "x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu, riscv64-unknown-linux-gnu"
+THERE_ARE = (
+    "x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu, riscv64-unknown-linux-gnu, "
+    "wasm32-unknown-unknown"
+)
 TARGETS = [
     ("metal", NO_METAL),
     ("metal -model=m4", NO_METAL),
@@ -46,8 +49,8 @@ TARGETS = [
      f"there is no runtime for the triple 'armv7l-unknown-linux-gnueabihf'; there are {THERE_ARE}"),
     ("llvm -mtriple=x86_64-pc-windows-msvc",
      f"there is no runtime for the triple 'x86_64-pc-windows-msvc'; there are {THERE_ARE}"),
-    ("llvm -mtriple=wasm32",
-     f"there is no runtime for the triple 'wasm32-unknown-linux-gnu'; there are {THERE_ARE}"),
+    ("llvm -mtriple=wasm64",
+     f"there is no runtime for the triple 'wasm64-unknown-linux-gnu'; there are {THERE_ARE}"),
     ("llvm -libs=cblas", "target option -libs=cblas: there is no such thing"),
     ("llvm -fast-math", "target option -fast-math=1: only False can be had"),
     ("llvm -opt-level=0", "target option -opt-level=0: only 3 can be had"),

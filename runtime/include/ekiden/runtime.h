@@ -14,7 +14,8 @@
 **   - Any function may be called from any thread. Objects are immutable or lock themselves, except
 **     where a line says "one caller at a time".
 **   - No function here calls into Python, forks, or leaves signals or the locale changed.
-**   - The byte order is little-endian and pointers have 8 bytes.
+**   - The byte order is little-endian. Pointers have 8 bytes, or 4 on WebAssembly: structures lie as C
+**     lays them out there, values have 16 bytes and objects a header of 24 on both.
 */
 #ifndef EKIDEN_RUNTIME_H_
 #define EKIDEN_RUNTIME_H_
@@ -892,8 +893,8 @@ EK_API int ek_module_from_bytes(const void *bytes, size_t size, ek_object **out)
 **     8  u32 exports           24  u64 offset of exports    40  u64 total size
 **    12  u32 imports           48  what it needs, then zeros up to 4096
 **   4096  text: code and read-only data, position independent
-** 'a' is the architecture: 0 x86-64, 1 AArch64, 2 RISC-V of 64 bits; another machine's image is
-** refused. What it needs are words with a space between each two: the name of the processor that the
+** 'a' is the architecture: 0 x86-64, 1 AArch64, 2 RISC-V of 64 bits, 3 WebAssembly of 32; another
+** machine's image is refused. What it needs are words with a space between each two: the name of the processor that the
 ** code is for, which is for messages, then abilities by the names of /proc/cpuinfo, such as "avx2".
 ** The image is refused where one is missing, or is not known to this runtime. Nothing at all: it
 ** needs none.
@@ -1014,7 +1015,8 @@ EK_API int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, i
                         ek_value *ret);
 
 /* The ABI, held by the compiler. --------------------------------------------------------------- */
-static_assert(sizeof(void *) == 8, "pointers have 8 bytes");
+#define EK_BY_WIDTH(of_8, of_4) (sizeof(void *) == 8 ? (of_8) : (of_4))
+static_assert(sizeof(void *) == 8 || sizeof(void *) == 4, "pointers have 8 bytes, or 4");
 static_assert(sizeof(ek_value) == 16 && offsetof(ek_value, v) == 8, "generated code stores at +8");
 static_assert(sizeof(ek_object) == 24 && offsetof(ek_object, deleter) == 16, "object header");
 static_assert(offsetof(ek_function, call) == 24, "function cell follows the header");
@@ -1022,8 +1024,11 @@ static_assert(offsetof(ek_string, bytes) == 24, "byte array follows the header")
 static_assert(offsetof(ek_array, data) == 24, "sequence cell follows the header");
 static_assert(offsetof(ek_map, data) == 24 && sizeof(ek_map) == 56, "map cell follows the header");
 static_assert(offsetof(ek_error_object, kind) == 24, "error cell follows the header");
-static_assert(offsetof(ek_tensor, dl) == 24 && sizeof(ek_dltensor) == 48, "DLTensor is next");
-static_assert(sizeof(ek_managed) == 64 && sizeof(ek_managed_versioned) == 80, "DLPack");
+static_assert(offsetof(ek_tensor, dl) == 24 && sizeof(ek_dltensor) == EK_BY_WIDTH(48, 40),
+              "DLTensor is next");
+static_assert(sizeof(ek_managed) == EK_BY_WIDTH(64, 48) &&
+                  sizeof(ek_managed_versioned) == EK_BY_WIDTH(80, 64),
+              "DLPack");
 
 #ifdef __cplusplus
 }

@@ -32,6 +32,7 @@ from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
 from ekiden.runtime.metadata import variants
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
 from ekiden.target import Target
+from ekiden.target.features import WASM
 
 __all__ = [
     "FORMATS",
@@ -237,8 +238,12 @@ def write_artifact(
     """Write the bytes of an artifact, which need not run here, as what the suffix of `path` asks
     for; see `export_library`.
     """
-    chosen = format_of(path)
-    chosen.write(_Order(_of_artifact(data), check_folder(path).absolute(), cc, options))
+    chosen, content = format_of(path), _of_artifact(data)
+    if content.architecture == WASM and chosen is not FORMATS[ARTIFACT]:
+        raise ExportError(
+            f"write '{path}': code for {WASM} is written as {ARTIFACT}, or by `ekiden web`"
+        )
+    chosen.write(_Order(content, check_folder(path).absolute(), cc, options))
 
 
 def export_library(

@@ -75,6 +75,19 @@ class DLTensor:
     BYTE_OFFSET = 40
 
 
+class DLTensor32:
+    """Bytes of ek_dltensor with pointers of 4 bytes: its size, and where members begin."""
+
+    BYTES = 40
+    DATA = 0
+    DEVICE = 4
+    NDIM = 12
+    DTYPE = 16
+    SHAPE = 20
+    STRIDES = 24
+    BYTE_OFFSET = 32
+
+
 class Tensor:
     """Bytes of ek_tensor: its size, and where members begin."""
 

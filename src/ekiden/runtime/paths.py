@@ -39,6 +39,11 @@ def server_source_dir() -> Path:
     return _FOLDER / "rpc"
 
 
+def web_source_dir() -> Path:
+    """What takes the place of a system's in WebAssembly, and the package for JavaScript there."""
+    return _FOLDER / "web"
+
+
 def cmake_dir() -> Path:
     """The folder with the CMake package: give it as -Dekiden-runtime_DIR, then
     `find_package(ekiden-runtime)` has the targets ekiden::runtime and ekiden::runtime_static.

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-X86, ARM, RISCV = "x86-64", "aarch64", "riscv64"
-ARCHITECTURES = (X86, ARM, RISCV)
+X86, ARM, RISCV, WASM = "x86-64", "aarch64", "riscv64", "wasm32"
+ARCHITECTURES = (X86, ARM, RISCV, WASM)
+POINTER_BYTES = {X86: 8, ARM: 8, RISCV: 8, WASM: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     X86: ("1.ecx", "7.ebx", "7.ecx", "7.edx", "7.1.eax", "7.1.edx", "80000001.ecx"),
     ARM: ("hwcap", "hwcap.high", "hwcap2"),
     RISCV: ("hwcap",),
+    WASM: ("features",),
 }
-"""What the runtime asks the processor for: results of cpuid by leaf, the words of auxv."""
+"""What the runtime asks the processor for: results of cpuid by leaf, the words of auxv; of
+WebAssembly the host, which tries what its engine takes."""
 
 
 def _x86(*rows: tuple[str, str, str, int, str, str]) -> list[Feature]:
@@ -103,17 +106,26 @@ _ARM = [
     Feature("bf16",     ARM, "bf16",     ("hwcap2", 14)),
 ]
 _RISCV = [Feature("v",  RISCV, "v",      ("hwcap",  21))]
+_WASM = [
+    Feature("simd128",      WASM, "simd128",      ("features", 0)),
+    Feature("relaxed-simd", WASM, "relaxed_simd", ("features", 1), implies=("simd128",)),
+]
 _SILENT = {
     X86: "mmx sse sse2 fxsr cx8 cx16 cmov 64bit sahf crc32 prfchw aes vaes vpclmulqdq sha adx"
          " prefer-256-bit prefer-128-bit",
     ARM: "neon fp-armv8 crc lse aes sha2 rcpc perfmon ras",
     RISCV: "m a f d c zicsr zifencei",
+    WASM: "mutable-globals bulk-memory bulk-memory-opt sign-ext nontrapping-fptoint multivalue"
+          " reference-types",
 }
 # fmt: on
 BASE: dict[str, frozenset[str]] = {
     X86: frozenset("mmx sse sse2 fxsr cx8 cmov 64bit".split()),
     ARM: frozenset("neon fp-armv8".split()),
     RISCV: frozenset("m a f d c zicsr zifencei".split()),
+    WASM: frozenset(
+        "mutable-globals bulk-memory bulk-memory-opt sign-ext nontrapping-fptoint".split()
+    ),
 }
 """What every processor has that code is made for: the C runtime's own code uses it too."""
 
@@ -123,6 +135,7 @@ FEATURES: dict[tuple[str, str], Feature] = {
         *_X86,
         *_ARM,
         *_RISCV,
+        *_WASM,
         *(Feature(name, arch) for arch, names in _SILENT.items() for name in names.split()),
     )
 }
@@ -168,10 +181,12 @@ counts."""
 ABILITIES: dict[str, dict[str, _Ways]] = {
     # what kernels ask for: architecture -> features
     "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",)},
-    "broadcasts":  {X86: ("avx",),                  ARM: ("",),          RISCV: ("",)},
-    "rounding":    {X86: ("sse4.1",),               ARM: ("",),},
+    "madd":        {WASM: ("relaxed-simd",)},
+    "broadcasts":  {X86: ("avx",),                  ARM: ("",),          RISCV: ("",),
+                    WASM: ("simd128",)},
+    "rounding":    {X86: ("sse4.1",),               ARM: ("",),          WASM: ("",)},
     "float16":     {X86: ("f16c",),                 ARM: ("",),},
-    "madd_s16":    {X86: ("",)},
+    "madd_s16":    {X86: ("",),                     WASM: ("simd128",)},
     "integers_256": {X86: ("avx2",)},
     "madd_u8s8":   {X86: ("ssse3",)},
     "dot4_u8s8":   {X86: ("avx512vnni", "avxvnni"), ARM: ("i8mm",)},
@@ -188,13 +203,14 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "amx_fp16":    {X86: ("amx-fp16",)},
     "scalef":      {X86: ("avx512f",)},
     "masks":       {X86: ("avx512bw avx512dq avx512vl",), ARM: ("sve",), RISCV: ("v",)},
-    "shuffles":    {X86: ("",),                     ARM: ("",),          RISCV: ("v",)},
+    "shuffles":    {X86: ("",),                     ARM: ("",),          RISCV: ("v",),
+                    WASM: ("simd128",)},
     "flush_subnormals": {X86: ("",),                ARM: ("",)},
     "permute_u8":  {X86: ("avx512vbmi",),           ARM: ("",),          RISCV: ("v",)},
 }
-"""fma: a * b + c rounded once. broadcasts: loads of one number into all lanes. rounding: to whole
-numbers. float16: conversions. madd_s16: sums of two products of int16 (pmaddwd). madd_u8s8: of
-uint8 and int8, saturated to 16 bits (pmaddubsw).
+"""fma: a * b + c rounded once. madd: the same rounded once or twice. broadcasts: loads of
+one number into all lanes. rounding: to whole numbers. float16: conversions. madd_s16: sums of two
+products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 bits (pmaddubsw).
 dot4_*: sums of four products of bytes into int32, exact. dot2_bf16: of two of bfloat16 into
 float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and 8x2 bytes (smmla, ummla, usmmla).
 amx_*: of tiles. integers_256: whole numbers in vectors of 256 bits, where AVX alone has floats.
@@ -232,4 +248,6 @@ def vector_registers(architecture: str, features: frozenset[str]) -> tuple[int, 
         return (256 if "avx" in features else 128), 16
     if architecture == RISCV and "v" not in features:
         return 128, 8  # floats of registers that hold one: vectors here are four of 32
+    if architecture == WASM:  # it names any number; engines have those of x86-64 or AArch64
+        return (128, 16) if "simd128" in features else (128, 8)
     return 128, 32

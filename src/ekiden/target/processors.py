@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ekiden.target.features import ARM, RISCV, X86
+from ekiden.target.features import ARM, RISCV, WASM, X86
 
 KB = 1 << 10
 
@@ -118,6 +118,7 @@ neoverse-v2  4x512/4   3x384   64:4:4   2048:8:32:10:1   1536:12:10:120:72
 firestorm    4x512/4   3x384   128:8:4  3072:12:32:16:4  -
 avalanche    4x512/4   3x384   128:8:4  4096:16:32:16:4  -
 riscv        1x128/6   1x128   32:8:3   128:16:8:20:4    -
+wasm         2x256/4   2x256   32:8:5   512:8:25:14:1    2048:16:12:46:4
 """
 """What cores do. multiply: multiply-adds of a cycle x bits of them together / cycles to the result:
 vectors wider than a port take several. loads: the same. Caches: KB for each core:ways:bytes a
@@ -226,6 +227,9 @@ _ROWS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("sifive-u74",     "riscv",       ""),
         ("spacemit-x60",   "riscv",       "v"),
     ),
+    WASM: (
+        ("lime1",          "wasm",        ""),
+    ),
 }
 # fmt: on
 PROCESSORS: dict[str, Processor] = {
@@ -234,7 +238,7 @@ PROCESSORS: dict[str, Processor] = {
     for name, core, features in rows
 }
 """By LLVM's name."""
-GENERIC: dict[str, str] = {X86: "x86-64", ARM: "generic", RISCV: "generic-rv64"}
+GENERIC: dict[str, str] = {X86: "x86-64", ARM: "generic", RISCV: "generic-rv64", WASM: "lime1"}
 """Architecture -> the processor whose code runs on all of it; "generic" in a target's text."""
 
 MODELS: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {

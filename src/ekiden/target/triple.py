@@ -6,7 +6,7 @@ and the wrong ABI.
 
 from __future__ import annotations
 
-from ekiden.target.features import ARM, RISCV, X86
+from ekiden.target.features import ARM, RISCV, WASM, X86
 
 SYSTEMS = ("linux", "none", "windows", "darwin", "macosx", "macos", "ios", "freebsd", "wasi")
 _SAME = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
@@ -14,6 +14,7 @@ TRIPLES: dict[str, str] = {
     X86: "x86_64-unknown-linux-gnu",
     ARM: "aarch64-unknown-linux-gnu",
     RISCV: "riscv64-unknown-linux-gnu",
+    WASM: "wasm32-unknown-unknown",
 }
 """Architecture -> the triple of its code."""
 _BY_NAME = {triple.partition("-")[0]: arch for arch, triple in TRIPLES.items()}
@@ -21,8 +22,10 @@ _BY_NAME = {triple.partition("-")[0]: arch for arch, triple in TRIPLES.items()}
 
 def normalize_triple(text: str) -> str:
     """A triple of four parts from one of one to four: "riscv64-linux-gnu" is
-    "riscv64-unknown-linux-gnu". A system that is not said is Linux."""
+    "riscv64-unknown-linux-gnu". A system that is not said is Linux, on WebAssembly none."""
     machine, *rest = text.split("-")
+    if architecture_of(machine) == WASM and rest in ([], ["unknown"]):
+        return TRIPLES[WASM]
     if not rest or rest[0].startswith(SYSTEMS):
         rest.insert(0, "unknown")
     vendor, system, *environment = [*rest, "linux"] if len(rest) == 1 else rest
@@ -37,9 +40,10 @@ def architecture_of(triple: str) -> str:
 
 
 def is_supported(triple: str) -> bool:
-    """Whether code can be made for it: for Linux, on an architecture with a runtime."""
+    """Whether code can be made for it: for Linux, on an architecture with a runtime; or for
+    WebAssembly, on which there is no system."""
     machine, _, system, *_ = [*triple.split("-"), "", ""]
-    return machine in _BY_NAME and system == "linux"
+    return machine in _BY_NAME and system == TRIPLES[_BY_NAME[machine]].split("-")[2]
 
 
 __all__ = ["TRIPLES", "architecture_of", "is_supported", "normalize_triple"]

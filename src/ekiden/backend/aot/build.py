@@ -9,7 +9,9 @@ from ekiden.backend.aot.emit import PREFIX, emit_functions
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen import llvm
 from ekiden.codegen.parallel import LOCK
+from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
+from ekiden.target.features import WASM
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ def native_code(
     """The native code of functions. `kernels` are linked with it and called directly; other
     primitives are found in the executable at run time. `is_checked`: of several devices.
     """
+    if target.architecture == WASM:
+        raise CompileError(f"compile: there is no native code of functions (aot) for {WASM}")
     with LOCK:
         text = emit_functions(functions, primitives, kernels, target, is_checked=is_checked)
         code = llvm.compile_text(text, target)

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.types import constant, register_type, suffix
 from ekiden.ir import dtype as dt
+from ekiden.runtime.layout import DLTensor, DLTensor32
 from ekiden.target import Target
-from ekiden.target.features import RISCV
+from ekiden.target.features import POINTER_BYTES, RISCV
 
 Operand = str
 Arguments = Sequence[tuple[str, Operand]]
@@ -29,6 +30,8 @@ class Module:
 
     def __init__(self, target: Target | None = None, debug: DebugLines | None = None) -> None:
         self.target, self.debug = target, debug
+        self.tensor: type[DLTensor] | type[DLTensor32]
+        self.tensor = DLTensor if self.pointer_bytes == 8 else DLTensor32
         self.declarations: dict[str, str] = {}
         self.strings: dict[bytes, str] = {}
         self.tables: dict[tuple[float, ...], str] = {}
@@ -36,6 +39,11 @@ class Module:
         self.defined: set[str] = set()
         self.metadata: list[str] = []
         self._names: dict[str, int] = {}
+
+    @property
+    def pointer_bytes(self) -> int:
+        """Those of an address."""
+        return POINTER_BYTES[self.target.architecture] if self.target is not None else 8
 
     def has(self, ability: str) -> bool:
         """Whether the target has it, as `Target.has`; LLVM finds a way where there is none."""

@@ -9,8 +9,12 @@ from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.entry import EntryEmitter
 from ekiden.codegen.llvm.expression import DemoteRegisterError
 from ekiden.target import Target
+from ekiden.target.features import WASM
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
+
+DATA_LAYOUTS = {WASM: "e-m:e-p:32:32-p10:8:8-p20:8:8-i64:64-i128:128-n32:64-S128-ni:1:10:20"}
+"""Architecture -> LLVM's layout of data, where pointers are not as it takes them to be."""
 
 
 def emit(func: PrimFunc, target: Target) -> str:
@@ -28,6 +32,8 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target, debug: DebugLines | None
     for func in funcs:
         _write(module, func)
     head = [f"; for {target}", f'target triple = "{target.triple}"']
+    if target.architecture in DATA_LAYOUTS:
+        head.append(f'target datalayout = "{DATA_LAYOUTS[target.architecture]}"')
     frame = "all" if debug else "none"
     tail = f'attributes #0 = {{ nounwind "frame-pointer"="{frame}" }}\n'
     return module.text(head) + tail + (debug.text() if debug else "")

@@ -26,7 +26,7 @@ from ekiden.codegen.llvm.statement import StatementEmitter, function_text
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import SizeVar, Var, cast
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.layout import DLTensor, Tensor, TypeIndex, Value
+from ekiden.runtime.layout import DLTensor, DLTensor32, Tensor, TypeIndex, Value
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 
@@ -35,6 +35,11 @@ PARAMETERS = "ptr %self, ptr %args, i32 %nargs, ptr %ret"
 
 class EntryEmitter(StatementEmitter):
     """Emits the function that is called as ek_packed."""
+
+    @property
+    def dl(self) -> type[DLTensor] | type[DLTensor32]:
+        """Where the members of a DLTensor lie."""
+        return self.module.tensor
 
     def write(self, func: PrimFunc) -> None:
         """Emit entry and body, and add them to the module."""
@@ -86,11 +91,11 @@ class EntryEmitter(StatementEmitter):
         payload = self.field("%args", i * Value.BYTES + Value.V, "ptr")
         inner = b.value(f"getelementptr i8, ptr {payload}, i64 {Tensor.DL}")
         tensor = b.value(f"select i1 {is_object}, ptr {inner}, ptr {payload}")
-        rank = self.field(tensor, DLTensor.NDIM, "i32")
+        rank = self.field(tensor, self.dl.NDIM, "i32")
         right = b.value(f"icmp eq i32 {rank}, {len(buffer.shape)}")
         self.check(right, "ValueError", f"{name} must have {len(buffer.shape)} dimensions")
         right = b.value(
-            f"icmp eq i32 {self.field(tensor, DLTensor.DTYPE, 'i32')}, {dtype_word(buffer.dtype)}"
+            f"icmp eq i32 {self.field(tensor, self.dl.DTYPE, 'i32')}, {dtype_word(buffer.dtype)}"
         )
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
         if buffer.shape and not buffer.strides:
@@ -98,11 +103,11 @@ class EntryEmitter(StatementEmitter):
         if self.device is not None:
             self.on_device(tensor, name)
         data, offset = (
-            self.field(tensor, DLTensor.DATA, "ptr"),
-            self.field(tensor, DLTensor.BYTE_OFFSET, "i64"),
+            self.field(tensor, self.dl.DATA, "ptr"),
+            self.field(tensor, self.dl.BYTE_OFFSET, "i64"),
         )
         self.pointers[buffer] = b.value(f"getelementptr i8, ptr {data}, i64 {offset}")
-        return self.field(tensor, DLTensor.SHAPE, "ptr")
+        return self.field(tensor, self.dl.SHAPE, "ptr")
 
     def number(self, func: PrimFunc, i: int, param: Var) -> Operand:
         """Check that argument i is a number that its parameter holds; returns it. True and False
@@ -133,10 +138,10 @@ class EntryEmitter(StatementEmitter):
     def on_device(self, tensor: Operand, name: str) -> None:
         """Check that an argument lies on the device of the first, which is of the right kind."""
         b = self.b
-        kind = self.field(tensor, DLTensor.DEVICE, "i32")
+        kind = self.field(tensor, self.dl.DEVICE, "i32")
         right = b.value(f"icmp eq i32 {kind}, {self.device}")
         self.check(right, "ValueError", f"{name} must lie on a device of type {self.device}")
-        number = b.pure(f"sext i32 {self.field(tensor, DLTensor.DEVICE + 4, 'i32')} to i64")
+        number = b.pure(f"sext i32 {self.field(tensor, self.dl.DEVICE + 4, 'i32')} to i64")
         known = self.variables.setdefault(DEVICE_ID, number)
         right = b.value(f"icmp eq i64 {number}, {known}")
         self.check(right, "ValueError", f"{name} must lie on the device of the first argument")
@@ -147,8 +152,8 @@ class EntryEmitter(StatementEmitter):
         """
         b = self.b
         shape, strides = (
-            self.field(tensor, DLTensor.SHAPE, "ptr"),
-            self.field(tensor, DLTensor.STRIDES, "ptr"),
+            self.field(tensor, self.dl.SHAPE, "ptr"),
+            self.field(tensor, self.dl.STRIDES, "ptr"),
         )
         absent = b.value(f"icmp eq ptr {strides}, null")
         place = b.value(f"select i1 {absent}, ptr {shape}, ptr {strides}")  # may be read, any case

@@ -9,7 +9,8 @@ Layout (the loader is runtime/src/ek_image.c; runtime.h has the specification):
           slot
      ...  export table {u32 length, name, u64 offset in text}, import table {u32 length, name}
 
-In memory a table of addresses, one slot per import, follows the text on the next page.
+In memory a table of addresses, one slot per import, follows the text on the next page. Of
+WebAssembly the text is a module (wasm.py), and an export's offset is its place in the table.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ekiden.codegen.llvm import elf
+from ekiden.codegen.llvm import elf, wasm
 from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.layout import SERVICES
@@ -53,7 +54,13 @@ def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None
     The same objects give the same bytes. Raises InternalError if code needs what the runtime does
     not provide, if an export is missing, or if two objects define one name.
     """
-    linker = _Linker([elf.read(data) for data in objects])
+    linker = _linker(objects, exports)
+    known = MACHINE.union(SERVICES)
+    unknown = [n for n in linker.imports if n not in known and not n.startswith(CALL_SITE)]
+    if unknown:
+        raise InternalError(
+            f"image: compiled code calls {', '.join(unknown)}; there are {', '.join(SERVICES)}"
+        )
     text = linker.text()
     table = [_entry(name) + struct.pack("<Q", linker.exported(name)) for name in exports]
     exports_at = PAGE + len(text)
@@ -61,7 +68,7 @@ def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None
     tail = b"".join([*table, *(_entry(name) for name in linker.imports)])
     total = exports_at + len(tail)
     counts = len(exports), len(linker.imports)
-    mark = linker.architecture.mark
+    mark = linker.mark
     header = HEADER.pack(MAGIC, mark, VERSION, *counts, len(text), exports_at, imports_at, total)
     needs = " ".join((target.cpu, *target.needs)) if target is not None else ""
     return (header + needs.encode()).ljust(PAGE, b"\0") + text + tail
@@ -76,6 +83,12 @@ def _align(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
+def _linker(objects: Sequence[bytes], exports: Sequence[str]) -> _Linker | wasm.Linker:
+    if any(data[: len(wasm.MAGIC)] == wasm.MAGIC for data in objects):
+        return wasm.Linker(objects, exports)
+    return _Linker([elf.read(data) for data in objects])
+
+
 class _Linker:
     """Places sections of all objects, then resolves relocations against the places."""
 
@@ -85,6 +98,7 @@ class _Linker:
         if len(machines) != 1 or not machines <= set(ARCHITECTURES):
             raise InternalError(f"image: objects of one known machine expected, got {machines}")
         self.architecture = ARCHITECTURES[machines.pop()]
+        self.mark = self.architecture.mark
         self.places: dict[tuple[int, int], int] = {}
         self.globals: dict[str, int] = {}
         self.end = 0
@@ -94,12 +108,6 @@ class _Linker:
         for number, each in enumerate(objects):
             self._define(number, each)
         self.imports = sorted(self._undefined())
-        known = MACHINE.union(SERVICES)
-        unknown = [n for n in self.imports if n not in known and not n.startswith(CALL_SITE)]
-        if unknown:
-            raise InternalError(
-                f"image: compiled code calls {', '.join(unknown)}; there are {', '.join(SERVICES)}"
-            )
         self.stubs = _align(self.end, 8)
         self.size = self._stub(len(self.imports))
         self.slots = _align(self.size, PAGE)

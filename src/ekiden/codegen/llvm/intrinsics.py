@@ -119,6 +119,8 @@ def _rsqrt(m: FloatMath, x: Operand) -> Operand:
 
 def _fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
     """Rounded once where there is an instruction, else twice: it is asked for to be fast."""
+    if m.b.module.target is not None and m.b.module.has("madd"):
+        return m.b.intrinsic("fmuladd", m.dtype, x, y, z)
     return m.fma(x, y, z) if m.b.module.has("fma") else m.add(m.mul(x, y), z)
 
 
@@ -148,6 +150,7 @@ INSTRUCTIONS: dict[tuple[str, str, int], str] = {
     ("madd_s16", "x86-64", 16): "llvm.x86.avx512.pmaddw.d.512",
     ("madd_s16", "x86-64", 8): "llvm.x86.avx2.pmadd.wd",
     ("madd_s16", "x86-64", 4): "llvm.x86.sse2.pmadd.wd",
+    ("madd_s16", "wasm32", 4): "llvm.wasm.dot",
     ("dot2_bf16", "x86-64", 16): "llvm.x86.avx512bf16.dpbf16ps.512",
     ("dot2_bf16", "x86-64", 8): "llvm.x86.avx512bf16.dpbf16ps.256",
 }

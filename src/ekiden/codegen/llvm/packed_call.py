@@ -18,7 +18,7 @@ from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, const
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.layout import DeviceType, DLTensor, TypeIndex, Value
+from ekiden.runtime.layout import DeviceType, TypeIndex, Value
 from ekiden.tir.expr import BufferAddress
 
 WORD = 8
@@ -110,18 +110,20 @@ class PackedCallEmitter(ExpressionEmitter):
             given = buffer.strides[axis] if buffer.strides else step
             self.put(strides, axis, f"i64 {self.value(given)}")
             step = step * buffer.shape[axis]
-        made = self.words(DLTensor.BYTES // WORD)
-        shift = 8 * (DLTensor.DTYPE - DLTensor.NDIM)
-        rank_and_dtype = len(extents) | dtype_word(buffer.dtype) << shift
+        layout = self.module.tensor
+        made = self.words(layout.BYTES // WORD)
         for offset, word in (
-            (DLTensor.DATA, f"ptr {data}"),
-            (DLTensor.DEVICE, f"i64 {DeviceType.CPU}"),
-            (DLTensor.NDIM, f"i64 {rank_and_dtype}"),
-            (DLTensor.SHAPE, f"ptr {shape}"),
-            (DLTensor.STRIDES, f"ptr {strides}"),
-            (DLTensor.BYTE_OFFSET, "i64 0"),
+            (layout.DATA, f"ptr {data}"),
+            (layout.DEVICE, f"i32 {int(DeviceType.CPU)}"),
+            (layout.DEVICE + 4, "i32 0"),
+            (layout.NDIM, f"i32 {len(extents)}"),
+            (layout.DTYPE, f"i32 {dtype_word(buffer.dtype)}"),
+            (layout.SHAPE, f"ptr {shape}"),
+            (layout.STRIDES, f"ptr {strides}"),
+            (layout.BYTE_OFFSET, "i64 0"),
         ):
-            self.put(made, offset // WORD, word)
+            place = b.pure(f"getelementptr i8, ptr {made}, i64 {offset}")
+            b.effect(f"store {word}, ptr {place}, align 4")
         return made
 
     def result(self, slot: Operand, dtype: str) -> Operand:

@@ -88,7 +88,7 @@ PAIRS = Step(each=4, vector=3, columns=2, registers=4)
 BYTES = (("dot4_u8s8", DIRECT), ("madd_s16", PAIRS), ("", Step(each=28, registers=5)))
 """Words of bytes; the last way takes them apart by shifts."""
 STEPS: Mapping[str, tuple[tuple[str, Step], ...]] = {
-    "float32": (("fma", DIRECT), ("broadcasts", APART), ("", SHUFFLED)),
+    "float32": (("fma", DIRECT), ("madd", DIRECT), ("broadcasts", APART), ("", SHUFFLED)),
     "uint8": BYTES,
     "int8": BYTES,
     # a product of bytes, its sums two by two, then a sum; beside a broadcast the ones of the second

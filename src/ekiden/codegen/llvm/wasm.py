@@ -1,0 +1,378 @@
+"""Links WebAssembly objects into one module that a host places into a running runtime.
+
+The module is a dynamic library by the convention that LLVM has for them: its first section,
+`dylink.0`, says how much memory and how many places of the table it takes; it imports the memory,
+the table, where its data and its places begin, services of the runtime as functions, and addresses
+as globals (`GOT.mem`). What an image exports are the first of its places in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ekiden.runtime.errors import InternalError
+
+MAGIC = b"\0asm\1\0\0\0"
+CUSTOM, TYPE, IMPORT, FUNCTION, ELEMENT, CODE, DATA = 0, 1, 2, 3, 9, 10, 11
+I32, MUTABLE = 0x7F, 1
+OF_FUNCTION, OF_DATA, OF_GLOBAL = 0, 1, 2
+"""Kinds of symbols; of imports the function is 0 too, the table 1, the memory 2, a global 3."""
+UNDEFINED, NAMED = 0x10, 0x40
+SEGMENT_INFO, SYMBOL_TABLE = 5, 8
+FUNCTION_INDEX, TYPE_INDEX, GLOBAL_INDEX, MEMORY_REL, TABLE_REL = 0, 6, 7, 11, 12
+"""The relocations of position-independent code."""
+BASES = ("__memory_base", "__table_base", "__stack_pointer")
+
+
+class _Cursor:
+    """Reads numbers and names one after the other."""
+
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        self.data, self.at = data, at
+
+    def byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def number(self) -> int:
+        """An unsigned one of LEB128."""
+        value = shift = 0
+        while True:
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    def signed(self) -> int:
+        """A signed one."""
+        start = self.at
+        value = self.number()
+        bits = 7 * (self.at - start)
+        return value - (1 << bits) if value >> (bits - 1) & 1 else value
+
+    def take(self, size: int) -> bytes:
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def name(self) -> str:
+        return self.take(self.number()).decode()
+
+
+def leb(value: int) -> bytes:
+    """An unsigned number of LEB128."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))
+
+
+def padded(value: int) -> bytes:
+    """A number of 32 bits in the five bytes that relocations leave for it."""
+    return bytes((value >> 7 * i & 0x7F) | (0x80 if i < 4 else 0) for i in range(5))
+
+
+def named(text: str) -> bytes:
+    """A name behind its length."""
+    data = text.encode()
+    return leb(len(data)) + data
+
+
+def vector(items: Sequence[bytes]) -> bytes:
+    """Items behind their number."""
+    return leb(len(items)) + b"".join(items)
+
+
+def section(number: int, content: bytes) -> bytes:
+    """A section of a module."""
+    return bytes((number,)) + leb(len(content)) + content
+
+
+def sections(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The sections of a module: number and content."""
+    cursor = _Cursor(data, len(MAGIC))
+    while cursor.at < len(data):
+        number = cursor.byte()
+        yield number, cursor.take(cursor.number())
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A name, and the function or the data it stands for; index -1 where that is elsewhere."""
+
+    kind: int
+    name: str
+    index: int
+    offset: int
+    is_local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """Put what a symbol (or a type) is at `offset` of the section."""
+
+    kind: int
+    offset: int
+    index: int
+    addend: int
+
+
+@dataclass(slots=True)
+class WasmObject:
+    """A relocatable object."""
+
+    types: list[bytes] = field(default_factory=list)
+    imported: list[tuple[str, int]] = field(default_factory=list)
+    """Functions from elsewhere: name and type."""
+    globals: list[str] = field(default_factory=list)
+    """The names of globals from elsewhere."""
+    functions: list[int] = field(default_factory=list)
+    """The types of its own."""
+    code: bytes = b""
+    bodies: list[tuple[int, int]] = field(default_factory=list)
+    """Where those of the functions begin and end in the section."""
+    segments: list[bytes] = field(default_factory=list)
+    alignments: list[int] = field(default_factory=list)
+    symbols: list[Symbol] = field(default_factory=list)
+    relocations: list[Relocation] = field(default_factory=list)
+    """Of the code; there are none of data."""
+
+
+def read(data: bytes) -> WasmObject:
+    """Parse an object. Raises InternalError for another file, and for what is not position
+    independent."""
+    if data[: len(MAGIC)] != MAGIC:
+        raise InternalError("wasm: expected a relocatable object")
+    made = WasmObject()
+    for number, content in sections(data):
+        cursor = _Cursor(content)
+        if number == TYPE:
+            made.types = [_type(cursor) for _ in range(cursor.number())]
+        elif number == IMPORT:
+            _imports(made, cursor)
+        elif number == FUNCTION:
+            made.functions = [cursor.number() for _ in range(cursor.number())]
+        elif number == CODE:
+            made.code = content
+            for _ in range(cursor.number()):
+                size = cursor.number()
+                made.bodies.append((cursor.at, cursor.at + size))
+                cursor.at += size
+        elif number == DATA:
+            made.segments = [_segment(cursor) for _ in range(cursor.number())]
+        elif number == CUSTOM:
+            _custom(made, cursor.name(), cursor)
+    return made
+
+
+def _type(cursor: _Cursor) -> bytes:
+    start = cursor.at
+    cursor.byte()
+    for _ in range(2):
+        cursor.take(cursor.number())
+    return cursor.data[start : cursor.at]
+
+
+def _imports(made: WasmObject, cursor: _Cursor) -> None:
+    for _ in range(cursor.number()):
+        _module, name, kind = cursor.name(), cursor.name(), cursor.byte()
+        if kind == 0:
+            made.imported.append((name, cursor.number()))
+            continue
+        if kind == 3:
+            made.globals.append(name)
+            cursor.take(2)
+            continue
+        if kind == 1:
+            cursor.byte()
+        flags = cursor.byte()
+        for _ in range(1 + (flags & 1)):
+            cursor.number()
+
+
+def _segment(cursor: _Cursor) -> bytes:
+    if cursor.number() != 0:
+        raise InternalError("wasm: an active segment of memory 0 expected")
+    cursor.byte()
+    cursor.signed()
+    cursor.byte()
+    return cursor.take(cursor.number())
+
+
+def _custom(made: WasmObject, name: str, cursor: _Cursor) -> None:
+    if name == "linking":
+        cursor.number()
+        while cursor.at < len(cursor.data):
+            kind, size = cursor.byte(), cursor.number()
+            part = _Cursor(cursor.take(size))
+            if kind == SEGMENT_INFO:
+                for _ in range(part.number()):
+                    part.name()
+                    made.alignments.append(1 << part.number())
+                    part.number()
+            elif kind == SYMBOL_TABLE:
+                made.symbols = [_symbol(made, part) for _ in range(part.number())]
+    elif name == "reloc.CODE":
+        cursor.number()
+        made.relocations = [_relocation(cursor) for _ in range(cursor.number())]
+    elif name == "reloc.DATA":
+        raise InternalError("wasm: compiled code has data with addresses in it")
+
+
+def _symbol(made: WasmObject, cursor: _Cursor) -> Symbol:
+    kind, flags = cursor.byte(), cursor.number()
+    outside, local = bool(flags & UNDEFINED), flags & 3 == 2
+    if kind == OF_DATA:
+        name = cursor.name()
+        if outside:
+            return Symbol(kind, name, -1, 0, local)
+        index, offset = cursor.number(), cursor.number()
+        cursor.number()
+        return Symbol(kind, name, index, offset, local)
+    index = cursor.number()
+    name = "" if outside and not flags & NAMED else cursor.name() if kind != 3 else ""
+    if kind == OF_FUNCTION and outside:
+        return Symbol(kind, name or made.imported[index][0], -1, index, local)
+    if kind == OF_GLOBAL and outside:
+        name = name or made.globals[index]
+    return Symbol(kind, name, index, 0, local)
+
+
+def _relocation(cursor: _Cursor) -> Relocation:
+    kind, offset, index = cursor.byte(), cursor.number(), cursor.number()
+    if kind not in (FUNCTION_INDEX, TYPE_INDEX, GLOBAL_INDEX, MEMORY_REL, TABLE_REL):
+        raise InternalError(f"wasm: relocation {kind} is none of position-independent code")
+    return Relocation(kind, offset, index, cursor.signed() if kind == MEMORY_REL else 0)
+
+
+class Linker:
+    """Numbers types, functions, globals and data of all objects, then resolves relocations."""
+
+    mark = 3
+    """The architecture in the header of images."""
+
+    def __init__(self, objects: Sequence[bytes], exports: Sequence[str]) -> None:
+        self.objects = [read(data) for data in objects]
+        self.types: dict[bytes, int] = {}
+        self.wanted: dict[str, int | None] = {}
+        """Imports: the type of a function, None for an address."""
+        self.data, self.alignment = bytearray(), 1
+        self.places: dict[tuple[int, int], int] = {}
+        self.defined: dict[str, tuple[int, int]] = {}
+        for number, each in enumerate(self.objects):
+            self._collect(number, each)
+        for name in self.defined:
+            self.wanted.pop(name, None)
+        functions = sorted(n for n in self.wanted if self.wanted[n] is not None)
+        addresses = sorted(n for n in self.wanted if self.wanted[n] is None)
+        self.imports = [*functions, *addresses]
+        self.functions = {name: i for i, name in enumerate(functions)}
+        self.globals = {name: i for i, name in enumerate((*BASES, *addresses))}
+        self.own: dict[tuple[int, int], int] = {}
+        for number, each in enumerate(self.objects):
+            for index in range(len(each.functions)):
+                self.own[number, index] = len(functions) + len(self.own)
+        self.table: dict[int, int] = {}
+        self._places = {name: self._place(self._function(name)) for name in exports}
+
+    def _collect(self, number: int, each: WasmObject) -> None:
+        kinds = [self.types.setdefault(t, len(self.types)) for t in each.types]
+        for index, segment in enumerate(each.segments):
+            alignment = each.alignments[index]
+            self.alignment = max(self.alignment, alignment)
+            self.data += bytes(-len(self.data) % alignment)
+            self.places[number, index] = len(self.data)
+            self.data += segment
+        for symbol in each.symbols:
+            if symbol.kind == OF_FUNCTION and symbol.index >= 0 and not symbol.is_local:
+                if symbol.name in self.defined:
+                    raise InternalError(f"image: {symbol.name!r} is defined twice")
+                self.defined[symbol.name] = number, symbol.index - len(each.imported)
+            elif symbol.kind == OF_FUNCTION and symbol.index < 0:
+                self.wanted[symbol.name] = kinds[each.imported[symbol.offset][1]]
+            elif symbol.kind == OF_DATA and symbol.index < 0:
+                self.wanted[symbol.name] = None
+
+    def _function(self, name: str) -> int:
+        if name in self.functions:
+            return self.functions[name]
+        if name not in self.defined:
+            raise InternalError(f"image: no object defines {name!r}")
+        return self.own[self.defined[name]]
+
+    def _place(self, function: int) -> int:
+        """That of a function in the table, behind where the module's places begin."""
+        return self.table.setdefault(function, len(self.table))
+
+    def exported(self, name: str) -> int:
+        """The place of an exported function."""
+        return self._places[name]
+
+    def _value(self, number: int, r: Relocation) -> int:
+        """What a relocation puts into the code."""
+        each = self.objects[number]
+        if r.kind == TYPE_INDEX:
+            return self.types[each.types[r.index]]
+        symbol = each.symbols[r.index]
+        if r.kind == GLOBAL_INDEX:
+            return self.globals[symbol.name]
+        if r.kind == MEMORY_REL:
+            return self.places[number, symbol.index] + symbol.offset + r.addend
+        if symbol.index < 0:
+            function = self._function(symbol.name)
+        else:
+            function = self.own[number, symbol.index - len(each.imported)]
+        return function if r.kind == FUNCTION_INDEX else self._place(function)
+
+    def _code(self) -> list[bytes]:
+        bodies: list[bytes] = []
+        for number, each in enumerate(self.objects):
+            code = bytearray(each.code)
+            for r in each.relocations:
+                code[r.offset : r.offset + 5] = padded(self._value(number, r))
+            bodies += [leb(end - start) + bytes(code[start:end]) for start, end in each.bodies]
+        return bodies
+
+    def text(self) -> bytes:
+        """The module."""
+        bodies = self._code()
+        kinds = [
+            leb(self.types[each.types[kind]]) for each in self.objects for kind in each.functions
+        ]
+        memory, places = len(self.data), len(self.table)
+        room = b"".join(map(leb, (memory, self.alignment.bit_length() - 1, places, 0)))
+        base = bytes((0x23, 0, 0x0B)), bytes((0x23, 1, 0x0B))  # global.get, end
+        parts = [
+            MAGIC,
+            section(CUSTOM, named("dylink.0") + b"\1" + leb(len(room)) + room),
+            section(TYPE, vector(list(self.types))),
+            section(IMPORT, vector(self._imported())),
+            section(FUNCTION, vector(kinds)),
+            section(ELEMENT, vector([b"\0" + base[1] + vector(list(map(leb, self.table)))])),
+            section(CODE, vector(bodies)),
+        ]
+        if self.data:
+            content = leb(memory) + bytes(self.data)
+            parts.append(section(DATA, vector([b"\0" + base[0] + content])))
+        return b"".join(parts)
+
+    def _imported(self) -> list[bytes]:
+        """The memory, the table, the bases and the stack, then what the image's table of imports
+        has, the functions first."""
+        table = b"\1\x70\0\0"
+        own = [
+            named("env") + named("memory") + b"\2\0\0",
+            named("env") + named("__indirect_function_table") + table,
+            *(named("env") + named(n) + bytes((3, I32, n == "__stack_pointer")) for n in BASES),
+        ]
+        addresses = [n for n in self.globals if n not in BASES]
+        return [
+            *own,
+            *(named("env") + named(n) + b"\0" + leb(self.wanted[n] or 0) for n in self.functions),
+            *(named("GOT.mem") + named(n) + bytes((3, I32, MUTABLE)) for n in addresses),
+        ]
+
+
+__all__ = ["Linker", "WasmObject", "read", "sections"]

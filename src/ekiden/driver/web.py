@@ -1,0 +1,129 @@
+"""A model for browsers: the runtime in WebAssembly, the package `ekiden-web`, and the artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import platformdirs
+
+from ekiden.codegen.llvm import wasm
+from ekiden.driver.library import compile_in
+from ekiden.runtime import environment
+from ekiden.runtime.artifact import Bytes, metadata_of
+from ekiden.runtime.errors import ExportError
+from ekiden.runtime.files import PathName, named, write_whole
+from ekiden.runtime.metadata import variants
+from ekiden.runtime.paths import include_dir, source_dir, web_source_dir
+from ekiden.target import Target
+from ekiden.target.features import WASM
+
+__all__ = ["PACKAGE", "RUNTIME", "WEB_TARGETS", "build_runtime", "write_site"]
+
+WEB_TARGETS = tuple(
+    f"llvm -mtriple=wasm32-unknown-unknown -mattr=+{feature}"
+    for feature in ("relaxed-simd", "simd128")
+)
+"""What a model is compiled for where nothing else is asked: an engine takes the first it can."""
+RUNTIME = "ekiden.wasm"
+PACKAGE = ("index.js", "runtime.js", "index.d.ts")
+"""The files of `ekiden-web`, beside the runtime."""
+FLAGS = (
+    "-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-std=gnu11", "-D_GNU_SOURCE",
+    "-DEK_STATIC", "-Dgetenv=ek_web_getenv", "-Dclock_gettime=ek_web_clock", "-DNDEBUG",
+    "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-mbulk-memory",
+    "-mnontrapping-fptoint", "-msign-ext", "-s", "-Wl,--export-dynamic", "-Wl,--export-table",
+    "-Wl,--export=__stack_pointer",
+)  # fmt: skip
+"""What makes the runtime small, without a system, and open to modules of kernels."""
+TABLE, FUNCTIONS_WITH_MOST = 4, b"\1\x70\1"
+
+
+def build_runtime(*, cc: str | None = None) -> bytes:
+    """The runtime as a module of WebAssembly; one that was built before of the same sources is
+    taken from the cache. `cc` is a clang for wasm32-wasi with its C library; else that of the
+    package ziglang is taken. Raises ExportError where there is none or it fails.
+    """
+    command, sources = _compiler(cc), _sources()
+    kept = _kept(command, sources)
+    if kept is not None and kept.exists():
+        return kept.read_bytes()
+    folders = [f"-I{include_dir()}", f"-I{source_dir()}"]
+    with tempfile.TemporaryDirectory(prefix="ekiden-web-") as folder:
+        words = [*command, *FLAGS, *folders, *map(str, sources), "-o", RUNTIME]
+        compile_in(folder, words, f"build '{RUNTIME}'")
+        made = _growable(Path(folder, RUNTIME).read_bytes())
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, lambda file: file.write(made))
+    return made
+
+
+def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
+    """Write a folder for a web server: the runtime, `ekiden-web`, and the bytes of an artifact as
+    `model.eki`. Files that are there are replaced, others stay.
+
+    Raises ExportError for an artifact without code for WebAssembly, and as `build_runtime`.
+    """
+    targets = [Target.parse(text or "llvm") for text in variants(metadata_of(data))]
+    if all(target.architecture != WASM for target in targets):
+        found = ", ".join(target.architecture for target in targets)
+        raise ExportError(
+            f"write '{folder}': code for {WASM} expected, got {found}; compile the model for "
+            f"{WEB_TARGETS[-1]!r}"
+        )
+    place, runtime = Path(folder), build_runtime(cc=cc)
+    with named("write", folder):
+        place.mkdir(parents=True, exist_ok=True)
+    for name in PACKAGE:
+        shutil.copyfile(web_source_dir() / name, place / name)
+    write_whole(place / RUNTIME, lambda file: file.write(runtime))
+    write_whole(place / "model.eki", lambda file: file.write(data))
+
+
+def _compiler(cc: str | None) -> list[str]:
+    if cc:
+        return shlex.split(cc)
+    if importlib.util.find_spec("ziglang") is None:
+        raise ExportError(
+            f"build '{RUNTIME}': a C compiler for WebAssembly expected, got none: "
+            "pip install ziglang"
+        )
+    return [sys.executable, "-m", "ziglang", "cc"]
+
+
+def _sources() -> list[Path]:
+    """Those of the runtime, with what WebAssembly has in the place of a system's."""
+    own = sorted(web_source_dir().glob("*.c"))
+    names = {path.name for path in own}
+    return [*(p for p in sorted(source_dir().glob("*.c")) if p.name not in names), *own]
+
+
+def _kept(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
+    """Where the cache has what this command makes of these sources; None without a cache."""
+    home, _ = environment.cache_folders(Path(platformdirs.user_cache_dir("ekiden")))
+    if home is None:
+        return None
+    found = hashlib.sha256(repr((tuple(command), FLAGS)).encode())
+    headers = [*sorted(include_dir().rglob("*.h")), *sorted(source_dir().glob("*.[hd]*"))]
+    for path in (*sources, *headers):
+        found.update(path.read_bytes())
+    return home / "web" / f"{found.hexdigest()[:32]}.wasm"
+
+
+def _growable(module: bytes) -> bytes:
+    """A module whose table may grow: linkers give it as many places as its own functions need."""
+    parts = [wasm.MAGIC]
+    for number, content in wasm.sections(module):
+        if number == TABLE and content.startswith(FUNCTIONS_WITH_MOST):
+            least = content[len(FUNCTIONS_WITH_MOST) :]
+            end = next(i for i, byte in enumerate(least) if byte < 0x80) + 1
+            content = b"\1\x70\0" + least[:end]
+        parts.append(wasm.section(number, content))
+    return b"".join(parts)
