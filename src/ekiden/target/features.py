@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-X86, ARM, RISCV = "x86-64", "aarch64", "riscv64"
-ARCHITECTURES = (X86, ARM, RISCV)
+X86, ARM, RISCV, CORTEX_M = "x86-64", "aarch64", "riscv64", "cortex-m"
+ARCHITECTURES = (X86, ARM, RISCV, CORTEX_M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,14 @@ _SILENT = {
          " prefer-256-bit prefer-128-bit",
     ARM: "neon fp-armv8 crc lse aes sha2 rcpc perfmon ras",
     RISCV: "m a f d c zicsr zifencei",
+    CORTEX_M: "dsp vfp4d16sp fp-armv8d16sp fp64 mve mve.fp",
 }
 # fmt: on
 BASE: dict[str, frozenset[str]] = {
     X86: frozenset("mmx sse sse2 fxsr cx8 cmov 64bit".split()),
     ARM: frozenset("neon fp-armv8".split()),
     RISCV: frozenset("m a f d c zicsr zifencei".split()),
+    CORTEX_M: frozenset(),
 }
 """What every processor has that code is made for: the C runtime's own code uses it too."""
 
@@ -167,9 +169,11 @@ counts."""
 # fmt: off
 ABILITIES: dict[str, dict[str, _Ways]] = {
     # what kernels ask for: architecture -> features
-    "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",)},
+    "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",),
+                    CORTEX_M: ("vfp4d16sp",)},
     "broadcasts":  {X86: ("avx",),                  ARM: ("",),          RISCV: ("",)},
-    "rounding":    {X86: ("sse4.1",),               ARM: ("",),},
+    "rounding":    {X86: ("sse4.1",),               ARM: ("",),
+                    CORTEX_M: ("fp-armv8d16sp",)},
     "float16":     {X86: ("f16c",),                 ARM: ("",),},
     "madd_s16":    {X86: ("",)},
     "integers_256": {X86: ("avx2",)},
@@ -230,6 +234,8 @@ def vector_registers(architecture: str, features: frozenset[str]) -> tuple[int, 
         if has_any(features, ABILITIES["masks"][X86]):
             return 512, 32
         return (256 if "avx" in features else 128), 16
+    if architecture == CORTEX_M:
+        return 32, 12  # words: vectors are for kernels that name their instructions
     if architecture == RISCV and "v" not in features:
         return 128, 8  # floats of registers that hold one: vectors here are four of 32
     return 128, 32
