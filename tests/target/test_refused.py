@@ -18,7 +18,7 @@ from ekiden.ir.module import IRModule
 from ekiden.runtime import cpu
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target import Target
-from ekiden.target.features import FEATURES
+from ekiden.target.features import CORTEX_M, FEATURES
 from ekiden.target.processors import PROCESSORS
 from ekiden.target.triple import TRIPLES
 from ekiden.target.virtual_device import compilation_config
@@ -194,8 +194,10 @@ def test_what_a_c_compiler_does_not_do() -> None:
 
 def test_llvm_knows_every_processor_and_feature(capfd: pytest.CaptureFixture[str]) -> None:
     """Of what it does not know it says so to standard error, and goes on without."""
-    texts = [f"-mtriple={TRIPLES[p.architecture]} -mcpu={p.name}" for p in PROCESSORS.values()]
-    texts += [f"-mtriple={TRIPLES[of]} -mcpu=generic -mattr=+{name}" for of, name in FEATURES]
+    triples = {CORTEX_M: PROCESSORS["cortex-m55"].triple, **TRIPLES}
+    texts = [f"-mtriple={p.triple or triples[p.architecture]} -mcpu={p.name}"
+             for p in PROCESSORS.values()]  # fmt: skip
+    texts += [f"-mtriple={triples[of]} -mcpu=generic -mattr=+{name}" for of, name in FEATURES]
     for text in texts:
         target = Target(f"llvm {text}")
         assembly_of_text(f'target triple = "{target.triple}"', target)

@@ -241,23 +241,28 @@ class PopenSession(RPCSession):
     """
 
     def __init__(self, binary: PathName | bytes | bytearray | Sequence[str]) -> None:
-        command = _command(binary)
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        except OSError as error:
-            said = (error.strerror or str(error)).lower()
-            raise RPCError(f"start '{command[0]}': {said}") from error
-        assert process.stdin is not None and process.stdout is not None
-        ends = (process.stdout.fileno(), process.stdin.fileno())
-        source, target = (os.dup(end) for end in ends)
-        process.stdin.close()
-        process.stdout.close()
+        super().__init__(open_session(Channel(start_program(_command(binary))), "", 0))
 
-        def end() -> None:
-            process.kill()
-            process.wait()
 
-        super().__init__(open_session(Channel(Pipes(source, target, end)), "", 0))
+def start_program(command: Sequence[str]) -> Pipes:
+    """The standard input and output of a program as a stream, with which it ends. Raises
+    RPCError where it cannot be started."""
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise RPCError(f"start '{command[0]}': {said}") from error
+    assert process.stdin is not None and process.stdout is not None
+    ends = (process.stdout.fileno(), process.stdin.fileno())
+    source, target = (os.dup(end) for end in ends)
+    process.stdin.close()
+    process.stdout.close()
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+
+    return Pipes(source, target, end)
 
 
 def _command(binary: PathName | bytes | bytearray | Sequence[str]) -> list[str]:

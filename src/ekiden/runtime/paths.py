@@ -44,6 +44,11 @@ def web_source_dir() -> Path:
     return _FOLDER / "web"
 
 
+def micro_source_dir() -> Path:
+    """The sources of programs for machines without an allocator, beside a model that is C."""
+    return _FOLDER / "micro"
+
+
 def cmake_dir() -> Path:
     """The folder with the CMake package: give it as -Dekiden-runtime_DIR, then
     `find_package(ekiden-runtime)` has the targets ekiden::runtime and ekiden::runtime_static.

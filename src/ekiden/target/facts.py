@@ -12,6 +12,7 @@ from ekiden.target import probe
 from ekiden.target.features import (
     ARCHITECTURES,
     BASE,
+    CORTEX_M,
     FEATURES,
     WASM,
     X86,
@@ -113,17 +114,29 @@ def resolve(given: Given, base_cores: int | None = None) -> dict[str, object]:
     core = machine.core
     loads = _number("loads", given, per_cycle(core.loads, bits))
     return {
-        "triple": triple or TRIPLES[arch],
+        "triple": triple or _triple_of(machine),
         "cpu": machine.processor,
         "features": features,
         "vector_bits": bits,
         "registers": _number("registers", given, registers),
-        "cores": _number("cores", given, base_cores or (1 if arch == WASM else host_cores())),
+        "cores": _number("cores", given, _default_cores(arch, base_cores)),
         "caches": _caches(given, machine.caches, loads * bits / 8),
         "fma_units": _number("fma-units", given, per_cycle(core.fma, bits)),
         "fma_latency": _number("fma-latency", given, core.fma_latency),
         "loads": loads,
     }
+
+
+def _triple_of(machine: Machine) -> str:
+    row = PROCESSORS.get(machine.processor)
+    return row.triple if row is not None and row.triple else TRIPLES[machine.architecture]
+
+
+def _default_cores(arch: str, base: int | None) -> int:
+    """A microcontroller has one, whatever this machine has; so has a page, unless told."""
+    if arch == CORTEX_M:
+        return 1
+    return base or (1 if arch == WASM else host_cores())
 
 
 def all_features(arch: str, cpu: str, extra: Sequence[str]) -> frozenset[str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-X86, ARM, RISCV, WASM = "x86-64", "aarch64", "riscv64", "wasm32"
-ARCHITECTURES = (X86, ARM, RISCV, WASM)
-POINTER_BYTES = {X86: 8, ARM: 8, RISCV: 8, WASM: 4}
+X86, ARM, RISCV, WASM, CORTEX_M = "x86-64", "aarch64", "riscv64", "wasm32", "cortex-m"
+ARCHITECTURES = (X86, ARM, RISCV, WASM, CORTEX_M)
+POINTER_BYTES = {X86: 8, ARM: 8, RISCV: 8, WASM: 4, CORTEX_M: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ _SILENT = {
     RISCV: "m a f d c zicsr zifencei",
     WASM: "mutable-globals bulk-memory bulk-memory-opt sign-ext nontrapping-fptoint multivalue"
           " reference-types",
+    CORTEX_M: "dsp vfp4d16sp fp-armv8d16sp fp64 mve mve.fp",
 }
 # fmt: on
 BASE: dict[str, frozenset[str]] = {
@@ -126,6 +127,7 @@ BASE: dict[str, frozenset[str]] = {
     WASM: frozenset(
         "mutable-globals bulk-memory bulk-memory-opt sign-ext nontrapping-fptoint".split()
     ),
+    CORTEX_M: frozenset(),
 }
 """What every processor has that code is made for: the C runtime's own code uses it too."""
 
@@ -180,11 +182,13 @@ counts."""
 # fmt: off
 ABILITIES: dict[str, dict[str, _Ways]] = {
     # what kernels ask for: architecture -> features
-    "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",)},
+    "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",),
+                    CORTEX_M: ("vfp4d16sp",)},
     "madd":        {WASM: ("relaxed-simd",)},
     "broadcasts":  {X86: ("avx",),                  ARM: ("",),          RISCV: ("",),
                     WASM: ("simd128",)},
-    "rounding":    {X86: ("sse4.1",),               ARM: ("",),          WASM: ("",)},
+    "rounding":    {X86: ("sse4.1",),               ARM: ("",),          WASM: ("",),
+                    CORTEX_M: ("fp-armv8d16sp",)},
     "float16":     {X86: ("f16c",),                 ARM: ("",),},
     "madd_s16":    {X86: ("",),                     WASM: ("simd128",)},
     "integers_256": {X86: ("avx2",)},
@@ -246,6 +250,8 @@ def vector_registers(architecture: str, features: frozenset[str]) -> tuple[int, 
         if has_any(features, ABILITIES["masks"][X86]):
             return 512, 32
         return (256 if "avx" in features else 128), 16
+    if architecture == CORTEX_M:
+        return 32, 12  # words: vectors are for kernels that name their instructions
     if architecture == RISCV and "v" not in features:
         return 128, 8  # floats of registers that hold one: vectors here are four of 32
     if architecture == WASM:  # it names any number; engines have those of x86-64 or AArch64

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ekiden.target.features import ARM, RISCV, WASM, X86
+from ekiden.target.features import ARM, CORTEX_M, RISCV, WASM, X86
 
 KB = 1 << 10
 
@@ -72,6 +72,8 @@ class Processor:
     architecture: str
     features: tuple[str, ...]
     core: Core
+    triple: str = ""
+    """The triple of its code, where it is not that of its architecture."""
 
 
 def per_cycle(of: tuple[int, int], vector_bits: int) -> int:
@@ -119,6 +121,9 @@ firestorm    4x512/4   3x384   128:8:4  3072:12:32:16:4  -
 avalanche    4x512/4   3x384   128:8:4  4096:16:32:16:4  -
 riscv        1x128/6   1x128   32:8:3   128:16:8:20:4    -
 wasm         2x256/4   2x256   32:8:5   512:8:25:14:1    2048:16:12:46:4
+cortex-m4    1x32/3    1x32    16:4:2   -                -
+cortex-m7    1x32/3    2x32    16:4:2   -                -
+cortex-m55   1x32/3    1x32    16:4:2   -                -
 """
 """What cores do. multiply: multiply-adds of a cycle x bits of them together / cycles to the result:
 vectors wider than a port take several. loads: the same. Caches: KB for each core:ways:bytes a
@@ -162,6 +167,8 @@ _ZEN = f"{_V3} pclmul sse4a"
 _ZEN4 = f"{_ZEN} {_ICE} avx512bf16"
 _A76 = "fullfp16 dotprod rdm"
 _N2 = f"{_A76} bf16 i8mm fp16fml sve sve2 flagm"
+_M4 = "dsp vfp4d16sp"
+_M7 = f"{_M4} fp-armv8d16sp fp64"
 _M1 = f"{_A76} fp16fml flagm sha3"
 _ROWS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     X86: (
@@ -230,15 +237,36 @@ _ROWS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     WASM: (
         ("lime1",          "wasm",        ""),
     ),
+    CORTEX_M: (
+        ("cortex-m3",      "cortex-m4",   ""),
+        ("cortex-m4",      "cortex-m4",   _M4),
+        ("cortex-m7",      "cortex-m7",   _M7),
+        ("cortex-m33",     "cortex-m4",   f"{_M4} fp-armv8d16sp"),
+        ("cortex-m55",     "cortex-m55",  f"{_M7} mve mve.fp"),
+    ),
 }
 # fmt: on
+_BARE: Mapping[str, str] = {
+    "cortex-m3": "thumbv7m-unknown-none-eabi",
+    "cortex-m4": "thumbv7em-unknown-none-eabihf",
+    "cortex-m7": "thumbv7em-unknown-none-eabihf",
+    "cortex-m33": "thumbv8m.main-unknown-none-eabihf",
+    "cortex-m55": "thumbv8.1m.main-unknown-none-eabihf",
+}
+"""Processors without a system -> their triples."""
 PROCESSORS: dict[str, Processor] = {
-    name: Processor(name, architecture, tuple(features.split()), CORES[core])
+    name: Processor(name, architecture, tuple(features.split()), CORES[core], _BARE.get(name, ""))
     for architecture, rows in _ROWS.items()
     for name, core, features in rows
 }
 """By LLVM's name."""
-GENERIC: dict[str, str] = {X86: "x86-64", ARM: "generic", RISCV: "generic-rv64", WASM: "lime1"}
+GENERIC: dict[str, str] = {
+    X86: "x86-64",
+    ARM: "generic",
+    RISCV: "generic-rv64",
+    WASM: "lime1",
+    CORTEX_M: "cortex-m4",
+}
 """Architecture -> the processor whose code runs on all of it; "generic" in a target's text."""
 
 MODELS: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {

@@ -114,7 +114,7 @@ class Target:
 
     def lanes(self, dtype: str) -> int:
         """Elements of `dtype` in one vector register."""
-        return self.vector_bits // (8 * dt.itemsize(dt.element(dtype)))
+        return max(1, self.vector_bits // (8 * dt.itemsize(dt.element(dtype))))
 
     @property
     def l1(self) -> int:

@@ -6,7 +6,7 @@ and the wrong ABI.
 
 from __future__ import annotations
 
-from ekiden.target.features import ARM, RISCV, WASM, X86
+from ekiden.target.features import ARM, CORTEX_M, RISCV, WASM, X86
 
 SYSTEMS = ("linux", "none", "windows", "darwin", "macosx", "macos", "ios", "freebsd", "wasi")
 _SAME = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
@@ -17,6 +17,8 @@ TRIPLES: dict[str, str] = {
     WASM: "wasm32-unknown-unknown",
 }
 """Architecture -> the triple of its code."""
+MICRO = ("thumbv6m", "thumbv7m", "thumbv7em", "thumbv8m.base", "thumbv8m.main", "thumbv8.1m.main")
+"""The first words of triples of microcontrollers, for which there is C without the runtime."""
 _BY_NAME = {triple.partition("-")[0]: arch for arch, triple in TRIPLES.items()}
 
 
@@ -36,7 +38,7 @@ def normalize_triple(text: str) -> str:
 def architecture_of(triple: str) -> str:
     """That of a normalized triple: one of ARCHITECTURES, else the triple's own word."""
     machine = triple.partition("-")[0]
-    return _BY_NAME.get(machine, machine)
+    return CORTEX_M if machine in MICRO else _BY_NAME.get(machine, machine)
 
 
 def is_supported(triple: str) -> bool:
@@ -46,4 +48,4 @@ def is_supported(triple: str) -> bool:
     return machine in _BY_NAME and system == TRIPLES[_BY_NAME[machine]].split("-")[2]
 
 
-__all__ = ["TRIPLES", "architecture_of", "is_supported", "normalize_triple"]
+__all__ = ["MICRO", "TRIPLES", "architecture_of", "is_supported", "normalize_triple"]

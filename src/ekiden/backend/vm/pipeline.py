@@ -16,6 +16,7 @@ def pipeline(
     in_place: bool = True,
     kernels: ModuleKernels | None = None,
     concurrent: bool = False,
+    plans_memory: bool = True,
 ) -> Sequential:
     """The passes of the virtual machine for a target; `config` says on which devices.
 
@@ -23,7 +24,8 @@ def pipeline(
     concatenation, and slices lie in what they are cut from. Graphs cannot say so, and kernels that
     may run at the same time would wait for each other, or not know that they have to. `kernels`
     takes what CompileKernels makes; without it none are compiled, and MemoryPlan knows nothing of
-    them. `concurrent`: as in MemoryPlan.
+    them. `concurrent`: as in MemoryPlan. Without `plans_memory` each tensor keeps a storage of its
+    own, for who gives them places by other means.
     """
     layout = config.layout_target if config is not None else None
     layout = layout or target
@@ -79,8 +81,14 @@ def pipeline(
             needed(transform.ManifestAlloc(), "to allocate results"),
             *((transform.ConcatenateInPlace(), transform.SliceInPlace()) if in_place else ()),
             *((CompileKernels(kernels),) if kernels is not None else ()),
-            transform.MemoryPlan(kernels.facts if kernels else None, concurrent=concurrent),
-            transform.UpdateInPlace(kernels.facts if kernels else None),
+            *(
+                (
+                    transform.MemoryPlan(kernels.facts if kernels else None, concurrent=concurrent),
+                    transform.UpdateInPlace(kernels.facts if kernels else None),
+                )
+                if plans_memory
+                else ()
+            ),
         ),
         "vm",
     )

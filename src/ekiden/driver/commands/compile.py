@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 
+from ekiden.driver.commands.micro_library import add_library, is_library, write_library
 from ekiden.driver.commands.options import (
     add_decisions,
     add_output,
@@ -23,7 +24,7 @@ from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import metadata_of
 from ekiden.runtime.files import check_folder, write_text
-from ekiden.runtime.metadata import tensor_infos
+from ekiden.runtime.metadata import EXECUTORS, tensor_infos
 from ekiden.target.virtual_device import with_bounds
 
 
@@ -64,6 +65,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="whether kernels flush subnormal numbers to 0",
     )
     parser.add_argument(
+        "--executor",
+        choices=EXECUTORS,
+        default="vm",
+        help="how the artifact runs: bytecode, native code of it, independent kernels at once",
+    )
+    add_library(parser)
+    parser.add_argument(
         "--timings",
         action="store_true",
         help="say what each phase and pass took, the processes that compile kernels included",
@@ -77,6 +85,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compile, write, and say what the model takes and gives. The code need not run here."""
+    if is_library(options):
+        return write_library(options)
     format_of(options.output)
     check_folder(options.output)
     started = time.perf_counter()
@@ -91,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         config[DENORMALS] = options.denormals
     with PassContext(config=config, instruments=[timings] if timings else []):
         target = with_bounds(options.target or "llvm", options.bounds)
-        found = compile_artifact(options.model, target, asked)
+        found = compile_artifact(options.model, target, asked, options.executor)
     made = found if isinstance(found, memoryview) else found.to_bytes()
     write_artifact(made, options.output, cc=options.cc)
     with beside(options.output):

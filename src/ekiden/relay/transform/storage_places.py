@@ -43,13 +43,13 @@ class Place:
 
 
 def place_all(
-    requests: Sequence[Request], order: KernelOrder | None = None
+    requests: Sequence[Request], order: KernelOrder | None = None, alignment: int = ALIGNMENT
 ) -> tuple[list[Place], PrimExpr]:
     """A place for each request, and the size of the arena they are in.
 
     With `order` kernels run as soon as it lets them, not one after another.
     """
-    places = [Place(r, round_up(r.size), _spans(r, order), order) for r in requests]
+    places = [Place(r, round_up(r.size, alignment), _spans(r, order), order) for r in requests]
     fixed = [p for p in places if isinstance(p.size, IntImm)]
     symbolic = [p for p in places if not isinstance(p.size, IntImm)]
     return places, _place_symbolic(symbolic, _place_constant(fixed))
@@ -59,9 +59,44 @@ def _spans(request: Request, order: KernelOrder | None) -> list[Span]:
     return request.spans() if order is None else order.widened(request, request.spans())
 
 
-def round_up(size: PrimExpr) -> PrimExpr:
-    """The next multiple of ALIGNMENT."""
-    return simplify((size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT)
+def place_in(
+    requests: Sequence[Request], limits: Sequence[int | None], alignment: int
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """For each request of a constant size the number of a memory and the offset there; and the
+    bytes used of each memory. What fits goes into the first, the largest first. None: no limit.
+
+    Raises ValueError with a request's size where no memory has room for it.
+    """
+    found: dict[Request, tuple[int, int]] = {}
+    used: list[int] = []
+    for number, limit in enumerate(limits):
+        left = [r for r in requests if r not in found]
+        places, total = place_all(left, alignment=alignment)
+        if limit is not None and _value(total) > limit:
+            places = _fitting(places, limit)
+        used.append(max((_bytes(p)[1] for p in places), default=0))
+        found |= {p.request: (number, _value(p.offset)) for p in places}
+    left = [r for r in requests if r not in found]
+    if left:
+        raise ValueError(str(max(_value(simplify(r.size)) for r in left)))
+    return [found[r] for r in requests], used
+
+
+def _fitting(places: Sequence[Place], limit: int) -> list[Place]:
+    """Those that find a place below a limit, the largest first."""
+    timeline, found = _timeline(places), list[Place]()
+    for place in sorted(places, key=lambda p: (-_value(p.size), p.spans)):
+        offset = _lowest(timeline, place)
+        if offset + _value(place.size) <= limit:
+            place.offset = const(offset)
+            timeline.add(place)
+            found.append(place)
+    return found
+
+
+def round_up(size: PrimExpr, alignment: int = ALIGNMENT) -> PrimExpr:
+    """The next multiple of an alignment."""
+    return simplify((size + (alignment - 1)) // alignment * alignment)
 
 
 class _Timeline:
@@ -170,15 +205,21 @@ def _placed(order: Sequence[Place]) -> int:
     timeline = _timeline(order)
     total = 0
     for place in order:
-        size, offset = _value(place.size), 0
-        for begin, end in sorted(_bytes(rival) for rival in timeline.rivals(place)):
-            if offset + size <= begin:
-                break
-            offset = max(offset, end)
+        offset = _lowest(timeline, place)
         place.offset = const(offset)
         timeline.add(place)
-        total = max(total, offset + size)
+        total = max(total, offset + _value(place.size))
     return total
+
+
+def _lowest(timeline: _Timeline, place: Place) -> int:
+    """The lowest offset at which nothing else lies while a place is taken."""
+    offset = 0
+    for begin, end in sorted(_bytes(rival) for rival in timeline.rivals(place)):
+        if offset + _value(place.size) <= begin:
+            break
+        offset = max(offset, end)
+    return offset
 
 
 def _bytes(place: Place) -> tuple[int, int]:

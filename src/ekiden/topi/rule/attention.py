@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import (
     Add,
@@ -162,7 +163,9 @@ class Attention:
 
     def load(self, buffer: Buffer, at: PrimExpr, stride: PrimExpr | int = 1) -> PrimExpr:
         """`lanes` elements."""
-        return BufferLoad(buffer, (ramp(at, stride, self.lanes),), f"float32x{self.lanes}")
+        return BufferLoad(
+            buffer, (ramp(at, stride, self.lanes),), dt.with_lanes("float32", self.lanes)
+        )
 
     def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr,
               mask: PrimExpr | None = None) -> Stmt:  # fmt: skip
@@ -352,7 +355,7 @@ class Attention:
     def softmax(self, first: PrimExpr, rows: int) -> Stmt:
         """scores = exp(scores - max) in each row of a tile, totals = 1 / their sum."""
         row, i, j = Var("row"), Var("i"), Var("j")
-        vector, zero = f"float32x{self.lanes}", const(0)
+        vector, zero = dt.with_lanes("float32", self.lanes), const(0)
         best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
         start = row * self.stride
         count = simplify((self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
@@ -190,7 +191,7 @@ class _Product:
 
     def _copy(self, packed: Buffer, to: PrimExpr, at: PrimExpr, mask: PrimExpr | None) -> Stmt:
         """One vector of a panel."""
-        vector = f"float32x{self.lanes}"
+        vector = dt.with_lanes("float32", self.lanes)
         value: PrimExpr = BufferLoad(self.b.buffer, (ramp(at, self.b.column, self.lanes),), vector)
         if mask is not None:
             value = if_then_else(mask, value, broadcast(const(0.0, "float32"), self.lanes))

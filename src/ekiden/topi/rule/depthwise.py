@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from ekiden import te
 from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.target import Target
@@ -100,7 +101,7 @@ class Depthwise:
         """`pixels` pixels from data offset `base` and weight offset `weights`; `store` keeps the
         result of one."""
         sx = self.geometry.strides[1]
-        acc = Buffer("acc", (const(pixels),), f"float32x{self.lanes}", "register")
+        acc = Buffer("acc", (const(pixels),), dt.with_lanes("float32", self.lanes), "register")
         w, taps = Var("w", acc.dtype), [Var(f"k{i}") for i in range(len(loops))]
         start, at = base, weights
         for tap, loop in zip(taps, loops, strict=True):

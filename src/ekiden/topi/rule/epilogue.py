@@ -28,7 +28,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import post_order
 from ekiden.te.inline import Inliner, is_injective, post_order_tensors
-from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast
+from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, Stmt
 
 Env = Mapping[PrimExpr, PrimExpr]
@@ -89,7 +89,7 @@ class Epilogue:
         lanes = dt.lanes(value.dtype)
         env: dict[PrimExpr, PrimExpr] = dict(zip(self.axis, indices, strict=True))
         first = indices[axis]
-        env[self.axis[axis]] = Ramp(first, const(1), lanes, dt.with_lanes("int64", lanes))
+        env[self.axis[axis]] = ramp(first, 1, lanes)
         return broadcast(self._vectorize(env, value, mask), lanes)
 
     def put(self, flat: PrimExpr, last: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
@@ -109,7 +109,7 @@ class Epilogue:
         row, whole = self.output.shape[-1], self.target.shape[-1]
         if whole is not row and not is_const(simplify(whole - row), 0):
             flat = simplify((flat - last) // row) * whole + last
-        return Ramp(flat, const(1), lanes, dt.with_lanes("int64", lanes))
+        return ramp(flat, 1, lanes)
 
     def _vectorize(self, env: Env, value: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """The body with the last axis a vector, the anchor's element the given value; loads are

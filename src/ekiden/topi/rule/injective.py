@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ekiden.arith import Analyzer, simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import EXPENSIVE
 from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Var, const, minimum
 from ekiden.ir.prim_visitor import post_order, rewrite, substitute
@@ -293,7 +294,9 @@ class _Nest:
             return ramp(simplify(at + n * lanes if is_pixels else at), 1, lanes)
 
         vectors = [
-            BufferLoad(load.buffer, (place(load.indices[0], n, apart),), f"{load.dtype}x{lanes}")
+            BufferLoad(
+                load.buffer, (place(load.indices[0], n, apart),), dt.with_lanes(load.dtype, lanes)
+            )
             for n in range(channels)
         ]
         body = woven(
@@ -345,7 +348,7 @@ class _Nest:
         self, first: dict[Var, PrimExpr], inner: Axis, walked: Axis, load: BufferLoad, size: int
     ) -> Stmt:
         """One tile. What is made of its elements is made of a copy of it."""
-        vector = f"{load.dtype}x{size}"
+        vector = dt.with_lanes(load.dtype, size)
 
         def row(n: int) -> PrimExpr:
             at = substitute(load.indices[0], {**first, inner.var: first[inner.var] + n})

@@ -14,6 +14,7 @@ One row takes all 64 columns at once, to have sums enough that none waits for an
 from __future__ import annotations
 
 from ekiden import te
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, IntImm, Mul, PrimExpr, Var, const
 from ekiden.target import Target
@@ -57,7 +58,7 @@ class _Nibbles:
 
     def load(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
         """A vector."""
-        vector = f"{buffer.dtype}x{self.lanes}"
+        vector = dt.with_lanes(buffer.dtype, self.lanes)
         return buffer[ramp(at, 1, self.lanes)].with_fields(dtype=vector)
 
     def word(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
@@ -70,7 +71,7 @@ class _Nibbles:
         self, sums: Buffer, rows: int, first: PrimExpr, place: PrimExpr, at: PrimExpr, vectors: int
     ) -> Stmt:
         """The sums grow by a word of each row of the weight: those at `place`, and `at` in k."""
-        kind = f"int32x{self.lanes}"
+        kind = dt.with_lanes("int32", self.lanes)
         loaded = [Var(f"w{v}", kind) for v in range(vectors)]
         halves = [(Var(f"low{v}", kind), Var(f"high{v}", kind)) for v in range(vectors)]
         steps: list[Stmt] = []
@@ -99,7 +100,7 @@ class _Nibbles:
     ) -> Stmt:
         """All blocks of k for a tile."""
         b, w = Var("block"), Var("word")
-        kind, real = f"int32x{self.lanes}", f"float32x{self.lanes}"
+        kind, real = dt.with_lanes("int32", self.lanes), dt.with_lanes("float32", self.lanes)
         sums = Buffer("sums", (const(rows * vectors),), kind, "register")
         line = panel * self.blocks + b
         begin: list[Stmt] = []
@@ -126,7 +127,9 @@ class _Nibbles:
         is_wide = rows <= self.decision.number("wide_rows")
         wanted = PANEL // self.lanes if is_wide else NARROW
         vectors = min(wanted, -(-valid // self.lanes))
-        acc = Buffer("acc", (const(rows * vectors),), f"float32x{self.lanes}", "register")
+        acc = Buffer(
+            "acc", (const(rows * vectors),), dt.with_lanes("float32", self.lanes), "register"
+        )
         zero = broadcast(const(0.0, "float32"), self.lanes)
         count = rows * vectors
         clear = [BufferStore(acc, zero, (const(n),)) for n in range(count)]

@@ -20,6 +20,7 @@ from itertools import product
 
 from ekiden import te
 from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import (
     Add,
@@ -116,7 +117,9 @@ class Layer:
 
     def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None = None) -> PrimExpr:
         """A vector; zeros where the mask is not set."""
-        vector = BufferLoad(buffer, (ramp(at, 1, self.lanes),), f"{buffer.dtype}x{self.lanes}")
+        vector = BufferLoad(
+            buffer, (ramp(at, 1, self.lanes),), dt.with_lanes(buffer.dtype, self.lanes)
+        )
         zero = broadcast(const(0, buffer.dtype), self.lanes)
         return vector if mask is None else if_then_else(mask, vector, zero)
 
@@ -168,7 +171,7 @@ class Layer:
             column = k * self.word + byte
             index = (ramp((panel * lanes + gate * self.hidden) * self.hidden + column,
                           self.hidden, lanes),)  # fmt: skip
-            value: PrimExpr = BufferLoad(self.weight, index, f"{dtype}x{lanes}")
+            value: PrimExpr = BufferLoad(self.weight, index, dt.with_lanes(dtype, lanes))
             if mask is not None:
                 value = if_then_else(mask, value, zero)
             if self.depth * self.word != self.hidden:
@@ -225,7 +228,7 @@ class Layer:
         shift = broadcast(cast(self.zero_point[const(0)], "float32"), self.lanes)
         top = broadcast(const(255.0, "float32"), self.lanes)
         byte = Max(Min(Add(level, shift, vector), top, vector), self.zero, vector)
-        bytes_ = Cast(byte, f"uint8x{self.lanes}")
+        bytes_ = Cast(byte, dt.with_lanes("uint8", self.lanes))
         made = seq(
             self.store(low, one, self.zero),
             self.store(high, one, self.zero),
@@ -247,7 +250,7 @@ class Layer:
         for n, gate in enumerate(self.cell.phases[phase]):
             value = self.load(products, at + n * self.lanes)
             if self.is_bytes:
-                row, vector = unit + gate * self.hidden, f"int32x{self.lanes}"
+                row, vector = unit + gate * self.hidden, dt.with_lanes("int32", self.lanes)
                 zero = broadcast(self.zero_point[const(0)], self.lanes)
                 sums = Mul(zero, self.load(self.extras["sums"], row, mask), vector)
                 step = broadcast(self.scale[const(0)], self.lanes)
@@ -350,7 +353,7 @@ class Layer:
             "reset": (self.reset, place),
             "update": (self.update, place),
         }
-        names = {name: Var(f"new_{name}", f"float32x{self.lanes}") for name in made}
+        names = {name: Var(f"new_{name}", dt.with_lanes("float32", self.lanes)) for name in made}
         stores = []
         for name, variable in names.items():
             kept: PrimExpr = variable

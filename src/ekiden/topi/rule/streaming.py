@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, minimum
 from ekiden.target import Target
@@ -85,7 +86,7 @@ class _Run:
         self.left = Var("left")
         count = const(self.width * len(shape.rows))
         self.sums = Buffer("sums", (count,), "float32", "local")
-        self.vector = f"float32x{self.lanes}"
+        self.vector = dt.with_lanes("float32", self.lanes)
 
     def vectors(self, make: Callable[[PrimExpr, PrimExpr | None], Stmt]) -> Stmt:
         """`make(first column in the run, mask)` for all vectors; the last may be masked."""

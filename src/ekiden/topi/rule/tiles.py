@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import IntImm, PrimExpr, Var, cast, const, minimum
 from ekiden.target import Target
@@ -73,7 +74,7 @@ class Tile:
     @property
     def vector(self) -> str:
         """The type of an accumulator."""
-        return f"{self.dtype}x{self.lanes}"
+        return dt.with_lanes(self.dtype, self.lanes)
 
     def accumulator(self) -> Buffer:
         """The registers."""
@@ -291,7 +292,7 @@ def _k_step(
 
 def _widened(tile: Tile, words: PrimExpr, half: int) -> PrimExpr:
     """The even bytes of words as pairs of int16, or the odd ones."""
-    pairs = f"int16x{2 * tile.lanes}"
+    pairs = dt.with_lanes("int16", 2 * tile.lanes)
     by = broadcast(const(8, "int16"), 2 * tile.lanes)
     value = call_intrin("reinterpret", words, dtype=pairs)
     if half == 0:
@@ -305,7 +306,7 @@ def _broadcast(tile: Tile, a: Buffer, index: PrimExpr) -> PrimExpr:
     word = 2 if a.dtype == PAIRED else WORD_OF.get(a.dtype)
     if word is None:
         return broadcast(a[index], tile.lanes)
-    taken = a[ramp(index, 1, word)].with_fields(dtype=f"{a.dtype}x{word}")
+    taken = a[ramp(index, 1, word)].with_fields(dtype=dt.with_lanes(a.dtype, word))
     return broadcast(call_intrin("reinterpret", taken, dtype=tile.dtype), tile.lanes)
 
 
@@ -315,7 +316,7 @@ def _column(tile: Tile, b: Buffer, index: PrimExpr, v: int) -> PrimExpr:
     if word is None:
         return b[ramp(index + v * tile.lanes, 1, tile.lanes)].with_fields(dtype=tile.vector)
     count = tile.lanes * word
-    row = b[ramp(index + v * count, 1, count)].with_fields(dtype=f"{b.dtype}x{count}")
+    row = b[ramp(index + v * count, 1, count)].with_fields(dtype=dt.with_lanes(b.dtype, count))
     return call_intrin("reinterpret", row, dtype=tile.vector)
 
 

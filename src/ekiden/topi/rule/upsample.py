@@ -14,6 +14,7 @@ import math
 
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
@@ -148,7 +149,7 @@ class _Upsample:
         def store(at: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> Stmt:
             place = at * self.channels
             lanes = ramp(across * i + place, 1, self.lanes)
-            value = stage[lanes].with_fields(dtype=f"float32x{self.lanes}")
+            value = stage[lanes].with_fields(dtype=dt.with_lanes("float32", self.lanes))
             axis = -2 if self.channels == 1 else -1
             return self.epilogue.store([n, y, at, column], base + place, value, mask, axis)
 

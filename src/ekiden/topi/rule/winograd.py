@@ -24,6 +24,7 @@ import numpy as np
 
 from ekiden import te
 from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
     EQ,
@@ -116,7 +117,7 @@ class _Transform:
 
     def __init__(self, matrix: np.ndarray, lanes: int) -> None:
         self.matrix, self.lanes = matrix, lanes
-        self.vector = f"float32x{lanes}"
+        self.vector = dt.with_lanes("float32", lanes)
 
     def scaled(self, value: float) -> PrimExpr:
         return broadcast(const(float(value), "float32"), self.lanes)
@@ -268,7 +269,9 @@ class _Winograd:
 
     def vector(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
         """A vector of a buffer."""
-        return buffer[ramp(at, 1, self.lanes)].with_fields(dtype=f"float32x{self.lanes}")
+        return buffer[ramp(at, 1, self.lanes)].with_fields(
+            dtype=dt.with_lanes("float32", self.lanes)
+        )
 
     def pass_over(
         self, transform: _Transform, parts: list[PrimExpr], to: Buffer, at: list[PrimExpr]

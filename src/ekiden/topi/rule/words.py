@@ -27,6 +27,7 @@ import numpy as np
 
 from ekiden import te
 from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.op import Array
 from ekiden.ir.prim import Cast, PrimExpr, Var, const
@@ -94,19 +95,21 @@ def widen(data: Buffer, pairs: Buffer, rows: PrimExpr, length: PrimExpr, lanes: 
     def body(at: PrimExpr, many: int) -> Stmt:
         first = (row * words + at) * WORD
         wide = f"int64x{many}" if many > 1 else "int64"
-        word = f"int32x{many}" if many > 1 else "int32"
+        word = dt.with_lanes("int32", many) if many > 1 else "int32"
 
         def number(value: int) -> PrimExpr:
             return broadcast(const(value, "int64"), many) if many > 1 else const(value, "int64")
 
-        load = data[ramp(first, 1, WORD * many)].with_fields(dtype=f"uint8x{WORD * many}")
+        load = data[ramp(first, 1, WORD * many)].with_fields(
+            dtype=dt.with_lanes("uint8", WORD * many)
+        )
         value = Cast(call_intrin("reinterpret", load, dtype=word), wide)
         even = call_intrin("bitwise_and", value, number(EVEN), dtype=wide)
         odd = call_intrin("right_shift", value, number(8), dtype=wide)
         odd = call_intrin("bitwise_and", odd, number(EVEN), dtype=wide)
         odd = call_intrin("left_shift", odd, number(32), dtype=wide)
         both = call_intrin("bitwise_or", even, odd, dtype=wide)
-        made = call_intrin("reinterpret", both, dtype=f"int16x{WORD * many}")
+        made = call_intrin("reinterpret", both, dtype=dt.with_lanes("int16", WORD * many))
         return BufferStore(pairs, made, (ramp(first, 1, WORD * many),))
 
     inside = span(words, lanes, body)

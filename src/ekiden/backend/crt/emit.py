@@ -1,0 +1,339 @@
+"""A MicroModule as files of C99: the interface, the program, its kernels, its constants.
+
+include/tvmgen_NAME.h   inputs, outputs and memories as structures, and the function that runs
+include/ekiden_NAME.h   the same as a table: names, dtypes, shapes, for programs of any model
+src/NAME_lib0.c         the calls in order, and the memory
+src/NAME_lib1.c         the kernels
+src/NAME_lib2.c         the constants
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.backend.crt.kernels import c_name
+from ekiden.backend.crt.module import (
+    ALIGNMENT,
+    Home,
+    Kernel,
+    MicroModule,
+    Place,
+    Step,
+    Tensor,
+    alignment_of,
+)
+from ekiden.codegen.c.helpers import quoted
+from ekiden.codegen.c.types import constant, memory_type
+from ekiden.ir import dtype as dt
+from ekiden.ir.op import Array
+
+HEAD = """\
+/* Made by Ekiden of the model {name}, for {target}.
+**
+** C99 that needs nothing but memcpy. {flags} */
+"""
+FLAGS = "Compile with -fwrapv -ffp-contract=off -fno-math-errno."
+MICRO = """\
+/* What programs need to know of a model that Ekiden compiled without its runtime. */
+#ifndef EKIDEN_MICRO_H_
+#define EKIDEN_MICRO_H_
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An input or an output: `dtype` in NumPy's words, `nbytes` of all its elements. */
+typedef struct {
+  const char *name;
+  const char *dtype;
+  int32_t ndim;
+  const int32_t *shape;
+  uint32_t nbytes;
+} ekiden_micro_tensor;
+
+/* A memory that the caller gives, of `nbytes` bytes at a multiple of 16. */
+typedef struct {
+  const char *name;
+  uint32_t nbytes;
+} ekiden_micro_pool;
+
+/* A model. `run` takes one address for each input, output and pool and gives 0, or another number
+** where the model refuses its inputs, such as an index out of range. */
+typedef struct {
+  const char *name;
+  int32_t num_inputs;
+  const ekiden_micro_tensor *inputs;
+  int32_t num_outputs;
+  const ekiden_micro_tensor *outputs;
+  int32_t num_pools;
+  const ekiden_micro_pool *pools;
+  uint32_t workspace_bytes;
+  int32_t (*run)(void *const *inputs, void *const *outputs, void *const *pools);
+} ekiden_micro_model;
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* EKIDEN_MICRO_H_ */
+"""
+_KERNEL_HEAD = """\
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+"""
+_ALIGNED = f"""\
+#define EK_ALIGNED __attribute__((aligned({ALIGNMENT})))
+"""
+_ARENA = """\
+
+#ifndef EK_ARENA_SECTION /* where the memory lies; the linker's script knows others */
+#define EK_ARENA_SECTION ".bss.noinit.ekiden"
+#endif
+static uint8_t arena[{size}] EK_ALIGNED __attribute__((section(EK_ARENA_SECTION)));
+"""
+
+
+def emit_files(module: MicroModule) -> dict[str, str]:
+    """Path of each file -> its text."""
+    name, prefix = c_name(module.name), prefix_of(module.name)
+    head = HEAD.format(name=module.name, target=module.target, flags=FLAGS)
+    return {
+        f"include/{prefix}.h": head + _interface(module),
+        "include/ekiden_micro.h": MICRO,
+        f"include/ekiden_{name}.h": head + _table_header(module),
+        f"src/{name}_lib0.c": head + _program(module),
+        f"src/{name}_lib1.c": head + _kernels(module),
+        f"src/{name}_lib2.c": head + _constants(module),
+    }
+
+
+def prefix_of(name: str) -> str:
+    """What names of C begin with, for a model of a name (TVM's rule)."""
+    return f"tvmgen_{c_name(name)}"
+
+
+def fields_of(tensors: Sequence[Tensor]) -> list[str]:
+    """The names of fields for tensors, each another."""
+    found: list[str] = []
+    for tensor in tensors:
+        base, name, count = c_name(tensor.name), c_name(tensor.name), 0
+        while name in found:
+            count += 1
+            name = f"{base}_{count}"
+        found.append(name)
+    return found
+
+
+def pool_fields(module: MicroModule) -> list[str]:
+    """The pools that the caller gives, as fields."""
+    return [] if module.has_own_memory else [c_name(p.name) for p in module.pools]
+
+
+def _interface(module: MicroModule) -> str:
+    prefix = prefix_of(module.name)
+    guard = f"{prefix.upper()}_H_"
+    parts = [f"#ifndef {guard}\n#define {guard}\n\n#include <stdint.h>\n"]
+    parts.append('\n#ifdef __cplusplus\nextern "C" {\n#endif\n')
+    for what, tensors in (("inputs", module.inputs), ("outputs", module.outputs)):
+        for field, tensor in zip(fields_of(tensors), tensors, strict=True):
+            shape = ", ".join(map(str, tensor.shape))
+            parts.append(
+                f"\n/* {tensor.name}: {tensor.dtype}[{shape}] */\n"
+                f"#define {prefix.upper()}_{field.upper()}_SIZE {tensor.nbytes}\n"
+            )
+        parts.append(_struct(f"{prefix}_{what}", fields_of(tensors)))
+    parts.append(f"\n#define {prefix.upper()}_WORKSPACE_SIZE {module.workspace}\n")
+    pools = pool_fields(module)
+    for field, pool in zip(pools, module.pools, strict=False):
+        macro = f"{prefix.upper()}_{field.upper()}_WORKSPACE_POOL_SIZE"
+        parts.append(f"#define {macro} {pool.used}\n")
+    if pools:
+        parts.append(_struct(f"{prefix}_workspace_pools", pools))
+    parts.append(
+        "\n/* 0, or another number where the model refuses its inputs. */\n"
+        f"{_signature(module)};\n"
+        "\n#ifdef __cplusplus\n}\n#endif\n" + f"#endif /* {guard} */\n"
+    )
+    return "".join(parts)
+
+
+def _struct(name: str, fields: Sequence[str]) -> str:
+    rows = "".join(f"  void *{field};\n" for field in fields) or "  void *unused;\n"
+    return f"\nstruct {name} {{\n{rows}}};\n"
+
+
+def _signature(module: MicroModule) -> str:
+    prefix = prefix_of(module.name)
+    given = f"struct {prefix}_inputs *inputs, struct {prefix}_outputs *outputs"
+    if not module.has_own_memory:
+        given += f", struct {prefix}_workspace_pools *workspace_pools"
+    return f"int32_t {prefix}_run({given})"
+
+
+def _table_header(module: MicroModule) -> str:
+    name = c_name(module.name)
+    guard = f"EKIDEN_{name.upper()}_H_"
+    return (
+        f'#ifndef {guard}\n#define {guard}\n\n#include "ekiden_micro.h"\n\n'
+        '#ifdef __cplusplus\nextern "C" {\n#endif\n'
+        f"extern const ekiden_micro_model ekiden_{name};\n"
+        f"#ifdef __cplusplus\n}}\n#endif\n#endif /* {guard} */\n"
+    )
+
+
+def _prototype(kernel: Kernel) -> str:
+    kinds = [f"{'const ' * p.is_read}{p.c_type} *" for p in kernel.parameters]
+    if kernel.workspace:
+        kinds.append("uint8_t *")
+    return f"int32_t {kernel.name}({', '.join(kinds)});\n"
+
+
+def _program(module: MicroModule) -> str:
+    prefix, name = prefix_of(module.name), c_name(module.name)
+    parts = [
+        f'#include <stddef.h>\n#include <string.h>\n\n#include "ekiden_{name}.h"\n'
+        f'#include "{prefix}.h"\n\n{_ALIGNED}'
+    ]
+    if module.has_own_memory and module.workspace:
+        parts.append(_ARENA.format(size=module.workspace))
+    parts.append("\n" + "".join(map(_prototype, module.kernels)))
+    parts += [
+        f"extern const {memory_type(str(a.dtype))} {prefix}_constant_{n}[];\n"
+        for n, a in enumerate(module.constants)
+    ]
+    parts.append(_run_arrays(module, prefix))
+    parts.append(_run(module, prefix))
+    parts.append(_tables(module, name))
+    return "".join(parts)
+
+
+def _run_arrays(module: MicroModule, prefix: str) -> str:
+    """The calls, over arrays of addresses."""
+    lines = ["(void)inputs;", "(void)outputs;", "(void)pools;"]
+    if module.has_own_memory:
+        memories = ["arena"] if module.workspace else ["NULL"]
+    else:
+        memories = [f"((uint8_t *)pools[{n}])" for n in range(len(module.pools))]
+    for step in module.steps:
+        lines.append(_step(step, prefix, memories))
+    body = "".join(f"  {line}\n" for line in lines)
+    given = "void *const *inputs, void *const *outputs, void *const *pools"
+    return f"\nstatic int32_t run_arrays({given}) {{\n{body}  return 0;\n}}\n"
+
+
+def _step(step: Step, prefix: str, memories: Sequence[str]) -> str:
+    if step.kernel is None:
+        source, target = (_address(p, prefix, memories) for p in step.places)
+        return f"memcpy({target}, {source}, {step.nbytes});"
+    kinds = [f"{'const ' * p.is_read}{p.c_type} *" for p in step.kernel.parameters]
+    kinds += ["uint8_t *"] * (len(step.places) - len(kinds))
+    given = [
+        f"({kind})(void *){_address(place, prefix, memories)}"
+        if place.home is not Home.CONSTANT
+        else _address(place, prefix, memories)
+        for kind, place in zip(kinds, step.places, strict=True)
+    ]
+    source = f" /* {_comment(step.source)} */" if step.source else ""
+    call = f"{step.kernel.name}({', '.join(given)})"
+    return f"if ({call} != 0) return -1;{source}"
+
+
+def _comment(text: str) -> str:
+    return text.replace("*/", "* /").replace("\n", " ").replace("\\", "/").replace("??", "? ?")
+
+
+def _address(place: Place, prefix: str, memories: Sequence[str]) -> str:
+    match place.home:
+        case Home.CONSTANT:
+            assert place.offset == 0
+            return f"{prefix}_constant_{place.number}"
+        case Home.POOL:
+            base = memories[place.number]
+        case home:
+            base = f"(uint8_t *){home.value}s[{place.number}]"
+    return f"({base} + {place.offset})" if place.offset else base
+
+
+def _run(module: MicroModule, prefix: str) -> str:
+    """The function of the interface."""
+    rows = []
+    for what, tensors in (("inputs", module.inputs), ("outputs", module.outputs)):
+        given = ", ".join(f"{what}->{f}" for f in fields_of(tensors)) or "NULL"
+        rows.append(f"  void *const given_{what}[] = {{{given}}};\n")
+    pools, fields = "NULL", pool_fields(module)
+    if fields:
+        given = ", ".join(f"workspace_pools->{f}" for f in fields)
+        rows.append(f"  void *const given_pools[] = {{{given}}};\n")
+        pools = "given_pools"
+    unused = "".join(f"  (void){w};\n" for w in ("inputs", "outputs"))
+    call = f"  return run_arrays(given_inputs, given_outputs, {pools});\n"
+    return f"\n{_signature(module)} {{\n{unused}{''.join(rows)}{call}}}\n"
+
+
+def _tables(module: MicroModule, name: str) -> str:
+    parts: list[str] = []
+    for what, tensors in (("input", module.inputs), ("output", module.outputs)):
+        rows = []
+        for number, t in enumerate(tensors):
+            shape = f"{what}{number}_shape"
+            sizes = ", ".join(map(str, t.shape)) or "0"
+            parts.append(f"static const int32_t {shape}[] = {{{sizes}}};\n")
+            row = f"{quoted(t.name)}, {quoted(t.dtype)}, {len(t.shape)}, {shape}, {t.nbytes}"
+            rows.append(f"  {{{row}}},\n")
+        text = "".join(rows) or "  {NULL, NULL, 0, NULL, 0},\n"
+        parts.append(f"static const ekiden_micro_tensor {what}s[] = {{\n{text}}};\n")
+    pools = [] if module.has_own_memory else module.pools
+    table = "NULL"
+    if pools:
+        text = "".join(f"  {{{quoted(p.name)}, {p.used}}},\n" for p in pools)
+        parts.append(f"static const ekiden_micro_pool pool_table[] = {{\n{text}}};\n")
+        table = "pool_table"
+    parts.append(
+        f"\nconst ekiden_micro_model ekiden_{name} = {{\n"
+        f"  {quoted(module.name)}, {len(module.inputs)}, inputs, {len(module.outputs)}, outputs,\n"
+        f"  {len(pools)}, {table}, {module.workspace}, run_arrays,\n}};\n"
+    )
+    return "\n" + "".join(parts)
+
+
+def _kernels(module: MicroModule) -> str:
+    prototypes = "".join(map(_prototype, module.kernels))
+    texts = [*module.helpers, *(k.text for k in module.kernels)]
+    return "\n\n".join([_KERNEL_HEAD + "\n" + prototypes, *texts]) + "\n"
+
+
+def _constants(module: MicroModule) -> str:
+    parts = ["#include <math.h>\n#include <stdint.h>\n"]
+    prefix = prefix_of(module.name)
+    for number, array in enumerate(module.constants):
+        kind, shape = memory_type(str(array.dtype)), ", ".join(map(str, array.shape))
+        declared = f"const {kind} {prefix}_constant_{number}[{max(array.size, 1)}]"
+        parts.append(f"\n/* {array.dtype}[{shape}] */\nextern {declared};\n")
+        aligned = f"__attribute__((aligned({alignment_of(array)})))"
+        parts.append(f"{declared} {aligned} = {{\n{_rows(array)}}};\n")
+    return "".join(parts)
+
+
+def _rows(array: Array, per_line: int = 16) -> str:
+    """The elements of an array as initializers."""
+    dtype = str(array.dtype)
+    flat = np.asarray(array).reshape(-1)
+    if dtype in ("float16", "bfloat16"):
+        flat, dtype = flat.view(np.uint16), "uint16"
+    if dtype == "bool":
+        flat, dtype = flat.astype(np.uint8), "uint8"
+    if dt.SCALAR_BITS[dtype] < 32 and not dt.is_float(dtype):
+        texts = list(map(str, flat.tolist()))
+    else:
+        texts = [constant(v, dtype) for v in flat.tolist()]
+    lines = [", ".join(texts[at : at + per_line]) for at in range(0, len(texts), per_line)]
+    return "".join(f"  {line},\n" for line in lines) or "  0,\n"
+
+
+__all__ = ["FLAGS", "emit_files", "fields_of", "prefix_of"]

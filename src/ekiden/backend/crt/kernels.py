@@ -1,0 +1,91 @@
+"""The kernels of a module as C: each distinct fused function once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ekiden.backend.crt.module import Kernel, Parameter
+from ekiden.backend.external import is_external
+from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.facts import facts_of
+from ekiden.backend.kernels.lower import described, display_name, lower_primitive
+from ekiden.codegen.c.bare import emit_bare
+from ekiden.codegen.c.helpers import Helpers
+from ekiden.codegen.cache import kernel_key
+from ekiden.ir.expr import RelayExpr
+from ekiden.relay.expr import Function
+from ekiden.relay.transform.memory_plan import KernelFacts
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.tir.transform import lower, remove_no_op
+from ekiden.tir.transform.narrow_data_type import narrow_data_type
+from ekiden.topi.rule.families import given_decisions
+
+LONGEST = 60
+"""Letters of the part of a name that says what a kernel does."""
+
+
+@dataclass(slots=True)
+class Kernels:
+    """The kernels of a target, made as they are asked for; names begin with `prefix`."""
+
+    target: Target
+    prefix: str
+    helpers: Helpers = field(init=False)
+    made: dict[str, Kernel] = field(default_factory=dict)
+    """By the key of the function in canonical form."""
+    facts: dict[RelayExpr, KernelFacts] = field(default_factory=dict)
+    _facts: dict[str, KernelFacts] = field(default_factory=dict)
+    _names: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Functions that kernels call are those of the target."""
+        self.helpers = Helpers(self.target)
+
+    def kernel(self, function: Function) -> Kernel:
+        """The kernel of a fused function. Raises CompileError, with what it comes from, for one
+        that needs the runtime."""
+        if is_external(function):
+            raise CompileError(f"compile: {described(function, 'the region')} needs the runtime")
+        form = canonicalize(function)
+        key = kernel_key(form, self.target, "")
+        if key not in self.made:
+            self.made[key], self._facts[key] = self._make(form, function)
+        self.facts[function] = self._facts[key]
+        return self.made[key]
+
+    def _make(self, form: Function, function: Function) -> tuple[Kernel, KernelFacts]:
+        name = self._name(display_name(form))
+        try:
+            func = lower_primitive(form, name, self.target, given_decisions())
+            func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True})
+            lowered = remove_no_op(narrow_data_type(lower(func, self.target)))
+            made = emit_bare(lowered, name, self.helpers)
+        except Exception as error:
+            if not getattr(error, "__notes__", None):
+                error.add_note(f"while compiling {described(function, name)}")
+            raise
+        parameters = tuple(Parameter(*row) for row in made.parameters)
+        kernel = Kernel(name, parameters, made.text, made.workspace)
+        return kernel, facts_of(lowered, self.target)
+
+    def _name(self, wanted: str) -> str:
+        base = f"{self.prefix}_{wanted[:LONGEST].rstrip('_')}"
+        count = self._names[base] = self._names.get(base, -1) + 1
+        return f"{base}_{count}" if count else base
+
+    def in_place(self, function: RelayExpr) -> Sequence[int]:
+        """The inputs that the output of a kernel may replace."""
+        facts = self.facts.get(function)
+        return () if facts is None else facts.in_place
+
+
+def c_name(text: str) -> str:
+    """A name of the model as an identifier of C."""
+    clean = re.sub(r"[^A-Za-z0-9_]", "_", text) or "_"
+    return f"_{clean}" if clean[0].isdigit() else clean
+
+
+__all__ = ["Kernels", "c_name"]

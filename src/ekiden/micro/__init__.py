@@ -1,0 +1,35 @@
+"""Models on machines without an allocator: C that needs nothing, projects around it, sessions.
+
+    program = micro.compile(model, "c -mcpu=cortex-m7")
+    micro.export_model_library_format(program, "model.tar")
+    project = micro.generate_project("qemu-mps2-an500", "model.tar", "project")
+    project.build()
+    with micro.Session(project.open_transport()) as session:
+        print(session.run(x=x))
+
+Names and meanings follow TVM's `tvm.micro` where the concept is the same.
+"""
+
+from ekiden.backend.crt.module import MicroModule, Pool
+from ekiden.driver.micro import MicroProgram, compile
+from ekiden.driver.model_library import export_model_library_format
+from ekiden.micro import project
+from ekiden.micro.project import GeneratedProject, Sizes, generate_project
+from ekiden.micro.session import MicroExecutor, Session
+from ekiden.micro.templates import TEMPLATES, Template
+
+__all__ = [
+    "TEMPLATES",
+    "GeneratedProject",
+    "MicroExecutor",
+    "MicroModule",
+    "MicroProgram",
+    "Pool",
+    "Session",
+    "Sizes",
+    "Template",
+    "compile",
+    "export_model_library_format",
+    "generate_project",
+    "project",
+]

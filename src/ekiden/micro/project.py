@@ -1,0 +1,366 @@
+"""Projects: a folder with a model, a program around it, and how both are built and run.
+
+project/model/      the content of the model library
+project/src/        the program
+project/Makefile    builds build/firmware
+project/project.json  the template and the options it was made with
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ekiden.driver.micro import MicroProgram
+from ekiden.driver.model_library import VERSION, library_files
+from ekiden.micro.templates import (
+    CONFIG,
+    FPUS,
+    MAKEFILE,
+    SCRIPT,
+    TEMPLATES,
+    Region,
+    Template,
+)
+from ekiden.rpc.channel import Stream
+from ekiden.rpc.client import start_program
+from ekiden.runtime.errors import ExportError, InputError, LoadError
+from ekiden.runtime.files import PathName
+from ekiden.runtime.paths import micro_source_dir, server_source_dir
+
+Options = Mapping[str, object]
+OPTIONS: dict[str, str] = {
+    "cc": "the C compiler, in words",
+    "cflags": "its options beside the project's own (-O2)",
+    "cpu": "the processor, of the template 'bare': " + ", ".join(FPUS),
+    "flash": "ORIGIN:BYTES of a board's memory for code and constants",
+    "constants": "ORIGIN:BYTES of one for constants, where they have their own",
+    "ram": "ORIGIN:BYTES of its other memory",
+    "stack_bytes": "that must be left for the stack (8192)",
+    "heap_bytes": "for tensors that a session holds (three times those of one run)",
+    "frame_bytes": "for one message of a session (8192)",
+    "flash_command": "the command that `flash` runs, in words; {firmware} is the program",
+    "icount": "true: QEMU counts a nanosecond for each instruction, so that times are exact",
+}
+"""What `generate_project` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of a program that was built, as the linker laid it out."""
+
+    flash: int
+    """Code, constants, and what variables begin with."""
+    ram: int
+    model_code: int
+    """Of the flash, the model's code."""
+    model_constants: int
+    model_workspace: int
+    """Of the RAM, the memory that was planned."""
+
+
+class GeneratedProject:
+    """A project in a folder."""
+
+    def __init__(self, folder: PathName) -> None:
+        """Raises LoadError for a folder that holds none."""
+        self.folder = Path(folder)
+        try:
+            kept = json.loads((self.folder / "project.json").read_text())
+            self.template = TEMPLATES[kept["template"]]
+            self.options: dict[str, Any] = kept["options"]
+        except (OSError, ValueError, KeyError) as error:
+            raise LoadError(f"open project '{folder}': {error!r}") from error
+
+    @property
+    def firmware(self) -> Path:
+        """The program that `build` makes."""
+        return self.folder / "build" / "firmware"
+
+    def build(self) -> Path:
+        """Build the program, by `make`. Raises ExportError with what the compiler says."""
+        words = str(self.options.get("cc", self.template.cc)).split()
+        for program in ("make", words[0]):
+            if shutil.which(program) is None:
+                raise ExportError(f"build '{self.folder}': {program} is missing{_hint(program)}")
+        command = ["make", "-C", str(self.folder)]
+        if "cflags" in self.options:
+            command.append(f"CFLAGS=-O2 {self.options['cflags']}")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            shown = "\n".join(done.stderr.splitlines()[:20])
+            raise ExportError(f"build '{self.folder}': the C compiler failed:\n{shown}")
+        return self.firmware
+
+    def flash(self) -> None:
+        """Put the program onto the board: nothing for programs of this machine and of QEMU, the
+        option `flash_command` for others. Raises ExportError."""
+        self._check_built("flash")
+        command = self.options.get("flash_command")
+        if command is None:
+            if self.template.emulator or self.template.name == "host":
+                return
+            raise ExportError(
+                f"flash '{self.folder}': the option flash_command expected, such as "
+                "'openocd -f board.cfg -c \"program {firmware} exit\"'"
+            )
+        words = [w.replace("{firmware}", str(self.firmware)) for w in str(command).split()]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ExportError(f"flash '{self.folder}': {done.stderr.strip()[:2000]}")
+
+    def open_transport(self) -> Stream:
+        """Start the program and give the stream on which it serves sessions; closing it ends the
+        program. Raises ExportError where it is not built or serves none."""
+        self._check_built("open transport")
+        if not self.template.serves:
+            raise ExportError(
+                f"open transport: a program of the template {self.template.name!r} serves none"
+            )
+        return start_program(self._command())
+
+    transport = open_transport
+
+    def _command(self) -> list[str]:
+        emulator = list(self.template.emulator)
+        if not emulator:
+            return [str(self.firmware.absolute())]
+        if shutil.which(emulator[0]) is None:
+            raise ExportError(f"open transport: {emulator[0]} is missing{_hint(emulator[0])}")
+        if self.options.get("icount"):
+            emulator[1:1] = ["-icount", "shift=0,sleep=off"]
+        return [*emulator, str(self.firmware)]
+
+    def _check_built(self, what: str) -> None:
+        if not self.firmware.exists():
+            raise ExportError(f"{what}: '{self.folder}' is not built yet")
+
+    def sizes(self) -> Sizes:
+        """What the linker made of it. Raises ExportError before `build`."""
+        self._check_built("sizes")
+        return _sizes(self.firmware.read_bytes(), (self.folder / "build/firmware.map").read_text())
+
+
+def generate_project(
+    template: str,
+    library: PathName | MicroProgram,
+    folder: PathName,
+    options: Options | None = None,
+) -> GeneratedProject:
+    """Make a project of a template (TEMPLATES has those there are) around a model library: a path,
+    or a program of `micro.compile`. OPTIONS has what `options` may say.
+
+    Raises InputError for another template or option, FileExistsError where the folder exists,
+    LoadError for a file that is no model library of version 7 (docs/guides/micro.md).
+    """
+    row, chosen = _template(template), dict(options or {})
+    unknown = [name for name in chosen if name not in OPTIONS]
+    if unknown:
+        there = ", ".join(OPTIONS)
+        raise InputError(f"generate project: no option is named '{unknown[0]}'; there are {there}")
+    files = library_files(library) if isinstance(library, MicroProgram) else _read(library)
+    about = _about(files, library)
+    to = Path(folder)
+    to.mkdir(parents=True)
+    for path, data in files.items():
+        _write(to / "model" / path, data)
+    for name in row.sources:
+        source = micro_source_dir() / name
+        source = source if source.exists() else server_source_dir() / name
+        _write(to / "src" / name, source.read_bytes())
+    for path, text in _texts(row, about, chosen).items():
+        _write(to / path, text.encode())
+    return GeneratedProject(to)
+
+
+def _template(name: str) -> Template:
+    if name not in TEMPLATES:
+        there = "; ".join(f"{t.name} ({t.about})" for t in TEMPLATES.values())
+        raise InputError(f"generate project: no template is named '{name}'; there are {there}")
+    return TEMPLATES[name]
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _read(path: PathName) -> dict[str, bytes]:
+    """The files of a model library. Raises LoadError for one with files elsewhere than below it."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = os.path.normpath(member.name)
+                if name.startswith(("/", "..")):
+                    raise LoadError(f"read '{path}': it has a file outside of it: {member.name!r}")
+                data = archive.extractfile(member) if member.isfile() else None
+                if data is not None:
+                    found[name] = data.read()
+    except tarfile.TarError as error:
+        raise LoadError(f"read '{path}': no tar: {error}") from error
+    return found
+
+
+def _about(files: Mapping[str, bytes], library: object) -> dict[str, Any]:
+    """What metadata.json says of the one model. Raises LoadError."""
+    try:
+        metadata = json.loads(files["metadata.json"])
+        (about,) = metadata["modules"].values()
+        assert metadata["version"] == VERSION, metadata["version"]
+        assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", about["model_name"])
+        assert f"codegen/host/include/ekiden_{about['model_name']}.h" in files
+    except (KeyError, ValueError, TypeError, AssertionError) as error:
+        raise LoadError(
+            f"read '{library}': a model library of version {VERSION} that Ekiden wrote expected, "
+            f"with one model: {error!r}"
+        ) from error
+    found: dict[str, Any] = about
+    return found
+
+
+def _texts(row: Template, about: Mapping[str, Any], options: Options) -> dict[str, str]:
+    """The files that are made for a project."""
+    machine = row.machine
+    if "{cpu}" in machine:
+        cpu = str(options.get("cpu", "cortex-m4"))
+        if cpu not in FPUS:
+            raise InputError(
+                f"generate project: cpu one of {', '.join(FPUS)} expected, got '{cpu}'"
+            )
+        machine = machine.format(cpu=cpu, fpu=FPUS[cpu])
+    elif "cpu" in options:
+        raise InputError(f"generate project: the template '{row.name}' has a processor of its own")
+    is_board = bool(row.memories)
+    link = "-nostartfiles -Tboard.ld -Wl,--gc-sections -lm" if is_board else "-Wl,--gc-sections -lm"
+    flags = " ".join(f"{row.flags} {'' if is_board else '-D_GNU_SOURCE'}".split())
+    texts = {
+        "Makefile": MAKEFILE.format(
+            cc=options.get("cc", row.cc), machine=machine, flags=flags, link=link,
+            script="board.ld" if is_board else "",
+        ),
+        "src/ek_micro_config.h": _config(about, options),
+        "project.json": json.dumps({"template": row.name, "options": dict(options)}, indent=2),
+    }  # fmt: skip
+    if is_board:
+        regions = {
+            name: _region(name, options, row.memories.get(name))
+            for name in ("flash", "constants", "ram")
+            if name in row.memories or name in options
+        }
+        texts["board.ld"] = _script(regions, _number("stack_bytes", options, 8192))
+    return texts
+
+
+def _script(regions: Mapping[str, Region], stack: int) -> str:
+    """The linker's script of a board."""
+    constants, alias = "", 'REGION_ALIAS("constants", flash)'
+    if "constants" in regions:
+        row, alias = regions["constants"], ""
+        constants = f"constants (r) : ORIGIN = {row.origin:#x}, LENGTH = {row.length:#x}"
+    return SCRIPT.format(
+        stack=stack, flash=regions["flash"], ram=regions["ram"], constants=constants, alias=alias
+    )
+
+
+def _config(about: Mapping[str, Any], options: Options) -> str:
+    (main,) = about["memory"]["functions"]["main"]
+    tensors = [*main["inputs"].values(), *main["outputs"].values()]
+    used = sum(-(-int(t["size"]) // 16) * 16 for t in tensors)
+    pools, table = "", "NULL"
+    if "workspace_pools" in main:
+        rows = {name: row["size_bytes"] for name, row in main["workspace_pools"].items()}
+        pools = "".join(
+            f"static uint8_t ek_pool_{name}[{max(size, 1)}]"
+            f' __attribute__((aligned(16), section(".bss.noinit.ekiden.{name}")));\n'
+            for name, size in rows.items()
+        )
+        given = ", ".join(f"ek_pool_{name}" for name in rows)
+        pools += f"static void *const ek_pools[] = {{{given}}};\n"
+        table = "ek_pools"
+    return CONFIG.format(
+        name=about["model_name"],
+        pools=pools,
+        pool_table=table,
+        frame=_number("frame_bytes", options, 8192, least=4096),
+        heap=_number("heap_bytes", options, 3 * used + 16),
+    )
+
+
+def _number(name: str, options: Options, default: int, least: int = 1) -> int:
+    given = options.get(name, default)
+    if not isinstance(given, int) or given < least:
+        raise InputError(
+            f"generate project: {name}: a number from {least} on expected, got {given!r}"
+        )
+    return given
+
+
+def _region(name: str, options: Options, default: Region | None) -> Region:
+    if name not in options and default is not None:
+        return default
+    origin, _, length = str(options[name]).partition(":")
+    try:
+        return Region(int(origin, 0), int(length, 0))
+    except ValueError as error:
+        wanted = "ORIGIN:BYTES, such as 0x08000000:0x100000"
+        raise InputError(f"generate project: {name}: {wanted} expected") from error
+
+
+def _hint(program: str) -> str:
+    packages = {
+        "arm-none-eabi-gcc": "gcc-arm-none-eabi libnewlib-arm-none-eabi",
+        "qemu-system-arm": "qemu-system-arm",
+        "make": "make",
+    }
+    return f": apt install {packages[program]}" if program in packages else ""
+
+
+def _sizes(elf: bytes, text: str) -> Sizes:
+    """Sums over the sections of a program, and over those of the model in the linker's map."""
+    flash = ram = 0
+    for kind, flags, size in _sections(elf):
+        if flags & 2:  # takes memory when it runs
+            flash += size if kind != 8 else 0
+            ram += size if flags & 1 else 0
+    model = {"code": 0, "constants": 0, "workspace": 0}
+    row = re.compile(r"^ (\.[\w.]+)\s+0x[0-9a-f]+\s+(0x[0-9a-f]+) (\S+)$", re.MULTILINE)
+    for section, size, file in row.findall(text):
+        if "model/codegen/host/src" not in file:
+            continue
+        number = int(size, 16)
+        if section.startswith(".text"):
+            model["code"] += number
+        elif section.startswith(".rodata") and file.endswith("_lib2.o"):
+            model["constants"] += number
+        elif section.startswith(".bss.noinit"):
+            model["workspace"] += number
+    return Sizes(flash, ram, model["code"], model["constants"], model["workspace"])
+
+
+def _sections(elf: bytes) -> list[tuple[int, int, int]]:
+    """(type, flags, size) of the sections of an ELF file of either width."""
+    wide = elf[4] == 2
+    place = struct.unpack_from("<Q" if wide else "<I", elf, 40 if wide else 32)[0]
+    entry, count = struct.unpack_from("<HH", elf, 58 if wide else 46)
+    found: list[tuple[int, int, int]] = []
+    for n in range(count):
+        at = place + n * entry
+        if wide:
+            _, kind, flags, _, _, size = struct.unpack_from("<IIQQQQ", elf, at)
+        else:
+            _, kind, flags, _, _, size = struct.unpack_from("<IIIIII", elf, at)
+        found.append((kind, flags, size))
+    return found
+
+
+__all__ = ["OPTIONS", "GeneratedProject", "Sizes", "generate_project"]

@@ -1,0 +1,174 @@
+"""What projects are made of: a row for each kind of machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+START = "ek_micro_start.c"
+SERVER = ("ek_micro_rpc.c", "ek_micro_rpc.h", "ek_rpc_table.h")
+BOARD = ("ek_micro_board.h",)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A memory of a board: its first address, and bytes."""
+
+    origin: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A kind of machine: what a project for it has and how it is built and run."""
+
+    name: str
+    about: str
+    sources: tuple[str, ...]
+    """Files beside the model's."""
+    cc: str = "arm-none-eabi-gcc"
+    machine: str = ""
+    """What the compiler is told of the processor; {cpu} is the option of that name."""
+    flags: str = ""
+    memories: Mapping[str, Region] = field(default_factory=dict)
+    """Of a board: `flash`, where code is, `constants` unless they are there, too, and `ram`."""
+    emulator: tuple[str, ...] = ()
+    """The command that runs it, before the name of the program; none: it is no board of QEMU."""
+    serves: bool = True
+    """Whether its program serves sessions."""
+
+
+_FPU = "-mthumb -mfloat-abi=hard"
+_QEMU = ("-display", "none", "-monitor", "none", "-serial", "stdio", "-semihosting-config",
+         "enable=on,target=native", "-kernel")  # fmt: skip
+TEMPLATES: dict[str, Template] = {
+    row.name: row
+    for row in (
+        Template(
+            "host",
+            "this machine: a program that serves sessions by its standard input and output",
+            ("ek_micro_host.c", *SERVER),
+            cc="cc",
+        ),
+        Template(
+            "qemu-mps2-an500",
+            "Arm's board with a Cortex-M7, in QEMU: sessions over its UART",
+            (START, "ek_micro_mps.c", *SERVER, *BOARD),
+            machine=f"-mcpu=cortex-m7 -mfpu=fpv5-d16 {_FPU}",
+            flags="-DEK_BOARD_MPS2_AN500 -DEK_SEMIHOSTING",
+            memories={"flash": Region(0, 4 << 20), "ram": Region(0x20000000, 4 << 20)},
+            emulator=("qemu-system-arm", "-M", "mps2-an500", *_QEMU),
+        ),
+        Template(
+            "qemu-mps3-an547",
+            "Arm's board with a Cortex-M55, in QEMU: sessions over its UART",
+            (START, "ek_micro_mps.c", *SERVER, *BOARD),
+            machine=f"-mcpu=cortex-m55 {_FPU}",
+            flags="-DEK_BOARD_MPS3_AN547 -DEK_SEMIHOSTING",
+            memories={
+                "flash": Region(0, 512 << 10),
+                "constants": Region(0x38000000, 8 << 20),
+                "ram": Region(0x31000000, 4 << 20),
+            },
+            emulator=("qemu-system-arm", "-M", "mps3-an547", *_QEMU),
+        ),
+        Template(
+            "bare",
+            "a Cortex-M of your own: start-up code, a linker's script, a Makefile, your main",
+            (START, "ek_micro_bare.c", "ek_micro_rpc.h", *BOARD),
+            machine="-mcpu={cpu} {fpu}",
+            memories={"flash": Region(0, 1 << 20), "ram": Region(0x20000000, 256 << 10)},
+            serves=False,
+        ),
+    )
+}
+"""By name."""
+FPUS = {
+    "cortex-m3": "-mthumb -mfloat-abi=soft",
+    "cortex-m4": f"-mfpu=fpv4-sp-d16 {_FPU}",
+    "cortex-m7": f"-mfpu=fpv5-d16 {_FPU}",
+    "cortex-m33": f"-mfpu=fpv5-sp-d16 {_FPU}",
+    "cortex-m55": _FPU,
+}
+"""Processor -> what its floating-point unit is called for the compiler."""
+
+MAKEFILE = """\
+# make builds the program; make CC=... with another compiler, CFLAGS=... with other options.
+CC = {cc}
+CFLAGS ?= -O2
+MACHINE = {machine}
+FLAGS = -std=c99 -fwrapv -ffp-contract=off -fno-math-errno -ffunction-sections -fdata-sections \\
+  {flags} -Imodel/codegen/host/include -Isrc
+LINK = {link}
+SOURCES = $(wildcard model/codegen/host/src/*.c) $(wildcard src/*.c)
+OBJECTS = $(patsubst %.c,build/%.o,$(SOURCES))
+
+build/firmware: $(OBJECTS) {script}
+\t$(CC) $(MACHINE) $(CFLAGS) $(OBJECTS) $(LINK) -Wl,-Map=build/firmware.map -o $@
+
+build/%.o: %.c $(wildcard src/*.h) $(wildcard model/codegen/host/include/*.h)
+\t@mkdir -p $(@D)
+\t$(CC) $(MACHINE) $(FLAGS) $(CFLAGS) -c $< -o $@
+
+clean:
+\trm -rf build
+"""
+SCRIPT = """\
+/* Where things lie on the board. */
+ENTRY(ek_reset)
+MEMORY {{
+  flash (rx) : ORIGIN = {flash.origin:#x}, LENGTH = {flash.length:#x}
+  ram (rwx) : ORIGIN = {ram.origin:#x}, LENGTH = {ram.length:#x}
+  {constants}
+}}
+{alias}
+ek_stack_top = ORIGIN(ram) + LENGTH(ram);
+SECTIONS {{
+  .text : {{
+    KEEP(*(.ekiden.vectors))
+    *(.text .text.*)
+    *(EXCLUDE_FILE(*_lib2.o) .rodata EXCLUDE_FILE(*_lib2.o) .rodata.*)
+    . = ALIGN(8);
+  }} > flash
+  .constants : {{ *_lib2.o(.rodata .rodata.*) }} > constants
+  .ARM.exidx : {{ *(.ARM.exidx*) }} > flash
+  .data : {{
+    . = ALIGN(8);
+    ek_data_begin = .;
+    *(.data .data.*)
+    . = ALIGN(8);
+    ek_data_end = .;
+  }} > ram AT > flash
+  ek_data_from = LOADADDR(.data);
+  .bss (NOLOAD) : {{
+    . = ALIGN(16);
+    ek_bss_begin = .;
+    *(.bss .bss.[!n]*)
+    *(COMMON)
+    . = ALIGN(16);
+    ek_bss_end = .;
+    *(.bss.noinit.*)
+    end = .;
+  }} > ram
+  ASSERT(end + {stack:#x} <= ek_stack_top, "there is no room for the stack")
+}}
+"""
+CONFIG = """\
+/* Which model the program has, and the memory that it gives it. Made with the project. */
+#ifndef EK_MICRO_CONFIG_H_
+#define EK_MICRO_CONFIG_H_
+
+#include <stddef.h>
+
+#include "ekiden_{name}.h"
+
+#define EK_MICRO_MODEL ekiden_{name}
+{pools}
+static uint8_t ek_frame[{frame}] __attribute__((aligned(16), section(".bss.noinit.frame")));
+static uint8_t ek_heap[{heap}] __attribute__((aligned(16), section(".bss.noinit.heap")));
+#define EK_MICRO_MEMORY {{ek_frame, sizeof ek_frame, ek_heap, sizeof ek_heap, {pool_table}}}
+
+#endif /* EK_MICRO_CONFIG_H_ */
+"""
+
+__all__ = ["CONFIG", "FPUS", "MAKEFILE", "SCRIPT", "TEMPLATES", "Region", "Template"]

@@ -1,0 +1,187 @@
+"""Model libraries: what is in them, the memory they plan, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from micro_models import SMALL, Net
+
+import ekiden
+from ekiden import micro, relay
+from ekiden.backend.crt.emit import emit_files
+from ekiden.cli import main
+from ekiden.driver.model_library import metadata
+from ekiden.relay import load_param_dict
+from ekiden.runtime.errors import CompileError
+
+TARGET = "c -mcpu=cortex-m7"
+STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fwrapv", "-ffp-contract=off",
+          "-fno-math-errno", "-fsanitize=address,undefined", "-fno-sanitize-recover")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("micro") / "keyword.onnx"
+    onnx.save(SMALL["keyword"](), path)
+    return path
+
+
+def archive(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as found:
+        files = [(m.name, found.extractfile(m)) for m in found]
+        return {name: data.read() for name, data in files if data is not None}
+
+
+def test_a_library_has_what_its_format_asks_for(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.tar"
+    command = ["compile", str(model), "--executor", "aot", "--runtime", "crt", "-f", "mlf"]
+    assert main([*command, "--target", TARGET, "--module-name", "spotter", "-o", str(path)]) == 0
+    files = archive(path)
+    about = json.loads(files["./metadata.json"])
+    assert about["version"] == 7
+    (own,) = about["modules"].values()
+    assert (own["model_name"], own["style"], own["executors"]) == ("spotter", "full-model", ["aot"])
+    (memory,) = own["memory"]["functions"]["main"]
+    assert memory["inputs"]["x"] == {"size": 800, "dtype": "float32", "shape": [1, 1, 20, 10]}
+    assert f"memory workspace {memory['workspace_size_bytes']} bytes" in capsys.readouterr().out
+    text = files["./codegen/host/include/tvmgen_spotter.h"].decode()
+    assert "int32_t tvmgen_spotter_run(struct tvmgen_spotter_inputs *inputs" in text
+    for row in own["memory"]["functions"]["operator_functions"]:
+        assert (
+            f"int32_t {row['function_name']}("
+            in files["./codegen/host/src/spotter_lib1.c"].decode()
+        )
+    params = load_param_dict(files["./parameters/spotter.params"])
+    assert sum(p.nbytes for p in params.values()) <= memory["constants_size_bytes"]
+    assert "def @main" in files["./src/relay.txt"].decode()
+
+
+PROGRAM = """
+#include <stdint.h>
+#include <stdio.h>
+#include "tvmgen_default.h"
+static float x[200];
+static float y[TVMGEN_DEFAULT_{out}_SIZE / 4];
+static uint8_t fast[TVMGEN_DEFAULT_FAST_WORKSPACE_POOL_SIZE] __attribute__((aligned(16)));
+static uint8_t slow[TVMGEN_DEFAULT_SLOW_WORKSPACE_POOL_SIZE] __attribute__((aligned(16)));
+int main(void) {{
+  for (int i = 0; i < 200; i++) x[i] = (float)(i % 7) - 3.0f;
+  struct tvmgen_default_inputs inputs = {{x}};
+  struct tvmgen_default_outputs outputs = {{y}};
+  struct tvmgen_default_workspace_pools pools = {{fast, slow}};
+  if (tvmgen_default_run(&inputs, &outputs, &pools) != 0) return 1;
+  for (unsigned i = 0; i < sizeof y / sizeof *y; i++) printf("%a\\n", y[i]);
+  return 0;
+}}
+"""
+
+
+def test_c_programs_give_memories_and_call_run(model: Path, tmp_path: Path) -> None:
+    program = micro.compile(
+        str(model), TARGET, pools=[micro.Pool("fast", 1500), micro.Pool("slow")]
+    )
+    fast, slow = program.module.pools
+    assert 0 < fast.used <= 1500 and slow.used > 0
+    for path, text in emit_files(program.module).items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    out = program.module.outputs[0].name.upper()
+    (tmp_path / "main.c").write_text(PROGRAM.format(out=out))
+    sources = [str(p) for p in (*tmp_path.glob("src/*.c"), tmp_path / "main.c")]
+    made = tmp_path / "program"
+    command = ["cc", *STRICT, f"-I{tmp_path}/include", *sources, "-lm", "-o", str(made)]
+    subprocess.run(command, check=True)
+    shown = subprocess.run([str(made)], check=True, capture_output=True, text=True).stdout
+    x = (np.arange(200) % 7 - 3).astype(np.float32).reshape(1, 1, 20, 10)
+    expected = ekiden.compile(str(model))(x).numpy().ravel()
+    np.testing.assert_allclose([float.fromhex(v) for v in shown.split()], expected, atol=1e-6)
+
+
+def test_in_one_memory_what_is_never_needed_together_shares_bytes(model: Path) -> None:
+    module = micro.compile(str(model), TARGET).module
+    (pool,) = module.pools
+    sizes = [k.workspace for k in module.kernels]
+    assert (
+        max(sizes)
+        <= pool.used
+        < sum(p.nbytes for p in (*module.inputs, *module.outputs)) + 40 * module.inputs[0].nbytes
+    )
+    assert pool.used % 16 == 0
+    assert (
+        metadata(module)["modules"]["default"]["memory"]["functions"]["main"][0][
+            "workspace_size_bytes"
+        ]
+        == pool.used
+    )
+
+
+def loop() -> ekiden.IRModule:
+    x = relay.var("x", shape=(2,))
+    zero = relay.const(0.0)
+    test = relay.less(relay.sum(x), zero)
+    return ekiden.IRModule.from_expr(relay.Function([x], relay.If(test, x, relay.nn.relu(x))))
+
+
+def copies() -> ekiden.IRModule:
+    x = relay.var("x", shape=(2, 2))
+    y = relay.nn.relu(x)
+    results = [x, y, relay.reshape(y, (4,)), relay.const(np.arange(3, dtype="float32"))]
+    return ekiden.IRModule.from_expr(relay.Function([x], relay.Tuple(results)))
+
+
+def test_results_that_are_inputs_or_constants_are_copied(tmp_path: Path) -> None:
+    project = micro.generate_project("host", micro.compile(copies(), "c"), tmp_path / "project")
+    project.build()
+    x = np.array([[1, -2], [-3, 4]], np.float32)
+    with micro.Session(project.open_transport()) as session:
+        found = [y.numpy() for y in session.run(x)]
+    expected = [y.numpy() for y in ekiden.compile(copies())(x)]
+    for y, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(y, wanted)
+
+
+def dynamic() -> onnx.ModelProto:
+    model = Net("dynamic", (1, 4)).add("Relu").model((1, 4))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    return model
+
+
+def test_what_a_library_cannot_be_made_of(model: Path) -> None:
+    with pytest.raises(CompileError, match=r"'If'?|If is no kernel on tensors"):
+        micro.compile(loop(), TARGET)
+    with pytest.raises(CompileError, match=r"input 'x' has no static shape.*--shape"):
+        micro.compile(dynamic(), TARGET)
+    with pytest.raises(CompileError, match=r"target kind 'c' expected, got 'llvm'"):
+        micro.compile(str(model), "llvm")
+    with pytest.raises(CompileError, match=r"tiny \(64 bytes\) are too small: a tensor of \d+"):
+        micro.compile(str(model), TARGET, pools=[micro.Pool("tiny", 64)])
+    with pytest.raises(CompileError, match=r"one of C, got 'a-b'"):
+        micro.compile(str(model), TARGET, name="a-b")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--runtime", "crt"], "all three"),
+        (["-f", "mlf"], "all three"),
+        (["--workspace-pools", "a"], "are for -f mlf"),
+        (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--size", "small"], "--size"),
+        (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--workspace-pools", "a=x"], "a=x"),
+        (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--denormals", "flush"], "denorm"),
+    ],
+)
+def test_half_a_request_is_refused(
+    words: list[str], message: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", str(model), *words, "-o", str(tmp_path / "model.tar")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "model.tar").exists()

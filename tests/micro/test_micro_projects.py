@@ -1,0 +1,193 @@
+"""Projects: generated, built, run on this machine and on boards that QEMU has."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from micro_models import MODELS, SMALL, quantized
+
+import ekiden
+from ekiden import micro
+from ekiden.rpc import RPCError
+from ekiden.rpc.messages import HEADER, Kind
+from ekiden.runtime.errors import ExportError, InputError, LoadError
+
+SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover -Wall -Wextra -Werror"
+BOARDS = {
+    "qemu-mps2-an500": "c -mcpu=cortex-m7",
+    "qemu-mps3-an547": "c -mcpu=cortex-m55",
+}
+
+
+def saved(model: onnx.ModelProto, kind: str, folder: Path) -> Path:
+    if kind == "int8":
+        pytest.importorskip("onnxruntime.quantization", reason="needs onnxruntime")
+        return quantized(model, folder)
+    onnx.save(model, folder / "float.onnx")
+    return folder / "float.onnx"
+
+
+def sample(program: micro.MicroProgram) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal(program.module.inputs[0].shape, np.float32)
+
+
+def check(path: Path, template: str, target: str, folder: Path, **options: object) -> None:
+    """Int8 is that of the virtual machine bit by bit; memory is what was planned."""
+    program = micro.compile(str(path), target)
+    project = micro.generate_project(template, program, folder / template, options)
+    project.build()
+    sizes = project.sizes()
+    assert sizes.model_workspace == program.module.workspace
+    if "cflags" not in options:  # sanitizers put room between constants
+        off = abs(sizes.model_constants - program.module.constant_bytes)
+        assert off <= sizes.model_constants / 100
+    x = sample(program)
+    with micro.Session(project.open_transport()) as session:
+        (found,) = session.run(x)
+    expected = ekiden.compile(str(path))(x).numpy()
+    exact = path.stem == "int8"
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0 if exact else 1e-5,
+                               atol=0 if exact else 1e-6)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("keyword", "int8"), ("person", "float"), ("anomaly", "int8"), ("lstm", "float"),
+     ("forest", "float")],
+)  # fmt: skip
+def test_models_give_the_same_here_without_the_runtime(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    path = saved(SMALL[name](), kind, tmp_path)
+    check(path, "host", "c -mcpu=cortex-m55", tmp_path, cflags=SANITIZE)
+
+
+def need_board() -> None:
+    for program in ("arm-none-eabi-gcc", "qemu-system-arm", "make"):
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program}: apt install gcc-arm-none-eabi"
+                        " libnewlib-arm-none-eabi qemu-system-arm make")  # fmt: skip
+
+
+@pytest.mark.parametrize("template", BOARDS)
+@pytest.mark.parametrize(("name", "kind"), [("keyword", "int8"), ("lstm", "float")])
+def test_models_run_on_boards(template: str, name: str, kind: str, tmp_path: Path) -> None:
+    need_board()
+    check(saved(SMALL[name](), kind, tmp_path), template, BOARDS[template], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("template", BOARDS)
+@pytest.mark.parametrize("kind", ["float", "int8"])
+@pytest.mark.parametrize("name", MODELS)
+def test_whole_models_run_on_boards(template: str, name: str, kind: str, tmp_path: Path) -> None:
+    need_board()
+    check(saved(MODELS[name](), kind, tmp_path), template, BOARDS[template], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> micro.GeneratedProject:
+    folder = tmp_path_factory.mktemp("project")
+    onnx.save(SMALL["forest"](), folder / "forest.onnx")
+    program = micro.compile(str(folder / "forest.onnx"), "c -mcpu=cortex-m7", name="votes")
+    micro.export_model_library_format(program, folder / "model.tar")
+    made = micro.generate_project("host", folder / "model.tar", folder / "p", {"cflags": SANITIZE})
+    made.build()
+    return micro.GeneratedProject(made.folder)
+
+
+def test_a_session_loads_runs_and_measures(project: micro.GeneratedProject) -> None:
+    x = np.arange(5, dtype=np.float32).reshape(1, 5)
+    with micro.Session(project.open_transport()) as session:
+        module = session.load_module("votes")
+        there = session.cpu().array(x)
+        first = module["main"](there).numpy()
+        executor = session.create_aot_executor()
+        executor.run({0: x})
+        np.testing.assert_array_equal(executor.get_output(0).numpy(), first)
+        times = module.time_evaluator("main", number=3, repeat=4, min_repeat_ms=1)(there)
+        assert len(times.results) == 4 and times.min > 0
+        assert len(executor.benchmark(repeat=2).results) == 2
+        for _ in range(200):  # what is let go makes room
+            module["main"](session.cpu().array(x))
+
+
+def test_what_a_program_refuses(project: micro.GeneratedProject) -> None:
+    with micro.Session(project.open_transport()) as session:
+        module, device = session.get_system_lib(), session.cpu()
+        with pytest.raises(ValueError, match="another shape or dtype"):
+            module["main"](device.array(np.zeros((1, 4), np.float32)))
+        with pytest.raises(TypeError, match="another number of inputs"):
+            module["main"]()
+        with pytest.raises(TypeError, match="tensors of this side"):
+            module["main"](1.5)
+        with pytest.raises(MemoryError, match="no room"):
+            device.empty((1 << 20,), "float32")
+        with pytest.raises(FileNotFoundError, match="by its name"):
+            session.load_module("other.eki")
+        with pytest.raises(ValueError, match="no files"):
+            session.upload(b"x", "x")
+        with pytest.raises(AttributeError, match="no function named"):
+            session.get_function("nothing")
+        with pytest.raises(ValueError, match="takes number, repeat and min_repeat_ms"):
+            x = device.array(np.zeros((1, 5), np.float32))
+            module.time_evaluator("main", cooldown_interval_ms=5)(x)
+        assert module["main"](x).shape == (1, 3)  # the session goes on
+
+
+def test_frames_that_break_rules_end_a_session(project: micro.GeneratedProject) -> None:
+    """The program is built with sanitizers: it says nothing on standard error, and lives."""
+    rng = np.random.default_rng(0)
+    x = np.zeros((1, 5), np.float32)
+    for _ in range(25):
+        with micro.Session(project.open_transport()) as session:
+            session.cpu().array(x)
+            stream = session._endpoint.channel.stream
+            kind = int(rng.integers(1, 20))
+            body = bytearray(rng.integers(0, 4, int(rng.integers(0, 60))).astype(np.uint8))
+            assert HEADER == 8
+            stream.sendall(struct.pack("<IB3x", len(body), kind) + body)
+            with pytest.raises((RPCError, ValueError, TypeError, OSError, MemoryError)):
+                session._endpoint._answer(5.0)
+                session._endpoint.request(Kind.LOAD, "nothing")
+                raise OSError
+
+
+def test_projects_that_cannot_be_made(project: micro.GeneratedProject, tmp_path: Path) -> None:
+    library = project.folder.parent / "model.tar"
+    with pytest.raises(InputError, match=r"no template is named 'zephyr'; there are host \("):
+        micro.generate_project("zephyr", library, tmp_path / "a")
+    with pytest.raises(InputError, match=r"no option is named 'speed'; there are cc"):
+        micro.generate_project("host", library, tmp_path / "a", {"speed": 1})
+    with pytest.raises(InputError, match=r"cpu one of cortex-m3"):
+        micro.generate_project("bare", library, tmp_path / "b", {"cpu": "cortex-a72"})
+    with pytest.raises(FileExistsError):
+        micro.generate_project("host", library, project.folder)
+    with pytest.raises(LoadError, match="no tar"):
+        micro.generate_project("host", project.folder / "Makefile", tmp_path / "c")
+    with pytest.raises(LoadError, match="open project"):
+        micro.GeneratedProject(tmp_path)
+    bare = micro.generate_project("bare", library, tmp_path / "d", {"cpu": "cortex-m4"})
+    with pytest.raises(ExportError, match="is not built yet"):
+        bare.flash()
+    missing = micro.generate_project("host", library, tmp_path / "e", {"cc": "no-such-compiler"})
+    with pytest.raises(ExportError, match="no-such-compiler is missing"):
+        missing.build()
+
+
+def test_a_bare_project_links(project: micro.GeneratedProject, tmp_path: Path) -> None:
+    need_board()
+    options = {"cpu": "cortex-m33", "flash": "0x08000000:0x40000", "ram": "0x20000000:0x8000",
+               "frame_bytes": 4096, "flash_command": "test -f {firmware}"}  # fmt: skip
+    library = project.folder.parent / "model.tar"
+    made = micro.generate_project("bare", library, tmp_path / "bare", options)
+    made.build()
+    made.flash()
+    assert made.sizes().ram < 0x8000
+    with pytest.raises(ExportError, match="serves none"):
+        made.open_transport()
