@@ -359,3 +359,15 @@ def test_a_number_alone_is_an_axis_of_several() -> None:
     x = "%x: Tensor[(2, 3), float32]"
     alone, several = (parse_expr(f"fn ({x}) {{ reverse(%x, axis={a}) }}") for a in ("1", "(1,)"))
     assert structural_equal(alone, several)
+
+
+def test_short_forms_of_windows_are_read_in_full() -> None:
+    x = "%x: Tensor[(1, 2, 8, 8), float32], %w: Tensor[(2, 2, 3, 3), float32]"
+    short, full = (
+        parse_expr(f"fn ({x}) {{ nn.max_pool2d(nn.conv2d(%x, %w, {conv}), {pool}) }}")
+        for conv, pool in (
+            ("padding=[1, 0], strides=[2]", "pool_size=[2], padding=[1]"),
+            ("padding=[1, 0, 1, 0], strides=[2, 2]", "pool_size=[2, 2], padding=[1, 1, 1, 1]"),
+        )
+    )
+    assert structural_equal(short, full)

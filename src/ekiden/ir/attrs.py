@@ -41,6 +41,11 @@ class Attrs(Node):
     def __bool__(self) -> bool:
         return True
 
+    @classmethod
+    def in_full(cls, fields: dict[str, object]) -> dict[str, object]:
+        """Fields as a text may shorten them, as they are kept."""
+        return fields
+
     def check(self) -> None:
         """Look at the values alone, whatever the arguments are. Raises ValueError for what none
         goes with."""

@@ -50,7 +50,7 @@ def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
             value = (value,)  # TVM's text has a number alone for several of them
         made[name] = _to_prim(value) if name in prims else value
     try:
-        return kind(**made)
+        return kind(**kind.in_full(made))
     except TypeError as error:
         missing = str(error).partition("required positional argument")[2].lstrip("s: ")
         source.fail(at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error))

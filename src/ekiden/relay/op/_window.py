@@ -15,6 +15,16 @@ class WindowAttrs(Attrs):
 
     __slots__ = ()
 
+    @classmethod
+    def in_full(cls, fields: dict[str, object]) -> dict[str, object]:
+        """One number for all axes, or one width for both borders of each, as all of them."""
+        for name, default in _defaults(cls.type_key):
+            many, count = fields.get(name), len(default) if isinstance(default, tuple) else 0
+            short = (1, count // 2) if name == "padding" else (1,)
+            if isinstance(many, tuple) and len(many) in short:
+                fields[name] = many * (count // len(many))
+        return fields
+
     def check(self) -> None:
         """Raises ValueError for a field of too many or too few numbers, for a step, an extent or a
         count below 1, and for padding below 0."""
