@@ -7,6 +7,7 @@ import importlib
 import numpy as np
 import pytest
 
+import ekiden as tvm
 from ekiden import relay
 from ekiden.ir.pass_context import PassContext
 from ekiden.relay.dataflow_pattern import is_op, wildcard
@@ -98,3 +99,20 @@ def test_spellings_and_forms_that_tvm_takes() -> None:
     assert run_const_expr(padded).tolist() == [5, 0, 0]
     assert "pool_size=[1, 1]" in str(relay.nn.max_pool2d(x))
     assert "newshape=[]" in str(relay.reshape(relay.const([1.0]), ()))
+
+
+@pytest.mark.parametrize("border", ["edge", "zeros"])
+def test_what_lies_around_the_image_of_a_deformable_convolution(border: str) -> None:
+    """TVM takes 0 for places outside, and pixels on the edge for those between it and its end;
+    ONNX and PyTorch interpolate with zeros around the image."""
+    image = np.arange(1, 5, dtype="float32").reshape(1, 1, 2, 2)
+    moves = np.zeros((1, 2, 2, 2), "float32")
+    moves[0, 0, 0], moves[0, 0, 1] = -0.5, 0.5  # the first row up, the second down
+    x, o = relay.var("x", shape=image.shape), relay.var("o", shape=moves.shape)
+    weight = relay.const(np.ones((1, 1, 1, 1), "float32"))
+    made = relay.nn.deformable_conv2d(x, o, weight, border=border)
+    for kind in ("debug", "vm"):
+        module = tvm.IRModule.from_expr(relay.Function([x, o], made))
+        found = relay.create_executor(kind, module).evaluate()(image, moves).numpy()[0, 0]
+        wanted = [[0, 0], [3, 4]] if border == "edge" else [[0.5, 1], [1.5, 2]]
+        assert found.tolist() == wanted

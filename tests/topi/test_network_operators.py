@@ -213,7 +213,8 @@ def deformable() -> Iterator[Case]:
     """Sampling between pixels."""
     x, w = normal(1, 4, 6, 5), normal(3, 2, 3, 3)
     still = np.zeros((1, 36, 6, 5), "float32")
-    how = {"strides": 1, "padding": 1, "dilation": 1, "deformable_groups": 2, "groups": 2}
+    how = {"strides": 1, "padding": 1, "dilation": 1, "deformable_groups": 2, "groups": 2,
+           "border": "zeros"}  # fmt: skip
     moved = still.copy()
     moved[:, 0::2], moved[:, 1::2] = 1.0, 0.5  # one row down, half a column right
     padded = np.pad(x, ((0, 0), (0, 0), (1, 2), (1, 2)))

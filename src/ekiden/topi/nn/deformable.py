@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
@@ -36,6 +36,33 @@ def bilinear(
     return total
 
 
+def _within(
+    data: Tensor, at: Sequence[PrimExpr], rows: int, columns: int, y: PrimExpr, x: PrimExpr
+) -> PrimExpr:
+    """The data at a place, where pixels on the edge go on as far as it; 0 for one outside."""
+    high, wide = data.shape[rows], data.shape[columns]
+    top, left = te.floor(y), te.floor(x)
+    total: PrimExpr = const(0.0, y.dtype)
+    for dy in (0, 1):
+        for dx in (0, 1):
+            row, column = top + float(dy), left + float(dx)
+            weight = (1.0 - te.abs(y - row)) * (1.0 - te.abs(x - column))
+            place = list(at)
+            for axis, where, extent in ((rows, row, high), (columns, column, wide)):
+                nearest = te.max(cast(where, "int64"), 0)
+                place[axis] = te.max(te.min(nearest, extent - 1), 0)
+            total = total + cast(data[tuple(place)], y.dtype) * weight
+    ends = cast(high, y.dtype), cast(wide, y.dtype)
+    inside = te.all(y >= 0.0, x >= 0.0, y < ends[0], x < ends[1])
+    return te.if_then_else(inside, total, const(0.0, y.dtype))
+
+
+SAMPLERS: Mapping[str, Callable[..., PrimExpr]] = {"edge": _within, "zeros": bilinear}
+"""What lies around an image -> the data at a place between pixels: nothing, and pixels on the edge
+go on as far as it (MXNet's and TVM's), or zeros between which is interpolated too (ONNX's and
+PyTorch's)."""
+
+
 def _deformable(
     data: Tensor,
     offset: Tensor,
@@ -48,9 +75,12 @@ def _deformable(
     out_dtype: str | None,
     layout: str,
     kernel_layout: str,
-    mask: Tensor | None = None,
+    mask: Tensor | None,
+    border: str,
 ) -> Tensor:
     name = "deformable_conv2d"
+    if border not in SAMPLERS:
+        raise ValueError(f"{name}: border must be {' or '.join(SAMPLERS)}, got {border!r}")
     expect_positive(name, groups=groups, deformable_groups=deformable_groups)
     n, c, _, _ = permute(data.shape, layout, "NCHW")
     out, per_group, kh, kw = permute(kernel.shape, kernel_layout, "OIHW")
@@ -78,7 +108,7 @@ def _deformable(
         row = cast(y * sy + ky * dy - top, "float32") + cast(move_y, "float32")
         column = cast(x * sx + kx * dx - left, "float32") + cast(move_x, "float32")
         at = permute((b, ci, as_dim(0), as_dim(0)), "NCHW", layout)
-        value = bilinear(data, at, y_axis, x_axis, row, column)
+        value = SAMPLERS[border](data, at, y_axis, x_axis, row, column)
         if mask is not None:
             place = ci // each * kh * kw + ky * kw + kx
             value = value * cast(mask[permute((b, place, y, x), "NCHW", layout)], "float32")
@@ -110,16 +140,17 @@ def deformable_conv2d_nchw(
     groups: int,
     out_dtype: str | None = None,
     mask: Tensor | None = None,
+    border: str = "edge",
 ) -> Tensor:
     """A convolution whose taps are moved by offsets and sampled bilinearly (Dai et al. 2017).
 
     data [N, C, H, W], offset [N, deformable_groups * KH * KW * (y, x), OH, OW],
     kernel [O, C / groups, KH, KW], mask [N, deformable_groups * KH * KW, OH, OW]: a factor for each
-    tap (Zhu et al. 2018).
+    tap (Zhu et al. 2018). border: what lies around the image, one of SAMPLERS.
     """
     return _deformable(
         data, offset, kernel, strides, padding, dilation, deformable_groups, groups, out_dtype,
-        "NCHW", "OIHW", mask,
+        "NCHW", "OIHW", mask, border,
     )  # fmt: skip
 
 
@@ -133,11 +164,12 @@ def deformable_conv2d_nhwc(
     deformable_groups: int,
     groups: int,
     out_dtype: str | None = None,
+    border: str = "edge",
 ) -> Tensor:
     """As `deformable_conv2d_nchw`, channels last everywhere: kernel [KH, KW, C / groups, O]."""
     return _deformable(
         data, offset, kernel, strides, padding, dilation, deformable_groups, groups, out_dtype,
-        "NHWC", "HWIO",
+        "NHWC", "HWIO", None, border,
     )  # fmt: skip
 
 

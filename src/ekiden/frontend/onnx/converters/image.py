@@ -131,6 +131,7 @@ def _deform_conv(node: Node) -> Expr:
         groups=node.get_int("group", 1),
         channels=known(node.shape(1)[0]),
         kernel_size=kernel,
+        border="zeros",
     )
     return found if node.optional(3) is None else op.nn.bias_add(found, node.expr(3), axis=1)
 

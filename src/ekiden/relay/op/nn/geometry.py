@@ -97,9 +97,12 @@ class Conv3DAttrs(ConvAttrs):
 
 @node("relay.attrs.DeformableConv2DAttrs")
 class DeformableConv2DAttrs(Conv2DAttrs):
-    """A convolution whose taps are moved; each deformable group has offsets of its own."""
+    """A convolution whose taps are moved; each deformable group has offsets of its own. Around the
+    image lies nothing, and pixels on its edge go on as far as it ("edge", as in TVM), or zeros,
+    between which and those is interpolated ("zeros", as in ONNX and PyTorch)."""
 
     deformable_groups: int = 1
+    border: str = "edge"
 
 
 @node("relay.attrs.ConvTransposeAttrs")

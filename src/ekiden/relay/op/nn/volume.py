@@ -94,7 +94,7 @@ def _deformable(
     return compute(
         data, offset, weight, attrs.strides, attrs.padding, attrs.dilation,
         attrs.deformable_groups, attrs.groups, attrs.out_dtype,
-        *() if mask is None else (mask,),
+        *() if mask is None else (mask,), border=attrs.border,
     )  # fmt: skip
 
 
@@ -264,14 +264,15 @@ def deformable_conv2d(
     out_layout: str = "",
     out_dtype: str = "",
     mask: Expr | None = None,
+    border: str = "edge",
 ) -> Call:
     """A convolution whose taps are moved by offsets and sampled between pixels; with `mask`, times
-    a factor for each tap (NCHW alone; TVM has none).
+    a factor for each tap (NCHW alone; TVM has none). `border` "edge" or "zeros": see the row.
     """
     attrs = DeformableConv2DAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
         window_size(kernel_size, 2), data_layout, kernel_layout, out_layout, out_dtype,
-        deformable_groups,
+        deformable_groups, border,
     )  # fmt: skip
     if mask is not None:
         return call("nn.modulated_deformable_conv2d", data, offset, weight, mask, attrs=attrs)
