@@ -94,7 +94,6 @@ vm.invoke_tvm_op vm.reshape_tensor vm.shape_of where zeros zeros_like
 """
 
 OTHER = {
-    "BackwardFoldScaleAxis": "`FoldScaleAxis`, which moves scales behind convolutions into weights",
     "ToANormalFormExpr": "`ToANormalForm` over `IRModule.from_expr(expr)`",
     "ChangeBatch": "a dimension with a name, which is any batch at run time",
     "AnnotateMemoryScope": "memory has one scope",
@@ -105,6 +104,7 @@ OTHER = {
     "nn.contrib_conv2d_NCHWc": '`nn.conv2d` with `data_layout="NCHW16c"`',
     "nn.contrib_depthwise_conv2d_NCHWc": '`nn.conv2d` with `groups` and `data_layout="NCHW16c"`',
     "dyn.nn.upsampling": "`nn.upsampling` with factors that are expressions",
+    "sparse_fill_empty_rows": "`relay.sparse_fill_empty_rows`, made of other operators",
     "sparse_reshape": "`relay.sparse_reshape`, made of other operators",
 }
 """What is written instead."""
@@ -136,15 +136,10 @@ REFUSED = {
 
 NOT_YET = set(
     """
-ToCPS to_cps un_cps DenseToSparse Conv2dToSparse Conv2dToSparse2
-SimplifyFCTranspose
-OutlineCompilerFunctionsWithExistingGlobalSymbols MarkCompilerFunctionsAsExtern
-InlineCompilerFunctionsBoundTo AnnotateUsedMemory RemoveStandaloneReshapes quantize
-annotation.cast_hint annotation.checkpoint debug dyn.nn.upsampling3d dyn.sparse_to_dense
-fixed_point_multiply_per_axis nn.bitpack nn.bitserial_conv2d nn.bitserial_dense
-nn.internal.sparse_dense_padded nn.sparse_add
-nn.sparse_conv2d nn.sparse_dense nn.sparse_transpose relay.op.annotation.simulated_quantize
-sparse_fill_empty_rows vision.regular_non_max_suppression
+ToCPS to_cps un_cps AnnotateUsedMemory RemoveStandaloneReshapes quantize
+debug dyn.nn.upsampling3d nn.bitpack nn.bitserial_conv2d nn.bitserial_dense
+nn.internal.sparse_dense_padded relay.op.annotation.simulated_quantize
+vision.regular_non_max_suppression
 """.split()
 )
 """What is missing."""

@@ -255,7 +255,8 @@ class OpDef:
     left to the operator. sizes: which arguments say a shape that is data; where these are
     constants, the function of relay.op of its name without "dyn." takes them for attributes
     (DynamicToStatic). homogeneous: of one tensor, f(x * s) = f(x) * s for s > 0. boxes: which
-    box of the one argument each result is, where results are nothing else (SliceInPlace).
+    box of the one argument each result is, where results are nothing else (SliceInPlace). hint: its
+    result is its argument, of any type, and there is no kernel (ExpandOps).
     """
 
     name: str
@@ -295,6 +296,7 @@ class OpDef:
     sizes: tuple[int, ...] = ()
     homogeneous: bool = False
     boxes: BoxesOf | None = None
+    hint: bool = False
     description: str = ""
     result: str = ""
 

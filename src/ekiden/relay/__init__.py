@@ -103,6 +103,7 @@ _HIGHER = {
     "vm": "ekiden.driver.relay_vm",
     "frontend": "ekiden.frontend.relay",
     "backend": "ekiden.relay.backend",
+    "data_dep_optimization": "ekiden.relay.data_dep_optimization",
     "testing": "ekiden.relay.testing",
     "dataflow_pattern": "ekiden.relay.dataflow_pattern",
     "script": "ekiden.relay.reader:script",

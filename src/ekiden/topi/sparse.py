@@ -22,6 +22,7 @@ from ekiden.te.range_check import (
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
+from ekiden.topi.layout import permute
 from ekiden.topi.shape import Dim, as_dim, as_shape, known, product, tidy
 
 
@@ -140,6 +141,51 @@ def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Te
     attrs = _checks("sparse_dense", (data, indices, indptr), count)
     inputs = [x, data, indices, indptr]
     return te.extern_op([shape], inputs, build, [data.dtype], name="bsr_dense", attrs=attrs)[0]
+
+
+def sparse_conv2d(
+    data: Tensor, sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor,
+    layout: str = "NHWC", kernel_size: int | Sequence[int] = 1,
+) -> Tensor:  # fmt: skip
+    """The convolution of steps of 1 with a sparse weight [channels, columns], as sparse_dense has
+    it; blocks of one column may leave that axis out. A window of an odd extent has a border of
+    zeros around the data, and columns in the order of the layout: (row, column, channel) for NHWC,
+    (channel, row, column) for NCHW.
+    """
+    sizes = {kernel_size} if isinstance(kernel_size, int) else set(kernel_size)
+    if layout not in ("NHWC", "NCHW") or len(sizes) != 1 or min(sizes) % 2 != 1:
+        raise ValueError(
+            "sparse_conv2d: expected the layout NHWC or NCHW and a square window of an odd extent,"
+            f" got {layout} and {kernel_size}"
+        )
+    size = min(sizes)
+    n, c, h, w = permute(data.shape, layout, "NCHW")
+    taps, border = size * size, size // 2
+
+    def patch(row: Var, column: Var) -> PrimExpr:
+        tap, channel = (column // c, column % c)
+        if layout == "NCHW":
+            tap, channel = column % taps, column // taps
+        y, x = row // w % h + tap // size - border, row % w + tap % size - border
+        at = permute((row // (h * w), channel, y, x), "NCHW", layout)
+        inside = te.all(y >= 0, y < h, x >= 0, x < w)
+        return data[at] if size == 1 else te.if_then_else(inside, data[at], const(0, data.dtype))
+
+    rows = te.compute((tidy(n * h * w), tidy(c * taps)), patch, name="patches", tag="injective")
+    blocks = sparse_data
+    if sparse_data.ndim == 2:
+        blocks = te.compute(
+            (*sparse_data.shape, as_dim(1)), lambda k, r, _: sparse_data[k, r], name="blocks",
+            tag="injective",
+        )  # fmt: skip
+    made = sparse_dense(rows, blocks, sparse_indices, sparse_indptr)
+
+    def element(*i: Var) -> PrimExpr:
+        b, o, y, x = permute(i, layout, "NCHW")
+        return made[(b * h + y) * w + x, o]
+
+    shape = permute((n, made.shape[1], h, w), "NCHW", layout)
+    return te.compute(shape, element, name="sparse_conv2d", tag="injective")
 
 
 def sparse_transpose(
@@ -311,6 +357,6 @@ def sparse_fill_empty_rows(
 
 
 __all__ = [
-    "csrmm", "csrmv", "sparse_add", "sparse_dense", "sparse_fill_empty_rows", "sparse_reshape",
-    "sparse_transpose",
+    "csrmm", "csrmv", "sparse_add", "sparse_conv2d", "sparse_dense", "sparse_fill_empty_rows",
+    "sparse_reshape", "sparse_transpose",
 ]  # fmt: skip

@@ -33,6 +33,11 @@ def elementwise() -> Iterator[Case]:
     yield case(op.trunc_mod, normal(3, 4), positive(4) + 0.5)
     x = integers(-(2**20), 2**20, 4, 6, dtype="int32")
     yield case(lambda x: op.fixed_point_multiply(x, 1395864371, 3), x)
+    shifts = [np.array([each, 0], "int32") for each in (1, 3)]
+    yield case(lambda x, y, left, right: op.fixed_point_multiply_per_axis(
+        x, y, left, right, True, True, (0,)
+    ), np.array([[1 << 30, -7, 9], [5, -(1 << 31), 3]], "int32"),
+        np.array([1395864371, (1 << 31) - 1], "int32"), *shifts, symbolic=False)  # fmt: skip
 
 
 def movement() -> Iterator[Case]:

@@ -18,6 +18,7 @@ from ekiden.relay.analysis.feature import Feature, detect_feature
 from ekiden.relay.analysis.kind import check_kind
 from ekiden.relay.analysis.liveness import dead_bindings, last_uses
 from ekiden.relay.analysis.matches import pattern_text, unmatched_cases
+from ekiden.relay.analysis.search import extract_intermdeiate_expr, search_fc_transpose
 from ekiden.relay.analysis.variables import (
     all_dtypes,
     all_type_vars,
@@ -47,6 +48,7 @@ __all__ = [
     "dead_bindings",
     "detect_feature",
     "extract_fused_functions",
+    "extract_intermdeiate_expr",
     "find_errors",
     "free_type_vars",
     "free_vars",
@@ -57,6 +59,7 @@ __all__ = [
     "list_op_freqs",
     "pattern_text",
     "post_order_visit",
+    "search_fc_transpose",
     "shape_conditions",
     "unmatched_cases",
     "verify",

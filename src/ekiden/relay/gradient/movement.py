@@ -131,6 +131,11 @@ for _name in (
     register_gradient(_name, _reshaped)
 
 
+@register_gradient("annotation.checkpoint")
+def _checkpoint(call: Call, grad: Expr) -> Sequence[Expr]:
+    return [grad]
+
+
 @register_gradient("transpose")
 def _transpose(call: Call, grad: Expr) -> Sequence[Expr]:
     attrs = call.attrs

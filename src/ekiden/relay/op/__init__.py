@@ -32,6 +32,7 @@ from ekiden.relay.op import reshape as _reshape
 from ekiden.relay.op import scan as _scan
 from ekiden.relay.op import slice as _slice
 from ekiden.relay.op import sorting as _sorting
+from ekiden.relay.op import sparse as _sparse
 from ekiden.relay.op import transform as _transform
 from ekiden.relay.op._document import attach
 from ekiden.relay.op.algebra import *  # noqa: F403
@@ -56,6 +57,7 @@ from ekiden.relay.op.reshape import *  # noqa: F403
 from ekiden.relay.op.scan import *  # noqa: F403
 from ekiden.relay.op.slice import *  # noqa: F403
 from ekiden.relay.op.sorting import *  # noqa: F403
+from ekiden.relay.op.sparse import *  # noqa: F403
 from ekiden.relay.op.strategy import (
     OpImplementation,
     OpSpecialization,
@@ -81,6 +83,7 @@ _FAMILIES = (
     _scan,
     _slice,
     _sorting,
+    _sparse,
     _transform,
 )
 _NAMESPACES = (image, memory, ml, nn, random, sequence, text, vision, vm)

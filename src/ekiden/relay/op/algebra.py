@@ -111,6 +111,22 @@ class FixedPointMultiplyAttrs(Attrs):
     shift: int = 0
 
 
+@node("relay.attrs.FixedPointMultiplyPerAxisAttrs")
+class FixedPointMultiplyPerAxisAttrs(Attrs):
+    """Which of the shifts are made, and the axes that multipliers and shifts run along."""
+
+    is_lshift_required: bool = False
+    is_rshift_required: bool = False
+    axes: tuple[int, ...] = ()
+
+
+def _multiplied(data: Array, multiplier: int, shift: int) -> Array:
+    """data * multiplier * 2**(shift - 31), rounded half up, in integers."""
+    left, right = max(shift, 0), 31 - min(shift, 0)
+    scaled = (data.astype(np.int64) << left) * multiplier
+    return np.asarray((scaled + (1 << (right - 1))) >> right).astype(np.int32)
+
+
 def _einsum(attrs: EinsumAttrs, *arrays: Array) -> Array:
     found = np.asarray(np.einsum(attrs.equation, *map(summable, arrays)))
     return found.astype(arrays[0].dtype, copy=False)
@@ -272,9 +288,17 @@ declare(
     "the type of data",
     FixedPointMultiplyAttrs,
     OpPattern.ELEMWISE,
-    lambda attrs, data: np.floor(
-        data.astype(np.float64) * attrs.multiplier * 2.0 ** (attrs.shift - 31) + 0.5
-    ).astype(np.int32),
+    lambda attrs, data: _multiplied(data, attrs.multiplier, attrs.shift),
+)
+declare(
+    "fixed_point_multiply_per_axis",
+    ("x", "y", "lshift", "rshift"),
+    lambda attrs, x, y, left, right: topi.fixed_point_multiply_per_axis(
+        x, y, left, right, attrs.is_lshift_required, attrs.is_rshift_required, attrs.axes
+    ),
+    "the type of x",
+    FixedPointMultiplyPerAxisAttrs,
+    OpPattern.BROADCAST,
 )
 
 
@@ -424,9 +448,25 @@ def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:
     return call("fixed_point_multiply", data, attrs=FixedPointMultiplyAttrs(multiplier, shift))
 
 
+def fixed_point_multiply_per_axis(
+    x: Expr,
+    y: Expr,
+    lshift: Expr,
+    rshift: Expr,
+    is_lshift_required: bool,
+    is_rshift_required: bool,
+    axes: Sequence[int],
+) -> Call:
+    """int32 times y * 2**(lshift - rshift - 31), rounded half up; y and the shifts are vectors
+    along an axis."""
+    attrs = FixedPointMultiplyPerAxisAttrs(is_lshift_required, is_rshift_required, tuple(axes))
+    return call("fixed_point_multiply_per_axis", x, y, lshift, rshift, attrs=attrs)
+
+
 __all__ = [
     "broadcast_to_like", "collapse_sum_like", "collapse_sum_to", "det", "dft", "einsum",
-    "fixed_point_multiply", "full_like", "invert_permutation", "logsumexp", "matrix_set_diag",
+    "fixed_point_multiply", "fixed_point_multiply_per_axis", "full_like", "invert_permutation",
+    "logsumexp", "matrix_set_diag",
     "mean_std", "mean_variance", "meshgrid", "slice_like", "std", "stft", "trilu", "unravel_index",
     "variance",
 ]  # fmt: skip

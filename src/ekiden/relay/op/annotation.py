@@ -100,6 +100,41 @@ register_op(
 )
 
 
+register_op(
+    OpDef(
+        name="annotation.checkpoint",
+        hint=True,
+        arguments=("data",),
+        relation=_same,
+        result="the type of data",
+        reference=_identity,
+        description="The same value, which a gradient may compute again rather than keep: what is"
+        " worth that is found by Rematerialize.",
+    )
+)
+
+
+@node("relay.attrs.CastHintAttrs")
+class CastHintAttrs(Attrs):
+    """The dtype that a value shall have."""
+
+    dtype: str = ""
+
+
+register_op(
+    OpDef(
+        name="annotation.cast_hint",
+        hint=True,
+        arguments=("data",),
+        attrs=CastHintAttrs,
+        relation=_same,
+        result="the type of data",
+        reference=_identity,
+        description="The same value, with a hint for passes of a user's own.",
+    )
+)
+
+
 def on_device(
     body: Expr,
     device: DeviceLike | None = None,
@@ -126,6 +161,16 @@ def device_copy(data: Expr, src_device: DeviceLike, dst_device: DeviceLike) -> C
 def stop_fusion(data: Expr) -> Call:
     """The same value; operators before it are not fused with those after it."""
     return call("annotation.stop_fusion", data)
+
+
+def checkpoint(data: Expr) -> Call:
+    """The same value, a tensor or a tuple; gradients may compute it again."""
+    return call("annotation.checkpoint", data)
+
+
+def cast_hint(data: Expr, dtype: str) -> Call:
+    """The same value, with the dtype that it shall have noted."""
+    return call("annotation.cast_hint", data, attrs=CastHintAttrs(dtype))
 
 
 def compiler_begin(data: Expr, compiler: str) -> Call:

@@ -53,6 +53,7 @@ def declare_dynamic(
     layout: str = "",
     sizes: Sequence[int] | None = None,
     description: str = "",
+    refuses: bool = False,
 ) -> None:
     """Declare an operator of a result with unknown dimensions; see OpDef.
 
@@ -82,6 +83,7 @@ def declare_dynamic(
             layout=layout,
             sizes=tuple(range(len(arguments) > 1, len(arguments)) if sizes is None else sizes),
             result=result,
+            refuses=refuses,
             description=description
             or f"`{name.removeprefix('dyn.')}`, where {_and(arguments[1:] or arguments)}"
             " say at run time what is an attribute there.",

@@ -22,7 +22,7 @@ from ekiden.relay.op.dynamic import (
     unknown_shape,
 )
 from ekiden.tir.expr import Buffer
-from ekiden.topi.shape import product
+from ekiden.topi.shape import normalize_axis, product
 
 
 @node("relay.attrs.DynReshapeAttrs")
@@ -78,29 +78,43 @@ declare_dynamic(
 )
 
 
-def _expanded_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
+@node("relay.attrs.DynExpandDimsAttrs")
+class DynExpandDimsAttrs(Attrs):
+    """How many axes are new."""
+
+    num_newaxis: int = 1
+    symbols: tuple[PrimExpr, ...] = ()
+
+
+def _expanded_dims(attrs: DynExpandDimsAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, axis = buffers
-    rank = len(data.shape)
+    rank, count = len(data.shape), attrs.num_newaxis
     given = element(axis, *(0 for _ in axis.shape))
     at = choose(given < 0, given + (rank + 1), given)
     dims = []
-    for i in range(rank + 1):
+    for i in range(rank + count):
         before = data.shape[i] if i < rank else const(1)
-        after = data.shape[i - 1] if i else const(1)
-        dims.append(choose(at > i, before, choose(at < i, after, const(1))))
+        after = data.shape[i - count] if i >= count else const(1)
+        dims.append(choose(at > i, before, choose(at <= i - count, after, const(1))))
     wrong, shown = "axis is out of range", {"it": given, "the rank": const(rank)}
     return dims, [Wanted(at >= 0, wrong, shown), Wanted(at <= rank, wrong, shown)]
+
+
+def _expanded(attrs: DynExpandDimsAttrs, data: Array, axis: Array) -> Array:
+    given = int(axis.reshape(-1)[0])
+    at = normalize_axis(given, data.ndim + 1, "expand_dims")
+    return data.reshape(*data.shape[:at], *[1] * attrs.num_newaxis, *data.shape[at:])
 
 
 declare_dynamic(
     "dyn.expand_dims",
     ("data", "axis"),
-    DynamicAttrs,
-    lambda attrs, types: unknown_shape(len(types[0].shape) + 1, types[0].dtype),
+    DynExpandDimsAttrs,
+    lambda attrs, types: unknown_shape(len(types[0].shape) + attrs.num_newaxis, types[0].dtype),
     _expanded_dims,
     lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
-    lambda attrs, data, axis: np.expand_dims(data, int(axis.reshape(-1)[0])),
-    "data's shape with a 1 at the axis",
+    _expanded,
+    "data's shape with `num_newaxis` ones at the axis",
     reshape_only=True,
 )
 
@@ -143,4 +157,4 @@ declare_dynamic(
 )
 
 
-__all__ = ["DynReshapeAttrs"]
+__all__ = ["DynExpandDimsAttrs", "DynReshapeAttrs"]

@@ -1,5 +1,5 @@
 """Operators that take a shape or a dtype from another tensor, or count axes from the end; windows;
-and sums and coordinates of sparse tensors."""
+and sums of segments."""
 
 from __future__ import annotations
 
@@ -12,26 +12,16 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern, Precision
 from ekiden.ir.prim import PrimExpr
-from ekiden.relay.expr import Call, Expr, Tuple, TupleWrapper, const
+from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import call
 from ekiden.relay.op._inventory import declare
-from ekiden.relay.op.broadcast import (
-    add,
-    equal,
-    floor_divide,
-    floor_mod,
-    multiply,
-    where,
-)
+from ekiden.relay.op.broadcast import add
 from ekiden.relay.op.create import shape_of, zeros
 from ekiden.relay.op.elementwise import cast
 from ekiden.relay.op.join import concatenate
 from ekiden.relay.op.placing import scatter_nd
 from ekiden.relay.op.reduce import max as largest
-from ekiden.relay.op.reduce import prod
-from ekiden.relay.op.reduce import sum as total
 from ekiden.relay.op.reshape import expand_dims, reshape
-from ekiden.relay.op.scan import cumprod
 from ekiden.relay.op.slice import strided_slice
 from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape, infer_reshape, normalize_axis
 
@@ -168,26 +158,6 @@ def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None =
     return scatter_nd(cast_like(nothing, data), expand_dims(segment_ids, 0), data, "add")
 
 
-def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> TupleWrapper:
-    """Coordinates [n, ranks] of a tensor of one shape as those of the same elements in another,
-    which may hold one -1; and that shape. Shapes are vectors of the coordinates' dtype."""
-    one = cast_like(const(1), new_shape)
-    is_free = equal(new_shape, cast_like(const(-1), new_shape))
-    others = prod(where(is_free, one, new_shape))
-    shape = where(is_free, floor_divide(prod(prev_shape), others), new_shape)
-    flat = total(multiply(sparse_indices, _steps(prev_shape)), axis=[1], keepdims=True)
-    found = floor_mod(floor_divide(flat, _steps(shape)), shape)
-    return TupleWrapper(Tuple((found, shape)), 2)
-
-
-def _steps(shape: Expr) -> Expr:
-    """How many elements lie between two along each axis."""
-    backwards = strided_slice(shape, [-1], [-(1 << 30)], [-1])
-    products = cumprod(backwards, 0, exclusive=True)
-    return strided_slice(products, [-1], [-(1 << 30)], [-1])
-
-
 __all__ = [
     "cast_like", "reshape_like", "reverse_reshape", "segment_sum", "sliding_window",
-    "sparse_reshape",
 ]  # fmt: skip

@@ -13,6 +13,17 @@ from ekiden.ir.op import Array, OpPattern
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op._declare import call, check_indices, check_range
 from ekiden.relay.op._inventory import declare
+from ekiden.relay.op.dynamic import (
+    DynamicAttrs,
+    constant_of,
+    declare_dynamic,
+    dynamic,
+    ints,
+    length_of,
+    not_negative,
+    shape_dims,
+    unknown_shape,
+)
 from ekiden.relay.op.join import as_tuple
 from ekiden.te.range_check import bound_text
 from ekiden.topi.shape import Dim, Dims, as_attr, as_shape, normalize_axis
@@ -97,6 +108,35 @@ declare(
     SparseToDenseAttrs,
     refuses=True,
 )
+
+
+def _densely(
+    attrs: DynamicAttrs, places: Array, values: Array, default: Array, shape: Array
+) -> Array:
+    found = np.full(not_negative("dyn.sparse_to_dense", "a dimension", ints(shape)), default)
+    at = places.reshape(-1, found.ndim)
+    for n, extent in enumerate(found.shape):
+        check_indices("sparse_to_dense", at[:, n], extent, n)
+    for place, value in zip(at, np.broadcast_to(values, len(at)), strict=True):
+        found[tuple(place)] = value
+    return found.astype(values.dtype)
+
+
+declare_dynamic(
+    "dyn.sparse_to_dense",
+    ("sparse_indices", "sparse_values", "default_value", "output_shape"),
+    DynamicAttrs,
+    lambda attrs, types: unknown_shape(
+        length_of("dyn.sparse_to_dense", "output_shape", types[3]), types[1].dtype
+    ),
+    shape_dims,
+    lambda attrs, inputs, out: [topi.sparse_to_dense(inputs[0], out.shape, inputs[1], inputs[2])],
+    _densely,
+    "`output_shape`, with the dtype of the values",
+    OpPattern.OPAQUE,
+    sizes=(3,),
+    refuses=True,
+)
 declare(
     "strided_set",
     ("data", "v", "begin", "end", "strides"),
@@ -168,15 +208,22 @@ def scatter_nd(data: Expr, indices: Expr, updates: Expr, mode: str = "update") -
 
 def sparse_to_dense(
     sparse_indices: Expr,
-    output_shape: Sequence[Dim],
+    output_shape: Sequence[Dim] | Expr,
     sparse_values: Expr,
     default_value: Expr | float = 0,
-    dtype: str = "float32",
+    dtype: str = "",
 ) -> Call:
-    """A tensor with values at coordinates and a default elsewhere; a number as default takes
-    `dtype`, which must be the values'."""
-    default = default_value if isinstance(default_value, Expr) else const(default_value, dtype)
-    attrs = SparseToDenseAttrs(as_attr(output_shape))
+    """A tensor with values at coordinates and a default elsewhere, of the values' dtype. The shape
+    may be data."""
+    if isinstance(default_value, Expr):
+        default = default_value
+    else:
+        default = const(default_value, dtype or None)
+    if (shape := constant_of(output_shape)) is None:
+        assert isinstance(output_shape, Expr)
+        given = sparse_indices, sparse_values, default, output_shape
+        return dynamic("sparse_to_dense", *given, attrs=DynamicAttrs())
+    attrs = SparseToDenseAttrs(as_attr(shape))
     return call("sparse_to_dense", sparse_indices, sparse_values, default, attrs=attrs)
 
 

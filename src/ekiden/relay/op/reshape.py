@@ -14,7 +14,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_at_least, show, tensors
 from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
-from ekiden.relay.op.dynamic_reshape import DynReshapeAttrs
+from ekiden.relay.op.dynamic_reshape import DynExpandDimsAttrs, DynReshapeAttrs
 from ekiden.relay.op.reduce import axes_attr
 from ekiden.topi.shape import (
     Dim,
@@ -150,10 +150,8 @@ def _one(value: int | Sequence[int]) -> tuple[int]:
 def expand_dims(data: Expr, axis: int | Expr, num_newaxis: int = 1) -> Call:
     """New axes of extent 1 before `axis` (counted in the result when negative)."""
     if (at := constant_of(axis)) is None:
-        if num_newaxis != 1:
-            fail("expand_dims", f"where 'axis' is data, num_newaxis must be 1, got {num_newaxis}")
         assert isinstance(axis, Expr)
-        return dynamic("expand_dims", data, axis, attrs=DynamicAttrs())
+        return dynamic("expand_dims", data, axis, attrs=DynExpandDimsAttrs(num_newaxis))
     return call("expand_dims", data, attrs=ExpandDimsAttrs(*_one(at), num_newaxis))
 
 

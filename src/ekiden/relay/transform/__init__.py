@@ -29,6 +29,11 @@ from ekiden.relay.transform.combine_parallel import (
     CombineParallelConv2D,
     CombineParallelDense,
 )
+from ekiden.relay.transform.compiler_functions import (
+    InlineCompilerFunctionsBoundTo,
+    MarkCompilerFunctionsAsExtern,
+    OutlineCompilerFunctionsWithExistingGlobalSymbols,
+)
 from ekiden.relay.transform.concatenate_in_place import ConcatenateInPlace
 from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
@@ -45,7 +50,7 @@ from ekiden.relay.transform.fast_math import FastMath
 from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
 from ekiden.relay.transform.fold_constant import FoldConstant, FoldConstantExpr
 from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
-from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
+from ekiden.relay.transform.fold_scale_axis import BackwardFoldScaleAxis, FoldScaleAxis
 from ekiden.relay.transform.forward_fold_scale_axis import ForwardFoldScaleAxis
 from ekiden.relay.transform.fuse_attention import FuseAttention
 from ekiden.relay.transform.fuse_ops import FuseOps
@@ -74,6 +79,12 @@ from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
 from ekiden.relay.transform.slice_in_place import SliceInPlace
+from ekiden.relay.transform.sparse_weights import (
+    Conv2dToSparse,
+    Conv2dToSparse2,
+    DenseToSparse,
+    SimplifyFCTranspose,
+)
 from ekiden.relay.transform.split_args import SplitArgs
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.to_basic_block_normal_form import ToBasicBlockNormalForm
@@ -94,6 +105,7 @@ for _factory in (
     CarryDimensions,
     HoistDimensions,
     AnnotateSpans,
+    BackwardFoldScaleAxis,
     ConcatenateInPlace,
     ConvertLayout,
     DeadCodeElimination,
@@ -149,6 +161,7 @@ __all__ = [
     "AlterOpLayout",
     "AnnotateSpans",
     "AnnotateTarget",
+    "BackwardFoldScaleAxis",
     "BatchingOps",
     "BindDimensions",
     "CallPrimFuncs",
@@ -160,11 +173,14 @@ __all__ = [
     "CombineParallelConv2D",
     "CombineParallelDense",
     "ConcatenateInPlace",
+    "Conv2dToSparse",
+    "Conv2dToSparse2",
     "ConvertLayout",
     "DeadCodeElimination",
     "Defunctionalization",
     "Defunctionalize",
     "DefuseOps",
+    "DenseToSparse",
     "DivToMul",
     "DynamicToStatic",
     "EliminateCommonSubexpr",
@@ -186,6 +202,7 @@ __all__ = [
     "InferType",
     "InferTypeLocal",
     "Inline",
+    "InlineCompilerFunctionsBoundTo",
     "InlinePrimitives",
     "LambdaLift",
     "LayoutConfig",
@@ -193,12 +210,14 @@ __all__ = [
     "Legalize",
     "ManifestAlloc",
     "ManifestLifetimes",
+    "MarkCompilerFunctionsAsExtern",
     "MemoryPlan",
     "MergeCompilerRegions",
     "MergeComposite",
     "ModulePass",
     "MultiplyEinsums",
     "NameDimensions",
+    "OutlineCompilerFunctionsWithExistingGlobalSymbols",
     "PartialEvaluate",
     "PartitionGraph",
     "Pass",
@@ -211,6 +230,7 @@ __all__ = [
     "RemoveUnusedFunctions",
     "Sequential",
     "SimplifyExpr",
+    "SimplifyFCTranspose",
     "SimplifyInference",
     "SliceInPlace",
     "SplitArgs",

@@ -31,13 +31,18 @@ def _static(call: Call) -> RelayExpr:
     """A call whose sizes are constants by the function of relay.op, which takes those for
     attributes; others as they are."""
     assert isinstance(call.op, Op)
-    sizes = call.op.definition.sizes
+    names, sizes = call.op.definition.arguments, call.op.definition.sizes
     if not sizes or not all(isinstance(call.args[i], Constant) for i in sizes):
         return call
     function = attrgetter(call.op.name.removeprefix("dyn."))(op)
     attrs: Any = call.attrs or {}
-    options = list(signature(function).parameters)[len(call.args) :]
-    made: Call = function(*call.args, **{name: attrs[name] for name in options if name in attrs})
+    parameters = list(signature(function).parameters)
+    if set(names) <= set(parameters):  # in any order
+        given, options = dict(zip(names, call.args, strict=True)), set(parameters) - set(names)
+        made: Call = function(**given, **{n: attrs[n] for n in options if n in attrs})
+    else:
+        rest = parameters[len(call.args) :]
+        made = function(*call.args, **{name: attrs[name] for name in rest if name in attrs})
     return made if made.span is not None else made.with_fields(span=call.span)
 
 

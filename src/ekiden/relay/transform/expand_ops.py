@@ -3,6 +3,8 @@
 nn.max_pool2d_grad(%g, %x)            ->  the gradient of nn.max_pool2d(%x)
 nn.avg_pool2d_grad(%g, %x)            ->  the gradient of nn.avg_pool2d(%x)
 nn.conv2d_backward_weight(%g, %x)     ->  that of nn.conv2d(%x, %w) for %w
+annotation.checkpoint(%x)             ->  %x
+annotation.cast_hint(%x)              ->  %x
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from ekiden.ir.op import OPS, Op, OpDef, get
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Var
 from ekiden.relay.gradient import GRADIENTS
-from ekiden.relay.transform.calls import call_pass
+from ekiden.relay.transform.calls import Rewrite, call_pass
 from ekiden.relay.transform.scopes import infer_here
 from ekiden.runtime.errors import CompileError
 
@@ -50,5 +52,8 @@ def _attributes(call: Call, forward: OpDef) -> Attrs | None:
 
 def ExpandOps() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    table = {name: _expand for name, row in OPS.items() if row.gradient_of is not None}
+    table: dict[str, Rewrite] = {
+        name: _expand for name, row in OPS.items() if row.gradient_of is not None
+    }
+    table |= {name: lambda call: call.args[0] for name, row in OPS.items() if row.hint}
     return call_pass("ExpandOps", 0, table)

@@ -20,7 +20,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Linear, Op, OpDef
-from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
@@ -167,11 +167,15 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
     return call.with_fields(args=(call.args[0], Constant(scaled, span=call.args[1].span)))
 
 
-@module_pass(name="FoldScaleAxis", opt_level=3, required=(InferType(),))
 def _fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(lambda body: _Folder(body).run(body)))
 
 
 def FoldScaleAxis() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    return _fold_scale_axis
+    return Pass("FoldScaleAxis", _fold_scale_axis, 3, (InferType(),))
+
+
+def BackwardFoldScaleAxis() -> Pass:  # noqa: N802
+    """The same (TVM's name for scales behind convolutions)."""
+    return Pass("BackwardFoldScaleAxis", _fold_scale_axis, 3, (InferType(),))

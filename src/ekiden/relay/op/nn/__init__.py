@@ -12,6 +12,7 @@ from ekiden.relay.op.nn import pad as _pad
 from ekiden.relay.op.nn import pool as _pool
 from ekiden.relay.op.nn import recurrent as _recurrent
 from ekiden.relay.op.nn import space as _space
+from ekiden.relay.op.nn import sparse as _sparse
 from ekiden.relay.op.nn import volume as _volume
 from ekiden.relay.op.nn import winograd as _winograd
 from ekiden.relay.op.nn.activation import *  # noqa: F403
@@ -25,13 +26,14 @@ from ekiden.relay.op.nn.pad import *  # noqa: F403
 from ekiden.relay.op.nn.pool import *  # noqa: F403
 from ekiden.relay.op.nn.recurrent import *  # noqa: F403
 from ekiden.relay.op.nn.space import *  # noqa: F403
+from ekiden.relay.op.nn.sparse import *  # noqa: F403
 from ekiden.relay.op.nn.volume import *  # noqa: F403
 from ekiden.relay.op.nn.winograd import *  # noqa: F403
 from ekiden.relay.op.reshape import batch_flatten
 
 _FAMILIES = (
     _activation, _attention, _backward, _conv, _dense, _nibbles, _norm, _pad, _pool, _recurrent,
-    _space, _volume, _winograd,
+    _space, _sparse, _volume, _winograd,
 )  # fmt: skip
 __all__ = ["batch_flatten", "upsampling"]
 __all__ += [name for family in _FAMILIES for name in family.__all__]

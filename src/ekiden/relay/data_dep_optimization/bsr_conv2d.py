@@ -1,0 +1,57 @@
+"""Convolutions with weights of few elements."""
+
+from __future__ import annotations
+
+from ekiden.relay.data_dep_optimization.parameters import Params, in_blocks, run_on, weights_of
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.sparse_weights import (
+    Conv2dToSparse,
+    Conv2dToSparse2,
+    conv_matrix,
+    is_plain_conv,
+)
+
+
+def convert(
+    func: Function,
+    params: Params,
+    blocksize: tuple[int, int],
+    sparsity_threshold: float,
+    layout: str = "NHWC",
+    kernel_size: int = 1,
+) -> tuple[Function, Params]:
+    """`nn.conv2d` as `nn.sparse_conv2d` where at least that share of the weight, a parameter, is
+    0. The parameters change in place."""
+    typed = run_on(func, InferType())
+    fitting = weights_of(
+        typed,
+        "nn.conv2d",
+        lambda call: _weight(call) if is_plain_conv(call, layout, kernel_size) else None,
+    )
+    shapes = {}
+    for name in fitting:
+        if name in params:
+            found = in_blocks(
+                params, name, lambda w: conv_matrix(w, layout), blocksize, sparsity_threshold
+            )
+            shapes.update({} if found is None else {name: found})
+    names, sizes = list(shapes), list(shapes.values())
+    return run_on(typed, Conv2dToSparse(names, sizes, layout, kernel_size)), params
+
+
+def _weight(call: Call) -> object:
+    return call.args[1]
+
+
+def convert2(
+    func: Function,
+    params: Params,
+    blocksize: tuple[int, int],
+    sparsity_threshold: float,
+    layout: str,
+    kernel_size: int,
+) -> tuple[Function, Params]:
+    """The same where weights are constants of the function."""
+    convert = Conv2dToSparse2(layout, kernel_size, blocksize, sparsity_threshold)
+    return run_on(func, convert), params

@@ -1,0 +1,21 @@
+"""Weights that are transposed in the program, transposed beforehand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.relay.analysis import search_fc_transpose
+from ekiden.relay.data_dep_optimization.parameters import Params, run_on
+from ekiden.relay.expr import Function
+from ekiden.relay.transform.sparse_weights import SimplifyFCTranspose
+from ekiden.runtime.ndarray import array as new_tensor
+
+
+def convert(func: Function, params: Params) -> tuple[Function, Params]:
+    """`nn.dense(x, transpose(w))` as `nn.dense(x, w.T)`, of weights that are parameters, which
+    change in place."""
+    names = [name for name in search_fc_transpose(func) if name in params]
+    for name in names:
+        params[f"{name}.T"] = new_tensor(np.ascontiguousarray(params[name].numpy().T))
+        del params[name]
+    return run_on(func, SimplifyFCTranspose(names)), params

@@ -1,0 +1,119 @@
+"""Products and sums with matrices of few elements, in compressed rows or blocks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Precision
+from ekiden.relay.expr import Call, Constant, Expr, TupleWrapper
+from ekiden.relay.op._declare import Takes, call
+from ekiden.relay.op._inventory import declare
+
+
+@node("relay.attrs.SparseDenseAttrs")
+class SparseDenseAttrs(Attrs):
+    """Whether the first factor is the sparse one."""
+
+    sparse_lhs: bool = False
+
+
+@node("relay.attrs.SparseTransposeAttrs")
+class SparseTransposeAttrs(Attrs):
+    """Nothing."""
+
+
+@node("relay.attrs.SparseAddAttrs")
+class SparseAddAttrs(Attrs):
+    """Nothing."""
+
+
+@node("relay.attrs.SparseConv2DAttrs")
+class SparseConv2DAttrs(Attrs):
+    """The layout of the data, and the extent of the window: 1, or 3 over data that are channels
+    last."""
+
+    layout: str = "NHWC"
+    kernel_size: int | tuple[int, ...] = 1
+
+
+class Matrix(Protocol):
+    """A sparse matrix as SciPy has it: CSR or BSR."""
+
+    data: object
+    indices: object
+    indptr: object
+
+
+_PARTS = ("sparse_data", "sparse_indices", "sparse_indptr")
+_INTEGERS: Mapping[str, Takes] = {"sparse_indices": "integer", "sparse_indptr": "integer"}
+
+declare("nn.sparse_dense", ("dense_data", *_PARTS),
+        lambda attrs, dense, data, indices, indptr: topi.sparse.sparse_dense(
+            dense, data, indices, indptr, attrs.sparse_lhs),
+        "(m, n): dense_data (m, k) times the transpose of the sparse matrix (n, k)",
+        SparseDenseAttrs, takes=_INTEGERS, refuses=True, costly=True,
+        precision=Precision.NEVER)  # fmt: skip
+declare("nn.sparse_transpose", _PARTS,
+        lambda attrs, *sparse: topi.sparse.sparse_transpose(*sparse),
+        "data, indices and indptr of the transpose of a square matrix", SparseTransposeAttrs,
+        fields=3, takes=_INTEGERS, refuses=True, costly=True)  # fmt: skip
+declare("nn.sparse_add", ("dense_data", *_PARTS),
+        lambda attrs, dense, *sparse: topi.sparse.sparse_add(dense, *sparse),
+        "the type of dense_data", SparseAddAttrs, takes=_INTEGERS, refuses=True,
+        costly=True)  # fmt: skip
+declare("nn.sparse_conv2d", ("dense_data", *_PARTS),
+        lambda attrs, dense, data, indices, indptr: topi.sparse.sparse_conv2d(
+            dense, data, indices, indptr, attrs.layout, attrs.kernel_size),
+        "dense_data's shape with as many channels as the sparse matrix has rows; steps of 1, and"
+        " a border of zeros around windows of 3", SparseConv2DAttrs, takes=_INTEGERS, refuses=True,
+        costly=True, precision=Precision.NEVER)  # fmt: skip
+
+
+def _parts(matrix: Matrix | Sequence[Expr]) -> tuple[Expr, Expr, Expr]:
+    """(data, indices, indptr) as expressions."""
+    if isinstance(matrix, Sequence):
+        data, indices, indptr = matrix
+        return data, indices, indptr
+    found = (matrix.data, matrix.indices, matrix.indptr)
+    data, indices, indptr = (Constant(each) for each in found)  # type: ignore[arg-type]
+    return data, indices, indptr
+
+
+def sparse_dense(
+    dense_mat: Expr, sparse_mat: Matrix | Sequence[Expr], sparse_lhs: bool = False
+) -> Call:
+    """dense [m, k] times the transpose of a sparse matrix [n, k], which is (data, indices, indptr)
+    or SciPy's; with `sparse_lhs` the sparse matrix times the transpose of the dense one. Rows may
+    be compressed (CSR), or blocks of them (BSR)."""
+    attrs = SparseDenseAttrs(sparse_lhs)
+    return call("nn.sparse_dense", dense_mat, *_parts(sparse_mat), attrs=attrs)
+
+
+def sparse_transpose(x: Matrix | Sequence[Expr]) -> TupleWrapper:
+    """(data, indices, indptr) of the transpose of a square matrix in compressed rows."""
+    return TupleWrapper(call("nn.sparse_transpose", *_parts(x), attrs=SparseTransposeAttrs()), 3)
+
+
+def sparse_add(dense_mat: Expr, sparse_mat: Matrix | Sequence[Expr]) -> Call:
+    """A dense matrix plus a sparse one in compressed rows."""
+    return call("nn.sparse_add", dense_mat, *_parts(sparse_mat), attrs=SparseAddAttrs())
+
+
+def sparse_conv2d(
+    dense_mat: Expr,
+    sparse_mat: Matrix | Sequence[Expr],
+    layout: str = "NHWC",
+    kernel_size: int | tuple[int, ...] = 1,
+) -> Call:
+    """The convolution with a sparse weight, a matrix [channels, in_channels], or of windows of 3
+    [channels, 3 * 3 * in_channels] (the channels of one tap are neighbours; data NHWC); see the
+    row."""
+    attrs = SparseConv2DAttrs(layout, kernel_size)
+    return call("nn.sparse_conv2d", dense_mat, *_parts(sparse_mat), attrs=attrs)
+
+
+__all__ = ["sparse_add", "sparse_conv2d", "sparse_dense", "sparse_transpose"]
