@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 import ekiden.relay.op as op
 from ekiden.arith import evaluate
+from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Precision
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, SizeVar
 from ekiden.ir.type import TensorType, TupleType, Type, tensor_type
-from ekiden.relay.expr import Call, Tuple, var
+from ekiden.relay import create_executor
+from ekiden.relay.expr import Call, Function, Tuple, var
+from ekiden.relay.type_infer import infer_expr_type
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.topi.shape import equal, known, slice_range, window_extent, window_extent_ceil
 
@@ -103,12 +106,16 @@ def test_window_extents_count_windows(
     assert evaluate(window_extent_ceil(N, kernel, stride, before, after), {N: size}) == rounded_up
 
 
-def test_expand_dims_of_several_axes_needs_a_known_axis() -> None:
-    """The number of axes is the rank's."""
-    at = var("at", shape=(), dtype="int32")
-    message = "^expand_dims: where 'axis' is data, num_newaxis must be 1, got 2$"
-    with pytest.raises(TypeInferenceError, match=message):
-        op.expand_dims(X, at, num_newaxis=2)
+@pytest.mark.parametrize("kind", ["debug", "vm"])
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
+def test_several_axes_at_a_place_that_is_data(kind: str, axis: int) -> None:
+    """They are where the same number as an attribute puts them."""
+    at, x = var("at", shape=(), dtype="int32"), var("x", shape=(2, 3))
+    data = np.zeros((2, 3), "float32")
+    module = IRModule.from_expr(Function([x, at], op.expand_dims(x, at, num_newaxis=2)))
+    found = create_executor(kind, module, target="llvm").evaluate()(data, np.int32(axis))
+    wanted = infer_expr_type(op.expand_dims(var("x", shape=(2, 3)), axis, num_newaxis=2))
+    assert found.shape == wanted.concrete_shape
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
