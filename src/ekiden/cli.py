@@ -24,6 +24,7 @@ COMMANDS = {
     "inspect": "print a stage of the compilation of a model, or an artifact",
     "check": "say what a model contains and whether it can be compiled",
     "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",
+    "generate": "go on with a text by a language model, token by token",
     "serve": "serve models over HTTP and gRPC, and text over OpenAI's protocol",
     "cache": "count, pack, take or remove what was compiled and is kept",
     "web": "write a model with all that a page needs to run it",
@@ -32,14 +33,16 @@ COMMANDS = {
     "demo": "compile a trained model from PyPI and show what it says about real files",
 }
 """Command -> help; each is a module of `ekiden.driver.commands`, or the module `command` of a
-package of its name above the driver, with `arguments(parser)` and `run(options)`.
+package above the driver, of its name or as ABOVE says, with `arguments(parser)` and `run(options)`.
 """
+ABOVE = {"generate": "llm"}
 
 
 def _module(name: str) -> ModuleType:
     """The module of a command."""
-    package = find_spec(f"ekiden.{name}.command") if find_spec(f"ekiden.{name}") else None
-    return import_module(f"ekiden.{name}.command" if package else f"ekiden.driver.commands.{name}")
+    above = ABOVE.get(name, name)
+    package = find_spec(f"ekiden.{above}.command") if find_spec(f"ekiden.{above}") else None
+    return import_module(f"ekiden.{above}.command" if package else f"ekiden.driver.commands.{name}")
 
 
 class Completion(argparse.Action):

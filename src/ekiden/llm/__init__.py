@@ -1,1 +1,12 @@
-"""Language models: decoders from checkpoints, with the loop that generates text."""
+"""Language models: decoders from checkpoints, with the loop that generates text.
+
+model = ekiden.llm.load("folder")             # config.json, *.safetensors, tokenizer.json
+for piece in model.generate("Once upon", max_tokens=50):
+    print(piece.text, end="", flush=True)
+"""
+
+from ekiden.llm.engine import Engine, Stream
+from ekiden.llm.model import Model, Piece, load
+from ekiden.llm.sampling import Sampling
+
+__all__ = ["Engine", "Model", "Piece", "Sampling", "Stream", "load"]

@@ -168,6 +168,19 @@ def randoms() -> Iterator[Case]:
     yield case(lambda k: op.random.uniform(k, (7,), low=-1.0, high=2.0), key, symbolic=False)
     yield case(lambda k: op.random.normal(k, (7,)), key, symbolic=False, tolerance=1e-5)
     yield case(lambda k, p: op.random.multinomial(k, p, 4), key, positive(2, 3), symbolic=False)
+    weights = positive(3, 40)
+    settings = [[1, 5, 1, 0], [0, 0, 1, 0], [0.5, 0, 0.7, 0.1]]
+    yield case(
+        op.random.contrib_draw, weights / weights.max(1, keepdims=True),
+        np.array(settings, "float32"), integers(0, 9, 3), integers(0, 9, 3, dtype="int32"),
+        symbolic=False,
+    )  # fmt: skip
+    yield case(
+        op.random.contrib_constrain, normal(3, 7), integers(-1, 9, 2, 6, dtype="int32"),
+        *(np.array(x, "int32") for x in ([0, 1, 0], [6, 0, 3])),
+        np.array([1.5, 2, 1], "float32"), integers(-1, 2, 2, 7, dtype="int32"),
+        np.array([0, 1, -1], "int32"), symbolic=(7, 6),
+    )  # fmt: skip
 
 
 def networks() -> Iterator[Case]:

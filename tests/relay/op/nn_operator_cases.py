@@ -234,6 +234,16 @@ def attention() -> Iterator[Case]:
     yield case(op.nn.attention, *inputs, symbolic=(2, 3, 5), tolerance=1e-5)
 
 
+def pages() -> Iterator[Case]:
+    """A cache in pages; results of more shapes are checked in tests/llm/test_pages.py."""
+    cache, tokens = normal(5, 2, 2, 2, 8 * 4), normal(3, 8, 4)
+    places = (np.array(each, "int32") for each in ([1], [[3, 0], [1, 4]], [0, 0, 1], [8, 9, -1]))
+    places = tuple(places)
+    write, attend = op.nn.contrib_write_pages, op.nn.contrib_paged_attention
+    yield case(partial(write, page=8), cache, tokens, *places, symbolic=(3, 5))
+    yield case(partial(attend, page=8), tokens, cache, *places, symbolic=(3, 5), tolerance=1e-5)
+
+
 def products_of_nibbles(x: Array, n: int, block: int) -> Iterator[Case]:
     """Of weights of four bits, as they come and packed."""
     blocks = -(-x.shape[1] // block)
@@ -441,6 +451,8 @@ def normalisations() -> Iterator[Case]:
         lambda v, g, b: op.nn.layer_norm(v, g, b), x, normal(5), normal(5), tolerance=1e-5,
         expected=lambda v, g, b: _normal_rows(v, (3,)) * g + b,
     )  # fmt: skip
+    yield case(op.nn.rms_norm, x, normal(5), tolerance=1e-5)
+    yield case(lambda v, w: op.nn.rms_norm(v, w, axis=1), x, c[0], tolerance=1e-5)
     yield case(lambda v, g, b: op.nn.layer_norm(v, g, b, axis=1), x, *c, tolerance=1e-5)
     yield case(
         op.nn.instance_norm,
@@ -579,6 +591,7 @@ CASES = all_of(
         products,
         recurrent_layers,
         attention,
+        pages,
         pooling,
         activations,
         normalisations,

@@ -175,3 +175,38 @@ def @main(%t: {square}, %u: {row}, %w: {square}) {{
     (expected,) = leaves(Interpreter(module).evaluate("main", *given))
     exe = ekiden.compile(module, executor=executor)
     np.testing.assert_allclose(np.asarray(exe(*given)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_chain_of_updates_of_what_a_reference_holds_copies_nothing() -> None:
+    """The program empties the reference, so that nobody else has the table; its second update is of
+    a tensor that nobody but this function ever has."""
+    rows = 100_000
+    text = """
+def @both(%t: Tensor[(n, 3), float32], %i: Tensor[(1, 1), int64], %u: Tensor[(1, 3), float32])
+    -> Tensor[(n, 3), float32] {
+  let %once = scatter_nd(%t, %i, %u, mode="add");
+  scatter_nd(%once, %i, multiply(%u, take(%once, reshape(%i, newshape=[1]), axis=0)), mode="add")
+}
+def @put(%r: ref(Tensor[(?, 3), float32]), %i: Tensor[(1, 1), int64], %u: Tensor[(1, 3), float32])
+    -> () {
+  let %t = ref_read(%r);
+  let %emptied = ref_write(%r, zeros(shape=[0, 3], dtype="float32"));
+  ref_write(%r, @both(%t, %i, %u))
+}
+def @main(%x: int64) -> int64 { %x }
+"""
+    module = module_of(text).with_attr("entries", ("put",))
+    machine = runtime.vm.VirtualMachine(ekiden.compile(module))
+    table = runtime.empty((rows, WIDTH), "float32")
+    table.numpy()[:] = 1
+    state = runtime.Ref(table)
+    del table
+    given = np.array([[5]]), np.full((1, WIDTH), 2, np.float32)
+    machine.invoke("put", state, *given)
+    runtime.trim_pools()
+    before = runtime.memory_stats().in_use
+    runtime.reset_peak_memory()
+    machine.invoke("put", state, *given)
+    assert runtime.memory_stats().peak - before < 0.1 * 4 * rows * WIDTH
+    found = state.value.numpy()
+    np.testing.assert_array_equal(found[4:7], [[1] * 3, [33] * 3, [1] * 3])

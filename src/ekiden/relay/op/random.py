@@ -9,6 +9,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
+from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.op._declare import call
 from ekiden.relay.op._inventory import declare
@@ -82,6 +83,54 @@ declare(
 )
 
 
+def _constrain(
+    attrs: Attrs | None, logits: Array, history: Array, rows: Array, lengths: Array,
+    penalties: Array, moves: Array, states: Array,
+) -> Array:  # fmt: skip
+    found = logits.copy()
+    for n, out in enumerate(found):
+        past = np.unique(history[rows[n], : lengths[n]])
+        past = past[(past >= 0) & (past < len(out))]
+        if penalties[n] != 1:
+            by = penalties[n]
+            out[past] = np.where(out[past] > 0, out[past] / by, out[past] * by)
+        if states[n] >= 0:
+            out[moves[states[n]] < 0] = -np.inf
+    return found
+
+
+declare(
+    "random.contrib_constrain",
+    ("logits", "history", "rows", "lengths", "penalties", "moves", "states"),
+    lambda attrs, *given: topi.sampling.constrain_logits(*given),
+    "logits [n, tokens], those of tokens that came before smaller and those that an automaton does"
+    " not take -inf",
+    reference=_constrain,
+    refuses=True,
+)
+declare(
+    "random.contrib_draw",
+    ("weights", "settings", "seeds", "places"),
+    lambda attrs, *given: topi.sampling.draw_token(*given),
+    "int32 [n]: a token drawn by each row of weights [n, tokens], which begin at 0 and end at 1",
+)
+
+
+def contrib_constrain(
+    logits: Expr, history: Expr, rows: Expr, lengths: Expr, penalties: Expr, moves: Expr,
+    states: Expr,
+) -> Call:  # fmt: skip
+    """Logits with what a text makes less likely or an automaton forbids; see
+    ekiden.topi.sampling.constrain_logits."""
+    given = (logits, history, rows, lengths, penalties, moves, states)
+    return call("random.contrib_constrain", *given)
+
+
+def contrib_draw(weights: Expr, settings: Expr, seeds: Expr, places: Expr) -> Call:
+    """A token for each row of weights; see ekiden.topi.sampling.draw_token."""
+    return call("random.contrib_draw", weights, settings, seeds, places)
+
+
 def threefry_key(seed: int) -> Constant:
     """A new generator."""
     return const(np.array(key_words(seed), np.uint64))
@@ -131,5 +180,6 @@ def multinomial(key: Expr, probs: Expr, num_samples: Dim) -> Call:
 
 
 __all__ = [
-    "multinomial", "normal", "threefry_generate", "threefry_key", "threefry_split", "uniform",
+    "contrib_constrain", "contrib_draw", "multinomial", "normal", "threefry_generate",
+    "threefry_key", "threefry_split", "uniform",
 ]  # fmt: skip

@@ -484,7 +484,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("vision.roi_align", "vision.roi_pool"), _regions),
     "nn.dense": _fixed("NC", "NC", "NC"),
     "nn.batch_norm": _channels,
-    **dict.fromkeys(("nn.instance_norm", "nn.layer_norm", "nn.lrn"), _one_axis),
+    **dict.fromkeys(("nn.instance_norm", "nn.layer_norm", "nn.lrn", "nn.rms_norm"), _one_axis),
     "nn.l2_normalize": _axes,
     "nn.prelu": _one_axis,
     "nn.dropout": elementwise,

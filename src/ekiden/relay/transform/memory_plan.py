@@ -13,7 +13,10 @@ stretch between such calls, so that none waits for a call to return. Tensors tha
 whose size is known only in the middle of the function keep a storage of their own.
 
 Where a kernel reads a tensor last and may replace it element by element, its result lies in the
-same bytes. A kernel's working memory is a storage as well, which lives for its call:
+same bytes. The result of one that changes places of a tensor which came from elsewhere (a call,
+data, a reference) keeps a storage of its own, and so do those made of it in that way: UpdateInPlace
+lets them have the memory of what they change. A kernel's working memory is a storage as well, which
+lives for its call:
 
     let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,));
 ->  let %t2 = memory.alloc_tensor(%arena, offset=128, shape=(100000), dtype="uint8");
@@ -34,7 +37,7 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.analysis.call_graph import CallGraph
-from ekiden.relay.expr import Call, Function, Var
+from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocTensorAttrs, alloc_storage, alloc_tensor
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
@@ -124,11 +127,14 @@ class _Planner:
         group: Collection[str],
         kernels: Kernels,
         concurrent: bool,
+        given: Collection[Var],
     ) -> None:
         self.lifetimes = Lifetimes(body, lambda callee: callee.name_hint in group)
         self.order = KernelOrder(self.lifetimes) if concurrent else None
         self.known = known
         self.kernels = kernels
+        self.given = given
+        """What someone outside the program has, and which is copied before it is changed."""
         self.moved: dict[Var, tuple[Var, PrimExpr]] = {}
         """Storage -> the arena it is in, and where."""
         self.arenas: dict[tuple[Block, int], list[Binding]] = {}
@@ -153,14 +159,30 @@ class _Planner:
 
     def _stretches(self) -> dict[Stretch, list[Request]]:
         found: dict[Stretch, list[Request]] = {}
+        apart = self.lifetimes.escaped | self._changed()
         for storage, request in self.lifetimes.requests.items():
-            if storage in self.lifetimes.escaped or not self.known.issuperset(
-                free_vars(request.size)
-            ):
+            if storage in apart or not self.known.issuperset(free_vars(request.size)):
                 continue
             stretch = *run_of(request.block, request.index), request.device
             if _ends_within(request, stretch):
                 found.setdefault(stretch, []).append(request)
+        return found
+
+    def _changed(self) -> set[Var]:
+        """The storages of results that may have the memory of something from elsewhere."""
+        found: set[Var] = set()
+        homes, escaped = self.lifetimes.home, self.lifetimes.escaped
+        for _, call in self.lifetimes.invocations:
+            facts = self.kernels.get(call.args[0])
+            if facts is None or not facts.updates:
+                continue
+            inputs, outputs = call.args[1:3]
+            assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
+            old = inputs.fields[facts.in_place[0]]
+            if not isinstance(old, Var) or old in self.given:
+                continue
+            if homes.get(old, frozenset()) <= found | escaped:
+                found |= homes.get(outputs.fields[0], frozenset())
         return found
 
     def _rewritten(self) -> RelayExpr:
@@ -200,12 +222,19 @@ def _ends_within(request: Request, stretch: Stretch) -> bool:
 
 
 def _planned(
-    function: Function, group: Collection[str], kernels: Kernels, concurrent: bool
+    function: Function,
+    group: Collection[str],
+    kernels: Kernels,
+    concurrent: bool,
+    is_root: bool,
 ) -> Function:
     """A function with its arenas; `group` are the names of those it calls that may call it."""
     known = known_at_entry(function)
     whole = _with_scratch(function, known, kernels)
-    return on_body(lambda body: _Planner(body, known, group, kernels, concurrent).plan())(whole)
+    given = function.params if is_root else ()
+    return on_body(lambda body: _Planner(body, known, group, kernels, concurrent, given).plan())(
+        whole
+    )
 
 
 def MemoryPlan(  # noqa: N802
@@ -220,14 +249,14 @@ def MemoryPlan(  # noqa: N802
     facts = {} if concurrent or kernels is None else kernels
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        groups = ({g.name_hint for g in group} for group in CallGraph(module).cycles())
+        graph = CallGraph(module)
+        groups = ({g.name_hint for g in group} for group in graph.cycles())
         cycles = {name: group for group in groups for name in group}
         functions = dict(module.functions.items())
         for name, function in functions.items():
             if isinstance(function, Function):
-                functions[name] = _planned(
-                    function, cycles.get(name.name_hint, ()), facts, concurrent
-                )
+                group, is_root = cycles.get(name.name_hint, ()), graph.ref_count(name) == 0
+                functions[name] = _planned(function, group, facts, concurrent, is_root)
         return module.with_functions(functions)
 
     return Pass("MemoryPlan", transform)

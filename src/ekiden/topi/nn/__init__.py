@@ -12,6 +12,7 @@ from ekiden.topi.nn import lstm as _lstm
 from ekiden.topi.nn import nibbles as _nibbles
 from ekiden.topi.nn import norm as _norm
 from ekiden.topi.nn import pad as _pad
+from ekiden.topi.nn import pages as _pages
 from ekiden.topi.nn import pool as _pool
 from ekiden.topi.nn import recurrent as _recurrent
 from ekiden.topi.nn import softmax as _softmax
@@ -30,6 +31,7 @@ from ekiden.topi.nn.lstm import *  # noqa: F403
 from ekiden.topi.nn.nibbles import *  # noqa: F403
 from ekiden.topi.nn.norm import *  # noqa: F403
 from ekiden.topi.nn.pad import *  # noqa: F403
+from ekiden.topi.nn.pages import *  # noqa: F403
 from ekiden.topi.nn.pool import *  # noqa: F403
 from ekiden.topi.nn.recurrent import *  # noqa: F403
 from ekiden.topi.nn.softmax import *  # noqa: F403
@@ -39,6 +41,6 @@ from ekiden.topi.nn.winograd import *  # noqa: F403
 
 _FAMILIES = (
     _activation, _attention, _conv, _conv_layouts, _conv_transpose, _deformable, _dense, _loss,
-    _lstm, _nibbles, _norm, _pad, _pool, _recurrent, _softmax, _space, _upsample, _winograd,
+    _lstm, _nibbles, _norm, _pad, _pages, _pool, _recurrent, _softmax, _space, _upsample, _winograd,
 )  # fmt: skip
 __all__ = [name for family in _FAMILIES for name in family.__all__]

@@ -35,7 +35,9 @@ def with_checks(
     checks = list(dict.fromkeys(c for op in ops for c in checks_of(op)))
     if not checks:
         return function
-    assert not (function.attrs or {}).get("tir.tiled"), "tiles have no vectors to be made"
+    attrs = function.attrs or {}
+    is_plain = attrs.get("tir.has_blocks") or not attrs.get("tir.tiled")
+    assert is_plain, "tiles have no vectors to be made"
     buffers = dict(zip(inputs, function.buffers, strict=False))
     made = [_checked(c, inputs, buffers, target) for c in checks]
     return function.with_fields(body=seq(*(s for s in made if s is not None), function.body))

@@ -15,6 +15,7 @@ from ekiden.topi.rule import (
     dense_listed,
     depthwise,
     nibbles,
+    pages,
     recurrent,
     scatter,
     thread,
@@ -28,6 +29,7 @@ from ekiden.topi.rule.family import Family
 
 ROWS: tuple[Family, ...] = (
     attention.FAMILY,
+    pages.FAMILY,
     recurrent.FAMILY,
     scatter.FAMILY,
     dense_listed.FAMILY,

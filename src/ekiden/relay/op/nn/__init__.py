@@ -9,6 +9,7 @@ from ekiden.relay.op.nn import dense as _dense
 from ekiden.relay.op.nn import nibbles as _nibbles
 from ekiden.relay.op.nn import norm as _norm
 from ekiden.relay.op.nn import pad as _pad
+from ekiden.relay.op.nn import pages as _pages
 from ekiden.relay.op.nn import pool as _pool
 from ekiden.relay.op.nn import recurrent as _recurrent
 from ekiden.relay.op.nn import space as _space
@@ -23,6 +24,7 @@ from ekiden.relay.op.nn.dense import *  # noqa: F403
 from ekiden.relay.op.nn.nibbles import *  # noqa: F403
 from ekiden.relay.op.nn.norm import *  # noqa: F403
 from ekiden.relay.op.nn.pad import *  # noqa: F403
+from ekiden.relay.op.nn.pages import *  # noqa: F403
 from ekiden.relay.op.nn.pool import *  # noqa: F403
 from ekiden.relay.op.nn.recurrent import *  # noqa: F403
 from ekiden.relay.op.nn.space import *  # noqa: F403
@@ -32,8 +34,8 @@ from ekiden.relay.op.nn.winograd import *  # noqa: F403
 from ekiden.relay.op.reshape import batch_flatten
 
 _FAMILIES = (
-    _activation, _attention, _backward, _conv, _dense, _nibbles, _norm, _pad, _pool, _recurrent,
-    _space, _sparse, _volume, _winograd,
+    _activation, _attention, _backward, _conv, _dense, _nibbles, _norm, _pad, _pages, _pool,
+    _recurrent, _space, _sparse, _volume, _winograd,
 )  # fmt: skip
 __all__ = ["batch_flatten", "upsampling"]
 __all__ += [name for family in _FAMILIES for name in family.__all__]

@@ -183,6 +183,49 @@ def layer_norm(
     )
 
 
+@node("relay.attrs.RMSNormAttrs")
+class RMSNormAttrs(Attrs):
+    """The axis whose squares are averaged, and what is added to their mean."""
+
+    axis: int = -1
+    epsilon: float = 1e-5
+
+
+def _rms_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    data, weight = tensors("nn.rms_norm", types, 2)
+    _check_vectors("nn.rms_norm", data, [weight], attrs_of(RMSNormAttrs, attrs).axis)
+    return data
+
+
+def _rms_norm_reference(attrs: RMSNormAttrs, data: Array, weight: Array) -> Array:
+    wide = data.astype(np.float64)
+    factor = 1 / np.sqrt((wide * wide).mean(attrs.axis, keepdims=True) + attrs.epsilon)
+    return np.asarray(wide * factor * along(weight, attrs.axis, data.ndim)).astype(data.dtype)
+
+
+register_op(
+    OpDef(
+        name="nn.rms_norm",
+        precision=Precision.NEVER,
+        arguments=("data", "weight"),
+        attrs=RMSNormAttrs,
+        relation=_rms_norm_relation,
+        solve=vectors_along(-1),
+        reference=_rms_norm_reference,
+        lower=lambda attrs, inputs, out: [
+            topi.nn.rms_norm(inputs[0], inputs[1], attrs.axis, attrs.epsilon)
+        ],
+        pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
+        result="the type of data",
+    )
+)
+
+
+def rms_norm(data: Expr, weight: Expr, axis: int = -1, epsilon: float = 1e-5) -> Call:
+    """data / sqrt(mean of squares along `axis` + epsilon) * weight, a vector for that axis."""
+    return call("nn.rms_norm", data, weight, attrs=RMSNormAttrs(axis, epsilon))
+
+
 @node("relay.attrs.InstanceNormAttrs")
 class InstanceNormAttrs(Attrs):
     """The axis of channels; all axes but it and the first are normalised."""
@@ -384,4 +427,5 @@ def lrn(
 
 __all__ = [
     "batch_norm", "group_norm", "instance_norm", "layer_norm", "lrn",
+    "rms_norm",
 ]  # fmt: skip

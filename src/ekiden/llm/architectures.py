@@ -1,0 +1,297 @@
+"""The table of decoders: what each family does differently, and how its tensors are called.
+
+A row is read together with the checkpoint's `config.json`; what that says of sizes has the same
+names in all families. `DecoderConfig` is the two of them put together, and all that the builder
+(decoder.py) looks at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ekiden.llm.rope import Rope, read_rope
+from ekiden.runtime.errors import ImportModelError, UnsupportedError
+
+__all__ = ["ARCHITECTURES", "Architecture", "DecoderConfig", "read_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The tensors of a checkpoint; `{}` is the number of a layer. A part of several names is their
+    rows, one after the other, but a head the first of its names that there is; an empty name is no
+    tensor."""
+
+    embedding: str = "model.embed_tokens.weight"
+    norm: str = "model.norm"
+    head: tuple[str, ...] = ("lm_head.weight",)
+    layer: str = "model.layers.{}."
+    before_attention: str = "input_layernorm"
+    after_attention: str = ""
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = ""
+    attention: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
+    query_norm: str = ""
+    key_norm: str = ""
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+
+
+GEMMA_NAMES = Names(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+NORMED: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+NEOX_NAMES = Names(
+    embedding="gpt_neox.embed_in.weight",
+    norm="gpt_neox.final_layer_norm",
+    head=("embed_out.weight", "lm_head.weight"),
+    layer="gpt_neox.layers.{}.",
+    attention=("attention.query_key_value",),
+    out="attention.dense",
+    up=("mlp.dense_h_to_4h",),
+    down="mlp.dense_4h_to_h",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One row: what a family does differently from Llama.
+
+    norm: "rms", "rms_one" (the weight is what is added to 1) or "layer"; epsilon: the key of the
+    configuration for what is added to variances, and its default. activation: the key of the
+    configuration, and its default. gated: whether the MLP multiplies two projections.
+    biases: parts that have one: "attention", "out", "mlp"; a string is a key of the configuration
+    that says so. parallel: attention and MLP read the same input; a key of the configuration.
+    scaled_embedding: embeddings times the root of their size. tied: whether the head is the
+    embedding where the configuration does not say. by_head: rows of the attention's projection are
+    ordered by heads, three parts each. windows: which layers see a window of keys alone.
+    rotary: the keys that say what share of a head turns. scale: the key of what scores are divided
+    by the root of, if it is not the depth. local_rope: layers with a window have a rope of their
+    own. base: of the rope, where the configuration does not say.
+    """
+
+    names: Names = field(default_factory=Names)
+    norm: str = "rms"
+    epsilon: tuple[str, float] = ("rms_norm_eps", 1e-6)
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    gated: bool = True
+    biases: Mapping[str, bool | str] = field(default_factory=dict)
+    parallel: str = ""
+    scaled_embedding: bool = False
+    tied: bool = False
+    by_head: bool = False
+    windows: Callable[[Mapping[str, Any], int], tuple[int, ...]] = lambda c, n: (0,) * n
+    rotary: tuple[str, ...] = ("partial_rotary_factor",)
+    scale: str = ""
+    local_rope: bool = False
+    base: float = 10000.0
+
+
+def _by_kind(
+    config: Mapping[str, Any], count: int, default: Callable[[int], bool]
+) -> tuple[int, ...]:
+    """A window for layers that `layer_types` calls sliding; else those that `default` says."""
+    window = int(config.get("sliding_window") or 0)
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    return tuple(window if default(n) else 0 for n in range(count))
+
+
+def _everywhere(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    return _by_kind(config, count, lambda n: True)
+
+
+def _qwen(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    if not config.get("use_sliding_window"):
+        return (0,) * count
+    first = int(config.get("max_window_layers", 0))
+    return _by_kind(config, count, lambda n: n >= first)
+
+
+def _gemma2(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    return _by_kind(config, count, lambda n: n % 2 == 0)
+
+
+def _gemma3(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    every = int(config.get("sliding_window_pattern", 6))
+    return _by_kind(config, count, lambda n: (n + 1) % every != 0)
+
+
+_LLAMA_BIASES: Mapping[str, bool | str] = {
+    "attention": "attention_bias", "out": "attention_bias", "mlp": "mlp_bias",
+}  # fmt: skip
+_OUTER: Mapping[str, bool | str] = {"attention": "attention_bias", "out": "attention_bias"}
+_GEMMA = Architecture(
+    norm="rms_one",
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    tied=True,
+    scaled_embedding=True,
+    biases=_OUTER,
+)
+# fmt: off
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "LlamaForCausalLM":   Architecture(biases=_LLAMA_BIASES),
+    "MistralForCausalLM": Architecture(windows=_everywhere),
+    "Qwen2ForCausalLM":   Architecture(biases={"attention": True}, windows=_qwen),
+    "Qwen3ForCausalLM":   Architecture(replace(Names(), **NORMED), windows=_qwen, biases=_OUTER),
+    "GemmaForCausalLM":   _GEMMA,
+    "Gemma2ForCausalLM":  replace(_GEMMA, names=GEMMA_NAMES, windows=_gemma2,
+                                  scale="query_pre_attn_scalar"),
+    "Gemma3ForCausalLM":  replace(_GEMMA, names=replace(GEMMA_NAMES, **NORMED), windows=_gemma3,
+                                  scale="query_pre_attn_scalar", local_rope=True, base=1e6),
+    "Phi3ForCausalLM":    Architecture(Names(attention=("self_attn.qkv_proj",),
+                                             up=("mlp.gate_up_proj",)), windows=_everywhere,
+                                       epsilon=("rms_norm_eps", 1e-5)),
+    "GPTNeoXForCausalLM": Architecture(NEOX_NAMES, norm="layer", epsilon=("layer_norm_eps", 1e-5),
+                                       activation=("hidden_act", "gelu"), gated=False,
+                                       biases={"attention": "attention_bias",
+                                               "out": "attention_bias", "mlp": True},
+                                       parallel="use_parallel_residual", by_head=True,
+                                       rotary=("partial_rotary_factor", "rotary_pct")),
+}
+# fmt: on
+_DEFAULTS: Mapping[str, Any] = {"attention_bias": {"GPTNeoXForCausalLM": True}}
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu",
+    "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_tanh": "gelu_tanh",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A decoder: sizes, and what its family does. Windows and ropes are those of each layer."""
+
+    architecture: str
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    groups: int
+    """Heads of keys and values."""
+    depth: int
+    """Of a head."""
+    inner: int
+    """Of the MLP."""
+    most_positions: int
+    names: Names
+    norm: str
+    epsilon: float
+    activation: str
+    gated: bool
+    biases: frozenset[str]
+    parallel: bool
+    tied: bool
+    by_head: bool
+    embedding_scale: float
+    score_scale: float
+    score_softcap: float
+    logit_softcap: float
+    windows: tuple[int, ...]
+    ropes: tuple[Rope, ...]
+    """Those that there are."""
+    rope_of: tuple[int, ...]
+    """Which of them each layer turns by."""
+    ends: tuple[int, ...]
+    """Tokens that end a text."""
+
+
+def read_config(config: Mapping[str, Any], context: int | None = None) -> DecoderConfig:
+    """The decoder that a `config.json` describes; ropes that change with the length of the context
+    are those of `context`.
+
+    Raises UnsupportedError for an architecture that is not in the table, or an activation or rope
+    that there is not, ImportModelError for a size that is missing or makes no sense.
+    """
+    name = _architecture(config)
+    row = ARCHITECTURES[name]
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    groups = int(config.get("num_key_value_heads") or heads)
+    depth = int(config.get("head_dim") or hidden // heads)
+    if groups <= 0 or heads % groups:
+        raise ImportModelError(
+            f"config: {heads} 'num_attention_heads' are no multiple of {groups}"
+            " 'num_key_value_heads'"
+        )
+    layers = _size(config, "num_hidden_layers")
+    key, default = row.activation
+    activation = str(config.get(key) or config.get("hidden_act") or default)
+    if activation not in ACTIVATIONS:
+        known = ", ".join(sorted(ACTIVATIONS))
+        raise UnsupportedError(f"config: '{key}': {activation!r} is none of {known}")
+    most = _size(config, "max_position_embeddings")
+    windows = row.windows(config, layers)
+    share = next((float(config[k]) for k in row.rotary if config.get(k) is not None), None)
+    given = {"rope_theta": row.base, **config}
+    ropes = [
+        read_rope(given, depth, share, context or most, is_local)
+        for is_local in ((False, True) if row.local_rope else (False,))
+    ]
+    scale = config.get(row.scale) if row.scale else None
+    tied = config.get("tie_word_embeddings")
+    return DecoderConfig(
+        architecture=name,
+        vocabulary=_size(config, "vocab_size"),
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        groups=groups,
+        depth=depth,
+        inner=_size(config, "intermediate_size"),
+        most_positions=most,
+        names=row.names,
+        norm=row.norm,
+        epsilon=float(config.get(*row.epsilon)),
+        activation=ACTIVATIONS[activation],
+        gated=row.gated,
+        biases=frozenset(part for part, said in row.biases.items() if _has(config, name, said)),
+        parallel=bool(row.parallel) and bool(config.get(row.parallel, True)),
+        tied=row.tied if tied is None else bool(tied),
+        by_head=row.by_head,
+        embedding_scale=math.sqrt(hidden) if row.scaled_embedding else 1.0,
+        score_scale=1 / math.sqrt(float(scale) if scale else depth),
+        score_softcap=float(config.get("attn_logit_softcapping") or 0.0),
+        logit_softcap=float(config.get("final_logit_softcapping") or 0.0),
+        windows=windows,
+        ropes=tuple(ropes),
+        rope_of=tuple(int(row.local_rope and bool(window)) for window in windows),
+        ends=_ends(config),
+    )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    given = config.get("architectures") or ()
+    found = [given] if isinstance(given, str) else [str(each) for each in given]
+    for name in found:
+        if name in ARCHITECTURES:
+            return name
+    said = ", ".join(map(repr, found)) or "none"
+    raise UnsupportedError(
+        f"config: no decoder of the architecture {said}; there are {', '.join(ARCHITECTURES)}"
+    )
+
+
+def _size(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if type(value) is not int or value <= 0:
+        raise ImportModelError(f"config: '{key}': a positive number expected, got {value!r}")
+    return value
+
+
+def _has(config: Mapping[str, Any], name: str, said: bool | str) -> bool:
+    if isinstance(said, bool):
+        return said
+    default = _DEFAULTS.get(said, {}).get(name, False)
+    return bool(config.get(said, default))
+
+
+def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
+    given = config.get("eos_token_id")
+    if given is None:
+        return ()
+    return tuple(int(each) for each in (given if isinstance(given, (list, tuple)) else [given]))

@@ -1,0 +1,282 @@
+"""One Relay module for a decoder: all of its tokens, of any number of sequences, over a cache.
+
+    def @forward(%cache, %ids, %sequences, %positions, %tables, %picks) -> (logits, %cache)
+
+The tokens of a call are a list [n]: token i is `ids[i]`, the one at `positions[i]` of the sequence
+whose pages are the row `sequences[i]` of `tables`. A prompt is many tokens of one sequence, a step
+of sixteen answers one token of each; both may stand in one call. `picks` says of which tokens the
+logits are wanted. Keys and values are written into the cache before they are read, so that tokens
+see each other by their positions alone.
+
+    def @forward_step(%state: ref(cache), ...) -> logits
+
+is its face outside: the cache lies in a reference, which the program empties before it changes the
+cache and fills again, so that nobody else refers to it and it is changed where it lies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar
+from ekiden.ir.prim import const as dim
+from ekiden.ir.type import TensorType, TupleType
+from ekiden.llm.architectures import DecoderConfig
+from ekiden.llm.parts import ACTIVATIONS, Parts, looked_up, product
+from ekiden.llm.rope import Rope
+from ekiden.llm.weights import Checkpoint
+from ekiden.relay import op
+from ekiden.relay.expr import (
+    Expr,
+    Function,
+    Let,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+    const,
+)
+from ekiden.relay.transform.remove_unused_functions import ENTRIES
+from ekiden.relay.ty import RefType
+
+__all__ = ["FORWARD", "Layout", "cache_shape", "decoder_module"]
+
+FORWARD = "forward_step"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the cache lies: tokens of a page, and its dtype."""
+
+    page: int = 64
+    dtype: str = "float32"
+
+
+def cache_shape(config: DecoderConfig, layout: Layout, pages: object) -> tuple[object, ...]:
+    """[pages, layers, keys and values, heads, a page of one]."""
+    return (pages, config.layers, 2, config.groups, layout.page * config.depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a call, as variables, and how far they are turned."""
+
+    ids: Var
+    sequences: Var
+    positions: Var
+    tables: Var
+    picks: Var
+
+    @staticmethod
+    def make() -> Tokens:
+        """New variables: n tokens, tables of b sequences with m pages, k picks."""
+        n, b, m, k = (SizeVar(name) for name in ("n", "b", "m", "k"))
+        return Tokens(
+            *(
+                Var(name, TensorType(shape, "int32"))
+                for name, shape in (
+                    ("ids", (n,)), ("sequences", (n,)), ("positions", (n,)), ("tables", (b, m)),
+                    ("picks", (k,)),
+                )
+            )
+        )  # fmt: skip
+
+    @property
+    def variables(self) -> tuple[Var, ...]:
+        """As parameters."""
+        return (self.ids, self.sequences, self.positions, self.tables, self.picks)
+
+
+class _Builder:
+    """The body of `forward`."""
+
+    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, layout: Layout) -> None:
+        self.config, self.layout = config, layout
+        self.parts = Parts(checkpoint, config)
+        self.bindings: list[tuple[Var, Expr]] = []
+
+    def let(self, name: str, value: Expr) -> Var:
+        """A variable for a value, in order."""
+        made = Var(name)
+        self.bindings.append((made, value))
+        return made
+
+    def forward(self) -> Function:
+        """The whole."""
+        config, names = self.config, self.config.names
+        pages: PrimExpr = SizeVar("p")
+        shape = cache_shape(config, self.layout, pages)
+        cache = Var("cache", TensorType(tuple(map(_dim, shape)), self.layout.dtype))
+        tokens = Tokens.make()
+        table = self.parts.embedding(names.embedding)
+        x: Expr = looked_up(table, tokens.ids)
+        if config.embedding_scale != 1.0:
+            x = op.multiply(x, const(np.float32(config.embedding_scale)))
+        x = self.let("embedded", x)
+        turns = [self._turns(rope, tokens.positions) for rope in config.ropes]
+        state: Var = cache
+        for n in range(config.layers):
+            x, state = self._layer(n, x, state, tokens, turns[config.rope_of[n]])
+        x = self.parts.norm(op.take(x, tokens.picks, axis=0), names.norm)
+        has = self.parts.has
+        head = next((each for each in names.head if has(each)), names.head[0])
+        weight = table if config.tied else self.parts.embedding(head)
+        logits = product(x, weight)
+        if cap := config.logit_softcap:
+            bent = op.tanh(op.multiply(logits, const(np.float32(1 / cap))))
+            logits = op.multiply(bent, const(np.float32(cap)))
+        body: Expr = Tuple((self.let("logits", logits), state))
+        for variable, value in reversed(self.bindings):
+            body = Let(variable, value, body)
+        return Function((cache, *tokens.variables), body, None)
+
+    def _turns(self, rope: Rope, positions: Var) -> tuple[Var, Var]:
+        """The cosines and sines [n, 1, pairs]."""
+        places = op.reshape(op.cast(positions, "float32"), (-1, 1, 1))
+        angles = op.multiply(places, const(np.array(rope.frequencies, np.float32)))
+        factor = const(np.float32(rope.factor))
+        cosines, sines = op.cos(angles), op.sin(angles)
+        if rope.factor != 1.0:
+            cosines, sines = op.multiply(cosines, factor), op.multiply(sines, factor)
+        return self.let("cosines", cosines), self.let("sines", sines)
+
+    def _layer(
+        self, n: int, x: Var, cache: Var, tokens: Tokens, turns: tuple[Var, Var]
+    ) -> tuple[Var, Var]:
+        config, parts, names = self.config, self.parts, self.config.names
+        prefix = names.layer.format(n)
+        attended, cache = self._attention(n, x, cache, tokens, turns)
+        if names.after_attention:
+            attended = parts.norm(attended, prefix + names.after_attention)
+        middle = self.let(f"attended_{n}", op.add(x, attended))
+        given = x if config.parallel else middle
+        mixed = self._mlp(prefix, parts.norm(given, prefix + names.before_mlp))
+        if names.after_mlp:
+            mixed = parts.norm(mixed, prefix + names.after_mlp)
+        return self.let(f"x_{n}", op.add(middle, mixed)), cache
+
+    def _attention(
+        self, n: int, x: Var, cache: Var, tokens: Tokens, turns: tuple[Var, Var]
+    ) -> tuple[Expr, Var]:
+        config, parts, names = self.config, self.parts, self.config.names
+        prefix = names.layer.format(n)
+        total = config.heads + 2 * config.groups
+        normed = self.let(f"normed_{n}", parts.norm(x, prefix + names.before_attention))
+        projected = parts.linear(
+            normed, [prefix + each for each in names.attention], total * config.depth,
+            config.hidden, "attention" in config.biases, config.by_head,
+        )  # fmt: skip
+        heads = op.reshape(projected, (-1, total, config.depth))
+        turned = self.let(f"turned_{n}", self._turned(n, heads, turns))
+        layer = const(np.array([n], np.int32))
+        places = (layer, tokens.tables, tokens.sequences, tokens.positions)
+        page = self.layout.page
+        written = self.let(
+            f"cache_{n}", op.nn.contrib_write_pages(cache, turned, *places, page=page)
+        )
+        found = op.nn.contrib_paged_attention(
+            turned, written, *places, page=page, scale=config.score_scale,
+            softcap=config.score_softcap, window=config.windows[n],
+        )  # fmt: skip
+        width = config.heads * config.depth
+        flat = op.reshape(self.let(f"heads_{n}", found), (-1, width))
+        out = parts.linear(flat, [prefix + names.out], config.hidden, width, "out" in config.biases)
+        return out, written
+
+    def _turned(self, n: int, projected: Expr, turns: tuple[Var, Var]) -> Expr:
+        """Queries and keys turned by their positions, and values as they are."""
+        config, names = self.config, self.config.names
+        heads, groups = config.heads, config.groups
+        projected = self.let(f"projected_{n}", projected)
+        prefix = names.layer.format(n)
+        values = _slice(projected, heads + groups, heads + 2 * groups, 1)
+        if names.query_norm:
+            query = self.parts.norm(
+                _slice(projected, 0, heads, 1), prefix + names.query_norm, config.depth
+            )
+            key = self.parts.norm(
+                _slice(projected, heads, heads + groups, 1), prefix + names.key_norm, config.depth
+            )
+            both: Expr = self.let(f"both_{n}", op.concatenate([query, key], axis=1))
+        else:
+            both = _slice(projected, 0, heads + groups, 1)
+        rope = config.ropes[config.rope_of[n]]
+        return op.concatenate([_rotated(both, rope, turns, config.depth), values], axis=1)
+
+    def _mlp(self, prefix: str, x: Expr) -> Expr:
+        config, names = self.config, self.config.names
+        has_bias = "mlp" in config.biases
+        act = ACTIVATIONS[config.activation]
+        rows = config.inner * (2 if config.gated else 1)
+        up = self.parts.linear(
+            x, [prefix + each for each in names.up], rows, config.hidden, has_bias
+        )
+        if config.gated:
+            both = self.let("up", up)
+            gate = _slice(both, 0, config.inner, 1)
+            inner: Expr = op.multiply(act(gate), _slice(both, config.inner, rows, 1))
+        else:
+            inner = act(up)
+        return self.parts.linear(
+            inner, [prefix + names.down], config.hidden, config.inner, has_bias
+        )
+
+
+def _rotated(x: Expr, rope: Rope, turns: tuple[Var, Var], depth: int) -> Expr:
+    """[n, heads, depth] with its pairs turned."""
+    cosines, sines = turns
+    pairs = len(rope.frequencies)
+    turning = 2 * pairs
+    rest = [_slice(x, turning, depth, 2)] if turning < depth else []
+    parts = [_slice(x, 0, pairs, 2), _slice(x, pairs, turning, 2)]
+    if rope.interleaved:
+        parts = [op.strided_slice(x, [at], [turning], [2], axes=[2]) for at in (0, 1)]
+    first, second = parts
+    left = op.subtract(op.multiply(first, cosines), op.multiply(second, sines))
+    right = op.add(op.multiply(second, cosines), op.multiply(first, sines))
+    if rope.interleaved:
+        both: Expr = op.reshape(op.stack([left, right], axis=3), (0, 0, turning))
+        return op.concatenate([both, *rest], axis=2) if rest else both
+    return op.concatenate([left, right, *rest], axis=2)
+
+
+def _slice(x: Expr, begin: int, end: int, axis: int) -> Expr:
+    return op.strided_slice(x, [begin], [end], axes=[axis])
+
+
+def _dim(given: object) -> PrimExpr:
+    return given if isinstance(given, PrimExpr) else dim(int(str(given)))
+
+
+def decoder_module(checkpoint: Checkpoint, config: DecoderConfig, layout: Layout) -> IRModule:
+    """The module, with `forward_step` as an entry.
+
+    Raises ImportModelError for a tensor of the checkpoint that is missing or has another shape.
+    """
+    forward = GlobalVar("forward")
+    functions: dict[GlobalVar | str, BaseFunc] = {
+        forward: _Builder(checkpoint, config, layout).forward()
+    }
+    functions[GlobalVar(FORWARD)] = _entry(forward, config, layout)
+    x = Var("x", TensorType((), "int32"))
+    functions[GlobalVar("main")] = Function((x,), x, None)
+    return IRModule(functions).with_attr(ENTRIES, (FORWARD,))
+
+
+def _entry(forward: GlobalVar, config: DecoderConfig, layout: Layout) -> Function:
+    shape = cache_shape(config, layout, AnyDim())
+    kind = TensorType(tuple(map(_dim, shape)), layout.dtype)
+    state, tokens = Var("state", RefType(kind)), Tokens.make()
+    none = const(np.zeros([0, *(int(str(d)) for d in shape[1:])], layout.dtype))
+    cache, both = Var("cache"), Var("both")
+    body: Expr = TupleGetItem(both, 0)
+    body = Let(Var("filled", TupleType(())), RefWrite(state, TupleGetItem(both, 1)), body)
+    body = Let(both, forward(cache, *tokens.variables), body)
+    body = Let(Var("emptied", TupleType(())), RefWrite(state, none), body)
+    body = Let(cache, RefRead(state), body)
+    return Function((state, *tokens.variables), body, None)

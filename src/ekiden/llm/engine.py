@@ -1,0 +1,226 @@
+"""Many texts at once: who is admitted, whose prompt is read, and who gets the next tokens.
+
+A step is one call of the program. As long as a prompt is not read, it reads up to `chunk` tokens of
+prompts; else it makes up to `steps` tokens of every text that is under way. Texts come and go
+between steps (Yu and others, "Orca: A Distributed Serving System for Transformer-Based Generative
+Models", OSDI 2022; pages: Kwon and others, "PagedAttention", SOSP 2023). What a text becomes does
+not depend on those beside it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.llm.pages import Pages
+from ekiden.llm.sampling import Sampling
+from ekiden.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from ekiden.llm.model import Model
+
+__all__ = ["Engine", "Stream"]
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(eq=False)
+class Stream:
+    """One text under way: an iterator over the tokens that are made for it. Closing it, or dropping
+    the iterator, ends it."""
+
+    engine: Engine
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    tokens: list[int] = field(default_factory=list)
+    """Those made so far."""
+    finish: str = ""
+    """Why it is over: "stop" at a token that ends a text, "length", or "closed"."""
+    shared: int = 0
+    """Tokens of the prompt that were in the cache already."""
+    read: int = 0
+    """Tokens that the cache holds."""
+    pages: list[int] = field(default_factory=list)
+    given: int = 0
+    """How many of them were taken."""
+
+    @property
+    def limit(self) -> int:
+        """Tokens that it has at most, with its prompt."""
+        return min(len(self.prompt) + self.sampling.max_tokens, self.engine.model.context)
+
+    @property
+    def length(self) -> int:
+        """Tokens that it has."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Its tokens, from the first of the prompt on."""
+        return (*self.prompt, *self.tokens)
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        while self.given == len(self.tokens):
+            if self.finish:
+                raise StopIteration
+            self.engine.advance(self)
+        self.given += 1
+        return self.tokens[self.given - 1]
+
+    def close(self) -> None:
+        """Make no more tokens for it."""
+        self.engine.close(self)
+
+
+class Engine:
+    """Schedules the texts of one model; its methods may be called by any threads."""
+
+    def __init__(self, model: Model, *, sequences: int = 16, chunk: int = 512,
+                 steps: int = 1) -> None:  # fmt: skip
+        """At most so many `sequences` are under way together, others wait; a step reads at most
+        `chunk` tokens of prompts, or makes `steps` tokens of each text."""
+        for name, value in (("sequences", sequences), ("chunk", chunk), ("steps", steps)):
+            if type(value) is not int or value < 1:
+                raise InputError(f"Engine: '{name}' must be at least 1, got {value!r}")
+        self.model, self.sequences, self.chunk, self.steps = model, sequences, chunk, steps
+        most = -(-model.context // model.layout.page)
+        self.pages = Pages(sequences * most, model.layout.page)
+        self._state = model.new_cache(sequences * most)
+        self._waiting: deque[Stream] = deque()
+        self._running: list[Stream] = []
+        self._lock = threading.Lock()
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
+        """A text that begins with a prompt. Raises InputError for an empty prompt, one that is too
+        long for the context, or a token that there is not."""
+        made = Stream(self, tuple(map(int, prompt)), sampling or Sampling())
+        self.model.check_prompt(made.prompt)
+        with self._lock:
+            self._waiting.append(made)
+        return made
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None
+    ) -> list[list[int]]:
+        """The tokens made for each of several prompts."""
+        streams = [self.submit(prompt, sampling) for prompt in prompts]
+        return [list(stream) for stream in streams]
+
+    def advance(self, stream: Stream) -> None:
+        """Make steps until a text has one more token, or is over."""
+        known = len(stream.tokens)
+        while len(stream.tokens) == known and not stream.finish:
+            with self._lock:
+                if len(stream.tokens) == known and not stream.finish:
+                    self._step()
+
+    def close(self, stream: Stream) -> None:
+        """End a text."""
+        with self._lock:
+            if not stream.finish:
+                self._end(stream, "closed")
+
+    # Steps. The lock is held.
+
+    def _step(self) -> None:
+        self._admit()
+        try:
+            reading = [each for each in self._running if each.read < len(each.prompt)]
+            if reading:
+                self._prefill(reading)
+            else:
+                self._decode()
+        except BaseException:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        """After a run that failed: the cache may be lost, and with it what was under way."""
+        for each in list(self._running):
+            self._end(each, "failed")
+        self.pages = Pages(self.sequences * self.model.most_pages, self.model.layout.page)
+        self._state = self.model.new_cache(self.sequences * self.model.most_pages)
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self.sequences:
+            first = self._waiting[0]
+            found = self.pages.take(first.prompt, first.limit)
+            if found is None:
+                assert self._running, "a text alone has its pages"
+                return
+            first.pages, first.shared = found
+            first.read = first.shared
+            self._running.append(self._waiting.popleft())
+
+    def _end(self, stream: Stream, why: str) -> None:
+        stream.finish = why
+        if stream in self._running:
+            self._running.remove(stream)
+            self.pages.give_back(stream.pages)
+            stream.pages = []
+        elif stream in self._waiting:
+            self._waiting.remove(stream)
+
+    def _prefill(self, reading: Sequence[Stream]) -> None:
+        left, parts = self.chunk, []
+        for each in reading:
+            if count := min(left, len(each.prompt) - each.read):
+                parts.append((each, count))
+                left -= count
+        streams = [each for each, _ in parts]
+        ids = np.concatenate([each.prompt[each.read : each.read + n] for each, n in parts])
+        rows = np.repeat(np.arange(len(parts)), [n for _, n in parts])
+        positions = np.concatenate([np.arange(e.read, e.read + n) for e, n in parts])
+        ends = np.cumsum([n for _, n in parts]) - 1
+        where = np.stack((ids, rows, positions)).astype(np.int32)
+        done = [i for i, (each, n) in enumerate(parts) if each.read + n == len(each.prompt)]
+        tokens = self.model.prefill(
+            self._state, where, self._tables(streams), ends[done].astype(np.int32), streams, done
+        )
+        for each, n in parts:
+            self._wrote(each, n)
+        for i, token in zip(done, tokens, strict=True):
+            self._add(streams[i], [int(token)])
+
+    def _decode(self) -> None:
+        streams = list(self._running)
+        if not streams:
+            return
+        steps = min(self.steps, *(each.limit - each.length for each in streams))
+        made = self.model.decode(self._state, streams, self._tables(streams), steps)
+        for each, tokens in zip(streams, made, strict=True):
+            self._wrote(each, len(tokens))
+            self._add(each, tokens)
+
+    def _wrote(self, stream: Stream, count: int) -> None:
+        """Count tokens that the cache holds now; the pages of the prompt that they fill are for
+        others too."""
+        size = self.pages.size
+        before, stream.read = stream.read // size, stream.read + count
+        for n in range(before, min(stream.read, len(stream.prompt)) // size):
+            self.pages.filled(stream.pages[n], stream.prompt[: (n + 1) * size])
+
+    def _add(self, stream: Stream, tokens: Sequence[int]) -> None:
+        ends = () if stream.sampling.ignore_end else self.model.ends
+        for token in tokens:
+            if token in ends:
+                return self._end(stream, "stop")
+            stream.tokens.append(token)
+            if stream.length >= stream.limit:
+                return self._end(stream, "length")
+        return None
+
+    def _tables(self, streams: Sequence[Stream]) -> Ints:
+        made = np.zeros((len(streams), self.model.most_pages), np.int32)
+        for row, each in zip(made, streams, strict=True):
+            row[: len(each.pages)] = each.pages
+        return made

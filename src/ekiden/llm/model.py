@@ -1,0 +1,243 @@
+"""A decoder that is compiled: prompts in, tokens out."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ekiden
+from ekiden import runtime
+from ekiden.llm.architectures import DecoderConfig, read_config
+from ekiden.llm.decoder import FORWARD, Layout, cache_shape
+from ekiden.llm.engine import Engine, Stream
+from ekiden.llm.files import open_checkpoint
+from ekiden.llm.program import DECODE, PREFILL, SETTINGS, program
+from ekiden.llm.sampling import Sampling
+from ekiden.llm.text import Pieces, Tokenizer, read_tokenizer
+from ekiden.llm.weights import Checkpoint
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.vm import VirtualMachine
+
+__all__ = ["Model", "Piece", "load"]
+
+Ints = NDArray[np.int32]
+DEFAULT_CONTEXT = 4096
+"""Tokens of a text, where nobody says and the model can have more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of an answer: the text that a token adds, which is empty where it is the beginning of
+    a letter; `finish` says with the last one why it is the last, "stop" or "length"."""
+
+    token: int | None
+    text: str
+    finish: str = ""
+
+
+def load(
+    checkpoint: str | os.PathLike[str] | Checkpoint,
+    *,
+    context: int | None = None,
+    sequences: int = 16,
+    page: int = 64,
+    cache: str = "float32",
+    tokenizer: object = None,
+    num_threads: int | None = None,
+    **options: Any,  # noqa: ANN401  # of another function
+) -> Model:
+    """The model of a folder of transformers (`config.json`, safetensors), a GGUF file, or any
+    `Checkpoint`, compiled.
+
+    A text has at most `context` tokens (else what the model can, up to 4,096), and `sequences` are
+    made at once; the cache, of dtype `cache`, is as large as both need, in pages of `page` tokens.
+    `tokenizer` is one of the package tokenizers, or its file; a folder has its own. `options` are
+    those of `ekiden.compile`.
+
+    Raises UnsupportedError for an architecture that there is not, ImportModelError for a tensor
+    that is missing, and what `ekiden.compile` raises.
+    """
+    if isinstance(checkpoint, (str, os.PathLike)):
+        tokenizer = read_tokenizer(checkpoint) if tokenizer is None else tokenizer
+        found = open_checkpoint(checkpoint)
+    else:
+        found = checkpoint
+    config: dict[str, Any] = dict(found.config)
+    most = int(config.get("max_position_embeddings") or DEFAULT_CONTEXT)
+    context = min(most, DEFAULT_CONTEXT) if context is None else context
+    if type(context) is not int or not 2 <= context <= most:
+        raise InputError(f"load: 'context' must be from 2 to {most} tokens, got {context!r}")
+    decoder = read_config(config, context)
+    layout = Layout(page, cache)
+    module = program(found, decoder, layout)
+    exe = ekiden.compile(module, num_threads=num_threads, **options)
+    return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer))
+
+
+class Model:
+    """A compiled decoder. Any threads may use it at once: they share one engine."""
+
+    def __init__(
+        self,
+        exe: ekiden.Executable,
+        config: DecoderConfig,
+        layout: Layout,
+        context: int,
+        sequences: int,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.exe, self.config, self.layout, self.context = exe, config, layout, context
+        self.sequences, self.tokenizer = sequences, tokenizer
+        self.most_pages = -(-context // layout.page)
+        self.ends = config.ends
+        self._machine = VirtualMachine(exe)
+        self._moves = runtime.tensor(np.zeros((1, config.vocabulary), np.int32))
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def engine(self) -> Engine:
+        """What all texts share; made when it is first asked for."""
+        with self._lock:
+            if self._engine is None:
+                self._engine = Engine(self, sequences=self.sequences)
+            return self._engine
+
+    def new_cache(self, pages: int) -> runtime.Ref:
+        """A cache of so many pages; memory is taken when they are first written."""
+        shape = [int(str(d)) for d in cache_shape(self.config, self.layout, pages)]
+        return runtime.Ref(runtime.empty(shape, self.layout.dtype))
+
+    def check_prompt(self, prompt: Sequence[int]) -> None:
+        """Raises InputError for a prompt that there can be none after."""
+        if not prompt:
+            raise InputError("prompt: at least one token expected")
+        if len(prompt) >= self.context:
+            raise InputError(
+                f"prompt: {len(prompt)} tokens leave no place in a context of {self.context}"
+            )
+        worst = max(prompt, key=lambda t: t if t >= 0 else self.config.vocabulary)
+        if not 0 <= worst < self.config.vocabulary:
+            raise InputError(
+                f"prompt: token {worst} is none of the {self.config.vocabulary} of the model"
+            )
+
+    # Calls of the program.
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The logits [n, vocabulary] after each of n tokens, of a text of its own."""
+        self.check_prompt(tokens)
+        pages = -(-len(tokens) // self.layout.page)
+        n = np.arange(len(tokens), dtype=np.int32)
+        made = self._machine.invoke(
+            FORWARD, self.new_cache(pages), np.array(tokens, np.int32), np.zeros_like(n), n,
+            np.arange(pages, dtype=np.int32)[None], n,
+        )  # fmt: skip
+        assert isinstance(made, runtime.Tensor)
+        return np.asarray(made.numpy())
+
+    def prefill(
+        self, state: runtime.Ref, where: Ints, tables: Ints, picks: Ints,
+        streams: Sequence[Stream], done: Sequence[int],
+    ) -> Ints:  # fmt: skip
+        """The tokens after `picks` of those that are read, which are the last ones of the streams
+        `done`; `where` are numbers, rows and positions of what is read."""
+        history, settings, seeds, is_greedy = self._choices(streams, 0)
+        lengths = np.array([streams[i].length for i in done], np.int32)
+        made = self._machine.invoke(
+            PREFILL, state, *where, tables, picks, history, np.array(done, np.int32), lengths,
+            settings, seeds, self._moves, np.full(len(done), -1, np.int32), is_greedy,
+        )  # fmt: skip
+        assert isinstance(made, runtime.Tensor)
+        return np.asarray(made.numpy())
+
+    def decode(
+        self, state: runtime.Ref, streams: Sequence[Stream], tables: Ints, steps: int
+    ) -> list[list[int]]:
+        """The next tokens of each text, at most `steps`, less where all have ended before."""
+        history, settings, seeds, is_greedy = self._choices(streams, steps)
+        lengths = np.array([each.length for each in streams], np.int32)
+        states = np.full(len(streams), -1, np.int32)
+        made = self._machine.invoke(
+            DECODE, state, np.array(steps, np.int32), history, lengths, states,
+            np.arange(len(streams), dtype=np.int32), tables, settings, seeds, self._moves,
+            np.array(self.ends or (-1,), np.int32), is_greedy,
+        )  # fmt: skip
+        assert isinstance(made, tuple)
+        found, count = made[0].numpy(), int(made[2].numpy())
+        return [row[n : n + count].tolist() for row, n in zip(found, lengths, strict=True)]
+
+    def _choices(
+        self, streams: Sequence[Stream], steps: int
+    ) -> tuple[Ints, NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_]]:
+        """(history with room for so many tokens, settings, seeds, whether all are greedy)."""
+        width = max(each.length for each in streams) + steps
+        history = np.zeros((len(streams), width), np.int32)
+        for row, each in zip(history, streams, strict=True):
+            if each.sampling.repetition_penalty != 1:
+                row[: each.length] = each.whole
+            elif each.tokens:
+                row[each.length - 1] = each.tokens[-1]
+        settings = np.array([each.sampling.settings() for each in streams], np.float32)
+        assert settings.shape[1] == len(SETTINGS)
+        seeds = np.array([each.sampling.seed for each in streams], np.int64)
+        return history, settings, seeds, np.array(all(s.sampling.is_greedy for s in streams))
+
+    # Texts.
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """The tokens of a prompt. Raises InputError for a text where there is no tokenizer."""
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        if self.tokenizer is None:
+            raise InputError(
+                "prompt: tokens expected, as the model has no tokenizer: that takes a"
+                " tokenizer.json beside it, and the package tokenizers (pip install 'ekiden[llm]')"
+            )
+        return self.tokenizer.encode(prompt)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        **changes: Any,  # noqa: ANN401  # fields of Sampling
+    ) -> Iterator[Piece]:
+        """The answer to a prompt, token by token; `changes` are fields of `Sampling`.
+
+        Raises InputError for a prompt that is empty, too long or not in the vocabulary, and for
+        stop texts where there is no tokenizer.
+        """
+        wanted = sampling or Sampling()
+        if changes:
+            fields = {name: getattr(wanted, name) for name in Sampling.__slots__}
+            unknown = sorted(set(changes) - set(fields))
+            if unknown:
+                raise InputError(f"generate: '{unknown[0]}' is none of {', '.join(fields)}")
+            wanted = Sampling(**{**fields, **changes})
+        if wanted.stop and self.tokenizer is None:
+            raise InputError("stop: tokens only, as the model has no tokenizer")
+        stream = self.engine.submit(self.encode(prompt), wanted)
+        return self._pieces(stream)
+
+    def _pieces(self, stream: Stream) -> Iterator[Piece]:
+        pieces = Pieces(self.tokenizer, stream.prompt, stream.sampling.stop)
+        try:
+            for token in stream:
+                text = pieces.add(token)
+                if pieces.has_stopped:
+                    yield Piece(token, text, "stop")
+                    return
+                is_last = bool(stream.finish) and stream.given == len(stream.tokens)
+                yield Piece(token, text + (pieces.rest() if is_last else ""),
+                            stream.finish if is_last else "")  # fmt: skip
+                if is_last:
+                    return
+            yield Piece(None, pieces.rest(), stream.finish)
+        finally:
+            stream.close()

@@ -1,0 +1,89 @@
+"""Which pages of the cache belong to which texts: counted, so that texts share their beginnings.
+
+A page that is full never changes again: what stands in it depends on its tokens and on those
+before them, which are its key. A text whose prompt begins with the same tokens takes the page as it
+is. Pages that nobody has any more keep what they hold until they are needed, the oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+__all__ = ["Pages"]
+
+Key = tuple[int, ...]
+"""All tokens up to the end of a page."""
+
+
+class Pages:
+    """The pages of one cache."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.size = size
+        self._free = list(range(count - 1, -1, -1))
+        self._users: dict[int, int] = {}
+        self._by_key: dict[Key, int] = {}
+        self._keys: dict[int, Key] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        """Those that nobody has and that hold something."""
+
+    @property
+    def available(self) -> int:
+        """How many can be had."""
+        return len(self._free) + len(self._idle)
+
+    def needed(self, tokens: int) -> int:
+        """How many hold so many tokens."""
+        return -(-tokens // self.size)
+
+    def take(self, prompt: Sequence[int], tokens: int) -> tuple[list[int], int] | None:
+        """Pages for a text of so many tokens that begins with a prompt, and how many of its tokens
+        they hold already, always less than all; None where there are not enough.
+        """
+        shared = self._shared(prompt)
+        wanted = self.needed(tokens) - len(shared)
+        spare = self.available - sum(page in self._idle for page in shared)
+        if wanted > spare:
+            return None
+        for page in shared:
+            self._idle.pop(page, None)
+            self._users[page] = self._users.get(page, 0) + 1
+        fresh = [self._fresh() for _ in range(wanted)]
+        return [*shared, *fresh], len(shared) * self.size
+
+    def _shared(self, prompt: Sequence[int]) -> list[int]:
+        found = []
+        for end in range(self.size, len(prompt), self.size):
+            page = self._by_key.get(tuple(prompt[:end]))
+            if page is None:
+                break
+            found.append(page)
+        return found
+
+    def _fresh(self) -> int:
+        if self._free:
+            page = self._free.pop()
+        else:
+            page, _ = self._idle.popitem(last=False)
+            del self._by_key[self._keys.pop(page)]
+        self._users[page] = 1
+        return page
+
+    def filled(self, page: int, tokens: Sequence[int]) -> None:
+        """Say that a page is full now, with the end of these tokens."""
+        key = tuple(tokens)
+        if page not in self._keys and key not in self._by_key:
+            self._by_key[key], self._keys[page] = page, key
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Of a text that is over."""
+        for page in pages:
+            self._users[page] -= 1
+            if self._users[page]:
+                continue
+            del self._users[page]
+            if page in self._keys:
+                self._idle[page] = None
+            else:
+                self._free.append(page)

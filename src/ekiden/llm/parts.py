@@ -1,0 +1,155 @@
+"""The tensors of a decoder as Relay: products, embeddings and norms of what a checkpoint holds."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.llm.architectures import DecoderConfig
+from ekiden.llm.weights import Checkpoint, Weight
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant, Expr, const
+from ekiden.runtime.errors import ImportModelError
+
+__all__ = ["ACTIVATIONS", "Parts"]
+
+PLAIN = ("float32", "float16", "bfloat16")
+
+
+class Parts:
+    """Makes expressions of the tensors of a checkpoint. Raises ImportModelError for a tensor that
+    is missing or has another shape, naming it."""
+
+    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
+        self._checkpoint, self._config = checkpoint, config
+        self._names = frozenset(checkpoint)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self._names
+
+    def weight(self, name: str, shape: tuple[int | None, ...]) -> Weight:
+        """A tensor; None is any size."""
+        if name not in self._names:
+            near = difflib.get_close_matches(name, self._names, 1)
+            hint = f" (there is '{near[0]}')" if near else ""
+            raise ImportModelError(f"checkpoint: no tensor '{name}'{hint}")
+        found = self._checkpoint[name]
+        fits = len(found.shape) == len(shape) and all(
+            wanted in (None, size) for wanted, size in zip(shape, found.shape, strict=True)
+        )
+        if not fits:
+            raise ImportModelError(
+                f"checkpoint: '{name}' must have the shape {_shown(shape)}, got"
+                f" {_shown(found.shape)}"
+            )
+        return found
+
+    def vector(self, name: str, size: int) -> NDArray[np.float32]:
+        """A vector as numbers."""
+        return _plain(self.weight(name, (size,)))
+
+    def linear(self, data: Expr, names: Sequence[str], rows: int, depth: int,
+               has_bias: bool, by_head: bool = False) -> Expr:  # fmt: skip
+        """data [n, depth] times weights, whose rows stand one after the other: [n, rows]. Weights
+        of one format are one product. `by_head`: rows are those of the first head's query, key and
+        value, then those of the next one's."""
+        single = (rows,) if len(names) == 1 else (None,) * len(names)
+        found = [
+            self.weight(f"{n}.weight", (size, depth)) for n, size in zip(names, single, strict=True)
+        ]
+        if sum(each.shape[0] for each in found) != rows:
+            shapes = ", ".join(_shown(each.shape) for each in found)
+            raise ImportModelError(
+                f"checkpoint: '{names[0]}.weight' and what stands with it must have {rows} rows,"
+                f" got {shapes}"
+            )
+        order = self._by_head(rows) if by_head else slice(None)
+        if len({each.format for each in found}) == 1:
+            whole = np.concatenate([each.data for each in found])[order]
+            made = _product(data, found[0].format, whole)
+        else:
+            assert not by_head, "one tensor has one format"
+            made = op.concatenate([_product(data, w.format, w.data) for w in found], axis=1)
+        if not has_bias:
+            return made
+        biases = [self.vector(f"{n}.bias", w.shape[0]) for n, w in zip(names, found, strict=True)]
+        return op.add(made, const(np.concatenate(biases)[order]))
+
+    def _by_head(self, rows: int) -> NDArray[np.int64]:
+        heads = self._config.heads
+        return np.arange(rows).reshape(heads, 3, -1).transpose(1, 0, 2).reshape(-1)
+
+    def embedding(self, name: str) -> Weight:
+        """The table of tokens."""
+        return self.weight(name, (self._config.vocabulary, self._config.hidden))
+
+    def norm(self, data: Expr, name: str, size: int | None = None) -> Expr:
+        """data normalised along its last axis, as the family does it."""
+        config = self._config
+        size = size or config.hidden
+        weight = self.vector(f"{name}.weight", size)
+        if config.norm == "layer":
+            bias = f"{name}.bias"
+            beta = self.vector(bias, size) if self.has(bias) else np.zeros(size, np.float32)
+            return op.nn.layer_norm(data, const(weight), const(beta), -1, config.epsilon)
+        weight = weight + np.float32(1) if config.norm == "rms_one" else weight
+        return op.nn.rms_norm(data, const(weight), -1, config.epsilon)
+
+
+def looked_up(table: Weight, ids: Expr) -> Expr:
+    """Rows of the table of tokens: [n, hidden] of float32."""
+    if table.format in PLAIN:
+        return op.take(const(_plain(table)), ids, axis=0)
+    take_blocks: Callable[..., Expr] = op.nn.take_blocks  # type: ignore[attr-defined]
+    return take_blocks(const(table.data), ids, table.format)
+
+
+def _product(data: Expr, kind: str, weight: NDArray[np.generic]) -> Expr:
+    if kind in PLAIN:
+        return op.nn.dense(data, const(np.ascontiguousarray(weight, np.float32)))
+    dense_blocks: Callable[..., Expr] = op.nn.dense_blocks  # type: ignore[attr-defined]
+    return dense_blocks(data, const(weight), kind)
+
+
+def product(data: Expr, weight: Weight) -> Expr:
+    """data [n, k] times the transpose of a weight."""
+    return _product(data, weight.format, weight.data)
+
+
+def _plain(weight: Weight) -> NDArray[np.float32]:
+    if weight.format in PLAIN:
+        return np.ascontiguousarray(weight.data, np.float32)
+    return weight.values()
+
+
+def _shown(shape: Sequence[int | None]) -> str:
+    return "(" + ", ".join("?" if d is None else str(d) for d in shape) + ")"
+
+
+def _scalar(value: float) -> Constant:
+    return const(np.float32(value))
+
+
+def _gelu(x: Expr) -> Call:
+    half = op.multiply(x, _scalar(0.5))
+    return op.multiply(half, op.add(_scalar(1), op.erf(op.multiply(x, _scalar(0.5**0.5)))))
+
+
+def _gelu_tanh(x: Expr) -> Call:
+    cube = op.multiply(op.multiply(x, x), x)
+    inner = op.multiply(
+        op.add(x, op.multiply(cube, _scalar(0.044715))), _scalar((2 / np.pi) ** 0.5)
+    )
+    return op.multiply(op.multiply(x, _scalar(0.5)), op.add(_scalar(1), op.tanh(inner)))
+
+
+ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {
+    "silu": lambda x: op.multiply(x, op.sigmoid(x)),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": op.nn.relu,
+}

@@ -1,0 +1,62 @@
+"""How tokens are chosen, and when a text ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ekiden.runtime.errors import InputError
+
+__all__ = ["Sampling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an answer is chosen, as in the `generate` of transformers. Raises InputError for a
+    number that makes no sense."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    """What logits are divided by; 0 takes the likeliest token."""
+    top_k: int = 0
+    """Only so many of the likeliest tokens; 0 for any."""
+    top_p: float = 1.0
+    """Only the likeliest that make up this share together."""
+    min_p: float = 0.0
+    """Only those that are at least this share of the likeliest one."""
+    repetition_penalty: float = 1.0
+    """What logits of tokens that came before are made smaller by; 1 changes nothing."""
+    seed: int = 0
+    """Equal seeds give equal texts, whatever is generated beside them."""
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of these."""
+    ignore_end: bool = False
+    """Whether tokens that end a text are as others."""
+
+    def __post_init__(self) -> None:
+        if type(self.max_tokens) is not int or self.max_tokens < 1:
+            raise InputError(f"max_tokens: at least 1 expected, got {self.max_tokens!r}")
+        for name, least, most in (
+            ("temperature", 0.0, math.inf), ("top_k", 0, 2**24), ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0), ("seed", -(2**63), 2**63 - 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not least <= value <= most:
+                raise InputError(f"{name}: a number from {least} to {most} expected, got {value!r}")
+        if not self.repetition_penalty > 0 or math.isinf(self.repetition_penalty):
+            raise InputError(
+                f"repetition_penalty: a number above 0 expected, got {self.repetition_penalty!r}"
+            )
+        if type(self.stop) is not tuple or not all(self.stop):
+            raise InputError(f"stop: texts expected, got {self.stop!r}")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the greatest logit is the token."""
+        return self.temperature == 0 and self.repetition_penalty == 1
+
+    def settings(self) -> tuple[float, ...]:
+        """As the program takes them (program.SETTINGS)."""
+        return (
+            self.temperature, float(self.top_k), self.top_p, self.min_p, self.repetition_penalty,
+        )  # fmt: skip

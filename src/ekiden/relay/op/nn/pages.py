@@ -1,0 +1,135 @@
+"""A cache of keys and values in pages: writing into it, and attention over it (topi.rule.pages).
+
+Both take `projected` [n, heads + 2 * groups, depth], of each token its queries, keys and values,
+and where tokens stand: `layer` int32 [1], `tables` int32 [sequences, most pages], which pages
+of the cache have the tokens of a sequence, and of each of n tokens its row of the tables and its
+position in that sequence, `sequences` and `positions` int32 [n].
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import call
+from ekiden.relay.op._inventory import declare
+from ekiden.topi.rule.pages import Pages
+
+PLACES = ("layer", "tables", "sequences", "positions")
+
+
+@node("relay.attrs.WritePagesAttrs")
+class WritePagesAttrs(Attrs):
+    """The tokens of a page."""
+
+    page: int = 64
+
+
+@node("relay.attrs.PagedAttentionAttrs")
+class PagedAttentionAttrs(Attrs):
+    """The tokens of a page, the factor of scores (none: 1 / sqrt of the depth), the limit to which
+    tanh bends them (0 for none), and how many keys up to its own place a query sees (0 for all)."""
+
+    page: int = 64
+    scale: float | None = None
+    softcap: float = 0.0
+    window: int = 0
+
+    @property
+    def pages(self) -> Pages:
+        """The same, as the kernel takes it."""
+        return Pages(self.page, self.scale, self.softcap, self.window)
+
+
+def _write(attrs: WritePagesAttrs, cache: Array, projected: Array, *places: Array) -> Array:
+    layer, tables, sequences, positions = places
+    found, page, groups = cache.copy(), attrs.page, cache.shape[3]
+    keys, values = projected[:, -2 * groups : -groups], projected[:, -groups:]
+    for k, v, s, p in zip(keys, values, sequences, positions, strict=True):
+        if p < 0:
+            continue
+        here = found[tables[s, p // page], layer[0]]
+        here[0].reshape(len(k), -1, page)[:, :, p % page] = k
+        here[1].reshape(len(k), page, -1)[:, p % page] = v
+    return found
+
+
+def _attend(attrs: PagedAttentionAttrs, projected: Array, cache: Array, *places: Array) -> Array:
+    layer, tables, sequences, positions = places
+    query = projected[:, : -2 * cache.shape[3]]
+    _, heads, depth = query.shape
+    found, page = np.zeros_like(query), attrs.page
+    planes = cache[:, layer[0]].astype(np.float32)
+    groups = planes.shape[2]
+    keys = planes[:, 0].reshape(-1, groups, depth, page).transpose(0, 3, 1, 2)
+    values = planes[:, 1].reshape(-1, groups, page, depth).transpose(0, 2, 1, 3)
+    scale = 1 / math.sqrt(depth) if attrs.scale is None else attrs.scale
+    for n, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
+        first = max(0, position - attrs.window + 1) if attrs.window else 0
+        seen = range(first, position + 1)
+        if not seen:
+            continue
+        at = [(tables[sequence, i // page], i % page) for i in seen]
+        own = [np.repeat(np.stack([x[i] for i in at]), heads // groups, 1) for x in (keys, values)]
+        scores = np.einsum("hd,thd->ht", query[n], own[0]) * np.float32(scale)
+        if attrs.softcap:
+            scores = np.tanh(scores / np.float32(attrs.softcap)) * np.float32(attrs.softcap)
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        found[n] = np.einsum("ht,thd->hd", shares, own[1])
+    return found
+
+
+declare(
+    "nn.contrib_write_pages",
+    ("cache", "projected", *PLACES),
+    lambda attrs, cache, projected, *places: topi.nn.write_pages(
+        cache, projected, places, attrs.page
+    ),
+    "the cache [pages, layers, 2, groups, page * depth] with the keys and values of `projected`"
+    " [n, heads + 2 * groups, depth] at the places of n tokens; position -1 is none",
+    WritePagesAttrs,
+    reference=_write,
+    refuses=True,
+)
+declare(
+    "nn.contrib_paged_attention",
+    ("projected", "cache", *PLACES),
+    lambda attrs, projected, cache, *places: topi.nn.paged_attention(
+        projected, cache, places, attrs.pages
+    ),
+    "[n, heads, depth] for `projected` [n, heads + 2 * groups, depth]: a token sees the keys"
+    " of its sequence up to its own position",
+    PagedAttentionAttrs,
+    reference=_attend,
+    refuses=True,
+)
+
+
+def contrib_write_pages(
+    cache: Expr, projected: Expr, layer: Expr, tables: Expr, sequences: Expr, positions: Expr,
+    page: int,
+) -> Call:  # fmt: skip
+    """The cache with keys and values of one layer at the places of n tokens. It is changed where it
+    lies if nothing else refers to it."""
+    places = (layer, tables, sequences, positions)
+    return call("nn.contrib_write_pages", cache, projected, *places, attrs=WritePagesAttrs(page))
+
+
+def contrib_paged_attention(
+    projected: Expr, cache: Expr, layer: Expr, tables: Expr, sequences: Expr, positions: Expr,
+    page: int, scale: float | None = None, softcap: float = 0.0, window: int = 0,
+) -> Call:  # fmt: skip
+    """softmax(query * keys * scale) * values for each head of n tokens, over their sequences."""
+    places = (layer, tables, sequences, positions)
+    attrs = PagedAttentionAttrs(page, scale, softcap, window)
+    return call("nn.contrib_paged_attention", projected, cache, *places, attrs=attrs)
+
+
+__all__ = ["contrib_paged_attention", "contrib_write_pages"]

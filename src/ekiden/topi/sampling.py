@@ -1,0 +1,270 @@
+"""Choosing a token: what a text forbids or makes less likely, and a draw by what is left.
+
+A draw needs no sorting. Which weights are among the greatest is a threshold, the greatest one above
+which there are enough (top k), or enough of their sum (top p): sums of 2,033 buckets, of the upper
+bits of a weight, say in which bucket it lies, and bisection among that bucket's weights which it
+is. A seed and the place of the token in its text are the whole state of the generator (Threefry, as
+topi.random), so that a text does not depend on those drawn beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    NE,
+    Not,
+    PrimExpr,
+    binary,
+    cast,
+    const,
+    logical_and,
+    maximum,
+    minimum,
+)
+from ekiden.te import Tensor
+from ekiden.te.range_check import CHECKS, range_check
+from ekiden.tir.expr import Buffer
+from ekiden.tir.ir_builder import BufferVar, IRBuilder
+from ekiden.tir.stmt import Stmt, seq
+from ekiden.topi.random import WORD, threefry
+from ekiden.topi.rule.in_place import UPDATES
+from ekiden.topi.rule.scatter import copied
+from ekiden.topi.shape import check_rank, expect_shape
+
+SHIFT = 19
+"""Lower bits of a weight that a bucket ignores."""
+BUCKETS = (0x3F800000 >> SHIFT) + 1
+"""Of weights from 0 to 1, by their bits."""
+SETTINGS = 4
+"""Numbers that say how a token is drawn: temperature, top k, top p, min p."""
+_WIDE = "float64"
+
+
+def _expect(name: str, given: Sequence[tuple[Tensor, str, int, str]]) -> None:
+    for tensor, what, rank, dtype in given:
+        check_rank(f"{name}: {what!r}", tensor.shape, rank)
+        if tensor.dtype != dtype:
+            raise ValueError(f"{name}: {what!r} must be {dtype}, got {tensor.dtype}")
+
+
+def constrain_logits(
+    logits: Tensor, history: Tensor, rows: Tensor, lengths: Tensor, penalties: Tensor,
+    moves: Tensor, states: Tensor,
+) -> Tensor:  # fmt: skip
+    """Logits [n, tokens] where tokens of a text are less likely, and those that an automaton does
+    not take are -inf.
+
+    Row i continues the first `lengths[i]` tokens of row `rows[i]` of `history` [texts, width]; the
+    logits of those become smaller by `penalties[i]` (those above 0 divided, others multiplied; 1
+    changes nothing). `moves` [automaton's states, tokens] is below 0 where state `states[i]` takes
+    no such token; a state below 0 takes all.
+    """
+    name = "constrain"
+    _expect(name, (
+        (logits, "logits", 2, "float32"), (history, "history", 2, "int32"),
+        (rows, "rows", 1, "int32"), (lengths, "lengths", 1, "int32"),
+        (penalties, "penalties", 1, "float32"), (moves, "moves", 2, "int32"),
+        (states, "states", 1, "int32"),
+    ))  # fmt: skip
+    for each, what in ((rows, "rows"), (lengths, "lengths"), (penalties, "penalties"),
+                       (states, "states")):  # fmt: skip
+        expect_shape(name, what, each.shape, logits.shape[:1])
+    expect_shape(name, "moves", moves.shape, (None, logits.shape[1]))
+    checks = (
+        range_check(f"{name}: row", rows, 0, history.shape[0]),
+        range_check(f"{name}: length", lengths, 0, history.shape[1] + 1),
+        range_check(f"{name}: state", states, -(2**31), moves.shape[0]),
+    )
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        _, past, row_of, length_of, penalty_of, table, state_of = map(ib.buffer_ptr, ins)
+        out = ib.buffer_ptr(outs[0])
+        tokens, width = logits.shape[1], history.shape[1]
+        with ib.for_range(0, logits.shape[0], "n", kind="parallel") as n:
+            penalty = ib.let("penalty", penalty_of[n])
+            with ib.if_scope(binary(NE, penalty, const(1.0))):
+                old = ib.allocate("float32", (width,), "old")
+                row, length = ib.let("row", cast(row_of[n], "int64")), cast(length_of[n], "int64")
+                for is_last in (False, True):  # a token that comes again is changed once
+                    with ib.for_range(0, length, "i") as i:
+                        token = ib.let("token", cast(past[row, i], "int64"))
+                        with ib.if_scope(logical_and(token >= 0, token < tokens)):
+                            if not is_last:
+                                old[i] = out[n, token]
+                                continue
+                            value = old[i]
+                            out[n, token] = if_then_else(
+                                value > const(0.0), value / penalty, value * penalty
+                            )
+            state = ib.let("state", cast(state_of[n], "int64"))
+            with (
+                ib.if_scope(state >= 0),
+                ib.for_range(0, tokens, "token") as token,
+                ib.if_scope(table[state, token] < const(0, "int32")),
+            ):
+                out[n, token] = const(float("-inf"))
+        return seq(copied(ins[0], outs[0]), ib.get())
+
+    inputs = [logits, history, rows, lengths, penalties, moves, states]
+    attrs: dict[str, object] = {CHECKS: checks, UPDATES: 0}
+    (made,) = te.extern_op([logits.shape], inputs, build, ["float32"], name, attrs=attrs)
+    return made
+
+
+class _Draw:
+    """The draw of one row of weights, while its statements are written."""
+
+    def __init__(self, ib: IRBuilder, weights: BufferVar, row: PrimExpr, tokens: PrimExpr) -> None:
+        self.ib, self.row, self.tokens, self.weights = ib, row, tokens, weights
+        self.limit = ib.allocate("float32", (1,), "limit")
+        self.sums = ib.allocate(_WIDE, (BUCKETS,), "sums")
+        self.listed = ib.allocate("float32", (tokens,), "listed")
+        self.count = ib.allocate("int64", (1,), "count")
+        self.found = ib.allocate("int64", (2,), "found")
+        self.total = ib.allocate(_WIDE, (2,), "total")
+
+    def each(self, step: Callable[[PrimExpr, PrimExpr], None]) -> None:
+        """A loop over the weights that are not cut off, with their numbers."""
+        with self.ib.for_range(0, self.tokens, "token") as token:
+            value = self.ib.let("value", self.weights[self.row, token])
+            with self.ib.if_scope(binary(GE, value, self.limit[0])):
+                step(token, value)
+
+    def mass(self) -> PrimExpr:
+        """The sum of those weights."""
+        self.total[0] = const(0.0, _WIDE)
+
+        def grow(token: PrimExpr, value: PrimExpr) -> None:
+            self.total[0] = self.total[0] + cast(value, _WIDE)
+
+        self.each(grow)
+        return self.total[0]
+
+    def bucket(self, value: PrimExpr) -> PrimExpr:
+        """The bucket of a weight."""
+        bits = cast(call_intrin("reinterpret", value, dtype="int32"), "int64")
+        return maximum(minimum(bits // (1 << SHIFT), const(BUCKETS - 1)), const(0))
+
+    def cut(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
+        """Raise the limit to the greatest weight such that those from it on, weighed, reach the
+        target."""
+        ib = self.ib
+        with ib.for_range(0, BUCKETS, "bucket") as n:
+            self.sums[n] = const(0.0, _WIDE)
+
+        def count(token: PrimExpr, value: PrimExpr) -> None:
+            at = ib.let("at", self.bucket(value))
+            self.sums[at] = self.sums[at] + weigh(value)
+
+        self.each(count)
+        # found[0]: the bucket in which the target is reached; total[0]: what lies above it
+        self.found[0] = const(BUCKETS - 1)
+        self.total[0] = const(0.0, _WIDE)
+        here = self.found[0]
+        with ib.while_loop(logical_and(here > 0, self.total[0] + self.sums[here] < target)):
+            self.total[0] = self.total[0] + self.sums[here]
+            self.found[0] = here - 1
+        self.count[0] = const(0)
+
+        def keep(token: PrimExpr, value: PrimExpr) -> None:
+            with ib.if_scope(binary(EQ, self.bucket(value), self.found[0])):
+                self.listed[self.count[0]] = value
+                self.count[0] = self.count[0] + 1
+
+        self.each(keep)
+        self.bisect(target, weigh)
+
+    def bisect(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
+        """The same among the weights of one bucket, by their bits: found[0] reaches the target,
+        found[1] does not."""
+        ib = self.ib
+        first = ib.let("first", self.found[0] * (1 << SHIFT))
+        self.found[0] = first
+        self.found[1] = first + (1 << SHIFT)
+        with ib.while_loop(self.found[1] - self.found[0] > 1):
+            middle = ib.let("middle", (self.found[0] + self.found[1]) // 2)
+            self.total[1] = self.total[0]
+            with ib.for_range(0, self.count[0], "i") as i:
+                value = self.listed[i]
+                bits = cast(call_intrin("reinterpret", value, dtype="int32"), "int64")
+                with ib.if_scope(bits >= middle):
+                    self.total[1] = self.total[1] + weigh(value)
+            reached = ib.let("reached", self.total[1] >= target)
+            self.found[0] = if_then_else(reached, middle, self.found[0])
+            self.found[1] = if_then_else(reached, self.found[1], middle)
+        limit = call_intrin("reinterpret", cast(self.found[0], "int32"), dtype="float32")
+        self.limit[0] = maximum(self.limit[0], minimum(limit, const(1.0)))
+
+    def token(self, share: PrimExpr) -> PrimExpr:
+        """The token at which a share of the mass is passed."""
+        ib = self.ib
+        wanted = ib.let("wanted", share * self.mass())
+        self.found[0] = const(-1)
+        self.total[0] = const(0.0, _WIDE)
+
+        def pass_by(token: PrimExpr, value: PrimExpr) -> None:
+            is_before = logical_and(self.total[0] > wanted, self.found[0] >= 0)
+            with ib.if_scope(logical_and(value > const(0.0), Not(is_before))):
+                self.total[0] = self.total[0] + cast(value, _WIDE)
+                self.found[0] = token
+
+        self.each(pass_by)
+        return maximum(self.found[0], const(0))
+
+
+def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor) -> Tensor:
+    """A token [n] int32 for each row of weights [n, tokens], the greatest of which is 1.
+
+    settings [n, 4]: temperature (0: the first of the greatest), top k (0: any), top p (1: any) and
+    min p of each row; top p counts what top k leaves. seeds int64 [n] and places int32 [n] are all
+    that the draw depends on.
+    """
+    name = "draw"
+    _expect(name, (
+        (weights, "weights", 2, "float32"), (settings, "settings", 2, "float32"),
+        (seeds, "seeds", 1, "int64"), (places, "places", 1, "int32"),
+    ))  # fmt: skip
+    expect_shape(name, "settings", settings.shape, (weights.shape[0], SETTINGS))
+    for each, what in ((seeds, "seeds"), (places, "places")):
+        expect_shape(name, what, each.shape, weights.shape[:1])
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        given, wanted, keys, counters = map(ib.buffer_ptr, ins)
+        out = ib.buffer_ptr(outs[0])
+        tokens = weights.shape[1]
+        with ib.for_range(0, weights.shape[0], "n", kind="parallel") as n:
+            draw = _Draw(ib, given, n, tokens)
+            heat, top_k, top_p, min_p = (ib.let("setting", wanted[n, i]) for i in range(SETTINGS))
+            draw.limit[0] = if_then_else(heat > const(0.0), const(0.0), const(1.0))
+            with ib.if_scope(
+                logical_and(heat > const(0.0), logical_and(top_k >= const(1.0),
+                                                           top_k < cast(tokens, "float32")))
+            ):  # fmt: skip
+                draw.cut(cast(top_k, _WIDE), lambda value: const(1.0, _WIDE))
+            with ib.if_scope(logical_and(heat > const(0.0), top_p < const(1.0))):
+                target = ib.let("target", cast(top_p, _WIDE) * draw.mass())
+                draw.cut(target, lambda value: cast(value, _WIDE))
+            draw.limit[0] = maximum(draw.limit[0], minimum(min_p, const(1.0)))
+            zero = const(0, WORD)
+            key = [cast(keys[n], WORD), zero, zero, zero]
+            word = threefry(ib, key, [cast(counters[n], WORD), zero, zero, zero])[0]
+            high = cast(cast(call_intrin("right_shift", word, const(11, WORD)), "int64"), _WIDE)
+            share = if_then_else(
+                heat > const(0.0), high * const(2.0**-53, _WIDE), const(0.0, _WIDE)
+            )
+            out[n] = cast(draw.token(share), "int32")
+        return ib.get()
+
+    shape = (weights.shape[0],)
+    (made,) = te.extern_op([shape], [weights, settings, seeds, places], build, ["int32"], name)
+    return made
+
+
+__all__ = ["BUCKETS", "SETTINGS", "constrain_logits", "draw_token"]

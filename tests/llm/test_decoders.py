@@ -1,0 +1,161 @@
+"""Decoders: logits of every architecture, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from reference_decoder import Reference
+from tiny_models import CONFIGS, Memory, config_of, plain, tiny
+
+import ekiden
+from ekiden import llm, relay, runtime
+from ekiden.llm.architectures import ARCHITECTURES, read_config
+from ekiden.llm.decoder import FORWARD, Layout, cache_shape, decoder_module
+from ekiden.llm.sampling import Sampling
+from ekiden.runtime.errors import ImportModelError, InputError, UnsupportedError
+from ekiden.runtime.vm import VirtualMachine
+
+CONTEXT = 64
+IDS = np.random.default_rng(1).integers(0, 97, 40)
+
+
+def forward(checkpoint: Memory, parts: tuple[int, ...], kind: str) -> NDArray[Any]:
+    """The logits of IDS, read in parts of these lengths."""
+    config, layout = read_config(checkpoint.config, CONTEXT), Layout(16)
+    module = decoder_module(checkpoint, config, layout)
+    shape = [int(str(d)) for d in cache_shape(config, layout, 4)]
+    tables = np.array([[2, 0, 3, 1]], np.int32)
+    if kind == "vm":
+        state: Any = runtime.Ref(runtime.empty(shape, "float32"))
+        call = VirtualMachine(ekiden.compile(module)).invoke
+    else:
+        interpreter = relay.interpreter.Interpreter(module)
+        cache: Any = np.zeros(shape, np.float32)
+    found, first = [], 0
+    for size in parts:
+        places = np.arange(first, first + size, dtype=np.int32)
+        given = (IDS[places].astype(np.int32), np.zeros_like(places), places, tables,
+                 np.arange(size, dtype=np.int32))  # fmt: skip
+        if kind == "vm":
+            found.append(call(FORWARD, state, *given).numpy().copy())
+        else:
+            logits, cache = interpreter.evaluate("forward", cache, *given)
+            found.append(np.asarray(logits))
+        first += size
+    return np.concatenate(found)
+
+
+def test_every_row_has_a_small_model() -> None:
+    assert {c["architectures"][0] for c in CONFIGS.values()} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_the_reference(name: str) -> None:
+    """As the interpreter has them: nothing is compiled."""
+    checkpoint = tiny(name)
+    expected = Reference(checkpoint, CONTEXT).logits(IDS[:24])
+    found = forward(checkpoint, (17, 1, 6), "debug")
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "neox"])
+def test_compiled_logits_are_those_of_the_reference(name: str) -> None:
+    checkpoint = tiny(name)
+    expected = Reference(checkpoint, CONTEXT).logits(IDS)
+    found = forward(checkpoint, (30, 1, 1, 8), "vm")
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def transformers_model(checkpoint: Memory) -> Any:  # noqa: ANN401  # of that package
+    """The model of transformers with the weights of a checkpoint."""
+    reason = "the package transformers is what logits are compared with"
+    transformers = pytest.importorskip("transformers", reason=reason)
+    torch = pytest.importorskip("torch", reason=reason)
+    config: dict[str, Any] = dict(checkpoint.config)
+    kind = getattr(transformers, config.pop("architectures")[0])
+    if "rope_scaling" in config:
+        config["rope_parameters"] = config.pop("rope_scaling")
+    of = kind.config_class
+    of = transformers.Gemma3TextConfig if kind.__name__ == "Gemma3ForCausalLM" else of
+    made = kind(of(**config, attn_implementation="eager")).eval()
+    weights = {name: torch.from_numpy(np.array(checkpoint[name].data)) for name in checkpoint}
+    unexpected = made.load_state_dict(weights, strict=False).unexpected_keys
+    assert not unexpected
+    made.tie_weights()
+    return made
+
+
+@pytest.mark.filterwarnings("ignore")  # of that package
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    checkpoint = tiny(name)
+    other = transformers_model(checkpoint)
+    import torch
+
+    with torch.no_grad():
+        expected = other(torch.tensor([IDS.tolist()])).logits[0].numpy()
+    np.testing.assert_allclose(forward(checkpoint, (30, 1, 9), "vm"), expected, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # of that package
+def test_greedy_text_is_that_of_transformers() -> None:
+    checkpoint = tiny("llama")
+    other = transformers_model(checkpoint)
+    import torch
+
+    model = llm.load(checkpoint, page=16, sequences=1)
+    prompt = IDS[:12].tolist()
+    found = model.engine.run([prompt], Sampling(max_tokens=200))[0]
+    with torch.no_grad():
+        expected = other(torch.tensor([[*prompt, *found]])).logits[0].numpy().argmax(-1)
+    assert len(found) == 200
+    assert found == expected[len(prompt) - 1 : -1].tolist()
+
+
+def test_an_unknown_architecture_is_refused_with_those_that_there_are() -> None:
+    config = config_of("llama", architectures=["Mamba2ForCausalLM"])
+    with pytest.raises(UnsupportedError) as caught:
+        llm.load(Memory(config, {}))
+    assert str(caught.value) == (
+        "config: no decoder of the architecture 'Mamba2ForCausalLM'; there are "
+        + ", ".join(ARCHITECTURES)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": None}, "config: 'hidden_size': a positive number expected, got None"),
+        ({"num_key_value_heads": 3}, "4 'num_attention_heads' are no multiple of 3"),
+        ({"hidden_act": "maxout"}, "config: 'hidden_act': 'maxout' is none of"),
+        ({"rope_scaling": {"rope_type": "round"}}, "config: rope 'round' is none of default,"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "config: rope 'linear' lacks 'factor'"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ImportModelError) as caught:
+        read_config(config_of("llama", **changes))
+    assert message in str(caught.value)
+
+
+def test_a_missing_tensor_is_named_and_a_wrong_shape_is_shown() -> None:
+    whole = tiny("llama")
+    name = "model.layers.1.mlp.up_proj.weight"
+    rest = {n: w for n, w in whole.tensors.items() if n != name}
+    with pytest.raises(ImportModelError, match=f"checkpoint: no tensor '{name}'"):
+        llm.load(Memory(whole.config, rest))
+    wrong = {**whole.tensors, name: plain(name, np.zeros((5, 32)))}
+    with pytest.raises(ImportModelError, match="must have 96 rows"):
+        llm.load(Memory(whole.config, wrong))
+    norm = "model.norm.weight"
+    wrong = {**whole.tensors, norm: plain(norm, np.zeros(5))}
+    with pytest.raises(ImportModelError, match=r"'model.norm.weight' must have the shape \(32\)"):
+        llm.load(Memory(whole.config, wrong))
+
+
+def test_a_context_that_the_model_cannot_have_is_refused() -> None:
+    with pytest.raises(InputError, match="'context' must be from 2 to 256 tokens, got 257"):
+        llm.load(tiny("llama"), context=257)

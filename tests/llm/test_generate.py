@@ -1,0 +1,190 @@
+"""Generation: texts alone and together, sampling, shared beginnings, the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference_decoder import Reference
+from tiny_models import config_of, tiny
+
+from ekiden import cli, llm
+from ekiden.llm.pages import Pages
+from ekiden.llm.safetensors import write_safetensors
+from ekiden.llm.text import Pieces, Tokenizer
+from ekiden.runtime.errors import InputError
+
+RNG = np.random.default_rng(0)
+PROMPTS = [RNG.integers(0, 97, n).tolist() for n in (5, 17, 40, 33, 64, 1, 12, 90, 2, 31, 32, 7)]
+PROMPTS += [[*PROMPTS[4][:50], 3, 4], PROMPTS[4], PROMPTS[7][:80], [96]]
+SAMPLED = llm.Sampling(
+    max_tokens=12, temperature=1.2, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=7
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> llm.Model:
+    return llm.load(tiny("llama"), page=16, sequences=4)
+
+
+def test_greedy_tokens_are_the_greatest_logits(model: llm.Model) -> None:
+    found = model.engine.run([PROMPTS[1]], llm.Sampling(max_tokens=40))[0]
+    expected = Reference(tiny("llama")).logits([*PROMPTS[1], *found]).argmax(-1)
+    assert found == expected[len(PROMPTS[1]) - 1 : -1].tolist()
+    np.testing.assert_allclose(
+        model.logits(PROMPTS[1]), Reference(tiny("llama")).logits(PROMPTS[1]), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "sampling", [llm.Sampling(max_tokens=12), SAMPLED], ids=["greedy", "drawn"]
+)
+def test_sixteen_texts_together_are_those_alone(model: llm.Model, sampling: llm.Sampling) -> None:
+    alone = [llm.Engine(model, sequences=1).run([p], sampling)[0] for p in PROMPTS]
+    for sequences, chunk, steps in ((16, 512, 1), (4, 32, 5)):
+        engine = llm.Engine(model, sequences=sequences, chunk=chunk, steps=steps)
+        assert engine.run(PROMPTS, sampling) == alone
+        assert engine.pages.available == sequences * model.most_pages
+    assert len({tuple(each) for each in alone}) > 10
+
+
+def test_texts_share_the_pages_of_their_beginning(model: llm.Model) -> None:
+    engine = llm.Engine(model, sequences=2)
+    first = engine.submit(PROMPTS[7], llm.Sampling(max_tokens=2))
+    alone = list(first)
+    again = engine.submit(PROMPTS[7], llm.Sampling(max_tokens=2))
+    assert list(again) == alone
+    assert (first.shared, again.shared) == (0, 80)
+
+
+def test_pages_are_counted() -> None:
+    pages = Pages(4, 2)
+    taken, there = pages.take([1, 2, 3], 5) or ([], 0)
+    assert (len(taken), there, pages.available) == (3, 0, 1)
+    pages.filled(taken[0], [1, 2])
+    assert pages.take([9], 5) is None
+    shared, there = pages.take([1, 2, 4], 4) or ([], 0)
+    assert (shared[0], there, pages.available) == (taken[0], 2, 0)
+    pages.give_back(taken)
+    pages.give_back(shared)
+    assert pages.available == 4
+    assert (pages.take([1, 2, 3], 3) or ([], 0))[1] == 2  # what nobody had was kept
+    assert pages.take([5] * 7, 8) is None
+    pages = Pages(1, 2)
+    one, _ = pages.take([1], 2) or ([], 0)
+    pages.filled(one[0], [1, 2])
+    pages.give_back(one)
+    assert pages.take([3], 2) == (one, 0)  # and forgotten when it was needed
+
+
+def test_equal_seeds_give_equal_texts(model: llm.Model) -> None:
+    def drawn(seed: int, **changes: object) -> list[int | None]:
+        pieces = model.generate(PROMPTS[0], temperature=2.0, max_tokens=8, seed=seed, **changes)
+        return [piece.token for piece in pieces]
+
+    assert drawn(3) == drawn(3) != drawn(4)
+    greedy = [p.token for p in model.generate(PROMPTS[0], max_tokens=8)]
+    assert drawn(3, top_k=1) == drawn(5, top_p=0.0) == drawn(6, min_p=1.0) == greedy
+
+
+def test_a_penalty_makes_tokens_rarer(model: llm.Model) -> None:
+    plain, rare = (
+        model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=60, repetition_penalty=by))[0]
+        for by in (1.0, 1.8)
+    )
+    assert len(set(rare)) > len(set(plain))
+
+
+def test_a_text_ends_at_its_end_at_its_limit_and_when_it_is_closed(model: llm.Model) -> None:
+    text = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=20))[0]
+    model.ends = (text[5],)
+    try:
+        found = list(model.generate(PROMPTS[0], max_tokens=20))
+        assert [p.token for p in found if p.token is not None] == text[: text.index(text[5])]
+        assert [p.finish for p in found][-1] == "stop"
+        ignored = list(model.generate(PROMPTS[0], max_tokens=20, ignore_end=True))
+        assert [p.token for p in ignored] == text
+        assert [p.finish for p in ignored][-2:] == ["", "length"]
+    finally:
+        model.ends = ()
+    long = model.engine.submit(PROMPTS[7], llm.Sampling(max_tokens=1000))
+    assert len(list(long)) == 256 - len(PROMPTS[7])
+    stream = model.engine.submit(PROMPTS[7])
+    next(stream)
+    stream.close()
+    assert (stream.finish, list(stream)) == ("closed", stream.tokens[1:])
+    assert model.engine.pages.available == 4 * model.most_pages
+
+
+def test_wrong_requests_are_refused(model: llm.Model) -> None:
+    for prompt, message in (
+        ([], "prompt: at least one token expected"),
+        ([1] * 256, "prompt: 256 tokens leave no place in a context of 256"),
+        ([1, 97], "prompt: token 97 is none of the 97 of the model"),
+        ([-1], "prompt: token -1 is none of the 97 of the model"),
+        ("text", "prompt: tokens expected, as the model has no tokenizer"),
+    ):
+        with pytest.raises(InputError) as caught:
+            model.generate(prompt)
+        assert str(caught.value).startswith(message)
+    for changes, message in (
+        ({"max_tokens": 0}, "max_tokens: at least 1 expected, got 0"),
+        ({"temperature": -1}, "temperature: a number from 0.0 to inf expected, got -1"),
+        ({"top_p": 2}, "top_p: a number from 0.0 to 1.0 expected, got 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty: a number above 0 expected, got 0"),
+        ({"stop": ("",)}, "stop: texts expected, got ('',)"),
+        ({"heat": 1}, "generate: 'heat' is none of max_tokens, temperature,"),
+        ({"stop": ("a",)}, "stop: tokens only, as the model has no tokenizer"),
+    ):
+        with pytest.raises(InputError) as caught:
+            model.generate([1], **changes)  # type: ignore[arg-type]
+        assert str(caught.value).startswith(message)
+
+
+class Letters:
+    """A tokenizer of bytes."""
+
+    def encode(self, text: str) -> object:
+        return type("Encoding", (), {"ids": list(text.encode())})
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+def shown(text: str, *stops: str) -> Iterator[str]:
+    pieces = Pieces(Tokenizer(Letters()), list(b"ab"), stops)
+    for byte in text.encode():
+        yield pieces.add(byte)
+        if pieces.has_stopped:
+            return
+    yield pieces.rest()
+
+
+def test_pieces_are_whole_letters_and_end_before_a_stop() -> None:
+    assert list(shown("né")) == ["n", "", "é", ""]
+    assert "".join(shown("one END two", "END")) == "one "
+    assert list(shown("xEy", "END")) == ["x", "", "Ey", ""]
+    assert list(shown("xE", "END")) == ["x", "", "E"]
+
+
+def test_the_command_prints_tokens_as_they_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: llm.Model
+) -> None:
+    whole = tiny("llama")
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama")))
+    write_safetensors(tmp_path / "model.safetensors", whole.tensors)
+    tokens = ",".join(map(str, PROMPTS[1]))
+    given = ["generate", str(tmp_path), "--tokens", tokens, "--max-tokens", "6"]
+    assert cli.main(given) == 0
+    found = capsys.readouterr()
+    expected = model.engine.run([PROMPTS[1]], llm.Sampling(max_tokens=6))[0]
+    assert [int(each) for each in found.out.split()] == expected
+    assert found.err.startswith("prompt: 17 tokens, ")
+    assert "answer: 6 tokens" in found.err
+    assert cli.main([*given[:2], "text"]) == 1
+    assert "no tokenizer" in capsys.readouterr().err
+    assert cli.main(["generate", str(tmp_path / "none"), "text"]) == 1
+    assert "no such file or folder" in capsys.readouterr().err
