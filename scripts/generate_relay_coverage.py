@@ -137,7 +137,7 @@ REFUSED = {
 NOT_YET = set(
     """
 ToCPS to_cps un_cps AnnotateUsedMemory RemoveStandaloneReshapes quantize
-debug dyn.nn.upsampling3d nn.bitpack nn.bitserial_conv2d nn.bitserial_dense
+dyn.nn.upsampling3d nn.bitpack nn.bitserial_conv2d nn.bitserial_dense
 nn.internal.sparse_dense_padded relay.op.annotation.simulated_quantize
 vision.regular_non_max_suppression
 """.split()

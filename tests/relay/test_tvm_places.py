@@ -116,3 +116,46 @@ def test_what_lies_around_the_image_of_a_deformable_convolution(border: str) -> 
         found = relay.create_executor(kind, module).evaluate()(image, moves).numpy()[0, 0]
         wanted = [[0, 0], [3, 4]] if border == "edge" else [[0.5, 1], [1.5, 2]]
         assert found.tolist() == wanted
+
+
+def test_the_interpreter_shows_a_value_to_a_function() -> None:
+    seen: list[object] = []
+    x = relay.var("x", shape=(2,))
+    shown = relay.op.debug(x * x, lambda value: seen.append(value.numpy().tolist()))
+    module = tvm.IRModule.from_expr(relay.Function([x], shown + x))
+    found = relay.create_executor("debug", module).evaluate()(np.float32([1, 2]))
+    assert found.numpy().tolist() == [2, 6] and seen == [[1, 4]]
+    with pytest.raises(CompileError, match="debug"):
+        relay.create_executor("vm", module).evaluate()(np.float32([1, 2]))
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_global_pooling_of_lines_and_volumes(rank: int) -> None:
+    data = np.arange(2 * 3**rank, dtype="float32").reshape(1, 2, *[3] * rank)
+    x = relay.var("x", shape=data.shape)
+    axes = tuple(range(2, 2 + rank))
+    for name, reduce in (("max", np.max), ("avg", np.mean)):
+        made = getattr(relay.nn, f"global_{name}_pool{rank}d")(x)
+        module = tvm.IRModule.from_expr(relay.Function([x], made))
+        found = relay.create_executor("vm", module).evaluate()(data).numpy()
+        np.testing.assert_allclose(found, reduce(data, axis=axes, keepdims=True))
+
+
+def test_hints_change_nothing() -> None:
+    x = relay.var("x", shape=(2,))
+    pair = relay.annotation.checkpoint(relay.Tuple([x * x, relay.annotation.cast_hint(x, "int8")]))
+    function = relay.Function([x], relay.TupleGetItem(pair, 0) + relay.TupleGetItem(pair, 1))
+    for kind in ("debug", "vm"):
+        module = tvm.IRModule.from_expr(function)
+        found = relay.create_executor(kind, module).evaluate()(np.float32([1, 2]))
+        assert found.numpy().tolist() == [2, 6]
+    body = relay.annotation.checkpoint(x * x)
+    typed = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([x], body)))
+    slope = relay.transform.gradient(typed["main"], mode="first_order")
+    run = relay.create_executor("debug", tvm.IRModule.from_expr(slope)).evaluate()
+    assert run(np.float32([1, 2]))[1][0].numpy().tolist() == [2, 4]
+
+
+def test_a_device_without_a_target_has_none() -> None:
+    call = relay.annotation.on_device(relay.var("x"), "cuda")
+    assert call.attrs.virtual_device.target is None

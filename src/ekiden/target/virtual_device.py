@@ -28,7 +28,7 @@ class VirtualDevice(Node):
     """
 
     device_type: int | Device | str = CPU
-    target: str = ignored(default="")
+    target: str | None = ignored(default=None)
     memory_scope: str = ignored(default="")
     virtual_device_id: int = 0
 
@@ -40,7 +40,7 @@ class VirtualDevice(Node):
         if self.memory_scope not in ("", "global"):
             got = f"got {self.memory_scope!r}"
             raise ValueError(f"VirtualDevice: expected the memory scope 'global', {got}")
-        freeze(self, target=str(self.target or ""))
+        freeze(self, target=str(self.target) if self.target else None)
 
     @property
     def device(self) -> Device:

@@ -59,3 +59,10 @@ def test_functions_and_expressions() -> None:
 def test_a_layer_that_there_is_not() -> None:
     with pytest.raises(CompileError, match="there are 2 layers of exp, none has the number 2"):
         recast(program(CHAIN), "float16", "float16", ["exp"], [2])
+
+
+def test_a_function_keeps_what_it_says_of_its_result() -> None:
+    x = relay.var("x", shape=(2,))
+    made = recast(relay.Function([x], relay.exp(x)), "float16", "float16", ["exp"])
+    cast = relay.exp(relay.cast(x, "float16"))
+    assert structural_equal(made, relay.Function([x], relay.cast(cast, "float32")))

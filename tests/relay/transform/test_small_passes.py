@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from pass_checks import Array, assert_same_meaning, calls, check, evaluate, main_of, program
 
+from ekiden import relay
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import PassContext, Sequential
 from ekiden.relay import op
@@ -134,6 +137,19 @@ def test_fast_forms_are_used_at_level_4() -> None:
         made = Sequential([FastMath()])(program(text))
     assert calls(made) == ["fast_exp", "fast_tanh", "nn.fast_softmax"]
     assert_same_meaning(program(text), made, random((2, 3)), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "fast"),
+    [({}, False), ({"opt_level": 4}, True), ({"required_pass": ["FastMath"]}, True)],
+)
+def test_fast_forms_are_compiled_where_they_are_asked_for(
+    options: dict[str, Any], fast: bool
+) -> None:
+    module = program(f"def @main({X}) {{ exp(%x) }}")
+    with PassContext(**options):
+        text = relay.optimize(module, "llvm")[0].astext()
+    assert ("fast_exp" in text) == fast
 
 
 # Fusion undone, legalisation, basic blocks.

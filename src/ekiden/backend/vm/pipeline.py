@@ -46,6 +46,7 @@ def pipeline(
             # shapes that are constants are known now
             needed(transform.BindDimensions(), "to give names to dimensions that are data"),
             transform.SimplifyExpr(exact=True),  # what rounds as before
+            transform.FastMath(),  # for who asks: from opt level 4 on, or by its name
             transform.FlattenAtrousConv(),
             transform.MultiplyEinsums(),
             transform.FuseAttention(),  # before layouts hide its transpositions

@@ -19,6 +19,7 @@ from ekiden.relay.op import (
 )
 from ekiden.relay.op import broadcast as _broadcast
 from ekiden.relay.op import create as _create
+from ekiden.relay.op import debugging as _debugging
 from ekiden.relay.op import dynamic as dyn
 from ekiden.relay.op import dynamic_create as _dynamic_create  # noqa: F401  declares operators
 from ekiden.relay.op import dynamic_repeat as _dynamic_repeat  # noqa: F401
@@ -39,6 +40,7 @@ from ekiden.relay.op.algebra import *  # noqa: F403
 from ekiden.relay.op.annotation import device_copy
 from ekiden.relay.op.broadcast import *  # noqa: F403
 from ekiden.relay.op.create import *  # noqa: F403
+from ekiden.relay.op.debugging import *  # noqa: F403
 from ekiden.relay.op.elementwise import *  # noqa: F403
 from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.index import *  # noqa: F403
@@ -73,6 +75,7 @@ _FAMILIES = (
     _algebra,
     _broadcast,
     _create,
+    _debugging,
     _elementwise,
     _index,
     _join,

@@ -227,9 +227,11 @@ def sparse_to_dense(
     return call("sparse_to_dense", sparse_indices, sparse_values, default, attrs=attrs)
 
 
-def strided_set(data: Expr, v: Expr, begin: Expr, end: Expr, strides: Expr) -> Call:
-    """`data` with the slice begin:end:strides of its leading axes replaced by `v`."""
-    return call("strided_set", data, v, begin, end, strides)
+def strided_set(data: Expr, v: Expr, begin: Expr, end: Expr, strides: Expr | None = None) -> Call:
+    """`data` with the slice begin:end:strides of its leading axes replaced by `v`; without strides
+    they are 1."""
+    steps = call("ones_like", begin) if strides is None else strides
+    return call("strided_set", data, v, begin, end, steps)
 
 
 def adv_index(inputs: Sequence[Expr] | Expr) -> Call:

@@ -26,9 +26,7 @@ from ekiden.relay.qnn._declare import (
     told_by,
 )
 from ekiden.relay.qnn.rescale import away, away_array
-
-CODES = {"disable": 0, "int8": 1, "uint8": 2, "int32": 3}
-"""A dtype's number (TVM's SQNN_DTYPE_TO_CODE); 0 leaves values alone."""
+from ekiden.topi.nn.qnn import SQNN_DTYPE_TO_CODE as CODES
 
 
 @node("relay.attrs.SimulatedQuantizeAttrs")

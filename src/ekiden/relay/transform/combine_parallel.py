@@ -78,8 +78,7 @@ def _conv2d(data: RelayExpr, calls: Sequence[Call]) -> list[RelayExpr]:
     attrs = calls[0].attrs
     assert attrs is not None
     weight = op.concatenate([c.args[1] for c in calls], 0)
-    channels = None if getattr(attrs, "channels", None) is None else sum(sizes)
-    whole = Call(calls[0].op, (data, weight), attrs.with_fields(channels=channels))
+    whole = Call(calls[0].op, (data, weight), attrs.with_fields(channels=sum(sizes)))
     return _cut(whole, sizes, 1)
 
 

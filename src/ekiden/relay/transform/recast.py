@@ -46,7 +46,7 @@ def recast(
     assert isinstance(typed, Function)
     body = _recast(typed.body, dtype, out_dtype, set(ops or CHOSEN), skip_layers or ())
     if isinstance(expr, Function):
-        return typed.with_fields(body=body)
+        return typed.with_fields(body=body, ret_type=expr.ret_type)
     return body
 
 

@@ -29,6 +29,8 @@ from ekiden.relay.op.nn.geometry import (
     sides,
     spread,
 )
+from ekiden.relay.op.reduce import max as largest
+from ekiden.relay.op.reduce import mean
 from ekiden.te import Tensor, identity
 from ekiden.topi.layout import parse, spatial
 from ekiden.topi.nn.pool import adaptive_avg_pool
@@ -351,6 +353,33 @@ def global_max_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") ->
     return call("nn.global_max_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
 
 
+def global_avg_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
+    """The mean of each channel; the spatial extent becomes 1."""
+    return _global(data, layout, out_layout, mean)
+
+
+def global_max_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
+    """The maximum of each channel; the spatial extent becomes 1."""
+    return _global(data, layout, out_layout, largest)
+
+
+def global_avg_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
+    """The mean of each channel; spatial extents become 1."""
+    return _global(data, layout, out_layout, mean)
+
+
+def global_max_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
+    """The maximum of each channel; spatial extents become 1."""
+    return _global(data, layout, out_layout, largest)
+
+
+def _global(data: Expr, layout: str, out_layout: str, reduce: Callable[..., Call]) -> Call:
+    """A reduction of all spatial axes, in the layout of the data."""
+    if out_layout not in ("", layout):
+        raise ValueError(f"global pooling: out_layout must be {layout}, got {out_layout}")
+    return reduce(data, axis=list(spatial(layout)), keepdims=True)
+
+
 def adaptive_shape(attrs: AdaptivePool2DAttrs, shape: Shape) -> Shape:
     """The result's shape, in the data's layout."""
     found: list[PrimExpr] = list(shape)
@@ -411,6 +440,7 @@ def adaptive_avg_pool2d(
 
 
 __all__ = [
-    "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "global_avg_pool2d",
-    "global_max_pool2d", "max_pool1d", "max_pool2d", "max_pool3d",
+    "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "global_avg_pool1d",
+    "global_avg_pool2d", "global_avg_pool3d", "global_max_pool1d", "global_max_pool2d",
+    "global_max_pool3d", "max_pool1d", "max_pool2d", "max_pool3d",
 ]  # fmt: skip
