@@ -4,7 +4,40 @@
 
 const assert = require('node:assert');
 const path = require('node:path');
+const {Worker, isMainThread, workerData} = require('node:worker_threads');
 const ekiden = require('.');
+
+/** A thread that leaves a function behind when it ends. */
+function leave(folder) {
+  ekiden.registry.register('check.left', (x) => x + 1);
+  ekiden.Model.load(path.join(folder, 'scaled.eki'));
+  assert.strictEqual(ekiden.registry.get('check.left').call(1), 2);
+}
+
+async function checkThatEnds(folder) {
+  const code = await new Promise((resolve, reject) => {
+    new Worker(__filename, {workerData: folder}).on('exit', resolve).on('error', reject);
+  });
+  assert.strictEqual(code, 0);
+  const left = ekiden.registry.get('check.left');
+  assert.throws(() => left.call(1), {kind: 'RuntimeError', message: /ended/});
+  await assert.rejects(left.callAsync(1), {kind: 'RuntimeError', message: /ended/});
+}
+
+/** Handles of other things, and of nothing. */
+function checkHandles(model) {
+  const wrong = {kind: 'TypeError'};
+  const function_ = model.module.get('main');
+  for (const handle of [undefined, {}, 7, model.module.handle]) {
+    assert.throws(() => new ekiden.Func(handle).call(1), wrong);
+  }
+  assert.throws(() => new ekiden.Module(function_.handle).names(), wrong);
+  assert.throws(() => new ekiden.Module(model.executable.handle).get('main'), wrong);
+  assert.throws(() => new ekiden.Obj(function_.handle).get('x'), {kind: 'AttributeError'});
+  function_.close();
+  function_.close();
+  assert.throws(() => function_.call(), {kind: 'ValueError', message: /closed/});
+}
 
 async function main(folder) {
   const model = ekiden.Model.load(path.join(folder, 'scaled.eki'));
@@ -35,14 +68,18 @@ async function main(folder) {
   globalThis.gc();
   await new Promise((resolve) => setImmediate(resolve));
   const before = process.memoryUsage().rss;
-  for (let i = 0; i < 20000; i++) model.runSync(inputs);
+  const turns = Number(process.env.EKIDEN_TURNS || 20000);
+  for (let i = 0; i < turns; i++) model.runSync(inputs);
   globalThis.gc();
   assert(process.memoryUsage().rss - before < 40e6, 'memory grows with calls');
 
+  checkHandles(model);
+  await checkThatEnds(folder);
   model.close();
   model.close();
   assert.throws(() => model.runSync(inputs), {kind: 'ValueError', message: /closed/});
   console.log('right');
 }
 
-main(process.argv[2]);
+if (isMainThread) main(process.argv[2]);
+else leave(workerData);

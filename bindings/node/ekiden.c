@@ -142,6 +142,16 @@ static ek_object *object_of(napi_env env, napi_value value) {
   return self == NULL ? NULL : self->object;
 }
 
+/* The same where an object of one type is expected. */
+static ek_object *object_as(napi_env env, napi_value value, int32_t type) {
+  ek_object *object = object_of(env, value);
+  if (object == NULL || object->type_index == type) return object;
+  const char *wanted = ek_type_key(type), *got = ek_type_key(object->type_index);
+  ek_error("TypeError", "%s expected, got %s", wanted == NULL ? "an object" : wanted,
+           got == NULL ? "another object" : got);
+  return NULL;
+}
+
 /* Element types -------------------------------------------------------------------------------- */
 
 static const struct {
@@ -706,7 +716,7 @@ static napi_value names(napi_env env, napi_callback_info info) {
   napi_value value;
   ek_value result = ek_value_none();
   take(env, info, 1, &value);
-  ek_object *module = object_of(env, value);
+  ek_object *module = object_as(env, value, EK_MODULE);
   int code = module == NULL ? -1 : ek_module_part(module, EK_MODULE_NAMES, &result);
   return finish(env, code, &result);
 }
@@ -716,7 +726,7 @@ static napi_value get_function(napi_env env, napi_callback_info info) {
   napi_value args[2];
   ek_object *found = NULL;
   take(env, info, 2, args);
-  ek_object *module = object_of(env, args[0]);
+  ek_object *module = object_as(env, args[0], EK_MODULE);
   char *name = copy_text(env, args[1]);
   int code = -1;
   if (module != NULL) {
@@ -733,7 +743,7 @@ static napi_value call(napi_env env, napi_callback_info info) {
   arguments given;
   ek_value result = ek_value_none();
   take(env, info, 2, args);
-  ek_object *function = object_of(env, args[0]);
+  ek_object *function = object_as(env, args[0], EK_FUNCTION);
   if (function == NULL) return throw_error(env);
   ek_retain(function);
   int code = read_arguments(env, args[1], &given);
@@ -785,7 +795,7 @@ static void complete(napi_env env, napi_status status, void *data) {
 static napi_value call_async(napi_env env, napi_callback_info info) {
   napi_value args[2], name, promise = NULL;
   take(env, info, 2, args);
-  ek_object *function = object_of(env, args[0]);
+  ek_object *function = object_as(env, args[0], EK_FUNCTION);
   if (function == NULL) return throw_error(env);
   work *self = calloc(1, sizeof *self);
   if (self == NULL || read_arguments(env, args[1], &self->args) != 0) {
@@ -812,7 +822,7 @@ static napi_value executable_item(napi_env env, napi_callback_info info) {
   int32_t part = 0;
   int64_t index = 0;
   take(env, info, 3, args);
-  ek_object *executable = object_of(env, args[0]);
+  ek_object *executable = object_as(env, args[0], EK_EXECUTABLE);
   napi_get_value_int32(env, args[1], &part);
   napi_get_value_int64(env, args[2], &index);
   int code = executable == NULL ? -1 : ek_executable_item(executable, part, index, &result);
@@ -823,7 +833,7 @@ static napi_value new_machine(napi_env env, napi_callback_info info) {
   napi_value value;
   ek_object *made = NULL;
   take(env, info, 1, &value);
-  ek_object *executable = object_of(env, value);
+  ek_object *executable = object_as(env, value, EK_EXECUTABLE);
   if (executable == NULL || ek_vm_new(executable, &made) != 0) return throw_error(env);
   return handle_value(env, made);
 }

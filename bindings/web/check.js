@@ -54,6 +54,12 @@ async function main(folder) {
   for (let i = 0; i < 20; i++) (await ekiden.load(path.join(folder, 'scaled.eki'))).close();
   assert(runtime.table.length - places < 200, 'the places of closed models are taken again');
 
+  const {pointer} = model.module;
+  assert.throws(() => new ekiden.Func(runtime, pointer).call(1), errors.TypeError);
+  const found = model.module.get('main');
+  runtime.c.ek_object_retain(found.pointer);
+  assert.throws(() => new ekiden.Module(runtime, found.pointer).names(), errors.TypeError);
+  runtime.c.ek_object_retain(pointer);
   const main_ = model.module.get('main');
   model.close();
   model.close();

@@ -99,6 +99,10 @@ export class Func extends Counted {
 }
 
 export class Module extends Counted {
+  alive() {
+    return this.runtime.expect(super.alive(), TYPES.module, 'a module');
+  }
+
   /** Loads a file; see load(). */
   static async load(from, name) {
     await init();
@@ -226,6 +230,7 @@ export class Obj extends Counted {
 
   equals(other) {
     const of = this.runtime;
+    if (!(other instanceof Obj)) throw errorOf('TypeError', 'equals: an object expected');
     const found = of.within((owned) => {
       const at = of.values([this, other], owned);
       return of.c.ek_value_equal(at, at + 16);

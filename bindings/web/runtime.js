@@ -481,8 +481,15 @@ export class Runtime {
     if (this.view.getInt32(at, true) >= TYPES.object) this.c.ek_object_retain(this.pointer(at + PAYLOAD));
   }
 
+  /** An object's address, whose type must be one. */
+  expect(pointer, type, what) {
+    if (this.view.getInt32(pointer + 8, true) === type) return pointer;
+    throw errorOf('TypeError', `${what} expected, got another object`);
+  }
+
   /** Calls a function object. */
   call(pointer, args) {
+    this.expect(pointer, TYPES.function, 'a function');
     const owned = this.frame();
     this.c.ek_object_retain(pointer);
     owned.objects.push(pointer);

@@ -15,7 +15,7 @@ from ekiden.codegen.llvm.types import constant, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.runtime.layout import DLTensor, DLTensor32
 from ekiden.target import Target
-from ekiden.target.features import POINTER_BYTES, RISCV
+from ekiden.target.features import POINTER_BYTES, RISCV, WASM
 
 Operand = str
 Arguments = Sequence[tuple[str, Operand]]
@@ -44,6 +44,11 @@ class Module:
     def pointer_bytes(self) -> int:
         """Those of an address."""
         return POINTER_BYTES[self.target.architecture] if self.target is not None else 8
+
+    @property
+    def is_wasm(self) -> bool:
+        """Whether code is for WebAssembly."""
+        return self.target is not None and self.target.architecture == WASM
 
     def has(self, ability: str) -> bool:
         """Whether the target has it, as `Target.has`; LLVM finds a way where there is none."""

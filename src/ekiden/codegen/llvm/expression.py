@@ -434,7 +434,9 @@ class ExpressionEmitter:
             one = emit_cast(self.b, self.value(variable), variable.dtype, "int64")
             place = self.b.pure(f"getelementptr {kind}, ptr {base}, i64 {one}")
         if offset:
-            place = self.b.pure(f"getelementptr {kind}, ptr {place}, i64 {offset}")
+            # loads of WebAssembly add a constant in more bits than an address has: it may not wrap
+            flag = "nuw " if offset > 0 and self.b.module.is_wasm else ""
+            place = self.b.pure(f"getelementptr {flag}{kind}, ptr {place}, i64 {offset}")
         return place, False
 
     def register_key(self, buffer: Buffer, index: PrimExpr) -> RegisterKey:

@@ -75,6 +75,14 @@ class FloatMath:
         """x * y + z, rounded once."""
         return self.llvm("fma", x, y, z)
 
+    def madd(self, x: Operand, y: Operand, z: Operand) -> Operand:
+        """x * y + z, rounded once or twice, where nothing is made of what rounding loses. On
+        WebAssembly, whose engines have no fused instruction for certain, it is the fast form."""
+        module = self.b.module
+        if module.target is not None and module.has("madd"):
+            return self.b.intrinsic("fmuladd", self.dtype, x, y, z)
+        return self.add(self.mul(x, y), z) if module.is_wasm else self.fma(x, y, z)
+
     def abs(self, x: Operand) -> Operand:
         """|x|"""
         return self.llvm("fabs", x)
@@ -105,7 +113,7 @@ class FloatMath:
         """Horner's rule; the constant term comes first."""
         result = self.const(coefficients[-1])
         for c in reversed(coefficients[:-1]):
-            result = self.fma(result, x, self.const(c))
+            result = self.madd(result, x, self.const(c))
         return result
 
     # integers of the same width

@@ -119,9 +119,8 @@ def _rsqrt(m: FloatMath, x: Operand) -> Operand:
 
 def _fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
     """Rounded once where there is an instruction, else twice: it is asked for to be fast."""
-    if m.b.module.target is not None and m.b.module.has("madd"):
-        return m.b.intrinsic("fmuladd", m.dtype, x, y, z)
-    return m.fma(x, y, z) if m.b.module.has("fma") else m.add(m.mul(x, y), z)
+    has_either = m.b.module.has("fma") or m.b.module.has("madd")
+    return m.madd(x, y, z) if has_either else m.add(m.mul(x, y), z)
 
 
 def _test(b: Builder, name: str, dtype: str, x: Operand) -> Operand:

@@ -57,14 +57,14 @@ def exp(m: FloatMath, x: Operand) -> Operand:
 def exp_within(m: FloatMath, x: Operand) -> Operand:
     """exp(x) for x in RANGE."""
     n = m.llvm("roundeven", m.mul(x, m.const(LOG2_E)))
-    r = m.fma(n, m.const(-LN2_HIGH[m.element]), x)
-    r = m.fma(n, m.const(-LN2_LOW[m.element]), r)
+    r = m.madd(n, m.const(-LN2_HIGH[m.element]), x)
+    r = m.madd(n, m.const(-LN2_LOW[m.element]), r)
     return m.scale(exp_of_rest(m, r), n)
 
 
 def exp_of_rest(m: FloatMath, r: Operand) -> Operand:
     """exp(r) for |r| <= ln(2)/2. The square of r stands alone nowhere: it may be lost."""
-    tail = m.fma(r, m.mul(r, m.polynomial(r, EXP[m.element])), r)
+    tail = m.madd(r, m.mul(r, m.polynomial(r, EXP[m.element])), r)
     return m.add(m.const(1.0), tail)
 
 
@@ -85,5 +85,5 @@ def tanh(m: FloatMath, x: Operand) -> Operand:
     far = m.sub(one, m.div(two, m.add(exp_within(m, twice), one)))
     base = m.select(m.less(size, m.const(TINY)), m.const(TINY), size)
     square = m.mul(base, base)
-    near = m.fma(size, m.mul(square, m.polynomial(square, TANH[m.element])), size)
+    near = m.madd(size, m.mul(square, m.polynomial(square, TANH[m.element])), size)
     return m.copysign(m.select(m.less(size, m.const(0.625)), near, far), x)

@@ -30,11 +30,11 @@ def log(m: FloatMath, x: Operand) -> Operand:
         )
     else:
         square = m.mul(f, f)
-        tail = m.fma(
+        tail = m.madd(
             m.mul(f, square), m.polynomial(f, SINGLE), m.mul(e, m.const(LN2_LOW[m.element]))
         )
-        result = m.add(f, m.fma(square, m.const(-0.5), tail))
-        result = m.fma(e, m.const(LN2_HIGH[m.element]), result)
+        result = m.add(f, m.madd(square, m.const(-0.5), tail))
+        result = m.madd(e, m.const(LN2_HIGH[m.element]), result)
     return _at_edges(m, x, result)
 
 

@@ -39,10 +39,26 @@ final class Check {
     } catch (EkidenException error) {
       if (!error.kind().equals("TypeError")) wrong.add(error);
     }
+    Func left = model.module().get("main");
     model.close();
     model.close();
+    expect("ValueError", () -> model.run(inputs), wrong);
+    expect("ValueError", () -> model.module().names(), wrong);
+    left.close();
+    left.close();
+    expect("ValueError", left::call, wrong);
     for (Throwable each : wrong) each.printStackTrace();
     return wrong.isEmpty();
+  }
+
+  /** What is closed, called all the same, is an error of Java. */
+  private static void expect(String kind, Runnable body, List<Throwable> wrong) {
+    try {
+      body.run();
+      wrong.add(new AssertionError("nothing was thrown"));
+    } catch (EkidenException error) {
+      if (!error.kind().equals(kind)) wrong.add(error);
+    }
   }
 
   private static void runOften(Model model, Map<String, Tensor> inputs) {

@@ -1,0 +1,218 @@
+"""Models in WebAssembly: Node, Chromium and wasmtime beside onnxruntime-web, one thread each.
+
+    python benchmarks/web.py prepare FOLDER MANIFEST CACHE ID ...
+    python benchmarks/web.py run FOLDER --ort node_modules/onnxruntime-web [--chromium] [--wasmtime]
+
+`prepare` compiles models of the benchmark cache for WebAssembly and for this machine, and keeps
+inputs and what this machine says to them; it writes the package beside them (ziglang). `run` has
+each host do the same: the table says by how much results differ from this machine's, and medians.
+Node's flag for relaxed vectors is set where it has one. The peer is a package of npm
+(`npm install --ignore-scripts onnxruntime-web`); playwright and wasmtime are packages of PyPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import http.server
+import json
+import math
+import runpy
+import shutil
+import statistics
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ekiden
+from ekiden.driver.web import RUNTIME, WEB_TARGETS, write_site
+
+HERE = Path(__file__).parent
+BUNDLE = "dist/ort.wasm.bundle.min.mjs"
+OF_NODE = "dist/ort.node.min.mjs"
+RELAXED = "--experimental-wasm-relaxed-simd"
+Row = dict[str, Any]
+
+
+def prepare(folder: Path, manifest: Path, cache: Path, names: Sequence[str]) -> None:
+    """Compile, run here, and keep all that a host needs."""
+    tools = runpy.run_path(str(manifest.parent / "fetch_models.py"))
+    entries = {each["id"]: each for each in tools["load"](str(manifest))}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        entry = entries[name]
+        path = tools["fetch"]([entry], str(cache))[name]
+        model = tools["prepare"](entry, path, str(cache))
+        feed = tools["make_inputs"](entry, entry["cases"][0])
+        artifact = folder / f"{name}.eki"
+        ekiden.export(model, artifact, list(WEB_TARGETS))
+        exe = ekiden.compile(model)
+        result = exe(*(feed[each.name] for each in exe.inputs))
+        results = result if isinstance(result, tuple) else (result,)
+        arrays = [np.asarray(each) for each in results]
+        for what, found in (("in", list(feed.values())), ("out", arrays)):
+            for at, array in enumerate(found):
+                array.tofile(folder / f"{name}.{what}{at}")
+        about = {
+            "inputs": [_described(key, value) for key, value in feed.items()],
+            "outputs": [_described("", each) for each in arrays],
+        }
+        (folder / f"{name}.json").write_text(json.dumps(about))
+        shutil.copyfile(model, folder / f"{name}.onnx")
+        write_site(artifact.read_bytes(), folder / "site")
+        print(f"{name}: {artifact.stat().st_size / 1e6:.1f} MB", flush=True)
+    shutil.copyfile(HERE / "web_measure.js", folder / "site" / "web_measure.js")
+    (folder / "site" / "package.json").write_text('{"type": "module"}')
+    (folder / "page.html").write_text("<!doctype html><link rel=icon href='data:,'>")
+
+
+def _described(name: str, array: np.ndarray[Any, Any]) -> Row:
+    return {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)}
+
+
+def in_node(folder: Path, order: Row) -> Row:
+    """What Node measures."""
+    program = f"""
+      import {{readFileSync}} from 'node:fs';
+      import {{measure}} from '{folder}/site/web_measure.js';
+      const read = (name) => new Uint8Array(readFileSync(`{folder}/${{name}}`));
+      console.log(JSON.stringify(await measure({json.dumps(order)}, read)));
+    """
+    has = subprocess.run(["node", RELAXED, "-e", "0"], capture_output=True).returncode == 0
+    command = ["node", *([RELAXED] if has else []), "--input-type=module", "-e", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"web: node: {order}: {done.stderr[-2000:]}")
+    found: Row = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def chromium(folder: Path) -> Iterator[Any]:
+    """A page of headless Chromium, and where the folder is served."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with import_module("playwright.sync_api").sync_playwright() as playwright:
+        path = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.server_address[1]}/page.html")
+        yield page
+        browser.close()
+    server.shutdown()
+
+
+def in_page(page: Any, order: Row) -> Row:  # noqa: ANN401
+    """What a page measures."""
+    found: Row = page.evaluate(
+        """async (order) => {
+          const {measure} = await import('/site/web_measure.js');
+          const bytes = async (name) => (await fetch(`/${name}`)).arrayBuffer();
+          const read = async (name) => new Uint8Array(await bytes(name));
+          return measure(order, read);
+        }""",
+        order,
+    )
+    return found
+
+
+def in_wasmtime(folder: Path, name: str) -> Row:
+    """What wasmtime says, and its least time."""
+    run_model = import_module("web_wasmtime").run_model
+    about = json.loads((folder / f"{name}.json").read_text())
+
+    def arrays(what: str, rows: Sequence[Row]) -> list[np.ndarray[Any, Any]]:
+        files = [folder / f"{name}.{what}{at}" for at in range(len(rows))]
+        return [
+            np.fromfile(f, r["dtype"]).reshape(r["shape"]) for f, r in zip(files, rows, strict=True)
+        ]
+
+    names = [row["name"] for row in about["inputs"]]
+    inputs = dict(zip(names, arrays("in", about["inputs"]), strict=True))
+    runtime, artifact = (folder / "site" / RUNTIME), folder / f"{name}.eki"
+    found, least = run_model(runtime.read_bytes(), artifact.read_bytes(), inputs)
+    worst = 0.0
+    for got, wanted in zip(found, arrays("out", about["outputs"]), strict=True):
+        top = max(1.0, float(np.abs(wanted).max(initial=0)))
+        by = np.abs(got.astype(float) - wanted.astype(float)).max(initial=0)
+        worst = max(worst, float(by) / top)
+    return {"median": least, "difference": worst}
+
+
+def run(folder: Path, options: argparse.Namespace) -> None:
+    """Print the table."""
+    names = options.only or sorted(path.stem for path in folder.glob("*.json"))
+    ort = Path(options.ort).resolve() if options.ort else Path()
+    ratios: dict[str, list[float]] = {"node": [], "page": []}
+    hosts = ("node", *(("page",) if options.chromium else ()))
+    print(
+        f"{'model':24} {'host':9} {'ekiden ms':>10} {'ort ms':>10} {'ratio':>6} {'difference':>11}"
+    )
+    with chromium(folder) if options.chromium else _nothing() as page:
+        if options.ort and options.chromium and not (folder / "ort").exists():
+            shutil.copytree(ort / "dist", folder / "ort" / "dist")
+        for name in names:
+            for host in hosts:
+                where = f"{folder}/site" if host == "node" else "/site"
+                peer = str(ort / OF_NODE) if host == "node" else f"/ort/{BUNDLE}"
+                order = {"id": name, "budget": options.budget}
+                rows = []
+                for engine, url in (("ekiden", where), ("onnxruntime", peer)):
+                    if engine == "ekiden" or options.ort:
+                        asked = {**order, "engine": engine, "url": url}
+                        rows.append(in_page(page, asked) if page and host == "page"
+                                    else in_node(folder, asked))  # fmt: skip
+                own, other = rows[0], rows[1]["median"] if options.ort else math.nan
+                ratios[host].append(other / own["median"])
+                _say(name, host, own, other)
+            if options.wasmtime:
+                _say(name, "wasmtime", in_wasmtime(folder, name), math.nan)
+    for host in hosts if options.ort else ():
+        mean = statistics.geometric_mean(ratios[host])
+        print(f"{host}: {mean:.2f} times onnxruntime-web, geometric mean of {len(ratios[host])}")
+
+
+def _say(name: str, host: str, own: Row, other: float) -> None:
+    ratio = other / own["median"]
+    numbers = f"{own['median']:10.2f} {other:10.2f} {ratio:6.2f} {own['difference']:11.1e}"
+    print(f"{name:24} {host:9} {numbers}", flush=True)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield None
+
+
+def main() -> None:
+    """Parse the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("prepare", "run"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("rest", nargs="*", help="of prepare: manifest, cache, names of models")
+    parser.add_argument("--ort", help="the folder of the package onnxruntime-web")
+    parser.add_argument("--only", action="append", help="one of the models")
+    parser.add_argument("--budget", type=int, default=1000, help="milliseconds for each")
+    parser.add_argument("--chromium", action="store_true")
+    parser.add_argument("--wasmtime", action="store_true")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    if options.what == "run":
+        return run(folder, options)
+    manifest, cache, *names = options.rest
+    return prepare(folder, Path(manifest), Path(cache), names)
+
+
+if __name__ == "__main__":
+    main()

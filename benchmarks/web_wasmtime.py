@@ -1,0 +1,207 @@
+"""The host of the runtime in WebAssembly by wasmtime: what bindings/web/runtime.js does, in Python.
+
+It loads an artifact and calls `main`; docs/guides/web.md describes the imports.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from wasmtime import (
+    Engine,
+    Func,
+    FuncType,
+    Global,
+    GlobalType,
+    Instance,
+    Memory,
+    Module,
+    Store,
+    Table,
+    Val,
+    ValType,
+)
+
+Array = np.ndarray[Any, Any]
+HEADER, VALUE, PAYLOAD = 24, 16, 8
+STANDARD_IMPORTS = 5
+TENSOR, ARRAY = 70, 71
+CODES = {"f": 2, "i": 0, "u": 1, "b": 6}
+DTYPES = {(2, 32): "float32", (2, 64): "float64", (0, 64): "int64", (0, 32): "int32",
+          (0, 8): "int8", (1, 8): "uint8", (6, 8): "bool"}  # fmt: skip
+
+
+class Runtime:
+    """An instance of the runtime."""
+
+    def __init__(self, wasm: bytes) -> None:
+        self.engine = Engine()
+        self.store = Store(self.engine)
+        module = Module(self.engine, wasm)
+        types = {"i": ValType.i32(), "d": ValType.f64()}
+        rows = {
+            "place": ("iiii", "i", self.place),
+            "drop": ("i", "", lambda first: None),
+            "features": ("", "i", lambda: 3),
+            "now": ("", "d", lambda: 1e3 * time.perf_counter()),
+            "warn": ("ii", "", lambda line, size: print(self.text(line, size))),
+            "call": ("iiii", "i", lambda *_: -1),
+            "forget": ("i", "", lambda number: None),
+        }
+        imports = []
+        for each in module.imports:
+            takes, gives, body = rows[str(each.name)]
+            kind = FuncType([types[t] for t in takes], [types[t] for t in gives])
+            imports.append(Func(self.store, kind, body))
+        self.exports = Instance(self.store, module, imports).exports(self.store)
+        memory, table = self.exports["memory"], self.exports["__indirect_function_table"]
+        assert isinstance(memory, Memory) and isinstance(table, Table)
+        self.memory, self.table = memory, table
+        self.c("_initialize")
+
+    def c(self, name: str, *given: int) -> int:
+        """Call a function of runtime.h."""
+        function = self.exports[name]
+        assert isinstance(function, Func)
+        result: Any = function(self.store, *given)
+        return result if result is None or result >= 0 else int(result)
+
+    def place(self, text: int, size: int, addresses: int, data: int) -> int:
+        """Instantiate a module of kernels."""
+        module = Module(self.engine, bytes(self.memory.read(self.store, text, text + size)))
+        room = bytes(self.memory.read(self.store, text, text + 64))
+        first = self.table.grow(self.store, _places(room), None)
+        constant = GlobalType(ValType.i32(), False)
+        given: list[Any] = [
+            self.memory,
+            self.table,
+            Global(self.store, constant, Val.i32(data)),
+            Global(self.store, constant, Val.i32(first)),
+            self.exports["__stack_pointer"],
+        ]
+        for at, _ in enumerate(module.imports[STANDARD_IMPORTS:]):
+            (address,) = struct.unpack("<I", self.read(addresses + 4 * at, 4))
+            if module.imports[STANDARD_IMPORTS + at].module == "env":
+                given.append(self.table.get(self.store, address))
+            else:
+                kind = GlobalType(ValType.i32(), True)
+                given.append(Global(self.store, kind, Val.i32(address)))
+        Instance(self.store, module, given)
+        return first
+
+    def read(self, at: int, size: int) -> bytes:
+        """Bytes of its memory."""
+        at &= 0xFFFFFFFF
+        return bytes(self.memory.read(self.store, at, at + size))
+
+    def text(self, at: int, size: int) -> str:
+        """Text in its memory."""
+        return self.read(at, size).decode()
+
+    def pointer(self, at: int) -> int:
+        """A pointer in its memory."""
+        (found,) = struct.unpack("<I", self.read(at, 4))
+        return int(found)
+
+    def put(self, data: bytes) -> int:
+        """Bytes in memory of their own."""
+        at = self.c("ek_web_alloc", max(len(data), 1), 64) & 0xFFFFFFFF
+        self.memory.write(self.store, data, at)
+        return at
+
+    def check(self, code: int) -> None:
+        """Raises RuntimeError with the runtime's error."""
+        if code == 0:
+            return
+        error = self.c("ek_error_take") & 0xFFFFFFFF
+        words = struct.unpack("<4I", self.read(error + HEADER, 16))
+        raise RuntimeError(f"{self.text(*words[:2])}: {self.text(*words[2:])}")
+
+    def load(self, data: bytes) -> int:
+        """The function `main` of an artifact."""
+        room = self.c("ek_web_file", len(data)) & 0xFFFFFFFF
+        self.memory.write(self.store, data, room)
+        out = self.put(bytes(8))
+        self.check(self.c("ek_module_load", self.put(b"model.eki\0"), out))
+        self.check(self.c("ek_module_get", self.pointer(out), self.put(b"main\0"), out))
+        return self.pointer(out)
+
+    def run(self, function: int, inputs: Sequence[Array]) -> list[Array]:
+        """Call a function on arrays; gives copies of its results."""
+        values = b"".join(struct.pack("<iIQ", TENSOR, 0, self.tensor(each)) for each in inputs)
+        given, ret = self.put(values), self.put(bytes(VALUE))
+        body = self.table.get(self.store, self.pointer(function + HEADER))
+        assert isinstance(body, Func)
+        self.check(body(self.store, function, given, len(inputs), ret))
+        for at in range(len(inputs)):
+            self.c("ek_object_release", self.pointer(given + VALUE * at + PAYLOAD))
+        kind, _, payload = struct.unpack("<iII", self.read(ret, 12))
+        found = self.arrays(kind, payload)
+        self.c("ek_object_release", payload)
+        for block in (given, ret):
+            self.c("ek_web_free", block)
+        return found
+
+    def tensor(self, array: Array) -> int:
+        """A tensor of the runtime with a copy of an array."""
+        code, bits = CODES[array.dtype.kind], 8 * array.itemsize
+        dims = struct.pack(f"<{array.ndim}q", *array.shape)
+        at = self.put(dims + struct.pack("<BBHiii", code, bits, 1, 1, 0, 0))
+        dtype = at + len(dims)
+        out = dtype + 12
+        self.check(self.c("ek_tensor_new", at, array.ndim, dtype, dtype + 4, out))
+        made = self.pointer(out)
+        data = np.ascontiguousarray(array).tobytes()
+        self.memory.write(self.store, data, self.pointer(made + HEADER))
+        self.c("ek_web_free", at)
+        return made
+
+    def arrays(self, kind: int, at: int) -> list[Array]:
+        """The tensors of a result, one after the other."""
+        if kind != TENSOR:
+            size, first = struct.unpack("<iI", self.read(at + HEADER + 4, 8))
+            (size,) = struct.unpack("<i", self.read(at + HEADER + 4, 4))
+            first = at + HEADER + 8  # of an ADT
+            if kind == ARRAY:
+                first, _, size = struct.unpack("<IIi", self.read(at + HEADER, 12))
+            rows = [struct.unpack("<iII", self.read(first + VALUE * i, 12)) for i in range(size)]
+            return [each for row in rows for each in self.arrays(row[0], row[2])]
+        data, _, _, rank, code, bits, _, dims, _, _, offset = struct.unpack(
+            "<IiiiBBHIIIQ", self.read(at + HEADER, 40)
+        )
+        shape = struct.unpack(f"<{rank}q", self.read(dims, 8 * rank))
+        dtype = np.dtype(DTYPES[code, bits])
+        size = int(np.prod(shape)) * dtype.itemsize
+        return [np.frombuffer(self.read(data + offset, size), dtype).reshape(shape)]
+
+
+def _places(head: bytes) -> int:
+    """How many places of the table a module takes, from its section `dylink.0`."""
+    at = head.index(b"dylink.0") + 9
+    numbers: list[int] = []
+    value = shift = 0
+    while len(numbers) < 4:
+        value |= (head[at] & 0x7F) << shift
+        shift += 7
+        if head[at] < 0x80:
+            numbers.append(value)
+            value = shift = 0
+        at += 1
+    return numbers[3]
+
+
+def run_model(wasm: bytes, data: bytes, inputs: Mapping[str, Array]) -> tuple[list[Array], float]:
+    """The results of an artifact, and the least milliseconds of a run."""
+    runtime = Runtime(wasm)
+    function = runtime.load(data)
+    times: list[float] = []
+    found: list[Array] = []
+    for _ in range(3):
+        started = time.perf_counter()
+        found = runtime.run(function, list(inputs.values()))
+        times.append(1e3 * (time.perf_counter() - started))
+    return found, min(times)

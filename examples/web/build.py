@@ -1,0 +1,45 @@
+"""Writes the page with its model into a folder: `python examples/web/build.py FOLDER [WHEEL]`.
+
+The model is that of `ekiden demo`, Magika, which pip fetches unless its wheel is given. Then any
+web server serves the folder: `python -m http.server --directory FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from ekiden.driver.commands.demo import FOLDER, fetch
+from ekiden.driver.compiler import compile_artifact
+from ekiden.driver.web import WEB_TARGETS, write_site
+from ekiden.frontend.common.options import ImportOptions
+
+HERE = Path(__file__).parent
+
+
+def build(folder: Path, wheel: Path | None = None) -> None:
+    """Compile, and write page, model, runtime and labels."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if wheel is None:
+            model, config = fetch(Path(scratch))
+        else:
+            with zipfile.ZipFile(wheel) as archive:
+                config = json.loads(archive.read(f"{FOLDER}/config.min.json"))
+                model = Path(archive.extract(f"{FOLDER}/model.onnx", scratch))
+        made = compile_artifact(str(model), list(WEB_TARGETS), ImportOptions())
+        write_site(made if isinstance(made, memoryview) else made.to_bytes(), folder)
+    for path in HERE.iterdir():
+        if path.suffix in (".html", ".css", ".js"):
+            shutil.copyfile(path, folder / path.name)
+    names = {"labels": "target_labels_space", "begin": "beg_size", "end": "end_size",
+             "padding": "padding_token", "least": "min_file_size_for_dl"}  # fmt: skip
+    about = {name: config[key] for name, key in names.items()}
+    (folder / "magika.json").write_text(json.dumps(about))
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -1,0 +1,132 @@
+"""The page of examples/web in a real browser: a file in, the right answer out; errors are shown."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import runpy
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ekiden.runtime.errors import ImportModelError
+
+pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+if BROWSER is None:
+    pytest.skip("needs chromium", allow_module_level=True)
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "web"
+Page = Any
+"""Of playwright, which need not be there."""
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the page is served."""
+    folder = tmp_path_factory.mktemp("page")
+    program = runpy.run_path(str(EXAMPLE / "build.py"))
+    try:
+        program["build"](folder)
+    except ImportModelError as reason:
+        pytest.skip(f"needs the package magika from PyPI: {reason}")
+    handler = functools.partial(_Quiet, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a screen."""
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def page(browser: Page, address: str) -> Iterator[Page]:
+    """The page, ready, which must say nothing on its console."""
+    context = browser.new_context(viewport={"width": 800, "height": 760})
+    made, said = context.new_page(), list[str]()
+    made.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    made.on("pageerror", lambda error: said.append(str(error)))
+    made.goto(address)
+    made.wait_for_selector("html[data-ready]")
+    yield made
+    assert said == []
+    context.close()
+
+
+def give(page: Page, name: str, data: bytes) -> None:
+    """Choose a file."""
+    file = {"name": name, "mimeType": "application/octet-stream", "buffer": data}
+    page.set_input_files("#file", files=[file])
+
+
+def test_a_file_in_the_right_answer_out(page: Page) -> None:
+    give(page, "some file", (EXAMPLE / "build.py").read_bytes())
+    page.wait_for_selector("#answer:visible")
+    assert page.text_content("#best") == "some file: python"
+    assert "ms a run" in page.text_content("#time")
+    give(page, "other", (EXAMPLE / "page.css").read_bytes())
+    page.locator("#best", has_text="other: css").wait_for()
+    assert page.locator("#scores tr").count() == 4
+
+
+def test_a_dropped_file_is_looked_at(page: Page) -> None:
+    page.evaluate("""() => {
+      const files = new DataTransfer();
+      files.items.add(new File(['<html><head><title>x</title></head><body>y</body></html>'], 'z'));
+      const options = {dataTransfer: files, bubbles: true, cancelable: true};
+      document.getElementById('drop').dispatchEvent(new DragEvent('drop', options));
+    }""")
+    page.wait_for_selector("#answer:visible")
+    assert page.text_content("#best") == "z: html"
+
+
+def test_a_wrong_file_is_an_error_that_is_shown(page: Page) -> None:
+    give(page, "empty", b"")
+    page.wait_for_selector("#error:visible")
+    wanted = "empty cannot be looked at: it has 0 bytes, 8 are needed"
+    assert page.text_content("#error") == wanted
+    assert page.locator("#error").get_attribute("role") == "alert"
+    assert page.locator("#answer").is_hidden()
+    give(page, "right", (EXAMPLE / "build.py").read_bytes())
+    page.wait_for_selector("#answer:visible")
+    assert page.locator("#error").is_hidden()
+
+
+def test_it_works_without_a_network(page: Page) -> None:
+    page.evaluate("navigator.serviceWorker.ready.then(() => 1)")
+    page.context.set_offline(True)
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    give(page, "some file", (EXAMPLE / "build.py").read_bytes())
+    page.wait_for_selector("#answer:visible")
+    assert page.text_content("#best") == "some file: python"
+
+
+def test_keys_and_names_reach_all_of_it(page: Page) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "file"
+    assert page.get_by_label("Drop a file here, or choose one").count() == 1
+    page.set_viewport_size({"width": 320, "height": 600})
+    give(page, "a" * 60 + ".bin", bytes(range(256)) * 8)
+    page.wait_for_selector("#answer:visible")
+    width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(width) == 0
