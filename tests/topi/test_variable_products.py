@@ -19,7 +19,7 @@ from ekiden.target import Target
 from ekiden.te.tensor import Tensor
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import batch_matmul, matmul
-from ekiden.topi.rule import schedule
+from ekiden.topi.rule import choose, schedule
 from ekiden.topi.rule.streaming import Streamed
 
 HOST = Target.host()
@@ -104,6 +104,42 @@ def test_batches_panel_by_panel(tb: bool) -> None:
     for columns, depth in ((200, 40), (5, 1), (64, 17)):
         y = random(2, columns, depth) if tb else random(2, depth, columns)
         check(kernel, random(2, 11, depth), y, tb)
+
+
+@pytest.mark.parametrize("cpu", ["host", "x86-64", "x86-64-v3"])
+@pytest.mark.parametrize(
+    ("a", "b", "tb"),
+    [
+        ((2, 21), (21, 300), False),
+        ((37, 70), (70, 301), False),
+        ((37, 70), (301, 70), True),
+        ((3, 9, 20), (3, 20, 16), False),
+        (("m", "k"), ("k", "n"), False),
+    ],
+)
+def test_doubles(a: tuple[Dim | str, ...], b: tuple[Dim | str, ...], tb: bool, cpu: str) -> None:
+    """Tiles of float64, to the precision of float64."""
+    target = HOST if cpu == "host" else Target.parse(f"llvm -mcpu={cpu} -cores=2")
+    sizes = {name: SizeVar(name) for name in "mkn"}
+    numbers = {"m": 13, "k": 35, "n": 75}
+    left, right = (
+        te.placeholder([sizes[d] if isinstance(d, str) else d for d in shape], "float64")
+        for shape in (a, b)
+    )
+    op = batch_matmul if len(b) == 3 else matmul
+    made = op(left, right, transpose_b=tb)
+    assert choose([made], target).anchor is made
+    kernel = compiled([left, right], te.compute(made.shape, lambda *i: made[i] + 1.0), target)
+    x, y = (
+        np.random.default_rng(len(shape)).standard_normal(
+            [numbers[d] if isinstance(d, str) else int(str(d)) for d in shape]
+        )
+        for shape in (a, b)
+    )
+    wanted = x @ (np.swapaxes(y, -1, -2) if tb else y) + 1.0
+    out = np.full(wanted.shape, np.nan)
+    kernel(x, y, out)
+    np.testing.assert_allclose(out, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_sums_of_few_rows_stay_in_the_first_cache() -> None:

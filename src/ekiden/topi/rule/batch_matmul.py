@@ -57,8 +57,10 @@ from ekiden.topi.rule.tiles import (
 AHEAD = {"first": (16, 3), "second": (32, 2)}
 """The cache that a matrix is brought to before it is copied -> steps of k ahead, and how a prefetch
 says it: those of a second-level cache have further to go, and more lines stay there."""
-LINE = 16
-"""Floats in a cache line; as many steps of k are copied together of a transposed matrix."""
+LINE = 64
+"""Bytes of a cache line; as many steps of k are copied together of a transposed matrix."""
+FLOATS = ("float32", "float64")
+"""Types of products that register tiles compute as they are."""
 STEPS = (3, 1)
 """Row counts below the largest, where the number of rows is not known."""
 
@@ -103,7 +105,8 @@ class _Product:
         a, b = (self.buffers[t] for t in operands_of(self.anchor))
         transpose_a = bool(attrs.get("transpose_a", False))
         transpose_b = bool(attrs.get("transpose_b", tag == "dense"))
-        self.lanes, self.target = target.lanes("float32"), target
+        self.dtype, self.target = self.anchor.dtype, target
+        self.lanes, self.line = target.lanes(self.dtype), LINE // dt.itemsize(self.dtype)
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.batched = tag == "batch_matmul"
         self.leading = list(self.anchor.shape[:-1])
@@ -166,7 +169,7 @@ class _Product:
         """What brings near what is copied some steps after step k."""
         steps, locality = AHEAD[str(self.decision["ahead"])]
         at = origin + (k + steps) * self.b.row
-        return [Prefetch(self.b.buffer, (at + n,), locality) for n in range(0, width, LINE)]
+        return [Prefetch(self.b.buffer, (at + n,), locality) for n in range(0, width, self.line)]
 
     def _turned(self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr) -> Stmt:
         """A whole panel of a transposed matrix, a cache line of each column after the other: a
@@ -177,24 +180,24 @@ class _Product:
         origin = image * self.b.batch + column * self.b.column
 
         def one(k: PrimExpr, at: Var) -> Stmt:
-            value = BufferLoad(self.b.buffer, (origin + at * self.b.column + k,), "float32")
+            value = BufferLoad(self.b.buffer, (origin + at * self.b.column + k,), self.dtype)
             return BufferStore(packed, value, (base + k * width + at,))
 
-        whole = simplify(self.k // LINE)
-        line = seq(*(one(block * LINE + n, i) for n in range(LINE)))
+        whole, size = simplify(self.k // self.line), self.line
+        line = seq(*(one(block * size + n, i) for n in range(size)))
         columns = For(i, const(0), const(width), ForKind.SERIAL, line)
-        tail = For(rest, const(0), const(width), ForKind.SERIAL, one(whole * LINE + left, rest))
+        tail = For(rest, const(0), const(width), ForKind.SERIAL, one(whole * size + left, rest))
         return seq(
             For(block, const(0), whole, ForKind.SERIAL, columns),
-            For(left, const(0), simplify(self.k - whole * LINE), ForKind.SERIAL, tail),
+            For(left, const(0), simplify(self.k - whole * size), ForKind.SERIAL, tail),
         )
 
     def _copy(self, packed: Buffer, to: PrimExpr, at: PrimExpr, mask: PrimExpr | None) -> Stmt:
         """One vector of a panel."""
-        vector = dt.with_lanes("float32", self.lanes)
+        vector = dt.with_lanes(self.dtype, self.lanes)
         value: PrimExpr = BufferLoad(self.b.buffer, (ramp(at, self.b.column, self.lanes),), vector)
         if mask is not None:
-            value = if_then_else(mask, value, broadcast(const(0.0, "float32"), self.lanes))
+            value = if_then_else(mask, value, broadcast(const(0.0, self.dtype), self.lanes))
         return BufferStore(packed, value, (ramp(to, 1, self.lanes),))
 
     def mask(self, first: PrimExpr) -> PrimExpr:
@@ -217,7 +220,7 @@ class _Product:
         """A tile of rows on one panel. `source` is the copy, whose batch step is 0, or the matrix
         itself."""
         masked = vectors == 1 and source.buffer is not self.b.buffer
-        shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
+        shape = Tile(rows, vectors, self.lanes, vectors * self.lanes, self.dtype)
 
         def store(i: PrimExpr, offset: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
             row, at = first + i, column + offset
@@ -252,7 +255,7 @@ class _Product:
         one after the other."""
         own, unroll = self.decision.number("own"), self.decision.number("unroll")
         row = self.wide * self.lanes
-        plan = Prefetches(packed, row, LINE, self.k, const(0), own, 0, unroll)
+        plan = Prefetches(packed, row, self.line, self.k, const(0), own, 0, unroll)
         return (plan.of(const(0), None)[1] if own else None), unroll
 
     def panels(
@@ -301,7 +304,7 @@ class _Product:
         if how == "panels":
             return self.by_panels(image, kind)
         size = simplify(self.k * ((self.columns + (self.lanes - 1)) // self.lanes * self.lanes))
-        packed = Buffer("packed", (size,))
+        packed = Buffer("packed", (size,), self.dtype)
         source = Operand(packed, const(0), self.k, const(0))
         return Allocate(
             packed, seq(self.pack(packed, image, kind), self.product(source, image, kind))
@@ -328,7 +331,7 @@ class _Product:
         """`count` panels from column `begin`."""
         panel, width = Var("p"), vectors * self.lanes
         column = simplify(begin + panel * width)
-        packed = Buffer("packed", (simplify(self.k * width),))
+        packed = Buffer("packed", (simplify(self.k * width),), self.dtype)
         if self.transpose_b or vectors != self.wide:
             body = self.copied_panel(packed, image, column, vectors)
         else:
@@ -382,7 +385,9 @@ class _Product:
             return self.epilogue.store([*self.indices(image, at), column], flat, value, mask)
 
         rows = [image * self.a.batch + self.a.row * i for i in range(self.rows.value)]
-        shape = Streamed(self.k, self.columns, rows, self.a.column, image * self.b.batch)
+        shape = Streamed(
+            self.k, self.columns, rows, self.a.column, image * self.b.batch, self.dtype
+        )
         return streamed_product(shape, self.a.buffer, self.b.buffer, store, self.target, kind)
 
     def direct(self, image: PrimExpr, kind: ForKind) -> Stmt:
@@ -413,15 +418,15 @@ class _Product:
 
 
 def accepts(anchor: te.Tensor) -> bool:
-    """Whether the rule covers a product: float32 throughout; a transposed left operand has two or
-    three dimensions."""
+    """Whether the rule covers a product: of one type of floats throughout; a transposed left
+    operand has two or three dimensions."""
     a, b = operands_of(anchor)
     plain = (
         not anchor.op.attrs.get("transpose_a", False)
         or a.ndim == 2
         or anchor.op.tag == "batch_matmul"
     )
-    return plain and {a.dtype, b.dtype, anchor.dtype} == {"float32"}
+    return plain and {a.dtype, b.dtype} == {anchor.dtype} and anchor.dtype in FLOATS
 
 
 def _family(tag: str) -> Family:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.dtype import itemsize
 from ekiden.target import Target
 from ekiden.topi.rule.by_hand import product
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
@@ -32,8 +34,11 @@ class ProductSizes:
     """What a decision depends on."""
 
     product: Product
+    """Its depth in words of 4 bytes, which the model counts."""
     batch: int | None
     transpose_b: bool
+    lanes: int
+    """Of a vector."""
     target: Target
 
     @staticmethod
@@ -46,17 +51,14 @@ class ProductSizes:
         rows = anchor.shape[1] if batched else product(list(anchor.shape[:-1]))
         transpose_b = bool(attrs.get("transpose_b", tag == "dense"))
         batch = size_of(anchor.shape[0]) if batched else 1
-        return ProductSizes(Product.of(rows, anchor.shape[-1], depth), batch, transpose_b, target)
+        words = simplify(depth * (itemsize(anchor.dtype) // itemsize("float32")))
+        size, lanes = Product.of(rows, anchor.shape[-1], words), target.lanes(anchor.dtype)
+        return ProductSizes(size, batch, transpose_b, lanes, target)
 
     @property
     def columns(self) -> int | None:
         """Of the result."""
         return self.product.columns
-
-    @property
-    def lanes(self) -> int:
-        """Of a vector."""
-        return self.target.lanes("float32")
 
     def tall(self) -> Product:
         """The product with a known number of rows: tiles are of few sizes in any case."""

@@ -60,6 +60,7 @@ class Streamed:
     rows: Sequence[PrimExpr]
     a_step: PrimExpr
     origin: PrimExpr
+    dtype: str = "float32"
 
     def depth(self, target: Target) -> int:
         """Lines read at a time: their factors are in registers."""
@@ -67,8 +68,8 @@ class Streamed:
 
     def run(self, target: Target) -> int:
         """Columns summed together: a part for each thread, of what fits."""
-        lanes = target.lanes("float32")
-        most = target.l1 // (4 * SHARE) // len(self.rows)
+        lanes = target.lanes(self.dtype)
+        most = target.l1 // (dt.itemsize(self.dtype) * SHARE) // len(self.rows)
         if isinstance(self.columns, IntImm):
             part = -(-self.columns.value // target.cores)
             most = min(most, max(part, LEAST_RUN))
@@ -80,13 +81,14 @@ class _Run:
 
     def __init__(self, shape: Streamed, a: Buffer, b: Buffer, target: Target) -> None:
         self.shape, self.a, self.b, self.target = shape, a, b, target
-        self.lanes = target.lanes("float32")
+        self.dtype = shape.dtype
+        self.lanes = target.lanes(self.dtype)
         self.width = shape.run(target)
         self.begin = Var("begin")
         self.left = Var("left")
         count = const(self.width * len(shape.rows))
-        self.sums = Buffer("sums", (count,), "float32", "local")
-        self.vector = dt.with_lanes("float32", self.lanes)
+        self.sums = Buffer("sums", (count,), self.dtype, "local")
+        self.vector = dt.with_lanes(self.dtype, self.lanes)
 
     def vectors(self, make: Callable[[PrimExpr, PrimExpr | None], Stmt]) -> Stmt:
         """`make(first column in the run, mask)` for all vectors; the last may be masked."""
@@ -106,12 +108,12 @@ class _Run:
         """A vector of a line of the matrix."""
         at = self.shape.origin + k * self.shape.columns + self.begin + column
         found = self.b[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
-        zero = broadcast(const(0.0, "float32"), self.lanes)
+        zero = broadcast(const(0.0, self.dtype), self.lanes)
         return found if mask is None else if_then_else(mask, found, zero)
 
     def clear(self, column: PrimExpr, _: PrimExpr | None) -> Stmt:
         """sums = 0."""
-        zero = broadcast(const(0.0, "float32"), self.lanes)
+        zero = broadcast(const(0.0, self.dtype), self.lanes)
         rows = range(len(self.shape.rows))
         return seq(*(BufferStore(self.sums, zero, (self.place(r, column),)) for r in rows))
 
