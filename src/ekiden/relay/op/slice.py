@@ -76,7 +76,7 @@ register_op(
         reference=_strided_slice_reference,
         lower=lambda attrs, inputs, out: [take_ranges(inputs[0], sliced(attrs, inputs[0].shape))],
         pattern=OpPattern.INJECTIVE,
-        boxes=lambda attrs, shape: [sliced(attrs, shape)],
+        boxes=lambda attrs, shape: [sliced(attrs, tuple(shape))],
         result="per axis, ceil((end - begin) / stride) clipped to data's extent",
     )
 )

@@ -114,7 +114,7 @@ class _Cuts:
         gives it a place among the others."""
         request = self.lifetimes.requests[storage]
         escaped = storage in self.lifetimes.escaped
-        return not escaped and self.known.issuperset(free_vars(request.size))
+        return not escaped and self.known >= set(free_vars(request.size))
 
     def _pays(self, source: Var) -> bool:
         """Whether the slices of a storage may keep it."""
@@ -135,8 +135,9 @@ def _boxes(kernel: RelayExpr) -> Sequence[Sequence[Range]] | None:
     if not (isinstance(body, Call) and isinstance(body.op, Op)) or body.args != kernel.params:
         return None
     boxes = body.op.definition.boxes
-    kind = kernel.params[0].checked_type
-    return None if boxes is None else boxes(body.attrs, _of(kind).shape)
+    if boxes is None:  # then there may be no argument either
+        return None
+    return boxes(body.attrs, _of(kernel.params[0].checked_type).shape)
 
 
 def _of(kind: object) -> TensorType:
