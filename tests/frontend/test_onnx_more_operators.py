@@ -211,6 +211,16 @@ RANDOM = frozenset(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("count", [15, 16, 17, 90])
+def test_boxes_that_stay_are_more_than_a_vector(count: int) -> None:
+    """Each box meets all that stay, several at a time."""
+    rng = np.random.default_rng(count)
+    boxes = rng.uniform(0, 40, (1, count, 4)).astype("float32")
+    scores = rng.random((1, 2, count), "float32")
+    limits = np.array([count]), np.array([0.3], "float32")
+    check_node("NonMaxSuppression", [boxes, scores, *limits], constants=(2, 3))
+
+
 @pytest.mark.parametrize("op_type", ["RandomNormal", "RandomUniform"])
 def test_random_numbers_follow_from_the_seed(op_type: str) -> None:
     def drawn(seed: float) -> Array:
