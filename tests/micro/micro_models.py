@@ -135,7 +135,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "forest": forest,
 }
 SMALL: dict[str, Callable[[], onnx.ModelProto]] = {
-    "keyword": lambda: keyword_spotter(8, 1, 20),
+    "keyword": lambda: keyword_spotter(16, 1, 20),
     "person": lambda: person_detector(32, 2),
     "anomaly": lambda: autoencoder(40, 16),
     "lstm": lambda: lstm(4, 5, 7),

@@ -185,3 +185,16 @@ def test_half_a_request_is_refused(
     assert main(["compile", str(model), *words, "-o", str(tmp_path / "model.tar")]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "model.tar").exists()
+
+
+@pytest.mark.parametrize(
+    ("cpu", "wanted", "other"),
+    [("cortex-m7", "ek_smlad", "vmladavaq"), ("cortex-m55", "vmladavaq", "fmaf("),
+     ("cortex-m3", "ek_dot4", "ek_smlad")],
+)  # fmt: skip
+def test_bytes_are_multiplied_by_what_the_processor_has(cpu: str, wanted: str, other: str) -> None:
+    x = relay.var("x", shape=(4, 72), dtype="uint8")
+    w = relay.const(np.arange(72 * 8).reshape(8, 72).astype(np.int8))
+    module = ekiden.IRModule.from_expr(relay.Function([x], relay.nn.dense(x, w, out_dtype="int32")))
+    text = emit_files(micro.compile(module, f"c -mcpu={cpu}").module)["src/default_lib1.c"]
+    assert wanted in text and other not in text

@@ -75,7 +75,7 @@ def need_board() -> None:
 
 
 @pytest.mark.parametrize("template", BOARDS)
-@pytest.mark.parametrize(("name", "kind"), [("keyword", "int8"), ("lstm", "float")])
+@pytest.mark.parametrize(("name", "kind"), [("keyword", "int8"), ("anomaly", "int8")])
 def test_models_run_on_boards(template: str, name: str, kind: str, tmp_path: Path) -> None:
     need_board()
     check(saved(SMALL[name](), kind, tmp_path), template, BOARDS[template], tmp_path)

@@ -196,6 +196,8 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "dot4_u8s8":   {X86: ("avx512vnni", "avxvnni"), ARM: ("i8mm",)},
     "dot4_s8s8":   {X86: ("avxvnniint8",),          ARM: ("dotprod",)},
     "dot4_u8u8":   {X86: ("avxvnniint8",),          ARM: ("dotprod",)},
+    "smlad":       {CORTEX_M: ("dsp",)},
+    "mve":         {CORTEX_M: ("mve",)},
     "dot2_bf16":   {X86: ("avx512bf16",),           ARM: ("bf16",)},
     "dot2_s16":    {X86: ("avx512vnni", "avxvnni")},
     "fma_fp16":    {X86: ("avx512fp16",),           ARM: ("fullfp16",),},
@@ -215,7 +217,8 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
 """fma: a * b + c rounded once. madd: the same rounded once or twice. broadcasts: loads of
 one number into all lanes. rounding: to whole numbers. float16: conversions. madd_s16: sums of two
 products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 bits (pmaddubsw).
-dot4_*: sums of four products of bytes into int32, exact. dot2_bf16: of two of bfloat16 into
+dot4_*: sums of four products of bytes into int32, exact. smlad: sums of two products of int16, and
+bytes that are widened two by two. mve: vectors of 128 bits. dot2_bf16: of two of bfloat16 into
 float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and 8x2 bytes (smmla, ummla, usmmla).
 amx_*: of tiles. integers_256: whole numbers in vectors of 256 bits, where AVX alone has floats.
 scalef: a * 2**b. shuffles: elements of two vectors in any order (C has loops for it).

@@ -120,7 +120,8 @@ _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256),
                "thread_warp_size": Option(int, None, 1)}
 
 _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
-                   "flush_subnormals"))
+                   "flush_subnormals",
+                   "smlad", "mve"))                 # by name, in words that compilers know
 
 _OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
 

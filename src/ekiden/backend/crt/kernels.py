@@ -11,7 +11,7 @@ from ekiden.backend.external import is_external
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of
 from ekiden.backend.kernels.lower import described, display_name, lower_primitive
-from ekiden.codegen.c.bare import emit_bare
+from ekiden.codegen.c.bare import emit_bare, without_prefetches
 from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.cache import kernel_key
 from ekiden.ir.expr import RelayExpr
@@ -19,7 +19,7 @@ from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
-from ekiden.tir.transform import lower, remove_no_op
+from ekiden.tir.transform import lower
 from ekiden.tir.transform.narrow_data_type import narrow_data_type
 from ekiden.topi.rule.families import given_decisions
 
@@ -61,7 +61,7 @@ class Kernels:
         try:
             func = lower_primitive(form, name, self.target, given_decisions())
             func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True})
-            lowered = remove_no_op(narrow_data_type(lower(func, self.target)))
+            lowered = narrow_data_type(without_prefetches(lower(func, self.target)))
             made = emit_bare(lowered, name, self.helpers)
         except Exception as error:
             if not getattr(error, "__notes__", None):

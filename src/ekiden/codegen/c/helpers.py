@@ -91,6 +91,60 @@ static inline uint64_t ek_flush_subnormals(void) { /* gives what was set before 
 #endif
   return mode;
 }"""
+SMLAD = """\
+#if defined(__ARM_FEATURE_DSP)
+static inline int32_t ek_even_u8(int32_t x) { /* bytes 0 and 2 as two uint16 */
+  int32_t even;
+  __asm__("uxtb16 %0, %1" : "=r"(even) : "r"(x));
+  return even;
+}
+
+static inline int32_t ek_odd_u8(int32_t x) {
+  int32_t odd;
+  __asm__("uxtb16 %0, %1, ror #8" : "=r"(odd) : "r"(x));
+  return odd;
+}
+
+static inline int32_t ek_even_s8(int32_t x) {
+  int32_t even;
+  __asm__("sxtb16 %0, %1" : "=r"(even) : "r"(x));
+  return even;
+}
+
+static inline int32_t ek_odd_s8(int32_t x) {
+  int32_t odd;
+  __asm__("sxtb16 %0, %1, ror #8" : "=r"(odd) : "r"(x));
+  return odd;
+}
+
+static inline int32_t ek_smlad(int32_t x, int32_t y, int32_t sum) {
+  __asm__("smlad %0, %1, %2, %0" : "+r"(sum) : "r"(x), "r"(y));
+  return sum;
+}
+#else /* what the instructions do, for machines that have none */
+static inline int32_t ek_even_u8(int32_t x) { return x & 0x00ff00ff; }
+
+static inline int32_t ek_odd_u8(int32_t x) { return (int32_t)((uint32_t)x >> 8 & 0x00ff00ffu); }
+
+static inline int32_t ek_even_s8(int32_t x) {
+  const uint32_t low = (uint16_t)(int8_t)x, high = (uint16_t)(int8_t)(x >> 16);
+  return (int32_t)(low | high << 16);
+}
+
+static inline int32_t ek_odd_s8(int32_t x) {
+  return ek_even_s8((int32_t)((uint32_t)x >> 8));
+}
+
+static inline int32_t ek_smlad(int32_t x, int32_t y, int32_t sum) {
+  const int32_t low = (int16_t)x * (int16_t)y, high = (int16_t)(x >> 16) * (int16_t)(y >> 16);
+  return (int32_t)((uint32_t)sum + (uint32_t)low + (uint32_t)high);
+}
+#endif"""
+DOT_OF_HALVES = """\
+static inline int32_t ek_dot4_u8s8_int32(int32_t sum, int32_t x, int32_t y) {
+  sum = ek_smlad(ek_even_u8(x), ek_even_s8(y), sum);
+  return ek_smlad(ek_odd_u8(x), ek_odd_s8(y), sum);
+}"""
 _MATH = {
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "roundeven": "rint", "fabs": "fabs",
     "sqrt": "sqrt", "copysign": "copysign", "fma": "fma",
@@ -275,6 +329,10 @@ class Helpers:
         has = ability is None or self._module.has(ability)
         return math_name(name, dtype) if has else None
 
+    def has(self, ability: str) -> bool:
+        """Whether the target has it."""
+        return self._module.has(ability)
+
     def site(self, name: str) -> str:
         """The call site of a function that the runtime knows by name."""
         return self.sites.setdefault(name, f"site{len(self.sites)}")
@@ -303,6 +361,10 @@ class Helpers:
     def intrinsic(self, op: str, dtype: str, argument: str, xs: Sequence[str]) -> str:
         """A call of an intrinsic on arguments of one type."""
         name = f"ek_{op}_{argument}"
+        target = self._module.target
+        if name == "ek_dot4_u8s8_int32" and target is not None and target.has("smlad"):
+            self.texts.setdefault("smlad", SMLAD)
+            self.texts.setdefault(name, DOT_OF_HALVES)
         kinds = [argument] * len(xs)
         self._define(name, kinds, dtype, lambda b, o: emit_intrinsic(b, op, dtype, argument, o))
         return f"{name}({', '.join(xs)})"

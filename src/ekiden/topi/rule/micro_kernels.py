@@ -68,7 +68,7 @@ def _loops_of_words(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
     """The loops of the sums, and how many neighbours a step takes of words. Raises ScheduleError
     where factors do not lie so."""
     word = WORD_OF.get(nest.b.dtype, 1)
-    if nest.b_columns != word:
+    if nest.columns > 1 and nest.b_columns != word:
         raise ScheduleError(
             f"register_tile: columns of {nest.b.name!r} must lie {word} elements apart, they lie "
             f"{nest.b_columns}"

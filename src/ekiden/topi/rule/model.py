@@ -85,7 +85,18 @@ SHUFFLED = Step(each=2, row=1, registers=2)
 4 by 128 bits, 128x768x768: tiles of 6x2 reach 56 percent of the peak, of 2x4 67)."""
 PAIRS = Step(each=4, vector=3, columns=2, registers=4)
 """Two sums of two products of int16, of bytes that were widened."""
-BYTES = (("dot4_u8s8", DIRECT), ("madd_s16", PAIRS), ("", Step(each=28, registers=5)))
+HALVES = Step(each=2, vector=2, row=2, columns=2, registers=3)
+"""Two sums of two products of int16, of words whose bytes are widened on both sides."""
+FOUR_WORDS = Step(each=1, vector=2, row=2, columns=2, registers=6)
+"""Sums over vectors of four steps, which follow each other in a row of the data and in one column
+of the weights: one column and four rows are what there are registers for."""
+BYTES = (
+    ("dot4_u8s8", DIRECT),
+    ("madd_s16", PAIRS),
+    ("mve", FOUR_WORDS),
+    ("smlad", HALVES),
+    ("", Step(each=28, registers=5)),
+)
 """Words of bytes; the last way takes them apart by shifts."""
 STEPS: Mapping[str, tuple[tuple[str, Step], ...]] = {
     "float32": (("fma", DIRECT), ("madd", DIRECT), ("broadcasts", APART), ("", SHUFFLED)),
