@@ -133,6 +133,19 @@ def test_results_are_those_of_this_machine(site: Path, tmp_path: Path) -> None:
             np.testing.assert_allclose(got, np.asarray(each).ravel(), rtol=2e-5, atol=2e-5)
 
 
+def test_the_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
+    text = """#[version = "0.0.5"]
+    def @main(%x: Tensor[(n, 4), float32]) { strided_slice(%x, begin=[0], end=[3], axes=[1]) }"""
+    ekiden.export(relay.parse(text), tmp_path / "model.eki", list(WEB_TARGETS))
+    write_site((tmp_path / "model.eki").read_bytes(), tmp_path / "site")
+    (tmp_path / "site" / "package.json").write_text('{"type": "module"}')
+    page = (BINDINGS.parent / "docs" / "guides" / "web.md").read_text()
+    blocks = [part.split("```")[0] for part in page.split("```js\n")[1:]]
+    said = run(tmp_path, "--input-type=module", "-e", "\n".join(blocks[:2])).splitlines()
+    assert said[0] == "[ 'x' ]" and said[1].startswith("[ 2, 3 ] Float32Array(6)")
+    assert any(line.startswith("true input 'x'") for line in said)
+
+
 def test_a_runtime_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = build_runtime()
     monkeypatch.setattr("ekiden.driver.web.compile_in", None)

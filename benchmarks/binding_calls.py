@@ -1,0 +1,371 @@
+"""What a call with three tensors costs from each language, and whether memory grows with calls.
+
+    python benchmarks/binding_calls.py FOLDER [--calls 1000000] [--npm node_modules] [--only NAME]
+
+The model is x * y + z on four numbers, called by position with tensors that are there. Each program
+makes a tenth of the calls, then measures the rest: nanoseconds of one, and how much the resident
+memory grew. ONNX Runtime's peers are its packages of PyPI and npm (`npm install --ignore-scripts
+onnxruntime-node onnxruntime-web`). A language whose tools are missing is left out by name; programs
+are built in FOLDER, for which ziglang compiles the runtime in WebAssembly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+import ekiden
+from ekiden import runtime
+from ekiden.driver.web import WEB_TARGETS, write_site
+
+BINDINGS = Path(__file__).parents[1] / "bindings"
+LIBRARY = runtime.library_path().resolve().parent
+Command = Sequence[str]
+
+PYTHON = """
+import sys, time
+import numpy as np
+RESIDENT = lambda: int(open("/proc/self/statm").read().split()[1]) * 4
+def measure(call, calls):
+    for _ in range(calls // 10): call()
+    before, started = RESIDENT(), time.perf_counter()
+    for _ in range(calls - calls // 10): call()
+    took = time.perf_counter() - started
+    print(took / (calls - calls // 10) * 1e9, RESIDENT() - before)
+x, y, z = (np.full(4, v, np.float32) for v in (2, 3, 4))
+"""
+EKIDEN_PYTHON = """
+from ekiden import runtime
+main = runtime.load_module("calls.eki")["main"]
+x, y, z = map(runtime.tensor, (x, y, z))
+measure(lambda: main(x, y, z), int(sys.argv[1]))
+"""
+ORT_PYTHON = """
+import onnxruntime
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+session = onnxruntime.InferenceSession("calls.onnx", options, providers=["CPUExecutionProvider"])
+feed = {"x": x, "y": y, "z": z}
+measure(lambda: session.run(None, feed), int(sys.argv[1]))
+"""
+JAVASCRIPT = """
+const resident = () => Math.round(process.memoryUsage().rss / 1024);
+const [x, y, z] = [2, 3, 4].map((v) => new Float32Array(4).fill(v));
+async function measure(call, calls) {
+  for (let i = 0; i < calls / 10; i++) await call();
+  globalThis.gc();
+  const [before, begin] = [resident(), performance.now()];
+  for (let i = calls / 10; i < calls; i++) await call();
+  const took = performance.now() - begin;
+  globalThis.gc();
+  console.log(took / (calls - calls / 10) * 1e6, resident() - before);
+}
+const calls = Number(process.argv[2]);
+"""
+EKIDEN_NODE = """
+const {Model, Tensor} = require(process.env.EKIDEN_PACKAGE);
+const main = Model.load('calls.eki').module.get('main');
+const given = [x, y, z].map((data) => new Tensor('float32', [4], data));
+measure(() => main.call(...given), calls);
+"""
+EKIDEN_NODE_ASYNC = EKIDEN_NODE.replace("main.call(", "main.callAsync(")
+ORT_JAVASCRIPT = """
+const given = (ort) => Object.fromEntries([['x', x], ['y', y], ['z', z]].map(
+  ([name, data]) => [name, new ort.Tensor('float32', data, [4])]));
+"""
+ORT_NODE = f"""{ORT_JAVASCRIPT}
+const ort = require('onnxruntime-node');
+ort.InferenceSession.create('calls.onnx', {{intraOpNumThreads: 1}}).then((session) => {{
+  const feed = given(ort);
+  return measure(() => session.run(feed), calls);
+}});
+"""
+EKIDEN_WEB = """
+import('./site/index.js').then(async ({load, Tensor}) => {
+  const main = (await load('web.eki')).module.get('main');
+  const given = [x, y, z].map((data) => new Tensor('float32', [4], data));
+  await measure(() => main.call(...given), calls);
+});
+"""
+ORT_WEB = f"""{ORT_JAVASCRIPT}
+import(process.env.ORT_WEB).then(async (ort) => {{
+  ort.env.wasm.numThreads = 1;
+  const file = require('node:fs').readFileSync('calls.onnx');
+  const session = await ort.InferenceSession.create(file, {{executionProviders: ['wasm']}});
+  const feed = given(ort);
+  await measure(() => session.run(feed), calls);
+}});
+"""
+CPP = r"""
+#include <chrono>
+#include <cstdio>
+#include <ekiden/runtime.hpp>
+#include <fstream>
+static long resident() {
+  long all = 0, here = 0;
+  std::ifstream("/proc/self/statm") >> all >> here;
+  return here * 4;
+}
+int main(int, char** argv) {
+  long calls = std::atol(argv[1]), warm = calls / 10;
+  auto main_ = ekiden::Module::load("calls.eki")["main"];
+  auto make = [](float v) {
+    auto made = ekiden::Tensor::empty({4}, ekiden::dtype_of<float>());
+    for (int i = 0; i < 4; i++) made.data<float>()[i] = v;
+    return made;
+  };
+  auto x = make(2), y = make(3), z = make(4);
+  for (long i = 0; i < warm; i++) main_(x, y, z);
+  long before = resident();
+  auto begin = std::chrono::steady_clock::now();
+  for (long i = warm; i < calls; i++) main_(x, y, z);
+  std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+  std::printf("%f %ld\n", took.count() / (calls - warm), resident() - before);
+}
+"""
+RUST = r"""
+use ekiden::{Module, Tensor, Value};
+fn resident() -> i64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split(' ').nth(1).unwrap().parse::<i64>().unwrap() * 4
+}
+fn main() {
+    let calls: u64 = std::env::args().nth(1).unwrap().parse().unwrap();
+    let main = Module::load("calls.eki").unwrap().function("main").unwrap();
+    let make = |v: f32| Value::Tensor(Tensor::from_slice(&[v; 4], &[4]).unwrap());
+    let given = [make(2.0), make(3.0), make(4.0)];
+    for _ in 0..calls / 10 { main.call(&given).unwrap(); }
+    let (before, begin) = (resident(), std::time::Instant::now());
+    for _ in calls / 10..calls { main.call(&given).unwrap(); }
+    let took = begin.elapsed().as_nanos() as f64;
+    println!("{} {}", took / (calls - calls / 10) as f64, resident() - before);
+}
+"""
+GO = r"""
+package main
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"ekiden.dev/ekiden"
+)
+
+func resident() int {
+	text, _ := os.ReadFile("/proc/self/statm")
+	pages, _ := strconv.Atoi(strings.Fields(string(text))[1])
+	return pages * 4
+}
+
+func main() {
+	calls, _ := strconv.Atoi(os.Args[1])
+	module, err := ekiden.Load("calls.eki")
+	if err != nil {
+		panic(err)
+	}
+	function, _ := module.Function("main")
+	given := []ekiden.Value{}
+	for _, v := range []float32{2, 3, 4} {
+		tensor, _ := ekiden.NewTensor([]float32{v, v, v, v}, 4)
+		given = append(given, tensor)
+	}
+	for range calls / 10 {
+		function.Call(given...)
+	}
+	before, begin := resident(), time.Now()
+	for range calls - calls/10 {
+		if _, err := function.Call(given...); err != nil {
+			panic(err)
+		}
+	}
+	took := float64(time.Since(begin).Nanoseconds())
+	fmt.Println(took/float64(calls-calls/10), resident()-before)
+}
+"""
+JAVA = r"""
+import dev.ekiden.*;
+import java.nio.file.*;
+
+public class Calls {
+  static long resident() throws Exception {
+    return 4 * Long.parseLong(Files.readString(Path.of("/proc/self/statm")).split(" ")[1]);
+  }
+
+  public static void main(String[] args) throws Exception {
+    long calls = Long.parseLong(args[0]);
+    Func main = Model.load(Path.of("calls.eki")).module().get("main");
+    Object[] given = new Object[3];
+    for (int i = 0; i < 3; i++) given[i] = Tensor.of(new float[] {i + 2, i + 2, i + 2, i + 2}, 4);
+    for (long i = 0; i < calls / 10; i++) main.call(given);
+    System.gc();
+    long before = resident(), begin = System.nanoTime();
+    for (long i = calls / 10; i < calls; i++) main.call(given);
+    double took = System.nanoTime() - begin;
+    System.gc();
+    System.out.println(took / (calls - calls / 10) + " " + (resident() - before));
+  }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A row: the language, whose calls they are, and what builds and runs it."""
+
+    language: str
+    engine: str
+    build: Callable[[Path], tuple[Command, Mapping[str, str]]]
+
+
+def _python(text: str) -> Callable[[Path], tuple[Command, Mapping[str, str]]]:
+    return lambda folder: ([sys.executable, "-c", PYTHON + text], {})
+
+
+def _node(text: str, npm: Path) -> Callable[[Path], tuple[Command, Mapping[str, str]]]:
+    def build(folder: Path) -> tuple[Command, Mapping[str, str]]:
+        addon = folder / "ekiden.node"
+        if "EKIDEN_PACKAGE" in text and not addon.exists():
+            made = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY)}
+            _run(["node", str(BINDINGS / "node/build.js"), str(addon)], BINDINGS / "node", made)
+        (folder / "calls.cjs").write_text(JAVASCRIPT + text)
+        return ["node", "--expose-gc", "calls.cjs"], {
+            "EKIDEN_PACKAGE": str(BINDINGS / "node"),
+            "EKIDEN_NODE_ADDON": str(addon),
+            "NODE_PATH": str(npm),
+            "ORT_WEB": str(npm / "onnxruntime-web/dist/ort.node.min.mjs"),
+        }
+
+    return build
+
+
+def _cpp(folder: Path) -> tuple[Command, Mapping[str, str]]:
+    (folder / "calls.cpp").write_text(CPP)
+    library = [str(LIBRARY / "libekiden_runtime.so"), f"-Wl,-rpath,{LIBRARY}"]
+    words = ["c++", "-O2", "-std=c++17", f"-I{runtime.include_dir()}", "calls.cpp", *library]
+    _run([*words, "-o", "calls_cpp"], folder, os.environ)
+    return ["./calls_cpp"], {}
+
+
+def _rust(folder: Path) -> tuple[Command, Mapping[str, str]]:
+    home = folder / "rust"
+    (home / "src").mkdir(parents=True, exist_ok=True)
+    (home / "src/main.rs").write_text(RUST)
+    (home / "Cargo.toml").write_text(
+        '[package]\nname = "calls"\nversion = "0.1.0"\nedition = "2021"\n\n'
+        f'[dependencies]\nekiden = {{ path = "{BINDINGS / "rust"}" }}\n'
+    )
+    made = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY)}
+    _run(["cargo", "build", "--release", "--offline", "--quiet"], home, made)
+    return [str(home / "target/release/calls")], {"LD_LIBRARY_PATH": str(LIBRARY)}
+
+
+def _go(folder: Path) -> tuple[Command, Mapping[str, str]]:
+    home = folder / "go"
+    home.mkdir(exist_ok=True)
+    (home / "main.go").write_text(GO)
+    (home / "go.mod").write_text(
+        "module calls\n\ngo 1.23\n\nrequire ekiden.dev/ekiden v0.0.0\n\n"
+        f"replace ekiden.dev/ekiden => {BINDINGS / 'go'}\n"
+    )
+    made = {
+        **os.environ,
+        "CGO_CFLAGS": f"-I{runtime.include_dir()} -O2",
+        "CGO_LDFLAGS": f"-L{LIBRARY} -Wl,-rpath,{LIBRARY}",
+        "GOFLAGS": "-mod=mod",
+        "GOPROXY": "off",
+        "GOTOOLCHAIN": "local",
+    }
+    _run(["go", "build", "-o", "calls", "."], home, made)
+    return [str(home / "calls")], {}
+
+
+def _java(folder: Path) -> tuple[Command, Mapping[str, str]]:
+    (folder / "Calls.java").write_text(JAVA)
+    sources = [*map(str, (BINDINGS / "java/src").rglob("*.java")), "Calls.java"]
+    home = os.environ.get("JAVA_HOME")
+    at = f"{home}/bin/" if home else ""
+    _run([f"{at}javac", "-d", "classes", *sources], folder, os.environ)
+    options = ["-Xmx64m", "--enable-native-access=ALL-UNNAMED"]  # what the heap keeps is no leak
+    command = [f"{at}java", *options, "-cp", "classes", "Calls"]
+    return command, {"EKIDEN_LIB_DIR": str(LIBRARY)}
+
+
+def programs(npm: Path) -> list[Program]:
+    """All rows, each peer beneath what it is compared with."""
+    return [
+        Program("python", "ekiden", _python(EKIDEN_PYTHON)),
+        Program("python", "onnxruntime", _python(ORT_PYTHON)),
+        Program("node", "ekiden", _node(EKIDEN_NODE, npm)),
+        Program("node, promises", "ekiden", _node(EKIDEN_NODE_ASYNC, npm)),
+        Program("node, promises", "onnxruntime", _node(ORT_NODE, npm)),
+        Program("web", "ekiden", _node(EKIDEN_WEB, npm)),
+        Program("web", "onnxruntime", _node(ORT_WEB, npm)),
+        Program("c++", "ekiden", _cpp),
+        Program("rust", "ekiden", _rust),
+        Program("go", "ekiden", _go),
+        Program("java", "ekiden", _java),
+    ]
+
+
+def _run(command: Command, folder: Path, variables: Mapping[str, str]) -> str:
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError((done.stdout + done.stderr)[-1500:])
+    return done.stdout
+
+
+def write_models(folder: Path) -> None:
+    """The model as ONNX, for this machine and for WebAssembly."""
+    sides = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xyzr"]
+    nodes = [helper.make_node("Mul", ["x", "y"], ["p"]), helper.make_node("Add", ["p", "z"], ["r"])]
+    graph = helper.make_graph(nodes, "calls", sides[:3], sides[3:])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), folder / "calls.onnx")
+    ekiden.export(str(folder / "calls.onnx"), folder / "calls.eki")
+    ekiden.export(str(folder / "calls.onnx"), folder / "web.eki", list(WEB_TARGETS))
+    write_site((folder / "web.eki").read_bytes(), folder / "site")
+    (folder / "site/package.json").write_text('{"type": "module"}')
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--calls", type=int, default=1_000_000)
+    parser.add_argument("--npm", type=Path, default=Path("node_modules"))
+    parser.add_argument("--only", action="append")
+    parser.add_argument("--build", action="store_true", help="build the programs, and run none")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "site").exists():
+        write_models(folder)
+    print(f"{'language':16} {'engine':12} {'ns a call':>10} {'KB grown':>9}")
+    for row in programs(options.npm.resolve()):
+        if options.only and row.language not in options.only:
+            continue
+        try:
+            command, more = row.build(folder)
+            if options.build:
+                continue
+            said = _run([*command, str(options.calls)], folder, {**os.environ, **more})
+            nanoseconds, grown = said.split()[-2:]
+            print(f"{row.language:16} {row.engine:12} {float(nanoseconds):10.0f} {grown:>9}",
+                  flush=True)  # fmt: skip
+        except (FileNotFoundError, RuntimeError) as error:
+            print(f"{row.language:16} {row.engine:12} left out: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
