@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,14 @@ def test_sixteen_texts_together_are_those_alone(model: llm.Model, sampling: llm.
     assert len({tuple(each) for each in alone}) > 10
 
 
+@pytest.mark.parametrize("cache", ["float16", "bfloat16"])
+def test_a_cache_may_be_half_as_large(cache: str) -> None:
+    half = llm.load(tiny("llama"), page=16, sequences=1, cache=cache)
+    exact = Reference(tiny("llama")).logits(PROMPTS[7])
+    found = half.logits(PROMPTS[7])
+    assert 0 < np.abs(found - exact).max() < (0.02 if cache == "float16" else 0.2)
+
+
 def test_texts_share_the_pages_of_their_beginning(model: llm.Model) -> None:
     engine = llm.Engine(model, sequences=2)
     first = engine.submit(PROMPTS[7], llm.Sampling(max_tokens=2))
@@ -88,6 +97,41 @@ def test_equal_seeds_give_equal_texts(model: llm.Model) -> None:
     assert drawn(3) == drawn(3) != drawn(4)
     greedy = [p.token for p in model.generate(PROMPTS[0], max_tokens=8)]
     assert drawn(3, top_k=1) == drawn(5, top_p=0.0) == drawn(6, min_p=1.0) == greedy
+
+
+def test_a_grammar_gives_texts_of_its_form(model: llm.Model) -> None:
+    letters: list[bytes | None] = [bytes([n + 32]) for n in range(97)]
+    letters[5] = b"no"
+    form = llm.Grammar.of(r"(yes|no|[0-9]{3,5})!", letters)
+    digits = llm.Grammar.of("[0-9]+", letters, ends=[0])
+    texts = set()
+    for seed in range(12):
+        pieces = [*model.generate([1], temperature=3.0, grammar=form, seed=seed)]
+        text = b"".join(letters[p.token] or b"" for p in pieces if p.token is not None)
+        assert re.fullmatch(rb"(yes|no|[0-9]{3,5})!", text), text
+        assert pieces[-1].finish == "stop"
+        texts.add(text)
+    assert len(texts) > 5
+    engine = llm.Engine(model, sequences=3, steps=4)
+    wanted = [llm.Sampling(max_tokens=9, grammar=each) for each in (form, None, digits)]
+    streams = [engine.submit(PROMPTS[1], each) for each in wanted]
+    both = [list(stream) for stream in streams]
+    assert both == [llm.Engine(model).run([PROMPTS[1]], each)[0] for each in wanted]
+    assert all(48 <= token + 32 < 58 or token == 0 for token in both[2])
+
+
+def test_a_wrong_grammar_is_refused(model: llm.Model) -> None:
+    for pattern, message in (
+        ("(a", "grammar: pattern '(a': "),
+        ("é", "grammar: no token begins a text that 'é' matches"),
+    ):
+        with pytest.raises(InputError) as caught:
+            llm.Grammar.of(pattern, [b"a", None])
+        assert str(caught.value).startswith(message)
+    with pytest.raises(InputError, match="grammar: it is for 1 tokens, the model has 97"):
+        model.generate([1], grammar=llm.Grammar.of("a*", [b"a"]))
+    with pytest.raises(InputError, match="grammar: a tokenizer is needed"):
+        model.generate([1], grammar="a*")
 
 
 def test_a_penalty_makes_tokens_rarer(model: llm.Model) -> None:
@@ -135,6 +179,7 @@ def test_wrong_requests_are_refused(model: llm.Model) -> None:
         ({"temperature": -1}, "temperature: a number from 0.0 to inf expected, got -1"),
         ({"top_p": 2}, "top_p: a number from 0.0 to 1.0 expected, got 2"),
         ({"repetition_penalty": 0}, "repetition_penalty: a number above 0 expected, got 0"),
+        ({"stop": "a"}, "stop: texts expected, got 'a'"),
         ({"stop": ("",)}, "stop: texts expected, got ('',)"),
         ({"heat": 1}, "generate: 'heat' is none of max_tokens, temperature,"),
         ({"stop": ("a",)}, "stop: tokens only, as the model has no tokenizer"),

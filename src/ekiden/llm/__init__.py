@@ -6,7 +6,8 @@ for piece in model.generate("Once upon", max_tokens=50):
 """
 
 from ekiden.llm.engine import Engine, Stream
+from ekiden.llm.grammar import Grammar
 from ekiden.llm.model import Model, Piece, load
 from ekiden.llm.sampling import Sampling
 
-__all__ = ["Engine", "Model", "Piece", "Sampling", "Stream", "load"]
+__all__ = ["Engine", "Grammar", "Model", "Piece", "Sampling", "Stream", "load"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.llm.grammar import Grammar
 from ekiden.llm.pages import Pages
 from ekiden.llm.sampling import Sampling
 from ekiden.runtime.errors import InputError
@@ -46,6 +47,9 @@ class Stream:
     """Tokens of the prompt that were in the cache already."""
     read: int = 0
     """Tokens that the cache holds."""
+    grammar: Grammar | None = None
+    state: int = 0
+    """Of the grammar."""
     pages: list[int] = field(default_factory=list)
     given: int = 0
     """How many of them were taken."""
@@ -104,6 +108,7 @@ class Engine:
         long for the context, or a token that there is not."""
         made = Stream(self, tuple(map(int, prompt)), sampling or Sampling())
         self.model.check_prompt(made.prompt)
+        made.grammar = self.model.grammar(made.sampling.grammar)
         with self._lock:
             self._waiting.append(made)
         return made
@@ -196,6 +201,8 @@ class Engine:
         if not streams:
             return
         steps = min(self.steps, *(each.limit - each.length for each in streams))
+        if any(each.grammar is not None for each in streams):
+            steps = 1  # whether a form has an end is known here
         made = self.model.decode(self._state, streams, self._tables(streams), steps)
         for each, tokens in zip(streams, made, strict=True):
             self._wrote(each, len(tokens))
@@ -215,6 +222,10 @@ class Engine:
             if token in ends:
                 return self._end(stream, "stop")
             stream.tokens.append(token)
+            if stream.grammar is not None:
+                stream.state = int(stream.grammar.moves[stream.state, token])
+                if stream.grammar.is_over(stream.state):
+                    return self._end(stream, "stop")
             if stream.length >= stream.limit:
                 return self._end(stream, "length")
         return None

@@ -17,6 +17,7 @@ from ekiden.llm.architectures import DecoderConfig, read_config
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape
 from ekiden.llm.engine import Engine, Stream
 from ekiden.llm.files import open_checkpoint
+from ekiden.llm.grammar import Grammar
 from ekiden.llm.program import DECODE, PREFILL, SETTINGS, program
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Pieces, Tokenizer, read_tokenizer
@@ -27,6 +28,7 @@ from ekiden.runtime.vm import VirtualMachine
 __all__ = ["Model", "Piece", "load"]
 
 Ints = NDArray[np.int32]
+CACHES = ("float32", "float16", "bfloat16")
 DEFAULT_CONTEXT = 4096
 """Tokens of a text, where nobody says and the model can have more."""
 
@@ -47,7 +49,7 @@ def load(
     context: int | None = None,
     sequences: int = 16,
     page: int = 64,
-    cache: str = "float32",
+    cache: str | None = None,
     tokenizer: object = None,
     num_threads: int | None = None,
     **options: Any,  # noqa: ANN401  # of another function
@@ -56,7 +58,9 @@ def load(
     `Checkpoint`, compiled.
 
     A text has at most `context` tokens (else what the model can, up to 4,096), and `sequences` are
-    made at once; the cache, of dtype `cache`, is as large as both need, in pages of `page` tokens.
+    made at once; the cache is as large as both need, in pages of `page` tokens. It is of dtype
+    `cache`: "float32", "float16" or "bfloat16"; by default float32 where the weights are, so that
+    nothing is rounded, and else float16.
     `tokenizer` is one of the package tokenizers, or its file; a folder has its own. `options` are
     those of `ekiden.compile`.
 
@@ -74,10 +78,19 @@ def load(
     if type(context) is not int or not 2 <= context <= most:
         raise InputError(f"load: 'context' must be from 2 to {most} tokens, got {context!r}")
     decoder = read_config(config, context)
-    layout = Layout(page, cache)
+    if cache not in (None, *CACHES):
+        raise InputError(f"load: 'cache' must be one of {', '.join(CACHES)}, got {cache!r}")
+    layout = Layout(page, cache or _cache_of(found, decoder))
     module = program(found, decoder, layout)
     exe = ekiden.compile(module, num_threads=num_threads, **options)
     return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer))
+
+
+def _cache_of(checkpoint: Checkpoint, config: DecoderConfig) -> str:
+    """The dtype of a cache as exact as the weights are."""
+    name = f"{config.names.layer.format(0)}{config.names.down}.weight"
+    is_float = name not in set(checkpoint) or checkpoint[name].format == "float32"
+    return "float32" if is_float else "float16"
 
 
 class Model:
@@ -97,7 +110,9 @@ class Model:
         self.most_pages = -(-context // layout.page)
         self.ends = config.ends
         self._machine = VirtualMachine(exe)
-        self._moves = runtime.tensor(np.zeros((1, config.vocabulary), np.int32))
+        self._free = runtime.tensor(np.zeros((1, config.vocabulary), np.int32))
+        self._joined: tuple[list[Grammar], runtime.Tensor] = [], self._free
+        self._grammars: dict[str, Grammar] = {}
         self._engine: Engine | None = None
         self._lock = threading.Lock()
 
@@ -149,10 +164,11 @@ class Model:
         """The tokens after `picks` of those that are read, which are the last ones of the streams
         `done`; `where` are numbers, rows and positions of what is read."""
         history, settings, seeds, is_greedy = self._choices(streams, 0)
+        moves, states = self._forms(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
         made = self._machine.invoke(
             PREFILL, state, *where, tables, picks, history, np.array(done, np.int32), lengths,
-            settings, seeds, self._moves, np.full(len(done), -1, np.int32), is_greedy,
+            settings, seeds, moves, states[list(done)], is_greedy,
         )  # fmt: skip
         assert isinstance(made, runtime.Tensor)
         return np.asarray(made.numpy())
@@ -163,10 +179,10 @@ class Model:
         """The next tokens of each text, at most `steps`, less where all have ended before."""
         history, settings, seeds, is_greedy = self._choices(streams, steps)
         lengths = np.array([each.length for each in streams], np.int32)
-        states = np.full(len(streams), -1, np.int32)
+        moves, states = self._forms(streams)
         made = self._machine.invoke(
             DECODE, state, np.array(steps, np.int32), history, lengths, states,
-            np.arange(len(streams), dtype=np.int32), tables, settings, seeds, self._moves,
+            np.arange(len(streams), dtype=np.int32), tables, settings, seeds, moves,
             np.array(self.ends or (-1,), np.int32), is_greedy,
         )  # fmt: skip
         assert isinstance(made, tuple)
@@ -188,6 +204,39 @@ class Model:
         assert settings.shape[1] == len(SETTINGS)
         seeds = np.array([each.sampling.seed for each in streams], np.int64)
         return history, settings, seeds, np.array(all(s.sampling.is_greedy for s in streams))
+
+    def _forms(self, streams: Sequence[Stream]) -> tuple[runtime.Tensor, Ints]:
+        """The tables of all grammars of some texts, one after the other, and each text's state
+        there, -1 for one without."""
+        given = list(dict.fromkeys(s.grammar for s in streams if s.grammar is not None))
+        if not given:
+            return self._free, np.full(len(streams), -1, np.int32)
+        starts = np.cumsum([0, *(len(each.moves) for each in given)])
+        if self._joined[0] != given:
+            whole = [
+                np.where(g.moves >= 0, g.moves + n, -1) for g, n in zip(given, starts, strict=False)
+            ]
+            self._joined = given, runtime.tensor(np.concatenate(whole).astype(np.int32))
+        begins = {g: int(n) for g, n in zip(given, starts, strict=False)}
+        states = [-1 if s.grammar is None else begins[s.grammar] + s.state for s in streams]
+        return self._joined[1], np.array(states, np.int32)
+
+    def grammar(self, given: Grammar | str | None) -> Grammar | None:
+        """The form that a regular expression says, made once. Raises InputError, also where there
+        is no tokenizer to say what tokens are."""
+        if given is None or isinstance(given, Grammar):
+            if given is not None and given.moves.shape[1] != self.config.vocabulary:
+                raise InputError(
+                    f"grammar: it is for {given.moves.shape[1]} tokens, the model has"
+                    f" {self.config.vocabulary}"
+                )
+            return given
+        if self.tokenizer is None:
+            raise InputError("grammar: a tokenizer is needed to say what tokens are")
+        if given not in self._grammars:
+            tokens = self.tokenizer.token_bytes(self.config.vocabulary)
+            self._grammars[given] = Grammar.of(given, tokens, self.ends)
+        return self._grammars[given]
 
     # Texts.
 

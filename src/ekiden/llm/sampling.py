@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ekiden.llm.grammar import Grammar
 from ekiden.runtime.errors import InputError
 
 __all__ = ["Sampling"]
@@ -32,6 +33,8 @@ class Sampling:
     """The text ends before the first of these."""
     ignore_end: bool = False
     """Whether tokens that end a text are as others."""
+    grammar: Grammar | str | None = None
+    """The form of the text: a regular expression that the whole answer matches."""
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or self.max_tokens < 1:
@@ -53,7 +56,7 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         """Whether the greatest logit is the token."""
-        return self.temperature == 0 and self.repetition_penalty == 1
+        return self.temperature == 0 and self.repetition_penalty == 1 and self.grammar is None
 
     def settings(self) -> tuple[float, ...]:
         """As the program takes them (program.SETTINGS)."""

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ekiden.runtime.errors import LoadError
+from ekiden.runtime.errors import InputError, LoadError
 
 __all__ = ["Pieces", "Tokenizer", "read_tokenizer"]
 
 BROKEN = "\ufffd"
 """What stands for bytes that are no letter yet."""
-FILE = "tokenizer.json"
+FILE, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 
 class Tokenizer:
-    """A tokenizer of the package tokenizers."""
+    """A tokenizer of the package tokenizers; `settings` are those of `tokenizer_config.json`, of
+    which a chat template is one."""
 
-    def __init__(self, inner: Any) -> None:  # noqa: ANN401  # of a package without types
-        self.inner = inner
+    def __init__(
+        self,
+        inner: Any,  # noqa: ANN401  # of a package without types
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.inner, self.settings = inner, settings or {}
 
     @staticmethod
     def of(given: object) -> Tokenizer | None:
@@ -47,18 +53,102 @@ class Tokenizer:
                 f"{path}: needs the package tokenizers: pip install 'ekiden[llm]'"
             ) from error
         try:
-            return Tokenizer(package.Tokenizer.from_file(str(path)))
+            inner = package.Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises nothing narrower
             raise LoadError(f"{path}: {error}") from error
+        return Tokenizer(inner, _settings(path.parent))
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, with those that begin one."""
         found: list[int] = self.inner.encode(text).ids
         return found
 
+    def conversation(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The tokens of messages ("role", "content") up to where the answer begins, by the model's
+        own template, or else a line for each. Raises InputError for messages that the template
+        refuses, LoadError for a template without the package jinja2."""
+        template = self.settings.get("chat_template")
+        if not isinstance(template, str):
+            lines = [f"{each['role']}: {each['content']}\n" for each in messages]
+            return self.encode("".join([*lines, "assistant:"]))
+        text = _rendered(template, self.settings, messages)
+        encoded: list[int] = self.inner.encode(text, add_special_tokens=False).ids
+        return encoded
+
+    def token_bytes(self, count: int) -> list[bytes | None]:
+        """The bytes of each token, None for those that only say something about a text."""
+        special = {n for n, each in self.inner.get_added_tokens_decoder().items() if each.special}
+        turn = _byte_level if "ByteLevel" in self.inner.to_str()[-4096:] else _plain_bytes
+        names = (None if n in special else self.inner.id_to_token(n) for n in range(count))
+        return [None if name is None else turn(name) for name in names]
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without those that only say something about it."""
         return str(self.inner.decode(list(tokens), skip_special_tokens=True))
+
+
+def _byte_level(name: str) -> bytes:
+    """A token whose letters stand for bytes, as GPT-2 writes them."""
+    return b"".join(bytes([LETTERS[c]]) if c in LETTERS else c.encode() for c in name)
+
+
+def _plain_bytes(name: str) -> bytes:
+    """A token of SentencePiece: a low bar for a space, or a byte as <0x0A>."""
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        return bytes([int(name[3:5], 16)])
+    return name.replace("\u2581", " ").encode()
+
+
+def _letters() -> dict[str, int]:
+    """The letters that stand for bytes: printable ones for themselves, others from 256 on."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in shown]
+    return {chr(b): b for b in shown} | {chr(256 + n): b for n, b in enumerate(rest)}
+
+
+LETTERS = _letters()
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    try:
+        found = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise LoadError(f"{path}: {error}") from error
+    template = folder / TEMPLATE
+    if template.is_file():
+        found["chat_template"] = template.read_text()
+    return dict(found)
+
+
+def _rendered(
+    template: str, settings: Mapping[str, Any], messages: Sequence[Mapping[str, str]]
+) -> str:
+    try:
+        jinja2, sandbox = (import_module(n) for n in ("jinja2", "jinja2.sandbox"))
+    except ModuleNotFoundError as error:
+        text = "a chat template needs the package jinja2: pip install 'ekiden[llm]'"
+        raise LoadError(text) from error
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    tokens = {k: _content(v) for k, v in settings.items() if k.endswith("_token")}
+    try:
+        made = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        made.globals["raise_exception"] = refuse
+        return str(
+            made.from_string(template).render(
+                messages=[dict(each) for each in messages], add_generation_prompt=True, **tokens
+            )
+        )
+    except jinja2.TemplateError as error:
+        raise InputError(f"messages: the model's template refuses them: {error}") from error
+
+
+def _content(token: object) -> str:
+    """The text of a special token, which may stand in a mapping."""
+    return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | None:

@@ -98,10 +98,22 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """A model of text that is a Python object: see `ekiden.serve.text.TextModel`."""
+    """A model of text: a Python object (see `ekiden.serve.text.TextModel`), or a checkpoint."""
 
     object: str = ""
     """`package.module:name`: the object, or what makes it when called without arguments."""
+    checkpoint: str = ""
+    """A folder of transformers, or a GGUF file (`ekiden.llm.load`); a path that is not absolute
+    begins at the folder of the model."""
+    context: int = 0
+    """Tokens of a conversation at most; 0: what the model can, up to 4,096."""
+    sequences: int = 16
+    """Answers that are made together."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the model is one of text."""
+        return bool(self.object or self.checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +141,7 @@ LEVELS = ("debug", "info", "warning", "error")
 Config = TypeVar("Config")
 _LEAST = {
     "body_bytes": 1, "body_seconds": 0.01, "idle_seconds": 0.01, "connections": 1, "instances": 1,
-    "queue": 1, "seconds": 0.001, "rows": 1, "most": 1,
+    "queue": 1, "seconds": 0.001, "sequences": 1, "rows": 1, "most": 1,
 }  # fmt: skip
 """The least value of a number; of others it is 0."""
 

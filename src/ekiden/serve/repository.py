@@ -27,6 +27,7 @@ from ekiden.runtime.errors import EkidenError, LoadError, RequestError
 from ekiden.serve.batcher import Batcher, Run, Runners, Work
 from ekiden.serve.config import ModelConfig, read_model_config
 from ekiden.serve.datatypes import Array
+from ekiden.serve.decoders import open_decoder
 from ekiden.serve.sequences import Live, SequenceTable, Session, session_maker
 from ekiden.serve.signature import (
     ROWS,
@@ -395,7 +396,7 @@ def stamp_of(path: Path) -> Stamp:
 def find_files(path: Path, config: ModelConfig) -> dict[int, Path]:
     """The file of each version that the configuration asks for. Raises LoadError where one is
     missing or not clear."""
-    if config.text.object:
+    if config.text.is_given:
         return {1: path / "model.toml"}
     if not path.is_dir():
         return {1: path}
@@ -427,6 +428,10 @@ def read_program(path: Path, config: ModelConfig) -> Program:
     """
     if config.text.object:
         return Program(None, Signature((), ()), None, find_text_model(config.text.object))
+    if config.text.checkpoint:
+        place = path.parent / config.text.checkpoint
+        text = open_decoder(str(place), config.text.context, config.text.sequences)
+        return Program(None, Signature((), ()), None, text)
     executable = _open(path)
     if config.threads:
         executable.num_threads = config.threads

@@ -1,0 +1,87 @@
+"""Conversations: templates, and a decoder as a served model of text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_generate import Letters
+from tiny_models import config_of, tiny
+
+from ekiden import llm
+from ekiden.llm.safetensors import write_safetensors
+from ekiden.llm.text import Tokenizer
+from ekiden.runtime.errors import InputError, LoadError
+from ekiden.serve.config import ModelConfig, TextConfig
+from ekiden.serve.decoders import DecoderText
+from ekiden.serve.repository import find_files, read_program
+from ekiden.serve.text import Message, Sampling, TextModel
+
+TEMPLATE = """{% for m in messages %}
+{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}
+<{{ m.role }}>{{ m.content }}{{ eos_token }}
+{% endfor %}
+{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+class Bytes(Letters):
+    def encode(self, text: str, add_special_tokens: bool = True) -> object:
+        return super().encode(text)
+
+
+def templated() -> Tokenizer:
+    settings = {"chat_template": TEMPLATE, "eos_token": {"content": "."}}
+    return Tokenizer(Bytes(), settings)
+
+
+@pytest.fixture(scope="module")
+def model() -> llm.Model:
+    return llm.load(tiny("llama", vocab_size=256), page=16, sequences=4, tokenizer=Bytes())
+
+
+def test_a_conversation_goes_through_the_template_of_its_model() -> None:
+    pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
+    tokens = templated().conversation([{"role": "user", "content": "hi"}])
+    assert bytes(tokens).decode() == "<user>hi.\n<assistant>"
+    with pytest.raises(InputError, match="the model's template refuses them: no tools"):
+        templated().conversation([{"role": "tool", "content": "hi"}])
+    plain = Tokenizer(Bytes()).conversation([{"role": "user", "content": "hi"}])
+    assert bytes(plain).decode() == "user: hi\nassistant:"
+
+
+def test_a_decoder_answers_as_a_model_of_text(model: llm.Model) -> None:
+    served = DecoderText(model)
+    assert isinstance(served, TextModel)
+    talk = [Message("user", "hello")]
+    assert served.prompt_tokens(talk) == len("user: hello\nassistant:")
+    chosen = Sampling(max_tokens=6, temperature=0.0)
+    both = [served.generate(talk, chosen) for _ in range(2)]  # at the same time
+    pieces = [list(each) for each in zip(*both, strict=True)]
+    assert all(a == b for a, b in pieces)
+    assert sum(a.tokens for a, _ in pieces) == 6
+    assert pieces[-1][0].finish == "length"
+    tokens = model.tokenizer.conversation([{"role": "user", "content": "hello"}])  # type: ignore[union-attr]
+    alone = model.engine.run([tokens], llm.Sampling(max_tokens=6))[0]
+    assert "".join(a.text for a, _ in pieces) == bytes(alone).decode(errors="replace")
+    with pytest.raises(InputError, match="leave no place in a context of 256"):
+        served.prompt_tokens([Message("user", "x" * 300)])
+
+
+def test_a_checkpoint_is_served_by_its_path(tmp_path: Path, model: llm.Model) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama", vocab_size=256)))
+    write_safetensors(tmp_path / "model.safetensors", tiny("llama", vocab_size=256).tensors)
+    folder = tmp_path / "models" / "one"
+    folder.mkdir(parents=True)
+    config = ModelConfig(text=TextConfig(checkpoint="../.."))
+    (path,) = find_files(folder, config).values()
+    with pytest.raises(LoadError, match="a model with a tokenizer expected"):
+        read_program(path, config)
+    tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers reads its file")
+    letters = {chr(i): i for i in range(256)}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+    made.save(str(tmp_path / "tokenizer.json"))
+    text = read_program(path, config).text
+    assert text is not None
+    answer = list(text.generate([Message("user", "hi")], Sampling(max_tokens=3, temperature=0)))
+    assert sum(piece.tokens for piece in answer) == 3
