@@ -339,7 +339,8 @@ def test_products_say_how_often_they_multiply(call: Call, macs: int) -> None:
 def test_every_convolution_and_product_says_how_often_it_multiplies() -> None:
     named = {n for n in OPS if re.search("conv.d|matmul|dense", n)}
     assert {n for n in named if OPS[n].macs is None} == {
-        "nn.contrib_conv2d_winograd_weight_transform", "sparse_to_dense",
+        "nn.contrib_conv2d_winograd_weight_transform", "sparse_to_dense", "dyn.sparse_to_dense",
+        "nn.sparse_dense", "nn.sparse_conv2d",  # as many as the weight has elements: that is data
     }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ class WindowAttrs(Attrs):
         for name, default in _defaults(cls.type_key):
             many, count = fields.get(name), len(default) if isinstance(default, tuple) else 0
             short = (1, count // 2) if name == "padding" else (1,)
-            if isinstance(many, tuple) and len(many) in short:
+            if count and isinstance(many, tuple) and len(many) in short:
                 fields[name] = many * (count // len(many))
         return fields
 
