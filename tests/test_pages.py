@@ -50,8 +50,10 @@ def test_the_page_on_sessions_runs() -> None:
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page's shell blocks that are commands of Ekiden, without comments."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    """The lines of a page's shell blocks that are commands of Ekiden, without comments; none of
+    blocks that say why they are not run."""
+    found = re.findall(r"^(<!-- not run.*\n)?```sh\n([^`]*)^```", page.read_text(), re.MULTILINE)
+    blocks = [block for excuse, block in found if not excuse]
     lines = (line.partition("  #")[0].strip() for block in blocks for line in block.splitlines())
     return [line for line in lines if line.startswith("ekiden ")]
 
