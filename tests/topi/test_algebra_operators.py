@@ -282,6 +282,13 @@ CASES: dict[str, list[Case]] = {
 }
 
 ELSEWHERE = {
+    "nn.paged_attention": "tests/relay/op/nn_operator_cases.py",
+    "nn.write_pages": "tests/relay/op/nn_operator_cases.py",
+    "sampling.BUCKETS": "tests/llm/test_generate.py",
+    "sampling.SETTINGS": "tests/llm/test_generate.py",
+    "sampling.constrain_logits": "tests/llm/test_generate.py",
+    "sampling.draw_token": "tests/llm/test_generate.py",
+    "sparse.sparse_conv2d": "tests/relay/op/test_sparse.py",
     "nn.winograd_conv2d": "tests/topi/test_winograd.py",
     "nn.winograd_weight": "tests/topi/test_winograd.py",
     "nn.recurrent": "tests/backend/test_recurrent_layers.py",
