@@ -207,6 +207,23 @@ CASES += [
     for dtype in ("float64", "int8", "uint8")
 ]
 """A value is converted to the dtype of the data."""
+
+
+def _densely(places: np.ndarray, values: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    found = np.zeros(shape, values.dtype)
+    found[tuple(places.T)] = values
+    return found
+
+
+CASES.append(
+    Case(
+        "dyn.sparse_to_dense",
+        lambda i, v, s: op.sparse_to_dense(i, s, v),
+        _densely,
+        [(np.array(at), numbers(2), ints(*shape))
+         for at, shape in (([[0, 1], [2, 3]], (3, 4)), ([[1, 0], [0, 0]], (2, 1)))],
+    )
+)  # fmt: skip
 NOTHING = relay.const(np.zeros(0, "float32"))
 CASES.append(
     Case(
@@ -256,8 +273,7 @@ def test_shapes_that_are_data(case: Case, is_used: bool) -> None:
 
 def test_every_operator_whose_shape_is_data_has_a_case() -> None:
     dependent = {n for n, d in OPS.items() if d.dims is not None or d.padded is not None}
-    elsewhere = {"dyn.sparse_to_dense"}  # tests/relay/op/test_sparse.py
-    assert dependent == {c.name for c in CASES} | elsewhere
+    assert dependent == {c.name for c in CASES}
 
 
 @pytest.mark.parametrize(

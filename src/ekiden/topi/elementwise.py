@@ -24,7 +24,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim import cast as cast_scalar
 from ekiden.te import Tensor
-from ekiden.topi.shape import normalize_axis
+from ekiden.topi.shape import expect_shape, normalize_axis
 
 Scalar = Callable[[PrimExpr], PrimExpr]
 
@@ -232,10 +232,19 @@ def fixed_point_multiply_per_axis(
     """As fixed_point_multiply, with a multiplier `y` and shifts (left before, right after it) for
     each element of `axes`; vectors run along one axis.
     """
-    _check_fixed_point("fixed_point_multiply_per_axis", x)
+    name = "fixed_point_multiply_per_axis"
+    _check_fixed_point(name, x)
+    chosen = [normalize_axis(axis, x.ndim, name) for axis in axes]
+    extents = [x.shape[axis] for axis in chosen]
+    for each, what, is_read in (
+        (y, "y", True), (lshift, "lshift", is_lshift_required),
+        (rshift, "rshift", is_rshift_required),
+    ):  # fmt: skip
+        if is_read:
+            expect_shape(name, what, each.shape, extents)
 
     def body(*i: Var) -> PrimExpr:
-        at = [i[a] for a in axes]
+        at = [i[axis] for axis in chosen]
         total = const(0, "int64")
         if is_lshift_required:
             total = total + cast_scalar(lshift[at], "int64")
@@ -243,7 +252,7 @@ def fixed_point_multiply_per_axis(
             total = total - cast_scalar(rshift[at], "int64")
         return q_multiply_shift(x[i], cast_scalar(y[at], "int64"), total)
 
-    return te.compute(x.shape, body, name="fixed_point_multiply_per_axis", tag="broadcast")
+    return te.compute(x.shape, body, name=name, tag="broadcast")
 
 
 def _check_fixed_point(name: str, x: Tensor) -> None:

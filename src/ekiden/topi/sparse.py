@@ -23,7 +23,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.layout import permute
-from ekiden.topi.shape import Dim, as_dim, as_shape, known, product, tidy
+from ekiden.topi.shape import Dim, as_dim, as_shape, expect_shape, known, product, tidy
 
 
 def _checks(
@@ -191,17 +191,21 @@ def sparse_conv2d(
 def sparse_transpose(
     sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(data, indices, indptr) of the transpose of a square matrix in compressed rows."""
+    """(data, indices, indptr) of the transpose of a square matrix in compressed rows. Elements that
+    are in no row come out as zeros behind the others."""
     size = tidy(sparse_indptr.shape[0] - 1)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = IRBuilder()
         data, places, starts = map(ib.buffer_ptr, ins)
         out, rows, ends = map(ib.buffer_ptr, outs)
-        count = sparse_data.shape[0]
         with ib.for_range(0, size + 1, "n") as n:
             ends[n] = 0
-        with ib.for_range(0, count, "k") as k:
+        with ib.for_range(0, sparse_data.shape[0], "k") as k:
+            out[k] = const(0, sparse_data.dtype)
+            rows[k] = 0
+        first, last = (cast(starts[n], "int64") for n in (const(0), size))
+        with ib.for_range(first, last, "k") as k:
             ib.increase(ends, from_either_end(places[k], size) + 1)
         with ib.for_range(0, size, "n") as n:
             ends[n + 1] = ends[n] + ends[n + 1]
@@ -232,7 +236,10 @@ def sparse_transpose(
 def sparse_add(
     dense_data: Tensor, sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor
 ) -> Tensor:
-    """A dense matrix plus a sparse one in compressed rows."""
+    """A dense matrix plus a sparse one in compressed rows, which has as many."""
+    expect_shape(
+        "sparse_add", "sparse_indptr", sparse_indptr.shape, (tidy(dense_data.shape[0] + 1),)
+    )
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = IRBuilder()

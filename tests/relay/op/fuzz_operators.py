@@ -127,6 +127,8 @@ def _more() -> Iterator[Case]:
         (lambda s: op.zeros(s, "int32"), (np.array([2, 3]),)),
         (lambda s: op.ones(s, "float32"), (np.array([4]),)),
         (op.row_ranks, (normal(4, 3),)),
+        (lambda i, v, s: op.sparse_to_dense(i, s, v),
+         (np.array([[0, 1], [2, 3]], "int32"), normal(2), np.array([3, 4]))),
     )  # fmt: skip
     for build, arrays in shapes:
         yield case(build, *arrays, symbolic=False)
@@ -136,17 +138,6 @@ CHOSEN = ("vm.part", "vm.prefix")
 """Operators that the compiler alone makes, of shapes that it knows to fit."""
 
 
-UNVARIED = frozenset(
-    (
-        "dyn.sparse_to_dense", "nn.sparse_add", "nn.sparse_conv2d", "nn.sparse_dense",
-        "nn.sparse_transpose", "nn.contrib_paged_attention", "nn.contrib_write_pages",
-        "random.contrib_constrain",
-    )
-)  # fmt: skip
-"""Operators whose meaning does not say yet what is out of range in a sparse matrix, or in the table
-of a text's pages, in the words of their kernels."""
-
-
 def samples() -> dict[str, list[Case]]:
     """Operator -> its sample calls."""
     found: dict[str, list[Case]] = defaultdict(list)
@@ -154,8 +145,7 @@ def samples() -> dict[str, list[Case]]:
     for each in (*(c for f in families for c in f.CASES), *_more()):
         if each.name in CHOSEN:
             each = dataclasses.replace(each, symbolic=False)
-        if each.name not in UNVARIED:
-            found[each.name].append(each)
+        found[each.name].append(each)
     return dict(found)
 
 

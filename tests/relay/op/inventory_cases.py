@@ -142,6 +142,20 @@ def ordering() -> Iterator[Case]:
     )
 
 
+def sparse() -> Iterator[Case]:
+    """Matrices of few elements: compressed rows, and blocks of them."""
+    rows = normal(4), np.array([0, 2, 1, 2], "int32"), np.array([0, 2, 2, 4], "int32")
+    blocks = normal(2, 1, 2), np.array([1, 0], "int32"), np.array([0, 1, 1, 2], "int32")
+    for parts, columns in ((rows, 3), (blocks, 4)):
+        dense = normal(5, columns)
+        yield case(lambda x, *p: op.nn.sparse_dense(x, p), dense, *parts, symbolic=False)
+    yield case(lambda x, *p: op.nn.sparse_dense(x, p, True), normal(5, 3), *rows, symbolic=False)
+    yield case(lambda x, *p: op.nn.sparse_add(x, p), normal(3, 3), *rows, symbolic=False)
+    yield case(lambda *p: op.nn.sparse_transpose(p).astuple(), *rows, symbolic=False)
+    image = normal(1, 4, 5, 3)
+    yield case(lambda x, *p: op.nn.sparse_conv2d(x, p), image, *rows, symbolic=False)
+
+
 def algebra() -> Iterator[Case]:
     """Sums of products and transforms."""
     x, y = normal(3, 4), normal(4, 5)
@@ -385,4 +399,6 @@ def detection() -> Iterator[Case]:
     yield case(lambda x: v.yolo_reorg(x, 2), normal(1, 4, 4, 6), symbolic=False)
 
 
-CASES = all_of((elementwise, movement, ordering, algebra, randoms, networks, images, detection))
+CASES = all_of(
+    (elementwise, movement, ordering, sparse, algebra, randoms, networks, images, detection)
+)

@@ -691,3 +691,14 @@ def test_positions_of_a_split_lie_within_the_axis() -> None:
     assert [t.shape for t in exe(np.zeros((3, 5), "float32"))] == [(3, 1), (3, 0), (3, 3), (3, 1)]
     with pytest.raises(InputError, match="split"):
         exe(np.zeros((3, 2), "float32"))
+
+
+def test_multipliers_of_an_axis_are_as_many_as_it_has() -> None:
+    """Those that were missing were read behind the end."""
+    x, y = relay.var("x", shape=(2, 7), dtype="int32"), relay.var("y", shape=(2,), dtype="int32")
+    with pytest.raises(CompileError, match=r"'y' must have shape \(7\), got \(2"):
+        relay.transform.InferType()(
+            ekiden.IRModule.from_expr(
+                op.fixed_point_multiply_per_axis(x, y, y, y, True, True, (-1,))
+            )
+        )

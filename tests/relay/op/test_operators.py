@@ -38,10 +38,6 @@ ELSEWHERE = {
         ("det", "ml.couple", "ml.tree_leaves", "row_ranks"), "tests/topi/test_algebra_operators.py"
     ),
     "call_lowered": "tests/relay/test_prim_calls.py",
-    **dict.fromkeys(
-        ("nn.sparse_dense", "nn.sparse_add", "nn.sparse_transpose", "nn.sparse_conv2d"),
-        "tests/relay/op/test_sparse.py",
-    ),
     **{name: "tests/topi/test_text_kernels.py" for name in OPS if name.startswith("text.")},
 }
 """Operators whose kernels have tests of their own; these name them."""

@@ -64,6 +64,14 @@ def test_sparse_transpose_and_add(kind: str) -> None:
     np.testing.assert_allclose(found, x + weight.T, rtol=1e-6)
 
 
+def test_rows_that_are_not_there_are_refused() -> None:
+    """Starts of fewer rows than the dense matrix has were read behind their end."""
+    dense, parts = relay.var("x", shape=(8, 8)), _constants(_weight(6, 8, (1, 1)), (1, 1))
+    function = relay.Function([dense], relay.nn.sparse_add(dense, parts))
+    with pytest.raises(Exception, match=r"'sparse_indptr' must have shape \(9\), got \(7"):
+        _run("vm", function, np.ones((8, 8), "float32"))
+
+
 def test_a_column_out_of_range_is_refused() -> None:
     x = np.ones((2, 3), "float32")
     (data,) = _vars(x)

@@ -113,13 +113,16 @@ declare(
 def _densely(
     attrs: DynamicAttrs, places: Array, values: Array, default: Array, shape: Array
 ) -> Array:
-    found = np.full(not_negative("dyn.sparse_to_dense", "a dimension", ints(shape)), default)
+    sizes = not_negative("dyn.sparse_to_dense", "a dimension", ints(shape))
+    found = np.full(sizes, default, values.dtype)
+    if not found.size or not found.ndim:  # no place, or no position of it
+        return found
     at = places.reshape(-1, found.ndim)
     for n, extent in enumerate(found.shape):
         check_indices("sparse_to_dense", at[:, n], extent, n)
     for place, value in zip(at, np.broadcast_to(values, len(at)), strict=True):
         found[tuple(place)] = value
-    return found.astype(values.dtype)
+    return found
 
 
 declare_dynamic(

@@ -11,7 +11,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Expr, const
-from ekiden.relay.op._declare import call
+from ekiden.relay.op._declare import call, check_range
 from ekiden.relay.op._inventory import declare
 from ekiden.topi.random import threefry_key as key_words
 from ekiden.topi.shape import Dim, Dims, as_attr, as_shape
@@ -88,6 +88,11 @@ def _constrain(
     penalties: Array, moves: Array, states: Array,
 ) -> Array:  # fmt: skip
     found = logits.copy()
+    if not found.size:
+        return found
+    check_range("constrain: row", rows, (0, len(history)))
+    check_range("constrain: length", lengths, (0, history.shape[1] + 1))
+    check_range("constrain: state", states, (-(2**31), len(moves)))
     for n, out in enumerate(found):
         past = np.unique(history[rows[n], : lengths[n]])
         past = past[(past >= 0) & (past < len(out))]

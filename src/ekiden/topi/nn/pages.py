@@ -98,7 +98,9 @@ def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page
         )
         return seq(
             copied(old, outs[0]),
-            For(t, const(0), tokens, ForKind.PARALLEL, made, {"grain": 16}),
+            For(
+                t, const(0), tokens, ForKind.SERIAL, made
+            ),  # of two at one place the last one counts
         )
 
     inputs = [cache, projected, *places]

@@ -9,6 +9,7 @@ position in that sequence, `sequences` and `positions` int32 [n].
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call
+from ekiden.relay.op._declare import call, check_range
 from ekiden.relay.op._inventory import declare
 from ekiden.topi.rule.pages import Pages
 
@@ -47,7 +48,19 @@ class PagedAttentionAttrs(Attrs):
         return Pages(self.page, self.scale, self.softcap, self.window)
 
 
+def _check(name: str, page: int, cache: Array, places: Sequence[Array]) -> None:
+    """Raise IndexRangeError for a place out of range, as the kernels do (topi.nn.pages)."""
+    layer, tables, sequences, positions = places
+    check_range(f"{name}: layer", layer, (0, cache.shape[1]))
+    check_range(f"{name}: page", tables, (0, cache.shape[0]))
+    check_range(f"{name}: sequence", sequences, (0, tables.shape[0]))
+    check_range(f"{name}: position", positions, (-1, tables.shape[1] * page))
+
+
 def _write(attrs: WritePagesAttrs, cache: Array, projected: Array, *places: Array) -> Array:
+    if not cache.size:  # no kernel runs for a result without elements
+        return cache
+    _check("write_pages", attrs.page, cache, places)
     layer, tables, sequences, positions = places
     found, page, groups = cache.copy(), attrs.page, cache.shape[3]
     keys, values = projected[:, -2 * groups : -groups], projected[:, -groups:]
@@ -63,6 +76,9 @@ def _write(attrs: WritePagesAttrs, cache: Array, projected: Array, *places: Arra
 def _attend(attrs: PagedAttentionAttrs, projected: Array, cache: Array, *places: Array) -> Array:
     layer, tables, sequences, positions = places
     query = projected[:, : -2 * cache.shape[3]]
+    if not query.size:
+        return query
+    _check("paged_attention", attrs.page, cache, places)
     _, heads, depth = query.shape
     found, page = np.zeros_like(query), attrs.page
     planes = cache[:, layer[0]].astype(np.float32)
