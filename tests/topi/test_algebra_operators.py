@@ -296,6 +296,9 @@ ELSEWHERE = {
     "nn.attention": "tests/backend/test_attention.py",
     "nn.dense_nibbles": "tests/relay/transform/test_nibbles.py",
     "nn.dense_nibbles_pack": "tests/relay/transform/test_nibbles.py",
+    "nn.dense_blocks": "tests/relay/transform/test_blocks.py",
+    "nn.dense_blocks_pack": "tests/relay/transform/test_blocks.py",
+    "nn.take_blocks": "tests/relay/transform/test_blocks.py",
     **{f"text.{name}": "tests/topi/test_text_kernels.py" for name in topi.text.__all__},
 }
 """Operators whose kernels have test files of their own."""

@@ -217,6 +217,15 @@ def _castable(arrays: list[Array]) -> list[Array]:
     return [np.asarray(np.clip(wide, info.min / 2, info.max / 2)).astype(data.dtype), like]
 
 
+def _whole_bytes(arrays: list[Array]) -> list[Array]:
+    """Data that are bytes as they are, so that none is rounded."""
+    data, weight = arrays
+    with np.errstate(all="ignore"):
+        found = np.nan_to_num(np.round(data), nan=0.0).clip(-127, 127).astype(np.float32)
+    found[..., ::32] = 127
+    return [found, weight]
+
+
 PREPARED: Mapping[str, Callable[[list[Array]], list[Array]]] = {
     "searchsorted": _sorted_first,
     "cast_like": _castable,
@@ -226,6 +235,7 @@ PREPARED: Mapping[str, Callable[[list[Array]], list[Array]]] = {
     "ml.tree_leaves": _trees,
     "ml.couple": _pairs,
     "nn.contrib_dense_nibbles_pack": _nibbles,
+    "nn.contrib_dense_blocks_pack": _whole_bytes,
     **{name: _texts for name in SAMPLES if name.startswith("text.")},
 }
 """What data must be for a result to be defined."""

@@ -12,6 +12,8 @@ from operator_cases import Case, all_of, case, integers, normal, positive
 import ekiden.relay.op as op
 from ekiden.ir.op import Array
 from ekiden.topi.layout import transform_array
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS
+from ekiden.topi.nn.blocks import pack_blocks
 from ekiden.topi.nn.nibbles import pack_nibbles
 from ekiden.topi.nn.winograd import transform_weight
 
@@ -267,6 +269,29 @@ def products_of_nibbles(x: Array, n: int, block: int) -> Iterator[Case]:
     )  # fmt: skip
 
 
+def products_of_blocks(name: str, panel: int) -> Iterator[Case]:
+    """Of weights in blocks, as they come and packed; data that are whole bytes, and rows."""
+    row = BLOCK_FORMATS[name]
+    plain = normal(5, 2 * row.values)
+    weight = row.encode(plain)
+    x = integers(-126, 127, 3, 2 * row.values, dtype="float32")
+    x[:, ::32] = 127
+    exact = row.decode(weight).astype("float64")
+    expected = lambda a, *_: a @ exact.T  # noqa: E731
+    yield case(
+        lambda a, b: op.nn.dense_blocks(a, b, name), x, weight, expected=expected,
+        symbolic=(len(x),), tolerance=1e-4,
+    )  # fmt: skip
+    yield case(
+        lambda a, b: op.nn.contrib_dense_blocks_pack(a, b, name, len(weight), panel),
+        x, pack_blocks(weight, name, panel), expected=expected, symbolic=(len(x),), tolerance=1e-4,
+    )  # fmt: skip
+    yield case(
+        lambda a, b: op.nn.take_blocks(a, b, name), weight, integers(-5, 5, 2, 3, dtype="int64"),
+        expected=lambda a, b: row.decode(a)[b], symbolic=(2, 3),
+    )  # fmt: skip
+
+
 def products() -> Iterator[Case]:
     """Matrix products."""
     for m, k, n in ((3, 5, 7), (1, 1, 1), (0, 4, 3), (4, 0, 3), (17, 33, 20)):
@@ -299,6 +324,8 @@ def products() -> Iterator[Case]:
     )  # fmt: skip
     for m, k, n in ((3, 32, 5), (1, 20, 70), (0, 16, 3)):
         yield from products_of_nibbles(normal(m, k), n, 16)
+    for name, panel in (("q4_0", 16), ("q6_k", 32)):
+        yield from products_of_blocks(name, panel)
     for ta, tb in product((False, True), repeat=2):
         a, b = normal(*((5, 3) if ta else (3, 5))), normal(*((4, 5) if tb else (5, 4)))
         yield case(

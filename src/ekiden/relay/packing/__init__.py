@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Call, Constant
+from ekiden.relay.packing.blocks import dense_blocks
 from ekiden.relay.packing.common import dtype_of
 from ekiden.relay.packing.conv import conv, conv_bytes, conv_transpose, depthwise_bytes
 from ekiden.relay.packing.dense import dense, dense_words
@@ -22,11 +23,15 @@ Pack: TypeAlias = Callable[[Call, Target], RelayExpr]
 FLOAT = ("float32", "float32", "float32")
 
 
-def _nibbles(call: Call, target: Target) -> RelayExpr:
-    """The product as a target computes it: of bytes, or a dense layer."""
-    made = dense_nibbles(call, target)
-    rule = rule_of(made)
-    return made if rule is None or made is call else rule(made, target)
+def _in_turn(pack: Callable[[Call, Target], Call]) -> Pack:
+    """A rule whose result may be a dense layer, which has a rule of its own."""
+
+    def packed(call: Call, target: Target) -> RelayExpr:
+        made = pack(call, target)
+        rule = rule_of(made)
+        return made if rule is None or made is call else rule(made, target)
+
+    return packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,8 @@ RULES: Mapping[tuple[str, str, str, str], Row] = {
     ("nn.conv2d", "uint8", "float32", "float32"):      Row(depthwise_bytes),
     ("nn.conv2d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
     ("nn.conv3d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
-    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): Row(_nibbles),
+    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): Row(_in_turn(dense_nibbles)),
+    ("nn.dense_blocks", "float32", "uint8", "float32"): Row(_in_turn(dense_blocks)),
 }
 # fmt: on
 """Operator, dtypes of data, weight and result -> its rule."""

@@ -9,6 +9,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.topi.rule import (
     attention,
     batch_matmul,
+    blocks,
     conv2d,
     conv2d_transpose,
     default,
@@ -40,6 +41,7 @@ ROWS: tuple[Family, ...] = (
     depthwise.FAMILY,
     *batch_matmul.FAMILIES,
     nibbles.FAMILY,
+    blocks.FAMILY,
     default.FAMILY,
     thread_product.FAMILY,
     thread_reduction.FAMILY,

@@ -80,8 +80,9 @@ class Family:
     """One row of the table of kernels.
 
     name: the tag of the anchor, the operation that its kernels are made around. accepts: whether
-    an anchor is one it computes. needs: abilities that a target must have (`Target.has`). space:
-    what may be chosen for an anchor on a target. default: what is, given what is fixed.
+    an anchor is one it computes. needs: abilities that a target must have (`Target.has`);
+    needs_one: of which it must have one. space: what may be chosen for an anchor on a target.
+    default: what is, given what is fixed.
     steps: the schedule of a kernel, of the program that `start` gives. build: what writes the loops
     by hand instead, and why it does; by_hand: the anchors for which it does, where there are steps.
     ends: of the outputs, what must be elementwise on the anchor (the kernel does the rest).
@@ -101,6 +102,7 @@ class Family:
     start: Start = program_of_kernel
     accepts: Callable[[te.Tensor], bool] = has_known_weights
     needs: tuple[str, ...] = ()
+    needs_one: tuple[str, ...] = ()
     space: Callable[[te.Tensor, Target], Space] = no_choices
     default: Callable[[te.Tensor, Target, Fixed], Decision] = decide_nothing
     ends: Callable[[Sequence[te.Tensor]], Sequence[te.Tensor]] = as_they_are
@@ -136,7 +138,9 @@ class Family:
 
     def serves(self, target: Target) -> bool:
         """Whether a target has what the kernels need."""
-        return self.on_threads == target.kind.has_threads and all(map(target.has, self.needs))
+        has_one = not self.needs_one or any(map(target.has, self.needs_one))
+        is_kind = self.on_threads == target.kind.has_threads
+        return is_kind and has_one and all(map(target.has, self.needs))
 
     def decide(self, anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
         """The decision for a kernel. Raises CompileError for a fixed choice that there is not, or a

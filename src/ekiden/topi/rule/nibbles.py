@@ -1,14 +1,11 @@
 """Dense layers of bytes with weights of four bits, by products of bytes.
 
-    for each panel of 64 rows of the weight, in parallel; for each tile of rows of the data:
-      for each block of k:
-        t[i, v] = -total[i, block] * point[block, v]
-        for each word of the block:                        32 bits: eight numbers
-          t[i, v] += four bytes of a . lower halves of b[v] + the next four . upper halves
-        acc[i, v] += step[i, block] * scale[block, v] * t[i, v]
-
-One row takes all 64 columns at once, to have sums enough that none waits for another; beyond
-`wide_rows` tiles are two vectors wide, so that what is unpacked serves more rows.
+for each panel of 64 rows of the weight, in parallel; for each tile of rows of the data:
+  for each block of k:
+    t[i, v] = -total[i, block] * point[block, v]
+    for each word of the block:                        32 bits: eight numbers
+      t[i, v] += four bytes of a . lower halves of b[v] + the next four . upper halves
+    acc[i, v] += step[i, block] * scale[block, v] * t[i, v]
 """
 
 from __future__ import annotations
@@ -21,20 +18,17 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.nn.nibbles import GROUP, PANEL
-from ekiden.topi.rule.by_hand import make_buffers, product, tiled_function, unflatten
-from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
-from ekiden.topi.rule.epilogue import Epilogue, find_anchor
+from ekiden.topi.rule.by_hand import tiled_function
+from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.family import Family
-from ekiden.topi.rule.product_space import MOST_ROWS
-from ekiden.topi.rule.tiles import balanced_rows, column_mask
+from ekiden.topi.rule.word_panels import WordPanels, operands_of, rows_in_registers, space
 
-NARROW = 2
-"""Vectors of tiles of many rows."""
 SPARE = 4
 """Registers beside sums: what is unpacked of a word, and the mask."""
+TAG = "dense_nibbles_pack"
 
 
-class _Nibbles:
+class _Nibbles(WordPanels):
     """One kernel being built."""
 
     def __init__(
@@ -44,28 +38,14 @@ class _Nibbles:
         target: Target,
         decision: Decision,
     ) -> None:
-        self.decision = decision
-        self.anchor = find_anchor(outputs, "dense_nibbles_pack")
-        self.buffers = make_buffers(inputs, outputs)
-        operands = [self.buffers[t] for t in _operands(self.anchor)]
-        self.data, self.step, self.total, self.weight, self.scale, self.point = operands
-        self.units = int(str(self.anchor.op.attrs["units"]))
-        self.lanes = target.lanes("float32")
+        super().__init__(inputs, outputs, target, decision, TAG, PANEL)
+        _, self.step, self.total, self.weight, self.scale, self.point = self.operands
         self.blocks, self.words = self.weight.shape[1:3]
-        self.rows = product(self.data.shape[:-1])
-        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        self.leading = list(outputs[0].shape[:-1])
 
     def load(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
         """A vector."""
         vector = dt.with_lanes(buffer.dtype, self.lanes)
         return buffer[ramp(at, 1, self.lanes)].with_fields(dtype=vector)
-
-    def word(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
-        """Four bytes of the data in every lane."""
-        start = row * self.data.shape[-1] + at
-        taken = self.data[ramp(start, 1, 4)].with_fields(dtype="int8x4")
-        return broadcast(call_intrin("reinterpret", taken, dtype="int32"), self.lanes)
 
     def words_of(
         self, sums: Buffer, rows: int, first: PrimExpr, place: PrimExpr, at: PrimExpr, vectors: int
@@ -122,61 +102,10 @@ class _Nibbles:
         each = Allocate(sums, seq(*begin, loop, *end))
         return For(b, const(0), self.blocks, ForKind.SERIAL, each)
 
-    def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, column: int, valid: int) -> Stmt:
-        """One tile from a column of a panel, of whose columns from there `valid` are stored."""
-        is_wide = rows <= self.decision.number("wide_rows")
-        wanted = PANEL // self.lanes if is_wide else NARROW
-        vectors = min(wanted, -(-valid // self.lanes))
-        acc = Buffer(
-            "acc", (const(rows * vectors),), dt.with_lanes("float32", self.lanes), "register"
-        )
-        zero = broadcast(const(0.0, "float32"), self.lanes)
-        count = rows * vectors
-        clear = [BufferStore(acc, zero, (const(n),)) for n in range(count)]
-        stores: list[Stmt] = []
-        for n in range(count):
-            i, v = divmod(n, vectors)
-            left = valid - v * self.lanes
-            mask = None if left >= self.lanes else column_mask(left, self.lanes)
-            row, at = first + i, panel * PANEL + (column + v * self.lanes)
-            place = row * self.units + at
-            indices = unflatten(row, self.leading, at)
-            stores.append(self.epilogue.store(indices, place, acc[const(n)], mask))
-        work = self.block(acc, rows, first, panel, column, vectors)
-        made = Allocate(acc, seq(*clear, work, *stores))
-        width = vectors * self.lanes
-        if valid <= width:
-            return made
-        return seq(made, self.tile(rows, first, panel, column + width, valid - width))
-
-    def panels(self, count: int, begin: int, valid: int) -> Stmt:
-        """Some panels in parallel, all rows of each."""
-        panel = Var("p")
-        inside = balanced_rows(
-            self.rows,
-            self.decision.number("rows"),
-            lambda rows, first: self.tile(rows, first, panel, 0, valid),
-        )
-        return For(panel, const(begin), const(count), ForKind.PARALLEL, inside, {"grain": 1})
-
-    def body(self) -> Stmt:
-        """Whole panels, then the last one if it is narrower."""
-        whole, rest = divmod(self.units, PANEL)
-        parts = [self.panels(whole, 0, PANEL)] if whole else []
-        if rest:
-            parts.append(self.panels(1, whole, rest))
-        return seq(*parts)
-
-
-def _operands(anchor: te.Tensor) -> tuple[te.Tensor, ...]:
-    found = anchor.op.attrs["inputs"]
-    assert isinstance(found, tuple)
-    return found
-
 
 def accepts(anchor: te.Tensor) -> bool:
     """Whether the rule covers a product: the shape of the weight is known."""
-    return all(isinstance(d, IntImm) for t in _operands(anchor)[3:] for d in t.shape)
+    return all(isinstance(d, IntImm) for t in operands_of(anchor)[3:] for d in t.shape)
 
 
 def dense_nibbles_pack(
@@ -191,26 +120,13 @@ def dense_nibbles_pack(
     return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen."""
-    rows = steps_down(MOST_ROWS)
-    return (
-        Choice("rows", rows, "rows of a tile"),
-        Choice("wide_rows", (*rows, 0), "rows up to which a tile has all columns of a panel"),
-    )
-
-
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """As many rows as registers hold sums of, whole numbers and floats, with all columns; and as
-    many sums with two vectors."""
-    vectors = PANEL // target.lanes("float32")
-    wide = max(1, (target.registers - SPARE) // (2 * vectors))
-    rows = max(wide, wide * vectors // NARROW)
-    return Decision.of({"rows": fixed.get("rows", rows), "wide_rows": fixed.get("wide_rows", wide)})
+    """As many rows as registers hold sums of."""
+    return rows_in_registers(target, fixed, PANEL, SPARE)
 
 
 FAMILY = Family(
-    name="dense_nibbles_pack",
+    name=TAG,
     accepts=accepts,
     needs=("dot4_u8s8",),
     space=space,

@@ -1,0 +1,136 @@
+"""Products with weights in blocks, as decoders of text have them: bytes of weights a second beside
+the bandwidth of reading, and multiply-adds a second, by format, rows of data and threads.
+
+    python benchmarks/block_products.py [FORMAT ...] [--rows 1 4 512] [--threads 1 2] [--size 2048]
+
+Weights are [size, size], as many different ones one after the other as `--megabytes` of them hold:
+more than caches do. Bytes are those of the file. The bandwidth is that of reading as many bytes and
+adding them up, in turn with the products; least times over the rounds. `--activations float32`
+keeps data as floats. Every product is compared with NumPy.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import numpy as np
+from matmul_peak import build, class_target, processor, reading
+from peers import clock_for
+
+from ekiden import te
+from ekiden.runtime import Tensor, empty, num_threads, tensor
+from ekiden.target import Target
+from ekiden.topi.nn import dense_blocks_pack
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS, BlockFormat
+from ekiden.topi.nn.blocks import pack_blocks
+from ekiden.topi.rule import FAMILIES, choose, schedule
+from ekiden.topi.rule.family import Product
+
+Call = Callable[[], object]
+FORMATS = ("q4_0", "q8_0", "q4_k", "q5_k", "q6_k")
+MANY = 16
+"""Rows from which multiply-adds are what takes time, and one weight is enough."""
+
+
+def placed(array: np.ndarray) -> Tensor:
+    """A copy where the runtime puts what kernels make: in large pages, if it is large."""
+    made = empty(array.shape, str(array.dtype))
+    made.numpy()[...] = array
+    return made
+
+
+def product(
+    row: BlockFormat, rows: int, options: argparse.Namespace, target: Target
+) -> tuple[Call, int, str]:
+    """All products, how many there are, and what was chosen; checked."""
+    size = options.size
+    random = np.random.default_rng(0)
+    x = random.standard_normal((rows, size), np.float32)
+    plain = row.encode(random.standard_normal((size, size), np.float32))
+    panel = FAMILIES["dense_blocks_pack"].panel_of(Product(rows, size, size), target, {})
+    packed = pack_blocks(plain, row.name, panel)
+    data = te.placeholder(x.shape, name="data")
+    weight = te.placeholder(packed.shape, "uint8", "weight")
+    how = row.name, size, panel, options.activations
+    result = dense_blocks_pack(data, weight, *how)
+    kernel, _ = build(schedule([data, weight], [result], target, "product"), target)
+    count = 1 if rows >= MANY else max(1, options.megabytes * 1_000_000 // plain.nbytes)
+    weights = [placed(packed) for _ in range(count)]
+    given, made = placed(x), placed(np.zeros((rows, size), np.float32))
+    kernel(given, weights[-1], made)
+    expected = x @ row.decode(plain).T
+    error = np.sqrt(np.mean((made.numpy() - expected) ** 2) / np.mean(expected**2))
+    assert error < 0.01, error
+
+    def run() -> None:
+        for each in weights:
+            kernel(given, each, made)
+
+    chosen = f"{choose([result], target).decision} panel={panel} error={error:.5f}"
+    return run, count, chosen
+
+
+def reader(megabytes: int, threads: int, target: Target) -> tuple[Call, int]:
+    """Reads that much, and how many bytes they are."""
+    elements = megabytes * 1_000_000 // 4 // (4096 * threads) * 4096 * threads
+    kernel, _ = build(reading(elements, threads, target), target)
+    source = placed(np.ones(elements, np.float32))
+    sums = tensor(np.zeros(threads * target.lanes("float32"), np.float32))
+    return lambda: kernel(source, sums), elements * 4
+
+
+def least(calls: list[Call], rounds: int, clock: Callable[[], float]) -> list[float]:
+    """Seconds of each, turn by turn."""
+    found = [float("inf")] * len(calls)
+    for _ in range(rounds):
+        for n, call in enumerate(calls):
+            start = clock()
+            call()
+            found[n] = min(found[n], clock() - start)
+    return found
+
+
+def print_table(threads: int, options: argparse.Namespace) -> None:
+    """A line for each format and number of rows."""
+    num_threads(threads)
+    target = class_target(options.processor, threads)
+    read, size = reader(options.megabytes, threads, target)
+    print(f"\n{processor()}, {threads} threads, {options.activations}: {target}")
+    print(f"{'format':>8} {'rows':>5} {'GB/s':>7} {'of read':>8} {'GFLOP/s':>8}")
+    for name in options.formats:
+        row = BLOCK_FORMATS[name]
+        for rows in options.rows:
+            run, count, chosen = product(row, rows, options, target)
+            spent, reading_spent = least([run, read], options.rounds, clock_for(threads))
+            one = spent / count
+            rate = options.size**2 * row.size / row.values / one / 1e9
+            share = rate / (size / reading_spent / 1e9)
+            work = 2 * rows * options.size**2 / one / 1e9
+            print(
+                f"{name:>8} {rows:>5} {rate:>7.1f} {share:>8.1%} {work:>8.1f}  {chosen}",
+                flush=True,
+            )
+    print(f"{'reading':>8} {'':>5} {size / reading_spent / 1e9:>7.1f}")
+
+
+def main() -> None:
+    """Print a table for each number of threads."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("formats", nargs="*", default=FORMATS)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 512])
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--size", type=int, default=2048)
+    parser.add_argument("--megabytes", type=int, default=120)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--activations", default="int8", choices=("int8", "float32"))
+    parser.add_argument("--processor", default="host", help="a class, such as x86-64-v3")
+    options = parser.parse_args()
+    for threads in options.threads:
+        print_table(threads, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Products with weights in blocks as a target computes them.
+
+nn.dense_blocks(%x, W), bytes multiplied  ->  nn.contrib_dense_blocks_pack(%x, packed W)
+... elsewhere                             ->  nn.dense(%x, W as numbers)
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.attrs import Attrs
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.op.nn.blocks import DenseBlocksAttrs
+from ekiden.relay.packing.common import last_dim, panel_width, rows_of
+from ekiden.relay.transform.calls import typed
+from ekiden.target import Target
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS
+from ekiden.topi.nn.blocks import pack_blocks
+from ekiden.topi.rule.families import FAMILIES
+from ekiden.topi.rule.family import Product
+
+FAMILY = "dense_blocks_pack"
+
+
+def dense_blocks(call: Call, target: Target) -> Call:
+    """The product in operators of which the target has kernels; itself if its weight is computed,
+    or its depth unknown."""
+    data, given = call.args
+    attrs: Attrs | None = call.attrs
+    assert isinstance(attrs, DenseBlocksAttrs)
+    depth = last_dim(data)
+    if not isinstance(given, Constant) or depth is None:
+        return call
+    weight, row = given.data, BLOCK_FORMATS[attrs.format]
+    if FAMILIES[FAMILY].serves(target):
+        size = Product.of(rows_of(data), len(weight), depth)
+        panel = panel_width(FAMILY, size, target, call)
+        packed = Constant(pack_blocks(weight, attrs.format, panel))
+        how = attrs.format, len(weight), panel, attrs.activations
+        made = op.nn.contrib_dense_blocks_pack(data, packed, *how)
+    else:
+        made = op.nn.dense(data, Constant(row.decode(weight)))
+    found = typed(made.with_fields(span=call.span))
+    assert isinstance(found, Call)
+    return found

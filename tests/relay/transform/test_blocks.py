@@ -1,0 +1,185 @@
+"""Weights in blocks: what a target makes of them, and that compiled it is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pass_checks import Array, calls
+
+import ekiden
+from ekiden import relay
+from ekiden.codegen.llvm import compile_object
+from ekiden.ir.module import IRModule
+from ekiden.relay.transform import AlterOpLayout, InferType
+from ekiden.runtime.errors import CompileError, IndexRangeError, TypeInferenceError
+from ekiden.target import Target
+from ekiden.te import placeholder
+from ekiden.tir.transform import lower
+from ekiden.topi.nn import dense_blocks_pack
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS, ROWS, BlockFormat
+from ekiden.topi.nn.blocks import Packed, pack_blocks, unpack_blocks
+from ekiden.topi.rule import schedule
+from long_runs import share
+from processor import processors
+
+NAMES = [row.name for row in ROWS]
+BYTES = Target.parse("llvm -mcpu=znver4 -mattr=avx512vnni")
+NARROW = Target.parse("llvm -mcpu=x86-64-v2")
+PLAIN = Target.parse("llvm -mcpu=x86-64")
+
+
+def weight(row: BlockFormat, rows: int, blocks: int) -> Array:
+    """Blocks of every level; scales that are numbers."""
+    random = np.random.default_rng(rows + blocks)
+    found = random.integers(0, 256, (rows, blocks, row.size), dtype=np.uint8)
+    for real in (row.scale, row.offset):
+        if real is not None:
+            numbers = random.standard_normal((rows, blocks, 1)).astype("<f2")
+            found[..., real.at : real.at + 2] = numbers.view(np.uint8)
+    return found
+
+
+def layer(
+    given: Array, row: BlockFormat, relu: bool = False, how: str = "int8", rows: int | None = None
+) -> IRModule:
+    """A layer of so many rows, or of any number."""
+    count = relay.SizeVar("n") if rows is None else rows
+    depth = given.shape[1] * row.values
+    x = relay.var("x", relay.TensorType((count, depth), "float32"))
+    body = relay.nn.dense_blocks(x, relay.const(given), row.name, how)
+    return IRModule.from_expr(relay.Function([x], relay.nn.relu(body) if relu else body))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+@pytest.mark.parametrize(("rows", "panel"), [(1, 4), (64, 16), (65, 64)])
+def test_packing_keeps_every_number(row: BlockFormat, rows: int, panel: int) -> None:
+    given = weight(row, rows, 2)
+    packed, of = pack_blocks(given, row.name, panel), Packed(row, panel)
+    assert packed.shape == (-(-rows // panel), 2, of.size) and packed.dtype == np.uint8
+    assert sorted(of.order) == list(range(of.words))
+    found = unpack_blocks(packed, row.name, panel)
+    assert found[:rows].tobytes() == row.decode(given).tobytes()
+    assert not found[rows:].any()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+def test_packed_weights_are_hardly_larger(row: BlockFormat) -> None:
+    """Factors of six bits become bytes, and no more."""
+    more = Packed(row, 1).size - row.size
+    assert more == {"q3_k": 4, "q4_k": 4, "q5_k": 4, "q2_k": 16}.get(row.name, 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "last"),
+    [
+        (BYTES, "nn.contrib_dense_blocks_pack"),
+        (NARROW, "nn.contrib_dense_blocks_pack"),
+        (PLAIN, "nn.contrib_dense_pack"),
+    ],
+)
+def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -> None:
+    row = BLOCK_FORMATS["q4_0"]
+    module = AlterOpLayout(target)(InferType()(layer(weight(row, 20, 2), row)))
+    made = calls(InferType()(module))
+    assert made[-1] == last and "nn.dense_blocks" not in made
+
+
+@share(30)
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+@pytest.mark.parametrize("rows", [0, 1, 4, 7, 33])
+@pytest.mark.parametrize("units", [1, 64, 77])
+@pytest.mark.parametrize("how", ["int8", "float32"])
+def test_layers(row: BlockFormat, rows: int, units: int, how: str) -> None:
+    given = weight(row, units, 512 // row.values)
+    data = np.random.default_rng(rows).standard_normal((rows, 512)).astype("float32")
+    plain = row.decode(given).astype("float64")
+    expected = np.maximum(data @ plain.T, 0)
+    near = (np.abs(data) @ np.abs(plain).T).max(initial=0) * 1e-5
+    most = np.abs(data.reshape(rows, 16, 32)).max(-1, initial=0)
+    error = most @ np.abs(plain).reshape(units, -1, 32).sum(-1).T / 254
+    known = rows if how == "float32" and rows else None
+    for target in processors():
+        made = ekiden.compile(layer(given, row, relu=True, how=how, rows=known), target)
+        found = made(data).numpy()
+        assert found.shape == (rows, units)
+        wrong = np.abs(found - expected)
+        assert (wrong <= near + (error if how == "int8" else 0)).all()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+@pytest.mark.parametrize("cpu", ["znver4", "x86-64-v2", "neoverse-v1"])
+def test_bytes_that_need_no_rounding_are_exact(row: BlockFormat, cpu: str) -> None:
+    """Sums of products are those of whole numbers: every level against every byte, also where two
+    products of bytes do not fit int16."""
+    if cpu == "neoverse-v1":  # compiled, not run
+        kernel_object(row, Target.parse(f"llvm -mtriple=aarch64-linux-gnu -mcpu={cpu}"))
+        return
+    target = Target.parse(f"llvm -mcpu={cpu}")
+    if not target.serves(Target.host()):
+        pytest.skip(f"this machine does not run code for {cpu}")
+    random = np.random.default_rng(row.code)
+    given = weight(row, 40, 512 // row.values)
+    data = random.integers(-127, 128, (3, 512)).astype("float32")
+    data[:, ::32] = 127
+    data[0], data[1, 1::2] = 127, -127
+    found = ekiden.compile(layer(given, row), target)(data).numpy()
+    plain = row.decode(given).astype("float64")
+    near = (np.abs(data) @ np.abs(plain).T) * 2e-6
+    assert (np.abs(found - data @ plain.T) <= near).all()
+
+
+def kernel_object(row: BlockFormat, target: Target) -> None:
+    panel = 4 * target.lanes("float32")
+    data = placeholder((2, row.values), name="data")
+    packed = placeholder((1, 1, Packed(row, panel).size), "uint8", "weight")
+    result = dense_blocks_pack(data, packed, row.name, panel, panel, "int8")
+    compile_object([lower(schedule([data, packed], [result], target, "k"), target)], target)
+
+
+def test_a_block_of_zeros_gives_zero() -> None:
+    row = BLOCK_FORMATS["q5_k"]
+    found = ekiden.compile(layer(weight(row, 3, 2), row))(np.zeros((2, 512), "float32")).numpy()
+    np.testing.assert_array_equal(found, np.zeros((2, 3), "float32"))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+def test_rows_are_decoded_bit_for_bit(row: BlockFormat) -> None:
+    given = weight(row, 9, 2)
+    at = relay.var("at", relay.TensorType((relay.SizeVar("n"), 2), "int64"))
+    body = relay.nn.take_blocks(relay.const(given), at, row.name)
+    run = ekiden.compile(IRModule.from_expr(relay.Function([at], body)))
+    places = np.array([[0, 8], [-9, 3], [-1, 3]])
+    assert run(places).numpy().tobytes() == row.decode(given)[places].tobytes()
+    with pytest.raises(IndexRangeError, match=r"nn.take_blocks: .* 9 "):
+        run(np.array([[0, 9]]))
+
+
+def test_decisions_are_checked() -> None:
+    row = BLOCK_FORMATS["q4_0"]
+    with (
+        ekiden.transform.PassContext(
+            config={"kernels.decisions": {"dense_blocks_pack": "panel=9"}}
+        ),
+        pytest.raises(CompileError, match="'dense_blocks_pack'"),
+    ):
+        ekiden.compile(layer(weight(row, 64, 2), row))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "format", "message"),
+    [
+        ((2, 65), "float32", "q4_0", "the numbers of a row of 'data' and of 'weight'"),
+        ((2, 64), "float64", "q4_0", "'data' must be float32, got float64"),
+        ((2, 64), "float32", "q9", "format must be one of q4_0, .*, got 'q9'"),
+        ((2, 64), "float32", "q5_0", "the bytes of a block of q5_0"),
+    ],
+)
+def test_what_is_refused(shape: tuple[int, ...], dtype: str, format: str, message: str) -> None:
+    x = relay.var("x", shape=shape, dtype=dtype)
+    given = relay.const(weight(BLOCK_FORMATS["q4_0"], 4, 2))
+    body = relay.nn.dense_blocks(x, given, format)
+    with pytest.raises(TypeInferenceError, match=message):
+        InferType()(IRModule.from_expr(relay.Function([x], body)))
+    body = relay.nn.dense_blocks(relay.var("y", shape=(2, 64)), given, "q4_0", "int4")
+    with pytest.raises(TypeInferenceError, match="activations must be int8 or float32, got 'int4'"):
+        InferType()(IRModule.from_expr(relay.Function(list(relay.analysis.free_vars(body)), body)))
