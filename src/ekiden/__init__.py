@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ekiden.driver import Executable, compile, export, load, verify
+    from ekiden.driver import Executable, compile, export, load, quantize, verify
     from ekiden.driver.lowering import build, lower
     from ekiden.error import TVMError
     from ekiden.ir.json import load_json, save_json
@@ -109,6 +109,7 @@ __all__ = [
     "mtl",
     "nd",
     "opencl",
+    "quantize",
     "register_error",
     "register_func",
     "register_object",
@@ -132,6 +133,7 @@ _HOMES = {
     "compile": "ekiden.driver",
     "export": "ekiden.driver",
     "load": "ekiden.driver",
+    "quantize": "ekiden.driver",
     "verify": "ekiden.driver",
     "Executable": "ekiden.driver",
     "IRModule": "ekiden.ir.module",

@@ -25,6 +25,7 @@ COMMANDS = {
     "check": "say what a model contains and whether it can be compiled",
     "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",
     "generate": "go on with a text by a language model, token by token",
+    "quantize": "make a model small: integers by calibration data, where they are worth it",
     "serve": "serve models over HTTP and gRPC, and text over OpenAI's protocol",
     "cache": "count, pack, take or remove what was compiled and is kept",
     "web": "write a model with all that a page needs to run it",

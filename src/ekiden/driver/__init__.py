@@ -10,12 +10,14 @@ from ekiden.runtime.metadata import TensorInfo
 if TYPE_CHECKING:
     from ekiden.driver.comparison import verify
     from ekiden.driver.compiler import compile, export
+    from ekiden.driver.quantizing import quantize
 
-__all__ = ["Executable", "TensorInfo", "compile", "export", "load", "verify"]
+__all__ = ["Executable", "TensorInfo", "compile", "export", "load", "quantize", "verify"]
 
 _HOMES = {
     "compile": "ekiden.driver.compiler",
     "export": "ekiden.driver.compiler",
+    "quantize": "ekiden.driver.quantizing",
     "verify": "ekiden.driver.comparison",
 }
 

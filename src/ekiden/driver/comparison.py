@@ -6,7 +6,9 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from importlib import import_module
+from math import inf, isfinite
 
 import numpy as np
 import onnx
@@ -19,6 +21,8 @@ from ekiden.driver.remote import RemoteExecutable
 from ekiden.frontend.onnx.load import read_model, sorted_nodes
 from ekiden.frontend.onnx.node import describe
 from ekiden.ir.op import Array
+from ekiden.quantization.calibrate import with_outputs
+from ekiden.quantization.judge import signal_to_noise
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.files import PathName
 from ekiden.runtime.html import table
@@ -37,6 +41,9 @@ class Tolerance:
     rtol: float = 1e-4
     atol: float = 1e-6
     of_range: float = 1e-5
+    snr: float = 20.0
+    """The least signal-to-noise ratio beside another model, in decibels; the others say nothing
+    then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,8 @@ class Comparison:
     error: float
     """The largest difference as a multiple of what is tolerated; infinite where shapes differ."""
     detail: str
+    snr: float | None = None
+    """Signal to noise in decibels, beside another model; infinite where they are equal."""
 
     def __str__(self) -> str:
         mark = "ok     " if self.agrees else "DIFFERS"
@@ -94,8 +103,23 @@ class Verification:
         return "\n".join([*map(str, self.tensors), self._last()])
 
     def _repr_html_(self) -> str:
+        if any(t.snr is not None for t in self.tensors):
+            return f"{self._bars()}<p>{escape(self._last())}</p>"
         rows = [("ok" if t.agrees else "DIFFERS", t.tensor, t.node, t.detail) for t in self.tensors]
         return table(("", "tensor", "node", "difference"), rows, self._last())
+
+    def _bars(self) -> str:
+        """A bar for each tensor, as long as its ratio."""
+        most = max([t.snr for t in self.tensors if t.snr is not None and isfinite(t.snr)] or [1.0])
+        rows = []
+        for each in self.tensors:
+            snr = each.snr if each.snr is not None else 0.0
+            width = 300.0 * min(max(snr / most, 0.0), 1.0) if most > 0 else 0.0
+            colour = "#3f9142" if each.agrees else "#c04040"
+            bar = f"<div style='background:{colour};height:0.8em;width:{width:.0f}px'></div>"
+            text = f"<td>{escape(each.tensor)}</td><td>{bar}</td><td>{snr:.1f} dB</td>"
+            rows.append(f"<tr>{text}</tr>")
+        return f"<table>{''.join(rows)}</table>"
 
 
 def verify(
@@ -115,13 +139,19 @@ def verify(
     `inputs` are arrays by name, random numbers for the others, of sizes that `dims` gives to
     symbols. `against` "onnxruntime", where it is installed the default, or "onnx", the reference.
     `layers` compares the result of every node, which compiles the model with all of them as
-    outputs. Raises InputError for what cannot be combined, RunError where the engine fails, and
+    outputs. `against` may also be another model of ONNX with the same inputs, the one of floats
+    that this was made of: both are compiled, and tensors of one name compared by their signal to
+    noise ratio. Raises InputError for what cannot be combined, RunError where the engine fails, and
     what compiling and running raise.
     """
     proto, label, _ = read_model(model)
     makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
     if layers and executable is not None:
         raise InputError("verify: layers are outputs of their own, which an artifact does not have")
+    if against is not None and against not in ENGINES:
+        if executable is not None:
+            raise InputError("verify: beside another model, name models, not artifacts")
+        return _beside(proto, label, against, inputs or {}, dims or {}, layers, tolerance)
     if layers:
         proto = with_all_outputs(proto, label)
     engine = against or next(e for e in ENGINES if importlib.util.find_spec(e))
@@ -136,6 +166,40 @@ def verify(
     chosen = tolerance or Tolerance()
     compared = (compare(makers.get(n, "input"), n, f, w, chosen) for n, f, w in rows)
     return Verification(label, engine, tuple(compared))
+
+
+def _beside(
+    proto: onnx.ModelProto,
+    label: str,
+    against: str,
+    inputs: Mapping[str, Array],
+    dims: Mapping[str, int],
+    layers: bool,
+    tolerance: Tolerance | None,
+) -> Verification:
+    """A model beside another, by the tensors that both name."""
+    other, other_label, _ = read_model(against)
+    least = (tolerance or Tolerance()).snr
+    makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
+    names = [o.name for o in proto.graph.output]
+    if names != [o.name for o in other.graph.output]:
+        raise InputError(f"verify: {label} and {other_label} have other outputs")
+    if layers:
+        known = {o for n in other.graph.node for o in n.output}
+        names = [name for name in makers if name in known]
+    runs = [compile(with_outputs(each, names)) for each in (proto, other)]
+    feed = random_inputs(runs[1], dims, inputs)
+    ours, theirs = ([np.asarray(v) for v in _outputs(run(**feed))] for run in runs)
+    rows = []
+    for name, found, wanted in zip(names, ours, theirs, strict=True):
+        node = makers.get(name, "input")
+        if found.shape != wanted.shape:
+            text = f"expected {list(wanted.shape)}, got {list(found.shape)}"
+            rows.append(Comparison(node, name, False, inf, text))
+            continue
+        ratio = signal_to_noise(wanted, found)
+        rows.append(Comparison(node, name, ratio >= least, 0.0, f"{ratio:.1f} dB", ratio))
+    return Verification(label, other_label, tuple(rows))
 
 
 def _executable(
@@ -165,13 +229,9 @@ def _check_same(
 
 def with_all_outputs(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     """The model with the result of every node of its main graph as an output, in order."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
     nodes = sorted_nodes(model.graph, label)
     names = dict.fromkeys(o for n in nodes if n.op_type != "Constant" for o in n.output if o)
-    del made.graph.output[:]
-    made.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names)
-    return made
+    return with_outputs(model, names)
 
 
 def _evaluator(engine: str) -> Evaluate:

@@ -26,7 +26,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("file", help="an ONNX model, or an artifact of the one that --model names")
     parser.add_argument("--model", help="the ONNX model that an artifact was compiled from")
-    parser.add_argument("--against", choices=ENGINES, help="what to compare with")
+    parser.add_argument(
+        "--against",
+        metavar=f"{{{','.join(ENGINES)},MODEL}}",
+        help="an engine to compare with, or the model that this one was made of, such as by"
+        " `ekiden quantize`: then by signal to noise",
+    )
     parser.add_argument("--layers", action="store_true", help="compare the result of every node")
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random"
@@ -42,6 +47,7 @@ TOLERANCES = (
     ("--rtol", Tolerance().rtol, "relative tolerance"),
     ("--atol", Tolerance().atol, "absolute tolerance"),
     ("--of-range", Tolerance().of_range, "tolerance as a share of the largest"),
+    ("--snr", Tolerance().snr, "the least signal to noise beside another model, in decibels"),
 )
 
 
@@ -61,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         dims=sizes(options.dim),
         against=options.against,
         layers=options.layers,
-        tolerance=Tolerance(options.rtol, options.atol, options.of_range),
+        tolerance=Tolerance(options.rtol, options.atol, options.of_range, options.snr),
     )
     print(found.json() if options.json else found)
     return 0 if found else DIFFERS

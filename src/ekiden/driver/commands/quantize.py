@@ -1,0 +1,115 @@
+"""`ekiden quantize MODEL --calibrate data.npz -o FILE`: integers where they are worth it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ekiden.driver.commands.options import add_output
+from ekiden.driver.compiler import compile
+from ekiden.driver.library import format_of
+from ekiden.driver.quantizing import quantize
+from ekiden.ir.op import Array
+from ekiden.quantization.plan import KINDS, QuantPlan, Recipe
+from ekiden.quantization.ranges import METHODS
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.files import check_folder, write_text
+
+_DEFAULT = Recipe()
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("model", help="an ONNX model of floats")
+    parser.add_argument(
+        "--calibrate", metavar="data.npz", help="inputs by name, samples along the first axis"
+    )
+    add_output(parser)
+    kinds = "; ".join(f"{row.name}: {row.meaning}" for row in KINDS.values())
+    parser.add_argument("--kind", choices=tuple(KINDS), default=_DEFAULT.kind, help=kinds)
+    methods = "; ".join(f"{row.name}: {row.meaning}" for row in METHODS.values())
+    parser.add_argument("--method", choices=tuple(METHODS), default=_DEFAULT.method, help=methods)
+    parser.add_argument("--bits", type=int, default=_DEFAULT.bits, help="of weights (8)")
+    parser.add_argument("--group", type=int, default=0, help="elements of a weight with one scale")
+    parser.add_argument(
+        "--per-tensor", action="store_true", help="one scale for a whole weight, not a channel"
+    )
+    parser.add_argument(
+        "--smooth", type=float, default=0.0, metavar="A",
+        help="how much of the inputs' range goes into the weights, 0 to 1 (0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bias-correction", action="store_true",
+        help="biases take back what rounding weights shifts on average",
+    )  # fmt: skip
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="LAYER", help="a layer that stays as it is"
+    )
+    parser.add_argument(
+        "--least-snr", type=float, default=_DEFAULT.least_snr, metavar="DB",
+        help=f"leave layers alone whose result is worse ({_DEFAULT.least_snr:g} dB)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--faster", action="store_true", help="leave layers alone that are not faster here"
+    )
+    parser.add_argument("--plan", metavar="FILE", help="follow the plan that --plan-out wrote")
+    parser.add_argument("--plan-out", metavar="FILE", help="write the decisions as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Quantise, write, and say what became of each layer."""
+    is_onnx = str(options.output).endswith(".onnx")
+    if not is_onnx:
+        format_of(options.output)
+    check_folder(options.output)
+    if options.plan_out:
+        check_folder(options.plan_out)
+    started = time.perf_counter()
+    data = None if options.calibrate is None else read_data(options.calibrate)
+    if options.plan is None:
+        found = quantize(options.model, data, **_recipe(options))
+    else:
+        found = quantize(options.model, data, plan=QuantPlan.from_json(_read(options.plan)))
+    if is_onnx:
+        found.save(options.output)
+    else:
+        compile(found.model).save(options.output)
+    if options.plan_out:
+        write_text(options.plan_out, found.plan.json())
+    print(found)
+    sizes = (Path(options.output).stat().st_size, time.perf_counter() - started)
+    print(f"{options.output}: {sizes[0]:,} bytes, {sizes[1]:.1f} s")
+    return 0
+
+
+def _recipe(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "kind": options.kind, "method": options.method, "bits": options.bits,
+        "group": options.group, "per_channel": not options.per_tensor, "smooth": options.smooth,
+        "bias_correction": options.bias_correction, "skip": tuple(options.skip),
+        "least_snr": options.least_snr, "faster": options.faster,
+    }  # fmt: skip
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--plan: cannot read '{path}': {error}") from None
+
+
+def read_data(path: str) -> dict[str, Array]:
+    """The arrays of an .npz file, without objects in it. Raises InputError."""
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            if not hasattr(found, "files"):
+                raise InputError(f"--calibrate: '{path}' is one array: an .npz of them expected")
+            return {name: found[name] for name in found.files}
+    except InputError:
+        raise
+    except Exception as error:  # of zipfile, NumPy and the system, of many classes
+        raise InputError(f"--calibrate: cannot read '{path}': {error}") from None

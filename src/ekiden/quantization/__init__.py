@@ -1,0 +1,13 @@
+"""Models made small: what range each tensor has, which layers become integers, and the model that
+says so in ONNX's own words, QuantizeLinear and DequantizeLinear.
+
+`ekiden.quantize` is the way in. A `Recipe` says what is wanted, `layers` which products there are,
+`observe` what calibration data show of them, `judge` what each would cost, and a `QuantPlan` what
+was decided, a row for each layer; `rewrite` makes the model of it.
+"""
+
+from ekiden.quantization.layers import Layer, find_layers
+from ekiden.quantization.plan import KINDS, LayerPlan, QuantPlan, Recipe
+from ekiden.quantization.ranges import METHODS
+
+__all__ = ["KINDS", "METHODS", "Layer", "LayerPlan", "QuantPlan", "Recipe", "find_layers"]

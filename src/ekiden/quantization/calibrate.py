@@ -1,0 +1,158 @@
+"""What calibration data show of tensors: two runs over them, for bounds and for histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ekiden.ir.op import Array
+from ekiden.quantization.ranges import Histogram
+from ekiden.runtime.errors import InputError
+
+__all__ = ["Compile", "Feeds", "Observed", "observe", "read_feeds"]
+
+ROWS = 32
+"""The most samples of a run, where the model takes any number."""
+Feeds = Sequence[Mapping[str, Array]]
+"""Inputs of runs, by name."""
+Compile = Callable[[onnx.ModelProto], Callable[[Mapping[str, Array]], Sequence[Array]]]
+"""From a model to what runs it: inputs by name to outputs in order."""
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a tensor held."""
+
+    seen: Histogram
+    largest: Array
+    """Of each channel, by magnitude."""
+    mean: Array
+    """Of each channel."""
+    sample: Array
+    """The tensor of the first run."""
+
+
+def read_feeds(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
+    """Inputs of runs from what a user gives: a list of mappings of arrays by name, one for each
+    run; or one mapping of arrays with samples along the first axis, which are cut into runs of the
+    model's own first size, or of at most ROWS; an array alone where the model has one input.
+
+    Raises InputError where names or ranks are others than the model's.
+    """
+    weights = {each.name for each in model.graph.initializer}
+    ports = {i.name: i for i in model.graph.input if i.name not in weights}
+    if isinstance(data, np.ndarray) and len(ports) == 1:
+        data = {next(iter(ports)): data}
+    if isinstance(data, Mapping):
+        return _cut(ports, _feed(ports, data))
+    if not isinstance(data, Iterable):
+        raise InputError("calibrate: arrays by the names of the inputs expected")
+    made = [_feed(ports, run) for run in data]
+    if not made:
+        raise InputError("calibrate: there are no data")
+    return made
+
+
+def _cut(
+    ports: Mapping[str, onnx.ValueInfoProto], whole: dict[str, Array]
+) -> list[dict[str, Array]]:
+    """Samples as runs; all of it as one where inputs do not begin with one size."""
+    sizes = {array.shape[:1] for array in whole.values()}
+    if len(sizes) != 1 or sizes == {()}:
+        return [whole]
+    fixed = {_first(ports[name]) for name in whole}
+    count = next(iter(sizes))[0]
+    if len(fixed) != 1:
+        return [whole]
+    step = next(iter(fixed)) or min(count, ROWS)
+    if count % step and next(iter(fixed)):
+        raise InputError(f"calibrate: the model takes {step} samples a run, there are {count}")
+    return [
+        {name: array[at : at + step] for name, array in whole.items()}
+        for at in range(0, count, step)
+    ]
+
+
+def _first(port: onnx.ValueInfoProto) -> int:
+    """The first size of an input; 0 where it may be any."""
+    dims = port.type.tensor_type.shape.dim
+    return int(dims[0].dim_value) if dims else 0
+
+
+def _feed(ports: Mapping[str, onnx.ValueInfoProto], run: object) -> dict[str, Array]:
+    there = ", ".join(f"'{name}'" for name in ports)
+    if not isinstance(run, Mapping) or set(run) != set(ports):
+        got = ", ".join(f"'{name}'" for name in run) if isinstance(run, Mapping) else type(run)
+        raise InputError(f"calibrate: the model's inputs are {there}, the data have {got}")
+    found = {name: np.asarray(value) for name, value in run.items()}
+    for name, array in found.items():
+        rank = len(ports[name].type.tensor_type.shape.dim)
+        if ports[name].type.tensor_type.HasField("shape") and array.ndim != rank:
+            raise InputError(f"calibrate: '{name}' has {rank} dimensions, the data {array.ndim}")
+        if array.size == 0:
+            raise InputError(f"calibrate: '{name}' has no elements")
+    return found
+
+
+def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """The model with these tensors as its outputs."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    del made.graph.output[:]
+    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return made
+
+
+def observe(
+    model: onnx.ModelProto, tensors: Mapping[str, int], feeds: Feeds, compile: Compile
+) -> dict[str, Observed]:
+    """What tensors hold over all runs; each has the axis of its channels.
+
+    Raises InputError for values that are not finite, and what compiling and running raise.
+    """
+    inputs = {i.name for i in model.graph.input}
+    made = [name for name in tensors if name not in inputs]
+    run = compile(with_outputs(model, made)) if made else None
+    found: dict[str, Observed] = {}
+    counts: dict[str, int] = {}
+    for values in _values(run, made, tensors, feeds):
+        for name, value in values.items():
+            _look(found, counts, name, value, tensors[name])
+    for values in _values(run, made, tensors, feeds):
+        for name, value in values.items():
+            found[name].seen.add(value)
+    return found
+
+
+def _values(
+    run: Callable[[Mapping[str, Array]], Sequence[Array]] | None,
+    made: Sequence[str],
+    tensors: Iterable[str],
+    feeds: Feeds,
+) -> Iterator[dict[str, Array]]:
+    for feed in feeds:
+        found = dict(zip(made, run(feed), strict=True)) if run is not None else {}
+        yield found | {name: feed[name] for name in tensors if name in feed}
+
+
+def _look(
+    found: dict[str, Observed], counts: dict[str, int], name: str, value: Array, axis: int
+) -> None:
+    if not np.isfinite(value).all():
+        raise InputError(f"calibrate: '{name}' has values that are not finite")
+    flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis]).astype(np.float64)
+    largest, total = np.abs(flat).max(axis=0), flat.sum(axis=0)
+    low, high = float(value.min()), float(value.max())
+    before = found.get(name)
+    if before is None:
+        found[name] = Observed(Histogram(low, high), largest, total / len(flat), value)
+        counts[name] = len(flat)
+        return
+    before.seen.low, before.seen.high = min(before.seen.low, low), max(before.seen.high, high)
+    before.largest = np.maximum(before.largest, largest)
+    count = counts[name]
+    before.mean = (before.mean * count + total) / (count + len(flat))
+    counts[name] = count + len(flat)

@@ -1,0 +1,136 @@
+"""What each layer would cost and gain: its own error on calibration data, its own time here."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from ekiden.ir.op import Array
+from ekiden.quantization.calibrate import Compile, Feeds, Observed
+from ekiden.quantization.layers import Layer
+from ekiden.quantization.plan import KINDS, LayerPlan, QuantPlan, Recipe
+from ekiden.quantization.rewrite import alone, beside, rewrite
+
+__all__ = ["first_plan", "judged", "signal_to_noise"]
+
+MEASURED = 0.02
+"""Seconds that the runs of a layer take together, at least, to be timed."""
+ROWS = 64
+"""The most of a layer's inputs to time it on."""
+
+
+def signal_to_noise(wanted: Array, got: Array) -> float:
+    """Of a result beside the wanted one, in decibels; infinite where they are equal."""
+    x, y = wanted.astype(np.float64), got.astype(np.float64)
+    return decibels(float((x**2).sum()), float(((x - y) ** 2).sum()))
+
+
+def decibels(signal: float, noise: float) -> float:
+    """10 log10(signal / noise)."""
+    if noise == 0.0:
+        return math.inf
+    return -math.inf if signal == 0.0 else 10.0 * math.log10(signal / noise)
+
+
+def first_plan(layers: Sequence[Layer], recipe: Recipe) -> QuantPlan:
+    """The plan before anything is measured: what the recipe asks for, where it can be had."""
+    kind = KINDS[recipe.kind]
+    rows = []
+    for layer in layers:
+        operator = layer.node.op_type
+        row = LayerPlan(layer.name, operator, recipe.kind, bits=recipe.bits, group=recipe.group)
+        size = layer.weight.shape[layer.sum_axis]
+        if layer.name in recipe.skip or layer.result in recipe.skip:
+            row = row.left_alone("asked for")
+        elif operator not in kind.operators:
+            row = row.left_alone(f"no {operator} of the kind '{recipe.kind}'")
+        elif recipe.group and operator == "Conv":
+            row = row.left_alone("no groups in a Conv")
+        elif recipe.group and recipe.bits == 8 and size % recipe.group:
+            row = row.left_alone(f"{recipe.group} does not divide {size}")
+        rows.append(row)
+    return QuantPlan(recipe, tuple(rows))
+
+
+def judged(
+    model: onnx.ModelProto,
+    layers: Sequence[Layer],
+    plan: QuantPlan,
+    seen: Mapping[str, Observed],
+    feeds: Feeds,
+    compile: Compile,
+) -> QuantPlan:
+    """The plan with what was measured; a layer that errs too much, or is not faster where that is
+    asked for, is left alone."""
+    ratios = _ratios(model, layers, plan, seen, feeds, compile) if feeds else {}
+    by_name = {each.name: each for each in layers}
+    rows = []
+    for row in plan.layers:
+        if row.kind != "float":
+            row = replace(row, snr=ratios.get(row.layer))
+            if row.snr is not None and row.snr < plan.recipe.least_snr:
+                row = row.left_alone(f"below {plan.recipe.least_snr:g} dB")
+            elif plan.recipe.faster:
+                row = _timed(by_name[row.layer], row, plan.recipe, seen, compile)
+        rows.append(row)
+    return QuantPlan(plan.recipe, tuple(rows))
+
+
+def _ratios(
+    model: onnx.ModelProto,
+    layers: Sequence[Layer],
+    plan: QuantPlan,
+    seen: Mapping[str, Observed],
+    feeds: Feeds,
+    compile: Compile,
+) -> dict[str, float]:
+    """The signal-to-noise ratio of each layer's own result: its inputs are those of the floats."""
+    made, rows = beside(model, layers, plan, seen)
+    if not rows:
+        return {}
+    run = compile(made)
+    signal: dict[str, float] = {}
+    noise: dict[str, float] = {}
+    for feed in feeds:
+        found = run(feed)
+        for at, (name, *_) in enumerate(rows):
+            x, y = (each.astype(np.float64) for each in found[2 * at : 2 * at + 2])
+            signal[name] = signal.get(name, 0.0) + float((x**2).sum())
+            noise[name] = noise.get(name, 0.0) + float(((x - y) ** 2).sum())
+    return {name: decibels(signal[name], noise[name]) for name, *_ in rows}
+
+
+def _timed(
+    layer: Layer, row: LayerPlan, recipe: Recipe, seen: Mapping[str, Observed], compile: Compile
+) -> LayerPlan:
+    """The layer's times by itself, its input's rounding included."""
+    data = seen[layer.data].sample[:ROWS]
+    floats = alone(layer, data)
+    plan = QuantPlan(recipe, (row,))
+    runs = [compile(each) for each in (floats, rewrite(floats, [layer], plan, seen))]
+    before, after = _seconds(runs, {layer.data: data})
+    made = replace(row, float_us=before * 1e6, quantised_us=after * 1e6)
+    return made if after < before else made.left_alone("not faster")
+
+
+def _seconds(
+    runs: Sequence[Callable[[Mapping[str, Array]], Sequence[Array]]], feed: Mapping[str, Array]
+) -> list[float]:
+    """The least time of a run of each, taken in turns."""
+    least = [math.inf] * len(runs)
+    for run in runs:
+        run(feed)
+    until = time.perf_counter() + MEASURED * len(runs)
+    count = 0
+    while time.perf_counter() < until or count < 3:
+        count += 1
+        for at, run in enumerate(runs):
+            start = time.perf_counter()
+            run(feed)
+            least[at] = min(least[at], time.perf_counter() - start)
+    return least

@@ -1,0 +1,177 @@
+"""What is wanted of a quantised model, and what was decided of each layer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ekiden.quantization.ranges import METHODS
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.html import table
+
+__all__ = ["KINDS", "LayerPlan", "QuantPlan", "Recipe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way to make a layer small."""
+
+    name: str
+    activation: str
+    """Where the ranges of its inputs come from: "data", "run", or "" where they stay floats."""
+    bits: tuple[int, ...]
+    operators: tuple[str, ...]
+    meaning: str
+
+
+# fmt: off
+_PRODUCTS = ("Conv", "Gemm", "MatMul")
+KINDS = {row.name: row for row in (
+    #    name       activation  bits     operators           meaning
+    Kind("static",  "data",     (8,),    _PRODUCTS,          "ranges from calibration data"),
+    Kind("dynamic", "run",      (8,),    ("Gemm", "MatMul"), "ranges of each run's own inputs"),
+    Kind("weight",  "",         (8, 4),  _PRODUCTS,          "weights alone; inputs stay floats"),
+)}
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What is wanted. Raises InputError for what does not fit together."""
+
+    kind: str = "static"
+    method: str = "minmax"
+    """How the range of an input is chosen: a row of METHODS."""
+    bits: int = 8
+    """Of weights."""
+    group: int = 0
+    """Elements along the summed axis that share a scale; 0: all of a channel."""
+    per_channel: bool = True
+    """A scale for each channel of the result, or one for all of a weight."""
+    smooth: float = 0.0
+    """How much of the inputs' range goes over to the weights, 0 to 1 (SmoothQuant's alpha)."""
+    bias_correction: bool = False
+    """Whether biases take back what rounding the weights shifts on average."""
+    skip: tuple[str, ...] = ()
+    """Layers left alone, by the name of the node or of its result."""
+    least_snr: float = 10.0
+    """Decibels: a layer whose own result is worse is left alone."""
+    faster: bool = False
+    """Whether a layer is left alone too that is not faster, as measured here."""
+
+    def __post_init__(self) -> None:
+        kind = KINDS.get(self.kind)
+        if kind is None:
+            raise InputError(f"quantize: no kind is named '{self.kind}'; there are {_names(KINDS)}")
+        if self.method not in METHODS:
+            there = _names(METHODS)
+            raise InputError(f"quantize: no method is named '{self.method}'; there are {there}")
+        if self.bits not in kind.bits:
+            there = " or ".join(map(str, kind.bits))
+            raise InputError(f"quantize: '{self.kind}' is of {there} bits, not {self.bits}")
+        if self.group and self.kind != "weight":
+            raise InputError("quantize: groups are of the kind 'weight'")
+        if self.group < 0 or (self.group and (self.group < 16 or self.group & (self.group - 1))):
+            raise InputError(f"quantize: a group has 16, 32, 64, ... elements, not {self.group}")
+        if not 0.0 <= self.smooth <= 1.0:
+            raise InputError(f"quantize: smooth is from 0 to 1, not {self.smooth:g}")
+        if self.smooth and self.kind == "weight":
+            raise InputError("quantize: smoothing is for inputs that become integers")
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether nothing can be decided without calibration data."""
+        return KINDS[self.kind].activation == "data" or bool(self.smooth) or self.bias_correction
+
+
+def _names(table: dict[str, Any]) -> str:
+    return ", ".join(f"'{name}'" for name in table)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """What was decided of one layer, and why."""
+
+    layer: str
+    """The name of the node, or of its result where it has none."""
+    operator: str
+    kind: str
+    """A row of KINDS, or "float" for a layer that is left alone."""
+    why: str = ""
+    snr: float | None = None
+    """Of its own result on calibration data, in decibels; None: not measured."""
+    float_us: float | None = None
+    """The time of the layer by itself, in microseconds; None: not measured."""
+    quantised_us: float | None = None
+    bits: int = 8
+    group: int = 0
+
+    def left_alone(self, why: str) -> LayerPlan:
+        """The same as a layer of floats."""
+        return replace(self, kind="float", why=why)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantPlan:
+    """The decisions for a model, in its order. True where any layer is quantised."""
+
+    recipe: Recipe
+    layers: tuple[LayerPlan, ...]
+
+    def __bool__(self) -> bool:
+        return any(each.kind != "float" for each in self.layers)
+
+    def __getitem__(self, layer: str) -> LayerPlan:
+        found = {each.layer: each for each in self.layers}
+        if layer not in found:
+            raise InputError(f"no layer is named '{layer}'; there are {_names(found)}")
+        return found[layer]
+
+    def without(self, layer: str, why: str) -> QuantPlan:
+        """The same with one more layer left alone."""
+        made = (each.left_alone(why) if each.layer == layer else each for each in self.layers)
+        return QuantPlan(self.recipe, tuple(made))
+
+    def json(self) -> str:
+        """All of it as one JSON object."""
+        rows = [asdict(each) for each in self.layers]
+        return json.dumps({"recipe": asdict(self.recipe), "layers": rows}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> QuantPlan:
+        """What `json` gave, changed by hand or not. Raises InputError for what it is not."""
+        try:
+            found = json.loads(text)
+            recipe = Recipe(**{**found["recipe"], "skip": tuple(found["recipe"].get("skip", ()))})
+            layers = tuple(LayerPlan(**row) for row in found["layers"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"read a plan of quantisation: {error}") from None
+        if unknown := [each.kind for each in layers if each.kind not in (*KINDS, "float")]:
+            raise InputError(f"read a plan of quantisation: no kind is named '{unknown[0]}'")
+        return cls(recipe, layers)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (each.layer, each.operator, each.kind, _number(each.snr), _number(each.float_us),
+             _number(each.quantised_us), each.why)
+            for each in self.layers
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        rows = [_HEADS, *self._rows()]
+        widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADS))]
+        lines = ("  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in rows)
+        count = sum(each.kind != "float" for each in self.layers)
+        last = f"{count} of {len(self.layers)} layers quantised"
+        return "\n".join([*(line.rstrip() for line in lines), last])
+
+    def _repr_html_(self) -> str:
+        return table(_HEADS, self._rows(), "")
+
+
+_HEADS = ("layer", "operator", "kind", "snr dB", "float us", "quantised us", "why")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"

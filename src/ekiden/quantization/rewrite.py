@@ -1,0 +1,335 @@
+"""The model of a plan, in the words of ONNX: QuantizeLinear and DequantizeLinear around products,
+which ONNX Runtime and the importer take for products of integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper, version_converter
+
+from ekiden.frontend.onnx.load import names_read, sorted_nodes, subgraphs
+from ekiden.ir.op import Array
+from ekiden.quantization.calibrate import Observed
+from ekiden.quantization.layers import Layer
+from ekiden.quantization.plan import QuantPlan, Recipe
+from ekiden.quantization.ranges import METHODS, scale_and_point
+from ekiden.quantization.weights import Integers, bias_shift, integers_of, nibbles_of
+from ekiden.runtime.errors import InputError
+
+__all__ = ["beside", "rewrite", "smoothed", "upgraded"]
+
+OPSET, OPSET_BLOCKS = 13, 21
+"""The first with a scale for each channel, and the first with blocks and 4 bits."""
+
+
+def upgraded(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
+    """The model with an opset that has what a recipe needs. Raises InputError where ONNX cannot
+    convert it."""
+    needed = OPSET_BLOCKS if bool(recipe.group) != (recipe.bits == 4) else OPSET
+    has = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    if has < needed:
+        try:
+            made = version_converter.convert_version(model, needed)
+        except Exception as error:  # of ONNX, of any class
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"quantize: opset {has} cannot become {needed}: {reason}") from None
+    made.ir_version = max(made.ir_version, 10 if needed == OPSET_BLOCKS else 7)
+    return made
+
+
+def rewrite(
+    model: onnx.ModelProto,
+    layers: Sequence[Layer],
+    plan: QuantPlan,
+    seen: Mapping[str, Observed],
+) -> onnx.ModelProto:
+    """The model with its planned layers quantised; the rest as it is."""
+    return _Writer(model, layers, plan, seen).whole()
+
+
+def beside(
+    model: onnx.ModelProto,
+    layers: Sequence[Layer],
+    plan: QuantPlan,
+    seen: Mapping[str, Observed],
+) -> tuple[onnx.ModelProto, list[tuple[str, str, str]]]:
+    """The model of floats with each planned layer quantised beside it, on the same inputs; and of
+    each layer its name, its result and that of the integers, which are the outputs."""
+    return _Writer(model, layers, plan, seen).both()
+
+
+class _Writer:
+    """Adds what layers need to a graph."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        layers: Sequence[Layer],
+        plan: QuantPlan,
+        seen: Mapping[str, Observed],
+    ) -> None:
+        self._made = onnx.ModelProto()
+        self._made.CopyFrom(model)
+        self._nodes = sorted_nodes(model.graph, "model")
+        self._recipe, self._seen = plan.recipe, seen
+        kinds = {each.layer: each.kind for each in plan.layers}
+        self._planned = {
+            each.result: (each, kinds[each.name])
+            for each in layers
+            if kinds.get(each.name, "float") != "float"
+        }
+        self._names = _all_names(self._made.graph)
+        self._data: dict[str, str] = {}
+        """Tensor -> the same after rounding."""
+        self._run_data: dict[str, tuple[str, str, str]] = {}
+        """Tensor -> its bytes, scale and zero point, found in each run."""
+        self._out: list[onnx.NodeProto] = []
+
+    def whole(self) -> onnx.ModelProto:
+        """Quantised layers in the place of floats."""
+        for node in self._nodes:
+            found = self._planned.get(node.output[0]) if node.output else None
+            if found is None:
+                self._out.append(node)
+            else:
+                self._layer(*found, found[0].result)
+        return self._finish()
+
+    def both(self) -> tuple[onnx.ModelProto, list[tuple[str, str, str]]]:
+        """Quantised layers beside floats."""
+        rows = []
+        for node in self._nodes:
+            self._out.append(node)
+            found = self._planned.get(node.output[0]) if node.output else None
+            if found is not None:
+                result = self._name(f"{found[0].result}_integers")
+                self._layer(*found, result)
+                rows.append((found[0].name, found[0].result, result))
+        del self._made.graph.output[:]
+        names = [name for _, *pair in rows for name in pair]
+        self._made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+        return self._finish(), rows
+
+    def _finish(self) -> onnx.ModelProto:
+        graph = self._made.graph
+        del graph.node[:]
+        graph.node.extend(self._out)
+        read = names_read(graph.node) | {each.name for each in graph.output}
+        kept = [each for each in graph.initializer if each.name in read]
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        del graph.value_info[:]
+        return self._made
+
+    def _name(self, wanted: str) -> str:
+        name, count = wanted, 0
+        while name in self._names:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._names.add(name)
+        return name
+
+    def _constant(self, wanted: str, value: Array) -> str:
+        name = self._name(wanted)
+        self._made.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def _emit(self, operator: str, inputs: Sequence[str], result: str, **given: object) -> str:
+        name = self._name(result)
+        self._out.append(helper.make_node(operator, inputs, [name], name=name, **given))
+        return name
+
+    def _layer(self, layer: Layer, kind: str, result: str) -> None:
+        if self._recipe.group and self._recipe.bits == 4:
+            self._nibbles(layer, result)
+            return
+        integers = integers_of(layer, self._recipe)
+        bias = layer.bias
+        if self._recipe.bias_correction and layer.node.op_type != "MatMul":
+            shift = bias_shift(layer, layer.weight, integers.floats(), self._seen[layer.data].mean)
+            bias = -shift if bias is None else (bias - shift).astype(np.float32)
+        if kind == "dynamic":
+            self._dynamic(layer, integers, bias, result)
+            return
+        data = layer.data if kind == "weight" else self._rounded(layer.data)
+        base = layer.node.input[1]
+        inputs = [data, self._dequantised(base, integers)]
+        if bias is not None:
+            inputs.append(self._bias(layer, kind, integers, bias))
+        node = onnx.NodeProto()
+        node.CopyFrom(layer.node)
+        node.input[:] = inputs
+        node.output[0] = result
+        if result != layer.result:
+            node.name = ""
+        self._out.append(node)
+
+    def _range(self, tensor: str) -> tuple[np.float32, np.uint8]:
+        method = METHODS[self._recipe.method]
+        return scale_and_point(*method.find(self._seen[tensor].seen))
+
+    def _rounded(self, tensor: str) -> str:
+        """The tensor as its integers say it; once for all layers that read it."""
+        if tensor not in self._data:
+            scale, point = self._range(tensor)
+            side = [
+                self._constant(f"{tensor}_scale", np.asarray(scale)),
+                self._constant(f"{tensor}_zero_point", np.asarray(point)),
+            ]
+            levels = self._emit("QuantizeLinear", [tensor, *side], f"{tensor}_levels")
+            self._data[tensor] = self._emit(
+                "DequantizeLinear", [levels, *side], f"{tensor}_rounded"
+            )
+        return self._data[tensor]
+
+    def _dequantised(self, base: str, integers: Integers) -> str:
+        side = [
+            self._constant(f"{base}_levels", integers.values),
+            self._constant(f"{base}_scale", integers.scale),
+            # ONNX Runtime fails without, where it makes unsigned bytes of it
+            self._constant(
+                f"{base}_zero_point", np.zeros_like(integers.scale, integers.values.dtype)
+            ),
+        ]
+        given: dict[str, object] = {} if integers.axis is None else {"axis": integers.axis}
+        if integers.block:
+            given["block_size"] = integers.block
+        return self._emit("DequantizeLinear", side, f"{base}_rounded", **given)
+
+    def _bias(self, layer: Layer, kind: str, integers: Integers, bias: Array) -> str:
+        """In 32 bits by the scale of the products, as engines add it; floats where it does not fit
+        or nothing else is an integer."""
+        base = layer.node.input[2] if len(layer.node.input) > 2 else f"{layer.result}_bias"
+        if kind == "static" and bias.ndim == 1:
+            scale = (self._range(layer.data)[0] * integers.scale).astype(np.float32)
+            levels = np.round(bias.astype(np.float64) / scale)
+            if np.abs(levels).max(initial=0.0) < 2**31 - 1:
+                side = [
+                    self._constant(f"{base}_levels", levels.astype(np.int32)),
+                    self._constant(f"{base}_scale", scale),
+                ]
+                given = {} if scale.ndim == 0 else {"axis": 0}
+                return self._emit("DequantizeLinear", side, f"{base}_rounded", **given)
+        return self._constant(f"{base}_corrected", bias)
+
+    def _dynamic(self, layer: Layer, integers: Integers, bias: Array | None, result: str) -> None:
+        values = integers.values
+        if layer.channel_axis == 0:
+            values = np.ascontiguousarray(values.T)
+        base = layer.node.input[1]
+        data = self._in_run(layer.data)
+        weight = self._constant(f"{base}_levels", values)
+        sums = self._emit("MatMulInteger", [data[0], weight, data[2]], f"{result}_sums")
+        floats = self._emit("Cast", [sums], f"{result}_floats", to=onnx.TensorProto.FLOAT)
+        side = self._constant(f"{base}_scale", integers.scale)
+        scale = self._emit("Mul", [data[1], side], f"{result}_scale")
+        last = ["Mul", [floats, scale]]
+        if bias is not None:
+            product = self._emit("Mul", [floats, scale], f"{result}_product")
+            last = ["Add", [product, self._constant(f"{result}_bias", bias)]]
+        self._out.append(helper.make_node(last[0], last[1], [result], name=layer.name))
+
+    def _nibbles(self, layer: Layer, result: str) -> None:
+        """Weights of 4 bits in groups: the operator that engines have kernels for. It may round
+        its data to bytes for each group, which is what makes it fast."""
+        packed, scale = nibbles_of(layer, self._recipe)
+        base = layer.node.input[1]
+        inputs = [
+            layer.data,
+            self._constant(f"{base}_levels", packed),
+            self._constant(f"{base}_scale", scale.reshape(-1)),
+        ]
+        given = {
+            "N": layer.weight.shape[layer.channel_axis],
+            "K": layer.weight.shape[layer.sum_axis],
+            "bits": 4, "block_size": self._recipe.group, "accuracy_level": 4,
+        }  # fmt: skip
+        bias = layer.bias
+        product = result if bias is None else self._name(f"{result}_product")
+        self._out.append(
+            helper.make_node(
+                "MatMulNBits", inputs, [product], layer.name, domain="com.microsoft", **given
+            )
+        )
+        if bias is not None:
+            side = self._constant(f"{result}_bias", bias)
+            self._out.append(helper.make_node("Add", [product, side], [result]))
+        domains = [each.domain for each in self._made.opset_import]
+        if "com.microsoft" not in domains:
+            self._made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+    def _in_run(self, tensor: str) -> tuple[str, str, str]:
+        if tensor not in self._run_data:
+            names = tuple(self._name(f"{tensor}_{w}") for w in ("levels", "scale", "zero_point"))
+            self._out.append(helper.make_node("DynamicQuantizeLinear", [tensor], names))
+            self._run_data[tensor] = (names[0], names[1], names[2])
+        return self._run_data[tensor]
+
+
+def _all_names(graph: onnx.GraphProto) -> set[str]:
+    """Every name of a graph and of those within it."""
+    made = {each.name for each in (*graph.input, *graph.output, *graph.initializer)}
+    for node in graph.node:
+        made.update(node.input)
+        made.update(node.output)
+        made.add(node.name)
+        for inner in subgraphs(node):
+            made |= _all_names(inner)
+    return made
+
+
+def smoothed(
+    model: onnx.ModelProto, layers: Sequence[Layer], seen: Mapping[str, Observed], alpha: float
+) -> onnx.ModelProto:
+    """The same function of floats, with some of the range of each product's inputs moved into its
+    weight (SmoothQuant): inputs divided by s for each channel, weights multiplied,
+    s = max |x| ** alpha / max |w| ** (1 - alpha). Convolutions stay as they are.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    names = _all_names(made.graph)
+    by_result = {each.result: each for each in layers if each.node.op_type != "Conv"}
+    nodes = []
+    for node in sorted_nodes(made.graph, "model"):
+        layer = by_result.get(node.output[0]) if node.output else None
+        if layer is not None:
+            largest = np.abs(layer.weight).max(axis=layer.channel_axis)
+            factor = seen[layer.data].largest ** alpha / np.maximum(largest, 1e-5) ** (1 - alpha)
+            factor = np.maximum(factor, 1e-5).astype(np.float32)
+            base = f"{layer.result}_smooth"
+            while any(f"{base}{end}" in names for end in ("", "_data", "_weight")):
+                base += "_"
+            shape = [1, 1]
+            shape[layer.sum_axis] = -1
+            weight = layer.weight * factor.reshape(shape)
+            made.graph.initializer.append(numpy_helper.from_array(1 / factor, base))
+            made.graph.initializer.append(numpy_helper.from_array(weight, f"{base}_weight"))
+            nodes.append(helper.make_node("Mul", [layer.data, base], [f"{base}_data"]))
+            changed = onnx.NodeProto()
+            changed.CopyFrom(node)
+            changed.input[0], changed.input[1] = f"{base}_data", f"{base}_weight"
+            node = changed
+        nodes.append(node)
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    del made.graph.value_info[:]
+    return made
+
+
+def alone(layer: Layer, data: Array) -> onnx.ModelProto:
+    """A layer as a model, of inputs with the shape of `data`."""
+    node = onnx.NodeProto()
+    node.CopyFrom(layer.node)
+    weights = [numpy_helper.from_array(layer.weight, layer.node.input[1])]
+    if layer.bias is not None:
+        weights.append(numpy_helper.from_array(layer.bias, layer.node.input[2]))
+    port = helper.make_tensor_value_info(layer.data, onnx.TensorProto.FLOAT, data.shape)
+    graph = helper.make_graph(
+        [node], "layer", [port], [onnx.ValueInfoProto(name=layer.result)], weights
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)

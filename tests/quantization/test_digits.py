@@ -1,0 +1,110 @@
+"""Networks trained on scikit-learn's digits: what integers lose, beside those of ONNX Runtime."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import ekiden
+from onnx_runtime import session
+
+Array = np.ndarray[Any, np.dtype[Any]]
+METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+"""Ours -> that of ONNX Runtime."""
+
+
+def trained(kind: str, x: Array, y: Array) -> onnx.ModelProto:
+    """A network after 200 steps."""
+    torch = pytest.importorskip("torch", reason="needs the package torch")
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    nn = torch.nn
+    layers = {
+        "mlp": [nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)],
+        "cnn": [
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 10),
+        ],
+    }  # fmt: skip
+    network = nn.Sequential(*layers[kind])
+    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        chosen = rng.integers(0, len(x), 64)
+        loss = nn.functional.cross_entropy(
+            network(torch.from_numpy(x[chosen])), torch.from_numpy(y[chosen])
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.set_num_threads(threads)
+    file = io.BytesIO()
+    torch.onnx.export(
+        network.eval(), (torch.zeros(2, 1, 8, 8),), file, input_names=["x"], output_names=["y"],
+        dynamic_axes={"x": {0: "n"}, "y": {0: "n"}}, dynamo=False,
+    )  # fmt: skip
+    return onnx.load_from_string(file.getvalue())
+
+
+def theirs(model: onnx.ModelProto, data: Array, method: str, folder: Path) -> onnx.ModelProto:
+    """What onnxruntime.quantization makes of it."""
+    from onnxruntime import quantization
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyped
+        def __init__(self) -> None:
+            self.runs = iter(np.split(data, 4))
+
+        def get_next(self) -> dict[str, Array] | None:
+            found = next(self.runs, None)
+            return None if found is None else {"x": found}
+
+    onnx.save(model, folder / "float.onnx")
+    quantization.quantize_static(
+        folder / "float.onnx", folder / "theirs.onnx", Reader(), per_channel=True,
+        activation_type=quantization.QuantType.QUInt8,
+        calibrate_method=quantization.CalibrationMethod[method],
+    )  # fmt: skip
+    return onnx.load(folder / "theirs.onnx")
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter
+@pytest.mark.parametrize(
+    ("kind", "methods"),
+    [
+        ("mlp", ["minmax"]),
+        pytest.param("mlp", [*METHODS], marks=pytest.mark.long),
+        pytest.param("cnn", [*METHODS], marks=pytest.mark.long),
+    ],
+)
+def test_integers_lose_no_more_than_those_of_onnxruntime(
+    kind: str, methods: list[str], tmp_path: Path
+) -> None:
+    datasets = pytest.importorskip("sklearn.datasets", reason="needs the package scikit-learn")
+    digits = datasets.load_digits()
+    order = np.random.default_rng(1).permutation(len(digits.target))
+    x = (digits.images[order] / 16).astype(np.float32)[:, None]
+    y = digits.target[order]
+    model = trained(kind, x[:1200], y[:1200])
+    fresh, labels, data = x[1200:], y[1200:], x[:200]
+
+    def accuracy(found: onnx.ModelProto) -> float:
+        return float((session(found).run(None, {"x": fresh})[0].argmax(1) == labels).mean())
+
+    floats = accuracy(model)
+    assert floats > 0.95
+    one = 1.5 / len(labels)  # which of two digits that are as good is chosen is chance
+    for ours in methods:
+        name = METHODS[ours]
+        made = ekiden.quantize(model, data, method=ours).model
+        loss, their_loss = (
+            floats - accuracy(each) for each in (made, theirs(model, data, name, tmp_path))
+        )
+        assert loss <= max(their_loss, 0.0) + one, (ours, loss, their_loss)
+        got = ekiden.compile(made)(fresh).numpy().argmax(1)
+        assert abs(float((got == labels).mean()) - accuracy(made)) <= one

@@ -1,0 +1,233 @@
+"""quantize(): each recipe on small networks, beside the floats and beside ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ekiden
+from ekiden.cli import main
+from ekiden.quantization import LayerPlan, QuantPlan, Recipe
+from ekiden.quantization.judge import signal_to_noise
+from onnx_runtime import session
+
+Array = np.ndarray[Any, np.dtype[Any]]
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def network(opset: int = 17, batch: int | str = "n") -> onnx.ModelProto:
+    """Two convolutions, of which one has groups, a pool, a Gemm and a MatMul."""
+    weights = {
+        "w0": normal(8, 3, 3, 3) / 5, "b0": normal(8) / 4, "w1": normal(16, 4, 3, 3) / 6,
+        "w2": normal(32, 64) / 8, "b2": normal(32) / 4, "w3": normal(32, 10) / 6,
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "w0", "b0"], ["c0"], "first", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c0"], ["r0"]),
+        helper.make_node("Conv", ["r0", "w1"], ["c1"], "grouped", pads=[1, 1, 1, 1], group=2),
+        helper.make_node("MaxPool", ["c1"], ["p1"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Flatten", ["p1"], ["f1"]),
+        helper.make_node("Gemm", ["f1", "w2", "b2"], ["g2"], "wide", transB=1),
+        helper.make_node("Relu", ["g2"], ["r2"]),
+        helper.make_node("MatMul", ["r2", "w3"], ["y"], "last"),
+    ]
+    ports = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 4, 4]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 10]),
+    ]
+    made = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "network", ports[:1], ports[1:], made)
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+FLOATS = network()
+DATA = normal(256, 3, 4, 4)
+FRESH = normal(20, 3, 4, 4)
+WANTED = ekiden.compile(FLOATS)(FRESH).numpy()
+
+
+LONG: list[tuple[dict[str, Any], float]] = [
+    ({"method": "percentile"}, 22.0),
+    ({"method": "mse"}, 22.0),
+    ({"per_channel": False}, 22.0),
+    ({"bias_correction": True}, 22.0),
+    ({"kind": "weight"}, 35.0),
+    ({"kind": "weight", "bits": 4}, 9.0),
+    ({"kind": "weight", "bits": 4, "group": 16, "method": "mse"}, 13.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "least"),
+    [
+        ({}, 22.0),
+        ({"method": "entropy"}, 25.0),
+        ({"method": "mse", "bias_correction": True}, 22.0),
+        ({"smooth": 0.5, "per_channel": False}, 22.0),
+        ({"kind": "dynamic"}, 30.0),
+        ({"kind": "weight", "group": 32}, 35.0),
+        ({"kind": "weight", "bits": 4, "group": 32}, 13.0),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
+    ],
+)
+def test_recipes(recipe: dict[str, Any], least: float) -> None:
+    """Each is near the floats, on data that were not calibrated on; both engines agree."""
+    found = ekiden.quantize(FLOATS, DATA, **recipe)
+    assert found.plan and len(found.model.SerializeToString()) < FLOATS.ByteSize()
+    got = ekiden.compile(found.model)(FRESH).numpy()
+    assert signal_to_noise(WANTED, got) > least
+    (theirs,) = session(found.model).run(None, {"x": FRESH})
+    assert signal_to_noise(theirs, got) > 30.0
+
+
+def test_the_plan_says_why() -> None:
+    found = ekiden.quantize(FLOATS, DATA, kind="weight", group=64, skip=("last",), least_snr=0.0)
+    rows = {row.layer: (row.kind, row.why) for row in found.plan.layers}
+    assert rows == {
+        "first": ("float", "no groups in a Conv"),
+        "grouped": ("float", "no groups in a Conv"),
+        "wide": ("weight", ""),
+        "last": ("float", "asked for"),
+    }
+    assert found.plan["wide"].snr is not None and "1 of 4 layers quantised" in str(found)
+    odd = ekiden.quantize(FLOATS, kind="weight", group=128)
+    assert odd.plan["last"].why == "128 does not divide 32"
+    assert "<table" in found._repr_html_()
+
+
+def test_a_layer_that_errs_too_much_is_left_alone() -> None:
+    found = ekiden.quantize(FLOATS, DATA, kind="weight", bits=4, least_snr=200.0)
+    assert not found.plan and {row.why for row in found.plan.layers} == {"below 200 dB"}
+    assert np.array_equal(ekiden.compile(found.model)(FRESH).numpy(), WANTED)
+
+
+def test_a_layer_that_is_not_faster_is_left_alone() -> None:
+    found = ekiden.quantize(FLOATS, DATA, faster=True)
+    for row in found.plan.layers:
+        assert row.float_us is not None and row.quantised_us is not None
+        assert (row.kind == "float") == (row.quantised_us >= row.float_us)
+
+
+def test_a_plan_is_followed() -> None:
+    made = ekiden.quantize(FLOATS, DATA)
+    changed = made.plan.without("wide", "by hand")
+    again = QuantPlan.from_json(changed.json())
+    assert again == changed
+    found = ekiden.quantize(FLOATS, DATA, plan=again)
+    count = sum(node.op_type == "QuantizeLinear" for node in found.model.graph.node)
+    assert count == 3 and "w2" in {each.name for each in found.model.graph.initializer}
+    with pytest.raises(ekiden.InputError, match="no layer is named 'other'"):
+        again["other"]
+    foreign = QuantPlan(Recipe(), (LayerPlan("other", "Conv", "static"),))
+    with pytest.raises(ekiden.InputError, match="the plan has a layer 'other', the model has not"):
+        ekiden.quantize(FLOATS, DATA, plan=foreign)
+
+
+def test_accuracy_is_kept_within_a_budget() -> None:
+    """Layers are left alone, the worst first, until the user's own function is content."""
+
+    def accuracy(run: Any) -> float:  # noqa: ANN401  # a function
+        return -float(np.abs(run({"x": FRESH})[0] - WANTED).max())
+
+    recipe: dict[str, Any] = {"kind": "weight", "bits": 4}
+    rough = ekiden.quantize(FLOATS, DATA, **recipe)
+    loss = -accuracy(lambda feed: [ekiden.compile(rough.model)(**feed).numpy()])
+    found = ekiden.quantize(FLOATS, DATA, **recipe, accuracy=accuracy, budget=loss / 2)
+    left = [row for row in found.plan.layers if row.kind == "float"]
+    assert left and all(row.why.startswith("accuracy -") for row in left)
+    got = ekiden.compile(found.model)(FRESH).numpy()
+    assert np.abs(got - WANTED).max() <= loss / 2 + 1e-5
+
+
+def test_bias_correction_takes_the_mean_back() -> None:
+    """One scale for a weight with one large channel shifts the others; biases undo it."""
+    weight, data = normal(4, 16), np.abs(normal(256, 16)) + 1.0
+    weight[0] *= 40.0
+    node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "only", transB=1)
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 16])]
+    ends = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])]
+    made = [numpy_helper.from_array(v, n) for n, v in (("w", weight), ("b", normal(4)))]
+    graph = helper.make_graph([node], "g", ports, ends, made)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    wanted = ekiden.compile(model)(data).numpy()
+    shifts = []
+    for corrected in (False, True):
+        found = ekiden.quantize(
+            model, data, per_channel=False, bias_correction=corrected, least_snr=0.0
+        )
+        got = ekiden.compile(found.model)(data).numpy()
+        shifts.append(np.abs((got - wanted).mean(axis=0))[1:].max())
+    assert shifts[1] < shifts[0] / 3
+
+
+@pytest.mark.parametrize(
+    ("data", "recipe", "message"),
+    [
+        (None, {}, "'static' as asked for needs calibration data"),
+        (DATA, {"kind": "other"}, "no kind is named 'other'; there are 'static'"),
+        (DATA, {"method": "best"}, "no method is named 'best'"),
+        (DATA, {"bits": 4}, "'static' is of 8 bits, not 4"),
+        (DATA, {"group": 32}, "groups are of the kind 'weight'"),
+        (DATA, {"kind": "weight", "group": 24}, "a group has 16, 32, 64"),
+        (DATA, {"smooth": 1.5}, "smooth is from 0 to 1, not 1.5"),
+        (DATA, {"skip": ("none",)}, "no layer is named 'none'; there are 'first', 'grouped'"),
+        ({"z": DATA}, {}, "the model's inputs are 'x', the data have 'z'"),
+        (DATA[0], {}, "'x' has 4 dimensions, the data 3"),
+        (DATA[:0], {}, "'x' has no elements"),
+        ([], {}, "there are no data"),
+        (DATA * np.float32(np.inf), {}, "values that are not finite"),
+    ],
+)
+def test_what_is_wrong_is_said(data: object, recipe: dict[str, Any], message: str) -> None:
+    with pytest.raises(ekiden.InputError) as found:
+        ekiden.quantize(FLOATS, data, **recipe)
+    assert message in str(found.value)
+
+
+def test_samples_are_cut_into_runs_of_the_models_size() -> None:
+    fixed = network(batch=1)
+    found = ekiden.quantize(fixed, DATA[:3])
+    assert ekiden.compile(found.model)(FRESH[:1]).numpy().shape == (1, 10)
+    with pytest.raises(ekiden.InputError, match="takes 2 samples a run, there are 3"):
+        ekiden.quantize(network(batch=2), DATA[:3])
+
+
+def test_an_old_opset() -> None:
+    found = ekiden.quantize(network(11), DATA)
+    assert found.model.opset_import[0].version == 13 and len(found.plan.layers) == 4
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(FLOATS, tmp_path / "float.onnx")
+    np.savez(tmp_path / "data.npz", x=DATA)
+    made, plan = tmp_path / "small.onnx", tmp_path / "plan.json"
+    given = [str(tmp_path / "float.onnx"), "--calibrate", str(tmp_path / "data.npz")]
+    assert main(["quantize", *given, "-o", str(made), "--plan-out", str(plan)]) == 0
+    assert "4 of 4 layers quantised" in capsys.readouterr().out
+    again = tmp_path / "small.eki"
+    assert main(["quantize", *given, "-o", str(again), "--plan", str(plan)]) == 0
+    got = ekiden.load(again)(FRESH).numpy()
+    assert np.array_equal(got, ekiden.compile(made)(FRESH).numpy())
+    capsys.readouterr()
+    layers = ["--layers", "--dim", "n=8"]
+    against = ["--against", str(tmp_path / "float.onnx")]
+    assert main(["verify", str(made), *against, *layers]) == 0
+    said = capsys.readouterr().out
+    assert "dB" in said and "c1" in said
+    assert main(["verify", str(made), *against, "--snr", "200", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert not found["agrees"] and 20.0 < found["tensors"][0]["snr"] < 200.0
+    (tmp_path / "bad.npz").write_bytes(b"nothing")
+    bad = ["quantize", given[0], "--calibrate", str(tmp_path / "bad.npz"), "-o", str(made)]
+    assert main(bad) == 1 and "--calibrate: cannot read" in capsys.readouterr().err

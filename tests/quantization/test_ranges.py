@@ -1,0 +1,57 @@
+"""Ranges from histograms, and what integers stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ekiden.quantization import METHODS
+from ekiden.quantization.ranges import Histogram, scale_and_point
+
+RNG = np.random.default_rng(0)
+
+
+def histogram(values: np.ndarray) -> Histogram:
+    made = Histogram(float(values.min()), float(values.max()))
+    made.add(values)
+    return made
+
+
+def error(values: np.ndarray, bounds: tuple[float, float]) -> float:
+    """The mean squared error of bytes between bounds."""
+    scale, point = scale_and_point(*bounds)
+    levels = np.clip(np.round(values / scale) + float(point), 0, 255)
+    return float((((levels - float(point)) * scale - values) ** 2).mean())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_stays_within_what_was_seen(name: str) -> None:
+    values = RNG.standard_normal(100_000)
+    low, high = METHODS[name].find(histogram(values))
+    assert values.min() <= low < -1.0 and 1.0 < high <= values.max() + 1e-9
+
+
+def test_an_outlier_is_cut_where_that_is_worth_it() -> None:
+    values = np.append(RNG.standard_normal(1_000_000), [60.0])
+    seen = histogram(values)
+    whole = error(values, METHODS["minmax"].find(seen))
+    for name in ("mse", "percentile", "entropy"):
+        assert METHODS[name].find(seen)[1] < 50.0
+    assert error(values, METHODS["mse"].find(seen)) < 0.6 * whole
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "point"),
+    [(0.0, 2.55, 0), (-2.55, 0.0, 255), (1.0, 2.55, 0), (-1.28, 1.27, 128)],
+)
+def test_zero_is_one_of_the_levels(low: float, high: float, point: int) -> None:
+    scale, found = scale_and_point(low, high)
+    assert scale == np.float32(0.01) and found == point
+
+
+def test_a_tensor_of_one_value() -> None:
+    assert scale_and_point(0.0, 0.0) == (1.0, 0)
+    seen = histogram(np.full(10, 3.0))
+    for row in METHODS.values():
+        low, high = row.find(seen)
+        assert error(np.array([3.0]), (low, high)) < 1e-4
