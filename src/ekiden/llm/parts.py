@@ -104,15 +104,13 @@ def looked_up(table: Weight, ids: Expr) -> Expr:
     """Rows of the table of tokens: [n, hidden] of float32."""
     if table.format in PLAIN:
         return op.take(const(_plain(table)), ids, axis=0)
-    take_blocks: Callable[..., Expr] = op.nn.take_blocks  # type: ignore[attr-defined]
-    return take_blocks(const(table.data), ids, table.format)
+    return op.nn.take_blocks(const(table.data), ids, table.format)
 
 
 def _product(data: Expr, kind: str, weight: NDArray[np.generic]) -> Expr:
     if kind in PLAIN:
         return op.nn.dense(data, const(np.ascontiguousarray(weight, np.float32)))
-    dense_blocks: Callable[..., Expr] = op.nn.dense_blocks  # type: ignore[attr-defined]
-    return dense_blocks(data, const(weight), kind)
+    return op.nn.dense_blocks(data, const(weight), kind)
 
 
 def product(data: Expr, weight: Weight) -> Expr:
