@@ -205,7 +205,7 @@ def whole(name: str) -> nn.Module:
     with torch.no_grad():
         for each in (getattr(head, part, None) for part in ("cls_logits", "bbox_ctrness")):
             if isinstance(each, nn.Conv2d):
-                each.weight.normal_(std=1.0)
+                each.weight.normal_(std=0.5 / each.weight[0].numel() ** 0.5)
                 each.bias.zero_()
     return model  # type: ignore[no-any-return]
 
