@@ -15,6 +15,7 @@ from ekiden import llm, relay, runtime
 from ekiden.llm.architectures import ARCHITECTURES, read_config
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape, decoder_module
 from ekiden.llm.sampling import Sampling
+from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import ImportModelError, InputError, UnsupportedError
 from ekiden.runtime.vm import VirtualMachine
 
@@ -159,3 +160,24 @@ def test_a_missing_tensor_is_named_and_a_wrong_shape_is_shown() -> None:
 def test_a_context_that_the_model_cannot_have_is_refused() -> None:
     with pytest.raises(InputError, match="'context' must be from 2 to 256 tokens, got 257"):
         llm.load(tiny("llama"), context=257)
+
+
+@pytest.mark.parametrize("format", ["q4_0", "q8_0", "q4_k", "q6_k"])
+def test_weights_in_blocks_are_multiplied_as_they_are(format: str) -> None:
+    """Exact where nothing is rounded to bytes; near where the processor multiplies these."""
+    size = 256 if format.endswith("_k") else 64
+    made = tiny("llama", hidden_size=size, intermediate_size=size)
+    tensors = {
+        name: Weight.of(name, each.data, format) if each.data.ndim == 2 else each
+        for name, each in made.tensors.items()
+    }
+    decoded = {name: plain(name, each.values()) for name, each in tensors.items()}
+    expected = Reference(Memory(made.config, decoded), CONTEXT).logits(IDS)
+    for target, within in (("llvm -mcpu=x86-64", 1e-4), ("llvm", 0.2)):
+        model = llm.load(
+            Memory(made.config, tensors), context=CONTEXT, page=16, sequences=1, cache="float32",
+            target=target,
+        )  # fmt: skip
+        error = np.abs(model.logits(IDS.tolist()) - expected)
+        assert error.max() <= within * np.abs(expected).max()
+    assert len(model.engine.run([[1, 2, 3]], Sampling(max_tokens=4))[0]) == 4
