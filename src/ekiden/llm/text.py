@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ekiden.llm.stops import StopFilter
 from ekiden.runtime.errors import InputError, LoadError
 
 __all__ = ["Pieces", "Tokenizer", "read_tokenizer"]
@@ -168,16 +169,19 @@ class Pieces:
     def __init__(
         self, tokenizer: Tokenizer | None, prompt: Sequence[int], stops: Sequence[str] = ()
     ) -> None:
-        self._tokenizer, self._stops = tokenizer, stops
+        self._tokenizer, self._filter = tokenizer, StopFilter(stops)
         self._tokens = list(prompt[-8:])
         self._begin, self._end = 0, len(self._tokens)
-        self._held = ""
-        self.has_stopped = False
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the answer is over at one of the stops."""
+        return self._filter.has_stopped
 
     def add(self, token: int) -> str:
         """What can be shown now."""
         self._tokens.append(token)
-        return self._shown(self._decoded(is_last=False))
+        return self._filter.add(self._decoded(is_last=False))
 
     def _decoded(self, is_last: bool) -> str:
         if self._tokenizer is None:
@@ -189,29 +193,8 @@ class Pieces:
         self._begin, self._end = self._end, len(self._tokens)
         return after[len(before) :]
 
-    def _shown(self, text: str) -> str:
-        self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            self.has_stopped = True
-            made, self._held = self._held[: min(found)], ""
-            return made
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        cut = len(self._held) - keep
-        made, self._held = self._held[:cut], self._held[cut:]
-        return made
-
     def rest(self) -> str:
         """What was held back, at the end."""
         if self.has_stopped:
             return ""
-        made = self._shown(self._decoded(is_last=True))
-        if not self.has_stopped:
-            made, self._held = made + self._held, ""
-        return made
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How much of the end of a text is the beginning of another."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+        return self._filter.add(self._decoded(is_last=True)) + self._filter.rest()
