@@ -192,6 +192,19 @@ def expect_shape(
         )
 
 
+def expect_multiple(what: str, extent: PrimExpr, factor: int, of: str) -> None:
+    """Check that an extent is a multiple of a factor, which is named `of`. What is not known is
+    assumed, so that a run is refused.
+
+    Raises ValueError where it is known not to be.
+    """
+    number = known(extent)
+    if number is not None and number % factor:
+        raise ValueError(f"{what} must be a multiple of {of}, got {number} and {factor}")
+    if number is None and factor > 1:
+        assume(lambda: (extent % factor).equal(0), (extent,))
+
+
 def expect_least(
     name: str, what: str, shape: Sequence[PrimExpr], least: Sequence[Dim | None]
 ) -> None:

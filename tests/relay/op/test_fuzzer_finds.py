@@ -702,3 +702,16 @@ def test_multipliers_of_an_axis_are_as_many_as_it_has() -> None:
                 op.fixed_point_multiply_per_axis(x, y, y, y, True, True, (-1,))
             )
         )
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_channels_of_symbols_are_multiples_of_groups(rank: int, is_transposed: bool) -> None:
+    """A run with others gave numbers."""
+    build = getattr(op.nn, f"conv{rank}d" + "_transpose" * is_transposed)
+    kinds = [[SizeVar(f"{name}{n}") for n in range(rank + 2)] for name in "xw"]
+    x, w = (relay.var(name, shape=kind) for name, kind in zip("xw", kinds, strict=True))
+    exe = ekiden.compile(ekiden.IRModule.from_expr(relay.Function([x, w], build(x, w, groups=2))))
+    given, weight = ((2, 3), (3, 2)) if is_transposed else ((2, 16), (1, 8))
+    with pytest.raises(InputError, match=r"needs floormod\(\w+, 2\) == 0"):
+        exe(np.ones((*given, *(2,) * rank), "float32"), np.ones((*weight, *(1,) * rank), "float32"))

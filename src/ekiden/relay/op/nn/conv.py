@@ -55,7 +55,7 @@ from ekiden.topi.nn.weights import (
     unpack_conv_transpose_weight,
     unpack_conv_weight,
 )
-from ekiden.topi.shape import as_dim, known, transposed_extent, window_extent
+from ekiden.topi.shape import as_dim, expect_multiple, transposed_extent, window_extent
 
 
 def as_conv2d(attrs: Conv1DAttrs | Conv1DTransposeAttrs) -> Conv2DAttrs:
@@ -97,9 +97,7 @@ def _conv_shape(
     )
     agree(name, c, per_group * attrs.groups, "channels of 'data' and 'weight'")
     attempt(name, check_weight, attrs, out, (kh, kw))
-    many = known(out)
-    if many is not None and many % attrs.groups:
-        fail(name, f"output channels must be a multiple of groups, got {many} and {attrs.groups}")
+    attempt(name, expect_multiple, "output channels", out, attrs.groups, "groups")
     top, left, bottom, right = attrs.padding
     rows = window_extent(h, kh, attrs.strides[0], top, bottom, attrs.dilation[0])
     columns = window_extent(w, kw, attrs.strides[1], left, right, attrs.dilation[1])
@@ -342,9 +340,7 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         wanted.groups,
     )
     agree(name, c, channels, "channels of 'data' and 'weight'")
-    given = known(c)
-    if given is not None and given % wanted.groups:
-        fail(name, f"channels must be a multiple of groups, got {given} and {wanted.groups}")
+    attempt(name, expect_multiple, "channels", c, wanted.groups, "groups")
     out = per_group * wanted.groups
     attempt(name, check_weight, wanted, out, (kh, kw))
     if any(

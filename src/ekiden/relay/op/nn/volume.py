@@ -28,7 +28,7 @@ from ekiden.relay.op.nn.geometry import (
 from ekiden.te import Tensor
 from ekiden.topi.layout import channel
 from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shape
-from ekiden.topi.shape import tidy, unify_dim
+from ekiden.topi.shape import expect_multiple, tidy, unify_dim
 
 
 @node("relay.attrs.CorrelationAttrs")
@@ -68,6 +68,7 @@ def _transposed(
             f" {prim_text(channels)}"
         )
     check_weight(attrs, tidy(per_group * attrs.groups), window)
+    expect_multiple("channels", given, attrs.groups, "groups")
     return topi.nn.conv_transpose(
         data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation,
         attrs.groups, attrs.data_layout, attrs.kernel_layout, attrs.out_dtype, attrs.out_layout,
