@@ -32,6 +32,11 @@ SIZE_LIMIT = 1_000_000
 """Bytes of a wheel of ekiden-runtime."""
 _CC = """\
 #!/bin/sh
+for each do # zig has names of its own for the classes of x86-64
+  case $each in -march=x86-64*) each=-march=x86_64$(echo "${{each#-march=x86-64}}" | tr - _) ;; esac
+  set -- "$@" "$each"
+  shift
+done
 exec '{python}' -m ziglang {tool} {target} "$@"
 """
 
