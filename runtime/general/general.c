@@ -184,15 +184,40 @@ static void free_memory(const program *p, run *r) {
   }
 }
 
-static int (*stage_runner(void))(const run *, const stage *) {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return ek_general_v4;
+/* Whether the processor has all of these abilities, by their names in docs/artifact-format.md. */
+static bool has_all(const char *const *names) {
+  ek_object *function = ek_registry_get("ek.runtime.cpu_has");
+  bool found = function != NULL;
+  for (; found && *names != NULL; names++) {
+    ek_value name = {EK_RAW_STR, 0, {0}}, answer = ek_value_none();
+    name.v.ptr = (void *)(uintptr_t)*names;
+    found = ek_function_call(function, &name, 1, &answer) == 0 && answer.v.i64 == 1;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return ek_general_v3;
+  if (function != NULL) ek_release(function);
+  return found;
+}
+
+typedef int (*stage_runner)(const run *, const stage *);
+
+/* The loops of the best class that the processor is of. */
+static stage_runner best_runner(void) {
+#if defined(__x86_64__)
+  static const char *const v3[] = {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe", NULL};
+  static const char *const v4[] = {"avx512f",  "avx512bw", "avx512cd",
+                                   "avx512dq", "avx512vl", NULL};
+  if (has_all(v3)) return has_all(v4) ? ek_general_v4 : ek_general_v3;
 #endif
   return ek_general_v2;
+}
+
+static stage_runner runner(void) {
+  static stage_runner known;
+  stage_runner found = __atomic_load_n(&known, __ATOMIC_RELAXED);
+  if (found == NULL) {
+    found = best_runner();
+    __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+  }
+  return found;
 }
 
 static int bind_arguments(const program *p, run *r, const ek_value *args) {
@@ -226,7 +251,7 @@ static int bind_arguments(const program *p, run *r, const ek_value *args) {
 }
 
 static int run_stages(const program *p, run *r) {
-  int (*run_stage)(const run *, const stage *) = stage_runner();
+  stage_runner run_stage = runner();
   int status = take_memory(p, r);
   for (int64_t i = 0; i < p->n_stages && status == 0; i++) status = run_stage(r, &p->stages[i]);
   free_memory(p, r);
