@@ -715,3 +715,20 @@ def test_channels_of_symbols_are_multiples_of_groups(rank: int, is_transposed: b
     given, weight = ((2, 3), (3, 2)) if is_transposed else ((2, 16), (1, 8))
     with pytest.raises(InputError, match=r"needs floormod\(\w+, 2\) == 0"):
         exe(np.ones((*given, *(2,) * rank), "float32"), np.ones((*weight, *(1,) * rank), "float32"))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_what_is_added_behind_a_transposed_convolution_is_less_than_a_step(rank: int) -> None:
+    """Of one dimension it passed, and its layout did not."""
+    build = getattr(op.nn, f"conv{rank}d_transpose")
+    x, w = (relay.var(n, shape=(4, 4, *(5,) * rank)) for n in "xw")
+    call = build(x, w, strides=(2,) * rank, output_padding=(7,) * rank)
+    with pytest.raises(TypeInferenceError, match=r"output_padding \(7.*must be below strides"):
+        relay.transform.InferType()(ekiden.IRModule.from_expr(relay.Function([x, w], call)))
+
+
+def test_new_axes_are_not_less_than_none() -> None:
+    x, axis = relay.var("x", shape=(5, 17)), relay.var("a", shape=(), dtype="int64")
+    call = op.expand_dims(x, axis, -1)
+    with pytest.raises(TypeInferenceError, match="num_newaxis must not be negative, got -1"):
+        relay.transform.InferType()(ekiden.IRModule.from_expr(relay.Function([x, axis], call)))

@@ -11,6 +11,8 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, Wanted
 from ekiden.ir.prim import NE, Or, PrimExpr, binary, cast, const
+from ekiden.ir.type import TensorType
+from ekiden.relay.op._declare import fail
 from ekiden.relay.op.dynamic import (
     Dims,
     DynamicAttrs,
@@ -100,6 +102,12 @@ def _expanded_dims(attrs: DynExpandDimsAttrs, buffers: Sequence[Buffer]) -> Dims
     return dims, [Wanted(at >= 0, wrong, shown), Wanted(at <= rank, wrong, shown)]
 
 
+def _expanded_type(attrs: DynExpandDimsAttrs, types: Sequence[TensorType]) -> TensorType:
+    if attrs.num_newaxis < 0:
+        fail("dyn.expand_dims", f"num_newaxis must not be negative, got {attrs.num_newaxis}")
+    return unknown_shape(len(types[0].shape) + attrs.num_newaxis, types[0].dtype)
+
+
 def _expanded(attrs: DynExpandDimsAttrs, data: Array, axis: Array) -> Array:
     given = int(axis.reshape(-1)[0])
     at = normalize_axis(given, data.ndim + 1, "expand_dims")
@@ -110,7 +118,7 @@ declare_dynamic(
     "dyn.expand_dims",
     ("data", "axis"),
     DynExpandDimsAttrs,
-    lambda attrs, types: unknown_shape(len(types[0].shape) + attrs.num_newaxis, types[0].dtype),
+    _expanded_type,
     _expanded_dims,
     lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
     _expanded,

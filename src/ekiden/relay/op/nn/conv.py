@@ -19,7 +19,6 @@ from ekiden.relay.op._declare import (
     attempt,
     attrs_of,
     call,
-    fail,
     one_dtype,
     rank_is,
     summable,
@@ -34,6 +33,7 @@ from ekiden.relay.op.nn.geometry import (
     Conv2DAttrs,
     Conv2DTransposeAttrs,
     Ints,
+    check_output_padding,
     check_weight,
     sides,
     spread,
@@ -343,15 +343,7 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     attempt(name, expect_multiple, "channels", c, wanted.groups, "groups")
     out = per_group * wanted.groups
     attempt(name, check_weight, wanted, out, (kh, kw))
-    if any(
-        p >= max(s, d)
-        for p, s, d in zip(wanted.output_padding, wanted.strides, wanted.dilation, strict=True)
-    ):
-        fail(
-            name,
-            f"output_padding {wanted.output_padding} must be below strides {wanted.strides} or"
-            f" dilation",
-        )
+    attempt(name, check_output_padding, wanted)
     (top, left, bottom, right), (sh, sw) = wanted.padding, wanted.strides
     rows = transposed_extent(h, kh, sh, top, bottom, wanted.dilation[0], wanted.output_padding[0])
     columns = transposed_extent(

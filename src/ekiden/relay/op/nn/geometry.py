@@ -253,3 +253,14 @@ def check_weight(attrs: ConvAttrs, out: PrimExpr, window: Sequence[PrimExpr]) ->
                 f"attribute '{attribute}' and {what}'weight' must agree, got {size} and"
                 f" {prim_text(extent)}"
             )
+
+
+def check_output_padding(attrs: ConvTransposeAttrs) -> None:
+    """Raise ValueError where a transposed convolution adds as much behind its result as a step of
+    its windows, or of their taps, is wide."""
+    steps = zip(attrs.output_padding, attrs.strides, attrs.dilation, strict=True)
+    if any(padding >= max(stride, dilation) for padding, stride, dilation in steps):
+        raise ValueError(
+            f"output_padding {attrs.output_padding} must be below strides {attrs.strides} or"
+            " dilation"
+        )

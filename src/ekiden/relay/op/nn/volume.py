@@ -20,6 +20,7 @@ from ekiden.relay.op.nn.geometry import (
     Conv3DTransposeAttrs,
     DeformableConv2DAttrs,
     Ints,
+    check_output_padding,
     check_weight,
     sides,
     spread,
@@ -69,6 +70,7 @@ def _transposed(
         )
     check_weight(attrs, tidy(per_group * attrs.groups), window)
     expect_multiple("channels", given, attrs.groups, "groups")
+    check_output_padding(attrs)
     return topi.nn.conv_transpose(
         data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation,
         attrs.groups, attrs.data_layout, attrs.kernel_layout, attrs.out_dtype, attrs.out_layout,
