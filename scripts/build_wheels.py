@@ -96,10 +96,27 @@ def toolchain(folder: Path, arch: str, headers: Path) -> dict[str, str]:
         # more than code. Debian's pyconfig.h includes that of the processor from the folder above,
         # which may have another C library's headers too.
         "CMAKE_C_FLAGS": f"-g0 -ffile-prefix-map={ROOT}=. -ffile-prefix-map={folder.parent}=."
-        f" -idirafter {headers.parent}",
+        f" -idirafter {headers.parent} -idirafter {config_for(arch, headers, folder)}",
         "CMAKE_SHARED_LINKER_FLAGS": "-s",
         "CMAKE_MODULE_LINKER_FLAGS": "-s",
     }
+
+
+def config_for(arch: str, headers: Path, folder: Path) -> Path:
+    """A folder, in this one, that has the file which Debian's pyconfig.h includes for a processor;
+    it is empty where the headers have it themselves, or are not Debian's.
+
+    A package of Debian has the file of its own processor alone. That of another stands in, as what
+    is not Debian's does for all: those of `PLATFORMS` have the same sizes and order of bytes.
+    """
+    made = folder / "config"
+    name = f"{headers.name}/pyconfig.h"
+    found = sorted(headers.parent.glob(f"*-linux-gnu/{name}"))
+    wanted = f"{arch}-linux-gnu/{name}"
+    if found and headers.parent / wanted not in found:
+        (made / wanted).parent.mkdir(parents=True)
+        shutil.copy(found[0], made / wanted)
+    return made
 
 
 def build_wheel(python: Python, arch: str, out: Path) -> Path:

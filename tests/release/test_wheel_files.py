@@ -21,6 +21,7 @@ pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
+import build_wheels  # noqa: E402
 import generate_sbom  # noqa: E402
 import wheel_files  # noqa: E402
 
@@ -220,3 +221,18 @@ def test_the_bills_of_materials_name_every_need() -> None:
         required = {c["name"] for c in bill["components"] if c["scope"] == "required"}
         assert required >= {generate_sbom.name_of(each) for each in row["dependencies"]}
         assert bill["metadata"]["component"]["version"] == ekiden.__version__
+
+
+@pytest.mark.parametrize("arch", build_wheels.PLATFORMS)
+def test_headers_of_one_processor_serve_all(arch: str, tmp_path: Path) -> None:
+    """As Debian has them: a file that includes that of the processor, and one of those."""
+    headers = tmp_path / "include/python3.14"
+    own = tmp_path / "include/x86_64-linux-gnu/python3.14"
+    for folder in (headers, own):
+        folder.mkdir(parents=True)
+    (own / "pyconfig.h").write_text("int found;\n")
+    (headers / "pyconfig.h").write_text(f"#include <{arch}-linux-gnu/python3.14/pyconfig.h>\n")
+    flags = build_wheels.toolchain(tmp_path / "bin", arch, headers)["CMAKE_C_FLAGS"].split()
+    words = ["cc", "-E", *flags, str(headers / "pyconfig.h")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "int found;" in done.stdout, done.stderr
