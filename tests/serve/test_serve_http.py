@@ -257,6 +257,29 @@ def test_metrics(server: Running) -> None:
     assert 'ekiden_requests_total{model="soft",outcome="ok"}' in text
     assert 'ekiden_run_rows_count{model="soft"}' in text
     assert "ekiden_memory_held_bytes" in text and "nobody" not in text
+    counts = [
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith("ekiden_request_seconds_bucket{") and 'model="soft"' in line
+    ]
+    assert counts == sorted(counts) and counts[-1] >= 1
+    assert f'ekiden_request_seconds_count{{model="soft"}} {counts[-1]}' in text
+
+
+def test_paths(server: Running) -> None:
+    """A slash behind one makes no difference; what is no path or method is told."""
+    for path in ("/v2", "/v2/", "/v2/health/live/", "/v2/models/soft/ready/"):
+        assert server.ask("GET", path, headers={}).status == 200, path
+    assert server.ask("HEAD", "/v2/models/soft").data == b""
+    for method, path, status, error in (
+        ("GET", "/v2/models/soft/infer", 405, "method not allowed"),
+        ("DELETE", "/v2", 405, "method not allowed"),
+        ("GET", "/v2/models//ready", 404, "not found"),
+        ("GET", "/v2/models/{model}/what", 404, "not found"),
+        ("GET", "/", 404, "not found"),
+    ):
+        found = server.ask(method, path)
+        assert (found.status, found.error) == (status, error), path
 
 
 def test_one_connection_for_many(server: Running) -> None:

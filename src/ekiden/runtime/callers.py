@@ -45,7 +45,7 @@ class Machines:
         machine = self._take()
         try:
             machine.limit(seconds=seconds)
-            return _into(machine, places, name, args)
+            return _into(machine, places, name, args) if places else machine.invoke(name, *args)
         finally:
             machine.limit()
             self._idle.append(machine)

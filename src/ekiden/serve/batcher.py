@@ -91,10 +91,11 @@ class Runners:
     """
 
     def __init__(self, count: int) -> None:
-        self.lock = threading.Condition()
+        self.lock = threading.Lock()
         """Guards this and the queues of all batchers."""
+        self._changed = threading.Condition(self.lock)
         self.pending: set[Work] = set()
-        """What has no answer yet, of all batchers. Of the event loop's thread alone."""
+        """What somebody waits for, of all batchers. Of the event loop's thread alone."""
         self._ready: deque[tuple[Batcher, list[Work]]] = deque()
         """Whose turn it is, and a run where it is made up already."""
         self._is_closed = False
@@ -110,13 +111,13 @@ class Runners:
         if not batcher.is_offered and batcher.may_run():
             batcher.is_offered = True
             self._ready.append((batcher, []))
-            self.lock.notify()
+            self._changed.notify()
 
     def hand(self, batcher: Batcher, batch: list[Work]) -> None:
         """Let a thread make a run, which the batcher counts among those under way."""
         with self.lock:
             self._ready.append((batcher, batch))
-            self.lock.notify()
+            self._changed.notify()
 
     def give_up(self, error: Exception) -> None:
         """Answer all that has no answer yet by an error; what runs goes on for nobody."""
@@ -128,7 +129,7 @@ class Runners:
         """Let the threads end when nothing waits any more."""
         with self.lock:
             self._is_closed = True
-            self.lock.notify_all()
+            self._changed.notify_all()
 
     def _serve(self) -> None:
         while found := self._next():
@@ -150,7 +151,7 @@ class Runners:
                 while not self._ready:
                     if self._is_closed:
                         return None
-                    self.lock.wait()
+                    self._changed.wait()
                 batcher, batch = self._ready.popleft()
                 if batch:
                     return batcher, batch
@@ -210,7 +211,6 @@ class Batcher:
             self._size += work.size
             self._place()
         self.runners.pending.add(work)
-        work.future.add_done_callback(lambda future: self.runners.pending.discard(work))
         if self._wait:
             self.loop.call_later(self._wait, self._look)
 
@@ -270,6 +270,11 @@ class Batcher:
         oldest = min(entry[2].came for entry in self._heap)
         rows = sum(entry[2].rows for entry in self._heap)
         return rows >= self._rows or oldest + self._wait <= time.monotonic() + 1e-3
+
+    def drop(self, work: Work) -> None:
+        """Nobody waits for it any more. On the loop."""
+        work.is_dropped = True
+        self.runners.pending.discard(work)
 
     def estimate(self) -> float:
         """The seconds until what waits now is done, as runs went so far."""

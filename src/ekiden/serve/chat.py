@@ -14,13 +14,13 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.engine import Engine
 from ekiden.serve.generation import Generation
 from ekiden.serve.http_messages import read_json
+from ekiden.serve.routes import Route
 from ekiden.serve.text import Message, Sampling
 
 __all__ = ["ChatRequest", "ChatRoutes", "read_chat"]
@@ -138,7 +138,7 @@ class ChatRoutes:
         return [
             Route("/v1/models", self.models),
             Route("/v1/models/{model}", self.model),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=("POST",)),
         ]
 
     def _row(self, name: str) -> dict[str, object]:

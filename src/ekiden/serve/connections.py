@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ekiden.serve.config import Limits
 from ekiden.serve.metrics import Metrics
 
-__all__ = ["ABORT", "connection_class"]
+__all__ = ["ABORT", "connection_class", "has_body"]
 
 ABORT = "ekiden.abort"
 """Where a request's scope has what ends its connection at once."""
+CYCLE = "ekiden.cycle"
+"""Where it has the request as uvicorn keeps it, of which `has_body` asks."""
 HEAD_BYTES = 64 << 10
 """The most bytes of a request's line and headers; the parser itself would take any number."""
 
@@ -21,6 +24,12 @@ HEAD_BYTES = 64 << 10
 def connection_class(limits: Limits, metrics: Metrics) -> type[HttpToolsProtocol]:
     """The class of a server's connections."""
     return type("BoundedConnection", (Connection,), {"limits": limits, "metrics": metrics})
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether all of a request's body is there, so that nothing is to be waited for."""
+    cycle = scope.get(CYCLE)
+    return cycle is not None and not cycle.more_body
 
 
 class Connection(HttpToolsProtocol):
@@ -40,7 +49,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # as uvicorn has it
         """A client has come."""
         super().connection_made(transport)
-        self.metrics.connections.set(len(self.connections))
+        self.metrics.connections = len(self.connections)
         self._wait()
         if len(self.connections) > self.limits.connections:
             transport.close()
@@ -49,7 +58,7 @@ class Connection(HttpToolsProtocol):
         """It has gone."""
         self._stop_waiting()
         super().connection_lost(exc)
-        self.metrics.connections.set(len(self.connections))
+        self.metrics.connections = len(self.connections)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
@@ -69,6 +78,7 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting()
         super().on_headers_complete()
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]  # ours
+        self.scope[CYCLE] = self.cycle  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
         """The body is there."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -111,19 +110,19 @@ class Engine:
         """Let all models go."""
         self.repository.close()
 
-    @contextmanager
-    def flight(self) -> Iterator[None]:
-        """A request that the stop waits for. Raises RequestError when the server stops."""
+    def enter(self) -> None:
+        """A request begins, whose `leave` the stop waits for. Raises RequestError when the server
+        stops."""
         if self.is_stopping:
             raise RequestError("the server stops", "stopping", 1.0)
         self.in_flight += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if self.in_flight == 0:
-                self._idle.set()
+
+    def leave(self) -> None:
+        """A request that has entered ends."""
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self._idle.set()
 
     async def drain(self) -> bool:
         """Take no new requests, and wait for those in flight, for as long as the limits say; then
@@ -149,8 +148,12 @@ class Engine:
         started = time.perf_counter()
         reason = "ok"
         try:
-            with self.flight(), self.tracer.span("infer", known):
-                return await call()
+            self.enter()
+            try:
+                with self.tracer.span("infer", known):
+                    return await call()
+            finally:
+                self.leave()
         except asyncio.CancelledError:
             reason = "gone"
             raise
@@ -193,10 +196,13 @@ class Engine:
         if version.program.make_session is not None:
             raise RequestError(f"model '{model.name}' keeps a state: name a 'sequence_id'")
         arrays = request.arrange(version.signature)
-        with version.used():
+        version.hold()
+        try:
             outputs = await version.run(
                 arrays, deadline=_deadline(version, request), priority=request.parameters.priority
             )
+        finally:
+            version.release()
         return _response(request, version, outputs)
 
     async def _step(self, model: Model, request: InferRequest, step: SequenceStep) -> InferResponse:

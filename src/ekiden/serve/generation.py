@@ -33,7 +33,6 @@ class Generation:
         self._started = time.perf_counter()
         self._deadline = time.monotonic() + version.config.seconds
         self._iterator: Iterator[Piece] | None = None
-        self._flight = engine.flight()
         self._is_open = False
         self._outcome = "ok"
         self.prompt = self.completion = 0
@@ -63,7 +62,7 @@ class Generation:
         return made
 
     def _open(self) -> None:
-        self._flight.__enter__()
+        self._engine.enter()
         self._version.hold()
         self._is_open = True
 
@@ -73,7 +72,7 @@ class Generation:
             return
         self._is_open = False
         self._version.release()
-        self._flight.__exit__(None, None, None)
+        self._engine.leave()
         seconds = time.perf_counter() - self._started
         self._engine.metrics.request(self._name, self._outcome, seconds)
         self._engine.metrics.tokens(self._name, self.completion)

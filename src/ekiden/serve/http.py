@@ -6,19 +6,18 @@ import asyncio
 import math
 
 import orjson
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.chat import ChatRoutes
-from ekiden.serve.connections import ABORT
+from ekiden.serve.connections import ABORT, has_body
 from ekiden.serve.engine import Engine
 from ekiden.serve.http_messages import HEADER_LENGTH, read_json, read_request, write_response
 from ekiden.serve.metrics import CONTENT_TYPE
 from ekiden.serve.reasons import REASONS, refusal
+from ekiden.serve.routes import READ, Route, Routes
 from ekiden.serve.security import Tokens
 from ekiden.serve.traces import PARENT
 
@@ -27,6 +26,9 @@ __all__ = ["Application", "json_response", "read_body"]
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 """What is answered without a token: a machine that asks whether the server lives has none."""
 BINARY = "application/octet-stream"
+HEADERS = "ekiden.headers"
+"""Where a request's scope has its headers by their names, both as bytes."""
+_HEADER_LENGTH = HEADER_LENGTH.encode()
 _NAMED = "/v2/models/{model}"
 _VERSIONED = _NAMED + "/versions/{version}"
 
@@ -38,12 +40,18 @@ def json_response(value: object, status: int = 200) -> Response:
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
     """The body of a request. Raises RequestError where it is too large, or comes too slowly."""
-    headers = request.headers
-    if headers.get("content-encoding", "identity") != "identity":
+    headers = request.scope[HEADERS]
+    if headers.get(b"content-encoding", b"identity") != b"identity":
         raise RequestError("content-encoding: none expected", "media")
-    length = headers.get("content-length", "0")
+    length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > most:
         raise RequestError(f"the body: at most {most} bytes expected", "too_large")
+    if has_body(request.scope):  # in one piece
+        message = await request.receive()
+        body: bytes = message.get("body", b"")
+        if len(body) > most:
+            raise RequestError(f"the body: at most {most} bytes expected", "too_large")
+        return body
     chunks, size = [], 0
     try:
         async with asyncio.timeout(seconds):
@@ -64,22 +72,21 @@ class Application:
         self._engine, self._tokens = engine, tokens
         self._limits = engine.config.limits
         chat = ChatRoutes(engine, self._body)
-        self._router = Router([*self._routes(), *chat.routes()])
+        self._routes = Routes([*self._rows(), *chat.routes()])
 
-    def _routes(self) -> list[Route]:
+    def _rows(self) -> list[Route]:
         control = "/v2/repository"
         return [
-            *(Route(f"{at}/infer", self.infer, methods=["POST"]) for at in (_NAMED, _VERSIONED)),
+            *(Route(f"{at}/infer", self.infer, methods=("POST",)) for at in (_NAMED, _VERSIONED)),
             *(Route(f"{at}/ready", self.model_ready) for at in (_NAMED, _VERSIONED)),
             *(Route(at, self.model) for at in (_NAMED, _VERSIONED)),
             Route("/v2", self.server),
-            Route("/v2/", self.server),
             Route("/v2/health/live", self.live),
             Route("/v2/health/ready", self.ready),
-            Route(f"{control}/index", self.index, methods=["POST"]),
-            Route(f"{control}/models/{{model}}/load", self.load, methods=["POST"]),
-            Route(f"{control}/models/{{model}}/unload", self.unload, methods=["POST"]),
-            Route(f"{_NAMED}/sequences/{{sequence}}", self.sequence, methods=["GET", "PUT"]),
+            Route(f"{control}/index", self.index, methods=("POST",)),
+            Route(f"{control}/models/{{model}}/load", self.load, methods=("POST",)),
+            Route(f"{control}/models/{{model}}/unload", self.unload, methods=("POST",)),
+            Route(f"{_NAMED}/sequences/{{sequence}}", self.sequence, methods=(*READ, "PUT")),
             Route("/metrics", self.metrics),
         ]
 
@@ -90,17 +97,15 @@ class Application:
                 await send({"type": "websocket.close", "code": 1008})
             return
         guarded = GuardedSend(send, self._limits.body_seconds)
-        headers = dict(scope["headers"])
+        headers = scope[HEADERS] = dict(scope["headers"])
         try:
             if scope["path"] not in OPEN_PATHS:
                 self._tokens.check(headers.get(b"authorization", b""))
             if b"traceparent" in headers:
                 PARENT.set(headers[b"traceparent"].decode("latin-1"))
-            scope["app"] = self._router  # so that the router raises what it does not find
-            await self._router(scope, receive, guarded)
-        except HTTPException as error:
-            reason = {404: "unknown", 405: "method"}.get(error.status_code, "malformed")
-            await self._refuse(RequestError(error.detail.lower(), reason), scope, guarded)
+            endpoint, scope["path_params"] = self._routes.find(scope["method"], scope["path"])
+            response = await endpoint(Request(scope, receive))
+            await response(scope, receive, guarded)
         except RequestError as error:
             await self._refuse(error, scope, guarded)
         except asyncio.CancelledError:
@@ -124,7 +129,7 @@ class Application:
         """The outputs of a model for the inputs in the body."""
         names = request.path_params
         body = await self._body(request)
-        header = request.headers.get(HEADER_LENGTH, "")
+        header = request.scope[HEADERS].get(_HEADER_LENGTH, b"").decode("latin-1")
         wanted = self._engine.read(
             names["model"],
             lambda: read_request(names["model"], names.get("version", ""), body, header),

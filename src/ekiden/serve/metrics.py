@@ -1,11 +1,23 @@
-"""Counts and times for Prometheus: one row for each metric."""
+"""Counts and times for Prometheus: one row for each metric.
+
+They are numbers that the event loop's thread adds to, and become Prometheus' families where they
+are read: its own counters take a lock and several calls each, for every request.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from ekiden.runtime.memory import memory_stats
 
@@ -16,29 +28,49 @@ _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+class Spread:
+    """How many values of each model were at most each bound."""
+
+    def __init__(self, name: str, meaning: str, bounds: tuple[float, ...]) -> None:
+        self._name, self._meaning, self._bounds = name, meaning, bounds
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+
+    def add(self, model: str, value: float) -> None:
+        """One value more."""
+        counts = self._counts.get(model)
+        if counts is None:
+            counts = self._counts[model] = [0] * (len(self._bounds) + 1)
+            self._sums[model] = 0.0
+        counts[bisect_left(self._bounds, value)] += 1
+        self._sums[model] += value
+
+    def family(self) -> Metric:
+        """The same as Prometheus has it."""
+        made = HistogramMetricFamily(self._name, self._meaning, labels=["model"])
+        names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        for model, counts in self._counts.items():
+            buckets = list(zip(names, accumulate(counts), strict=True))
+            made.add_metric([model], buckets, self._sums[model])
+        return made
+
+
 class Metrics:
-    """The metrics of one server."""
+    """The metrics of one server. Of the event loop's thread alone."""
 
     def __init__(self) -> None:
-        self._registry = made = CollectorRegistry()
-        self._requests = Counter(
-            "ekiden_requests", "Requests by how they ended", ["model", "outcome"], registry=made
+        self.connections = 0
+        """Of HTTP, open."""
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._seconds = Spread(
+            "ekiden_request_seconds", "From the parsed request to its outputs", _SECONDS
         )
-        self._seconds = Histogram(
-            "ekiden_request_seconds", "From the parsed request to its outputs", ["model"],
-            registry=made, buckets=_SECONDS,
-        )  # fmt: skip
-        self._rows = Histogram(
-            "ekiden_run_rows", "Rows of a run", ["model"], registry=made, buckets=_ROWS
-        )
-        self._run_seconds = Counter("ekiden_run_seconds", "Time in runs", ["model"], registry=made)
-        self._tokens = Counter(
-            "ekiden_generated_tokens", "Tokens of generated text", ["model"], registry=made
-        )
-        self.connections = Gauge("ekiden_connections", "Open connections of HTTP", registry=made)
+        self._rows = Spread("ekiden_run_rows", "Rows of a run", _ROWS)
+        self._run_seconds: dict[str, float] = {}
+        self._tokens: Counter[str] = Counter()
         self._waiting: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {}
-        self._children: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
-        made.register(_Gauges(self._waiting))
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
 
     def watch(self, model: str, waiting: Callable[[], int], sequences: Callable[[], int]) -> None:
         """Show how many requests of a model wait, and how many sequences it has."""
@@ -46,35 +78,49 @@ class Metrics:
 
     def request(self, model: str, outcome: str, seconds: float) -> None:
         """A request ended; `model` is a name that there is, or empty."""
-        found = self._children.get((model, outcome))
-        if found is None:
-            found = self._requests.labels(model, outcome), self._seconds.labels(model)
-            self._children[model, outcome] = found
-        found[0].inc()
-        found[1].observe(seconds)
+        self._requests[model, outcome] += 1
+        self._seconds.add(model, seconds)
 
     def run(self, model: str, rows: int, seconds: float) -> None:
         """A run ended."""
-        self._rows.labels(model).observe(rows)
-        self._run_seconds.labels(model).inc(seconds)
+        self._rows.add(model, rows)
+        self._run_seconds[model] = self._run_seconds.get(model, 0.0) + seconds
 
     def tokens(self, model: str, count: int) -> None:
         """Tokens were generated."""
-        self._tokens.labels(model).inc(count)
+        self._tokens[model] += count
 
     def text(self) -> bytes:
         """All of them, as Prometheus reads them."""
         return generate_latest(self._registry)
 
-
-class _Gauges:
-    """What is asked when it is read: queues, sequences, memory."""
-
-    def __init__(self, waiting: dict[str, tuple[Callable[[], int], Callable[[], int]]]) -> None:
-        self._waiting = waiting
-
     def collect(self) -> Iterator[Metric]:
-        """The metrics of now."""
+        """All of them as Prometheus' families, which the registry asks for."""
+        requests = CounterMetricFamily(
+            "ekiden_requests", "Requests by how they ended", labels=["model", "outcome"]
+        )
+        for labels, count in self._requests.items():
+            requests.add_metric(list(labels), count)
+        yield requests
+        yield self._seconds.family()
+        yield self._rows.family()
+        run_seconds = CounterMetricFamily("ekiden_run_seconds", "Time in runs", labels=["model"])
+        for model, seconds in self._run_seconds.items():
+            run_seconds.add_metric([model], seconds)
+        yield run_seconds
+        tokens = CounterMetricFamily(
+            "ekiden_generated_tokens", "Tokens of generated text", labels=["model"]
+        )
+        for model, count in self._tokens.items():
+            tokens.add_metric([model], count)
+        yield tokens
+        yield from self._now()
+
+    def _now(self) -> Iterator[Metric]:
+        """What is asked when it is read: connections, queues, sequences, memory."""
+        yield GaugeMetricFamily(
+            "ekiden_connections", "Open connections of HTTP", value=self.connections
+        )
         queue = GaugeMetricFamily("ekiden_waiting", "Requests that wait", labels=["model"])
         alive = GaugeMetricFamily("ekiden_sequences", "Sequences alive", labels=["model"])
         for model, (waiting, sequences) in self._waiting.items():

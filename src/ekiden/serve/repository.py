@@ -11,9 +11,8 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -113,15 +112,6 @@ class Version:
                 self.pool.shutdown(wait=False)
             self.on_end()
 
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """While this is entered the version stays."""
-        self.hold()
-        try:
-            yield
-        finally:
-            self.release()
-
     async def run(
         self,
         arrays: Sequence[Array],
@@ -146,7 +136,7 @@ class Version:
         try:
             return await work.future
         finally:
-            work.is_dropped = True
+            self.batcher.drop(work)
             timer.cancel()
 
 
