@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -280,6 +281,19 @@ def test_paths(server: Running) -> None:
     ):
         found = server.ask(method, path)
         assert (found.status, found.error) == (status, error), path
+
+
+def test_a_client_that_goes_before_its_body_is_whole(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody is left to be answered, and nothing has failed."""
+    with serving(models) as server:
+        head = b"POST /v2/models/soft/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), 10) as made:
+            made.sendall(head + b"{")
+        while server.server.engine.metrics.connections:
+            assert server.ask("GET", "/v2").status == 200
+    assert capsys.readouterr().err == ""
 
 
 def test_one_connection_for_many(server: Running) -> None:

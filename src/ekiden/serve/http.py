@@ -6,7 +6,7 @@ import asyncio
 import math
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -39,7 +39,8 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """The body of a request. Raises RequestError where it is too large, or comes too slowly."""
+    """The body of a request. Raises RequestError where it is too large, or comes too slowly, and
+    ClientDisconnect where the client has gone."""
     headers = request.scope[HEADERS]
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise RequestError("content-encoding: none expected", "media")
@@ -48,7 +49,9 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
         raise RequestError(f"the body: at most {most} bytes expected", "too_large")
     if has_body(request.scope):  # in one piece
         message = await request.receive()
-        body: bytes = message.get("body", b"")
+        if message["type"] != "http.request":
+            raise ClientDisconnect
+        body: bytes = message["body"]
         if len(body) > most:
             raise RequestError(f"the body: at most {most} bytes expected", "too_large")
         return body
@@ -110,6 +113,8 @@ class Application:
             await self._refuse(error, scope, guarded)
         except asyncio.CancelledError:
             raise
+        except ClientDisconnect:  # nobody is left to be answered
+            pass
         except SlowReaderError:
             scope[ABORT]()
         except Exception as error:  # of our own making: the client is told that much
