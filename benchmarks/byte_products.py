@@ -31,12 +31,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
-from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import Var, const
+from ekiden.driver.peak import words_loop
 from ekiden.runtime import load_image, num_threads, tensor
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, seq
+from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
 from ekiden.topi.nn.weights import WORD, pack_weight
@@ -44,7 +42,7 @@ from ekiden.topi.rule import choose, schedule
 from ekiden.topi.rule.dense import FAMILY
 from ekiden.topi.rule.family import NARROW, Product
 from ekiden.topi.rule.model import narrowing_pays
-from ekiden.topi.rule.words import DOT4, dots, narrowed_words
+from ekiden.topi.rule.words import narrowed_words
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from onnx_runtime import EXACT
@@ -67,29 +65,12 @@ def linked(func: PrimFunc, target: Target) -> Callable[..., object]:
 
 def peak(target: Target) -> tuple[Call, int]:
     """A loop of independent sums, and its operations: a word is one dot product, or two sums."""
-    lanes, dot = target.lanes("float32"), dots(target)[0]
-    chains = min(24, target.registers - 4)
-    vector = f"int32x{lanes}"
-    out = Buffer("out", (const(chains * lanes),), "int32")
-    acc = Buffer("acc", (const(chains),), vector, "register")
-    clear = [
-        BufferStore(acc, broadcast(const(c + 3, "int32"), lanes), (const(c),))
-        for c in range(chains)
-    ]
-    factor = broadcast(const(0x01020103, "int32"), lanes)
-    zero = broadcast(const(0, "int32"), lanes)
-    # Sums that are an instruction of their own go where they hinder products: without them.
-    total = [acc[c] if dot == DOT4 else zero for c in range(chains)]
-    steps = [
-        BufferStore(acc, call_intrin(dot, total[c], acc[c], factor, dtype=vector), (const(c),))
-        for c in range(chains)
-    ]
-    loop = For(Var("i"), const(0), const(STEPS), ForKind.SERIAL, seq(*steps))
-    keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(chains)]
-    func = PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
-    kernel, result = linked(func, target), tensor(np.zeros(chains * lanes, np.int32))
-    products = WORD if dot == DOT4 else 2
-    return lambda: kernel(result), 2 * products * lanes * chains * STEPS
+    made = words_loop(target, "int8")
+    assert made is not None, target
+    func, work = made
+    (out,) = func.buffers
+    kernel, result = linked(func, target), tensor(np.zeros(out.shape[0].value, np.int32))  # type: ignore[attr-defined]
+    return lambda: kernel(result), work
 
 
 def ours(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[Call, str]:

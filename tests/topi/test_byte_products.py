@@ -27,7 +27,10 @@ from long_runs import share
 from processor import processors
 
 Array = np.ndarray
-WAYS = [(text, dot) for text in processors() for dot in dots(Target.parse(text))]
+WAYS = [
+    *((text, dot) for text in processors() for dot in dots(Target.parse(text))),
+    *((text, "amx_int8") for text in processors() if Target.parse(text).has("amx_int8")),
+]
 NARROW_WAYS = [(text, dot) for text in processors() for dot in dots(Target.parse(text), True)]
 
 
@@ -88,7 +91,7 @@ def test_dense_of_any_number_of_rows(text: str, dot: str) -> None:
     weight = te.placeholder(packed.shape, "int8", "weight")
     output = dense_pack(data, weight, 40, 16, "int32")
     kernel = compiled([data, weight], output, "dense_pack", text, dot)
-    for m in (0, 1, 13):
+    for m in (0, 1, 13, 37):
         x, _ = operands((m, 20), (1, 20), m) if m else (np.zeros((0, 20), "uint8"), None)
         got = np.full((m, 40), 7, "int32")
         kernel(x, packed, got)

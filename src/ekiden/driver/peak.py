@@ -16,8 +16,28 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, Stmt, seq
 from ekiden.tir.transform import lower
+from ekiden.topi.nn.weights import WORD_OF
+from ekiden.topi.rule.matrix_tiles import (
+    ABILITY_OF,
+    DOT_OF,
+    LANES,
+    REGISTERS,
+    ROWS,
+    SUMS_OF,
+    WORD_BYTES,
+    WORDS,
+    matrix_call,
+)
 
-__all__ = ["STEPS", "chains", "measure_peak", "peak_loop", "peak_work", "triad_loop"]
+__all__ = [
+    "STEPS",
+    "chains",
+    "measure_peak",
+    "peak_loop",
+    "peak_work",
+    "triad_loop",
+    "words_loop",
+]
 
 STEPS = 400_000
 """Enough for calling the loop not to count: 50,000 of 256 bits take 85 us, and read as 107 of 117
@@ -64,22 +84,82 @@ def peak_loop(target: Target) -> PrimFunc:
     return PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
 
 
+def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
+    """The same of products of words of int8 or bfloat16, by the fastest instruction that a target
+    has for them, and its operations; None where it has none that is faster than that of floats.
+    """
+    ability = ABILITY_OF[dtype]
+    if target.has(ability):
+        return _matrices_loop(dtype)
+    dots = {"int8": ("dot4_u8s8", "madd_s16"), "bfloat16": ("dot2_bf16",)}[dtype]
+    dot = next(filter(target.has, dots), None)
+    if dot is None:
+        return None
+    lanes, count, sums = target.lanes("float32"), chains(target), SUMS_OF[dtype]
+    vector = f"{sums}x{lanes}"
+    out = Buffer("out", (const(count * lanes),), sums)
+    acc = Buffer("acc", (const(count),), vector, "register")
+    clear = [
+        BufferStore(acc, broadcast(const(c + 3, sums), lanes), (const(c),)) for c in range(count)
+    ]
+    factor = broadcast(const(0x01020103, "int32"), lanes)
+    factor = call_intrin("reinterpret", factor, dtype=vector)
+    zero = broadcast(const(0, sums), lanes)
+    # sums that are an instruction of their own go where they hinder products: without them
+    total = [zero if dot == "madd_s16" else acc[c] for c in range(count)]
+    steps = [
+        BufferStore(acc, call_intrin(dot, total[c], acc[c], factor, dtype=vector), (const(c),))
+        for c in range(count)
+    ]
+    loop = For(Var("i"), const(0), const(STEPS), ForKind.SERIAL, seq(*steps))
+    keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(count)]
+    func = PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
+    products = 4 if dot == "dot4_u8s8" else 2
+    return func, 2 * products * lanes * count * STEPS
+
+
+def _matrices_loop(dtype: str) -> tuple[PrimFunc, int]:
+    """Products of registers that hold matrices."""
+    registers, size, steps = range(REGISTERS), ROWS * LANES, STEPS // 8
+    out = Buffer("out", (const(size),), SUMS_OF[dtype])
+    shape = matrix_call("matrix_shape", *([ROWS, LANES * WORD_BYTES] * REGISTERS))
+    clear = [matrix_call("matrix_zero", n) for n in registers]
+    many = [matrix_call(DOT_OF[dtype], n, 6, 7) for n in registers[:6]]
+    loop = For(Var("i"), const(0), const(steps), ForKind.SERIAL, seq(*many))
+    value = call_intrin("matrix_value", 0, dtype=f"{SUMS_OF[dtype]}x{size}")
+    keep = BufferStore(out, value, (ramp(const(0), 1, size),))
+    attrs = {"global_symbol": "peak", "tir.tiled": 1}
+    work = 2 * size * WORDS * WORD_OF[dtype] * len(many) * steps
+    return PrimFunc((out,), seq(shape, *clear, loop, keep), attrs), work
+
+
 def measure_peak(target: Target | None = None) -> Peak:
     """The best of some rounds of a loop of independent multiply-adds, times the threads of the
-    pool; of a copy that no cache holds; and of sums over arrays of all sizes. Takes 0.5 s.
+    pool, and of products of words; of a copy that no cache holds; and of sums over arrays of all
+    sizes. Takes 0.5 s.
     """
     chosen = Target.host() if target is None else target
-    image = link([compile_object([lower(peak_loop(chosen), chosen)], chosen)], ["peak"], chosen)
-    sums = np.zeros(chains(chosen) * chosen.lanes("float32"), np.float32)
-    loop, out = load_image(image)["peak"], tensor(sums)
-    flops = peak_work(chosen) * num_threads() / _best(lambda: loop(out))
+    flops = _rate(peak_loop(chosen), peak_work(chosen), chosen)
+    words = {}
+    for dtype in ABILITY_OF:
+        made = words_loop(chosen, dtype)
+        words[dtype] = flops if made is None else _rate(*made, chosen)
     source, copy = np.ones(BYTES, np.uint8), np.empty(BYTES, np.uint8)
     memory = 2 * BYTES / _best(lambda: np.copyto(copy, source))
     levels = [(size, _bandwidth(size, chosen)) for size in LEVELS]
     for index in range(len(levels) - 2, -1, -1):  # what fits nearer is no slower
         size, speed = levels[index]
         levels[index] = size, max(speed, levels[index + 1][1])
-    return Peak(flops, max(memory, levels[-1][1]), tuple(levels))
+    return Peak(flops, max(memory, levels[-1][1]), tuple(levels), words)
+
+
+def _rate(loop: PrimFunc, work: int, target: Target) -> float:
+    """Operations in a second of all threads of the pool, of a loop that does so many."""
+    image = link([compile_object([lower(loop, target)], target)], ["peak"], target)
+    (out,) = loop.buffers
+    size = out.shape[0].value  # type: ignore[attr-defined]  # a constant
+    run, result = load_image(image)["peak"], tensor(np.zeros(size, out.dtype))
+    return work * num_threads() / _best(lambda: run(result))
 
 
 def triad_loop(size: int, threads: int, target: Target) -> tuple[PrimFunc, int]:

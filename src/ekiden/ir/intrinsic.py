@@ -158,6 +158,14 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("madd_u8s8",    3, _dot4),           # of bytes whose sums of two fit int16
     IntrinsicDef("madd_s16",     3, _madd),           # acc + 2 products of int16 in words a, b
     IntrinsicDef("dot2_bf16",    3, _dot2),           # acc + 2 products of bfloat16 in words a, b
+    # Registers that hold matrices of at most 16 rows of 64 bytes (x86-64's AMX), by number. shape:
+    # rows and bytes of each. load: number, address, bytes between rows. dot: the sum, its factors.
+    IntrinsicDef("matrix_shape", ANY, _not_here, "int32", effects=True),
+    IntrinsicDef("matrix_zero",  1, _not_here, "int32", effects=True),
+    IntrinsicDef("matrix_load",  3, _not_here, "int32", effects=True),
+    IntrinsicDef("matrix_dot4_u8s8", 3, _not_here, "int32", effects=True),
+    IntrinsicDef("matrix_dot2_bf16", 3, _not_here, "int32", effects=True),
+    IntrinsicDef("matrix_value", 1, _not_here, effects=True),  # of a whole one, to be stored
     IntrinsicDef("shuffle",      ANY, _shuffled),     # elements of two vectors, by numbers
     IntrinsicDef("same_memory",  2, _same_memory, "bool"),  # of the addresses of two buffers
     IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -33,12 +34,18 @@ class Peak(NamedTuple):
     """What the machine reaches at best: operations and bytes in a second.
 
     levels: (bytes, bytes in a second) of loops that go over so many bytes again and again, in
-    ascending order: the nearer to the cores they fit, the faster.
+    ascending order: the nearer to the cores they fit, the faster. words: operations in a second of
+    products of dtypes that have instructions of their own.
     """
 
     flops: float
     bandwidth: float
     levels: tuple[tuple[int, float], ...] = ()
+    words: Mapping[str, float] = MappingProxyType({})
+
+    def flops_of(self, dtypes: Collection[str]) -> float:
+        """Operations in a second of a kernel whose arguments have some dtypes."""
+        return max((v for k, v in self.words.items() if k in dtypes), default=self.flops)
 
     def limit(self, nbytes: int) -> tuple[float, str]:
         """What can be moved in a second of data of so many bytes, and by what: "cache" or "memory".
@@ -114,6 +121,8 @@ class Row:
     call_nbytes: int = 0
     """Bytes that the largest call moves: what a cache would have to hold."""
     is_general: bool = False
+    dtypes: frozenset[str] = frozenset()
+    """Of its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +210,7 @@ class Report:
         if self.peak is None or row.duration == 0:
             return mark
         seconds = row.duration * 1e-9
-        work = row.flops / seconds / self.peak.flops
+        work = row.flops / seconds / self.peak.flops_of(row.dtypes)
         bandwidth, where = self.peak.limit(row.call_nbytes)
         traffic = row.nbytes / seconds / bandwidth
         share = f"{work:.0%} flops" if work >= traffic else f"{traffic:.0%} {where}"
@@ -299,6 +308,7 @@ def _row(calls: Sequence[KernelCall]) -> Row:
         calls[0].is_scalar,
         max(c.nbytes for c in calls),
         any(c.is_general for c in calls),
+        frozenset(a.dtype for a in calls[0].arguments),
     )
 
 

@@ -220,7 +220,8 @@ products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 bits 
 dot4_*: sums of four products of bytes into int32, exact. smlad: sums of two products of int16, and
 bytes that are widened two by two. mve: vectors of 128 bits. dot2_bf16: of two of bfloat16 into
 float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and 8x2 bytes (smmla, ummla, usmmla).
-amx_*: of tiles. integers_256: whole numbers in vectors of 256 bits, where AVX alone has floats.
+amx_*: of registers that hold matrices. integers_256: whole numbers in vectors of 256 bits, where
+AVX alone has floats.
 scalef: a * 2**b. shuffles: elements of two vectors in any order (C has loops for it).
 flush_subnormals: a mode of the thread in which they are 0. masks: loads, stores and arithmetic of
 some lanes.
@@ -228,7 +229,7 @@ some lanes.
 # fmt: on
 
 
-UNUSED = frozenset("amx_int8 amx_bf16 amx_fp16 fma_fp16 sve sve2".split())
+UNUSED = frozenset("amx_fp16 fma_fp16 sve sve2".split())
 """Abilities that no code generator has code for."""
 
 

@@ -58,6 +58,12 @@ def packed_tile(kernel_layout: str) -> int:
     return next((size for letter, size in parse(kernel_layout) if letter == "o"), 0)
 
 
+def packed_word(kernel_layout: str) -> int:
+    """The neighbouring input channels side by side in a packed weight layout ("OHWI16o4i" -> 4); 1
+    for others."""
+    return next((size for letter, size in parse(kernel_layout) if letter == "i"), 1)
+
+
 def spatial(layout: str) -> tuple[int, ...]:
     """Positions of the spatial axes (D, H, W), outermost first."""
     return tuple(i for i, (letter, _) in enumerate(parse(layout)) if letter in "DHW")

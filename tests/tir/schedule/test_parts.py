@@ -165,7 +165,10 @@ def test_a_loop_that_counts_parts_keeps_them_whole() -> None:
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        ("small_tile()", "micro-kernel 'small_tile': there is none; there are register_tile"),
+        (
+            "small_tile()",
+            "micro-kernel 'small_tile': there is none; there are matrix_tile, register_tile",
+        ),
         (
             "register_tile(high=2)",
             "micro-kernel 'register_tile': no option 'high=2'; there are, with",

@@ -19,7 +19,7 @@ from ekiden.codegen.common import (
     flat_extent,
     stored_value,
 )
-from ekiden.codegen.llvm import subnormals
+from ekiden.codegen.llvm import matrix, subnormals
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
@@ -28,9 +28,9 @@ from ekiden.codegen.llvm.operations import reduce_lanes
 from ekiden.codegen.llvm.packed_call import PackedCallEmitter
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import LT, IntImm, PrimExpr, SizeVar, Var, cast, const, is_const
+from ekiden.ir.prim import LT, IntImm, Intrinsic, PrimExpr, SizeVar, Var, cast, const, is_const
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Broadcast, Buffer, Ramp
+from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, Ramp
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -71,6 +71,8 @@ class StatementEmitter(PackedCallEmitter):
         """DLPack's number of the kind of device that it launches kernels on; buffers lie there."""
         self._sizes: dict[Operand, Operand] = {}
         self.failures: list[str] = []
+        self.shapes: matrix.Shapes | None = None
+        """Of registers that hold matrices, if it has set any."""
         self.flushed: subnormals.Flushed | None = None
         """What was set before subnormal numbers were flushed, if they are."""
         self._stores: dict[Stmt, frozenset[RegisterKey]] = {}
@@ -95,6 +97,8 @@ class StatementEmitter(PackedCallEmitter):
                 self.repeating(s)
             case IfThenElse():
                 self.branching(s)
+            case Evaluate(value=Intrinsic(op=op)) if op.startswith("matrix_"):
+                self.matrix(s.value)
             case Evaluate():
                 if not isinstance(s.value, IntImm):
                     self.value(s.value)
@@ -104,6 +108,23 @@ class StatementEmitter(PackedCallEmitter):
                 self.prefetch(s)
             case _:
                 raise InternalError(f"llvm: statement {type(s).__name__} must be lowered first")
+
+    def matrix(self, e: PrimExpr) -> None:
+        """What is done to registers that hold matrices."""
+        assert isinstance(e, Intrinsic)
+        if e.op == "matrix_shape":
+            if self.shapes is None:
+                self.shapes = matrix.Shapes(self.b)
+            return self.shapes.set([self.value(cast(a, "int64")) for a in e.args])
+        numbers = [a.value for a in e.args if isinstance(a, IntImm)]
+        if e.op == "matrix_zero":
+            return matrix.clear(self.b, numbers[0])
+        if e.op in matrix.DOTS:
+            return matrix.multiply(self.b, e.op, numbers)
+        _, place, stride = e.args
+        assert isinstance(place, BufferAddress)
+        address, _ = self.address(place.buffer, place.indices[0])
+        return matrix.load(self.b, numbers[0], address, self.value(cast(stride, "int64")))
 
     # variables and buffers
 
@@ -173,6 +194,8 @@ class StatementEmitter(PackedCallEmitter):
         """Return from the function."""
         if self.flushed is not None:
             self.flushed.leave(self.b)
+        if self.shapes is not None:
+            matrix.release(self.b)
         self.b.effect(f"ret i32 {code}")
 
     # failing
@@ -258,6 +281,8 @@ class StatementEmitter(PackedCallEmitter):
                 f"llvm: store to {s.buffer.name!r} has {len(s.indices)} indices;"
                 " flatten buffers first"
             )
+        if isinstance(s.value, Intrinsic) and s.value.op == "matrix_value":
+            return self.store_matrix(s)
         check_lanes("llvm: the store to", s.buffer, s.indices[0], s.value.dtype)
         if s.predicate is not None and dt.lanes(s.predicate.dtype) == 1:
             if is_const(s.predicate):
@@ -280,6 +305,15 @@ class StatementEmitter(PackedCallEmitter):
         self.memory_store(s, kept, value)
         self.b.touch_memory(self.place_of(s.buffer))
         return None
+
+    def store_matrix(self, s: BufferStore) -> None:
+        """Store a register that holds a matrix, its rows one after the other."""
+        assert isinstance(s.value, Intrinsic)
+        (number,) = s.value.args
+        assert isinstance(number, IntImm)
+        address, _ = self.address(s.buffer, s.indices[0])
+        matrix.store(self.b, number.value, address)
+        self.b.touch_memory(self.place_of(s.buffer))
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """A scalar, contiguous, masked or scattered store."""
@@ -530,6 +564,8 @@ class StatementEmitter(PackedCallEmitter):
         """Call what may write memory, and fail."""
         status = self.b.value(f"call i32 {call}")
         self.b.touch_memory()
+        if self.shapes is not None:
+            self.shapes.forget()
         self.fail_unless(self.b.value(f"icmp eq i32 {status}, 0"))
 
 

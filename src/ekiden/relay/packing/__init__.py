@@ -12,7 +12,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.packing.blocks import dense_blocks
 from ekiden.relay.packing.common import dtype_of
-from ekiden.relay.packing.conv import conv, conv_bytes, conv_transpose, depthwise_bytes
+from ekiden.relay.packing.conv import conv, conv_transpose, conv_words, depthwise_bytes
 from ekiden.relay.packing.dense import dense, dense_words
 from ekiden.relay.packing.nibbles import dense_nibbles
 from ekiden.relay.packing.recurrent import recurrent
@@ -51,7 +51,8 @@ RULES: Mapping[tuple[str, str, str, str], Row] = {
     ("nn.dense", "bfloat16", "bfloat16", "float32"):   Row(dense_words),
     ("nn.conv2d", *FLOAT):                             Row(conv, computed=True),
     ("nn.conv3d", *FLOAT):                             Row(conv, computed=True),
-    ("nn.conv2d", "uint8", "int8", "int32"):           Row(conv_bytes),
+    ("nn.conv2d", "uint8", "int8", "int32"):           Row(conv_words),
+    ("nn.conv2d", "bfloat16", "bfloat16", "float32"):  Row(conv_words),
     ("nn.conv2d", "uint8", "float32", "float32"):      Row(depthwise_bytes),
     ("nn.conv2d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
     ("nn.conv3d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),

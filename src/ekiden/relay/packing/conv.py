@@ -2,6 +2,7 @@
 
 nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
 nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
+nn.conv2d(%x bf16, W bf16, NHWC)      ->  kernel layout OHWI64o2i, over data with their border
 nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
 nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
 nn.conv2d_transpose(%x, W, NHWC, IOHW)  ->  kernel layout OHWI{tile}o, GOHWI{tile}o or HWIO;
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
@@ -23,6 +25,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs, ConvAttrs, ConvTransposeAttrs
 from ekiden.relay.packing.common import (
+    dtype_of,
     known_shape,
     last_dim,
     names_of,
@@ -34,7 +37,7 @@ from ekiden.relay.transform.scopes import infer_here
 from ekiden.target import Target
 from ekiden.topi.layout import permutation
 from ekiden.topi.nn.conv_transpose import is_few
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.nn.winograd import TAPS, suits
 from ekiden.topi.rule.families import fixed_for
 from ekiden.topi.rule.family import Product
@@ -47,27 +50,34 @@ PLAIN = (("NHWC", "OIHW"), ("NDHWC", "OIDHW"))
 PLAIN_TRANSPOSED = (("NHWC", "IOHW"), ("NDHWC", "IODHW"))
 
 
-def conv_bytes(call: Call, target: Target) -> RelayExpr:
-    """Of uint8 and int8, without a border."""
+def conv_words(call: Call, target: Target) -> RelayExpr:
+    """Of uint8 and int8, or of bfloat16: without a border, which is made before."""
     attrs, (data, weight) = call.attrs, call.args
     assert isinstance(attrs, Conv2DAttrs)
     assert isinstance(weight, Constant)
+    dtype = dtype_of(data)
+    word, kind = WORD_OF[dtype], "conv2d_bf16" if dtype == "bfloat16" else "conv2d_u8s8"
     plain = attrs.data_layout == "NHWC" and attrs.kernel_layout == "OIHW" and attrs.groups == 1
-    if not plain or any(attrs.padding) or attrs.out_dtype != "int32":
+    has_border = any(attrs.padding) and dtype == "uint8"  # zeros may not be 0
+    if not plain or has_border or attrs.out_dtype != ("int32" if dtype == "uint8" else "float32"):
         return call
     channels, depth, *kernel = weight.data.shape
-    taps = math.prod(kernel)
-    missing = -depth % WORD
-    if missing:
-        none = (0, 0)
-        data = op.nn.pad(data, (none, none, none, (0, missing)), Constant(np.zeros((), np.uint8)))
+    missing, none = -depth % word, (0, 0)
+    if missing or any(attrs.padding):
+        top, left, bottom, right = attrs.padding
+        widths = (none, (top, bottom), (left, right), (0, missing))
+        data = op.nn.pad(data, widths, Constant(np.zeros((), to_numpy(dtype))))
         padded = np.pad(weight.data, (none, (0, missing), none, none))
         weight = Constant(padded, span=weight.span)
-    product = Product(rows_of(call), channels, -(-depth // WORD) * taps, "uint8")
+    steps = -(-depth // word) * math.prod(kernel)
+    product = Product(rows_of(call), channels, steps, dtype)
     tile = panel_width(PACKED, product, target, call)
-    packed = op.nn.contrib_pack_weight(weight, kind="conv2d_u8s8", tile=tile)
+    packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
     changed = attrs.with_fields(
-        kernel_layout=f"OHWI{tile}o{WORD}i", channels=channels, kernel_size=tuple(kernel)
+        kernel_layout=f"OHWI{tile}o{word}i",
+        channels=channels,
+        kernel_size=tuple(kernel),
+        padding=(0, 0, 0, 0),
     )
     return Call(call.op, (data, packed), changed, span=call.span)
 

@@ -4,11 +4,13 @@
     nn.dense(cast(%x f32, bf16), W), no bf16   ->  nn.dense(%x, cast(W, f32))
     nn.dense(%x f32, W f32), asked for bf16    ->  nn.dense(cast(%x, bf16), cast(W, bf16), f32)
 
-Processors multiply float32; some bfloat16 too, twice as many at a time, with sums in float32. So
-products of float16 and bfloat16 are computed in float32, of the values from which their operands
-were rounded where those are at hand, but for dense layers of bfloat16 with constant weights on a
-processor that has them. Where the option `relay.ProductPrecision.dtype` is "bfloat16", dense layers
-of float32 become such; on processors without them they stay exact. Products whose `out_dtype` is
+Processors multiply float32; some bfloat16 too, twice as many at a time or in registers that hold
+matrices sixteen times as many, with sums in float32. So products of float16 and bfloat16 are
+computed in float32, of the values from which their operands were rounded where those are at hand,
+but for dense layers and convolutions of bfloat16 with constant weights on a processor that has
+them. Where the option `relay.ProductPrecision.dtype` is "bfloat16", those of float32 become such;
+on processors without them they stay exact, and so do convolutions that Winograd's method computes
+with fewer products than twice as many at a time make up for. Products whose `out_dtype` is
 float64 or an integer take their operands as that, and stay.
 """
 
@@ -22,12 +24,14 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
+from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.transform.calls import Rewrite, rewrite_calls
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
+from ekiden.topi.nn.winograd import TAPS
 
 WIDE, BRIEF = "float32", "bfloat16"
 SMALL = ("float16", BRIEF)
@@ -55,22 +59,35 @@ def _in(call: Call, operands: list[RelayExpr]) -> RelayExpr:
     return made if out == WIDE else op.cast(made, out)
 
 
+def _is_brief(call: Call, target: Target) -> bool:
+    """Whether a product has kernels for bfloat16 that are the fastest for it on a target."""
+    has_matrices = target.has("amx_bf16")
+    if not (has_matrices or target.has("dot2_bf16")) or not isinstance(call.args[1], Constant):
+        return False
+    if isinstance(call.op, Op) and call.op.name == "nn.dense":
+        return True
+    attrs = call.attrs
+    if not isinstance(attrs, Conv2DAttrs) or attrs.groups > 1:
+        return False
+    is_plain = attrs.strides == attrs.dilation == (1, 1) and attrs.kernel_size == (TAPS, TAPS)
+    return has_matrices or not is_plain
+
+
 def _rewrite(target: Target, asked: str) -> Rewrite:
-    has_brief = target.has("dot2_bf16")
 
     def rewrite(call: Call) -> RelayExpr | None:
         data, weight = call.args[:2]
-        assert isinstance(call.op, Op)
-        is_layer = call.op.name == "nn.dense" and isinstance(weight, Constant) and has_brief
+        is_brief = _is_brief(call, target)
         dtypes = {_dtype(data), _dtype(weight)}
         if _dtype(call) not in (*SMALL, WIDE):
             return None
-        if is_layer and dtypes == {BRIEF}:
+        if is_brief and dtypes == {BRIEF}:
             return None if getattr(call.attrs, "out_dtype", "") == WIDE else _in(call, [*call.args])
         if len(dtypes) == 1 and dtypes.issubset(SMALL):
             return _in(call, [_widened(a) for a in call.args])
-        if is_layer and asked and dtypes == {WIDE} == {_dtype(call)}:
-            return _in(call, [op.cast(a, BRIEF) for a in call.args])
+        if is_brief and asked and dtypes == {WIDE} == {_dtype(call)}:
+            casts: list[RelayExpr] = [op.cast(a, BRIEF).with_fields(span=a.span) for a in call.args]
+            return _in(call, casts)
         return None
 
     return rewrite

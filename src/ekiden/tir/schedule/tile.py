@@ -286,11 +286,15 @@ class _Tiles:
     # All tiles.
 
     def stmt(self) -> Stmt:
-        """A branch for each size of a tile."""
-        rows, columns = _sizes(self.nest.rows, self.above), _sizes(self.nest.columns, self.above)
+        """A branch for each size of a tile; for a kernel that takes any number of rows, for each
+        number of columns."""
+        columns = _sizes(self.nest.columns, self.above)
         a = self.flat(self.a)
         common = self.common(a, self.flat(self.b))
         start = substitute(a, self.zeros)
+        if self.kernel.any_rows:
+            return self.of_any_rows(common, start, columns)
+        rows = _sizes(self.nest.rows, self.above)
         many, wide = Var("rows"), Var("columns")
         most = max(size for size, _ in rows(many))
         simplify = self.analyzer.simplify
@@ -306,6 +310,25 @@ class _Tiles:
         for name, loop, sizes in ((many, self.nest.rows, rows), (wide, self.nest.columns, columns)):
             if any(c is not None and name in free_vars(c) for _, c in sizes(name)):
                 made = LetStmt(name, loop.extent, made)
+        return LetStmt(self.first, self.nest.rows.min, made)
+
+    def of_any_rows(self, common: TileNest, start: PrimExpr, columns: Sizes) -> Stmt:
+        """A branch for each number of columns."""
+        most = _most(self.nest.rows)
+        if not isinstance(most, IntImm):
+            name = self.nest.rows.loop_var.name
+            refuse(f"{STEP}: loop {name!r} may have any number of steps", self.nest.rows)
+        begin = self.analyzer.simplify(substitute(start, {self.row: const(0)}))
+        stride = self.step(start, self.row)
+        many = self.nest.rows.extent
+        nest = replace(common, rows=most.value, many=many, a_rows=(begin,), a_stride=stride)
+        wide = Var("columns")
+        made = _chosen(
+            columns(wide),
+            lambda valid: self.kernel.write(replace(nest, columns=valid), self.options),
+        )
+        if any(c is not None and wide in free_vars(c) for _, c in columns(wide)):
+            made = LetStmt(wide, self.nest.columns.extent, made)
         return LetStmt(self.first, self.nest.rows.min, made)
 
     def common(self, a: PrimExpr, b: PrimExpr) -> TileNest:

@@ -55,7 +55,8 @@ class TileNest:
     there are from there, at least `columns` if it is known. loops: those of the sums,
     outermost first. store: what is made of a sum; `work` counts the float operations in that.
     number: which of the tiles with the same b it is, if there are several; following: where the
-    next b begins, from this one.
+    next b begins, from this one. many: the rows there are, of at most `rows`, for a kernel that
+    takes any number; a_stride: how far apart those of the first factor begin.
     """
 
     dtype: str
@@ -73,6 +74,8 @@ class TileNest:
     part: Part | None
     number: PrimExpr | None
     following: PrimExpr
+    many: PrimExpr | None = None
+    a_stride: PrimExpr | None = None
 
 
 Options = Mapping[str, int]
@@ -81,13 +84,14 @@ _CALL = re.compile(r"(\w+)\(([^()]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
-    """A row: a name, what a processor must have for it, what may be set and is unless it is, and
-    what writes a tile."""
+    """A row: a name, what a processor must have for it, what may be set and is unless it is, what
+    writes a tile, and whether that takes any number of rows: else it writes one for each."""
 
     name: str
     needs: tuple[str, ...]
     defaults: Options
     write: Callable[[TileNest, Options], Stmt]
+    any_rows: bool = False
 
     _table: ClassVar[dict[str, MicroKernel]] = {}
 

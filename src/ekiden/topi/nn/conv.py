@@ -9,8 +9,8 @@ from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, cast, const, logical_and
 from ekiden.te import Tensor
-from ekiden.topi.layout import packed_tile, permute
-from ekiden.topi.nn.weights import WORD, conv_weight_shape, window_axes
+from ekiden.topi.layout import packed_tile, packed_word, permute
+from ekiden.topi.nn.weights import conv_weight_shape, window_axes
 from ekiden.topi.shape import as_ints, expect_positive, expect_shape, known, tidy, window_extent
 
 Padding = int | Sequence[int] | str
@@ -41,7 +41,8 @@ def weight_element(
         group, within = out // out_per_group, out % out_per_group
         return weight[(group, within // tile, *window, channel, within % tile)]
     if layout.endswith("i"):
-        return weight[(out // tile, *window, channel // WORD, out % tile, channel % WORD)]
+        word = packed_word(layout)
+        return weight[(out // tile, *window, channel // word, out % tile, channel % word)]
     return weight[(out // tile, *window, channel, out % tile)]
 
 

@@ -4,6 +4,7 @@ OIHW, HWIO, ...   plain: out channels, in channels / groups, kernel height, widt
 OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
 GOHWI{r}o         packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
 OHWI{r}o4i        packed, of bytes: [ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s8
+OHWI{r}o2i        packed, of bfloat16: [ceil(O/r)][KH][KW][I/2][r][2]
 HWOI              depthwise: [KH][KW][C][1]
 IOHW, HWIO        transposed convolutions: I in channels, O out channels / groups; packed as above
 ODHWI{r}o, ...    the same over three axes
@@ -21,16 +22,22 @@ import numpy as np
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import prim_text
-from ekiden.topi.layout import packed_tile, parse, permute
+from ekiden.topi.layout import packed_tile, packed_word, parse, permute
 from ekiden.topi.shape import as_dim, ceil_div, tidy, unify_dim
 
-KINDS = ("dense", "dense_u8s8", "dense_bf16", "conv2d", "conv2d_u8s8", "group_conv2d")
+KINDS = (
+    *("dense", "dense_u8s8", "dense_bf16"),
+    *("conv2d", "conv2d_u8s8", "conv2d_bf16", "group_conv2d"),
+)
 """What `pack_weight` can pack."""
 WORD = 4
 """Bytes that a step of a product of bytes takes; divides K, and I."""
 WORD_OF = {"uint8": WORD, "int8": WORD, "bfloat16": 2}
 """dtype -> elements that a step of a product takes at a time, where that is more than one."""
-WORD_OF_KIND = {"dense_u8s8": WORD, "conv2d_u8s8": WORD, "dense_bf16": WORD_OF["bfloat16"]}
+WORD_OF_KIND = {
+    **dict.fromkeys(("dense_u8s8", "conv2d_u8s8"), WORD),
+    **dict.fromkeys(("dense_bf16", "conv2d_bf16"), WORD_OF["bfloat16"]),
+}
 """What is packed in words -> their elements."""
 
 
@@ -52,7 +59,7 @@ def conv_weight_shape(
     _check_tiles(shape, kernel_layout, channels, groups)
     if kernel_layout.endswith("i"):
         *window, words = shape[1:-2]
-        return as_dim(channels), tidy(words * WORD), *window
+        return as_dim(channels), tidy(words * packed_word(kernel_layout)), *window
     *window, per_group = shape[-2 - len(axes) : -1]
     return as_dim(channels), per_group, *window
 
@@ -103,8 +110,9 @@ def pack_weight_shape(
     out, per_group, *window = shape
     if kind == "conv2d":
         return tidy(ceil_div(out, tile)), *window, per_group, r
-    if kind == "conv2d_u8s8":
-        return tidy(ceil_div(out, tile)), *window, tidy(per_group // WORD), r, as_dim(WORD)
+    if kind.startswith("conv2d_"):
+        word = WORD_OF_KIND[kind]
+        return tidy(ceil_div(out, tile)), *window, tidy(per_group // word), r, as_dim(word)
     return as_dim(groups), tidy(ceil_div(out // groups, tile)), *window, per_group, r
 
 
@@ -120,9 +128,9 @@ def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
     if kind == "conv2d":
         rows = _pack_rows(weight, tile)
         return rows.transpose(0, *range(3, rows.ndim), 2, 1).copy()
-    if kind == "conv2d_u8s8":
+    if kind.startswith("conv2d_"):
         plain = pack_weight(weight, "conv2d", tile)
-        words = plain.reshape(*plain.shape[:-2], -1, WORD, tile)
+        words = plain.reshape(*plain.shape[:-2], -1, WORD_OF_KIND[kind], tile)
         return words.swapaxes(-1, -2).copy()
     parts = [pack_weight(part, "conv2d", tile) for part in np.split(weight, groups, axis=0)]
     return np.stack(parts)

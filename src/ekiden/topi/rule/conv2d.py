@@ -15,8 +15,8 @@ dilation the taps of one kernel row are contiguous, so k is two loops.
 
 Blocks of k are parts of the innermost loop; their sums are kept in the result until the last one.
 
-Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4] give int32; such data
-have their border already.
+Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4] give int32, of bfloat16
+in words of two float32; such data have their border already.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.ahead import Prefetches, bound
 from ekiden.topi.rule.by_hand import make_buffers, tiled_function
 from ekiden.topi.rule.conv_space import default, is_short, space
@@ -48,6 +48,13 @@ from ekiden.topi.rule.dense import LINE, NARROW_ROWS
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.geometry import Geometry, geometry_of
+from ekiden.topi.rule.matrix_tiles import (
+    MATRIX_DOTS,
+    Factors,
+    MatrixTile,
+    compute_matrix_tile,
+    short_rows,
+)
 from ekiden.topi.rule.model import most_rows, panel_choice, panel_width
 from ekiden.topi.rule.padding import Bands, band_lines, pad_copy
 from ekiden.topi.rule.tiles import (
@@ -85,11 +92,12 @@ class Conv:
         self.channels = int(str(attrs["channels"]))
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        self.word = WORD if weight.dtype == "int8" else 1
-        assert self.word == 1 or not self.geometry.is_padded, "bytes have their border already"
+        self.word = WORD_OF.get(weight.dtype, 1)
+        assert self.word == 1 or not self.geometry.is_padded, "words have their border already"
         self.group_in = simplify(weight.shape[-2 if self.word == 1 else 3] * self.word)
         self.group_out = self.channels // self.geometry.groups
         self.taps = self.count_taps()
+        self.in_matrices = decision.get("dot") in MATRIX_DOTS
         self.source = self.data  # or the padded copy
         self.slice: PrimExpr | None = None  # of bands: from the lines of a slice to the next ones
         self.block: PrimExpr = const(0)  # of k
@@ -207,6 +215,26 @@ class Conv:
         )
         return bound([(base, simplify(panel.offset + part)), *lets], made)
 
+    def matrix_tile(
+        self,
+        many: PrimExpr,
+        indices: Callable[[PrimExpr], list[PrimExpr]],
+        base: PrimExpr,
+        step: PrimExpr,
+        out: PrimExpr,
+        panel: Panel,
+    ) -> Stmt:
+        """A tile of `many` pixels whose data begin at an offset, and are `step` apart, with sums in
+        registers that hold matrices."""
+
+        def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            at = panel.column + column
+            return self.keep([*indices(i), at], (out + i) * self.channels + at, value, mask, panel)
+
+        shape = MatrixTile(self.decision.number("rows"), many, panel.valid, self.anchor.dtype)
+        factors = Factors(self.source, base, step, self.weight, simplify(panel.offset))
+        return compute_matrix_tile(shape, self.k_loops(panel), factors, store)
+
     def keep(
         self,
         place: list[PrimExpr],
@@ -222,7 +250,7 @@ class Conv:
         """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into
         good tiles."""
         width = self.geometry.out[2]
-        return self.geometry.is_pointwise or (is_short(width))
+        return self.geometry.is_pointwise or (is_short(width) and not self.in_matrices)
 
     def pixel(self, at: PrimExpr) -> list[PrimExpr]:
         """(image, line, column) of an output pixel by its number."""
@@ -267,6 +295,8 @@ class Conv:
         """All output pixels as one run (pointwise)."""
         n, height, width, _ = self.geometry.out
         total, number = simplify(n * height * width), Var("t")
+        if self.in_matrices:
+            return self.flat_matrices(total, kind, panel, lambda tile: tile)
         return balanced_rows(
             total,
             self.pixel_rows(panel),
@@ -274,6 +304,26 @@ class Conv:
             kind,
             number,
         )
+
+    def flat_matrices(
+        self, total: PrimExpr, kind: ForKind, panel: Panel, around: Callable[[Stmt], Stmt]
+    ) -> Stmt:
+        """All output pixels as one run (pointwise), with sums in registers that hold matrices; what
+        stands around each tile."""
+        pixel = self.geometry.data[3]
+
+        def body(many: PrimExpr, first: PrimExpr) -> Stmt:
+            tile = self.matrix_tile(
+                many,
+                lambda i: self.pixel(first + i),
+                first * pixel + panel.channel,
+                pixel,
+                first,
+                panel,
+            )
+            return around(tile)
+
+        return short_rows(total, self.decision.number("rows"), body, kind)
 
     def whole_line(self, line: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """(image, line, offset of its first tap in all the data) of a line by its number."""
@@ -290,6 +340,20 @@ class Conv:
         sx = self.geometry.strides[1]
         pixel = self.geometry.data[3]
         line, start = n * height + y, offset + panel.channel
+        if self.in_matrices:
+            step = simplify(pixel * sx)
+            return short_rows(
+                width,
+                self.decision.number("rows"),
+                lambda many, first: self.matrix_tile(
+                    many,
+                    lambda i: [n, y, first + i],
+                    start + first * step,
+                    step,
+                    line * width + first,
+                    panel,
+                ),
+            )
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             base, step = start + first * (pixel * sx), simplify(pixel * sx)
@@ -354,6 +418,12 @@ class Conv:
         n, height, width, _ = self.geometry.out
         total, index = simplify(n * height * width), Var("p")
         panel = make(index)
+        if self.in_matrices:
+
+            def each(tile: Stmt) -> Stmt:
+                return For(index, const(0), const(panels), ForKind.SERIAL, tile)
+
+            return self.flat_matrices(total, ForKind.PARALLEL, panel, each)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
             return For(

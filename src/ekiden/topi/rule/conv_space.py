@@ -13,15 +13,16 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.by_hand import product
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, Value, divisors, steps_down
 from ekiden.topi.rule.dense import UNROLLS
 from ekiden.topi.rule.epilogue import operands_of
 from ekiden.topi.rule.family import Product, size_of
 from ekiden.topi.rule.geometry import FLAT, Geometry, geometry_of
+from ekiden.topi.rule.matrix_tiles import HEIGHTS, MATRIX_DOTS
 from ekiden.topi.rule.model import DISTANCES, LEAST_BLOCK, Blocking, most_rows, tile_rows
-from ekiden.topi.rule.words import dot_space, dots
+from ekiden.topi.rule.words import dot_space, dots, matrix_dot
 
 NARROW = 12
 """Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
@@ -51,7 +52,7 @@ class ConvSizes:
         """Of a convolution with a packed weight."""
         geometry, attrs = geometry_of(anchor), anchor.op.attrs
         data, weight = operands_of(anchor)
-        word = WORD if weight.dtype == "int8" else 1
+        word = WORD_OF.get(weight.dtype, 1)
         channels_in = size_of(weight.shape[-2 if word == 1 else 3])
         assert channels_in is not None, "weights are known"
         taps = math.prod(geometry.kernel) * geometry.depth.kernel
@@ -121,6 +122,10 @@ def space(anchor: te.Tensor, target: Target) -> Space:
     sizes = ConvSizes.of(anchor, target)
     blocking = Blocking(sizes.product, sizes.panel, 1, target)
     rows = steps_down(most_rows(sizes.vectors, target, sizes.product.dtype))
+    weight = operands_of(anchor)[1]
+    matrices = matrix_dot(weight, target)
+    if matrices is not None:
+        rows = (*HEIGHTS, *rows)
     # fmt: off
     return (
         Choice("panel", (sizes.panel,), "columns of a panel of weights", is_early=True),
@@ -130,7 +135,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
         Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
         Choice("spread", blocking.spreads(), "tiles that bring the next panel to the second"),
         Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
-        *dot_space(operands_of(anchor)[1], target),
+        *dot_space(weight, target, matrices=matrices),
     )
     # fmt: on
 
@@ -139,6 +144,11 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """What is chosen for a convolution."""
     sizes = ConvSizes.of(anchor, target)
     chosen: dict[str, Value] = {**fixed, "panel": sizes.panel}
+    ways = (matrix_dot(operands_of(anchor)[1], target), dots(target)[0])
+    if chosen.setdefault("dot", next(filter(None, ways))) in MATRIX_DOTS:
+        chosen.setdefault("rows", HEIGHTS[0])
+        plain = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1}
+        chosen = {**plain, **chosen}
     rows = int(chosen.setdefault("rows", sizes.rows()))
     blocking = Blocking(sizes.product, sizes.panel, rows, target)
     order = str(chosen.setdefault("order", sizes.order(blocking)))
@@ -146,5 +156,4 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     own = int(chosen.setdefault("own", blocking.own(order)))
     chosen.setdefault("spread", blocking.spread(order) if sizes.is_flat else 0)
     chosen.setdefault("unroll", blocking.unroll(order, own))
-    chosen.setdefault("dot", dots(target)[0])
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})

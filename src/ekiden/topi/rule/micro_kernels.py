@@ -12,6 +12,7 @@ from ekiden.tir.tensor_intrin.micro import MicroKernel, Options, SumLoop, TileNe
 from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.ahead import Prefetches, bound
 from ekiden.topi.rule.epilogue import LIGHT
+from ekiden.topi.rule.matrix_tiles import Factors, MatrixTile, compute_matrix_tile
 from ekiden.topi.rule.tiles import PAIRED, WIDE_LANES, KLoop, Parts, Tile, compute_tile
 
 LINE = 64
@@ -105,6 +106,17 @@ def _parts(nest: TileNest, lanes: int) -> Parts | None:
     return Parts(part.is_last, load, part.keep)
 
 
+def _matrix_tile(nest: TileNest, options: Options) -> Stmt:
+    """Sums in registers that hold matrices: `compute_matrix_tile`."""
+    loops, word = _loops_of_words(nest)
+    if word == 1 or nest.part is not None or nest.many is None or nest.a_stride is None:
+        raise ScheduleError("matrix_tile: sums of words, all of them at once, expected")
+    shape = MatrixTile(nest.rows, nest.many, nest.columns, nest.dtype)
+    factors = Factors(nest.a, nest.a_rows[0], nest.a_stride, nest.b, nest.b_base)
+    steps = [KLoop(s.extent, s.a_stride, s.b_stride) for s in loops]
+    return compute_matrix_tile(shape, steps, factors, nest.store)
+
+
 REGISTER_TILE = MicroKernel.register(
     MicroKernel(
         name="register_tile",
@@ -124,4 +136,8 @@ REGISTER_TILE = MicroKernel.register(
 done; own_rows_narrow: of one that leaves columns of its panel out. unroll: steps that stand one
 after the other."""
 
-__all__ = ["REGISTER_TILE"]
+MATRIX_TILE = MicroKernel.register(
+    MicroKernel(name="matrix_tile", needs=(), defaults={}, write=_matrix_tile, any_rows=True)
+)
+
+__all__ = ["MATRIX_TILE", "REGISTER_TILE"]

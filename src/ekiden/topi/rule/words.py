@@ -4,6 +4,9 @@
     madd_s16    acc + (a0*b0 + a2*b2) + (a1*b1 + a3*b3)      two sums of two products of int16
     madd_u8s8   acc + ((a0*b0 + a1*b1) + (a2*b2 + a3*b3))    the inner sums in int16
 
+    amx_int8    the first, of matrices (matrix_tiles.py)
+    amx_bf16    the same of words of two
+
 The first two are exact for all bytes: 255 * -128 twice is far from the end of int32. For the second
 the data are widened once, in the order of the sums, so that a tile broadcasts pairs as they lie;
 weights stay bytes, an eighth of what data of a tile read, and are widened by shifts where they are
@@ -36,9 +39,10 @@ from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt
 from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.decision import Choice, Decision, Space
+from ekiden.topi.rule.matrix_tiles import ABILITY_OF
 from ekiden.topi.rule.tiles import span
 
-DOT4, MADD, NARROW_DOT = "dot4_u8s8", "madd_s16", "madd_u8s8"
+DOT4, MADD, NARROW_DOT, PAIR = "dot4_u8s8", "madd_s16", "madd_u8s8", "dot2_bf16"
 MOST = 128
 """Of the sum of two neighbours of one sign: 255 times that fits int16."""
 EVEN = 0x00FF00FF
@@ -57,11 +61,25 @@ def dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
     return (DOT4, *ways) if target.has(DOT4) else (*ways, DOT4)
 
 
-def dot_space(weight: te.Tensor, target: Target, is_narrow: bool = False) -> Space:
-    """The choice of a kernel whose weight may be of bytes."""
-    if weight.dtype != "int8":
+def dot_space(
+    weight: te.Tensor, target: Target, is_narrow: bool = False, matrices: str | None = None
+) -> Space:
+    """The choice of a kernel whose weight may be of words; `matrices`: how it can have them
+    multiplied in registers that hold those (`matrix_dot`)."""
+    ways = dots(target, is_narrow) if weight.dtype == "int8" else (PAIR,)
+    if matrices is not None:
+        ways = (matrices, *ways)
+    elif weight.dtype != "int8":
         return ()
-    return (Choice("dot", dots(target, is_narrow), "how words of four bytes are multiplied"),)
+    return (Choice("dot", ways, "how words of a few neighbours are multiplied"),)
+
+
+def matrix_dot(weight: te.Tensor, target: Target) -> str | None:
+    """How words are multiplied in registers that hold matrices, if a target has them; their loads
+    are not checked where all accesses shall be."""
+    ability = ABILITY_OF.get(weight.dtype)
+    has_it = ability is not None and target.has(ability) and not target.bounds
+    return ability if has_it else None
 
 
 def narrowed_words(weight: Array) -> tuple[Array, Array]:
@@ -122,4 +140,15 @@ def _known(length: PrimExpr) -> int:
     return value if isinstance(value, int) else 0
 
 
-__all__ = ["DOT4", "MADD", "NARROW_DOT", "dot_space", "dots", "narrowed_words", "pairs_of", "widen"]
+__all__ = [
+    "DOT4",
+    "MADD",
+    "NARROW_DOT",
+    "PAIR",
+    "dot_space",
+    "dots",
+    "matrix_dot",
+    "narrowed_words",
+    "pairs_of",
+    "widen",
+]

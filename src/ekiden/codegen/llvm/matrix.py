@@ -1,0 +1,106 @@
+"""Registers that hold matrices: x86-64's AMX.
+
+Of eight of them a shape says how many rows and bytes each has. It holds until the registers are
+released: a function that sets one releases them when it leaves, since a thread that holds matrices
+is dearer to switch. LLVM takes the numbers of registers as they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.codegen.llvm.builder import Builder, Operand
+
+BYTES = 64
+"""Of a row, at most."""
+_BYTES_AT, _ROWS_AT = 16, 48
+"""Where a shape, of 64 bytes whose first is 1, says the bytes of a row, and the rows."""
+DOTS = {
+    "matrix_dot4_u8s8": "llvm.x86.tdpbusd",
+    "matrix_dot2_bf16": "llvm.x86.tdpbf16ps",
+}
+"""What multiplies and adds -> LLVM's intrinsic."""
+
+
+class Shapes:
+    """The shapes that a function sets. That takes as long as some hundred multiplications, so a
+    number stands for what is set, and the same is not set again."""
+
+    def __init__(self, b: Builder) -> None:
+        self.b = b
+        self.numbers: dict[tuple[Operand | None, ...], int] = {}
+        self.current, self.place = f"%{b.fresh('shaped')}", f"%{b.fresh('shape')}"
+        b.entry.append(f"  {self.current} = alloca i64, align 8")
+        b.entry.append(f"  {self.place} = alloca [64 x i8], align 64")
+        b.entry.append(f"  store i64 0, ptr {self.current}, align 8")
+
+    def forget(self) -> None:
+        """Another function may have set shapes."""
+        self.b.effect(f"store i64 0, ptr {self.current}, align 8")
+
+    def set(self, sizes: Sequence[Operand]) -> None:
+        """Give registers their shapes: rows and bytes of a row of each, as i64."""
+        b, number = self.b, self._number(sizes)
+        same = b.value(f"load i64, ptr {self.current}, align 8")
+        other, done = b.fresh("reshape"), b.fresh("shaped")
+        b.branch_if(b.value(f"icmp ne i64 {same}, {number}"), other, done)
+        b.start(other)
+        b.effect(f"store i64 {number}, ptr {self.current}, align 8")
+        b.effect(f"store <64 x i8> zeroinitializer, ptr {self.place}, align 64")
+        _put(b, self.place, 0, "i8", "1")
+        for n, (rows, bytes_) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
+            _put(b, self.place, _BYTES_AT + 2 * n, "i16", b.value(f"trunc i64 {bytes_} to i16"))
+            _put(b, self.place, _ROWS_AT + n, "i8", b.value(f"trunc i64 {rows} to i8"))
+        b.module.declare("llvm.x86.ldtilecfg", "void", ["ptr"])
+        b.effect(f"call void @llvm.x86.ldtilecfg(ptr {self.place})")
+        b.branch(done)
+        b.start(done)
+
+    def _number(self, sizes: Sequence[Operand]) -> Operand:
+        """Of a shape: what is constant of it, and a byte for each size that is not."""
+        known = tuple(None if s.startswith("%") else s for s in sizes)
+        first = self.numbers.setdefault(known, len(self.numbers) + 1)
+        number = str(first << 32)
+        for n, size in enumerate(dict.fromkeys(s for s in sizes if s.startswith("%"))):
+            moved = self.b.value(f"shl i64 {size}, {8 * n}")
+            number = self.b.value(f"or i64 {number}, {moved}")
+        return number
+
+
+def _put(b: Builder, place: Operand, at: int, kind: str, value: Operand) -> None:
+    where = b.pure(f"getelementptr i8, ptr {place}, i64 {at}")
+    b.effect(f"store {kind} {value}, ptr {where}, align 1")
+
+
+def release(b: Builder) -> None:
+    """Give the registers back."""
+    b.module.declare("llvm.x86.tilerelease", "void", [])
+    b.effect("call void @llvm.x86.tilerelease()")
+
+
+def clear(b: Builder, number: int) -> None:
+    """Make all elements of a register 0."""
+    b.module.declare("llvm.x86.tilezero", "void", ["i8"])
+    b.effect(f"call void @llvm.x86.tilezero(i8 {number})")
+
+
+def load(b: Builder, number: int, address: Operand, stride: Operand) -> None:
+    """Load rows that are `stride` bytes (i64) apart."""
+    b.module.declare("llvm.x86.tileloadd64", "void", ["i8", "ptr", "i64"])
+    b.effect(f"call void @llvm.x86.tileloadd64(i8 {number}, ptr {address}, i64 {stride})")
+
+
+def store(b: Builder, number: int, address: Operand) -> None:
+    """Store rows one after the other."""
+    b.module.declare("llvm.x86.tilestored64", "void", ["i8", "ptr", "i64"])
+    b.effect(f"call void @llvm.x86.tilestored64(i8 {number}, ptr {address}, i64 {BYTES})")
+
+
+def multiply(b: Builder, name: str, numbers: Sequence[int]) -> None:
+    """Add the product of the second register and the third to the first."""
+    b.module.declare(DOTS[name], "void", ["i8", "i8", "i8"])
+    given = ", ".join(f"i8 {n}" for n in numbers)
+    b.effect(f"call void @{DOTS[name]}({given})")
+
+
+__all__ = ["DOTS", "Shapes", "clear", "load", "multiply", "release", "store"]
