@@ -278,6 +278,23 @@ def test_an_lstm_cell_unrolled() -> None:
     _against_torch(function, args, (th * th).sum(), tensors)
 
 
+@pytest.mark.parametrize("sizes", [(2, 0, 3, 4), (2, 3, 0, 4), (0, 3, 2, 4), (2, 3, 4, 0)])
+def test_sizes_of_zero(sizes: tuple[int, int, int, int]) -> None:
+    """A 0 in a shape is a size: gradients have the shapes of what they are of."""
+    batch, rows, depth, units = sizes
+    x, w = var("x", shape=(batch, rows, depth)), var("w", shape=(units, depth))
+    given = [np.ones((batch, rows, depth), "f"), np.ones((units, depth), "f")]
+    layer = Function((x, w), op.tile(op.nn.dense(x, w), (2, 1, 1)))
+    _, found = run(gradient(layer), *given)
+    assert [g.shape for g in found] == [g.shape for g in given]
+    image = var("x", shape=(1, depth, 5, 5))
+    weight = var("w", shape=(units, depth, 3, 3))
+    given = [np.ones((1, depth, 5, 5), "f"), np.ones((units, depth, 3, 3), "f")]
+    product = Function((image, weight), op.nn.conv2d(image, weight))
+    _, found = run(gradient(product), *given)
+    assert [g.shape for g in found] == [g.shape for g in given]
+
+
 def test_a_training_step_reduces_the_loss() -> None:
     """One compiled function computes the loss and the next weights."""
     function, shapes = _network()

@@ -11,6 +11,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Constant
 from ekiden.relay.expr import const as literal
+from ekiden.topi.shape import as_dim
 
 
 def tensor(expr: RelayExpr) -> TensorType:
@@ -48,6 +49,21 @@ def shape_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
     if any(isinstance(dim, AnyDim) for dim in tensor(target).shape):
         return op.reshape_like(grad, target)
     return op.reshape(grad, tensor(target).shape, allowzero=True)
+
+
+def shaped(x: RelayExpr, shape: Sequence[PrimExpr | int]) -> RelayExpr:
+    """The elements of `x` in a shape, whose sizes may be 0."""
+    return op.reshape(x, shape, allowzero=True)
+
+
+def rows_of(x: RelayExpr, shape: Sequence[PrimExpr]) -> RelayExpr:
+    """The elements of `x` in a shape whose leading dimensions are one."""
+    lead: PrimExpr = as_dim(1)
+    for dim in shape[:-1]:
+        if isinstance(dim, AnyDim):
+            return op.reshape(x, (-1, shape[-1]))
+        lead = dim * lead
+    return shaped(x, (lead, shape[-1]))
 
 
 def broadcast_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:

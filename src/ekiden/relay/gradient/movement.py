@@ -11,8 +11,10 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Tuple, const
 from ekiden.relay.gradient.helpers import (
     broadcast_like,
+    rows_of,
     scalar,
     shape_like,
+    shaped,
     sum_to,
     tensor,
 )
@@ -208,7 +210,7 @@ def _filled(value: Expr, result: Expr, total: Expr) -> Expr | None:
     if "float" not in kind.dtype:
         return None
     found = total if tensor(result).dtype == kind.dtype else op.cast(total, kind.dtype)
-    return op.reshape(found, kind.shape) if kind.shape else found
+    return shaped(found, kind.shape) if kind.shape else found
 
 
 @register_gradient("full")
@@ -259,7 +261,7 @@ def _apart(grad: Expr, axis: int, step: int, shape: Sequence[PrimExpr], zero: Ex
     widths[axis + 1] = (0, step - 1)
     size = shape[axis] * step
     flat = [*shape[:axis], size, *shape[axis + 1 :]]
-    merged = op.reshape(op.nn.pad(wide, widths, zero), flat)
+    merged = shaped(op.nn.pad(wide, widths, zero), flat)
     return _slice(merged, axis, 0, size - (step - 1))
 
 
@@ -283,8 +285,9 @@ def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
     at = op.reshape(_in_range(indices, shape[axis], attrs.mode), (-1,))
     dtype = tensor(data).dtype
     hot = op.one_hot(at, scalar(1.0, data), scalar(0.0, data), shape[axis], 0, dtype)
-    summed = op.nn.matmul(hot, op.reshape(grad, (-1, _product(rest))))
-    summed = op.reshape(summed, (shape[axis], *rest))
+    rows = rows_of(grad, (*tensor(indices).shape, _product(rest)))
+    summed: Expr = op.nn.matmul(hot, rows)
+    summed = shaped(summed, (shape[axis], *rest))
     if axis:
         summed = op.transpose(summed, [*range(1, axis + 1), 0, *range(axis + 1, len(shape))])
     return [shape_like(summed, data) if attrs.axis is None else summed, None]
@@ -350,7 +353,7 @@ def _tile(call: Call, grad: Expr) -> Sequence[Expr]:
     for rep, dim in zip(reps[lead:], shape, strict=True):
         summed.append(len(parts))
         parts += [rep, dim]
-    return [op.sum(op.reshape(grad, parts), axis=summed)]
+    return [op.sum(shaped(grad, parts), axis=summed)]
 
 
 @register_gradient("repeat")
@@ -360,4 +363,4 @@ def _repeat(call: Call, grad: Expr) -> Sequence[Expr]:
     shape = tensor(x).shape
     axis = call.attrs.axis % len(shape)
     parts: list[PrimExpr | int] = [*shape[: axis + 1], call.attrs.repeats, *shape[axis + 1 :]]
-    return [op.sum(op.reshape(grad, parts), axis=axis + 1)]
+    return [op.sum(shaped(grad, parts), axis=axis + 1)]

@@ -14,8 +14,10 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.gradient.helpers import (
     broadcast_like,
+    rows_of,
     scalar,
     shape_like,
+    shaped,
     tensor,
 )
 from ekiden.relay.gradient.movement import number_of
@@ -36,20 +38,13 @@ Expr = RelayExpr
 # Products.
 
 
-def _rows(x: Expr) -> Expr:
-    """All leading dimensions as one."""
-    shape = tensor(x).shape
-    return x if len(shape) == 2 else op.reshape(x, (-1, shape[-1]))
-
-
 @register_gradient("nn.dense")
 def _dense(call: Call, grad: Expr) -> Sequence[Expr]:
     data, weight = call.args
-    units = tensor(call).shape[-1]
-    rows = op.reshape(grad, (-1, units)) if len(tensor(call).shape) != 2 else grad
+    rows = rows_of(grad, tensor(call).shape)
     return [
         shape_like(op.nn.matmul(rows, weight), data),
-        op.nn.matmul(rows, _rows(data), transpose_a=True),
+        op.nn.matmul(rows, rows_of(data, tensor(data).shape), transpose_a=True),
     ]
 
 
@@ -58,10 +53,8 @@ def _matmul(call: Call, grad: Expr) -> Sequence[Expr]:
     a, b = call.args
     attrs = call.attrs
     assert isinstance(attrs, MatmulAttrs)
-    rows = op.reshape(grad, (-1, tensor(call).shape[-1])) if len(tensor(a).shape) != 2 else grad
-    da, db = _product_gradient(
-        op.nn.matmul, _rows(a), b, rows, attrs.transpose_a, attrs.transpose_b
-    )
+    rows, left = rows_of(grad, tensor(call).shape), rows_of(a, tensor(a).shape)
+    da, db = _product_gradient(op.nn.matmul, left, b, rows, attrs.transpose_a, attrs.transpose_b)
     return [shape_like(da, a), db]
 
 
@@ -194,10 +187,10 @@ def _group_norm(call: Call, grad: Expr) -> Sequence[Expr]:
         *shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :]
     ]  # fmt: skip
     scaled = op.multiply(grad, _along(gamma, axis, len(shape))) if attrs.scale else grad
-    apart = op.reshape(x, split)
+    apart = shaped(x, split)
     apart.set_checked_type(tensor_type(split, tensor(x).dtype))
     axes = [a for a in range(len(shape) + 1) if a not in (0, axis)]
-    hat, dx = _standardized(apart, op.reshape(scaled, split), axes, attrs.epsilon)
+    hat, dx = _standardized(apart, shaped(scaled, split), axes, attrs.epsilon)
     ends = _affine(grad, shape_like(hat, x), gamma, beta, axis, attrs.scale, attrs.center)
     return [shape_like(dx, x), *ends]
 
@@ -269,8 +262,8 @@ def _conv2d(call: Call, grad: Expr) -> Sequence[Expr]:
     )  # fmt: skip
     n, _c, height, width = tensor(x).shape
     g = attrs.groups
-    images = op.reshape(
-        op.transpose(op.reshape(x, (n, g, per_group, height, width)), (2, 1, 0, 3, 4)),
+    images = shaped(
+        op.transpose(shaped(x, (n, g, per_group, height, width)), (2, 1, 0, 3, 4)),
         (per_group, n * g, height, width),
     )
     filters = op.transpose(grad, (1, 0, 2, 3))
@@ -314,7 +307,7 @@ def _max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
         shares.append(op.where(first, grad, op.zeros_like(grad)))
     (channels,) = _static(tensor(x).shape[1:2], "number of channels")
     n = tensor(x).shape[0]
-    stacked = op.reshape(op.stack(shares, axis=2), (n, channels * kh * kw, rows, columns))
+    stacked = shaped(op.stack(shares, axis=2), (n, channels * kh * kw, rows, columns))
     places = _one_hot_windows(kh * kw, channels, kh, kw, dtype)
     return [
         op.nn.conv2d_transpose(
