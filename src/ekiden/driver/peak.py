@@ -18,14 +18,13 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, Stmt,
 from ekiden.tir.transform import lower
 from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.matrix_tiles import (
-    ABILITY_OF,
-    DOT_OF,
+    BY_PANEL,
     LANES,
     REGISTERS,
     ROWS,
-    SUMS_OF,
     WORD_BYTES,
     WORDS,
+    Products,
     matrix_call,
 )
 
@@ -88,14 +87,14 @@ def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
     """The same of products of words of int8 or bfloat16, by the fastest instruction that a target
     has for them, and its operations; None where it has none that is faster than that of floats.
     """
-    ability = ABILITY_OF[dtype]
-    if target.has(ability):
-        return _matrices_loop(dtype)
+    made = BY_PANEL[dtype]
+    if target.has(made.ability):
+        return _matrices_loop(made)
     dots = {"int8": ("dot4_u8s8", "madd_s16"), "bfloat16": ("dot2_bf16",)}[dtype]
     dot = next(filter(target.has, dots), None)
     if dot is None:
         return None
-    lanes, count, sums = target.lanes("float32"), chains(target), SUMS_OF[dtype]
+    lanes, count, sums = target.lanes("float32"), chains(target), made.sums
     vector = f"{sums}x{lanes}"
     out = Buffer("out", (const(count * lanes),), sums)
     acc = Buffer("acc", (const(count),), vector, "register")
@@ -118,18 +117,18 @@ def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
     return func, 2 * products * lanes * count * STEPS
 
 
-def _matrices_loop(dtype: str) -> tuple[PrimFunc, int]:
+def _matrices_loop(of: Products) -> tuple[PrimFunc, int]:
     """Products of registers that hold matrices."""
     registers, size, steps = range(REGISTERS), ROWS * LANES, STEPS // 8
-    out = Buffer("out", (const(size),), SUMS_OF[dtype])
+    out = Buffer("out", (const(size),), of.sums)
     shape = matrix_call("matrix_shape", *([ROWS, LANES * WORD_BYTES] * REGISTERS))
     clear = [matrix_call("matrix_zero", n) for n in registers]
-    many = [matrix_call(DOT_OF[dtype], n, 6, 7) for n in registers[:6]]
+    many = [matrix_call(of.dot, n, 6, 7) for n in registers[:6]]
     loop = For(Var("i"), const(0), const(steps), ForKind.SERIAL, seq(*many))
-    value = call_intrin("matrix_value", 0, dtype=f"{SUMS_OF[dtype]}x{size}")
+    value = call_intrin("matrix_value", 0, dtype=f"{of.sums}x{size}")
     keep = BufferStore(out, value, (ramp(const(0), 1, size),))
     attrs = {"global_symbol": "peak", "tir.tiled": 1}
-    work = 2 * size * WORDS * WORD_OF[dtype] * len(many) * steps
+    work = 2 * size * WORDS * WORD_OF[of.panel] * len(many) * steps
     return PrimFunc((out,), seq(shape, *clear, loop, keep), attrs), work
 
 
@@ -141,7 +140,7 @@ def measure_peak(target: Target | None = None) -> Peak:
     chosen = Target.host() if target is None else target
     flops = _rate(peak_loop(chosen), peak_work(chosen), chosen)
     words = {}
-    for dtype in ABILITY_OF:
+    for dtype in BY_PANEL:
         made = words_loop(chosen, dtype)
         words[dtype] = flops if made is None else _rate(*made, chosen)
     source, copy = np.ones(BYTES, np.uint8), np.empty(BYTES, np.uint8)

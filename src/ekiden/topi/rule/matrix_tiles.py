@@ -49,14 +49,27 @@ HIGH = 2
 """Registers of sums one above the other: a panel's words are loaded half as often."""
 HEIGHTS = (HIGH * ROWS, ROWS)
 """Rows of a tile that is whole."""
-ABILITY_OF = {"int8": "amx_int8", "bfloat16": "amx_bf16"}
-"""dtype of a panel -> what a target needs for it."""
-OF_DATA = {"uint8": "amx_int8", "bfloat16": "amx_bf16"}
-"""dtype of data -> the same."""
-MATRIX_DOTS = frozenset(ABILITY_OF.values())
-DOT_OF = {"int8": "matrix_dot4_u8s8", "bfloat16": "matrix_dot2_bf16"}
-SUMS_OF = {"int8": "int32", "bfloat16": "float32"}
-"""dtype of a panel -> what multiplies and adds, and the dtype of sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What can be multiplied: dtypes of data, of a panel and of sums; the ability of a target; the
+    intrinsic."""
+
+    data: str
+    panel: str
+    sums: str
+    ability: str
+    dot: str
+
+
+PRODUCTS = (
+    Products("uint8", "int8", "int32", "amx_int8", "matrix_dot4_u8s8"),
+    Products("bfloat16", "bfloat16", "float32", "amx_bf16", "matrix_dot2_bf16"),
+)
+BY_DATA = {each.data: each for each in PRODUCTS}
+BY_PANEL = {each.panel: each for each in PRODUCTS}
+MATRIX_DOTS = frozenset(each.ability for each in PRODUCTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +237,9 @@ class _Writer:
             place = BufferAddress(f.b, (b + n * (LANES * self.word),), access="r")
             done.append(matrix_call("matrix_load", begin + self.high, place, b_bytes))
             done += [
-                matrix_call(DOT_OF[f.b.dtype], self.sum(level, n), begin + level, begin + self.high)
+                matrix_call(
+                    BY_PANEL[f.b.dtype].dot, self.sum(level, n), begin + level, begin + self.high
+                )
                 for level in range(self.high)
             ]
         return seq(*done)
@@ -246,19 +261,19 @@ class _Writer:
 
 
 __all__ = [
-    "ABILITY_OF",
-    "DOT_OF",
+    "BY_DATA",
+    "BY_PANEL",
     "HEIGHTS",
     "LANES",
     "MATRIX_DOTS",
-    "OF_DATA",
+    "PRODUCTS",
     "REGISTERS",
     "ROWS",
-    "SUMS_OF",
     "WORDS",
     "WORD_BYTES",
     "Factors",
     "MatrixTile",
+    "Products",
     "compute_matrix_tile",
     "matrix_call",
     "short_rows",

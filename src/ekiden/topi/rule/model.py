@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ekiden.target import Cache, Target
 from ekiden.topi.rule.decision import Choice, divisors
 from ekiden.topi.rule.family import NARROW, Product, narrowed
-from ekiden.topi.rule.matrix_tiles import LANES, OF_DATA, WORD_BYTES
+from ekiden.topi.rule.matrix_tiles import BY_DATA, LANES, WORD_BYTES
 from ekiden.topi.rule.tiles import DYNAMIC_ROWS
 
 LINE = 64
@@ -197,8 +197,8 @@ def panel_width(product: Product, target: Target) -> int:
     by 64; from the third 1.6, 1.1, 1.1).
     """
     lanes = target.lanes("float32")
-    ability = OF_DATA.get(product.dtype)
-    if ability is not None and target.has(ability):
+    made = BY_DATA.get(product.dtype)
+    if made is not None and target.has(made.ability):
         bytes_ = WORD_BYTES * (product.depth or 0) * 2 * LANES
         return narrowed((4 if 2 * bytes_ <= target.l1 // 2 else 2) * LANES, product, target)
     best = min(

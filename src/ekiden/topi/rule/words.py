@@ -39,7 +39,7 @@ from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt
 from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.decision import Choice, Decision, Space
-from ekiden.topi.rule.matrix_tiles import ABILITY_OF
+from ekiden.topi.rule.matrix_tiles import BY_PANEL
 from ekiden.topi.rule.tiles import span
 
 DOT4, MADD, NARROW_DOT, PAIR = "dot4_u8s8", "madd_s16", "madd_u8s8", "dot2_bf16"
@@ -77,9 +77,9 @@ def dot_space(
 def matrix_dot(weight: te.Tensor, target: Target) -> str | None:
     """How words are multiplied in registers that hold matrices, if a target has them; their loads
     are not checked where all accesses shall be."""
-    ability = ABILITY_OF.get(weight.dtype)
-    has_it = ability is not None and target.has(ability) and not target.bounds
-    return ability if has_it else None
+    made = BY_PANEL.get(weight.dtype)
+    has_it = made is not None and target.has(made.ability) and not target.bounds
+    return made.ability if made is not None and has_it else None
 
 
 def narrowed_words(weight: Array) -> tuple[Array, Array]:
