@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
     EQ,
@@ -51,6 +52,7 @@ from ekiden.tir.stmt import (
     ForKind,
     IfThenElse,
     LetStmt,
+    Prefetch,
     PrimFunc,
     Stmt,
     seq,
@@ -58,7 +60,7 @@ from ekiden.tir.stmt import (
 from ekiden.topi.rule.by_hand import make_buffers, tiled_function
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
 from ekiden.topi.rule.family import Family
-from ekiden.topi.rule.model import most_rows
+from ekiden.topi.rule.model import LINE, most_rows
 
 LANES = 16
 """Lanes of a vector where no target is known."""
@@ -172,9 +174,10 @@ class PagedAttention:
         steps: Callable[[Stmt], Stmt],
         scalar: Callable[[int], PrimExpr],
         column: Callable[[int], PrimExpr],
+        ahead: Sequence[Stmt],
     ) -> Stmt:
         """Sums in registers over loops that `steps` puts around one step: a number of each row by
-        a row of vectors."""
+        a row of vectors; `ahead` brings near what a later step needs."""
         vector = f"float32x{self.lanes}"
         loaded = [Var(f"b{v}", vector) for v in range(vectors)]
         made: list[Stmt] = []
@@ -186,7 +189,7 @@ class PagedAttention:
                 for v, n in enumerate(range(r * vectors, (r + 1) * vectors))
             ]  # fmt: skip
             made.append(LetStmt(a, self.splat(scalar(r)), seq(*grown)))
-        body = seq(*made)
+        body = seq(*ahead, *made)
         for v in reversed(range(vectors)):
             body = LetStmt(loaded[v], column(v), body)
         zero = [BufferStore(acc, self.splat(0.0), (const(n),)) for n in range(rows * vectors)]
@@ -250,21 +253,34 @@ class PagedAttention:
         """Which page holds the tokens of its sequence from `number` * page on."""
         return cast(self.tables[tile.sequence * self.tables.shape[1] + number], "int64")
 
+    def ahead(self, at: PrimExpr, vectors: int) -> list[Stmt]:
+        """Bring the lines of some vectors of the cache near."""
+        line = LINE // dt.itemsize(self.cache.dtype)
+        return [Prefetch(self.cache, (at + n,), 3) for n in range(0, vectors * self.lanes, line)]
+
+    def plane_after(self, tile: Rows, number: PrimExpr, values: int) -> PrimExpr:
+        """Where the keys or values of the page after a page begin; of the last page its own."""
+        following = minimum(number + 1, tile.end - 1)
+        return self.plane_of(self.page_of(tile, following), tile.group, values)
+
     def acc(self, count: int) -> Buffer:
         """Sums in registers."""
         return Buffer("acc", (const(count),), f"float32x{self.lanes}", "register")
 
     def scored(self, tile: Rows) -> Stmt:
         """The scores of all keys of the pages that are seen."""
-        number, base = Var("p"), Var("base", "int64")
+        number, base, after = Var("p"), Var("base", "int64"), Var("after", "int64")
         cut = self.blocks(self.pages.page, tile.span * self.together)
-        parts = [self._score(tile, number, base, *each) for each in cut]
+        parts = [self._score(tile, number, base, after, *each) for each in cut]
         where = self.plane_of(self.page_of(tile, number), tile.group, 0)
-        body = LetStmt(base, where, seq(*parts))
+        body = LetStmt(after, self.plane_after(tile, number, 0), seq(*parts))
+        body = LetStmt(base, where, body)
         return serial(number, tile.end - tile.begin, body, tile.begin)
 
-    def _score(self, tile: Rows, number: Var, base: Var, column: int, vectors: int) -> Stmt:
-        """Those of some columns of a page."""
+    def _score(
+        self, tile: Rows, number: Var, base: Var, after: Var, column: int, vectors: int
+    ) -> Stmt:
+        """Those of some columns of a page, while those of the page `after` it are brought near."""
         rows, page, k = tile.span * self.together, self.pages.page, Var("k")
         acc = self.acc(rows * vectors)
 
@@ -285,7 +301,9 @@ class PagedAttention:
             value = self.score(acc[const(n)], number * page + at, place)
             to = r * self.stride + (number - tile.begin) * page + at
             ends.append(self.store(tile.scores, simplify(to), value))
-        return Allocate(acc, seq(self.products(acc, rows, vectors, steps, scalar, keys), *ends))
+        ahead = self.ahead(after + k * page + column, vectors)
+        made = self.products(acc, rows, vectors, steps, scalar, keys, ahead)
+        return Allocate(acc, seq(made, *ends))
 
     def softmax(self, scores: Buffer, totals: Buffer, rows: int, count: PrimExpr) -> Stmt:
         """scores = exp(scores - max) in each row of a tile, totals = 1 / their sum."""
@@ -319,7 +337,8 @@ class PagedAttention:
         """The product of a tile of rows with some columns of the values."""
         rows, page = tile.span * self.together, self.pages.page
         acc = self.acc(rows * vectors)
-        number, s, base = Var("p"), Var("s"), Var("base", "int64")
+        number, s = Var("p"), Var("s")
+        base, after = Var("base", "int64"), Var("after", "int64")
 
         def scalar(row: int) -> PrimExpr:
             at = row * self.stride + (number - tile.begin) * page + s
@@ -331,7 +350,8 @@ class PagedAttention:
         def steps(body: Stmt) -> Stmt:
             where = self.plane_of(self.page_of(tile, number), tile.group, 1)
             here = minimum(const(page), tile.last + 1 - number * page)
-            inside = LetStmt(base, where, serial(s, here, body))
+            inside = LetStmt(after, self.plane_after(tile, number, 1), serial(s, here, body))
+            inside = LetStmt(base, where, inside)
             return serial(number, tile.end - tile.begin, inside, tile.begin)
 
         ends = []
@@ -340,7 +360,9 @@ class PagedAttention:
             value = Mul(acc[const(n)], self.splat(tile.totals[const(r)]), acc.dtype)
             to = self.row_start(tile, r, self.heads) + (column + v * self.lanes)
             ends.append(self.store(self.output, simplify(to), value))
-        return Allocate(acc, seq(self.products(acc, rows, vectors, steps, scalar, values), *ends))
+        ahead = self.ahead(after + s * self.depth + column, vectors)
+        made = self.products(acc, rows, vectors, steps, scalar, values, ahead)
+        return Allocate(acc, seq(made, *ends))
 
     # The whole.
 
