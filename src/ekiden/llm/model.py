@@ -16,11 +16,11 @@ from ekiden import runtime
 from ekiden.llm.architectures import DecoderConfig, read_config
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape
 from ekiden.llm.engine import Engine, Stream
-from ekiden.llm.files import open_checkpoint
+from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.grammar import Grammar
 from ekiden.llm.program import DECODE, PREFILL, SETTINGS, program
 from ekiden.llm.sampling import Sampling
-from ekiden.llm.text import Pieces, Tokenizer, read_tokenizer
+from ekiden.llm.text import Pieces, Tokenizer
 from ekiden.llm.weights import Checkpoint
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.vm import VirtualMachine
@@ -61,15 +61,15 @@ def load(
     made at once; the cache is as large as both need, in pages of `page` tokens. It is of dtype
     `cache`: "float32", "float16" or "bfloat16"; by default float32 where the weights are, so that
     nothing is rounded, and else float16.
-    `tokenizer` is one of the package tokenizers, or its file; a folder has its own. `options` are
-    those of `ekiden.compile`.
+    `tokenizer` is one of the package tokenizers, or its file; a folder and a GGUF file have their
+    own. `options` are those of `ekiden.compile`.
 
     Raises UnsupportedError for an architecture that there is not, ImportModelError for a tensor
     that is missing, and what `ekiden.compile` raises.
     """
     if isinstance(checkpoint, (str, os.PathLike)):
-        tokenizer = read_tokenizer(checkpoint) if tokenizer is None else tokenizer
         found = open_checkpoint(checkpoint)
+        tokenizer = find_tokenizer(checkpoint, found) if tokenizer is None else tokenizer
     else:
         found = checkpoint
     config: dict[str, Any] = dict(found.config)

@@ -6,14 +6,13 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ekiden.llm.stops import StopFilter
 from ekiden.runtime.errors import InputError, LoadError
 
-__all__ = ["Pieces", "Tokenizer", "read_tokenizer"]
+__all__ = ["FILE", "Pieces", "Tokenizer"]
 
 BROKEN = "\ufffd"
 """What stands for bytes that are no letter yet."""
@@ -79,7 +78,9 @@ class Tokenizer:
     def token_bytes(self, count: int) -> list[bytes | None]:
         """The bytes of each token, None for those that only say something about a text."""
         special = {n for n, each in self.inner.get_added_tokens_decoder().items() if each.special}
-        turn = _byte_level if "ByteLevel" in self.inner.to_str()[-4096:] else _plain_bytes
+        decoder = self.inner.decoder
+        has_letters = decoder is not None and b"ByteLevel" in decoder.__getstate__()
+        turn = _byte_level if has_letters else _plain_bytes
         names = (None if n in special else self.inner.id_to_token(n) for n in range(count))
         return [None if name is None else turn(name) for name in names]
 
@@ -150,14 +151,6 @@ def _rendered(
 def _content(token: object) -> str:
     """The text of a special token, which may stand in a mapping."""
     return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
-
-
-def read_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | None:
-    """The tokenizer that lies beside a checkpoint; None where there is none, or its package is not
-    installed. Raises LoadError for a broken one."""
-    folder = Path(path)
-    file = (folder if folder.is_dir() else folder.parent) / FILE
-    return Tokenizer.read(file) if file.is_file() and find_spec("tokenizers") else None
 
 
 class Pieces:
