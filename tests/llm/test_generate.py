@@ -233,3 +233,32 @@ def test_the_command_prints_tokens_as_they_come(
     assert "no tokenizer" in capsys.readouterr().err
     assert cli.main(["generate", str(tmp_path / "none"), "text"]) == 1
     assert "no such file or folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("small", ["llama", "qwen2"], ids=["itself", "another"])
+def test_proposals_change_no_text(model: llm.Model, small: str) -> None:
+    made = llm.load(tiny("llama"), page=16, sequences=4, draft=tiny(small), proposals=3)
+    for sampling in (llm.Sampling(max_tokens=12), SAMPLED):
+        alone = [llm.Engine(model, sequences=1).run([p], sampling)[0] for p in PROMPTS]
+        for sequences, chunk, steps in ((1, 512, 1), (5, 32, 9)):
+            engine = llm.Engine(made, sequences=sequences, chunk=chunk, steps=steps)
+            assert engine.run(PROMPTS, sampling) == alone
+            assert engine.pages.available == sequences * made.most_pages
+
+
+def test_a_round_keeps_all_proposals_that_are_right() -> None:
+    made = llm.load(tiny("llama"), page=16, sequences=1, draft=tiny("llama"), proposals=3)
+    stream = made.engine.submit(PROMPTS[1], llm.Sampling(max_tokens=12))
+    counts = []
+    while not stream.finish:
+        made.engine.advance(stream)
+        counts.append(len(stream.tokens))
+    assert counts == [1, 5, 9, 12]
+
+
+def test_a_draft_must_have_the_same_tokens() -> None:
+    with pytest.raises(InputError) as caught:
+        llm.load(tiny("llama"), draft=tiny("llama", vocab_size=96))
+    assert str(caught.value) == "load: 'draft' must have the 97 tokens of the model, it has 96"
+    with pytest.raises(InputError, match=r"^load: 'proposals' must be at least 1, got 0$"):
+        llm.load(tiny("llama"), draft=tiny("llama"), proposals=0)

@@ -32,7 +32,7 @@ def made(path: Path, **entries: object) -> Tokenizer | None:
     return find_tokenizer(path, GGUFCheckpoint(path))
 
 
-def byte_level(pattern: str) -> Any:
+def byte_level(pattern: str) -> Any:  # noqa: ANN401  # of a package without types
     """A tokenizer of pairs of bytes, trained."""
     cuts = tokenizers.pre_tokenizers
     found = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -47,7 +47,7 @@ def byte_level(pattern: str) -> Any:
     return found
 
 
-def listed(inner: Any) -> dict[str, object]:
+def listed(inner: Any) -> dict[str, object]:  # noqa: ANN401  # as above
     """Its entries."""
     state = json.loads(inner.to_str())["model"]
     tokens = sorted(state["vocab"], key=state["vocab"].get)

@@ -29,6 +29,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="a tokenizer.json, where the model has none beside it")
     parser.add_argument("--context", type=int, help="tokens that a text has at most")
     parser.add_argument("--threads", type=int, help="threads of a step")
+    parser.add_argument("--draft", help="a smaller model of the same tokens, which proposes some")
+    parser.add_argument("--proposals", type=int, default=4, help="how many of them at once (4)")
     parser.add_argument("--stop", action="append", default=[], help="a text that ends the answer")
     parser.add_argument("--quiet", action="store_true", help="say nothing of tokens a second")
     for name, (kind, text) in _NUMBERS.items():
@@ -42,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     sampling = Sampling(**chosen, stop=tuple(options.stop))
     model = load(
         options.model, context=options.context, sequences=1, tokenizer=options.tokenizer,
-        num_threads=options.threads,
+        num_threads=options.threads, draft=options.draft, proposals=options.proposals,
     )  # fmt: skip
     prompt = _prompt(options, model)
     started = time.perf_counter()

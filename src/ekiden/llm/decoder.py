@@ -253,19 +253,21 @@ def _dim(given: object) -> PrimExpr:
     return given if isinstance(given, PrimExpr) else dim(int(str(given)))
 
 
-def decoder_module(checkpoint: Checkpoint, config: DecoderConfig, layout: Layout) -> IRModule:
-    """The module, with `forward_step` as an entry.
+def decoder_module(
+    checkpoint: Checkpoint, config: DecoderConfig, layout: Layout, name: str = "forward"
+) -> IRModule:
+    """The module, with `forward_step` as an entry; with another name, that for `forward`.
 
     Raises ImportModelError for a tensor of the checkpoint that is missing or has another shape.
     """
-    forward = GlobalVar("forward")
+    forward, entry = GlobalVar(name), f"{name}_step"
     functions: dict[GlobalVar | str, BaseFunc] = {
         forward: _Builder(checkpoint, config, layout).forward()
     }
-    functions[GlobalVar(FORWARD)] = _entry(forward, config, layout)
+    functions[GlobalVar(entry)] = _entry(forward, config, layout)
     x = Var("x", TensorType((), "int32"))
     functions[GlobalVar("main")] = Function((x,), x, None)
-    return IRModule(functions).with_attr(ENTRIES, (FORWARD,))
+    return IRModule(functions).with_attr(ENTRIES, (entry,))
 
 
 def _entry(forward: GlobalVar, config: DecoderConfig, layout: Layout) -> Function:

@@ -96,9 +96,9 @@ class Engine:
             if type(value) is not int or value < 1:
                 raise InputError(f"Engine: '{name}' must be at least 1, got {value!r}")
         self.model, self.sequences, self.chunk, self.steps = model, sequences, chunk, steps
-        most = -(-model.context // model.layout.page)
+        most = model.most_pages
         self.pages = Pages(sequences * most, model.layout.page)
-        self._state = model.new_cache(sequences * most)
+        self._state = model.new_state(sequences * most)
         self._waiting: deque[Stream] = deque()
         self._running: list[Stream] = []
         self._lock = threading.Lock()
@@ -153,12 +153,12 @@ class Engine:
         for each in list(self._running):
             self._end(each, "failed")
         self.pages = Pages(self.sequences * self.model.most_pages, self.model.layout.page)
-        self._state = self.model.new_cache(self.sequences * self.model.most_pages)
+        self._state = self.model.new_state(self.sequences * self.model.most_pages)
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.sequences:
             first = self._waiting[0]
-            found = self.pages.take(first.prompt, first.limit)
+            found = self.pages.take(first.prompt, first.limit + self.model.spare)
             if found is None:
                 assert self._running, "a text alone has its pages"
                 return

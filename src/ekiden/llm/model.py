@@ -18,7 +18,7 @@ from ekiden.llm.decoder import FORWARD, Layout, cache_shape
 from ekiden.llm.engine import Engine, Stream
 from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.grammar import Grammar
-from ekiden.llm.program import DECODE, PREFILL, SETTINGS, program
+from ekiden.llm.program import DECODE, DRAFT, PREFILL, SETTINGS, SPECULATE, Draft, program
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Pieces, Tokenizer
 from ekiden.llm.weights import Checkpoint
@@ -51,6 +51,8 @@ def load(
     page: int = 64,
     cache: str | None = None,
     tokenizer: object = None,
+    draft: str | os.PathLike[str] | Checkpoint | None = None,
+    proposals: int = 4,
     num_threads: int | None = None,
     **options: Any,  # noqa: ANN401  # of another function
 ) -> Model:
@@ -64,14 +66,16 @@ def load(
     `tokenizer` is one of the package tokenizers, or its file; a folder and a GGUF file have their
     own. `options` are those of `ekiden.compile`.
 
+    `draft` is a smaller model of the same tokens: it proposes so many `proposals`, which go through
+    the larger one at once. Texts are the same as without, and are made faster where the larger one
+    would often choose the same.
+
     Raises UnsupportedError for an architecture that there is not, ImportModelError for a tensor
     that is missing, and what `ekiden.compile` raises.
     """
-    if isinstance(checkpoint, (str, os.PathLike)):
-        found = open_checkpoint(checkpoint)
-        tokenizer = find_tokenizer(checkpoint, found) if tokenizer is None else tokenizer
-    else:
-        found = checkpoint
+    found = _opened(checkpoint)
+    if tokenizer is None and isinstance(checkpoint, (str, os.PathLike)):
+        tokenizer = find_tokenizer(checkpoint, found)
     config: dict[str, Any] = dict(found.config)
     most = int(config.get("max_position_embeddings") or DEFAULT_CONTEXT)
     context = min(most, DEFAULT_CONTEXT) if context is None else context
@@ -81,9 +85,28 @@ def load(
     if cache not in (None, *CACHES):
         raise InputError(f"load: 'cache' must be one of {', '.join(CACHES)}, got {cache!r}")
     layout = Layout(page, cache or _cache_of(found, decoder))
-    module = program(found, decoder, layout)
-    exe = ekiden.compile(module, num_threads=num_threads, **options)
-    return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer))
+    small = None if draft is None else _draft_of(_opened(draft), decoder, context, proposals)
+    exe = ekiden.compile(program(found, decoder, layout, small), num_threads=num_threads, **options)
+    return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small)
+
+
+def _opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+    if isinstance(checkpoint, (str, os.PathLike)):
+        return open_checkpoint(checkpoint)
+    return checkpoint
+
+
+def _draft_of(found: Checkpoint, large: DecoderConfig, context: int, count: int) -> Draft:
+    """The smaller model, which must have the tokens and the context of the larger one."""
+    if type(count) is not int or count < 1:
+        raise InputError(f"load: 'proposals' must be at least 1, got {count!r}")
+    config = read_config(dict(found.config), context)
+    if config.vocabulary != large.vocabulary:
+        raise InputError(
+            f"load: 'draft' must have the {large.vocabulary} tokens of the model, it has"
+            f" {config.vocabulary}"
+        )
+    return Draft(found, config, count)
 
 
 def _cache_of(checkpoint: Checkpoint, config: DecoderConfig) -> str:
@@ -104,10 +127,14 @@ class Model:
         context: int,
         sequences: int,
         tokenizer: Tokenizer | None,
+        draft: Draft | None = None,
     ) -> None:
         self.exe, self.config, self.layout, self.context = exe, config, layout, context
         self.sequences, self.tokenizer = sequences, tokenizer
-        self.most_pages = -(-context // layout.page)
+        self._drafts = None if draft is None else draft.config
+        self.spare = 0 if draft is None else draft.count
+        """Tokens behind the end of a text that the cache holds for a while: proposals."""
+        self.most_pages = -(-(context + self.spare) // layout.page)
         self.ends = config.ends
         self._machine = VirtualMachine(exe)
         self._free = runtime.tensor(np.zeros((1, config.vocabulary), np.int32))
@@ -124,9 +151,14 @@ class Model:
                 self._engine = Engine(self, sequences=self.sequences)
             return self._engine
 
-    def new_cache(self, pages: int) -> runtime.Ref:
-        """A cache of so many pages; memory is taken when they are first written."""
-        shape = [int(str(d)) for d in cache_shape(self.config, self.layout, pages)]
+    def new_state(self, pages: int) -> tuple[runtime.Ref, ...]:
+        """Caches of so many pages, one for each decoder; memory is taken when they are first
+        written."""
+        configs = (self.config,) if self._drafts is None else (self.config, self._drafts)
+        return tuple(self._new_cache(config, pages) for config in configs)
+
+    def _new_cache(self, config: DecoderConfig, pages: int) -> runtime.Ref:
+        shape = [int(str(d)) for d in cache_shape(config, self.layout, pages)]
         return runtime.Ref(runtime.empty(shape, self.layout.dtype))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
@@ -151,14 +183,14 @@ class Model:
         pages = -(-len(tokens) // self.layout.page)
         n = np.arange(len(tokens), dtype=np.int32)
         made = self._machine.invoke(
-            FORWARD, self.new_cache(pages), np.array(tokens, np.int32), np.zeros_like(n), n,
-            np.arange(pages, dtype=np.int32)[None], n,
+            FORWARD, self._new_cache(self.config, pages), np.array(tokens, np.int32),
+            np.zeros_like(n), n, np.arange(pages, dtype=np.int32)[None], n,
         )  # fmt: skip
         assert isinstance(made, runtime.Tensor)
         return np.asarray(made.numpy())
 
     def prefill(
-        self, state: runtime.Ref, where: Ints, tables: Ints, picks: Ints,
+        self, state: tuple[runtime.Ref, ...], where: Ints, tables: Ints, picks: Ints,
         streams: Sequence[Stream], done: Sequence[int],
     ) -> Ints:  # fmt: skip
         """The tokens after `picks` of those that are read, which are the last ones of the streams
@@ -166,28 +198,54 @@ class Model:
         history, settings, seeds, is_greedy = self._choices(streams, 0)
         moves, states = self._forms(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
+        for small in state[1:]:
+            self._machine.invoke(DRAFT, small, *where, tables, picks)
         made = self._machine.invoke(
-            PREFILL, state, *where, tables, picks, history, np.array(done, np.int32), lengths,
+            PREFILL, state[0], *where, tables, picks, history, np.array(done, np.int32), lengths,
             settings, seeds, moves, states[list(done)], is_greedy,
         )  # fmt: skip
         assert isinstance(made, runtime.Tensor)
         return np.asarray(made.numpy())
 
     def decode(
-        self, state: runtime.Ref, streams: Sequence[Stream], tables: Ints, steps: int
+        self, state: tuple[runtime.Ref, ...], streams: Sequence[Stream], tables: Ints, steps: int
     ) -> list[list[int]]:
-        """The next tokens of each text, at most `steps`, less where all have ended before."""
+        """The next tokens of each text, at most `steps`, less where all have ended before; with
+        proposals a round of them at least."""
+        has_forms = any(each.grammar is not None for each in streams)
+        if self._drafts is not None and not has_forms:
+            return self._speculate(state, streams, tables, steps)
         history, settings, seeds, is_greedy = self._choices(streams, steps)
         lengths = np.array([each.length for each in streams], np.int32)
         moves, states = self._forms(streams)
         made = self._machine.invoke(
-            DECODE, state, np.array(steps, np.int32), history, lengths, states,
+            DECODE, state[0], np.array(steps, np.int32), history, lengths, states,
             np.arange(len(streams), dtype=np.int32), tables, settings, seeds, moves,
             np.array(self.ends or (-1,), np.int32), is_greedy,
         )  # fmt: skip
         assert isinstance(made, tuple)
         found, count = made[0].numpy(), int(made[2].numpy())
         return [row[n : n + count].tolist() for row, n in zip(found, lengths, strict=True)]
+
+    def _speculate(
+        self, state: tuple[runtime.Ref, ...], streams: Sequence[Stream], tables: Ints, steps: int
+    ) -> list[list[int]]:
+        """The tokens of some rounds of proposals."""
+        count = self.spare
+        rounds = max(1, steps // (count + 1))
+        history, settings, seeds, is_greedy = self._choices(streams, rounds * (count + 1))
+        lengths = np.array([each.length for each in streams], np.int32)
+        rows = np.arange(len(streams), dtype=np.int32)
+        made = self._machine.invoke(
+            SPECULATE, *state, np.array(rounds, np.int32), history, lengths, rows,
+            rows + np.int32(len(rows)), np.array(count, np.int32),
+            np.arange(count + 1, dtype=np.int32), tables, settings, seeds, self._free,
+            np.full_like(rows, -1), np.array(self.ends or (-1,), np.int32), is_greedy,
+        )  # fmt: skip
+        assert isinstance(made, tuple)
+        found, ends = (each.numpy() for each in made)
+        every = zip(found, lengths, ends, strict=True)
+        return [row[begin:end].tolist() for row, begin, end in every]
 
     def _choices(
         self, streams: Sequence[Stream], steps: int
@@ -198,8 +256,9 @@ class Model:
         for row, each in zip(history, streams, strict=True):
             if each.sampling.repetition_penalty != 1:
                 row[: each.length] = each.whole
-            elif each.tokens:
-                row[each.length - 1] = each.tokens[-1]
+            else:
+                recent = (*each.prompt[-2:], *each.tokens[-2:])[-2:]
+                row[max(each.length - 2, 0) : each.length] = recent
         settings = np.array([each.sampling.settings() for each in streams], np.float32)
         assert settings.shape[1] == len(SETTINGS)
         seeds = np.array([each.sampling.seed for each in streams], np.int64)

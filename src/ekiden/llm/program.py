@@ -5,13 +5,25 @@ forward_step   logits of some tokens of a call (decoder.py)
 prefill        tokens go through the decoder, and after some of them the next one is chosen
 decode         for a number of steps: the last token of every text goes through the decoder, the
                next one is chosen and put behind it; it ends before if all texts have ended
+speculate      where there is a smaller decoder: for a number of rounds, that one proposes tokens,
+               all of them go through the decoder at once, and each is kept as long as it is the
+               one that would have been chosen (Leviathan and others, "Fast inference from
+               transformers via speculative decoding", ICML 2023)
+draft_step     forward_step of the smaller decoder
 
 A text is a row of `history` [texts, width], of which the first `lengths` tokens are there. All but
 the last of them are in the cache.
+
+What is drawn for a place depends on the seed of its text and the place alone. So proposals are
+drawn with the same numbers as the tokens that they are compared with, and a text is the same with
+them or without.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.llm.architectures import DecoderConfig
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape, decoder_module
@@ -19,9 +31,9 @@ from ekiden.llm.weights import Checkpoint
 from ekiden.relay.parser import parse
 from ekiden.relay.transform.remove_unused_functions import ENTRIES
 
-__all__ = ["DECODE", "PREFILL", "SETTINGS", "program"]
+__all__ = ["DECODE", "DRAFT", "PREFILL", "SETTINGS", "SPECULATE", "Draft", "program"]
 
-PREFILL, DECODE = "prefill", "decode"
+PREFILL, DECODE, SPECULATE, DRAFT = "prefill", "decode", "speculate", "draft_step"
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Columns of the settings of a text."""
 
@@ -104,20 +116,133 @@ def @decode(%state: ref(ANY), %steps: int32, %history: Tensor[(b, w), int32],
 }
 """
 
+ROUNDS = """
+def @propose(%i: int32, %count: int32, %cache: DRAFTED, %ids: Tensor[(n), int32],
+             %owners: Tensor[(n), int32], %places: Tensor[(n), int32],
+             %picks: Tensor[(b), int32], %history: Tensor[(b, w), int32],
+             %lengths: Tensor[(b), int32], %rows: Tensor[(b), int32],
+             %tables: Tensor[(b, m), int32], %settings: Tensor[(b, 5), float32],
+             %seeds: Tensor[(b), int64], %moves: Tensor[(s, VOCABULARY), int32],
+             %states: Tensor[(b), int32], %greedy: bool)
+    -> (DRAFTED, Tensor[(b, w), int32]) {
+  if (less(%i, %count)) {
+    let %found = @draft(%cache, %ids, %owners, %places, %tables, %picks);
+    let %tokens = @choose(%found.0, %history, %rows, %lengths, %settings, %seeds, %moves, %states,
+                          %greedy);
+    let %longer = scatter_nd(%history, stack((%rows, %lengths), axis=0), %tokens, mode="update");
+    @propose(add(%i, 1), %count, %found.1, %tokens, %rows, %lengths, %rows, %longer,
+             add(%lengths, 1), %rows, %tables, %settings, %seeds, %moves, %states, %greedy)
+  } else {
+    (%cache, %history)
+  }
+}
 
-def program(checkpoint: Checkpoint, config: DecoderConfig, layout: Layout) -> IRModule:
-    """The module with the three entries. Raises what `decoder_module` does."""
+def @rounds(%i: int32, %steps: int32, %cache: CACHE, %drafts: DRAFTED,
+            %history: Tensor[(b, w), int32], %lengths: Tensor[(b), int32],
+            %live: Tensor[(b), bool], %rows: Tensor[(b), int32], %second: Tensor[(b), int32],
+            %count: int32, %offsets: Tensor[(c), int32], %tables: Tensor[(b, m), int32],
+            %settings: Tensor[(b, 5), float32], %seeds: Tensor[(b), int64],
+            %moves: Tensor[(s, VOCABULARY), int32], %free: Tensor[(b), int32],
+            %ends: Tensor[(e), int32], %greedy: bool)
+    -> (CACHE, DRAFTED, Tensor[(b, w), int32], Tensor[(b), int32]) {
+  if (logical_and(less(%i, %steps), any(%live))) {
+    let %last = subtract(%lengths, 1);
+    let %two = concatenate((%rows, %rows), axis=0);
+    let %begin = concatenate((maximum(subtract(%lengths, 2), 0), %last), axis=0);
+    let %known = gather_nd(%history, stack((%two, %begin), axis=0));
+    let %proposed = @propose(0, %count, %drafts, %known, %two, %begin, %second, %history, %lengths,
+                             %rows, %tables, %settings, %seeds, %moves, %free, %greedy);
+    let %guess = %proposed.1;
+    let %square = add(expand_dims(%last, axis=1), expand_dims(%offsets, axis=0));
+    let %none = zeros_like(%square);
+    let %places = reshape(%square, newshape=[-1]);
+    let %owners = reshape(add(expand_dims(%rows, axis=1), %none), newshape=[-1]);
+    let %any = subtract(reshape(%none, newshape=[-1]), 1);
+    let %picks = subtract(cumsum(ones_like(%places), axis=0), 1);
+    let %ids = gather_nd(%guess, stack((%owners, %places), axis=0));
+    let %found = @forward(%cache, %ids, %owners, %places, %tables, %picks);
+    let %tokens = @choose(%found.0, %guess, %owners, add(%places, 1), %settings, %seeds, %moves,
+                          %any, %greedy);
+    let %longer = scatter_nd(%guess, stack((%owners, add(%places, 1)), axis=0), %tokens,
+                             mode="update");
+    let %chosen = reshape_like(%tokens, %square);
+    let %before = strided_slice(%chosen, begin=[0], end=[-1], axes=[1]);
+    let %after = strided_slice(reshape_like(%ids, %square), begin=[1], end=[2147483647], axes=[1]);
+    let %same = cast(equal(%before, %after), dtype="int32");
+    let %kept = sum(cumprod(%same, axis=1), axis=[1], keepdims=True);
+    let %is_end = any(equal(expand_dims(%chosen, axis=2), %ends), axis=[2]);
+    let %is_kept = less_equal(expand_dims(%offsets, axis=0), %kept);
+    let %ended = any(logical_and(%is_end, %is_kept), axis=[1]);
+    @rounds(add(%i, 1), %steps, %found.1, %proposed.0, %longer,
+            add(%lengths, add(reshape_like(%kept, %lengths), 1)),
+            logical_and(%live, logical_not(%ended)), %rows, %second, %count, %offsets, %tables,
+            %settings, %seeds, %moves, %free, %ends, %greedy)
+  } else {
+    (%cache, %drafts, %history, %lengths)
+  }
+}
+
+def @speculate(%state: ref(ANY), %small: ref(MADE), %steps: int32,
+               %history: Tensor[(b, w), int32], %lengths: Tensor[(b), int32],
+               %rows: Tensor[(b), int32], %second: Tensor[(b), int32], %count: int32,
+               %offsets: Tensor[(c), int32], %tables: Tensor[(b, m), int32],
+               %settings: Tensor[(b, 5), float32], %seeds: Tensor[(b), int64],
+               %moves: Tensor[(s, VOCABULARY), int32], %free: Tensor[(b), int32],
+               %ends: Tensor[(e), int32], %greedy: bool)
+    -> (Tensor[(b, w), int32], Tensor[(b), int32]) {
+  let %cache = ref_read(%state);
+  let %emptied = ref_write(%state, zeros(shape=NONE, dtype="DTYPE"));
+  let %drafts = ref_read(%small);
+  let %emptied2 = ref_write(%small, zeros(shape=NOTHING, dtype="DTYPE"));
+  let %live = greater_equal(%rows, 0);
+  let %made = @rounds(0, %steps, %cache, %drafts, %history, %lengths, %live, %rows, %second,
+                      %count, %offsets, %tables, %settings, %seeds, %moves, %free, %ends, %greedy);
+  let %filled = ref_write(%state, %made.0);
+  let %filled2 = ref_write(%small, %made.1);
+  (%made.2, %made.3)
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A smaller decoder of the same tokens, which proposes `count` of them in a round."""
+
+    checkpoint: Checkpoint
+    config: DecoderConfig
+    count: int
+
+
+def program(
+    checkpoint: Checkpoint, config: DecoderConfig, layout: Layout, draft: Draft | None = None
+) -> IRModule:
+    """The module with its entries. Raises what `decoder_module` does."""
     module = decoder_module(checkpoint, config, layout)
+    entries = [FORWARD, PREFILL, DECODE]
     sizes = cache_shape(config, layout, "p")
     rest = ", ".join(map(str, sizes[1:]))
     text = CHOICE + LOOP + ENTRY
-    for name, value in (
-        ("VOCABULARY", str(config.vocabulary)),
-        ("CACHE", f"Tensor[(p, {rest}), {layout.dtype}]"),
-        ("ANY", f"Tensor[(?, {rest}), {layout.dtype}]"),
-        ("NONE", f"[0, {rest}]"),
-        ("DTYPE", layout.dtype),
-    ):
+    named = {
+        "VOCABULARY": str(config.vocabulary),
+        "CACHE": f"Tensor[(p, {rest}), {layout.dtype}]",
+        "ANY": f"Tensor[(?, {rest}), {layout.dtype}]",
+        "NONE": f"[0, {rest}]",
+        "DTYPE": layout.dtype,
+    }
+    if draft is not None:
+        small = decoder_module(draft.checkpoint, draft.config, layout, "draft")
+        both: dict[GlobalVar | str, BaseFunc] = {}
+        for each in (small, module):
+            both.update(each.functions.items())
+        module = IRModule(both)
+        entries += [DRAFT, SPECULATE]
+        text += ROUNDS
+        rest = ", ".join(map(str, cache_shape(draft.config, layout, "p")[1:]))
+        named |= {
+            "DRAFTED": f"Tensor[(q, {rest}), {layout.dtype}]",
+            "MADE": f"Tensor[(?, {rest}), {layout.dtype}]",
+            "NOTHING": f"[0, {rest}]",
+        }
+    for name, value in named.items():
         text = text.replace(name, value)
-    made = parse(text, "generation", module)
-    return made.with_attr(ENTRIES, (FORWARD, PREFILL, DECODE))
+    return parse(text, "generation", module).with_attr(ENTRIES, tuple(entries))
