@@ -1,18 +1,27 @@
-"""Tokens a second of a Llama of 135M with random weights: decoding at two lengths of context, and
-reading a prompt of 512.
+"""Tokens a second of Llamas with random weights: decoding at two lengths of context, and reading a
+prompt of 512, beside other engines.
 
-    python benchmarks/decode.py --threads 1 2
-    python benchmarks/decode.py --write FOLDER       its checkpoint, for other engines to convert
-    python benchmarks/decode.py --genai FOLDER       a model of onnxruntime-genai beside it:
+    python benchmarks/decode.py --formats q4_0 q8_0 --threads 1 2 --size 360M
+    python benchmarks/decode.py --write FOLDER      its checkpoint, and FOLDER/q4_0.gguf, ...
+    python benchmarks/decode.py --genai OUT         onnxruntime-genai, of a model made by
         python -m onnxruntime_genai.models.builder -m FOLDER -o OUT -p int4 -e cpu
+    python benchmarks/decode.py --llama FILE.gguf --node FOLDER     llama.cpp, where the folder has
+        npm install node-llama-cpp
+
+Each engine is a process of its own; they take turns, some tokens each, so that what else the
+machine does falls upon all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,34 +30,51 @@ from zlib import crc32
 import numpy as np
 
 from ekiden import llm
+from ekiden.llm.gguf import write_gguf
 from ekiden.llm.safetensors import write_safetensors
 from ekiden.llm.weights import Weight
 
 CONFIG: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152,
-    "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
-    "num_key_value_heads": 3, "intermediate_size": 1536, "max_position_embeddings": 4096,
-    "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu",
-    "tie_word_embeddings": True, "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
+    "head_dim": 64, "max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-5,
+    "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "float32",
+    "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-CONTEXTS, PROMPT, STEPS = (128, 2048), 512, 24
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "135M": {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
+             "num_key_value_heads": 3, "intermediate_size": 1536},
+    "360M": {"hidden_size": 960, "num_hidden_layers": 32, "num_attention_heads": 15,
+             "num_key_value_heads": 5, "intermediate_size": 2560},
+}  # fmt: skip
+GGUF_NAMES: Mapping[str, str] = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+CONTEXTS, PROMPT, STEPS, CONTEXT = (128, 2048), 512, 12, 2304
+LEAST = 300
+"""The first token that is no byte or mark."""
 
 
 @dataclass(frozen=True)
 class Random:
     """The checkpoint; products have their weights in `format`."""
 
+    size: str = "135M"
     format: str = "float32"
 
     @property
-    def config(self) -> Mapping[str, object]:
-        return CONFIG
+    def config(self) -> Mapping[str, Any]:
+        return {**CONFIG, **SIZES[self.size]}
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        hidden, inner = CONFIG["hidden_size"], CONFIG["intermediate_size"]
-        keys = hidden // CONFIG["num_attention_heads"] * CONFIG["num_key_value_heads"]
+        config = self.config
+        hidden, inner = config["hidden_size"], config["intermediate_size"]
+        keys = config["head_dim"] * config["num_key_value_heads"]
         found: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (CONFIG["vocab_size"], hidden),
+            "model.embed_tokens.weight": (config["vocab_size"], hidden),
             "model.norm.weight": (hidden,),
         }
         layer = {
@@ -58,7 +84,7 @@ class Random:
             "mlp.down_proj": (hidden, inner), "input_layernorm": (hidden,),
             "post_attention_layernorm": (hidden,),
         }  # fmt: skip
-        for n in range(CONFIG["num_hidden_layers"]):
+        for n in range(config["num_hidden_layers"]):
             found |= {f"model.layers.{n}.{name}.weight": shape for name, shape in layer.items()}
         return found
 
@@ -73,52 +99,87 @@ class Random:
         return Weight.of(name, rng.standard_normal(shape, np.float32) * 0.02, self.format)
 
 
-def rates(read: Callable[[int], None], step: Callable[[], None]) -> tuple[float, list[float]]:
-    """(tokens a second of a prompt, of decoding at each context). `read` begins a text of so many
-    tokens, `step` makes its next one."""
-    found, prompts = [], []
-    for _ in range(2):
-        start = time.perf_counter()
-        read(PROMPT)
-        prompts.append(time.perf_counter() - start)
-    for context in CONTEXTS:
-        read(context)
-        times = []
-        for _ in range(STEPS):
-            start = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - start)
-        found.append(1 / float(np.median(times)))
-    return PROMPT / min(prompts), found
+def gguf_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters and a vocabulary, under the names of GGUF files."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256))]
+    types = [2, 3, 3] + [6] * 256
+    more = config["vocab_size"] - len(tokens)
+    tokens += [f"\u2581t{n}" for n in range(more)]
+    return {
+        "general.architecture": "llama", "llama.context_length": config["max_position_embeddings"],
+        "llama.embedding_length": config["hidden_size"],
+        "llama.block_count": config["num_hidden_layers"],
+        "llama.feed_forward_length": config["intermediate_size"],
+        "llama.attention.head_count": config["num_attention_heads"],
+        "llama.attention.head_count_kv": config["num_key_value_heads"],
+        "llama.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "llama.rope.dimension_count": config["head_dim"],
+        "llama.rope.freq_base": config["rope_theta"], "llama.vocab_size": config["vocab_size"],
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.zeros(len(tokens), np.float32),
+        "tokenizer.ggml.token_type": np.array(types + [1] * more, np.int32),
+        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }  # fmt: skip
 
 
-def of_ekiden(model: llm.Model, threads: int) -> tuple[float, list[float]]:
-    """Those of Ekiden."""
-    model.exe.num_threads = threads
+def gguf_weight(config: Mapping[str, Any], weight: Weight) -> Weight:
+    """A tensor under its name there; rows of queries and keys stand in pairs."""
+    name, data = weight.name.removesuffix(".weight"), weight.data
+    layer = ""
+    if name.startswith("model.layers."):
+        _, _, number, name = name.split(".", 3)
+        layer = f"blk.{number}."
+    heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
+    if name in heads:
+        pairs = data.reshape(config[heads[name]], 2, -1, *data.shape[1:])
+        data = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(data.shape))
+    return Weight(f"{layer}{GGUF_NAMES[name]}.weight", weight.format, weight.shape, data)
+
+
+def write(folder: Path, size: str, formats: Sequence[str]) -> None:
+    """The checkpoint for other engines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = Random(size)
+    write_safetensors(folder / "model.safetensors", {n: plain[n] for n in plain})
+    (folder / "config.json").write_text(json.dumps(dict(plain.config)))
+    for format in formats:
+        made = Random(size, format)
+        weights = [gguf_weight(made.config, made[name]) for name in made]
+        write_gguf(folder / f"{format}.gguf", gguf_entries(made.config), weights)
+
+
+# Engines: each has `read`, which begins a text of so many tokens and makes the next one, and
+# `step`, which makes one more.
+
+Engine = tuple[Callable[[int], None], Callable[[], None]]
+
+
+def of_ekiden(size: str, format: str, threads: int) -> Engine:
+    """Ekiden."""
+    made = Random(size, format)
+    model = llm.load(made, sequences=1, context=CONTEXT, num_threads=threads)
     rng = np.random.default_rng(threads)  # a prompt that was read before is in the cache
-    stream: list[llm.Stream] = []
+    streams: list[llm.Stream] = []
 
     def read(count: int) -> None:
-        while stream:
-            stream.pop().close()
-        prompt = rng.integers(0, CONFIG["vocab_size"], count).tolist()
-        stream.append(model.engine.submit(prompt, llm.Sampling(max_tokens=STEPS + 2)))
-        next(stream[0])
+        while streams:
+            streams.pop().close()
+        prompt = rng.integers(LEAST, model.config.vocabulary, count).tolist()
+        sampling = llm.Sampling(max_tokens=CONTEXT - count, ignore_end=True)
+        streams.append(model.engine.submit(prompt, sampling))
+        next(streams[0])
 
-    def step() -> None:
-        next(stream[0])
-
-    return rates(read, step)
+    return read, lambda: [next(streams[0])].clear()
 
 
-def of_genai(folder: Path, threads: int) -> tuple[float, list[float]]:
-    """Those of onnxruntime-genai."""
+def of_genai(folder: Path, threads: int) -> Engine:
+    """onnxruntime-genai."""
     import onnxruntime_genai as genai  # noqa: PLC0415  # where it is asked for
 
     settings = folder / "genai_config.json"
     given = json.loads(settings.read_text())
-    options = given["model"]["decoder"]["session_options"]
-    options["intra_op_num_threads"] = threads
+    given["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
     settings.write_text(json.dumps(given))
     model = genai.Model(str(folder))
     rng = np.random.default_rng(0)
@@ -127,45 +188,137 @@ def of_genai(folder: Path, threads: int) -> tuple[float, list[float]]:
     def read(count: int) -> None:
         generators.clear()
         params = genai.GeneratorParams(model)
-        params.set_search_options(max_length=count + STEPS + 2, do_sample=False)
+        params.set_search_options(max_length=CONTEXT, do_sample=False)
         generators.append(genai.Generator(model, params))
-        generators[0].append_tokens(rng.integers(3, CONFIG["vocab_size"], (1, count)).astype("i4"))
+        prompt = rng.integers(LEAST, CONFIG["vocab_size"], (1, count)).astype(np.int32)
+        generators[0].append_tokens(prompt)
         generators[0].generate_next_token()
 
-    return rates(read, lambda: generators[0].generate_next_token())
+    return read, lambda: generators[0].generate_next_token()
 
 
-def show(name: str, threads: int, found: tuple[float, list[float]]) -> None:
-    """A line of the table."""
-    prompt, steps = found
-    cells = "".join(f"{rate:>12.1f}" for rate in steps)
-    print(f"{name:<24}{threads:>8}{prompt:>14.0f}{cells}{steps[1] / steps[0]:>8.2f}", flush=True)
+def memory() -> int:
+    """Bytes of this process that lie in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def serve(engine: Engine) -> None:
+    """Answer lines {"read": tokens} and {"step": tokens} as decode_llama.mjs does."""
+    read, step = engine
+    for line in sys.stdin:
+        asked = json.loads(line)
+        times = []
+        for _ in range(asked.get("step", 1)):
+            start = time.perf_counter()
+            step() if "step" in asked else read(asked["read"])
+            times.append(1e3 * (time.perf_counter() - start))
+        print(json.dumps({"times": times, "memory": memory()}), flush=True)
+
+
+class Worker:
+    """An engine in a process."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.prompts: list[float] = []
+        self.steps: dict[int, list[float]] = {context: [] for context in CONTEXTS}
+        self.memory = 0
+
+    def ask(self, **what: int) -> list[float]:
+        """The milliseconds of each thing that is asked for."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                found = json.loads(line)
+                self.memory = found["memory"]
+                return list(found["times"])
+        raise SystemExit(f"{self.name}: ended with {self.process.wait()}")
+
+    def close(self) -> None:
+        """End it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def show(self, threads: int) -> None:
+        """A line of the table."""
+        rates = [1e3 / statistics.median(self.steps[context]) for context in CONTEXTS]
+        cells = "".join(f"{rate:>10.1f}" for rate in rates)
+        prompt = PROMPT * 1e3 / min(self.prompts)
+        print(f"{self.name:<28}{threads:>8}{prompt:>12.0f}{cells}{rates[1] / rates[0]:>8.2f}"
+              f"{self.memory / 2**20:>10.0f}", flush=True)  # fmt: skip
+
+
+def take_turns(workers: Sequence[Worker], rounds: int) -> None:
+    """Measure all of them."""
+    for worker in workers:
+        worker.ask(read=32)
+        worker.ask(step=2)
+    for _ in range(2):
+        for worker in workers:
+            worker.prompts += worker.ask(read=PROMPT)
+    for context in CONTEXTS:
+        for worker in workers:
+            worker.ask(read=context)
+        for _ in range(rounds):
+            for worker in workers:
+                worker.steps[context] += worker.ask(step=STEPS)
+
+
+def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
+    """Those that are asked for."""
+    own = [sys.executable, __file__, "--size", options.size, "--threads", str(threads)]
+    made = [
+        Worker(f"Ekiden {format}", [*own, "--work", "--formats", format])
+        for format in options.formats
+    ]
+    for folder in options.genai:
+        command = [*own, "--work", "--genai", str(folder)]
+        made.append(Worker(f"onnxruntime-genai {folder.name}", command))
+    for file in options.llama:
+        script = str(Path(__file__).with_name("decode_llama.mjs"))
+        command = ["node", script, str(options.node), str(file), str(threads), str(CONTEXT)]
+        made.append(Worker(f"llama.cpp {file.name}", command))
+    return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=tuple(SIZES), default="135M")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--formats", nargs="+", default=["float32"])
-    parser.add_argument("--cache", default="float32")
+    parser.add_argument("--formats", nargs="*", default=["q4_0"])
     parser.add_argument("--write", type=Path)
-    parser.add_argument("--genai", type=Path)
+    parser.add_argument("--genai", type=Path, nargs="*", default=[])
+    parser.add_argument("--llama", type=Path, nargs="*", default=[])
+    parser.add_argument("--node", type=Path, default=Path(), help="where node_modules is")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.write is not None:
-        options.write.mkdir(parents=True, exist_ok=True)
-        checkpoint = Random()
-        write_safetensors(
-            options.write / "model.safetensors", {n: checkpoint[n] for n in checkpoint}
-        )
-        (options.write / "config.json").write_text(json.dumps(dict(CONFIG)))
+        write(options.write, options.size, options.formats)
         return
-    print(f"{'':<24}{'threads':>8}{'prompt 512':>14}{'at 128':>12}{'at 2048':>12}{'ratio':>8}")
-    for format in options.formats:
-        model = llm.load(Random(format), sequences=1, cache=options.cache)
-        for threads in options.threads:
-            show(f"Ekiden {format}", threads, of_ekiden(model, threads))
-    if options.genai is not None:
-        for threads in options.threads:
-            show("onnxruntime-genai", threads, of_genai(options.genai, threads))
+    if options.work:
+        threads = options.threads[0]
+        serve(
+            of_genai(options.genai[0], threads)
+            if options.genai
+            else of_ekiden(options.size, options.formats[0], threads)
+        )
+        return
+    columns = "".join(f"{f'at {context}':>10}" for context in CONTEXTS)
+    print(f"{'':<28}{'threads':>8}{'prompt 512':>12}{columns}{'ratio':>8}{'MB':>10}")
+    for threads in options.threads:
+        workers = workers_of(options, threads)
+        take_turns(workers, options.rounds)
+        for worker in workers:
+            worker.show(threads)
+            worker.close()
 
 
 if __name__ == "__main__":
