@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import struct
@@ -303,6 +304,22 @@ def test_one_connection_for_many(server: Running) -> None:
         assert found.status == 200
         assert ask_on(connection, "POST", "/v2/models/soft/infer", b"{").status == 400
     connection.close()
+
+
+def test_a_request_leaves_nothing_for_the_collector_of_garbage(server: Running) -> None:
+    """Whose look at all objects is a pause for those under way."""
+    connection = server.connect()
+    for _ in range(3):
+        assert ask_on(connection, "POST", "/v2/models/soft/infer", x_of()).status == 200
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            assert ask_on(connection, "POST", "/v2/models/soft/infer", x_of()).status == 200
+        assert gc.collect() < 50
+    finally:
+        gc.enable()
+        connection.close()
 
 
 def test_versions(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from weakref import ref
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,7 +17,8 @@ __all__ = ["ABORT", "connection_class", "has_body"]
 ABORT = "ekiden.abort"
 """Where a request's scope has what ends its connection at once."""
 CYCLE = "ekiden.cycle"
-"""Where it has the request as uvicorn keeps it, of which `has_body` asks."""
+"""Where it has the request as uvicorn keeps it, of which `has_body` asks: by a weak reference, as
+that has the scope itself."""
 HEAD_BYTES = 64 << 10
 """The most bytes of a request's line and headers; the parser itself would take any number."""
 
@@ -28,7 +30,7 @@ def connection_class(limits: Limits, metrics: Metrics) -> type[HttpToolsProtocol
 
 def has_body(scope: Scope) -> bool:
     """Whether all of a request's body is there, so that nothing is to be waited for."""
-    cycle = scope.get(CYCLE)
+    cycle = scope[CYCLE]()
     return cycle is not None and not cycle.more_body
 
 
@@ -78,7 +80,7 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting()
         super().on_headers_complete()
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]  # ours
-        self.scope[CYCLE] = self.cycle  # type: ignore[literal-required]
+        self.scope[CYCLE] = ref(self.cycle)  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
         """The body is there."""
