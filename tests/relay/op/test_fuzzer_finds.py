@@ -431,16 +431,26 @@ def test_scales_of_a_resize_are_two() -> None:
         relay.transform.InferType()(module)
 
 
-def test_scales_that_are_no_numbers_show_the_first_pixel() -> None:
+@pytest.mark.parametrize(("scale", "rows"), [(np.nan, [0, 0]), (1e-40, [0, 3]), (-1e-40, [0, 0])])
+def test_scales_that_are_no_numbers_or_tiny(scale: float, rows: list[int]) -> None:
+    """The first pixel is shown, or what is nearest to a place far outside."""
     x = np.arange(16, dtype="float32").reshape(1, 1, 4, 4)
-    scales = np.array([np.nan, 1.0], "float32")
+    scales = np.array([scale, 1.0], "float32")
     attrs = op.image.Resize2DAttrs((2, 4), method="nearest_neighbor",
                                    coordinate_transformation_mode="asymmetric")  # fmt: skip
     resize = relay.op.get("image.resize2d_scaled")
     module = module_of(lambda *args: relay.Call(resize, args, attrs), x, scales)
     for kind in ("debug", "vm"):
         found = relay.create_executor(kind, module).evaluate()(x, scales).numpy()
-        assert found[0, 0].tolist() == [[0, 1, 2, 3]] * 2
+        assert found[0, 0].tolist() == x[0, 0, rows].tolist()
+
+
+def test_a_slice_by_sizes_has_no_strides() -> None:
+    given = [np.arange(8, dtype="float32").reshape(4, 2), *(np.array([n]) for n in (1, 2, 0))]
+    module = module_of(lambda x, *cut: op.strided_slice(x, *cut, slice_mode="size"), *given)
+    for kind in ("debug", "vm"):
+        found = relay.create_executor(kind, module).evaluate()(*given).numpy()
+        assert found.tolist() == [[2, 3], [4, 5]]
 
 
 def test_images_without_pixels_are_not_resized() -> None:

@@ -237,7 +237,8 @@ def _scaled_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _scaled_reference(attrs: Resize2DAttrs, data: Array, scales: Array) -> Array:
-    return _resize_reference(attrs.with_fields(scales=tuple(map(float, scales))), data)
+    with np.errstate(over="ignore"):  # by tiny scales places are infinite
+        return _resize_reference(attrs.with_fields(scales=tuple(map(float, scales))), data)
 
 
 register_op(

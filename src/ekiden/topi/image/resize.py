@@ -235,7 +235,13 @@ def _nearest(x: PrimExpr, rounding: str) -> PrimExpr:
     return call_intrin(rounding, x)
 
 
+FAR = 2.0**62
+"""Beyond all places, and a whole number of 64 bits."""
+
+
 def _clamped(x: PrimExpr, size: PrimExpr) -> PrimExpr:
+    if x.dtype == FLOAT:  # by a scale that is tiny places are no numbers of 64 bits
+        x = minimum(maximum(x, const(-1.0, FLOAT)), const(FAR, FLOAT))
     return maximum(minimum(cast(x, "int64"), size - 1), 0)
 
 
