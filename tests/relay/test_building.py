@@ -181,6 +181,18 @@ def test_module_is_built_step_by_step() -> None:
         module["g"] = 3
 
 
+def test_wrapped_tuples_stand_wherever_an_expression_does() -> None:
+    x = relay.var("x", shape=(2,))
+    pair = relay.TupleWrapper(relay.Tuple([x, x]), 2)
+    whole = pair.astuple()
+    assert tvm.IRModule.from_expr(pair)["main"].body is whole
+    assert relay.Function([x], pair).body is whole
+    assert relay.Let(x, pair, pair).value is whole and relay.Tuple([pair, x]).fields == (whole, x)
+    assert relay.If(x, pair, x).true_branch is whole
+    assert relay.TupleGetItem(pair, 1).tuple_value is whole
+    assert relay.GlobalVar("f")(pair).args == (whole,)
+
+
 def test_data_types_of_a_module() -> None:
     name, a = relay.GlobalTypeVar("Box"), relay.TypeVar("a")
     full = relay.Constructor("Full", [a], name)

@@ -107,8 +107,6 @@ class IRModule:
         if isinstance(var, GlobalTypeVar):
             self.type_definitions[var] = value
             return
-        if not isinstance(value, RelayExpr):
-            raise TypeError(f"module: expected a function or an expression, got {value!r}")
         if not isinstance(value, BaseFunc):
             if IRModule.wrapper is None:
                 raise TypeError(f"module: expected a function, got {value!r}")

@@ -228,6 +228,7 @@ class Tuple(ExprWithOp):
         """The fields may be any sequence."""
         if type(self.fields) is not tuple:
             freeze(self, fields=tuple(self.fields))
+        _unwrap_all(self, "fields")
 
     def __len__(self) -> int:
         return len(self.fields)
@@ -243,6 +244,10 @@ class TupleGetItem(ExprWithOp):
     tuple_value: RelayExpr
     index: int
     span: Span | None = ignored(default=None)
+
+    def __post_init__(self) -> None:
+        """The tuple may be wrapped."""
+        _unwrap(self, "tuple_value")
 
 
 @node("relay.Call")
@@ -261,6 +266,7 @@ class Call(ExprWithOp):
             freeze(self, args=tuple(self.args))
         if type(self.type_args) is not tuple:
             freeze(self, type_args=tuple(self.type_args or ()))
+        _unwrap_all(self, "args")
 
     def astuple(self) -> Call:
         """The call itself: operators with several results give one tuple (TVM's TupleWrapper)."""
@@ -276,6 +282,11 @@ class Let(ExprWithOp):
     body: RelayExpr
     span: Span | None = ignored(default=None)
 
+    def __post_init__(self) -> None:
+        """Value and body may be wrapped tuples."""
+        _unwrap(self, "value")
+        _unwrap(self, "body")
+
 
 @node("relay.If")
 class If(ExprWithOp):
@@ -285,6 +296,11 @@ class If(ExprWithOp):
     true_branch: RelayExpr
     false_branch: RelayExpr
     span: Span | None = ignored(default=None)
+
+    def __post_init__(self) -> None:
+        """The branches may be wrapped tuples."""
+        _unwrap(self, "true_branch")
+        _unwrap(self, "false_branch")
 
 
 @node("relay.Function")
@@ -299,7 +315,8 @@ class Function(BaseFunc):
     span: Span | None = ignored(default=None)
 
     def __post_init__(self) -> None:
-        """Parameters may be any sequences."""
+        """Parameters may be any sequences, the body a wrapped tuple."""
+        _unwrap(self, "body")
         if type(self.params) is not tuple:
             freeze(self, params=tuple(self.params))
         if type(self.type_params) is not tuple:
@@ -464,6 +481,20 @@ class TupleWrapper(Sequence[RelayExpr]):
 
     def __len__(self) -> int:
         return self.size
+
+
+def _unwrap(expr: RelayExpr, field: str) -> None:
+    """Put the tuple into a field that was given a wrapped one, as nodes hold expressions alone."""
+    given = getattr(expr, field)
+    if type(given) is TupleWrapper:
+        freeze(expr, **{field: given.astuple()})
+
+
+def _unwrap_all(expr: RelayExpr, field: str) -> None:
+    given = getattr(expr, field)
+    if TupleWrapper in map(type, given):
+        plain = (v.astuple() if type(v) is TupleWrapper else v for v in given)
+        freeze(expr, **{field: tuple(plain)})
 
 
 def var(

@@ -42,6 +42,7 @@ from ekiden.relay.expr import (
     RefWrite,
     Tuple,
     TupleGetItem,
+    TupleWrapper,
     Var,
 )
 
@@ -326,8 +327,12 @@ def free_vars(expr: Expr) -> list[Var]:
     return [v for v in used if v not in bound]
 
 
-def closed(expr: Expr) -> Function:
-    """`fn (free variables) { expr }`"""
+def closed(expr: Expr | TupleWrapper) -> Function:
+    """`fn (free variables) { expr }`. Raises TypeError for what is no expression."""
+    if isinstance(expr, TupleWrapper):
+        expr = expr.astuple()
+    if not isinstance(expr, RelayExpr):
+        raise TypeError(f"module: expected a function or an expression, got {expr!r}")
     return Function(tuple(dict.fromkeys(free_vars(expr))), expr)
 
 
