@@ -352,6 +352,8 @@ def test_fused_functions_are_found_once() -> None:
     )
     assert all(f.attr("Primitive") for f in extract_fused_functions(module).values())
     assert len(extract_fused_functions(module)) == 2
+    plain = IRModule.from_expr(Function((x,), body, None))
+    assert extract_fused_functions(plain).keys() == extract_fused_functions(module).keys()
 
 
 def test_a_let_without_a_use_is_found_in_every_function() -> None:

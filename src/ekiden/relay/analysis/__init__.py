@@ -1,7 +1,10 @@
 """Questions about programs; nothing here changes one.
 
-Names follow `tvm.relay.analysis`.
+Names follow `tvm.relay.analysis`. `get_calibration_data` runs programs: it stands on a higher floor
+and is loaded when it is first used.
 """
+
+from importlib import import_module
 
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.analysis.conditions import kernel_conditions, shape_conditions
@@ -32,6 +35,14 @@ from ekiden.relay.analysis.well_formed import (
     well_formed,
 )
 from ekiden.relay.visitor import all_vars, bound_vars, free_vars
+
+
+
+def __getattr__(name: str) -> object:
+    if name == "get_calibration_data":
+        return import_module("ekiden.driver.calibration").get_calibration_data
+    raise AttributeError(f"module 'ekiden.relay.analysis' has no attribute {name!r}")
+
 
 __all__ = [
     "CallGraph",

@@ -10,6 +10,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.structural import structural_hash
+from ekiden.ir.transform import PassContext, Sequential
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr, Function, Tuple
 from ekiden.relay.visitor import children, post_order
@@ -68,9 +69,19 @@ def get_total_mac_number(expr: IRModule | Expr) -> int:
 
 
 def extract_fused_functions(mod: IRModule) -> dict[int, Function]:
-    """The primitive functions that `FuseOps` made in a module, by structural hash, each once."""
+    """The primitive functions of a module, by structural hash, each once. A module that has none
+    is simplified for inference and fused first.
+    """
+    found = _primitive_functions(mod)
+    if found:
+        return found
+    with PassContext(opt_level=3):
+        return _primitive_functions(Sequential(("SimplifyInference", "FuseOps"))(mod))
+
+
+def _primitive_functions(module: IRModule) -> dict[int, Function]:
     found: dict[int, Function] = {}
-    for root in _roots(mod):
+    for root in _roots(module):
         for at in post_order(root, into_functions=True):
             if isinstance(at, Function) and at.attr("Primitive"):
                 found.setdefault(structural_hash(at), at)
