@@ -88,6 +88,7 @@ from ekiden.relay.transform.sparse_weights import (
 from ekiden.relay.transform.split_args import SplitArgs
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.to_basic_block_normal_form import ToBasicBlockNormalForm
+from ekiden.relay.transform.to_cps import ToCPS, UnCPS, to_cps, un_cps
 from ekiden.relay.transform.to_graph_normal_form import ToGraphNormalForm
 from ekiden.relay.transform.to_mixed_precision import ToMixedPrecision
 from ekiden.relay.transform.update_in_place import UpdateInPlace
@@ -138,6 +139,8 @@ for _factory in (
     Legalize,
     SimplifyExpr,
     ToBasicBlockNormalForm,
+    ToCPS,
+    UnCPS,
     ToMixedPrecision,
     MergeCompilerRegions,
     PartitionGraph,
@@ -236,14 +239,18 @@ __all__ = [
     "SplitArgs",
     "ToANormalForm",
     "ToBasicBlockNormalForm",
+    "ToCPS",
     "ToGraphNormalForm",
     "ToMixedPrecision",
+    "UnCPS",
     "UpdateInPlace",
     "function_pass",
     "gradient",
     "module_pass",
     "recast",
     "register_legalize",
+    "to_cps",
+    "un_cps",
 ]
 
 share_passes("relay._transform", {name: globals()[name] for name in __all__})
