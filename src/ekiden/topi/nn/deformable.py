@@ -39,28 +39,15 @@ def bilinear(
 def _within(
     data: Tensor, at: Sequence[PrimExpr], rows: int, columns: int, y: PrimExpr, x: PrimExpr
 ) -> PrimExpr:
-    """The data at a place, where pixels on the edge go on as far as it; 0 for one outside."""
-    high, wide = data.shape[rows], data.shape[columns]
-    top, left = te.floor(y), te.floor(x)
-    total: PrimExpr = const(0.0, y.dtype)
-    for dy in (0, 1):
-        for dx in (0, 1):
-            row, column = top + float(dy), left + float(dx)
-            weight = (1.0 - te.abs(y - row)) * (1.0 - te.abs(x - column))
-            place = list(at)
-            for axis, where, extent in ((rows, row, high), (columns, column, wide)):
-                nearest = te.max(cast(where, "int64"), 0)
-                place[axis] = te.max(te.min(nearest, extent - 1), 0)
-            total = total + cast(data[tuple(place)], y.dtype) * weight
-    ends = cast(high, y.dtype), cast(wide, y.dtype)
+    """The same, and 0 already where the place lies before the first pixel."""
+    ends = cast(data.shape[rows], y.dtype), cast(data.shape[columns], y.dtype)
     inside = te.all(y >= 0.0, x >= 0.0, y < ends[0], x < ends[1])
-    return te.if_then_else(inside, total, const(0.0, y.dtype))
+    return te.if_then_else(inside, bilinear(data, at, rows, columns, y, x), const(0.0, y.dtype))
 
 
-SAMPLERS: Mapping[str, Callable[..., PrimExpr]] = {"edge": _within, "zeros": bilinear}
-"""What lies around an image -> the data at a place between pixels: nothing, and pixels on the edge
-go on as far as it (MXNet's and TVM's), or zeros between which is interpolated too (ONNX's and
-PyTorch's)."""
+SAMPLERS: Mapping[str, Callable[..., PrimExpr]] = {"inside": _within, "zeros": bilinear}
+"""What lies around an image -> the data at a place between pixels: zeros behind its last pixels
+and nothing before its first (TVM's), or zeros on all sides (ONNX's and PyTorch's)."""
 
 
 def _deformable(
@@ -140,7 +127,7 @@ def deformable_conv2d_nchw(
     groups: int,
     out_dtype: str | None = None,
     mask: Tensor | None = None,
-    border: str = "edge",
+    border: str = "inside",
 ) -> Tensor:
     """A convolution whose taps are moved by offsets and sampled bilinearly (Dai et al. 2017).
 
@@ -164,7 +151,7 @@ def deformable_conv2d_nhwc(
     deformable_groups: int,
     groups: int,
     out_dtype: str | None = None,
-    border: str = "edge",
+    border: str = "inside",
 ) -> Tensor:
     """As `deformable_conv2d_nchw`, channels last everywhere: kernel [KH, KW, C / groups, O]."""
     return _deformable(

@@ -97,12 +97,12 @@ class Conv3DAttrs(ConvAttrs):
 
 @node("relay.attrs.DeformableConv2DAttrs")
 class DeformableConv2DAttrs(Conv2DAttrs):
-    """A convolution whose taps are moved; each deformable group has offsets of its own. Around the
-    image lies nothing, and pixels on its edge go on as far as it ("edge", as in TVM), or zeros,
-    between which and those is interpolated ("zeros", as in ONNX and PyTorch)."""
+    """A convolution whose taps are moved; each deformable group has offsets of its own. What
+    lies before an image's first pixel is 0; behind its last one is interpolated with zeros
+    ("inside", as in TVM). Or that is done on all sides ("zeros", as in ONNX and PyTorch)."""
 
     deformable_groups: int = 1
-    border: str = "edge"
+    border: str = "inside"
 
 
 @node("relay.attrs.ConvTransposeAttrs")

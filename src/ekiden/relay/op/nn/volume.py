@@ -267,10 +267,10 @@ def deformable_conv2d(
     out_layout: str = "",
     out_dtype: str = "",
     mask: Expr | None = None,
-    border: str = "edge",
+    border: str = "inside",
 ) -> Call:
     """A convolution whose taps are moved by offsets and sampled between pixels; with `mask`, times
-    a factor for each tap (NCHW alone; TVM has none). `border` "edge" or "zeros": see the row.
+    a factor for each tap (NCHW alone; TVM has none). `border` "inside" or "zeros": see the row.
     """
     attrs = DeformableConv2DAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
