@@ -37,7 +37,6 @@ from ekiden.relay.analysis.well_formed import (
 from ekiden.relay.visitor import all_vars, bound_vars, free_vars
 
 
-
 def __getattr__(name: str) -> object:
     if name == "get_calibration_data":
         return import_module("ekiden.driver.calibration").get_calibration_data

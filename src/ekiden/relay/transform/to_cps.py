@@ -144,9 +144,7 @@ class _Converter:
         assert first.made is not None
         return first.made
 
-    def _inside(
-        self, body: _Body, number: int, var: Var, value: RelayExpr
-    ) -> RelayExpr | None:
+    def _inside(self, body: _Body, number: int, var: Var, value: RelayExpr) -> RelayExpr | None:
         """What is done with the results of the bodies in a bound value, None if it has none."""
         if not bodies(value):
             return None
@@ -202,9 +200,7 @@ class _Converter:
                 return Function((*params, after), body, self.answer)
         return rebuild(value, [self._value(c) for c in children(value)])
 
-    def _handed_on(
-        self, value: RelayExpr, inner: Iterable[_Body], after: RelayExpr
-    ) -> RelayExpr:
+    def _handed_on(self, value: RelayExpr, inner: Iterable[_Body], after: RelayExpr) -> RelayExpr:
         """A call or a choice whose result goes to a continuation."""
         written = [body.made for body in inner if body.made is not None]
         match value:
