@@ -12,7 +12,7 @@ import pytest
 
 from ekiden import relay, te
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.op import OPS
+from ekiden.ir.op import OP_ATTRS, OPS
 from ekiden.ir.type import Type
 from ekiden.te import Tensor
 
@@ -81,7 +81,7 @@ def test_arguments_with_one_element_more_or_less_where_that_was_wrong() -> None:
 
 def test_every_operator_that_computes_has_a_sample() -> None:
     """One that a kernel or a function of the host computes, or that is built from others."""
-    rewritten = relay.transform.legalize.LEGALIZATIONS["FTVMQnnCanonicalize"]
+    rewritten = OP_ATTRS["FTVMQnnCanonicalize"]
     computes = {
         n for n, d in OPS.items() if d.lower or d.dims or d.host or d.gradient_of or n in rewritten
     }

@@ -11,6 +11,7 @@ from pass_checks import Array, assert_same_meaning, calls, check, evaluate, main
 from ekiden import relay
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import PassContext, Sequential
+from ekiden.ir.op import OP_ATTRS, get
 from ekiden.relay import op
 from ekiden.relay.analysis import check_basic_block_normal_form, verify
 from ekiden.relay.expr import Call, Let
@@ -32,7 +33,6 @@ from ekiden.relay.transform import (
     ToMixedPrecision,
     register_legalize,
 )
-from ekiden.relay.transform.legalize import LEGALIZATIONS
 from ekiden.runtime.errors import PassError
 
 pytestmark = pytest.mark.quick
@@ -162,6 +162,16 @@ def test_defusing_undoes_fusing() -> None:
     assert structural_equal(DefuseOps()(fused), program(text))
 
 
+def test_a_legalisation_may_be_set_as_an_attribute() -> None:
+    text = f"def @main({X}) {{ exp(%x) }}"
+    try:
+        get("exp").set_attr("FTVMLegalize", lambda attrs, inputs, types: op.tanh(inputs[0]))
+        assert calls(Legalize()(program(text))) == ["tanh"]
+    finally:
+        get("exp").reset_attr("FTVMLegalize")
+    assert calls(Legalize()(program(text))) == ["exp"]
+
+
 def test_legalisation_is_a_table_of_the_user() -> None:
     @register_legalize("floor_mod", table="test")
     def by_division(attrs: object, inputs: tuple, types: tuple) -> Call | None:
@@ -177,7 +187,7 @@ def test_legalisation_is_a_table_of_the_user() -> None:
         assert_same_meaning(program(text), made, [*random((2, 3)), np.int32(3)])
         assert Legalize("no such table")(program(text)) is not None
     finally:
-        del LEGALIZATIONS["test"]
+        del OP_ATTRS["test"]
     with pytest.raises(KeyError, match="no operator 'nothing'"):
         register_legalize("nothing", by_division)
 

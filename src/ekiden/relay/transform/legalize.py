@@ -4,18 +4,19 @@
     def legalize_conv2d(attrs, inputs, types):
         return None                      # None: the call is fine as it is
 
-`types` are those of the inputs, then that of the result.
+`types` are those of the inputs, then that of the result. A table is an attribute of operators:
+`Op.set_attr` and `register_op_attr` add to it as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OPS
+from ekiden.ir.op import OP_ATTRS, register_op_attr
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call
@@ -25,26 +26,18 @@ from ekiden.relay.transform.scopes import map_functions, on_body
 
 Legalization = Callable[[Attrs | None, Sequence[RelayExpr], Sequence[Type]], RelayExpr | None]
 
-LEGALIZATIONS: dict[str, dict[str, Legalization]] = {"FTVMLegalize": {}}
-"""Name of a table -> operator -> its legalization."""
+LEGALIZE = "FTVMLegalize"
+"""The table of rules that programs add to, where no other is named."""
 
 
 def register_legalize(
-    op_name: str, legal_op: Legalization | None = None, table: str = "FTVMLegalize"
+    op_name: str, legal_op: Legalization | None = None, table: str = LEGALIZE
 ) -> object:
-    """Give an operator a legalization; without one, a decorator.
+    """Give an operator a legalization, which is its attribute `table`; without one, a decorator.
 
     Raises KeyError when there is no such operator.
     """
-
-    def register(legalization: Legalization) -> Legalization:
-        if op_name not in OPS:
-            raise KeyError(f"register legalize: no operator {op_name!r}")
-        note_extension(legalization)
-        LEGALIZATIONS.setdefault(table, {})[op_name] = legalization
-        return legalization
-
-    return register if legal_op is None else register(legal_op)
+    return register_op_attr(op_name, table, legal_op)
 
 
 def _rewrite(legalization: Legalization) -> Rewrite:
@@ -56,12 +49,12 @@ def _rewrite(legalization: Legalization) -> Rewrite:
 
 
 def Legalize(  # noqa: N802
-    legalize_map_attr_name: str = "FTVMLegalize", name: str = "Legalize", opt_level: int = 1
+    legalize_map_attr_name: str = LEGALIZE, name: str = "Legalize", opt_level: int = 1
 ) -> Pass:
     """The pass described at the top of this file, for one table; `name` is the pass's."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        rows = LEGALIZATIONS.get(legalize_map_attr_name, {})
+        rows: Mapping[str, Any] = OP_ATTRS.get(legalize_map_attr_name, {})
         table = {name: _rewrite(legal) for name, legal in rows.items()}
         return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
 
