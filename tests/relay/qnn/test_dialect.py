@@ -11,7 +11,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.ir.op import OPS
+from ekiden.ir.op import OP_ATTRS, OPS
 from ekiden.relay.qnn import op as qnn
 from ekiden.runtime.errors import CompileError, TypeInferenceError
 
@@ -330,7 +330,7 @@ def test_a_network_at_every_level(opt_level: int) -> None:
 
 def test_every_operator_of_the_dialect_is_replaced() -> None:
     names = [name for name in OPS if name.startswith("qnn.")]
-    table = relay.transform.legalize.LEGALIZATIONS["FTVMQnnCanonicalize"]
+    table = OP_ATTRS["FTVMQnnCanonicalize"]
     assert sorted(names) == sorted(table)
     assert len(names) == 25
 
@@ -367,3 +367,12 @@ def test_refused(message: str) -> None:
 def test_unknown_roundings_are_refused() -> None:
     with pytest.raises(CompileError, match="'rounding' must be one of 'UPWARD', 'TONEAREST', got"):
         qnn.requantize_config(rounding="UP").__enter__()
+
+
+def test_vectors_of_one_are_scalars() -> None:
+    data = np.arange(12, dtype="uint8").reshape(3, 4)
+    x = relay.var("x", shape=data.shape, dtype="uint8")
+    one, zero = relay.const(np.array([0.5])), relay.const(np.array([3]))
+    made = relay.qnn.op.dequantize(x, one, zero)
+    found = relay.create_executor("debug", ekiden.IRModule.from_expr(made)).evaluate()(data)
+    np.testing.assert_array_equal(found.numpy(), (data.astype("float32") - 3) / 2)

@@ -77,16 +77,21 @@ PARAMETER_DTYPES = {"float64": "float32", "int64": "int32"}
 """What NumPy's default types become in scales and zero points."""
 
 
-def _as_parameter(arg: Expr) -> Expr:
-    if not isinstance(arg, Constant) or str(arg.data.dtype) not in PARAMETER_DTYPES:
+def _as_parameter(arg: Expr, what: str) -> Expr:
+    if not isinstance(arg, Constant) or not what.endswith(("scale", "zero_point")):
         return arg
-    return Constant(arg.data.astype(PARAMETER_DTYPES[str(arg.data.dtype)]), span=arg.span)
+    kind = PARAMETER_DTYPES.get(str(arg.data.dtype))
+    if kind is None and arg.data.shape != (1,):
+        return arg
+    made = arg.data if kind is None else arg.data.astype(kind)
+    return Constant(made.reshape(()) if made.shape == (1,) else made, span=arg.span)
 
 
 def call(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
     """A call of an operator of the dialect; scales and zero points that are constants of NumPy's
-    default types take those of the dialect."""
-    return plain_call(name, *map(_as_parameter, args), attrs=attrs)
+    default types take those of the dialect, and vectors of one are scalars."""
+    given = zip(args, OPS[name].arguments, strict=False)
+    return plain_call(name, *(_as_parameter(a, w) for a, w in given), attrs=attrs)
 
 
 def limits(dtype: str) -> tuple[int, int]:
