@@ -163,3 +163,14 @@ def test_a_path_may_be_long() -> None:
 def test_an_unknown_operator_is_an_error() -> None:
     with pytest.raises(KeyError, match="no operator 'nn.conv4d'"):
         is_op("nn.conv4d")
+
+
+def test_a_wildcard_that_leads_back_matches_chains() -> None:
+    again = wildcard()
+    chain = is_op("exp")(again)
+    again.redirect_to(chain | is_op("add")(wildcard(), wildcard()))
+    x = var("x", shape=(2,))
+    expr: Expr = op.add(x, x)
+    for _ in range(5):
+        expr = op.exp(expr)
+    assert chain.match(expr) and not chain.match(op.exp(op.exp(x)))

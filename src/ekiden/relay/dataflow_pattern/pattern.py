@@ -9,7 +9,7 @@ A pattern object that stands in several places must match the same expression in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ekiden.ir.expr import RelayExpr
@@ -93,7 +93,15 @@ class DFPattern:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class WildcardPattern(DFPattern):
-    """Anything."""
+    """Anything, or what it was redirected to: so a pattern holds itself."""
+
+    redirected: DFPattern | None = field(default=None, init=False)
+
+    def redirect_to(self, pat: DFPattern) -> None:
+        """From now on, match what `pat` matches; `pat` may hold this one. A chain that matches so
+        costs a few frames of Python's stack for each link.
+        """
+        object.__setattr__(self, "redirected", pat)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
