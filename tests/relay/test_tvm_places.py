@@ -159,3 +159,34 @@ def test_hints_change_nothing() -> None:
 def test_a_device_without_a_target_has_none() -> None:
     call = relay.annotation.on_device(relay.var("x"), "cuda")
     assert call.attrs.virtual_device.target is None
+
+
+def test_convolutions_in_blocks_of_channels_have_tvms_names() -> None:
+    x, w = relay.var("x", shape=(1, 1, 4, 4, 8)), relay.var("w", shape=(2, 1, 3, 3, 8, 8))
+    made = relay.nn.contrib_conv2d_nchwc(
+        x, w, channels=16, kernel_size=3, data_layout="NCHW8c", kernel_layout="OIHW8i8o"
+    )
+    typed = relay.testing.run_infer_type(made)
+    assert typed.checked_type == relay.TensorType((1, 2, 2, 2, 8))
+    pair = relay.split(x, 2, axis=4)
+    assert pair.tuple_value is pair.astuple()
+    f1, f3 = (
+        relay.FuncType([], v, [v])
+        for v in (relay.TypeVar("a"), relay.TypeVar("b", relay.TypeKind.ShapeVar))
+    )
+    assert f1 != f3
+
+
+def test_a_slice_with_more_ends_than_beginnings_keeps_its_layout() -> None:
+    x, w = relay.var("x", shape=(1, 8, 4, 4)), relay.var("w", shape=(8, 8, 1, 1))
+    sliced = relay.strided_slice(relay.nn.conv2d(x, w), begin=[0, 1], end=[1, -1, 3])
+    module = tvm.IRModule.from_expr(sliced)
+    made = relay.transform.ConvertLayout({"nn.conv2d": ["NHWC", "default"]})(module)
+    data = [
+        np.random.default_rng(0).normal(size=s).astype("float32")
+        for s in ((1, 8, 4, 4), (8, 8, 1, 1))
+    ]
+    before, after = (
+        relay.create_executor("debug", m).evaluate()(*data).numpy() for m in (module, made)
+    )
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)

@@ -185,7 +185,7 @@ def PrintIR(header: str = "", show_meta_data: bool = False) -> Pass:  # noqa: N8
 
     def show(module: IRModule, context: PassContext) -> IRModule:
         text = module.astext(show_meta_data=show_meta_data)
-        print(f"{header}\n{text}" if header else text, file=sys.stderr)
+        print(f"PrintIR({header}):\n{text}", file=sys.stderr)
         return module
 
     return Pass("PrintIR", show)

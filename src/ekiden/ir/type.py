@@ -205,7 +205,9 @@ def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
         case FuncType(), FuncType():
             if len(a.type_params) != len(b.type_params):
                 return False
-            params = zip(a.type_params, b.type_params, strict=True)
+            params = list(zip(a.type_params, b.type_params, strict=True))
+            if any(x.kind != y.kind for x, y in params):
+                return False
             inner = renamed | {x: y for x, y in params}  # noqa: C416 - as types, not variables
             return _all_same((*a.arg_types, a.ret_type), (*b.arg_types, b.ret_type), inner)
         case (TupleType(fields=xs), TupleType(fields=ys)):

@@ -272,6 +272,11 @@ class Call(ExprWithOp):
         """The call itself: operators with several results give one tuple (TVM's TupleWrapper)."""
         return self
 
+    @property
+    def tuple_value(self) -> Call:
+        """The same, as `TupleWrapper` has it."""
+        return self
+
 
 @node("relay.Let")
 class Let(ExprWithOp):

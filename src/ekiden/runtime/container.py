@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ekiden.runtime._core import Shape as ShapeTuple
+
 ADT: type[tuple[object, ...]] = tuple
 """What a constructed value is: a tuple of its fields; the class of those with a tag other than 0,
 `ekiden.runtime.ADT`, is a subclass.
@@ -15,4 +17,4 @@ def tuple_object(fields: Iterable[object]) -> tuple[object, ...]:
     return tuple(fields)
 
 
-__all__ = ["ADT", "tuple_object"]
+__all__ = ["ADT", "ShapeTuple", "tuple_object"]

@@ -37,3 +37,9 @@ def test_one_expression_is_folded() -> None:
     module["main"] = relay.Function([], relay.const(1.0))
     call = module.get_global_var("main")()
     assert count_ops(relay.transform.FoldConstantExpr(relay.exp(call), module)) == {"exp": 1}
+
+
+def test_no_limit_is_none() -> None:
+    module = IRModule.from_expr(relay.concatenate([relay.var("x", shape=(1,))] * 9, 0))
+    for limit in (0, -1):
+        assert count_ops(relay.transform.SplitArgs(limit)(module)["main"].body)["concatenate"] == 1

@@ -120,7 +120,9 @@ def alloc_storage(
     return Call(get("memory.alloc_storage"), (), AllocStorageAttrs(size, alignment, arena, device))
 
 
-def alloc_tensor(storage: Expr, offset: PrimExpr, shape: tuple[PrimExpr, ...], dtype: str) -> Call:
+def alloc_tensor(
+    storage: Expr, offset: PrimExpr, shape: tuple[PrimExpr, ...], dtype: str = "float32"
+) -> Call:
     """The tensor at byte `offset` of `storage`."""
     return Call(get("memory.alloc_tensor"), (storage,), AllocTensorAttrs(offset, shape, dtype))
 

@@ -403,6 +403,9 @@ def _strided_slice(attrs: Fields, new: Now, old: Layouts, types: Types) -> Outpu
     if any(part is None for part in parts):
         return failed
     begin, end, strides = (part or [] for part in parts)
+    if len(end) < len(begin):
+        return Output((layout,) * len(old), (layout,), attrs)
+    begin = begin + [0] * (len(end) - len(begin))
     axes = list(range(len(begin))) if attrs.axes is None else [int(a) % rank for a in attrs.axes]
     strides = (strides + [1] * len(begin))[: len(begin)]
     if attrs.slice_mode == "size":

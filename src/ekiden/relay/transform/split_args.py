@@ -32,9 +32,9 @@ def _joined(most: int) -> Rewrite:
 
 
 def SplitArgs(max_function_args: int) -> Pass:  # noqa: N802
-    """The pass described at the top of this file; 0 is no limit. Raises ValueError for one that
-    nothing can be joined under."""
-    if max_function_args == 0:
+    """The pass described at the top of this file; 0 is no limit, nor is -1. Raises ValueError for
+    one that nothing can be joined under."""
+    if max_function_args in (0, -1):
         return call_pass("SplitArgs", 1, {})
     if max_function_args < 2:
         raise ValueError(f"SplitArgs: expected 0 or at least 2 arguments, got {max_function_args}")

@@ -237,6 +237,31 @@ def conv2d(
     return call("nn.conv2d", data, weight, attrs=attrs)
 
 
+def contrib_conv2d_nchwc(
+    data: Expr,
+    kernel: Expr,
+    strides: Ints = (1, 1),
+    padding: Ints = (0, 0),
+    dilation: Ints = (1, 1),
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: Ints | None = None,
+    data_layout: str = "NCHW8c",
+    kernel_layout: str = "OIHW",
+    out_layout: str = "",
+    out_dtype: str = "",
+) -> Call:
+    """`conv2d` of data and weights in blocks of channels, `NCHW8c` and `OIHW8i8o` for example; with
+    `groups` as many as channels, `OIHW1i8o` (TVM's name)."""
+    return conv2d(
+        data, kernel, strides, padding, dilation, groups, channels, kernel_size,
+        data_layout, kernel_layout, out_layout, out_dtype,
+    )  # fmt: skip
+
+
+contrib_depthwise_conv2d_nchwc = contrib_conv2d_nchwc
+
+
 def _conv1d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors("nn.conv1d", types, 2)
     wanted = attrs_of(Conv1DAttrs, attrs)
@@ -446,4 +471,10 @@ def conv2d_transpose(
     return call("nn.conv2d_transpose", data, weight, attrs=attrs)
 
 
-__all__ = ["conv1d", "conv2d", "conv2d_transpose"]
+__all__ = [
+    "contrib_conv2d_nchwc",
+    "contrib_depthwise_conv2d_nchwc",
+    "conv1d",
+    "conv2d",
+    "conv2d_transpose",
+]
