@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 from ekiden.driver.executors import create_executor
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -15,6 +16,7 @@ from ekiden.runtime import Tensor
 from ekiden.runtime.errors import CompileError
 
 Values = dict[str, list[Tensor]]
+Runner = Callable[..., Iterable[Tensor]]
 
 
 def get_calibration_data(mod: IRModule, data: Mapping[str, object]) -> dict[GlobalVar, Values]:
@@ -35,8 +37,8 @@ def get_calibration_data(mod: IRModule, data: Mapping[str, object]) -> dict[Glob
     calls = _calls(main, taken)
     kept = [part for call in calls for part in (*call.args, *_results(call))]
     plain: dict[GlobalVar, BaseFunc] = {**typed.functions, **{n: _own(typed[n]) for n in taken}}
-    plain[typed.get_global_var("main")] = main.with_fields(body=Tuple(kept), ret_type=None)
-    whole = create_executor("vm", typed.with_functions(plain)).evaluate()
+    plain[typed.get_global_var("main")] = main.with_fields(body=Tuple(tuple(kept)), ret_type=None)
+    whole = cast(Runner, create_executor("vm", typed.with_functions(plain)).evaluate())
     given = {p.name_hint: data[p.name_hint] for p in main.params if p.name_hint in data}
     values = iter(whole(**given) if kept else ())
     found: dict[GlobalVar, Values] = {}

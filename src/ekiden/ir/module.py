@@ -28,7 +28,7 @@ class IRModule:
     """How Relay text in a script is read: set by `ekiden.relay.parser`."""
     html_printer: ClassVar[Callable[[IRModule], str] | None] = None
     """How it becomes HTML: set by `ekiden.relay.html`."""
-    wrapper: ClassVar[Callable[[RelayExpr], BaseFunc] | None] = None
+    wrapper: ClassVar[Callable[[object], BaseFunc] | None] = None
     """How an expression becomes a function of its free variables: set by `ekiden.relay`."""
     library: ClassVar[Callable[[IRModule, str], None] | None] = None
     """Adds a file of Relay's standard library to a module: set by `ekiden.relay.prelude`."""

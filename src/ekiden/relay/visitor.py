@@ -327,7 +327,7 @@ def free_vars(expr: Expr) -> list[Var]:
     return [v for v in used if v not in bound]
 
 
-def closed(expr: Expr | TupleWrapper) -> Function:
+def closed(expr: object) -> Function:
     """`fn (free variables) { expr }`. Raises TypeError for what is no expression."""
     if isinstance(expr, TupleWrapper):
         expr = expr.astuple()

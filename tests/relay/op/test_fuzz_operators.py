@@ -10,7 +10,7 @@ import fuzz_operators
 import numpy as np
 import pytest
 
-from ekiden import relay, te
+from ekiden import te
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OP_ATTRS, OPS
 from ekiden.ir.type import Type

@@ -9,9 +9,9 @@ import pytest
 from pass_checks import Array, assert_same_meaning, calls, check, evaluate, main_of, program
 
 from ekiden import relay
+from ekiden.ir.op import OP_ATTRS, get
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import PassContext, Sequential
-from ekiden.ir.op import OP_ATTRS, get
 from ekiden.relay import op
 from ekiden.relay.analysis import check_basic_block_normal_form, verify
 from ekiden.relay.expr import Call, Let

@@ -46,7 +46,6 @@ from ekiden.relay.visitor import (
     children,
     map_pattern,
     map_type,
-    pattern_vars,
     post_order,
     rebuild,
     substitute_type,
@@ -192,7 +191,7 @@ class _Converter:
         match value:
             case Constant():
                 return value
-            case Function():  # a primitive one, bound to a name: who calls that gives a continuation
+            case Function():  # a primitive one with a name: who calls it gives a continuation
                 kinds = [cps_type(p.checked_type, self.answer) for p in value.params]
                 params = tuple(Var(f"a{i}", k) for i, k in enumerate(kinds))
                 after = self._continuation(value.body.checked_type)
@@ -211,12 +210,11 @@ class _Converter:
                     kinds.append(self.answer)
                 return Call(self._value(callee), given, None, tuple(kinds), span=value.span)
             case If(cond=cond):
-                return If(self._value(cond), *written, span=value.span)
+                return If(self._value(cond), written[0], written[1], span=value.span)
             case Match(data=data, clauses=clauses, complete=complete):
                 new = []
                 for clause, rhs in zip(clauses, written, strict=True):
-                    names = {v: self.new[v] for v in pattern_vars(clause.lhs)}
-                    new.append(Clause(map_pattern(clause.lhs, names), rhs))
+                    new.append(Clause(map_pattern(clause.lhs, self.new), rhs))
                 return Match(self._value(data), tuple(new), complete, span=value.span)
         raise AssertionError(f"neither a call nor a choice: {value}")
 
