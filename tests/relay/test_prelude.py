@@ -274,6 +274,9 @@ def test_static_tensor_arrays(shape: tuple[Any, ...]) -> None:
     ops = StaticTensorArrayOps(p, "float32", shape)
     ops.register()
     ops.register()
+    ops.define_tensor_array_scatter((2,), True)
+    ops.define_tensor_array_split(shape, (2,), True)
+    assert p.mod.get_type("tensor_float32_t")[1].name_hint.startswith("tensor_nil")
     concrete = tuple(d if isinstance(d, int) else 2 for d in shape)
     values = [np.full(concrete, i, "float32") for i in range(3)]
     make, write = ops.get_global_var("tensor_array"), ops.get_global_var("tensor_array_write")

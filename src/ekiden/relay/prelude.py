@@ -113,12 +113,12 @@ class Prelude:
 
     def get_global_var(self, canonical: str, dtype: str) -> GlobalVar:
         """A function on tensor arrays. Raises KeyError naming those there are."""
-        self._need(dtype)
+        self.need(dtype)
         return self.mod.get_global_var(self.get_name(canonical, dtype))
 
     def get_type(self, canonical: str, dtype: str) -> GlobalTypeVar:
         """The type of elements of a tensor array: canonical is "tensor_t"."""
-        self._need(dtype)
+        self.need(dtype)
         return self.mod.get_global_type_var(self.get_name(canonical, dtype))
 
     def get_ctor(self, ty_name: str, canonical: str, dtype: str) -> Constructor:
@@ -130,7 +130,8 @@ class Prelude:
         kind = self.get_type("tensor_t", dtype)
         return self.get_ctor(kind.name_hint, canonical, dtype)
 
-    def _need(self, dtype: str) -> None:
+    def need(self, dtype: str) -> None:
+        """Add the tensor arrays of a dtype, where they are not there."""
         text = re.sub(r"float32(?=_|\b)", dtype, read_std(_TENSOR_ARRAY))
         _add(self.mod, text, _TENSOR_ARRAY)
 
@@ -199,7 +200,10 @@ class StaticTensorArrayOps:
         return self.prelude.get_tensor_ctor_static(canonical, self.dtype, self.shape)
 
     def register(self) -> None:
-        """Add the types and functions, where they are not there."""
+        """Add the types and functions, where they are not there, and those of the same dtype for
+        any shape: programs look at results by both.
+        """
+        self.prelude.need(self.dtype)
         module = self.prelude.mod
         if self.get_name("tensor_array") not in module:
             text = "\n".join(self._lines())
@@ -207,6 +211,18 @@ class StaticTensorArrayOps:
             for name in FUNCTIONS:
                 library[module.get_global_var(name)] = module[name]
             module.update(parse(text, _STATIC, library))
+
+    def define_tensor_array_scatter(self, indices_shape: Shape, force_update: bool = False) -> None:
+        """As in TVM, where the function for so many indices has to be defined. Here the one that
+        `register` adds takes any number.
+        """
+        self.register()
+
+    def define_tensor_array_split(
+        self, value_shape: Shape, lengths_shape: Shape, force_update: bool = False
+    ) -> None:
+        """The same for the values and lengths of a split."""
+        self.register()
 
     def _shapes(self) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {"SELF": self.shape, "STACKED": (AnyDim(), *self.shape)}
