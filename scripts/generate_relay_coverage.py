@@ -101,8 +101,11 @@ OTHER = {
     "LiftConstants": "constants are sections of the artifact",
     "FlexibleShapeDispatch": "named dimensions: one kernel for all shapes",
     "build_config": "`PassContext`",
-    "nn.contrib_conv2d_NCHWc": '`nn.conv2d` with `data_layout="NCHW16c"`',
-    "nn.contrib_depthwise_conv2d_NCHWc": '`nn.conv2d` with `groups` and `data_layout="NCHW16c"`',
+    "AnnotateUsedMemory": "`Executable.peak_memory`, of a whole run and not of each call",
+    "RemoveStandaloneReshapes": "a reshape has no kernel: it is an instruction of the machine",
+    "vision.regular_non_max_suppression": "`vision.non_max_suppression` of rows with their class",
+    "nn.contrib_conv2d_NCHWc": "`nn.conv2d`, which `relay.nn.contrib_conv2d_nchwc` makes",
+    "nn.contrib_depthwise_conv2d_NCHWc": "`nn.conv2d` with `groups`",
     "dyn.nn.upsampling": "`nn.upsampling` with factors that are expressions",
     "sparse_fill_empty_rows": "`relay.sparse_fill_empty_rows`, made of other operators",
     "sparse_reshape": "`relay.sparse_reshape`, made of other operators",
@@ -112,6 +115,7 @@ OTHER = {
 TUNING = "there is no AutoTVM, auto-scheduler or MetaSchedule"
 PLANNER = "collage partitions by measuring other compilers"
 HARDWARE = "for hardware that there is no code generator for"
+FEW_BITS = "weights of few bits stand in blocks, not in planes of bits"
 REFUSED = {
     "AutoSchedulerLayoutRewrite": TUNING,
     "MetaScheduleLayoutRewrite": TUNING,
@@ -125,6 +129,10 @@ REFUSED = {
     "torch_op": "calls PyTorch from inside of a program",
     "annotation.with_funcid": "names functions for a code generator of TVM",
     "qnn.contrib_dense_pack": "kernel families pack weights",
+    "nn.bitpack": FEW_BITS,
+    "nn.bitserial_conv2d": FEW_BITS,
+    "nn.bitserial_dense": FEW_BITS,
+    "nn.internal.sparse_dense_padded": "the form of `nn.sparse_dense` for kernels of CUDA",
     "contrib.ethosu.binary_elementwise": HARDWARE,
     "contrib.ethosu.conv2d": HARDWARE,
     "contrib.ethosu.depthwise_conv2d": HARDWARE,
@@ -134,14 +142,12 @@ REFUSED = {
 }
 """What will not exist, and why."""
 
-NOT_YET = set(
-    """
-ToCPS to_cps un_cps AnnotateUsedMemory RemoveStandaloneReshapes quantize
-dyn.nn.upsampling3d nn.bitpack nn.bitserial_conv2d nn.bitserial_dense
-nn.internal.sparse_dense_padded relay.op.annotation.simulated_quantize
-vision.regular_non_max_suppression
-""".split()
-)
+QUANTIZE = "models are quantised (`ekiden.quantize`), programs of Relay are not"
+NOT_YET = {
+    "quantize": QUANTIZE,
+    "relay.op.annotation.simulated_quantize": QUANTIZE,
+    "dyn.nn.upsampling3d": "volumes are enlarged by factors that are numbers",
+}
 """What is missing."""
 
 
@@ -157,7 +163,7 @@ def status(name: str, is_there: Callable[[str], bool]) -> str:
         raise SystemExit(f"{name} is missing: say why in scripts/generate_relay_coverage.py")
     if name in OTHER:
         return f"in another form: {OTHER[name]}"
-    return f"by design: {REFUSED[name]}" if name in REFUSED else "not yet"
+    return f"by design: {REFUSED[name]}" if name in REFUSED else f"not yet: {NOT_YET[name]}"
 
 
 def table(title: str, names: str, is_there: Callable[[str], bool]) -> Iterator[str]:
