@@ -122,7 +122,7 @@ def test_variables_of_an_expression() -> None:
     expr = Let(y, op.add(x, z), Function((z,), op.add(y, z), None))
     assert free_vars(expr) == [x]
     assert free_vars(Let(y, x, op.add(y, z))) == [x, z]
-    assert set(bound_vars(expr)) == {y, z}
+    assert bound_vars(expr) == [y, z]
     assert set(all_vars(expr)) == {x, y, z}
 
 

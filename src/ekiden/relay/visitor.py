@@ -294,7 +294,9 @@ def fresh_copy(expr: Expr, mapping: Mapping[Var, Expr] | None = None) -> Expr:
 
 def bound_vars(expr: Expr) -> list[Var]:
     """Every variable that a Let, Function or Match in `expr` binds, in the order met."""
-    return list(dict.fromkeys(v for e in post_order(expr, into_functions=True) for v in binders(e)))
+    met = post_order(expr, into_functions=True)
+    bound = {v for e in met for v in binders(e)}
+    return [e for e in met if isinstance(e, Var) and e in bound]
 
 
 def binders(expr: Expr) -> Sequence[Var]:
