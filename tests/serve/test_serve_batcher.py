@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ekiden.runtime.errors import RequestError, RunLimitError
-from ekiden.serve.batcher import Batcher, Runners, Work
+from ekiden.serve.batcher import Arrivals, Batcher, Runners, Work
 from ekiden.serve.datatypes import Array
 
 SOON = 60.0
@@ -200,6 +200,36 @@ def test_what_takes_a_moment_runs_on_the_loop() -> None:
         assert made.seen == [(True, [1.0, 2.0]), (False, [3.0])]
 
     run(test)
+
+
+def test_the_last_that_comes_makes_the_run_at_once() -> None:
+    """With those before it; what takes longer or leaves something behind is for a thread still."""
+    made = Brief()
+
+    async def test(batcher: Batcher, gate: Gate) -> None:
+        await until_known(batcher, made)
+        first, second = brief(made, 1.0), brief(made, 2.0)
+        batcher.put(first)
+        assert not first.future.done()
+        batcher.put(second, is_last=True)
+        assert [each.future.result()[0].tolist() for each in (first, second)] == [[2.0], [4.0]]
+        last = brief(made, 3.0, can_repeat=False)
+        batcher.put(last, is_last=True)
+        await last.future
+        assert made.seen == [(True, [1.0, 2.0]), (False, [3.0])]
+
+    run(test)
+
+
+def test_arrivals_are_over_when_each_has_begun() -> None:
+    arrivals = Arrivals()
+    assert arrivals.are_over
+    arrivals.come()
+    arrivals.come()
+    arrivals.begin()
+    assert not arrivals.are_over
+    arrivals.begin()
+    assert arrivals.are_over
 
 
 def test_what_takes_longer_than_thought_is_made_again_by_a_thread() -> None:

@@ -5,7 +5,9 @@ that come while a run is under way so make up the next one, and nobody waits for
 
 A run that takes a moment, as those of its size did before, is made by the event loop itself: to
 wake a thread and be woken by it takes longer, and where both want the one lock of Python much
-longer. It then takes all that came with one look at the sockets.
+longer. It then takes all that came with one look at the sockets: the last of them makes the run as
+it is put in, where it knows that it is the last. Else each turn of the loop would read further
+requests before the answers of these are written, and each would wait for several turns.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from ekiden.runtime.errors import EkidenError, RequestError, RunLimitError
 from ekiden.serve.datatypes import Array
 from ekiden.serve.reasons import refusal
 
-__all__ = ["Batcher", "Run", "Runners", "Work"]
+__all__ = ["Arrivals", "Batcher", "Run", "Runners", "Work"]
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +84,28 @@ class Costs:
     def is_brief(self, size: int) -> bool:
         """Whether a run will take a moment; not where none was seen."""
         return self._seconds.get(size.bit_length(), PATIENCE) <= MOMENT
+
+
+class Arrivals:
+    """Requests that came with one look at the sockets and that nothing was done for yet. A hint:
+    wrong, it makes runs smaller or later, and nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def come(self) -> None:
+        """A request has come, and will begin when it is its turn."""
+        self._count += 1
+
+    def begin(self) -> None:
+        """One of them begins."""
+        self._count -= 1
+
+    @property
+    def are_over(self) -> bool:
+        """Whether all that came have begun."""
+        return self._count <= 0
 
 
 class Runners:
@@ -198,9 +222,10 @@ class Batcher:
         """Requests that no thread has taken."""
         return len(self._heap)
 
-    def put(self, work: Work, priority: int = 0) -> None:
-        """Let work wait; smaller priorities go first, 0 last. Raises RequestError where the queue
-        is full."""
+    def put(self, work: Work, priority: int = 0, is_last: bool = False) -> None:
+        """Let work wait; smaller priorities go first, 0 last. With `is_last` nothing else comes
+        before the loop looks again, and a run of a moment is made now. Raises RequestError where
+        the queue is full."""
         with self.runners.lock:
             if len(self._heap) >= self._bound:
                 self._forget_dropped()
@@ -209,8 +234,11 @@ class Batcher:
             self._count += 1
             heapq.heappush(self._heap, (priority or LAST, self._count, work))
             self._size += work.size
-            self._place()
+            if not is_last:
+                self._place()
         self.runners.pending.add(work)
+        if is_last:
+            self._take_turn()
         if self._wait:
             self.loop.call_later(self._wait, self._look)
 

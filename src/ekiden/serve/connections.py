@@ -9,6 +9,7 @@ from weakref import ref
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ekiden.serve.batcher import Arrivals
 from ekiden.serve.config import Limits
 from ekiden.serve.metrics import Metrics
 
@@ -23,9 +24,12 @@ HEAD_BYTES = 64 << 10
 """The most bytes of a request's line and headers; the parser itself would take any number."""
 
 
-def connection_class(limits: Limits, metrics: Metrics) -> type[HttpToolsProtocol]:
+def connection_class(
+    limits: Limits, metrics: Metrics, arrivals: Arrivals
+) -> type[HttpToolsProtocol]:
     """The class of a server's connections."""
-    return type("BoundedConnection", (Connection,), {"limits": limits, "metrics": metrics})
+    known = {"limits": limits, "metrics": metrics, "arrivals": arrivals}
+    return type("BoundedConnection", (Connection,), known)
 
 
 def has_body(scope: Scope) -> bool:
@@ -41,6 +45,7 @@ class Connection(HttpToolsProtocol):
 
     limits: Limits
     metrics: Metrics
+    arrivals: Arrivals
     _timer: asyncio.TimerHandle | None = None
     _is_in_head = True
     _head = 0
@@ -78,7 +83,10 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._marks += 1
         self._stop_waiting()
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:  # a request that the application is asked for
+            self.arrivals.come()
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]  # ours
         self.scope[CYCLE] = ref(self.cycle)  # type: ignore[literal-required]
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from ekiden import __version__
 from ekiden.runtime.errors import EkidenError, RequestError
+from ekiden.serve.batcher import Arrivals
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.datatypes import Array
 from ekiden.serve.logs import Log
@@ -34,6 +35,7 @@ class Engine:
         self.config = config
         self.log = Log(config.log)
         self.metrics = Metrics()
+        self.arrivals = Arrivals()
         self.tracer = Tracer(config.traces)
         self.repository = Repository(folder, self._on_event, self.metrics.run)
         self.is_stopping = False
@@ -182,11 +184,11 @@ class Engine:
             self.log.request(known, error.reason, 0.0)
             raise
 
-    async def infer(self, request: InferRequest) -> InferResponse:
-        """The outputs of a request. Raises RequestError."""
-        return await self.counted(request.model, lambda: self._infer(request))
+    async def infer(self, request: InferRequest, is_last: bool = False) -> InferResponse:
+        """The outputs of a request; `is_last` as in `Batcher.put`. Raises RequestError."""
+        return await self.counted(request.model, lambda: self._infer(request, is_last))
 
-    async def _infer(self, request: InferRequest) -> InferResponse:
+    async def _infer(self, request: InferRequest, is_last: bool) -> InferResponse:
         model = self.repository.get(request.model)
         if request.parameters.sequence is not None:
             return await self._step(model, request, request.parameters.sequence)
@@ -199,8 +201,9 @@ class Engine:
         version.hold()
         try:
             outputs = await version.run(
-                arrays, deadline=_deadline(version, request), priority=request.parameters.priority
-            )
+                arrays, deadline=_deadline(version, request),
+                priority=request.parameters.priority, is_last=is_last,
+            )  # fmt: skip
         finally:
             version.release()
         return _response(request, version, outputs)

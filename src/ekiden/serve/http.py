@@ -99,6 +99,7 @@ class Application:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             return
+        self._engine.arrivals.begin()
         guarded = GuardedSend(send, self._limits.body_seconds)
         headers = scope[HEADERS] = dict(scope["headers"])
         try:
@@ -139,7 +140,7 @@ class Application:
             names["model"],
             lambda: read_request(names["model"], names.get("version", ""), body, header),
         )
-        response = await self._engine.infer(wanted)
+        response = await self._engine.infer(wanted, self._engine.arrivals.are_over)
         data, length = write_response(wanted, response)
         if length is None:
             return Response(data, media_type="application/json")

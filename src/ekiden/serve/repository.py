@@ -119,8 +119,10 @@ class Version:
         deadline: float,
         priority: int = 0,
         run: Run | None = None,
+        is_last: bool = False,
     ) -> list[Array]:
-        """The outputs of a run, alone or with others of its kind; `run` is that of a sequence.
+        """The outputs of a run, alone or with others of its kind; `run` is that of a sequence,
+        `is_last` as in `Batcher.put`.
 
         Raises RequestError: "busy" where too many wait, "deadline" when its time is over.
         """
@@ -131,13 +133,17 @@ class Version:
             arrays, loop.create_future(), deadline, run or self.program.run, key, rows,
             can_repeat=run is None,
         )  # fmt: skip
-        self.batcher.put(work, priority or self.config.priority)
-        timer = loop.call_later(max(0.0, deadline - time.monotonic()), _expire, work)
+        self.batcher.put(work, priority or self.config.priority, is_last)
         try:
-            return await work.future
+            if work.future.done():
+                return work.future.result()
+            timer = loop.call_later(max(0.0, deadline - time.monotonic()), _expire, work)
+            try:
+                return await work.future
+            finally:
+                timer.cancel()
         finally:
             self.batcher.drop(work)
-            timer.cancel()
 
 
 def _expire(work: Work) -> None:

@@ -169,7 +169,7 @@ class Server:
         settings = uvicorn.Config(
             Application(engine, self._tokens), lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, ws="none", backlog=4096,
-            http=connection_class(limits, engine.metrics),
+            http=connection_class(limits, engine.metrics, engine.arrivals),
             timeout_keep_alive=int(max(1, limits.idle_seconds)),
             timeout_graceful_shutdown=int(max(1, limits.stop_seconds)),
         )  # fmt: skip
