@@ -175,11 +175,8 @@ void ek_vm_say_where(const ek_vm *vm, const int32_t *pc) {
   uintptr_t place = (uintptr_t)pc;
   if (place & EK_NATIVE_FAILED) pc = (const int32_t *)(place - EK_NATIVE_FAILED);
   pc = pc == NULL ? NULL : ek_native_bytecode(vm->function, pc);
-  bool is_kernel = pc != NULL && ek_opcode_has(*pc, EK_KERNEL);
-  if (is_kernel || pc == NULL) {
-    ek_vm_name_node(vm, vm->function, pc);
-    return;
-  }
+  if (pc == NULL || ek_opcode_has(*pc, EK_KERNEL)) ek_vm_name_node(vm, vm->function, pc);
+  if (pc == NULL) return;
   ek_object *error = ek_error_take();
   if (error == NULL) return;
   ek_error_set(error);

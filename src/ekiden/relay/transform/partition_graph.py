@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
+from ekiden.ir.span import Span
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.compiler_regions import (
@@ -79,7 +80,7 @@ class _Partitioner:
         attrs = {"Compiler": region.target, "Primitive": 1, "Inline": 1, "global_symbol": name}
         var = GlobalVar(name)
         self.made[var] = Function(tuple(params.values()), body, None, attrs=attrs)
-        call = Call(var, tuple(new.get(a, a) for a in params))
+        call = Call(var, tuple(new.get(a, a) for a in params), span=_span_of(region))
         for i, output in enumerate(outputs):
             new[output] = call if len(outputs) == 1 else TupleGetItem(call, i)
 
@@ -90,6 +91,13 @@ class _Partitioner:
         if source not in params:
             params[source] = Var(f"{target}_{number}_i{len(params)}", source.checked_type)
         return params[source]
+
+
+def _span_of(region: Region) -> Span | None:
+    """The places that a region comes from, one after the other."""
+    places = (each.span for each in region.members if isinstance(each, Call) and not is_mark(each))
+    names = dict.fromkeys(str(place) for place in places if place is not None)
+    return Span(", ".join(names)) if names else None
 
 
 def _outputs(
