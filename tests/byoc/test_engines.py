@@ -1,4 +1,4 @@
-"""Regions of programs in engines of others: ONNX Runtime's, and one of the user's own."""
+"""Regions of programs in engines of others, and in one of the user's own."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 import ekiden
 from ekiden import byoc, relay
+from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.ir.module import IRModule
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.merge_composite import Entry
-from ekiden.runtime.errors import CompileError, RunError
+from ekiden.runtime.engines import ENGINES
+from ekiden.runtime.errors import CompileError, LoadError, RunError
 
-pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
 pytestmark = pytest.mark.quick
 
 Array = np.ndarray[Any, Any]
@@ -29,6 +33,13 @@ MLP = """def @main(%x: Tensor[(n, 3), float32], %w: Tensor[(4, 3), float32],
   %0 = nn.relu(nn.bias_add(nn.dense(%x, %w), %b));
   (cumsum(nn.softmax(%0), axis=1), add(%0, %0))
 }"""
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine that is here."""
+    pytest.importorskip(request.param, reason=f"needs the package {request.param}")
+    return str(request.param)
 
 
 def whole(*shapes: tuple[int, ...]) -> list[Array]:
@@ -47,10 +58,10 @@ def results(exe: ekiden.Executable, args: Sequence[object]) -> list[Array]:
     return [each.numpy() for each in (given if isinstance(given, tuple) else (given,))]
 
 
-def check(text: str, args: Sequence[Array], count: int = 1) -> IRModule:
-    """The module runs alike with as many regions cut out for ONNX Runtime; the cut one."""
+def check(engine: str, text: str, args: Sequence[Array], count: int = 1) -> IRModule:
+    """The module runs alike with as many regions cut out for an engine; the cut one."""
     module = relay.parse(text)
-    made = byoc.partition(module, "onnxruntime")
+    made = byoc.partition(module, engine)
     assert len(regions(made)) == count
     pairs = zip(
         results(ekiden.compile(made), args), results(ekiden.compile(module), args), strict=True
@@ -61,20 +72,20 @@ def check(text: str, args: Sequence[Array], count: int = 1) -> IRModule:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_a_region_of_several_operators_and_results(rows: int) -> None:
-    made = check(MLP, whole((rows, 3), (4, 3), (4,)))
+def test_a_region_of_several_operators_and_results(engine: str, rows: int) -> None:
+    made = check(engine, MLP, whole((rows, 3), (4, 3), (4,)))
     assert "cumsum" not in str(regions(made)[0])
 
 
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 1), ("float64", 0)])
-def test_a_convolution_with_a_constant(dtype: str, count: int) -> None:
-    """Of doubles, ONNX Runtime has none."""
+def test_a_convolution_with_a_constant(engine: str, dtype: str, count: int) -> None:
+    """Of doubles there is none in ONNX Runtime."""
     weight = relay.const(np.arange(54).reshape(2, 3, 3, 3).astype(dtype) - 20)
     x = relay.var("x", shape=(1, 3, 8, 8), dtype=dtype)
     conv = relay.nn.conv2d(x, weight, strides=(2, 1), padding=(1, 0, 2, 1))
     out = relay.nn.max_pool2d(relay.nn.relu(conv), pool_size=(2, 2), strides=(2, 2))
     module = IRModule.from_expr(relay.Function([x], out))
-    made = byoc.partition(module, "onnxruntime")
+    made = byoc.partition(module, engine)
     assert len(regions(made)) == count
     args = [whole((1, 3, 8, 8))[0].astype(dtype)]
     got, expected = (results(ekiden.compile(each), args)[0] for each in (made, module))
@@ -82,47 +93,49 @@ def test_a_convolution_with_a_constant(dtype: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["tanh", "sigmoid", "exp", "sqrt"])
-def test_operators_of_one_argument(name: str) -> None:
-    check(f"def @main(%x: Tensor[(2, 3), float32]) {{ {name}(%x) }}", [np.abs(whole((2, 3))[0])])
+def test_operators_of_one_argument(engine: str, name: str) -> None:
+    text = f"def @main(%x: Tensor[(2, 3), float32]) {{ {name}(%x) }}"
+    check(engine, text, [np.abs(whole((2, 3))[0])])
 
 
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide"])
-def test_operators_of_two_arguments_broadcast(name: str) -> None:
+def test_operators_of_two_arguments_broadcast(engine: str, name: str) -> None:
     text = f"def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(3), float32]) {{ {name}(%x, %y) }}"
-    check(text, [whole((2, 3))[0], np.float32([1, 2, 4])])
+    check(engine, text, [whole((2, 3))[0], np.float32([1, 2, 4])])
 
 
 @pytest.mark.parametrize(
     "body",
     ["add(%x, %x)", 'nn.bias_add(reshape(cast(%x, dtype="float32"), newshape=[1, 4, 1]), 1f)'],
 )
-def test_what_has_no_form_there_stays_with_ekiden(body: str) -> None:
+def test_what_has_no_form_there_stays_with_ekiden(engine: str, body: str) -> None:
     """Whole numbers are no dtype of the table; a bias of another axis has another shape."""
     body = body.replace("1f", 'zeros(shape=[4], dtype="float32")')
-    check(f"def @main(%x: Tensor[(4), int32]) {{ {body} }}", [np.arange(4, dtype=np.int32)], 0)
+    text = f"def @main(%x: Tensor[(4), int32]) {{ {body} }}"
+    check(engine, text, [np.arange(4, dtype=np.int32)], 0)
 
 
-def test_control_flow_around_a_region() -> None:
+def test_control_flow_around_a_region(engine: str) -> None:
     text = """
     def @loop(%i: int32, %x: Tensor[(2, 2), float32]) -> Tensor[(2, 2), float32] {
       if (equal(%i, 0)) { %x } else { @loop(subtract(%i, 1), nn.relu(add(%x, %x))) }
     }
     def @main(%i: int32, %x: Tensor[(2, 2), float32]) { @loop(%i, %x) }"""
     module = relay.parse(text)
-    exe = ekiden.compile(byoc.partition(module, "onnxruntime"))
+    exe = ekiden.compile(byoc.partition(module, engine))
     (got,) = results(exe, [np.int32(5), np.float32([[1, -1], [2, 0]])])
     assert got.tolist() == [[32, 0], [64, 0]]
 
 
-def test_each_region_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_region_is_named_in_the_log(engine: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ekiden"):
-        byoc.partition(relay.parse(MLP), "onnxruntime")
-    wanted = "byoc: 'tvmgen_default_onnxruntime_main_0' goes to the engine 'onnxruntime'"
+        byoc.partition(relay.parse(MLP), engine)
+    wanted = f"byoc: 'tvmgen_default_{engine}_main_0' goes to the engine '{engine}'"
     assert wanted in caplog.text
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(CompileError, match="expected one of the engines .*'onnxruntime', got 'no'"):
+    with pytest.raises(CompileError, match="expected one of the engines .*'openvino', got 'no'"):
         byoc.partition(relay.parse(MLP), "no")
 
 
@@ -131,7 +144,7 @@ import importlib.util, sys, numpy as np
 if sys.argv[2] == "absent":
     whole = importlib.util.find_spec
     importlib.util.find_spec = lambda name, *rest: (
-        None if name == "onnxruntime" else whole(name, *rest))
+        None if name == sys.argv[3] else whole(name, *rest))
 import ekiden
 try:
     x, w, b = np.ones((2, 3), "f"), np.ones((4, 3), "f"), np.ones(4, "f")
@@ -142,19 +155,130 @@ except ekiden.LoadError as error:
 """
 
 
-def test_an_artifact_runs_elsewhere_or_says_what_it_needs(tmp_path: Path) -> None:
+def test_an_artifact_runs_elsewhere_or_says_what_it_needs(engine: str, tmp_path: Path) -> None:
     """Without the compiler, which made the region's code."""
     path = tmp_path / "model.eki"
-    ekiden.compile(byoc.partition(relay.parse(MLP), "onnxruntime")).save(path)
+    ekiden.compile(byoc.partition(relay.parse(MLP), engine)).save(path)
     said = []
     for state in ("present", "absent"):
-        words = [sys.executable, "-c", ELSEWHERE, str(path), state]
+        words = [sys.executable, "-c", ELSEWHERE, str(path), state, engine]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.stderr == ""
         said.append(done.stdout)
     assert said[0] == f"{[[8.0] * 4] * 2}\n"
-    assert "runs in the engine 'onnxruntime', whose package 'onnxruntime' is missing" in said[1]
-    assert said[1].endswith("pip install 'ekiden[onnxruntime]'\n")
+    assert f"runs in the engine '{engine}', whose package '{engine}' is missing" in said[1]
+    assert said[1].endswith(f"pip install 'ekiden[{engine}]'\n")
+
+
+def test_an_engine_that_is_not_here_is_one_error(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ekiden.runtime.engines.find_spec", lambda name: None)
+    wanted = f"byoc: the engine '{engine}': its package '{engine}' is missing; pip install"
+    with pytest.raises(CompileError, match=wanted):
+        byoc.partition(relay.parse(MLP), engine)
+
+
+def test_a_region_takes_arrays_that_may_not_be_written_or_are_not_contiguous(engine: str) -> None:
+    module = relay.parse("def @main(%x: Tensor[(2, 3), float32]) { nn.relu(%x) }")
+    exe = ekiden.compile(byoc.partition(module, engine))
+    x = np.float32([[1, -1, 2], [0, 3, -2]])
+    x.flags.writeable = False
+    assert results(exe, [x])[0].tolist() == [[1, 0, 2], [0, 3, 0]]
+    assert results(exe, [x.T.copy().T])[0].tolist() == [[1, 0, 2], [0, 3, 0]]
+
+
+def test_many_threads_in_one_region(engine: str) -> None:
+    module = relay.parse("def @main(%x: Tensor[(n, 64), float32]) { nn.relu(%x) }")
+    exe = ekiden.compile(byoc.partition(module, engine))
+    rows = [np.full((at % 7 + 1, 64), at, np.float32) for at in range(64)]
+    with ThreadPoolExecutor(4) as pool:
+        for given, found in zip(rows, pool.map(lambda x: results(exe, [x])[0], rows), strict=True):
+            np.testing.assert_array_equal(found, given)
+
+
+def test_sums_of_products_are_those_of_floats(engine: str) -> None:
+    """1 + 2**-10 is no number of bfloat16, to which engines round where the processor has it."""
+    module = relay.parse(
+        "def @main(%x: Tensor[(64, 64), float32], %w: Tensor[(64, 64), float32])"
+        " { nn.dense(%x, %w) }"
+    )
+    exe = ekiden.compile(byoc.partition(module, engine))
+    x = np.full((64, 64), 1 + 2**-10, np.float32)
+    (got,) = results(exe, [x, np.eye(64, dtype=np.float32)])
+    np.testing.assert_array_equal(got, x)
+
+
+def net(width: int) -> onnx.ModelProto:
+    """Two nodes with names; what the second gets fits where an input has `width` columns."""
+    x, y = (helper.make_tensor_value_info(n, 1, ["n", "k"]) for n in "xy")
+    z = helper.make_tensor_value_info("z", 1, ["n", width])
+    nodes = [
+        helper.make_node("Add", ["x", "y"], ["s"], "first"),
+        helper.make_node("Relu", ["s"], ["z"], "second"),
+    ]
+    graph = helper.make_graph(nodes, "net", [x, y], [z])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_region_that_fails_names_its_nodes(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(symbol: str, code: bytes) -> Callable[..., None]:
+        def kernel(*tensors: ekiden.Tensor) -> None:
+            raise RunError(f"run '{symbol}': {engine}: it is broken")
+
+        return kernel
+
+    module = relay.frontend.from_onnx(net(4))[0]
+    made = byoc.partition(module, engine)
+    monkeypatch.setattr(f"ekiden.runtime.engine_{engine}.load", broken)
+    with pytest.raises(RunError) as caught:
+        ekiden.compile(made)(*whole((2, 4), (2, 4)))
+    said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "it is broken" in said and "Add 'first', Relu 'second'" in said
+
+
+class Choosy:
+    """ONNX Runtime or another, but for exponentials, which it only refuses when it loads them."""
+
+    def __init__(self, engine: str) -> None:
+        self.name = f"choosy_{engine}"
+        self.whole = OnnxEngine(engine)
+
+    def patterns(self) -> Sequence[Entry]:
+        return [
+            (name.replace(self.whole.name, self.name), *rest)
+            for name, *rest in self.whole.patterns()
+        ]
+
+    def compile(self, function: Function) -> bytes:
+        return self.whole.compile(function)
+
+    def load(self, symbol: str, code: bytes) -> Callable[..., None]:
+        if b"Exp" in code:
+            raise LoadError("no exponentials today")
+        return self.whole.load(symbol, code)
+
+
+def test_what_an_engine_refuses_stays_with_ekiden(
+    engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = Choosy(engine)
+    byoc.register(chosen)
+    text = """def @main(%x: Tensor[(n, 3), float32]) {
+      %0 = nn.relu(add(%x, %x)); %1 = cumsum(%0, axis=1);
+      (exp(multiply(%1, 0.25f)), %0)
+    }"""
+    module = relay.parse(text)
+    with caplog.at_level(logging.INFO, "ekiden"):
+        made = byoc.partition(module, chosen.name)
+    assert len(regions(made)) == 1
+    assert "main_1' stays with Ekiden: no exponentials today" in caplog.text
+    args = whole((2, 3))
+    pairs = zip(
+        results(ekiden.compile(made), args), results(ekiden.compile(module), args), strict=True
+    )
+    for got, expected in pairs:
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 class Doubler:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence, Set
+from typing import Protocol
 
 from ekiden.backend.external import External, register_compiler
+from ekiden.byoc.onnx_regions import OnnxEngine
+from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Sequential
-from ekiden.relay.expr import Function
+from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform import (
     AnnotateTarget,
     InferType,
@@ -19,9 +20,11 @@ from ekiden.relay.transform import (
     MergeComposite,
     PartitionGraph,
 )
+from ekiden.relay.transform.inline import apply, inline
 from ekiden.relay.transform.merge_composite import Entry
-from ekiden.runtime.engines import register_loader, text_of
-from ekiden.runtime.errors import CompileError
+from ekiden.relay.transform.scopes import rewrite_graph
+from ekiden.runtime.engines import ENGINES, missing, register_loader, text_of
+from ekiden.runtime.errors import CompileError, LoadError
 
 _LOG = logging.getLogger("ekiden")
 
@@ -52,9 +55,8 @@ class Backend(Protocol):
         """
 
 
-OURS = {"onnxruntime": "ekiden.byoc.onnxruntime"}
-"""The engines that Ekiden has, by name: modules with a function `backend`."""
-_BACKENDS: dict[str, Backend] = {}
+_BACKENDS: dict[str, Backend] = {name: OnnxEngine(name) for name in ENGINES}
+"""By name; those that Ekiden has, and what users register."""
 
 
 def register(backend: Backend) -> None:
@@ -62,29 +64,34 @@ def register(backend: Backend) -> None:
     loaded from then on in this process.
     """
     note_extension(type(backend))
-    _known(backend)
+    _BACKENDS[backend.name] = backend
+    _compiles(backend)
     register_loader(backend.name, backend.load)
 
 
-def _known(backend: Backend) -> None:
-    _BACKENDS[backend.name] = backend
+def _compiles(backend: Backend) -> None:
     register_compiler(backend.name, External(lambda region: text_of(backend.compile(region))))
 
 
+for _backend in _BACKENDS.values():
+    _compiles(_backend)
+
+
 def _find(name: str) -> Backend:
-    if name not in _BACKENDS and name in OURS:
-        _known(cast(Backend, import_module(OURS[name]).backend()))
     if name not in _BACKENDS:
-        known = ", ".join(f"'{each}'" for each in sorted({*_BACKENDS, *OURS}))
+        known = ", ".join(f"'{each}'" for each in sorted(_BACKENDS))
         raise CompileError(f"byoc: expected one of the engines {known}, got {name!r}")
+    if lacks := missing(name):
+        raise CompileError(f"byoc: the engine '{name}': its {lacks}")
     return _BACKENDS[name]
 
 
 def partition(module: IRModule, engine: str) -> IRModule:
     """The module with regions for an engine cut out: functions that have its name as the attribute
-    `Compiler`. What no pattern takes stays with Ekiden. The logger "ekiden" names each region.
+    `Compiler`. What no pattern takes stays with Ekiden, and so does a region that the engine
+    refuses when it is tried. The logger "ekiden" names each region.
 
-    Raises CompileError for an engine that is not known.
+    Raises CompileError for an engine that is not known, or is not here.
     """
     backend = _find(engine)
     made = Sequential(
@@ -97,7 +104,41 @@ def partition(module: IRModule, engine: str) -> IRModule:
             InferType(),
         ]
     )(module)
+    refused: set[GlobalVar] = set()
     for name, function in made.functions.items():
-        if isinstance(function, Function) and function.attr("Compiler") == engine:
+        if not isinstance(function, Function) or function.attr("Compiler") != engine:
+            continue
+        if reason := _refusal(backend, name.name_hint, function):
+            _LOG.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, reason)
+            refused.add(name)
+        else:
             _LOG.info("byoc: '%s' goes to the engine '%s'", name.name_hint, engine)
-    return made
+    return _taken_back(made, refused)
+
+
+def _refusal(backend: Backend, symbol: str, region: Function) -> str:
+    """Why an engine does not take a region; empty where it does."""
+    try:
+        backend.load(symbol, backend.compile(region))
+    except (CompileError, LoadError) as error:
+        return str(error)
+    return ""
+
+
+def _taken_back(module: IRModule, names: Set[GlobalVar]) -> IRModule:
+    """The module with the bodies of these regions where they are called, as they were."""
+    if not names:
+        return module
+    functions = dict(module.functions)
+    for name in names:
+        region = functions[name]
+        assert isinstance(region, Function)
+        functions[name] = Function(region.params, rewrite_graph(region.body, _without_patterns))
+    return InferType()(inline(module.with_functions(functions), lambda name, _: name in names))
+
+
+def _without_patterns(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    """A call of what matched a pattern becomes the calls that matched."""
+    if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Composite"):
+        return apply(new.op, new)
+    return new

@@ -18,7 +18,9 @@ from importlib.util import find_spec
 from ekiden.runtime._core import register_func
 from ekiden.runtime.errors import LoadError
 
-__all__ = ["ENGINES", "Engine", "kept_for", "register_loader", "text_of"]
+__all__ = [
+    "ENGINES", "Engine", "kept_for", "load_region", "missing", "register_loader", "text_of",
+]  # fmt: skip
 
 Loader = Callable[[str, bytes], Callable[..., None]]
 """From a region's name and code to what runs it: called with its inputs, then the tensors that it
@@ -39,6 +41,7 @@ class Engine:
 
 ENGINES = {
     "onnxruntime": Engine("onnxruntime", "onnxruntime", "ekiden.runtime.engine_onnxruntime"),
+    "openvino": Engine("openvino", "openvino", "ekiden.runtime.engine_openvino"),
 }
 """By the name in artifacts."""
 
@@ -63,20 +66,27 @@ def register_loader(engine: str, load: Loader) -> None:
     register_func(f"ek.external.{engine}", make, override=True)
 
 
-def _load(name: str, symbol: str, code: bytes) -> Callable[..., None]:
+def missing(name: str) -> str:
+    """What an engine of the table lacks here, and the command that installs it; empty where it is
+    here, or is none of the table.
+    """
+    engine = ENGINES.get(name)
+    if engine is None or find_spec(engine.package) is not None:
+        return ""
+    return f"package '{engine.package}' is missing; pip install 'ekiden[{engine.extra}]'"
+
+
+def load_region(name: str, symbol: str, code: bytes) -> Callable[..., None]:
     """Load a region of an engine in the table, which is imported now.
 
     Raises LoadError with the command that installs it.
     """
     engine = ENGINES[name]
-    if find_spec(engine.package) is None:
-        raise LoadError(
-            f"link executable: '{symbol}' runs in the engine '{name}', whose package"
-            f" '{engine.package}' is missing; pip install 'ekiden[{engine.extra}]'"
-        )
+    if lacks := missing(name):
+        raise LoadError(f"link executable: '{symbol}' runs in the engine '{name}', whose {lacks}")
     made: Callable[..., None] = import_module(engine.module).load(symbol, code)
     return made
 
 
 for _name in ENGINES:
-    register_loader(_name, partial(_load, _name))
+    register_loader(_name, partial(load_region, _name))

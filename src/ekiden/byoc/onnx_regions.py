@@ -1,4 +1,6 @@
-"""ONNX Runtime as an engine: what of Relay it takes, a row each, and regions as models of ONNX."""
+"""Engines that take models of ONNX: which operators of Relay go there, a row each, and regions as
+such models.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,12 @@ from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.merge_composite import Entry
 from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime.engines import Loader
+from ekiden.runtime.engines import load_region
 from ekiden.runtime.errors import CompileError
 
-NAME = "onnxruntime"
 OPSET, IR_VERSION = 17, 8
 DTYPES = {"float32": TensorProto.FLOAT}
-"""Of the tensors that regions have: what ONNX Runtime has all of the rows below for."""
+"""Of the tensors that regions have: what all engines have all of the rows below for."""
 
 Attributes = Mapping[str, Any]
 
@@ -110,7 +111,7 @@ def _tensor(expr: RelayExpr) -> TensorType:
 
 
 def _takes(row: Row, expr: RelayExpr) -> bool:
-    """Whether a matched call has a form in ONNX, of dtypes that ONNX Runtime computes."""
+    """Whether a matched call has a form in ONNX, of dtypes that engines compute."""
     assert isinstance(expr, Call)
     kinds = [each.checked_type for each in (*expr.args, expr)]
     if not all(isinstance(kind, TensorType) and kind.dtype in DTYPES for kind in kinds):
@@ -118,16 +119,17 @@ def _takes(row: Row, expr: RelayExpr) -> bool:
     return row.attributes(expr) is not None
 
 
-class OnnxRuntime:
-    """The engine `onnxruntime`."""
+@dataclass(slots=True)
+class OnnxEngine:
+    """An engine of `ekiden.runtime.engines` that takes models of ONNX."""
 
-    name = NAME
+    name: str
 
     def patterns(self) -> Sequence[Entry]:
         """Each operator of the table."""
         return [
             (
-                f"{NAME}.{name}",
+                f"{self.name}.{name}",
                 is_op(name)(*(wildcard() for _ in range(row.arity))),
                 partial(_takes, row),
             )
@@ -150,17 +152,9 @@ class OnnxRuntime:
         code: bytes = model.SerializeToString(deterministic=True)
         return code
 
-    @property
-    def load(self) -> Loader:
-        """Of the runtime, which has it without the compiler."""
-        from ekiden.runtime.engine_onnxruntime import load  # noqa: PLC0415 - the package is optional
-
-        return load
-
-
-def backend() -> OnnxRuntime:
-    """The engine."""
-    return OnnxRuntime()
+    def load(self, symbol: str, code: bytes) -> Callable[..., None]:
+        """By the runtime, which has it without the compiler."""
+        return load_region(self.name, symbol, code)
 
 
 def _info(name: str, kind: Type) -> ValueInfoProto:
@@ -213,13 +207,13 @@ class _Region:
             case Function() | Tuple() | Op() | Var():
                 pass
             case _:
-                raise CompileError(f"byoc: onnxruntime takes no {type(expr).__name__}")
+                raise CompileError(f"a {type(expr).__name__} has no form in ONNX")
 
     def _operator(self, name: str, call: Call) -> None:
         row = ROWS.get(name)
         attributes = None if row is None else row.attributes(call)
         if row is None or attributes is None:
-            raise CompileError(f"byoc: onnxruntime takes no '{name}' of this form")
+            raise CompileError(f"'{name}' of this form is not in ONNX")
         inputs = [self.names[arg] for arg in call.args]
         self.nodes.append(helper.make_node(row.op, inputs, [self.bind(call)], **attributes))
 
