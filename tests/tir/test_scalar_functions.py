@@ -166,3 +166,42 @@ def test_passes_over_loop_programs() -> None:
     bound = tir.transform.BindTarget(ekiden.target.Target("llvm"))(mod)
     assert str(bound["one"].attr("target")).startswith("llvm")
     assert func.buffer_map[func.params[0]] is a
+
+
+def test_scalable_vectors_are_written_and_read() -> None:
+    x, lanes = te.var("x"), tir.vscale() * 4
+    made = tir.Ramp(x, 1, lanes) + 3
+    assert made.dtype == "int64xvscalex4" and (made < 5).dtype == "boolxvscalex4"
+    assert str(made) == "T.Ramp(x, 1, T.vscale() * 4) + T.Broadcast(3, T.vscale() * 4)"
+    assert ekiden.ir.structural_equal(tir.Ramp(x, 1, 4 * tir.vscale()), tir.Ramp(x, 1, lanes))
+    assert not ekiden.ir.structural_equal(tir.Ramp(x, 1, lanes), tir.Ramp(x, 1, tir.vscale() * 8))
+    assert ekiden.ir.structural_equal(ekiden.ir.load_json(ekiden.ir.save_json(lanes)), lanes)
+    for wrong in (tir.vscale(), tir.vscale() + 3):
+        with pytest.raises(TypeError, match="expected a number or vscale\\(\\) times one"):
+            tir.Broadcast(0, wrong)
+    with pytest.raises(
+        ekiden.CompileError, match="int64xvscalex4: the number is known where it runs"
+    ):
+        tir.broadcast(made, 4)
+    text = """@T.prim_func
+def f(a: T.Buffer((64,), "float32")):
+    a[T.Ramp(0, 1, T.vscale() * 4)] = T.Broadcast(1.0, T.vscale() * 4)
+"""
+    again = tir.parse(text)
+    assert again.body.value.dtype == "float32xvscalex4"
+    assert ekiden.ir.structural_equal(tir.parse(again.script()), again)
+    with pytest.raises(ekiden.CompileError, match="the number is known where it runs"):
+        ekiden.build(again, target="llvm")
+
+
+def test_operands_are_brought_to_one_dtype_as_tvm_does() -> None:
+    x, f = te.var("x", "int32"), te.var("f", "float32")
+    assert str(f * x) == str(x.astype("float32") * f).replace(
+        'T.Cast("float32", x) * f', 'f * T.Cast("float32", x)'
+    )
+    assert te.var("b", "uint1").dtype == "bool" and x.astype("uint1x2").dtype == "boolx2"
+    with pytest.raises(TypeError, match="must have one dtype, got float32 and float64"):
+        f + te.var("d", "float64")
+    made = tir.call_intrin("int32", "tir.shift_left", x, 3)
+    assert made.op == "left_shift" and tir.op.call_intrin is tir.call_intrin
+    assert x.astype("float32x4").type_key == "tir.Broadcast"

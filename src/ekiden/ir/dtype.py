@@ -1,6 +1,7 @@
 """Data types are strings in NumPy's spelling: "float32", "int64", "bool", "bfloat16".
 
-Vectors add lanes: "float32x16".
+Vectors add lanes: "float32x16". Of scalable ones the processor decides how many there are, a
+multiple of its `vscale`: "float32xvscalex4".
 
 "handle" is an opaque pointer. There are few, and each is asked about again and again: answers are
 kept.
@@ -8,10 +9,13 @@ kept.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 import ml_dtypes
 import numpy as np
+
+from ekiden.runtime.errors import CompileError
 
 SCALAR_BITS: dict[str, int] = {
     "bool": 8,
@@ -39,15 +43,42 @@ SCALAR_BITS: dict[str, int] = {
     "float4_e2m1fn": 4,
     "handle": 64,
 }
+VSCALE = "vscalex"
+"""What stands before the factor of scalable lanes."""
 SMALL_FLOATS = frozenset(d for d in SCALAR_BITS if d.startswith(("float8", "float4")))
 """Floats that are stored and converted, never computed with."""
 
 
 @cache
 def lanes(dtype: str) -> int:
-    """Number of vector lanes: 1 for a scalar type."""
+    """Number of vector lanes: 1 for a scalar type.
+
+    Raises CompileError for a scalable vector, which has as many as the processor that runs it says.
+    """
     _, _, count = dtype.partition("x")
+    if count.startswith(VSCALE):
+        raise CompileError(f"lanes of {dtype}: the number is known where it runs, not here")
     return int(count) if count else 1
+
+
+@cache
+def vector(dtype: str) -> str:
+    """What a type says of lanes: "4" of float32x4, "vscalex4" of float32xvscalex4, "" of
+    scalars."""
+    count = dtype.partition("x")[2]
+    return "" if count == "1" else count
+
+
+def scalable(factor: int) -> str:
+    """The lanes of a vector of `factor` times vscale elements, for `with_lanes`."""
+    return f"{VSCALE}{factor}"
+
+
+@cache
+def spelled(dtype: str) -> str:
+    """A type as it is written here, of one as TVM may write it: its "uint1" is "bool"."""
+    kind = element(dtype)
+    return dtype if kind != "uint1" else f"bool{dtype.removeprefix(kind)}"
 
 
 @cache
@@ -57,9 +88,18 @@ def element(dtype: str) -> str:
 
 
 @cache
-def with_lanes(dtype: str, count: int) -> str:
-    """`dtype` with `count` lanes (its scalar type when 1)."""
-    return element(dtype) if count == 1 else f"{element(dtype)}x{count}"
+def with_lanes(dtype: str, count: int | str) -> str:
+    """`dtype` with `count` lanes, a number or what `vector` says (its scalar type when 1)."""
+    return element(dtype) if count in (1, "") else f"{element(dtype)}x{count}"
+
+
+def gathered(dtype: str, indices: Iterable[str]) -> str:
+    """What is read of elements of a type by indices of these types: of a vector of indices a
+    vector."""
+    lanes = next(filter(None, map(vector, indices)), "")
+    if not lanes or not vector(dtype):
+        return dtype if not lanes else with_lanes(dtype, lanes)
+    return with_lanes(dtype, int(lanes) * int(vector(dtype)))
 
 
 @cache

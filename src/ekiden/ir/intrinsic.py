@@ -31,6 +31,8 @@ class IntrinsicDef:
     """Whether a call does more than give a value: it stays where it is, and runs once."""
     is_compiled: bool = True
     """Whether a code generator has it; others stand in programs, which generators refuse."""
+    also: str = ""
+    """TVM's name, where it is another."""
 
 
 LIKE_FIRST = "first"
@@ -145,7 +147,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("sin",          1, np.sin),
     IntrinsicDef("cos",          1, np.cos),
     IntrinsicDef("pow",          2, _power),
-    IntrinsicDef("abs",          1, np.abs),
+    IntrinsicDef("abs",          1, np.abs, also="fabs"),
     IntrinsicDef("floor",        1, np.floor),
     IntrinsicDef("ceil",         1, np.ceil),
     IntrinsicDef("round",        1, np.round),     # halves to even
@@ -173,6 +175,8 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True),  # of the same module
     # waits for all threads of a block, whose memory of a scope is then as they have written it
     IntrinsicDef("tvm_storage_sync", 1, _not_here, "int32", effects=True),
+    # of how many times their least width the processor's scalable vectors are
+    IntrinsicDef("vscale",       0, _not_here, "int32", is_compiled=False),
     IntrinsicDef("call_extern",  ANY, _not_here, "int32", True, is_compiled=False),
     # tensor cores and copies of NVIDIA's threads: programs hold them, no generator has them
     *(IntrinsicDef(name, ANY, _not_here, "handle", True, is_compiled=False) for name in (
@@ -183,8 +187,8 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),
     IntrinsicDef("bitwise_or",   2, np.bitwise_or),
     IntrinsicDef("bitwise_xor",  2, np.bitwise_xor),
-    IntrinsicDef("left_shift",   2, np.left_shift),
-    IntrinsicDef("right_shift",  2, np.right_shift),
+    IntrinsicDef("left_shift",   2, np.left_shift, also="shift_left"),
+    IntrinsicDef("right_shift",  2, np.right_shift, also="shift_right"),
     # Written in terms of those above by tir's LowerIntrin.
     IntrinsicDef("exp2",         1, np.exp2),
     IntrinsicDef("exp10",        1, lambda x: np.power(10.0, x)),
@@ -214,6 +218,10 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("clz",          1, _clz),         # of 0 the number of bits
 )}
 # fmt: on
+
+
+NAMES = {row.also: row.name for row in INTRINSICS.values() if row.also}
+"""TVM's name of an intrinsic -> ours, where they differ."""
 
 
 def row_of(op: str) -> IntrinsicDef:
@@ -256,7 +264,7 @@ def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
         return args[-1].dtype if args else "int32"
     if row.dtype == LIKE_FIRST:
         return args[0].dtype
-    return dt.with_lanes("bool", dt.lanes(args[-1].dtype)) if row.dtype == "bool" else row.dtype
+    return dt.with_lanes("bool", dt.vector(args[-1].dtype)) if row.dtype == "bool" else row.dtype
 
 
 def shuffle(a: PrimExpr, b: PrimExpr, order: Sequence[int]) -> PrimExpr:

@@ -124,7 +124,7 @@ class PrimExpr(Node):
 
     def astype(self, dtype: str) -> PrimExpr:
         """This value converted to `dtype` as C does (floats truncate towards zero)."""
-        return cast(self, dtype)
+        return cast(self, dt.spelled(dtype))
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -280,8 +280,7 @@ def _two_dtypes(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> TypeError:
 def _result_dtype(kind: type[BinaryExpr], operands: str) -> str:
     if kind not in BOOLEAN:
         return operands
-    count = dt.lanes(operands)
-    return "bool" if count == 1 else dt.with_lanes("bool", count)
+    return dt.with_lanes("bool", dt.vector(operands))
 
 
 def _truncated_div(a: float, b: float) -> float:
@@ -548,8 +547,8 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 
 
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
-    """A constant; dtype defaults to int64, float32 or bool by the Python type. A Comparison is its
-    expression."""
+    """A constant, of a vector type in every lane; dtype defaults to int64, float32 or bool by the
+    Python type. A Comparison is its expression."""
     given: object = value
     if isinstance(given, Comparison):
         found = given.asobject()
@@ -558,6 +557,9 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
         dtype = (
             "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
         )
+    lanes = dt.vector(dtype)
+    if lanes:
+        return NODE_TYPES["tir.Broadcast"](const(value, dt.element(dtype)), lanes, dtype)  # type: ignore[call-arg,return-value]
     if dt.is_float(dtype) or dtype in dt.SMALL_FLOATS:
         return FloatImm(float(value), dtype)
     return IntImm(int(value), dtype)
@@ -582,17 +584,32 @@ def is_const(value: ExprLike, number: int | float | None = None) -> bool:
 
 
 def cast(value: PrimExpr, dtype: str) -> PrimExpr:
-    """`value` as `dtype`; no node when it already is, constants fold."""
+    """`value` as `dtype`; no node when it already is, constants fold, a scalar stands in every lane
+    of a vector.
+    """
     if value.dtype == dtype:
         return value
-    if isinstance(value, (IntImm, FloatImm)) and dt.lanes(dtype) == 1:
+    if dt.vector(dtype) and not dt.vector(value.dtype):
+        return _in_lanes(cast(value, dt.element(dtype)), dtype)
+    if isinstance(value, (IntImm, FloatImm)) and not dt.vector(dtype):
         return const(bool(value.value) if dtype == "bool" else value.value, dtype)
     return Cast(value, dtype)
 
 
 def _are_integers(a: PrimExpr, b: PrimExpr) -> bool:
     """Whether two operands are integers of as many lanes."""
-    return dt.is_int(a.dtype) and dt.is_int(b.dtype) and dt.lanes(a.dtype) == dt.lanes(b.dtype)
+    return dt.is_int(a.dtype) and dt.is_int(b.dtype) and dt.vector(a.dtype) == dt.vector(b.dtype)
+
+
+def _in_one_dtype(a: PrimExpr, b: PrimExpr) -> tuple[PrimExpr, PrimExpr] | None:
+    """Two operands as TVM brings them together: integers in the wider dtype, an integer beside a
+    float in that of the float; None for others."""
+    if _are_integers(a, b):
+        return _widened(a, b)
+    for one, other in ((a, b), (b, a)):
+        if dt.is_float(one.dtype) and dt.is_int(other.dtype):
+            return (cast(a, one.dtype), b) if one is b else (a, cast(b, one.dtype))
+    return None
 
 
 def _widened(a: PrimExpr, b: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
@@ -601,25 +618,28 @@ def _widened(a: PrimExpr, b: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
     return cast(a, wide), cast(b, wide)
 
 
-def _in_lanes(a: PrimExpr, lanes: int) -> PrimExpr:
-    """A scalar in every lane, beside a vector."""
-    if lanes == 1 or dt.lanes(a.dtype) != 1:
+def _in_lanes(a: PrimExpr, other: str) -> PrimExpr:
+    """A scalar in every lane, beside a vector of dtype `other`."""
+    lanes = dt.vector(other)
+    if not lanes or dt.vector(a.dtype):
         return a
-    return NODE_TYPES["tir.Broadcast"](a, lanes)  # type: ignore[call-arg,return-value]
+    return NODE_TYPES["tir.Broadcast"](a, lanes, dt.with_lanes(a.dtype, lanes))  # type: ignore[call-arg,return-value]
 
 
 def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     """`kind(a, b)` with constants folded and 0 and 1 absorbed.
 
-    A Python number takes the other side's dtype, a scalar beside a vector its lanes.
+    A Python number takes the other side's dtype, a scalar beside a vector its lanes, an integer
+    beside a float its dtype. Raises TypeError for other operands of two dtypes.
     """
     a, b = numbers_beside(a, b)
-    if dt.lanes(a.dtype) != dt.lanes(b.dtype):
-        a, b = _in_lanes(a, dt.lanes(b.dtype)), _in_lanes(b, dt.lanes(a.dtype))
+    if dt.vector(a.dtype) != dt.vector(b.dtype):
+        a, b = _in_lanes(a, b.dtype), _in_lanes(b, a.dtype)
     if a.dtype != b.dtype:
-        if not _are_integers(a, b):
+        alike = None if dt.vector(a.dtype) != dt.vector(b.dtype) else _in_one_dtype(a, b)
+        if alike is None:
             raise _two_dtypes(kind, a, b)
-        a, b = _widened(a, b)
+        a, b = alike
     result = _result_dtype(kind, a.dtype)
     if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
         divides_by_zero = kind in (Div, FloorDiv, FloorMod) and b.value == 0

@@ -230,7 +230,7 @@ class ProducerLoad(PrimExpr):
 
 def var(name: str = "tindex", dtype: str = "int64") -> Var:
     """A named integer. (TVM's is int32 by default; every index here is int64.)"""
-    return Var(name, dtype)
+    return Var(name, dt.spelled(dtype))
 
 
 def size_var(name: str = "size", dtype: str = "int64") -> SizeVar:

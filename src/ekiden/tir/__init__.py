@@ -46,7 +46,6 @@ from ekiden.tir.expr import (
 )
 from ekiden.tir.index_map import IndexMap
 from ekiden.tir.op import *  # noqa: F403
-from ekiden.tir.op import call_of as call_intrin
 from ekiden.tir.printer import astext
 from ekiden.tir.schedule import (
     BlockRV,
@@ -156,7 +155,6 @@ __all__ = [
     "seq",
     "specialize",
     "verify",
-    "call_intrin",
     "const",
     "decl_buffer",
     "ir_builder",

@@ -5,11 +5,22 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import NODE_TYPES, Node, freeze, node
-from ekiden.ir.prim import Comparison, ExprLike, PrimExpr, Var, convert, numbers_beside
+from ekiden.ir.prim import (
+    Comparison,
+    ExprLike,
+    IntImm,
+    Intrinsic,
+    Mul,
+    PrimExpr,
+    Var,
+    const,
+    convert,
+    numbers_beside,
+)
 
 SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp")
 """Where a buffer may be."""
@@ -149,9 +160,9 @@ class BufferLoad(PrimExpr):
         """Without a dtype it is the buffer's, in as many lanes as the last index has."""
         if not self.dtype:
             at = tuple(convert(i, "int64") for i in self.indices)
-            lanes = dt.lanes(at[-1].dtype) if at else 1
+            lanes = dt.vector(at[-1].dtype) if at else ""
             kind = self.buffer.dtype
-            freeze(self, indices=at, dtype=kind if lanes == 1 else dt.with_lanes(kind, lanes))
+            freeze(self, indices=at, dtype=dt.with_lanes(kind, lanes) if lanes else kind)
 
 
 @node("tir.BufferAddress")
@@ -169,40 +180,82 @@ class BufferAddress(PrimExpr):
     dtype: str = "handle"
 
 
+@cache
+def _scalable(factor: int) -> PrimExpr:
+    """`vscale() * factor`, one object for each factor: lanes are compared by identity."""
+    return Mul(Intrinsic("vscale", (), "int32"), const(factor, "int32"))
+
+
+def lanes_of(given: ExprLike | str) -> int | PrimExpr:
+    """Lanes as vectors keep them, from a number, `vscale() * factor` or what `dt.vector` says.
+
+    Raises TypeError for others.
+    """
+    match given:
+        case int():
+            return given
+        case str():
+            _, is_scalable, factor = given.rpartition(dt.VSCALE)
+            return _scalable(int(factor)) if is_scalable else int(factor)
+        case IntImm():
+            return int(given.value)
+        case (
+            Mul(a=Intrinsic(op="vscale"), b=IntImm(value=factor))
+            | Mul(a=IntImm(value=factor), b=Intrinsic(op="vscale"))
+        ):
+            return _scalable(factor)
+    raise TypeError(f"lanes of a vector: expected a number or vscale() times one, got {given}")
+
+
+def lanes_text(lanes: int | PrimExpr) -> str:
+    """Lanes as `dt.vector` says them."""
+    if isinstance(lanes, Mul):
+        assert isinstance(lanes.b, IntImm)
+        return dt.scalable(lanes.b.value)
+    return dt.vector(f"x{lanes}")
+
+
 @node("tir.Ramp")
 class Ramp(PrimExpr):
-    """The vector base, base + stride, ... of `lanes` elements."""
+    """The vector base, base + stride, ... of `lanes` elements: a number, or of scalable vectors
+    `vscale() * factor`.
+    """
 
     base: PrimExpr
     stride: PrimExpr
-    lanes: int
+    lanes: int | PrimExpr
     dtype: str = ""
 
     def __post_init__(self) -> None:
         """Without a dtype it is that of base and stride, of which one may be a number. Raises
-        TypeError where they have two.
+        TypeError where they have two, and for lanes that are neither.
         """
+        freeze(self, lanes=lanes_of(self.lanes))
         if not self.dtype:
             base, stride = numbers_beside(self.base, self.stride)
             if base.dtype != stride.dtype:
                 kinds = f"{base.dtype} and {stride.dtype}"
                 raise TypeError(f"Ramp: base and stride must have one dtype, got {kinds}")
-            freeze(self, base=base, stride=stride, dtype=dt.with_lanes(base.dtype, self.lanes))
+            dtype = dt.with_lanes(base.dtype, lanes_text(self.lanes))
+            freeze(self, base=base, stride=stride, dtype=dtype)
 
 
 @node("tir.Broadcast")
 class Broadcast(PrimExpr):
-    """`value` in every lane."""
+    """`value` in every lane; `lanes` as of a Ramp."""
 
     value: PrimExpr
-    lanes: int
+    lanes: int | PrimExpr
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        """Without a dtype it is that of the value, which may be a number."""
+        """Without a dtype it is that of the value, which may be a number. Raises TypeError for
+        lanes that are neither a number nor a multiple of vscale.
+        """
+        freeze(self, lanes=lanes_of(self.lanes))
         if not self.dtype:
             value = convert(self.value)
-            freeze(self, value=value, dtype=dt.with_lanes(value.dtype, self.lanes))
+            freeze(self, value=value, dtype=dt.with_lanes(value.dtype, lanes_text(self.lanes)))
 
 
 @node("tir.Reduce")

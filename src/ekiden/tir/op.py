@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import INTRINSICS, call_intrin, if_then_else
+from ekiden.ir.intrinsic import INTRINSICS, NAMES, if_then_else
+from ekiden.ir.intrinsic import call_intrin as _call
 from ekiden.ir.prim import (
     Add,
     Div,
@@ -53,9 +54,12 @@ def call_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     return Intrinsic("call_extern", (StringImm(func_name), *map(_argument, args)), dtype)
 
 
-def call_of(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
-    """A call of an intrinsic by name, of a dtype. Raises KeyError for an unknown one."""
+def call_intrin(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
+    """A call of an intrinsic by name, ours or TVM's, of a dtype. Raises KeyError for an unknown
+    one.
+    """
     name = func_name.removeprefix("tir.")
+    name = NAMES.get(name, name)
     if name not in INTRINSICS:
         raise KeyError(f"call_intrin: no intrinsic {func_name!r}")
     return Intrinsic(name, tuple(map(_argument, args)), dtype)
@@ -72,7 +76,7 @@ def _named(op: str) -> Callable[..., PrimExpr]:
     row = INTRINSICS[op]
 
     def apply(*args: ExprLike) -> PrimExpr:
-        return call_intrin(op, *beside(args))
+        return _call(op, *beside(args))
 
     apply.__name__ = apply.__qualname__ = op
     count = "scalar expressions" if row.arity != 1 else "a scalar expression"
@@ -99,6 +103,13 @@ likely, bitwise_not = map(_named, "likely bitwise_not".split())
 bitwise_and, bitwise_or, bitwise_xor = map(_named, "bitwise_and bitwise_or bitwise_xor".split())
 shift_left, shift_right = map(_named, "left_shift right_shift".split())
 pow = power
+
+
+def vscale() -> PrimExpr:
+    """Of how many times their least width the scalable vectors of the processor are, an int32:
+    `tir.Ramp(0, 1, 4 * tir.vscale())`.
+    """
+    return _call("vscale")
 
 
 def reinterpret(dtype: str, value: ExprLike) -> PrimExpr:
@@ -219,6 +230,7 @@ __all__ = [
     "bitwise_or",
     "bitwise_xor",
     "call_extern",
+    "call_intrin",
     "call_packed",
     "ceil",
     "ceildiv",
@@ -274,4 +286,5 @@ __all__ = [
     "trunc",
     "truncdiv",
     "truncmod",
+    "vscale",
 ]  # fmt: skip

@@ -31,7 +31,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, free_vars, post_order, same, substitute
 from ekiden.runtime.errors import VerifyError
-from ekiden.tir.expr import SCOPES, Broadcast, Buffer, BufferAddress, BufferLoad, Ramp
+from ekiden.tir.expr import SCOPES, Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, lanes_text
 from ekiden.tir.printer import text_and_lines
 from ekiden.tir.stmt import (
     Allocate,
@@ -254,8 +254,7 @@ class _Verifier:
         for each in indices:
             if not dt.is_int(each.dtype):
                 self.fail(f"buffer '{buffer.name}': an index must be an integer, got {each.dtype}")
-        lanes = max((dt.lanes(i.dtype) for i in indices), default=1)
-        expected = dt.with_lanes(dt.element(buffer.dtype), lanes * dt.lanes(buffer.dtype))
+        expected = dt.gathered(buffer.dtype, (i.dtype for i in indices))
         as_bytes = dt.is_small(dt.element(expected)) and dt.element(dtype) == "uint8"
         if dtype != expected and not as_bytes:
             self.fail(f"buffer '{buffer.name}' has elements of {expected}, the {verb} it {dtype}")
@@ -300,7 +299,7 @@ class _Verifier:
             low, high = index.base, index.base + index.stride * (index.lanes - 1)
             if not (isinstance(index.stride, IntImm) and index.stride.value >= 0):
                 return None
-        if dt.lanes(low.dtype) > 1:
+        if dt.vector(low.dtype):
             return None
         looped = [v for v in free_vars(low) if v in self.domains]
         if not all(self.is_full(v) for v in looped) or self.is_cut(looped):
@@ -365,10 +364,10 @@ class _Verifier:
                 self.fail(f"there is no intrinsic '{op}'")
             case Intrinsic(op=op) if 0 <= row_of(op).arity != len(e.args):
                 self.fail(f"'{op}' takes {row_of(op).arity} arguments, got {len(e.args)}")
-            case Cast() if dt.lanes(e.value.dtype) != dt.lanes(e.dtype):
+            case Cast() if dt.vector(e.value.dtype) != dt.vector(e.dtype):
                 self.fail(f"a cast must keep the lanes, got {e.value.dtype} to {e.dtype}")
-            case Ramp() | Broadcast() if dt.lanes(e.dtype) != e.lanes or any(
-                dt.lanes(c.dtype) != 1 for c in children(e)
+            case Ramp() | Broadcast() if dt.vector(e.dtype) != lanes_text(e.lanes) or any(
+                dt.vector(c.dtype) for c in children(e)
             ):
                 self.fail(f"lanes disagree in {e}")
 
@@ -378,7 +377,7 @@ class _Verifier:
             self.fail(f"operands of '{e.symbol}' differ: {e.a.dtype} and {e.b.dtype}")
         if isinstance(e, (And, Or)) and dt.element(e.a.dtype) != "bool":
             self.fail(f"'{e.symbol}' takes bools, got {e.a.dtype}")
-        expected = dt.with_lanes("bool", dt.lanes(e.a.dtype))
+        expected = dt.with_lanes("bool", dt.vector(e.a.dtype))
         if e.dtype != (expected if isinstance(e, (*COMPARISONS, And, Or)) else e.a.dtype):
             self.fail(f"'{e.symbol}' of {e.a.dtype} is no {e.dtype}")
 

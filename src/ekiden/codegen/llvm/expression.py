@@ -225,7 +225,7 @@ class ExpressionEmitter:
             case Cast():
                 return emit_cast(b, self.value(e.value), e.value.dtype, e.dtype)
             case Broadcast():
-                return b.splat(e.value.dtype, self.value(e.value), e.lanes)
+                return b.splat(e.value.dtype, self.value(e.value), dt.lanes(e.dtype))
             case VectorReduce():
                 return reduce_lanes(b, e.kind, e.value.dtype, self.value(e.value))
             case Intrinsic(op="if_then_else"):
@@ -257,9 +257,9 @@ class ExpressionEmitter:
     def ramp(self, e: Ramp) -> Operand:
         """base + stride * <0, 1, ...>."""
         scalar = dt.element(e.dtype)
-        steps = ", ".join(f"{register_type(scalar)} {i}" for i in range(e.lanes))
-        base = self.b.splat(scalar, self.value(e.base), e.lanes)
-        stride = self.b.splat(scalar, self.value(e.stride), e.lanes)
+        steps = ", ".join(f"{register_type(scalar)} {i}" for i in range(dt.lanes(e.dtype)))
+        base = self.b.splat(scalar, self.value(e.base), dt.lanes(e.dtype))
+        stride = self.b.splat(scalar, self.value(e.stride), dt.lanes(e.dtype))
         return self.b.binary(
             "add", e.dtype, base, self.b.binary("mul", e.dtype, stride, f"<{steps}>")
         )
@@ -335,7 +335,7 @@ class ExpressionEmitter:
         stored = memory_dtype(e.dtype)
         if isinstance(index, Broadcast):
             one = self.scalar_load(e.buffer, index.value, dt.element(stored))
-            raw = self.b.splat(dt.element(stored), one, index.lanes)
+            raw = self.b.splat(dt.element(stored), one, dt.lanes(index.dtype))
         elif dt.lanes(index.dtype) == 1 and self.mask is not None:
             raw = self.scalar_load(e.buffer, index, stored)
         else:

@@ -53,8 +53,7 @@ def literal(value: float, dtype: str | None) -> PrimExpr:
     kind = None if dtype is None else dt.element(dtype)
     if kind is not None and not dt.is_float(kind) and isinstance(value, float):
         raise TypeError(f"expected {dtype}, got the number {value!r}")
-    made = const(value, kind)
-    return made if dtype is None else tir_expr.broadcast(made, dt.lanes(dtype))
+    return const(value, dtype)
 
 
 def exact(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
@@ -73,12 +72,12 @@ def exact(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
         wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
         a, b = prim.cast(a, wide), prim.cast(b, wide)
     if kind in prim.BOOLEAN:
-        return kind(a, b, dt.with_lanes("bool", dt.lanes(a.dtype)))
+        return kind(a, b, dt.with_lanes("bool", dt.vector(a.dtype)))
     return kind(a, b, a.dtype)
 
 
 def _lanes_agree(a: PrimExpr, b: PrimExpr) -> bool:
-    return dt.lanes(a.dtype) == dt.lanes(b.dtype)
+    return dt.vector(a.dtype) == dt.vector(b.dtype)
 
 
 class DType:
@@ -291,17 +290,15 @@ def Select(condition: ExprLike, true_value: ExprLike, false_value: ExprLike) -> 
     return prim.Select(test, yes, no, yes.dtype)
 
 
-def Ramp(base: ExprLike, stride: ExprLike, lanes: int) -> PrimExpr:  # noqa: N802
+def Ramp(base: ExprLike, stride: ExprLike, lanes: ExprLike) -> PrimExpr:  # noqa: N802
     """base, base + stride, ..."""
     low = prim.convert(base, "int64")
-    step = prim.convert(stride, low.dtype)
-    return tir_expr.Ramp(low, step, lanes, dt.with_lanes(low.dtype, lanes))
+    return tir_expr.Ramp(low, prim.convert(stride, low.dtype), tir_expr.lanes_of(lanes))
 
 
-def Broadcast(value: ExprLike, lanes: int) -> PrimExpr:  # noqa: N802
+def Broadcast(value: ExprLike, lanes: ExprLike) -> PrimExpr:  # noqa: N802
     """The value in every lane."""
-    one = prim.convert(value)
-    return tir_expr.Broadcast(one, lanes, dt.with_lanes(one.dtype, lanes))
+    return tir_expr.Broadcast(prim.convert(value), tir_expr.lanes_of(lanes))
 
 
 def VectorReduce(kind: str, value: PrimExpr) -> PrimExpr:  # noqa: N802

@@ -302,12 +302,10 @@ class Evaluator:
         at = self.indices(node, index)
         if isinstance(buffer, Bytes):
             return self.call(node, buffer.__getitem__, *at)  # type: ignore[return-value]
-        lanes = max((dt.lanes(i.dtype) for i in at), default=1)
         rank = len(buffer.shape)
         if len(at) not in (rank, 1):
             self.fail(node, f"buffer '{buffer.name}' has {rank} axes, got {len(at)} indices")
-        kind = dt.with_lanes(dt.element(buffer.dtype), lanes * dt.lanes(buffer.dtype))
-        return BufferLoad(buffer, at, kind)
+        return BufferLoad(buffer, at, dt.gathered(buffer.dtype, (i.dtype for i in at)))
 
     def region(self, node: ast.expr) -> BufferRegion:
         """`A[i, 0:16]`, or `A` for all of it, as a box."""

@@ -231,7 +231,7 @@ def _is_inside(load: BufferLoad, analyzer: Analyzer) -> bool:
     index: PrimExpr = load.indices[0]
     last = 0
     if isinstance(index, Ramp) and isinstance(index.stride, IntImm) and index.stride.value > 0:
-        last = (index.lanes - 1) * index.stride.value
+        last = (dt.lanes(index.dtype) - 1) * index.stride.value
         index = index.base
     if dt.lanes(index.dtype) > 1:
         return False

@@ -135,8 +135,8 @@ class _Narrow(StmtMutator):
                 return Intrinsic(e.op, tuple(parts), parts[1].dtype), (low, high)
             case Broadcast() if known:
                 return Broadcast(parts[0], e.lanes), known[0]
-            case Ramp() if len(known) == 2:
-                last = [s * (e.lanes - 1) for s in known[1]]
+            case Ramp(lanes=int(lanes)) if len(known) == 2:
+                last = [s * (lanes - 1) for s in known[1]]
                 values = known[0][0] + min(0, *last), known[0][1] + max(0, *last)
                 return Ramp(parts[0], parts[1], e.lanes), values
         return None
