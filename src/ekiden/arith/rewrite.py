@@ -9,10 +9,24 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeAlias
 
-from ekiden.arith.rules import REWRITES, Rule
+import numpy as np
+
+from ekiden.arith.rules import REWRITES, SUMS, Rule
+from ekiden.ir import dtype as dt
 from ekiden.ir import prim
-from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import BinaryExpr, IntImm, Intrinsic, Not, PrimExpr, Select, binary, const
+from ekiden.ir.intrinsic import call_intrin, row_of
+from ekiden.ir.prim import (
+    BinaryExpr,
+    Cast,
+    FloatImm,
+    IntImm,
+    Intrinsic,
+    Not,
+    PrimExpr,
+    Select,
+    binary,
+    const,
+)
 from ekiden.ir.prim_visitor import children, same
 
 Match: TypeAlias = dict[str, PrimExpr]
@@ -223,11 +237,13 @@ def parsed(text: str) -> ast.expr:
 def compiled() -> dict[object, list[Compiled]]:
     """Every rule in every order of its operands, by the kind of its root."""
     table: dict[object, list[Compiled]] = {}
-    for rule in REWRITES:
+    for rule in (*REWRITES, *SUMS):
         right, conditions = builder(parsed(rule.right)), _conditions(rule.condition)
         for pattern in _orders(_pattern(parsed(rule.left))):
             made = Compiled(pattern, right, conditions, rule)
             table.setdefault(pattern.head, []).append(made)
+    for kind in (prim.Add, prim.Sub, prim.Mul):  # what is written in a rule's order stays in it
+        table[kind].sort(key=lambda each: each.pattern != _pattern(parsed(each.rule.left)))
     return table
 
 
@@ -257,6 +273,17 @@ def apply(e: PrimExpr, prove: Prove) -> PrimExpr | None:
         dtype = next((v.dtype for n, v in found.items() if n in _NUMBERS), "int64")
         if all(_holds(c, found, dtype, prove) for c in each.conditions):
             return each.right(found, e.dtype if e.dtype != "bool" else dtype)
+    return None
+
+
+def folded(e: PrimExpr) -> PrimExpr | None:
+    """A cast or a pure call of numbers as the number it is; None for others."""
+    match e:
+        case Cast(value=IntImm() | FloatImm() as value) if dt.lanes(e.dtype) == 1:
+            return prim.cast(value, e.dtype)
+        case Intrinsic(args=[IntImm() as x]) if e.op in ("popcount", "clz", "abs", "bitwise_not"):
+            given = np.asarray(x.value, x.dtype)
+            return const(int(row_of(e.op).reference(given)), e.dtype)  # type: ignore[call-overload]
     return None
 
 

@@ -1,0 +1,102 @@
+"""What the simplifier knows of vectors whose lanes are a line (tir.Ramp) or one value
+(tir.Broadcast): arithmetic on them is arithmetic on what they are made of.
+
+    Ramp(x, 1, 4) + Ramp(y, 2, 4)         Ramp(x + y, 3, 4)
+    Ramp(x, 4, 4) // Broadcast(2, 4)      Ramp(x // 2, 2, 4)
+    Ramp(x * 8 + 1, 1, 4) % Broadcast(8, 4)   Ramp(1, 1, 4)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ekiden.ir import dtype as dt
+from ekiden.ir import prim
+from ekiden.ir.node import NODE_TYPES
+from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr, binary, const
+
+Modular = Callable[[PrimExpr], tuple[int, int]]
+"""(coeff, base) of an integer: see Analyzer.modular_set."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The vector base, base + stride, ...; of a broadcast the stride is None."""
+
+    base: PrimExpr
+    stride: PrimExpr | None
+    lanes: object
+
+    def made(self) -> PrimExpr:
+        """The node; a line that does not move is a broadcast."""
+        if self.stride is None or prim.is_const(self.stride, 0):
+            return NODE_TYPES["tir.Broadcast"](self.base, self.lanes)  # type: ignore[call-arg,return-value]
+        return NODE_TYPES["tir.Ramp"](self.base, self.stride, self.lanes)  # type: ignore[call-arg,return-value]
+
+    @property
+    def step(self) -> PrimExpr:
+        """The stride; 0 of a broadcast."""
+        return const(0, self.base.dtype) if self.stride is None else self.stride
+
+
+def _line(e: PrimExpr) -> _Line | None:
+    if e.type_key == "tir.Broadcast":
+        return _Line(e.value, None, e.lanes)  # type: ignore[attr-defined]
+    if e.type_key == "tir.Ramp":
+        return _Line(e.base, e.stride, e.lanes)  # type: ignore[attr-defined]
+    return None
+
+
+def combined(e: PrimExpr, modular: Modular) -> PrimExpr | None:
+    """An operation on two such vectors as one of them; None for others."""
+    if not isinstance(e, BinaryExpr) or not dt.vector(e.dtype):
+        return None
+    a, b = _line(e.a), _line(e.b)
+    if a is None or b is None:
+        return None
+    if a.stride is None and b.stride is None:
+        return _Line(binary(type(e), a.base, b.base), None, a.lanes).made()
+    if not dt.is_int(a.base.dtype):
+        return None
+    match e:
+        case prim.Add() | prim.Sub():
+            kind = type(e)
+            stride = binary(kind, a.step, b.step)
+            return _Line(binary(kind, a.base, b.base), stride, a.lanes).made()
+        case prim.Mul():
+            line, scale = (a, b.base) if b.stride is None else (b, a.base)
+            if a.stride is not None and b.stride is not None:
+                return None
+            return _Line(line.base * scale, line.step * scale, a.lanes).made()
+        case prim.FloorDiv() | prim.FloorMod() if b.stride is None:
+            return _divided(e, a, b, modular)
+    return None
+
+
+def _divided(e: BinaryExpr, a: _Line, b: _Line, modular: Modular) -> PrimExpr | None:
+    """A line by a number: it stays one where the stride is a multiple, or no lane of a base whose
+    remainder is known reaches the next multiple."""
+    divisor, stride, is_quotient = b.base, a.stride, isinstance(e, prim.FloorDiv)
+    if not isinstance(divisor, IntImm) or not isinstance(stride, IntImm) or divisor.value <= 0:
+        return None
+    size, step = divisor.value, stride.value
+    if step % size == 0:
+        quotient = const(step // size, stride.dtype) if is_quotient else None
+        return _Line(binary(type(e), a.base, divisor), quotient, a.lanes).made()
+    coeff, first = modular(a.base)
+    known = size if coeff == 0 else math.gcd(coeff, size)
+    rest = first % known
+    if step > 0 and isinstance(a.lanes, int) and rest + step * (a.lanes - 1) < known:
+        base = binary(type(e), a.base, divisor)
+        if not is_quotient and known == size:
+            base = const(rest, a.base.dtype)
+        return _Line(base, None if is_quotient else stride, a.lanes).made()
+    if not is_quotient and known == size and not prim.is_const(a.base, rest):
+        line = _Line(const(rest, a.base.dtype), stride, a.lanes)
+        return prim.FloorMod(line.made(), e.b, e.dtype)
+    return None
+
+
+__all__ = ["combined"]
