@@ -15,6 +15,7 @@ from ekiden.arith import (
     detect_linear_equation,
     eval_set,
     evaluate,
+    narrow_predicate_expression,
     solve_inequalities_to_range,
     solve_linear_inequalities,
 )
@@ -34,6 +35,7 @@ from ekiden.ir.prim import (
     Var,
     binary,
     const,
+    convert,
     logical_and,
     maximum,
     minimum,
@@ -284,3 +286,25 @@ def test_comparisons_keep_their_truth() -> None:
             for x, y in itertools.product(range(-4, 5), repeat=2):
                 at = {X: x, Y: y}
                 assert evaluate(given, at) == evaluate(found, at), (given, found, at)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (X < Y, "x < 0"),
+        (X == Y, "x <= 0 and 7 <= x"),
+        (X != Y, "x < 0 or 7 < x"),
+        (Not(X < Y), "not x < 7"),
+        ((X - Y) // -4 >= Z, "(x - 0) // -4 >= z"),
+        (logical_and(X // Y == 0, X < 3), "False and x < 3"),
+        (binary(Or, Not(X % 8 > 1), minimum(Y, 5) >= X), "False or T.min(0, 5) >= x"),
+    ],
+    ids=str,
+)
+def test_narrowed_conditions_hold_for_all_values(given: PrimExpr, expected: str) -> None:
+    given = convert(given)
+    found = narrow_predicate_expression(given, {Y: Range(0, 8)})
+    assert str(found) == expected
+    for x, z in itertools.product(range(-9, 10), range(-3, 4)):
+        if evaluate(found, {X: x, Z: z}):
+            assert all(evaluate(given, {X: x, Y: y, Z: z}) for y in range(8))

@@ -41,6 +41,7 @@ from ekiden.arith.linear import (
     solve_inequalities_to_range,
     solve_linear_inequalities,
 )
+from ekiden.arith.narrow import narrow_predicate_expression
 
 __all__ = [
     "Analyzer",
@@ -73,6 +74,7 @@ __all__ = [
     "inverse_affine_iter_map",
     "is_bijective",
     "iter_map_simplify",
+    "narrow_predicate_expression",
     "normalize_iter_map_to_expr",
     "normalize_to_iter_sum",
     "prove_equal",

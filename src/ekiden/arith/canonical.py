@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import TypeAlias
 
 from ekiden.arith import poly, rewrite
 from ekiden.arith.poly import ONE, Key, Monomial, Poly
+from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -150,7 +152,7 @@ class CanonicalForm:
         bound = (
             (0, math.inf if var.upper is None else var.upper)
             if isinstance(var, SizeVar)
-            else EVERYTHING
+            else _natural_bound(var)
         )
         return self._number(("var", id(var)), lambda: var, bound, (0, var.name))
 
@@ -626,7 +628,18 @@ def _is_index(expr: PrimExpr) -> bool:
 def _natural_bound(expr: PrimExpr) -> Interval:
     if expr.dtype == "bool":
         return 0, 1
-    return (0, math.inf) if isinstance(expr, AnyDim) else EVERYTHING
+    if isinstance(expr, AnyDim):
+        return 0, math.inf
+    return _small_range(expr.dtype) or EVERYTHING
+
+
+@cache
+def _small_range(dtype: str) -> Interval | None:
+    """The values of an integer type of few bits, or without a sign; None for others."""
+    if not dt.is_int(dtype) or dt.vector(dtype) or dtype in ("int32", "int64"):
+        return None
+    bits = dt.SCALAR_BITS[dtype]
+    return (0, 2**bits - 1) if dt.is_unsigned(dtype) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 _RULES: dict[type[PrimExpr], Callable[[CanonicalForm, PrimExpr], Poly]] = {

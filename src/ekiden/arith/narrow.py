@@ -1,0 +1,100 @@
+"""Conditions that no longer ask for some of their variables, and hold only where they held for
+every value of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    And,
+    BinaryExpr,
+    FloatImm,
+    FloorDiv,
+    IntImm,
+    Max,
+    Min,
+    Not,
+    Or,
+    PrimExpr,
+    Sub,
+    Var,
+    cast,
+    const,
+    convert,
+)
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.range import Range
+
+_LARGER_LEFT = (GT, GE)
+_ORDERS = (LT, LE, GT, GE)
+
+
+def narrow_predicate_expression(expr: PrimExpr, ranges: Mapping[Var, Range]) -> PrimExpr:
+    """A condition without the variables of `ranges` that is true only where `expr` is for all of
+    their values, written as `expr` is: `i < n` for n in [0, 8) is `i < 0`.
+
+    Nothing is known of loads, remainders and products: a comparison with one inside is False.
+    """
+    return _Narrowing(ranges).condition(convert(expr), 0)
+
+
+class _Narrowing:
+    def __init__(self, ranges: Mapping[Var, Range]) -> None:
+        self.ends = {
+            v: tuple(cast(end, v.dtype) for end in (d.min, d.min + d.extent - 1))
+            for v, d in ranges.items()
+        }
+
+    def condition(self, e: PrimExpr, wider: int) -> PrimExpr:
+        """What holds at most where `e` does; with `wider`, at least."""
+        match e:
+            case And() | Or():
+                return type(e)(self.condition(e.a, wider), self.condition(e.b, wider), e.dtype)
+            case Not():
+                inner = self.condition(e.a, 1 - wider)
+                return const(not inner.value, "bool") if isinstance(inner, IntImm) else Not(inner)
+            case EQ():
+                both = And(LE(e.a, e.b), LE(e.b, e.a))
+                found = self.condition(both, wider)
+                unknown = isinstance(found, And) and isinstance(found.a, IntImm)
+                return const(bool(wider), "bool") if unknown else found
+            case NE():
+                return self.condition(Or(LT(e.a, e.b), LT(e.b, e.a)), wider)
+            case _ if isinstance(e, _ORDERS):
+                left_low = isinstance(e, _LARGER_LEFT) is not bool(wider)
+                a, b = self.end(e.a, int(not left_low)), self.end(e.b, int(left_low))
+                return const(bool(wider), "bool") if a is None or b is None else type(e)(a, b)
+            case IntImm() | Var() if e not in self.ends:
+                return e
+        return const(bool(wider), "bool")
+
+    def end(self, e: PrimExpr, at: int) -> PrimExpr | None:
+        """The least (0) or the largest (1) value of a number; None where nothing is known."""
+        match e:
+            case Var():
+                return self.ends[e][at] if e in self.ends else e
+            case IntImm() | FloatImm():
+                return e
+            case Add() | Min() | Max():
+                return self._both(e, self.end(e.a, at), self.end(e.b, at))
+            case Sub():
+                return self._both(e, self.end(e.a, at), self.end(e.b, 1 - at))
+            case FloorDiv(b=IntImm(value=divisor)) if divisor:
+                return self._both(e, self.end(e.a, at if divisor > 0 else 1 - at), e.b)
+            case FloorDiv() if not any(v in self.ends for v in free_vars(e)):
+                return e
+        return None
+
+    @staticmethod
+    def _both(e: BinaryExpr, a: PrimExpr | None, b: PrimExpr | None) -> PrimExpr | None:
+        return None if a is None or b is None else type(e)(a, b, e.dtype)
+
+
+__all__ = ["narrow_predicate_expression"]
