@@ -16,6 +16,7 @@ import ekiden
 from ekiden import relay
 from ekiden.backend.external import register_external
 from ekiden.ir.op import OP_ATTRS, register_op_attr
+from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import PassContext, Sequential
 from ekiden.relay import Interpreter, IRModule
 from ekiden.relay.analysis import verify
@@ -24,11 +25,15 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform import (
     AnnotateTarget,
     DefuseOps,
+    FoldConstant,
+    FuseOps,
     InferType,
     Inline,
     MergeCompilerRegions,
     MergeComposite,
     PartitionGraph,
+    SimplifyExpr,
+    ToANormalForm,
 )
 from ekiden.runtime.errors import CompileError
 
@@ -150,6 +155,26 @@ def test_constants_are_bound_or_handed_in() -> None:
         assert function.attr("Primitive") == 1 and function.attr("Compiler") == "test"
         assert function.attr("global_symbol") == "tvmgen_default_test_main_0"
         assert_same_meaning(module, made, random((2, 3)))
+
+
+def test_what_is_cut_out_is_left_as_it_is() -> None:
+    made = partitioned("nn.relu(tanh(exp(%x)))")
+    cut = {g: f for g, f in made.functions.items() if f.attr("Compiler")}
+    for each in (FuseOps(), FoldConstant(), ToANormalForm(), SimplifyExpr()):
+        after = each(made)
+        assert all(structural_equal(after[g], f) for g, f in cut.items()), each.name
+    fused = FuseOps()(made)
+    assert calls(IRModule({"main": fused["main"]})) == ["nn.relu"]
+
+
+def test_a_symbol_is_a_name_in_c() -> None:
+    register_op_attr("exp", "target.my-npu++", lambda call: True)
+    try:
+        module = program(f"def @main({X}) {{ exp(%x) }}")
+        made = PartitionGraph()(AnnotateTarget("my-npu++")(module))
+        assert external(made) == {"tvmgen_default_my_npu___main_0": ["exp"]}
+    finally:
+        OP_ATTRS.pop("target.my-npu++")
 
 
 def test_nothing_to_take_changes_nothing() -> None:

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.span import Span
@@ -63,7 +65,8 @@ class _Partitioner:
     ) -> None:
         """Make the function of a region, and say what stands for its results."""
         number = len(self.made)
-        name = f"tvmgen_{self.mod_name}_{region.target}_{self.function}_{number}"
+        words = f"tvmgen_{self.mod_name}_{region.target}_{self.function}_{number}"
+        name = re.sub(r"\W", "_", words, flags=re.ASCII)  # the name of a function in C too
         params: dict[RelayExpr, Var] = {}
         inner: dict[RelayExpr, RelayExpr] = {}
         for member in region.members:

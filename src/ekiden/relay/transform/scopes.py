@@ -249,9 +249,14 @@ def rewrite_graph(
 
 
 def map_functions(module: IRModule, rewrite: Callable[[Function], BaseFunc]) -> IRModule:
-    """Apply a rewrite to every Relay function of a module."""
+    """Apply a rewrite to every Relay function of a module but those of external compilers, which
+    get what was cut out for them.
+    """
     return module.with_functions(
-        {name: rewrite(f) if isinstance(f, Function) else f for name, f in module.functions.items()}
+        {
+            name: rewrite(f) if isinstance(f, Function) and f.attr("Compiler") is None else f
+            for name, f in module.functions.items()
+        }
     )
 
 
