@@ -297,7 +297,7 @@ def suppression() -> Iterator[Case]:
             found = able[greedy(boxes[b, able], scores[b, c, able], 0.4, 4)]
             rows += [(b, c, n) for n in found]
             mine += [(float(scores[b, c, n]), c, n) for n in found]
-        pairs.append(sorted(mine, key=lambda t: -t[0]))
+        pairs.append(mine)
     padded_rows = np.zeros((42, 3), "int64")
     padded_rows[: len(rows)] = rows
     limits = {"max_output_boxes_per_class": 4, "iou_threshold": 0.4, "score_threshold": 0.2}

@@ -253,7 +253,8 @@ def all_class_non_max_suppression(
 
     boxes [batch, n, 4], scores [batch, classes, n]. output_format "onnx": [(batch, class, box)
     int64 padded with 0, number of rows (1,) int64]; "tensorflow": [(class, box) [batch, classes *
-    n, 2] int64, scores, number [batch] int64], in order of score. ONNX NonMaxSuppression.
+    n, 2] int64, scores, number [batch] int64], each class behind another, in it the highest score
+    first, padded with 0. ONNX NonMaxSuppression.
     """
     if output_format not in ("onnx", "tensorflow"):
         raise ValueError(
@@ -417,7 +418,7 @@ def _as_tensorflow(chosen: Tensor, number: Tensor, scores: Tensor) -> list[Tenso
         pairs, found, total = map(ib.buffer_ptr, outs)
         with ib.for_range(0, batch, "b", kind="parallel") as b:
             with ib.for_range(0, size, "n") as n:
-                found[b, n] = te.min_value(scores.dtype)
+                found[b, n] = const(0, scores.dtype)
                 for field in range(2):
                     pairs[b, n, field] = 0
             total[b] = 0
@@ -433,21 +434,8 @@ def _as_tensorflow(chosen: Tensor, number: Tensor, scores: Tensor) -> list[Tenso
         return ib.get()
 
     shapes = [(batch, size, as_dim(2)), (batch, size), (batch,)]
-    pairs, found, total = te.extern_op(
-        shapes, [chosen, number, scores], gather, ["int64", scores.dtype, "int64"], name="nms_pairs"
-    )
-    (order,) = sort_extern(found, 1, False, size, [("indices", "int64")], None, "nms_rank")
-    sorted_pairs = te.compute(
-        pairs.shape, lambda b, n, f: pairs[b, order[b, n], f], name="selected", tag="injective"
-    )
-    zero = const(0, scores.dtype)
-    sorted_scores = te.compute(
-        found.shape,
-        lambda b, n: Select(n < total[b], found[b, order[b, n]], zero, scores.dtype),
-        name="selected_scores",
-        tag="injective",
-    )
-    return [sorted_pairs, sorted_scores, total]
+    dtypes = ["int64", scores.dtype, "int64"]
+    return list(te.extern_op(shapes, [chosen, number, scores], gather, dtypes, name="nms_pairs"))
 
 
 __all__ = ["all_class_non_max_suppression", "get_valid_counts", "non_max_suppression"]
