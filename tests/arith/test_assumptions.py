@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -308,3 +309,18 @@ def test_narrowed_conditions_hold_for_all_values(given: PrimExpr, expected: str)
     for x, z in itertools.product(range(-9, 10), range(-3, 4)):
         if evaluate(found, {X: x, Z: z}):
             assert all(evaluate(given, {X: x, Y: y, Z: z}) for y in range(8))
+
+
+def test_bounds_of_bits_and_casts() -> None:
+    analyzer = Analyzer()
+    small, byte = Var("s", "int8"), Var("u", "uint8")
+    assert analyzer.const_int_bound(small) == (-128, 127)
+    assert analyzer.const_int_bound(byte.astype("int32")) == (0, 255)
+    assert analyzer.const_int_bound((X < Y).astype("int32")) == (0, 1)
+    assert analyzer.const_int_bound(X & 12) == (0, 12)
+    analyzer.bind(Y, 2, 9)
+    analyzer.bind(Z, -9, 21)
+    assert analyzer.const_int_bound(Z & Y) == (0, 10)
+    assert analyzer.const_int_bound(Z & Z) == (-math.inf, math.inf)
+    far = (Z * 2**40).astype("int32")  # its low bits: anything
+    assert analyzer.const_int_bound(far) == (-math.inf, math.inf)

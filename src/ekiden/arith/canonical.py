@@ -578,7 +578,14 @@ class CanonicalForm:
 
     def _guard(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Intrinsic)
+        if e.op == "bitwise_and":
+            return self._opaque(e, self._mask_bound(*map(self._of, e.args)))
         return self._select(e) if e.op == "if_then_else" else self._opaque(e)
+
+    def _mask_bound(self, a: Poly, b: Poly) -> Interval:
+        """Of the bits that two numbers share: no more than one that is not negative."""
+        ends = [high for low, high in (self._bound(a), self._bound(b)) if low >= 0]
+        return (0, min(ends)) if ends else EVERYTHING
 
     def _cast(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Cast)
@@ -586,7 +593,10 @@ class CanonicalForm:
         exact = (e.dtype == "int64" and e.value.dtype == "int32") or e.dtype == e.value.dtype
         if exact and (self._is_affine_of_small(value) or poly.constant_of(value) is not None):
             return value
-        return self._opaque(e)
+        if not dt.is_int(e.value.dtype) and e.value.dtype != "bool":
+            return self._opaque(e)
+        (low, high), (least, most) = self._bound(value), _integer_range(e.dtype)
+        return self._opaque(e, (low, high) if least <= low and high <= most else None)
 
     def _is_affine_of_small(self, p: Poly) -> bool:
         return all(abs(b) < 2**31 for b in self._bound(p)) and not any(
@@ -638,6 +648,12 @@ def _small_range(dtype: str) -> Interval | None:
     """The values of an integer type of few bits, or without a sign; None for others."""
     if not dt.is_int(dtype) or dt.vector(dtype) or dtype in ("int32", "int64"):
         return None
+    return _integer_range(dtype)
+
+
+@cache
+def _integer_range(dtype: str) -> Interval:
+    """The values of an integer type."""
     bits = dt.SCALAR_BITS[dtype]
     return (0, 2**bits - 1) if dt.is_unsigned(dtype) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
