@@ -230,6 +230,19 @@ def _whole_bytes(arrays: list[Array]) -> list[Array]:
     return [found, weight]
 
 
+def _contracting(arrays: list[Array]) -> list[Array]:
+    """Weights by which states do not grow: what is rounded in one step would be all in the last."""
+    return [arrays[0], *(a / max(1, 4 * a.shape[-1]) if a.dtype.kind == "f" else a
+                         for a in arrays[1:])]  # fmt: skip
+
+
+def _by_some_scale(arrays: list[Array]) -> list[Array]:
+    """Scales that are numbers, above 0: others leave it open where a pixel is."""
+    data, scales = arrays
+    with np.errstate(all="ignore"):
+        return [data, np.nan_to_num(np.abs(scales), nan=1.0).clip(1e-3, 1e3)]
+
+
 PREPARED: Mapping[str, Callable[[list[Array]], list[Array]]] = {
     "searchsorted": _sorted_first,
     "cast_like": _castable,
@@ -238,6 +251,8 @@ PREPARED: Mapping[str, Callable[[list[Array]], list[Array]]] = {
     "qnn.dequantize": _scaled,
     "ml.tree_leaves": _trees,
     "ml.couple": _pairs,
+    "image.resize2d_scaled": _by_some_scale,
+    "nn.recurrent": _contracting,
     "nn.contrib_dense_nibbles_pack": _nibbles,
     "nn.contrib_dense_blocks_pack": _whole_bytes,
     **{name: _texts for name in SAMPLES if name.startswith("text.")},

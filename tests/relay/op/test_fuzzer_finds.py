@@ -17,7 +17,12 @@ from ekiden.ir.prim import IntImm, SizeVar
 from ekiden.relay import op
 from ekiden.relay.op.dynamic import DynamicAttrs
 from ekiden.relay.qnn import op as qnn
-from ekiden.runtime.errors import CompileError, IndexRangeError, InputError, TypeInferenceError
+from ekiden.runtime.errors import (
+    CompileError,
+    IndexRangeError,
+    InputError,
+    TypeInferenceError,
+)
 from ekiden.runtime.text import encode, sorted_texts
 
 pytestmark = pytest.mark.quick
@@ -742,3 +747,32 @@ def test_new_axes_are_not_less_than_none() -> None:
     call = op.expand_dims(x, axis, -1)
     with pytest.raises(TypeInferenceError, match="num_newaxis must not be negative, got -1"):
         relay.transform.InferType()(ekiden.IRModule.from_expr(relay.Function([x, axis], call)))
+
+
+def test_vectors_end_with_the_lines_that_they_are_read_from() -> None:
+    """A window for each pixel, few channels: lines are read in whole vectors."""
+    given = [np.ones((1, 1, 3, 3), "float32"), np.zeros((1, 1, 6, 6), "float32")]
+    module = module_of(lambda g, x: op.nn.avg_pool2d_grad(g, x, (2, 2), (2, 2)), *given)
+    found = ekiden.compile(module, bounds="check")(*given).numpy()
+    assert (found == 0.25).all()
+
+
+def test_a_zero_copies_a_dimension_that_there_is() -> None:
+    given = [np.zeros((5, 0), "float32"), np.array([1, 1, 0])]
+    module = module_of(op.reshape, *given)
+    for kind in ("debug", "vm"):
+        run = relay.create_executor(kind, module).evaluate()
+        with pytest.raises(
+            (InputError, ValueError), match="a 0 stands for a dimension that the data has not"
+        ):
+            run(*given)
+
+
+def test_what_no_kernel_takes_is_a_type_error_where_sizes_are_data_too() -> None:
+    places, shape = np.zeros((2, 33), "int32"), np.array([4, 4], "int32")
+    values, default = np.ones(2, "float32"), np.zeros((), "float32")
+    given = [relay.var(f"x{n}", shape=a.shape, dtype=str(a.dtype))
+             for n, a in enumerate((places, values, default, shape))]  # fmt: skip
+    dense = relay.Call(relay.op.get("dyn.sparse_to_dense"), given)
+    with pytest.raises(TypeInferenceError, match="positions of 33 numbers, the result has 2"):
+        relay.transform.InferType()(relay.IRModule.from_expr(relay.Function(given, dense)))

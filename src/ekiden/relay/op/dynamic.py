@@ -7,17 +7,18 @@ in place of the attribute: `reshape(x, newshape)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, Wanted, register_op
-from ekiden.ir.prim import AnyDim, PrimExpr, Select, cast, const
+from ekiden.ir.prim import AnyDim, PrimExpr, Select, SizeVar, cast, const
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
-from ekiden.relay.op._declare import call, fail, tensors
+from ekiden.relay.op._declare import attempt, call, fail, tensors
 from ekiden.runtime.errors import InputError
-from ekiden.te import Tensor
+from ekiden.te import Tensor, placeholder
 from ekiden.tir.expr import Buffer
 from ekiden.topi.shape import known
 
@@ -57,13 +58,21 @@ def declare_dynamic(
 ) -> None:
     """Declare an operator of a result with unknown dimensions; see OpDef.
 
+    Where the shapes of the arguments are known, the type relation runs the computation on
+    placeholders as well, whose result has dimensions of any size: what it refuses is a type error.
     All arguments from the second on are its `sizes` where nothing else is said, or its only one.
     """
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        found = kind(attrs, tensors(name, types, len(arguments)))
+        given = tensors(name, types, len(arguments))
+        found = kind(attrs, given)
         symbols = getattr(attrs, "symbols", ())
-        return with_dims(found, iter(symbols)) if symbols else found
+        if symbols:
+            return with_dims(found, iter(symbols))
+        if not any(isinstance(d, AnyDim) for t in given for d in t.shape):
+            inputs = [placeholder(t.shape, t.dtype, f"x{n}") for n, t in enumerate(given)]
+            attempt(name, lower, attrs, inputs, with_dims(found, _sizes()))
+        return found
 
     def lowering(attrs: Attrs, inputs: Sequence[Tensor], out: Type) -> Sequence[Tensor]:
         return lower(attrs, inputs, out)
@@ -89,6 +98,11 @@ def declare_dynamic(
             " say at run time what is an attribute there.",
         )
     )
+
+
+def _sizes() -> Iterator[PrimExpr]:
+    """Dimensions of any size."""
+    return (SizeVar(f"d{n}") for n in count())
 
 
 def _and(names: Sequence[str]) -> str:

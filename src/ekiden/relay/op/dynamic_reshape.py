@@ -38,7 +38,10 @@ class DynReshapeAttrs(Attrs):
 def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, newshape = buffers
     wanted = elements(newshape)
+    checks = []
     if not attrs.allowzero:
+        none = "a 0 stands for a dimension that the data has not"
+        checks = [Wanted(binary(NE, w, 0), none) for w in wanted[len(data.shape) :]]
         copied = data.shape[: len(wanted)]
         rest = wanted[len(copied) :]
         pairs = zip(wanted, copied, strict=False)
@@ -53,7 +56,7 @@ def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     once = Wanted(open_ends <= 1, "-1 may stand once", {"the number of them": open_ends})
     clear = Or(open_ends.equal(0), binary(NE, others, 0), "bool")
     unclear = "what is left is not clear beside a dimension of 0"
-    return dims, [once, Wanted(made.equal(total), wrong, shown), Wanted(clear, unclear)]
+    return dims, [*checks, once, Wanted(made.equal(total), wrong, shown), Wanted(clear, unclear)]
 
 
 def _reshape_reference(attrs: DynReshapeAttrs, data: Array, newshape: Array) -> Array:
@@ -61,6 +64,8 @@ def _reshape_reference(attrs: DynReshapeAttrs, data: Array, newshape: Array) -> 
     if min(wanted, default=0) < -1:  # to NumPy, any negative number is what is left
         raise ValueError(f"dyn.reshape: a dimension of the result is negative; it is {min(wanted)}")
     if not attrs.allowzero:
+        if 0 in wanted[data.ndim :]:
+            raise ValueError("dyn.reshape: a 0 stands for a dimension that the data has not")
         wanted = [data.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
     return np.reshape(data, wanted)
 

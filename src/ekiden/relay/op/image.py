@@ -82,21 +82,27 @@ def _expect_pixels(name: str, data: TensorType, layout: str) -> None:
     attempt(name, expect_least, name, "data", data.shape, least)
 
 
+def _expect_resizable(name: str, wanted: Resize2DAttrs, data: TensorType) -> None:
+    """Fail for attributes that do not say how pixels are found, and for data without any."""
+    rank_is(name, data, 4, "data")
+    if wanted.method not in METHODS:
+        fail(name, f"method must be one of {', '.join(METHODS)}, got {wanted.method!r}")
+    mode = wanted.coordinate_transformation_mode
+    attempt(name, rounding_of, wanted.rounding_method, mode)
+    if mode == "tf_crop_and_resize" and len(wanted.roi) != 4:
+        fail(name, f"tf_crop_and_resize needs 4 numbers in roi, got {wanted.roi}")
+    scales: object = wanted.scales
+    if scales is not None and not (isinstance(scales, Sequence) and len(scales) == 2):
+        fail(name, f"scales must be of height and width, got {scales}")
+    _expect_pixels(name, data, wanted.layout)
+
+
 def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("image.resize2d", types, 1)
     wanted = attrs_of(Resize2DAttrs, attrs)
-    rank_is("image.resize2d", data, 4, "data")
-    if wanted.method not in METHODS:
-        fail("image.resize2d", f"method must be one of {', '.join(METHODS)}, got {wanted.method!r}")
-    mode = wanted.coordinate_transformation_mode
-    attempt("image.resize2d", rounding_of, wanted.rounding_method, mode)
     if len(wanted.size) != 2:
         fail("image.resize2d", f"size must be (height, width), got {wanted.size}")
-    if wanted.coordinate_transformation_mode == "tf_crop_and_resize" and len(wanted.roi) != 4:
-        fail("image.resize2d", f"tf_crop_and_resize needs 4 numbers in roi, got {wanted.roi}")
-    if wanted.scales is not None and len(wanted.scales) != 2:
-        fail("image.resize2d", f"scales must be of height and width, got {wanted.scales}")
-    _expect_pixels("image.resize2d", data, wanted.layout)
+    _expect_resizable("image.resize2d", wanted, data)
     return TensorType(
         resized_shape(data.shape, wanted.layout, wanted.size), wanted.out_dtype or data.dtype
     )
@@ -271,8 +277,7 @@ def _dyn_resize_kind(attrs: DynResize2DAttrs, types: Sequence[TensorType]) -> Te
     data, size = types
     if [known(d) for d in size.shape] != [2]:
         fail("dyn.image.resize2d", f"size must be (height, width), got {size.shape}")
-    rank_is("dyn.image.resize2d", data, 4, "data")
-    _expect_pixels("dyn.image.resize2d", data, attrs.layout)
+    _expect_resizable("dyn.image.resize2d", attrs, data)
     axes = spatial(attrs.layout)
     shape = tuple(AnyDim() if at in axes else d for at, d in enumerate(data.shape))
     return TensorType(shape, attrs.out_dtype or data.dtype)

@@ -100,7 +100,8 @@ class _Upsample:
         """All taps of a line as one product, then its output lines from a buffer."""
         (sy, sx), (_, _, width, _) = self.kernel, self.data.shape
         across = simplify(width * (sx * self.channels))
-        stage = Buffer("lines", (simplify(across * sy),))
+        # vectors that begin in it are read whole, and what is beyond a line is left
+        stage = Buffer("lines", (simplify(across * sy + (self.lanes - 1)),))
         vectors, valid = self.width // self.lanes, self.taps * self.channels
 
         def body(rows: int, first: PrimExpr) -> Stmt:
