@@ -4,7 +4,7 @@
                                         [--top 10] [--json KERNELS]
     python benchmarks/report.py kernels --manifest models.json [--only ID ...]
     python benchmarks/report.py page COMPARED.json ... [--kernels KERNELS ...] [--out docs]
-                                     [--threads N ...] [--note TEXT]
+                                     [--threads N ...] [--note TEXT] [--name NAME]
 
 `kernels` runs each model under `exe.profile`, takes the least time of each kernel call over the
 rounds, and holds it against what the machine does at best, measured in the same process:
@@ -12,8 +12,8 @@ multiply-adds, and copies of as many bytes as the call touches (small ones stay 
 nearer of the two limits bounds a kernel; time beyond it is lost. It ends with the kernels that lose
 most over all models. Models of a manifest come through the `fetch_models.py` beside it.
 
-`page` writes `performance.md` with the table of what a comparison of engines measured (JSON: rows
-of model, threads, and engines with `ms` and `speedup`), and `performance.svg`, which needs
+`page` writes `NAME.md` (performance.md) with the table of what a comparison of engines measured
+(JSON: rows of model, threads, and engines with `ms` and `speedup`), and `NAME.svg`, which needs
 matplotlib (`pip install ekiden[docs]`).
 """
 
@@ -197,13 +197,14 @@ def page(options: argparse.Namespace) -> None:
     layers = [row for path in options.kernels for row in json.loads(Path(path).read_text())]
     folder = Path(options.out)
     rows = [row for row in rows if row["threads"] in options.threads]
-    (folder / "performance.md").write_text(markdown(rows, options.note))
-    plot(rows, layers, folder / "performance.svg")
+    text = markdown(rows, options.note, options.name)
+    (folder / f"{options.name}.md").write_text(text)
+    plot(rows, layers, folder / f"{options.name}.svg")
 
 
-def markdown(rows: Sequence[Record], note: str = "") -> str:
-    """The page: what was measured, and a table per number of threads."""
-    text = [PAGE, *([f"\n{note}"] if note else [])]
+def markdown(rows: Sequence[Record], note: str = "", name: str = "performance") -> str:
+    """The page: what was measured, and a table per number of threads; `name` is its picture's."""
+    text = [f"{PAGE}\n\n![Time of each model]({name}.svg)", *([f"\n{note}"] if note else [])]
     for threads in sorted({row["threads"] for row in rows}):
         mine = [row for row in rows if row["threads"] == threads]
         engines = list(dict.fromkeys(e for row in mine for e in row["engines"]))
@@ -339,9 +340,7 @@ Made by `python benchmarks/report.py page` from measurements of one machine; do 
 
 Models run as they come, without tuning. The engines take turns, each in a process of its own; the
 time is the median over rounds, of a call from Python with NumPy arrays. What is over 1 in the last
-column is faster than the best other engine that gives the same result.
-
-![Time of each model](performance.svg)"""
+column is faster than the best other engine that gives the same result."""
 
 
 def main() -> None:
@@ -367,6 +366,7 @@ def main() -> None:
     command.add_argument("--kernels", nargs="*", default=[])
     command.add_argument("--threads", nargs="*", type=int, default=[1, 2])
     command.add_argument("--note", default="", help="of the machine, and what else ran on it")
+    command.add_argument("--name", default="performance", help="of the page: one a processor")
     command.add_argument("--out", default=str(Path(__file__).resolve().parent.parent / "docs"))
     options = parser.parse_args()
     options.run(options)
