@@ -66,24 +66,42 @@ def test_reload_while_requests_run(tmp_path: Path) -> None:
     """Every answer is of one version or the other, and every request has one."""
     put(tmp_path, "m", NEGATIVE)
     with serving(tmp_path) as server:
-        ends = threading.Event()
+        ends, answered = threading.Event(), threading.Condition()
+        found: list[list[list[float]]] = [[] for _ in range(4)]
 
-        def ask() -> list[list[float]]:
-            connection, found = server.connect(), []
-            while not ends.is_set():
-                body = {"inputs": rows({"x": X})}
-                found.append(ask_on(connection, "POST", "/v2/models/m/infer", body).output())
-            connection.close()
-            return found
+        def ask(mine: list[list[float]]) -> None:
+            connection = server.connect()
+            try:
+                while not ends.is_set():
+                    body = {"inputs": rows({"x": X})}
+                    answer = ask_on(connection, "POST", "/v2/models/m/infer", body).output()
+                    with answered:
+                        mine.append(answer)
+                        answered.notify()
+            finally:
+                connection.close()
+
+        def wait_for_two_of_each() -> None:
+            """The first may have been asked for before."""
+            with answered:
+                wanted = [len(mine) + 2 for mine in found]
+                assert answered.wait_for(
+                    lambda: all(len(m) >= n for m, n in zip(found, wanted, strict=True)), 60
+                )
 
         with ThreadPoolExecutor(4) as pool:
-            asking = [pool.submit(ask) for _ in range(4)]
-            for number in range(10):
-                compiled(NEGATIVE if number % 2 else DOUBLE).save(tmp_path / "m/1/model.eki")
-                assert control(server, "load").status == 200
-            ends.set()
-            seen = {tuple(each) for each_asked in asking for each in each_asked.result()}
-        assert seen == {(-1.0, -2.0, -3.0, -4.0), (2.0, 4.0, 6.0, 8.0)}
+            asking = [pool.submit(ask, mine) for mine in found]
+            try:
+                for number in range(10):
+                    compiled(NEGATIVE if number % 2 else DOUBLE).save(tmp_path / "m/1/model.eki")
+                    assert control(server, "load").status == 200
+                    wait_for_two_of_each()
+            finally:
+                ends.set()
+            for each in asking:
+                each.result()
+        versions = {(-1.0, -2.0, -3.0, -4.0), (2.0, 4.0, 6.0, 8.0)}
+        assert all({tuple(answer) for answer in mine} == versions for mine in found)
 
 
 def test_polling(tmp_path: Path) -> None:
