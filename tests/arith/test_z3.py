@@ -76,7 +76,7 @@ def check(seed: int) -> Counter[str]:
 
 
 def forms(analyzer: Analyzer, expr: PrimExpr) -> dict[str, PrimExpr]:
-    return {"simplify": analyzer.simplify(expr)}
+    return {"simplify": analyzer.simplify(expr), "rewrite": analyzer.rewrite_simplify(expr)}
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar, NamedTuple
 
-from ekiden.arith import poly, rewrite, vectors
-from ekiden.arith.canonical import DEPTH, EVERYTHING, Bound, CanonicalForm, is_number
+from ekiden.arith import poly
+from ekiden.arith.canonical import EVERYTHING, Bound, CanonicalForm, is_number
+from ekiden.arith.former import Former
 from ekiden.arith.int_set import IntervalSet, eval_set, interval
 from ekiden.arith.poly import ONE, Poly
 from ekiden.ir import prim
@@ -27,11 +28,9 @@ from ekiden.ir.prim import (
     Not,
     PrimExpr,
     Var,
-    binary,
     const,
 )
-from ekiden.ir.prim_visitor import children, post_order
-from ekiden.ir.prim_visitor import rewrite as prim_rewrite
+from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.range import Range
 
 
@@ -187,64 +186,10 @@ class Analyzer(CanonicalForm):
                 atom.bound = low, min(high, int(rest) // -scale)
 
     def rewrite_simplify(self, expr: PrimExpr) -> PrimExpr:
-        """The expression with the rules of `arith.rules` applied node by node; a node stands in its
-        normal form where that is shorter.
+        """The expression with the rules of `arith.rules` and `arith.forms` applied node by node; a
+        node that no rule fits stands in its normal form where that is shorter.
         """
-
-        def change(e: PrimExpr) -> PrimExpr:
-            for _ in range(DEPTH):
-                changed = rewrite.apply(e, self.can_prove)
-                if changed is None:
-                    changed = rewrite.folded(e)
-                if changed is None:
-                    changed = vectors.combined(e, self.modular_set)
-                    changed = None if changed is None else prim_rewrite(changed, change)
-                if changed is None:
-                    changed = self._shorter(e)
-                if changed is None:
-                    break
-                e = changed
-            return e
-
-        return prim_rewrite(prim.convert(expr), change)
-
-    def _shorter(self, e: PrimExpr) -> PrimExpr | None:
-        """The normal form of a node, if it has fewer operations."""
-        if not (is_number(e) or e.dtype == "bool") or isinstance(e, (Var, IntImm)):
-            return None
-        if isinstance(e, (EQ, NE, LT, LE, GT, GE)) and is_number(e.a):
-            return self._shorter_comparison(e)
-        found = self.simplify(e)
-        return found if _length(found) < _length(e) else None
-
-    def _shorter_comparison(self, e: BinaryExpr) -> PrimExpr | None:
-        """A comparison of whole numbers with what both sides share taken away, every term on the
-        side where it is added, by `<` or `<=`; None if that is not shorter."""
-        kind, p = type(e), poly.add(self._poly(e.a), self._poly(e.b), -1)
-        known = self._decide(kind, p)
-        if known is not None:
-            return const(known, "bool")
-        if kind in (GT, GE):
-            kind, p = (LT if kind is GT else LE), poly.add({}, p, -1)
-        offset = p.pop(ONE, 0) if ONE in (p := dict(p)) else 0
-        common = poly.content(p)
-        if kind in (EQ, NE):
-            if offset % common:
-                return const(kind is NE, "bool")
-        elif kind is LT:
-            kind, offset = LE, offset + 1
-        offset = -(-offset // common)
-        left = {m: c // common for m, c in p.items() if c > 0}
-        right = {m: -c // common for m, c in p.items() if c < 0}
-        if kind is LE and (offset == 1 or (offset > 0 and left)):
-            kind, offset = LT, offset - 1
-        if offset > 0 or not left:
-            left = poly.add(left, poly.constant(offset))
-        else:
-            right = poly.add(right, poly.constant(-offset))
-        dtype = e.a.dtype
-        made = binary(kind, self._emit(left, dtype), self._emit(right, dtype))
-        return None if _length(made) >= _length(e) else made
+        return Former(self).form(prim.convert(expr))
 
     def canonical_simplify(self, expr: PrimExpr) -> PrimExpr:
         """The canonical form; `simplify` by TVM's name for its last step."""
@@ -334,14 +279,6 @@ class Analyzer(CanonicalForm):
             if len(left) < len(monomial):
                 slope[tuple(left)] = coefficient
         return slope
-
-
-def _length(expr: PrimExpr) -> int:
-    """How many nodes an expression is written with."""
-    sizes: dict[int, int] = {}
-    for each in post_order(expr):
-        sizes[id(each)] = 1 + sum(sizes[id(c)] for c in children(each))
-    return sizes[id(expr)]
 
 
 class _Shared(threading.local):

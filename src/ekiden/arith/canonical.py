@@ -203,11 +203,11 @@ class CanonicalForm:
         """The normal form of what a rule makes of a node, remembered; None if no rule fits."""
         if self._rewriting == DEPTH:
             return None
-        changed = rewrite.apply(made, self.can_prove)
+        changed = rewrite.CANONICAL.apply(made, self.can_prove)
         if changed is None:
             return None
         self._rewriting += 1
-        found = self._rewritten[key] = self._poly(changed)
+        found = self._rewritten[key] = self._poly(changed[0])
         self._rewriting -= 1
         return found
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
-from ekiden.arith.rules import REWRITES, SUMS, Rule
+from ekiden.arith.rules import NORMAL, REWRITES, Rule
 from ekiden.ir import dtype as dt
 from ekiden.ir import prim
 from ekiden.ir.intrinsic import call_intrin, row_of
@@ -53,7 +53,7 @@ _FUNCTIONS: dict[str, type[BinaryExpr]] = {
     "truncdiv": prim.Div,
 }
 _COMMUTE = (prim.Add, prim.Mul, prim.Min, prim.Max, prim.And, prim.Or, prim.EQ, prim.NE)
-_NUMBERS, _CONDITIONS, _CONSTANTS = frozenset("xyz"), frozenset("pq"), ("c1", "c2", "c3")
+_NUMBERS, _CONDITIONS, _CONSTANTS = frozenset("xyzw"), frozenset("pqr"), ("c1", "c2", "c3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,19 @@ def _pattern(node: ast.expr) -> Pattern:
             return Pattern(_OPERATORS[type(op)], (_pattern(a), _pattern(b)))
         case ast.UnaryOp(op=ast.Not(), operand=a):
             return Pattern(Not, (_pattern(a),))
+        case ast.Call(func=ast.Name(id="truncmod"), args=[a, b]):
+            return _pattern(_rest(a, b))
         case ast.Call(func=ast.Name(id="select"), args=args):
             return Pattern(Select, tuple(map(_pattern, args)))
         case ast.Call(func=ast.Name(id=name), args=args):
             return Pattern(_FUNCTIONS.get(name, name), tuple(map(_pattern, args)))
     raise ValueError(f"no pattern: {ast.unparse(node)}")
+
+
+def _rest(a: ast.expr, b: ast.expr) -> ast.expr:
+    """truncmod(a, b), which has no node: a - truncdiv(a, b) * b."""
+    quotient = ast.Call(ast.Name("truncdiv"), [a, b], [])
+    return ast.BinOp(a, ast.Sub(), ast.BinOp(quotient, ast.Mult(), b))
 
 
 def _orders(p: Pattern) -> list[Pattern]:
@@ -102,7 +110,7 @@ def _accepts(name: str, e: PrimExpr) -> bool:
     if name in _CONSTANTS:
         return isinstance(e, IntImm)
     if name in _NUMBERS:
-        return e.dtype in ("int64", "int32")
+        return e.dtype in ("int64", "int32") and (name != "w" or not isinstance(e, IntImm))
     return name not in _CONDITIONS or e.dtype == "bool"
 
 
@@ -158,8 +166,11 @@ def builder(node: ast.expr) -> Builder:
             return _of_two(partial(binary, _OPERATORS[type(op)]), a, b)
         case ast.Compare(left=a, ops=[op], comparators=[b]):
             return _of_two(partial(binary, _OPERATORS[type(op)]), a, b)
-        case ast.BoolOp(op=op, values=[a, b]):
+        case ast.BoolOp(op=op, values=[*before, b]):
+            a = before[0] if len(before) == 1 else ast.BoolOp(op, before)
             return _of_two(partial(binary, _OPERATORS[type(op)]), a, b)
+        case ast.Call(func=ast.Name(id="truncmod"), args=[a, b]):
+            return builder(_rest(a, b))
         case ast.Call(func=ast.Name(id="select"), args=args):
             return _of_many(lambda c, yes, no: Select(c, yes, no, yes.dtype), args)
         case ast.Call(func=ast.Name(id=name), args=[a, b]) if name in _FUNCTIONS:
@@ -233,28 +244,72 @@ def parsed(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-@cache
-def compiled() -> dict[object, list[Compiled]]:
-    """Every rule in every order of its operands, by the kind of its root."""
-    table: dict[object, list[Compiled]] = {}
-    for rule in (*REWRITES, *SUMS):
+Table: TypeAlias = dict[object, list[Compiled]]
+"""Rules in every order of their operands, by the kind of their root."""
+
+
+def compiled(rules: Sequence[Rule]) -> Table:
+    """The rules ready to be looked up."""
+    table: Table = {}
+    for rule in rules:
         right, conditions = builder(parsed(rule.right)), _conditions(rule.condition)
-        for pattern in _orders(_pattern(parsed(rule.left))):
+        written = _pattern(parsed(rule.left))
+        for pattern in [written] if rule.fixed else _orders(written):
             made = Compiled(pattern, right, conditions, rule)
             table.setdefault(pattern.head, []).append(made)
-    for kind in (prim.Add, prim.Sub, prim.Mul):  # what is written in a rule's order stays in it
-        table[kind].sort(key=lambda each: each.pattern != _pattern(parsed(each.rule.left)))
     return table
 
 
-@cache
-def _candidates(kind: object, inside: tuple[object, ...]) -> tuple[Compiled, ...]:
-    """The rules for nodes of a kind whose children are of these kinds: most others fail at once."""
-    return tuple(
-        each
-        for each in compiled().get(kind, ())
-        if all(_may_be(p, k) for p, k in zip(each.pattern.parts, inside, strict=True))
-    )
+class Rules:
+    """Rows of `arith.rules`, which are compiled when they are first asked for.
+
+    `written_first`: every rule is tried as it is written before any is with operands exchanged, so
+    that what stands in a rule's order stays in it.
+    """
+
+    def __init__(self, *rules: Rule, written_first: bool = False) -> None:
+        self._rules, self._written_first = rules, written_first
+        self._table: Table | None = None
+        self._found: dict[tuple[object, tuple[object, ...]], tuple[Compiled, ...]] = {}
+
+    def candidates(self, e: PrimExpr) -> tuple[Compiled, ...]:
+        """The rules for nodes of a kind whose children are of these kinds: most others fail at
+        once."""
+        kind, inside = _kind(e), tuple(map(_kind, children(e)))
+        found = self._found.get((kind, inside))
+        if found is None:
+            if self._table is None:
+                self._table = self._compiled()
+            found = self._found[kind, inside] = tuple(
+                each
+                for each in self._table.get(kind, ())
+                if all(_may_be(p, k) for p, k in zip(each.pattern.parts, inside, strict=True))
+            )
+        return found
+
+    def _compiled(self) -> Table:
+        table = compiled(self._rules)
+        if self._written_first:
+            written = {rule.left: _pattern(parsed(rule.left)) for rule in self._rules}
+            for rows in table.values():
+                rows.sort(key=lambda each: each.pattern != written[each.rule.left])
+        return table
+
+    def apply(self, e: PrimExpr, prove: Prove) -> tuple[PrimExpr, Rule] | None:
+        """What the first rule that fits makes of a node, and that rule; or None."""
+        for each in self.candidates(e):
+            found: Match = {}
+            if not _match(each.pattern, e, found):
+                continue
+            dtype = next((v.dtype for n, v in found.items() if n in _NUMBERS), "int64")
+            if all(_holds(c, found, dtype, prove) for c in each.conditions):
+                right = each.right(found, e.dtype if e.dtype != "bool" else dtype)
+                return right, each.rule
+        return None
+
+
+CANONICAL = Rules(*REWRITES, *NORMAL)
+"""What brings a node to its normal form."""
 
 
 def _may_be(p: Pattern, kind: object) -> bool:
@@ -262,18 +317,6 @@ def _may_be(p: Pattern, kind: object) -> bool:
     if p.is_name:
         return kind is IntImm or p.head not in _CONSTANTS
     return kind is IntImm if isinstance(p.head, int) else kind == p.head
-
-
-def apply(e: PrimExpr, prove: Prove) -> PrimExpr | None:
-    """What the first rule that fits makes of a node, or None."""
-    for each in _candidates(_kind(e), tuple(map(_kind, children(e)))):
-        found: Match = {}
-        if not _match(each.pattern, e, found):
-            continue
-        dtype = next((v.dtype for n, v in found.items() if n in _NUMBERS), "int64")
-        if all(_holds(c, found, dtype, prove) for c in each.conditions):
-            return each.right(found, e.dtype if e.dtype != "bool" else dtype)
-    return None
 
 
 def folded(e: PrimExpr) -> PrimExpr | None:
@@ -294,4 +337,4 @@ def _holds(condition: Condition, names: Match, dtype: str, prove: Prove) -> bool
     return bool(value.value) if isinstance(value, IntImm) else prove(value)
 
 
-__all__ = ["apply", "build", "compiled", "parsed"]
+__all__ = ["CANONICAL", "Rules", "build", "compiled", "parsed"]

@@ -2,8 +2,8 @@
 
 A row says that its left side may become its right side where its condition holds. Names stand for:
 
-    x y z      whole numbers            c1 c2 c3   numbers written in the program
-    p q        conditions               v u        values of any type
+    x y z w    whole numbers            c1 c2 c3   numbers written in the program
+    p q r      conditions               v u        values of any type
 
 `//` and `%` round down, truncdiv rounds towards zero. Operands of `+ * min max and or == !=` match
 in both orders. A condition about c1 is computed, one about x is proved by the Analyzer, so
@@ -11,8 +11,9 @@ assumptions and bounds count.
 
 REWRITES are applied, the first that matches, to nodes that are no sums or products. Sums, products,
 quotients and remainders have the Analyzer's canonical form, a polynomial over atoms; CANONICAL
-lists what that form makes equal. SUMS are what `rewrite_simplify` makes of sums and products, which
-have no canonical form there. Every row of the tables is proved by z3 in the tests.
+lists what that form makes equal. NORMAL brings divisions to `//` and `%` by positive numbers for
+it. `arith.forms` has what `rewrite_simplify` knows beside REWRITES. Every row of the tables is
+proved by z3 in the tests.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ class Rule:
     left: str
     right: str
     condition: str = "True"
+    fixed: bool = False
+    """Operands match as written alone."""
+    final: bool = False
+    """The right side stays as it is written."""
 
 
 # fmt: off
@@ -186,78 +191,15 @@ REWRITES: tuple[Rule, ...] = (
     Rule("max(x, y) < z",                  "y < z",                    "x < z"),
     Rule("max(x, y) <= z",                 "y <= z",                   "x <= z"),
     # quotients, remainders, shifts
-    Rule("x // c1",                        "-x // -c1",                "c1 < 0"),
-    Rule("x % c1",                         "-(-x % -c1)",              "c1 < 0"),
     Rule("x % c1 % c2",                    "x % c2",                   "c2 > 0 and c1 % c2 == 0"),
-    Rule("truncdiv(x, y)",                 "x // y",                   "x >= 0 and y > 0"),
-    Rule("truncdiv(x, y)",                 "-(-x // y)",               "x <= 0 and y > 0"),
     Rule("left_shift(x, c1)",              "x * 2 ** c1",              "0 <= c1 and c1 < 31"),
     Rule("right_shift(x, c1)",             "x // 2 ** c1",             "0 <= c1 and c1 < 31"),
 )
-SUMS: tuple[Rule, ...] = (
-    Rule("x + c1 + c2",                    "x + (c1 + c2)"),
-    Rule("x + c1 - c2",                    "x + (c1 - c2)"),
-    Rule("x - c1 + c2",                    "x + (c2 - c1)"),
-    Rule("c1 - x + y",                     "y - x + c1"),
-    Rule("min(x, y) + max(x, y)",          "x + y"),
-    Rule("min(x, y) * max(x, y)",          "x * y"),
-    Rule("min(x, y - z) + z",              "min(x + z, y)"),
-    Rule("min(x - z, y) + z",              "min(x, y + z)"),
-    Rule("max(x, y - z) + z",              "max(x + z, y)"),
-    Rule("max(x - z, y) + z",              "max(x, y + z)"),
-    Rule("min(x + c1, y + c2) + c3",       "min(x, y + (c2 + c3))",    "c1 + c3 == 0"),
-    Rule("max(x + c1, y + c2) + c3",       "max(x, y + (c2 + c3))",    "c1 + c3 == 0"),
-    Rule("min(x, y + c1) + c2",            "min(x + c2, y)",           "c1 + c2 == 0"),
-    Rule("max(x, y + c1) + c2",            "max(x + c2, y)",           "c1 + c2 == 0"),
-    Rule("min(0, y - z) + z",              "min(z, y)"),
-    Rule("max(0, y - z) + z",              "max(z, y)"),
-    Rule("min(x, y) - x",                  "min(0, y - x)"),
-    Rule("min(x, y) - y",                  "min(x - y, 0)"),
-    Rule("max(x, y) - x",                  "max(0, y - x)"),
-    Rule("max(x, y) - y",                  "max(x - y, 0)"),
-    Rule("x - min(x, y)",                  "max(0, x - y)"),
-    Rule("y - min(x, y)",                  "max(y - x, 0)"),
-    Rule("x - max(x, y)",                  "min(0, x - y)"),
-    Rule("y - max(x, y)",                  "min(y - x, 0)"),
-    Rule("min(x + y, z) - x",              "min(y, z - x)"),
-    Rule("min(y + x, z) - x",              "min(y, z - x)"),
-    Rule("min(z, x + y) - x",              "min(z - x, y)"),
-    Rule("min(z, y + x) - x",              "min(z - x, y)"),
-    Rule("max(x + y, z) - x",              "max(y, z - x)"),
-    Rule("max(y + x, z) - x",              "max(y, z - x)"),
-    Rule("max(z, x + y) - x",              "max(z - x, y)"),
-    Rule("max(z, y + x) - x",              "max(z - x, y)"),
-    Rule("x - min(x + y, z)",              "max(0 - y, x - z)"),
-    Rule("x - min(y + x, z)",              "max(0 - y, x - z)"),
-    Rule("x - min(z, x + y)",              "max(x - z, 0 - y)"),
-    Rule("x - min(z, y + x)",              "max(x - z, 0 - y)"),
-    Rule("x - max(x + y, z)",              "min(0 - y, x - z)"),
-    Rule("x - max(y + x, z)",              "min(0 - y, x - z)"),
-    Rule("x - max(z, x + y)",              "min(x - z, 0 - y)"),
-    Rule("x - max(z, y + x)",              "min(x - z, 0 - y)"),
-    Rule("select(p, x, y) - x",            "select(p, 0, y - x)"),
-    Rule("select(p, x, y) - y",            "select(p, x - y, 0)"),
-    Rule("x - (y + x)",                    "0 - y"),
-    Rule("x - x // c1 * c1",               "x % c1",                   "c1 > 0"),
-    Rule("x // c1 * c1 - x",               "0 - x % c1",               "c1 > 0"),
-    Rule("x - (x + y) // c1 * c1",         "(x + y) % c1 - y",         "c1 > 0"),
-    Rule("(x + y) // c1 * c1 - x",         "y - (x + y) % c1",         "c1 > 0"),
-    Rule("x - (x - y) // c1 * c1",         "(x - y) % c1 + y",         "c1 > 0"),
-    Rule("(x - y) // c1 * c1 - x",         "0 - (x - y) % c1 - y",     "c1 > 0"),
-    Rule("x * c1 - x // c2 * c3",          "x % c2 * c1",              "c2 > 0 and c3 == c1 * c2"),
-    Rule("x // c2 * c3 - x * c1",          "x % c2 * (0 - c1)",        "c2 > 0 and c3 == c1 * c2"),
-    Rule("x * c1 - (x + y) // c2 * c3",    "((x + y) % c2 - y) * c1",  "c2 > 0 and c3 == c1 * c2"),
-    Rule("x * c1 - (x - y) // c2 * c3",    "((x - y) % c2 + y) * c1",  "c2 > 0 and c3 == c1 * c2"),
-    Rule("(x + y) // c2 * c3 - x * c1",    "(y - (x + y) % c2) * c1",  "c2 > 0 and c3 == c1 * c2"),
-    Rule("(x - y) // c2 * c3 - x * c1",    "(0 - (x - y) % c2 - y) * c1",
-         "c2 > 0 and c3 == c1 * c2"),
-    Rule("x * y + x * z",                  "x * (y + z)"),
-    Rule("x * y + x",                      "x * (y + 1)"),
-    Rule("x * y - x * c1",                 "x * (y + (0 - c1))"),
-    Rule("x * y - x * z",                  "x * (y - z)"),
-    Rule("x * y - x",                      "x * (y + -1)"),
-    Rule("(x + c1) * c2",                  "x * c2 + c1 * c2"),
-    Rule("(x - y) * c1",                   "(y - x) * (0 - c1)",       "c1 < 0"),
+NORMAL: tuple[Rule, ...] = (
+    Rule("x // c1",                        "-x // -c1",                "c1 < 0"),
+    Rule("x % c1",                         "-(-x % -c1)",              "c1 < 0"),
+    Rule("truncdiv(x, y)",                 "x // y",                   "x >= 0 and y > 0"),
+    Rule("truncdiv(x, y)",                 "-(-x // y)",               "x <= 0 and y > 0"),
 )
 CANONICAL: tuple[Rule, ...] = (
     Rule("x + y",                          "y + x"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import INTRINSICS, NAMES, if_then_else
+from ekiden.ir.intrinsic import INTRINSICS, LIKE_FIRST, NAMES, if_then_else
 from ekiden.ir.intrinsic import call_intrin as _call
 from ekiden.ir.prim import (
     Add,
@@ -55,14 +55,16 @@ def call_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
 
 
 def call_intrin(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
-    """A call of an intrinsic by name, ours or TVM's, of a dtype. Raises KeyError for an unknown
-    one.
+    """A call of an intrinsic by name, ours or TVM's, of a dtype, which written numbers take where
+    the result has that of its operands. Raises KeyError for an unknown one.
     """
     name = func_name.removeprefix("tir.")
     name = NAMES.get(name, name)
     if name not in INTRINSICS:
         raise KeyError(f"call_intrin: no intrinsic {func_name!r}")
-    return Intrinsic(name, tuple(map(_argument, args)), dtype)
+    alike = INTRINSICS[name].dtype in (None, LIKE_FIRST) and dt.is_int(dtype)
+    given = [const(a, dtype) if alike and type(a) is int else _argument(a) for a in args]
+    return Intrinsic(name, tuple(given), dtype)
 
 
 def address_of(load: BufferLoad | Buffer) -> BufferAddress:

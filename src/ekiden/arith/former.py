@@ -1,0 +1,162 @@
+"""`rewrite_simplify`: rules applied node by node, leaves first, until none fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ekiden.arith import poly, rewrite, vectors
+from ekiden.arith.canonical import is_number
+from ekiden.arith.forms import FORMS
+from ekiden.arith.poly import ONE
+from ekiden.arith.rules import REWRITES
+from ekiden.ir import prim
+from ekiden.ir.prim import EQ, GE, GT, LE, LT, NE, BinaryExpr, IntImm, PrimExpr, Var, binary, const
+from ekiden.ir.prim_visitor import children, pending, post_order, rebuild, same
+
+if TYPE_CHECKING:
+    from ekiden.arith.analyzer import Analyzer
+
+RULES = rewrite.Rules(*FORMS, *REWRITES, written_first=True)
+DEPTH, LIMIT = 32, 2_000
+"""How deep what rules made is formed again, and how many rules are applied to one expression: rules
+that undo each other come to an end."""
+
+
+_COMPARISONS = (EQ, NE, LT, LE, GT, GE)
+
+
+class Former:
+    """Forms of expressions under what an Analyzer knows."""
+
+    def __init__(self, known: Analyzer) -> None:
+        self._known = known
+        self._done: dict[int, PrimExpr] = {}
+        """id of an expression -> its form; a form is its own."""
+        self._alive: list[PrimExpr] = []
+        self._applied = 0
+
+    def form(self, expr: PrimExpr, depth: int = 0) -> PrimExpr:
+        """The form of an expression; `depth` says how many rules made it of one another."""
+        for each in pending((expr,), self._done):
+            inside = children(each)
+            here = rebuild(each, [self._done[id(c)] for c in inside]) if inside else each
+            made = self._done.get(id(here))
+            if made is None:
+                made = self._node(here, depth, ruled=depth > 0 and each is expr)
+            self._done[id(each)] = self._done[id(made)] = made
+            self._alive += (each, here, made)
+        return self._done[id(expr)]
+
+    def _node(self, e: PrimExpr, depth: int, ruled: bool) -> PrimExpr:
+        """The form of a node over formed children. What a rule made is not brought to its normal
+        form, which may be what the rule was given."""
+        if depth == DEPTH or self._applied == LIMIT or _holds_rest(e):
+            return e
+        if isinstance(e, _COMPARISONS) and is_number(e.a):
+            changed = self._decided(e)
+            if changed is None and isinstance(e, LE):
+                changed = self._at_most(e, depth)
+            if changed is not None:
+                return self.form(changed, depth + 1)
+        found = RULES.apply(e, self._known.can_prove)
+        if found is not None:
+            self._applied += 1
+            made, rule = found
+            return made if rule.final else self.form(made, depth + 1)
+        changed = rewrite.folded(e)
+        if changed is None:
+            changed = vectors.combined(e, self._known.modular_set)
+        if changed is None and (not ruled or isinstance(e, _COMPARISONS)):
+            changed = self._shorter(e)
+        return e if changed is None else self.form(changed, depth + 1)
+
+    def _decided(self, e: BinaryExpr) -> PrimExpr | None:
+        """A comparison whose answer is known."""
+        difference = poly.add(self._known._poly(e.a), self._known._poly(e.b), -1)
+        known = self._known._decide(type(e), difference)
+        return None if known is None else const(known, "bool")
+
+    def _at_most(self, e: LE, depth: int) -> PrimExpr | None:
+        """a <= b as the opposite of b < a, where rules know that."""
+        strict = binary(LT, e.b, e.a)
+        made = self.form(strict, depth + 1)
+        return None if made is strict else _opposite(made)
+
+    def _shorter(self, e: PrimExpr) -> PrimExpr | None:
+        """The normal form of a node, if it has fewer operations."""
+        if not (is_number(e) or e.dtype == "bool") or isinstance(e, (Var, IntImm)):
+            return None
+        if isinstance(e, _COMPARISONS) and is_number(e.a):
+            whole = not any(isinstance(each, prim.Div) for each in post_order(e))
+            return self._shorter_comparison(e) if whole else None
+        found = self._known.simplify(e)
+        return found if _length(found) < _length(e) else None
+
+    def _shorter_comparison(self, e: BinaryExpr) -> PrimExpr | None:
+        """A comparison of whole numbers with what both sides share taken away, every term on the
+        side where it is added, by `<` or `<=`; None if that is not shorter."""
+        kind, p = type(e), poly.add(self._known._poly(e.a), self._known._poly(e.b), -1)
+        if kind in (GT, GE):
+            kind, p = (LT if kind is GT else LE), poly.add({}, p, -1)
+        offset = p.pop(ONE, 0) if ONE in (p := dict(p)) else 0
+        common = poly.content(p)
+        if kind in (EQ, NE):
+            if offset % common:
+                return const(kind is NE, "bool")
+        elif kind is LT:
+            kind, offset = LE, offset + 1
+        offset = -(-offset // common)
+        left = {m: c // common for m, c in p.items() if c > 0}
+        right = {m: -c // common for m, c in p.items() if c < 0}
+        if kind is LE and (offset == 1 or (offset > 0 and left)):
+            kind, offset = LT, offset - 1
+        if offset > 0 or not left:
+            left = poly.add(left, poly.constant(offset))
+        else:
+            right = poly.add(right, poly.constant(-offset))
+        dtype = e.a.dtype
+        made = binary(kind, self._known._emit(left, dtype), self._known._emit(right, dtype))
+        return None if _length(made) >= _length(e) else made
+
+
+_OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {EQ: NE, NE: EQ, LT: LE, LE: LT}
+
+
+def _opposite(condition: PrimExpr) -> PrimExpr:
+    """The opposite of a condition in its form."""
+    match condition:
+        case IntImm(value=value):
+            return const(not value, "bool")
+        case EQ(a=a, b=b) | NE(a=a, b=b):
+            return binary(_OPPOSITE[type(condition)], a, b)
+        case LT(a=a, b=b) | LE(a=a, b=b):
+            return binary(_OPPOSITE[type(condition)], b, a)
+        case prim.And(a=a, b=b):
+            return prim.Or(prim.Not(a), prim.Not(b), "bool")
+        case prim.Or(a=a, b=b):
+            return prim.And(prim.Not(a), prim.Not(b), "bool")
+    return prim.Not(condition)
+
+
+def _holds_rest(e: PrimExpr) -> bool:
+    """Whether a node is a rest of a division that rounds towards zero, a - truncdiv(a, b) * b, or
+    its opposite or multiple: they stay in one piece."""
+    match e:
+        case prim.Sub(a=IntImm(value=0), b=prim.Sub() as inside):
+            return _holds_rest(inside)
+        case prim.Mul(a=prim.Sub() as inside, b=IntImm()):
+            return _holds_rest(inside)
+        case prim.Sub(a=a, b=prim.Mul(a=prim.Div(a=divided, b=by), b=IntImm(value=size))):
+            return size > 0 and prim.is_const(by, size) and same(a, divided)
+    return False
+
+
+def _length(expr: PrimExpr) -> int:
+    """How many nodes an expression is written with."""
+    sizes: dict[int, int] = {}
+    for each in post_order(expr):
+        sizes[id(each)] = 1 + sum(sizes[id(c)] for c in children(each))
+    return sizes[id(expr)]
+
+
+__all__ = ["RULES", "Former"]
