@@ -44,7 +44,7 @@ SplitArgs SimplifyFCTranspose DenseToSparse Conv2dToSparse Conv2dToSparse2 ToMix
 FakeQuantizationToInteger PlanDevices ManifestLifetimes ManifestAlloc MemoryPlan LiftConstants
 AnnotateMemoryScope LabelOps AnnotateUsedMemory RemoveStandaloneReshapes
 AutoSchedulerLayoutRewrite MetaScheduleLayoutRewrite AnnotateSpans ChangeBatch recast
-FlexibleShapeDispatch quantize build_config function_pass
+FlexibleShapeDispatch build_config function_pass
 """
 
 OPERATORS = """
@@ -142,10 +142,7 @@ REFUSED = {
 }
 """What will not exist, and why."""
 
-QUANTIZE = "models are quantised (`ekiden.quantize`), programs of Relay are not"
 NOT_YET = {
-    "quantize": QUANTIZE,
-    "relay.op.annotation.simulated_quantize": QUANTIZE,
     "dyn.nn.upsampling3d": "volumes are enlarged by factors that are numbers",
 }
 """What is missing."""

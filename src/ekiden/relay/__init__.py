@@ -101,6 +101,7 @@ _HIGHER = {
     "optimize": "ekiden.driver.relay:optimize",
     "create_executor": "ekiden.driver.executors:create_executor",
     "vm": "ekiden.driver.relay_vm",
+    "quantize": "ekiden.driver.relay_quantize",
     "frontend": "ekiden.frontend.relay",
     "backend": "ekiden.relay.backend",
     "data_dep_optimization": "ekiden.relay.data_dep_optimization",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, Memory, OpDef, OpPattern, register_op
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call
+from ekiden.relay.op._declare import call, fail, tensors
 from ekiden.target.virtual_device import HOST, DeviceLike, VirtualDevice, virtual_device
+from ekiden.te import Tensor
 
 
 @node("relay.attrs.CompilerAttrs")
@@ -133,6 +136,62 @@ register_op(
         description="The same value, with a hint for passes of a user's own.",
     )
 )
+
+
+@node("relay.attrs.AnnotatedQuantizeAttrs")
+class AnnotatedQuantizeAttrs(Attrs):
+    """What is rounded: a number of `relay.quantize.QAnnotateKind`; to integers with a sign."""
+
+    kind: int = 1
+    sign: bool = True
+    rounding: str = "round"
+
+
+def _simulated_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    name = "relay.op.annotation.simulated_quantize"
+    data, *steps = tensors(name, types, 4)
+    for what, kind in zip(("dom_scale", "clip_min", "clip_max"), steps, strict=True):
+        if kind.shape or kind.dtype != "float32":
+            fail(name, f"'{what}' must be a float32 scalar, got {kind}")
+    if data.dtype != "float32":
+        fail(name, f"'data' must be float32, got {data.dtype}")
+    return data
+
+
+def _simulated(attrs: Attrs | None, data: Array, scale: Array, low: Array, high: Array) -> Array:
+    return np.asarray(np.round(np.clip(data / scale, low, high)) * scale, np.float32)
+
+
+register_op(
+    OpDef(
+        name="relay.op.annotation.simulated_quantize",
+        arguments=("data", "dom_scale", "clip_min", "clip_max"),
+        attrs=AnnotatedQuantizeAttrs,
+        relation=_simulated_relation,
+        result="the type of data",
+        reference=_simulated,
+        lower=lambda attrs, inputs, out: [_simulated_compute(*inputs)],
+        pattern=OpPattern.BROADCAST,
+        description="The data as integers times `dom_scale` say it, in floats: what"
+        " `relay.quantize` puts in before it makes integers.",
+    )
+)
+
+
+def _simulated_compute(data: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    steps = topi.minimum(topi.maximum(topi.divide(data, scale), low), high)
+    return topi.multiply(topi.round(steps), scale)
+
+
+def simulated_quantize(
+    data: Expr, dom_scale: Expr, clip_min: Expr, clip_max: Expr, kind: int = 1
+) -> Call:
+    """float32 data rounded to whole multiples of `dom_scale`, from `clip_min` to `clip_max` of
+    them; all three are float32 scalars.
+    """
+    args = data, dom_scale, clip_min, clip_max
+    attrs = AnnotatedQuantizeAttrs(kind)
+    return call("relay.op.annotation.simulated_quantize", *args, attrs=attrs)
 
 
 def on_device(

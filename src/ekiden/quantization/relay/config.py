@@ -1,0 +1,138 @@
+"""What is wanted of `relay.quantize`: a stack of configurations, innermost last (TVM's `qconfig`).
+
+with relay.quantize.qconfig(calibrate_mode="kl_divergence", skip_conv_layers=None):
+    module = relay.quantize.quantize(module, params, dataset)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from ekiden.quantization.ranges import METHODS
+from ekiden.relay.qnn.config import ROUNDINGS
+from ekiden.runtime.errors import InputError
+
+__all__ = ["QAnnotateKind", "QConfig", "current_qconfig", "kind2str", "qconfig"]
+
+MODES = {"global_scale": "", "kl_divergence": "entropy"} | {name: name for name in METHODS}
+"""Ways to choose the range of an input -> the row of METHODS that finds it in data; "": none."""
+WEIGHT_SCALES = ("power2", "max")
+PARTITIONS = ("disabled", "enabled", "fully_integral")
+
+
+class QAnnotateKind:
+    """What a rounded value is, by TVM's numbers."""
+
+    IDENTITY, INPUT, WEIGHT, ACTIVATION = range(4)
+
+
+_WORDS = {
+    number: name.lower() for name, number in vars(QAnnotateKind).items() if not name.startswith("_")
+}
+
+
+def kind2str(kind: int) -> str:
+    """The word for a number of `QAnnotateKind`."""
+    return _WORDS[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class QConfig:
+    """The fields of a configuration. Made by `qconfig`, which refuses other names.
+
+    Raises InputError for values that are not among those that a field can have here: integers of
+    8 bits, of which `nbit_input` and `nbit_weight` may use fewer, and sums of 32.
+    """
+
+    nbit_input: int = 8
+    nbit_weight: int = 8
+    nbit_activation: int = 32
+    dtype_input: str = "int8"
+    dtype_weight: str = "int8"
+    dtype_activation: str = "int32"
+    calibrate_mode: str = "global_scale"
+    """A word of MODES: where the ranges of inputs come from."""
+    global_scale: float = 8.0
+    """The range of every input where the mode is "global_scale"."""
+    weight_scale: str = "power2"
+    """The range of a weight: its largest element, or the next power of two above that."""
+    skip_dense_layer: bool = True
+    skip_conv_layers: Sequence[int] | None = (0,)
+    """Convolutions that stay floats, by number in the order of evaluation."""
+    do_simulation: bool = False
+    """Whether the result keeps `simulated_quantize`, in floats."""
+    round_for_shift: bool = True
+    debug_enabled_ops: Sequence[str] | None = None
+    """The operators that alone may become integers, by name; None: all."""
+    rounding: str = "UPWARD"
+    """Of values midway between two whole numbers, as in `requantize_config`."""
+    calibrate_chunk_by: int = -1
+    """How many values are looked at in one run of the data; -1: all of them."""
+    partition_conversions: str = "disabled"
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        for name, wanted in _CHOICES.items():
+            got = getattr(self, name)
+            if got not in wanted:
+                there = ", ".join(map(repr, wanted))
+                raise InputError(f"qconfig: '{name}' must be one of {there}, got {got!r}")
+        if not self.global_scale > 0.0:
+            raise InputError(f"qconfig: 'global_scale' must be positive, got {self.global_scale!r}")
+        if self.calibrate_chunk_by != -1 and self.calibrate_chunk_by < 1:
+            got = self.calibrate_chunk_by
+            raise InputError(f"qconfig: 'calibrate_chunk_by' must be positive or -1, got {got}")
+
+    def guard(self, ref_call: Any) -> bool:  # noqa: ANN401 - any call of an operator
+        """Whether the operator of a call may become an integer one."""
+        return self.debug_enabled_ops is None or ref_call.op.name in self.debug_enabled_ops
+
+    def get_nbit_by_kind(self, kind: int) -> int:
+        """The bits of a kind of value."""
+        return int(getattr(self, f"nbit_{kind2str(kind)}"))
+
+    def get_dtype_by_kind(self, kind: int) -> str:
+        """The dtype of a kind of value."""
+        return str(getattr(self, f"dtype_{kind2str(kind)}"))
+
+    def __enter__(self) -> QConfig:
+        """The configuration of what is called inside `with`."""
+        _STACK.set((*_STACK.get(), self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The one before."""
+        _STACK.set(_STACK.get()[:-1])
+
+
+_CHOICES: dict[str, Sequence[object]] = {
+    "nbit_input": range(2, 9), "nbit_weight": range(2, 9), "nbit_activation": (32,),
+    "dtype_input": ("int8",), "dtype_weight": ("int8",), "dtype_activation": ("int32",),
+    "calibrate_mode": tuple(MODES), "weight_scale": WEIGHT_SCALES, "round_for_shift": (True,),
+    "rounding": ROUNDINGS, "partition_conversions": PARTITIONS,
+}  # fmt: skip
+_STACK: ContextVar[tuple[QConfig, ...]] = ContextVar("qconfig", default=())
+
+
+def current_qconfig() -> QConfig:
+    """The innermost configuration."""
+    found = _STACK.get()
+    return found[-1] if found else QConfig()
+
+
+def qconfig(**given: object) -> QConfig:
+    """A configuration for `with`: the fields of `QConfig`, by TVM's names and with its defaults.
+
+    Raises InputError for a name that is none of them (TVM takes no notice of those).
+    """
+    known = [each.name for each in fields(QConfig)]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(known)}"
+            raise InputError(f"qconfig: no field is named '{name}'{hint}")
+    return QConfig(**given)  # type: ignore[arg-type]  # checked by QConfig

@@ -1,0 +1,65 @@
+"""From rounding in floats to integers.
+
+    nn.conv2d(simulated_quantize(%x, s, ..), simulated_quantize(w, t, ..))
+->  qnn.dequantize(qnn.conv2d(qnn.quantize(%x, s, 0), w', 0, 0, s, t), s * t, 0)
+
+Each rounding becomes a quantize and a dequantize; FakeQuantizationToInteger does the rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.quantization.relay.annotate import OPERATOR
+from ekiden.quantization.relay.config import current_qconfig
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant, const
+from ekiden.relay.qnn.config import requantize_config
+from ekiden.relay.qnn.rescale import dequantize, quantize
+from ekiden.relay.transform import FakeQuantizationToInteger, FoldConstant, InferType
+from ekiden.relay.transform.fold_scale_axis import op_of
+from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+from ekiden.runtime.errors import CompileError
+
+__all__ = ["realize"]
+
+BYTE = 127.0
+"""The most of the integers of 8 bits on both sides of 0."""
+
+
+def _numbers(call: Call) -> list[float]:
+    found = [arg.data.item() for arg in call.args[1:] if isinstance(arg, Constant)]
+    if len(found) != 3 or not found[0] > 0.0:
+        raise CompileError(
+            "realize: a value is rounded to steps that are not known: calibrate comes first"
+        )
+    return found
+
+
+def _as_bytes(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    """simulated_quantize(x, s, low, high) -> dequantize(quantize(clip(x), s, 0), s, 0)"""
+    if not isinstance(new, Call) or op_of(new) != OPERATOR:
+        return new
+    step, low, high = _numbers(new)
+    data = new.args[0]
+    if (low, high) != (-BYTE, BYTE):
+        data = op.clip(data, low * step, high * step)
+    steps = const(np.float32(step)), const(np.int32(0))
+    return dequantize(quantize(data, *steps), *steps)
+
+
+def realize() -> Pass:
+    """The pass described at the top of this file; rounds as the current `qconfig` says."""
+    config = current_qconfig()
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        made = map_functions(module, on_body(lambda body: rewrite_graph(body, _as_bytes)))
+        made = InferType()(made)
+        with requantize_config(rounding=config.rounding):
+            made = FakeQuantizationToInteger(use_qat=True)(made)
+        return FoldConstant()(InferType()(made))
+
+    return Pass("QuantizeRealize", transform, 1, (InferType(),))
