@@ -2,8 +2,10 @@
 
 module = byoc.partition(relay.frontend.from_onnx(model)[0], "onnxruntime")
 exe = ekiden.compile(module)             # exe.save: the artifact says what it needs
+exe = ekiden.compile(model, byoc="auto") # the regions that an engine runs faster than Ekiden here
 """
 
 from ekiden.byoc.backend import Backend, partition, register
+from ekiden.byoc.chooser import Choice, choose
 
-__all__ = ["Backend", "partition", "register"]
+__all__ = ["Backend", "Choice", "choose", "partition", "register"]

@@ -86,6 +86,11 @@ def _find(name: str) -> Backend:
     return _BACKENDS[name]
 
 
+def present() -> list[str]:
+    """The engines that are here, in the order in which they were made known."""
+    return [name for name in _BACKENDS if not missing(name)]
+
+
 def partition(module: IRModule, engine: str) -> IRModule:
     """The module with regions for an engine cut out: functions that have its name as the attribute
     `Compiler`. What no pattern takes stays with Ekiden, and so does a region that the engine
@@ -93,7 +98,13 @@ def partition(module: IRModule, engine: str) -> IRModule:
 
     Raises CompileError for an engine that is not known, or is not here.
     """
-    backend = _find(engine)
+    _find(engine)
+    return cut_out(module, engine)
+
+
+def cut_out(module: IRModule, engine: str) -> IRModule:
+    """What `partition` does, with an engine that is here."""
+    backend = _BACKENDS[engine]
     made = Sequential(
         [
             InferType(),
@@ -113,7 +124,7 @@ def partition(module: IRModule, engine: str) -> IRModule:
             refused.add(name)
         else:
             _LOG.info("byoc: '%s' goes to the engine '%s'", name.name_hint, engine)
-    return _taken_back(made, refused)
+    return taken_back(made, refused)
 
 
 def _refusal(backend: Backend, symbol: str, region: Function) -> str:
@@ -125,7 +136,7 @@ def _refusal(backend: Backend, symbol: str, region: Function) -> str:
     return ""
 
 
-def _taken_back(module: IRModule, names: Set[GlobalVar]) -> IRModule:
+def taken_back(module: IRModule, names: Set[GlobalVar]) -> IRModule:
     """The module with the bodies of these regions where they are called, as they were."""
     if not names:
         return module

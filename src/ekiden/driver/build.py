@@ -22,7 +22,7 @@ from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.table import frontend_of, taken
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import phase
+from ekiden.ir.pass_context import ENGINE, PassContext, phase
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
@@ -107,13 +107,19 @@ def compile_model(
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
     module = _with_conditions(NameDimensions()(InferType()(module)))
+    described = describe(module)
     targets = config.primitive_targets
+    regions: list[str] = []
+    if PassContext.current().config.get(ENGINE):
+        module, regions = import_module("ekiden.driver.engines").with_engine(module, targets)
     metadata: dict[str, object] = {
         "executor": executor,
         "weights": _weight_bytes(module),
-        "main": describe(module),
+        "main": described,
         "producer": f"ekiden {version('ekiden')}",
     }
+    if regions:
+        metadata["regions"] = regions
     if any(flushes):
         metadata["denormals"] = "flush"
     if mod_name:

@@ -24,6 +24,7 @@ from ekiden.ir.pass_context import (
     DECISIONS,
     DENORMALS,
     DENORMALS_KINDS,
+    ENGINE,
     RECORDS,
     SIZE,
     PassContext,
@@ -71,6 +72,7 @@ def compile(
     progress: Progress | None = None,
     decisions: Mapping[str, object] | None = None,
     records: RecordsLike = None,
+    byoc: str = "",
 ) -> Executable:
     """Compile a model: a path, bytes, an object of a framework (docs/frontends.md), or an IRModule
     with a function `main`: `compile(model)`, `compile(model, target)`,
@@ -111,7 +113,10 @@ def compile(
     `{"dense_pack": {"rows": 6}}` (docs/kernels.md). `records` is what tuning has found (a file that
     `ekiden tune` wrote, `tune.Records`, or a list of those), which kernels are chosen by where
     `decisions` say nothing; by default those of EKIDEN_RECORDS, `()` for none. One that does not
-    apply any more is named in a warning (docs/tuning.md). Options and instruments come from the
+    apply any more is named in a warning (docs/tuning.md).
+    `byoc` is the engine that takes what it can of the model ("onnxruntime", "openvino", or one's
+    own); "auto" gives an engine that is here those regions that it runs faster than Ekiden, as
+    measured on this machine (docs/byoc.md). Options and instruments come from the
     current PassContext.
 
     A model in a file or bytes that was compiled before, by the same compiler with the same options,
@@ -124,7 +129,7 @@ def compile(
     if tier not in TIERS:
         raise CompileError(f"compile: tier 'full' or 'quick' expected, got {tier!r}")
     upgrade: Upgrade | None = None
-    with _chosen(size, denormals, decisions, records):
+    with _chosen(size, denormals, decisions, records, byoc):
         to = with_bounds(target, bounds)
         if tier == "quick":
             made, upgrade = compile_quick(model, to, asked, executor, progress)
@@ -224,6 +229,7 @@ def _chosen(
     denormals: str,
     decisions: Mapping[str, object] | None = None,
     records: RecordsLike = None,
+    byoc: str = "",
 ) -> AbstractContextManager[object]:
     """The current context, with the options for the size of weights and for kernels."""
     if size not in SIZES:
@@ -234,6 +240,8 @@ def _chosen(
     config: dict[str, object] = {SIZE: size} if size else {}
     if denormals != "keep":
         config[DENORMALS] = denormals
+    if byoc:
+        config[ENGINE] = byoc
     if decisions:
         config[DECISIONS] = dict(decisions)
     config |= records_config(records)

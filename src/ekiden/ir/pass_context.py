@@ -118,6 +118,13 @@ PRECISION = register_option(
     "",
     'the type that operands of dense layers are rounded to: "bfloat16", or "" for none',
 )
+ENGINE = register_option(
+    "byoc.engine",
+    str,
+    "",
+    'the engine of others that takes regions of a model: its name; "auto" for where one is faster '
+    'than Ekiden, as measured; "" for none',
+)
 SIZE = register_option(
     "relay.AlterOpLayout.size",
     str,

@@ -212,6 +212,7 @@ _METADATA = _record(
         "memory": _record({"peak": _size}, {}),
         "mod_name": _name,
         "producer": _text,
+        "regions": _list_of(_text, least=1),
         "states": _list_of(_text, least=1),
         "sources": _map_of(_list_of(_pair_of(_size, _text))),
         "target": _text,

@@ -137,6 +137,8 @@ class Report:
     threads: int = 1
     peak: Peak | None = None
     """What the machine reaches on as many threads, where that was measured."""
+    regions: tuple[str, ...] = ()
+    """What was measured of regions in engines of others when it was compiled, a line each."""
 
     @property
     def duration(self) -> int:
@@ -254,9 +256,10 @@ class Report:
                 "Peak GFLOP/s": self.peak.flops / 1e9,
                 "Peak GB/s": self.peak.bandwidth / 1e9,
             }
-        return json.dumps(
-            {"calls": calls, "instructions": instructions, "configuration": configuration}
-        )
+        whole = {"calls": calls, "instructions": instructions, "configuration": configuration}
+        if self.regions:
+            whole["regions"] = list(self.regions)
+        return json.dumps(whole)
 
     def csv(self) -> str:
         """The rows of the table, separated by commas."""
@@ -274,7 +277,7 @@ class Report:
         return json.dumps({"traceEvents": spans, "displayTimeUnit": "ns"})
 
     def __str__(self) -> str:
-        return self.table()
+        return "\n".join([self.table(), *self.regions])
 
     def flame(self) -> str:
         """The run as a flame chart, SVG: time to the right, functions on top of their kernels."""
@@ -355,7 +358,9 @@ def profile(
     reader = _Reader(executable, tiers)
     calls, frames = reader.events(np.frombuffer(events, np.int64).tolist())
     times = reader.instructions(np.frombuffer(counts, np.int64).reshape(-1, 2).tolist())
-    return Report(tuple(calls), tuple(times), tuple(frames), result, num_threads(), peak)
+    regions = cast("Sequence[str]", executable.metadata.get("regions", ()))
+    threads = num_threads()
+    return Report(tuple(calls), tuple(times), tuple(frames), result, threads, peak, tuple(regions))
 
 
 class _Reader:

@@ -19,7 +19,7 @@ from ekiden.driver.commands.options import (
 from ekiden.driver.compiler import compile_artifact, records_config
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PRECISION, SIZE
+from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, ENGINE, PRECISION, SIZE
 from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.artifact import metadata_of
@@ -70,6 +70,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="vm",
         help="how the artifact runs: bytecode, native code of it, independent kernels at once",
     )
+    parser.add_argument(
+        "--byoc",
+        default="",
+        metavar="ENGINE",
+        help="the engine that takes regions of the model: onnxruntime, openvino; auto: where one "
+        "is faster than Ekiden, as measured here",
+    )
     add_library(parser)
     parser.add_argument(
         "--timings",
@@ -97,6 +104,8 @@ def run(options: argparse.Namespace) -> int:
         config[PRECISION] = options.precision
     if options.size:
         config[SIZE] = options.size
+    if options.byoc:
+        config[ENGINE] = options.byoc
     if options.denormals != "keep":
         config[DENORMALS] = options.denormals
     with PassContext(config=config, instruments=[timings] if timings else []):

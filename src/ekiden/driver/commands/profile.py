@@ -64,3 +64,5 @@ def _print(report: Report, aggregate: bool, top: int, long_names: bool) -> None:
         threads = f"{report.threads} thread{'s' * (report.threads > 1)}"
         console.print(f"limits of {threads}: {flops:.0f} GFLOP/s, {bandwidth:.1f} GB/s")
     console.print(table)
+    for line in report.regions:
+        console.print(line)

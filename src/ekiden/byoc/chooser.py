@@ -1,0 +1,131 @@
+"""Regions measured on this machine, an engine beside Ekiden's own kernels: the faster is kept."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ekiden.byoc.backend import cut_out, present, taken_back
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.expr import GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array
+from ekiden.ir.prim import IntImm
+from ekiden.ir.type import TensorType
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.transform.fold_scale_axis import op_of
+from ekiden.relay.visitor import post_order
+from ekiden.runtime.errors import EkidenError
+
+__all__ = ["Choice", "choose"]
+
+_LOG = logging.getLogger("ekiden")
+MEASURED = 0.1
+"""Seconds that the runs of a region take together, at least."""
+MARGIN = 0.95
+"""An engine's time is at most this share of Ekiden's: what is no faster for sure is left alone."""
+OPEN = 1
+"""A size that is not known."""
+
+Run = Callable[[Sequence[Array]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A region, and which of both ran it faster; times in seconds."""
+
+    region: str
+    operators: str
+    engine: str
+    its: float
+    own: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether the engine has the region."""
+        return self.its < MARGIN * self.own
+
+    def __str__(self) -> str:
+        times = f"{self.engine} {self.its * 1e6:.1f} us, Ekiden {self.own * 1e6:.1f} us"
+        return f"{self.operators}: {times}: {self.engine if self.kept else 'Ekiden'}"
+
+
+def choose(module: IRModule, compile: Callable[[IRModule], Run]) -> tuple[IRModule, list[Choice]]:
+    """The module with the regions that an engine runs faster than Ekiden, as measured now, with
+    inputs of random numbers, and 1 for sizes that are not known. Engines are those that are here,
+    in the order of their table; each is tried on what those before it have left.
+
+    `compile` makes of a module what runs it. The logger "ekiden" says what was measured.
+    """
+    found: list[Choice] = []
+    for engine in present():
+        made = cut_out(module, engine)
+        slower: set[GlobalVar] = set()
+        for name, region in made.functions.items():
+            if not isinstance(region, Function) or region.attr("Compiler") != engine:
+                continue
+            choice = _measured(name, region, engine, compile)
+            if choice is None or not choice.kept:
+                slower.add(name)
+            if choice is not None:
+                _LOG.info("byoc: %s", choice)
+                found.append(choice)
+        module = taken_back(made, slower)
+    return module, found
+
+
+def _measured(
+    name: GlobalVar, region: Function, engine: str, compile: Callable[[IRModule], Run]
+) -> Choice | None:
+    """Both times; None where the region does not run by itself, which is said in the log."""
+    feed = _random(region)
+    params = tuple(each.with_fields() for each in region.params)
+    theirs = IRModule({name: region, GlobalVar("main"): Function(params, Call(name, params))})
+    own = taken_back(theirs, {name})
+    try:
+        runs = [compile(each) for each in (theirs, own)]
+        its, ours = _seconds(runs, feed)
+    except EkidenError as error:
+        _LOG.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, error)
+        return None
+    return Choice(name.name_hint, _operators(region), engine, its, ours)
+
+
+def _operators(region: Function) -> str:
+    """Its operators by name, with their number: `nn.dense x 2, nn.relu`."""
+    names = [op_of(each) for each in post_order(region.body, into_functions=True)]
+    counts = Counter(filter(None, names))
+    return ", ".join(name if n == 1 else f"{name} x {n}" for name, n in sorted(counts.items()))
+
+
+def _random(region: Function) -> list[Array]:
+    rng = np.random.default_rng(0)
+    made = []
+    for param in region.params:
+        kind = param.checked_type
+        assert isinstance(kind, TensorType), "regions have tensors as parameters"
+        shape = [each.value if isinstance(each, IntImm) else OPEN for each in kind.shape]
+        made.append(rng.random(shape).astype(to_numpy(kind.dtype)))
+    return made
+
+
+def _seconds(runs: Sequence[Run], feed: Sequence[Array]) -> list[float]:
+    """The least time of a run of each, taken in turns."""
+    least = [math.inf] * len(runs)
+    for run in runs:
+        run(feed)
+    until = time.perf_counter() + MEASURED
+    count = 0
+    while time.perf_counter() < until or count < 5:
+        count += 1
+        for at, run in enumerate(runs):
+            start = time.perf_counter()
+            run(feed)
+            least[at] = min(least[at], time.perf_counter() - start)
+    return least
