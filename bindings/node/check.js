@@ -59,6 +59,16 @@ async function main(folder) {
   assert.throws(() => bad.call(1), {kind: 'TypeError', message: 'no number'});
   assert.throws(() => twice.call(Symbol('x')), {kind: 'TypeError'});
 
+  for (let i = 0; i < 20; i++) { // quick by now: made here, with the same results and errors
+    assert.strictEqual(await twice.callAsync(i), 2 * i);
+    await assert.rejects(bad.callAsync(1), {kind: 'TypeError', message: 'no number'});
+    assert(twice.callAsync(1) instanceof Promise);
+  }
+  ekiden.registry.register('check.closing', () => closing.close());
+  const closing = ekiden.registry.get('check.closing');
+  await closing.callAsync();
+  await assert.rejects(closing.callAsync(), {kind: 'ValueError', message: /closed/});
+
   const large = new ekiden.Tensor('float32', [4096, 4]);
   for (let i = 0; i < 200; i++) {
     const [out] = await model.run({...inputs, x: large});

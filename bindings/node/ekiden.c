@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 typedef struct addon {
   napi_ref error_class, tensor_class; /* of index.js */
@@ -103,6 +104,7 @@ static const napi_type_tag handle_tag = {0x656b6964656e0001, 0x68616e646c650001}
 
 typedef struct handle {
   ek_object *object; /* NULL once it is closed */
+  size_t quick;      /* 1 + bytes of tensors that a call with them was quick for; 0 for none */
 } handle;
 
 static void finalize_handle(napi_env env, void *data, void *hint) {
@@ -117,7 +119,7 @@ static napi_value handle_value(napi_env env, ek_object *object) {
   napi_value value = NULL;
   handle *self = malloc(sizeof *self);
   if (self == NULL) abort();
-  self->object = object;
+  *self = (handle){object, 0};
   napi_create_external(env, self, finalize_handle, NULL, &value);
   napi_type_tag_object(env, value, &handle_tag);
   return value;
@@ -757,25 +759,55 @@ static napi_value call(napi_env env, napi_callback_info info) {
 typedef struct work {
   napi_async_work work;
   napi_deferred deferred;
-  napi_ref source; /* keeps the memory of typed arrays */
+  napi_ref source; /* keeps the memory of typed arrays, and the handle */
+  handle *of;
+  size_t bytes;
+  int64_t took;
   ek_object *function;
   arguments args;
   ek_value result;
   ek_object *error;
 } work;
 
+/* A call that takes less costs less where it is made than handed to another thread and back. */
+enum { QUICK = 20000 };
+
+static int64_t nanoseconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* What a call's tensors have together. */
+static size_t bytes_of(const arguments *args) {
+  size_t bytes = 0;
+  for (const lent *each = args->lents; each != NULL; each = each->next) {
+    bytes += ek_dltensor_nbytes(&each->tensor);
+  }
+  return bytes;
+}
+
+/* Remembers that a call with so many bytes took so long. */
+static void learn(handle *of, size_t bytes, int64_t took) {
+  if (took < QUICK && bytes >= of->quick) of->quick = bytes + 1;
+  if (took >= QUICK && bytes < of->quick) of->quick = 0;
+}
+
 static void execute(napi_env env, void *data) {
   work *self = data;
   (void)env;
+  int64_t begun = nanoseconds();
   if (ek_function_call(self->function, self->args.values, self->args.count, &self->result) != 0) {
     self->error = ek_error_take();
   }
+  self->took = nanoseconds() - begun;
 }
 
 static void complete(napi_env env, napi_status status, void *data) {
   work *self = data;
   napi_value made = NULL;
   (void)status;
+  if (self->error == NULL) learn(self->of, self->bytes, self->took);
   if (self->error == NULL) made = write_value(env, &self->result);
   if (self->error != NULL) ek_error_set(self->error);
   if (made != NULL) {
@@ -792,8 +824,22 @@ static void complete(napi_env env, napi_status status, void *data) {
   free(self);
 }
 
+/* The same call where it is made; NULL with an error. */
+static napi_value call_here(napi_env env, napi_value of, ek_object *function, arguments *given) {
+  ek_value result = ek_value_none();
+  size_t bytes = bytes_of(given);
+  int64_t begun = nanoseconds();
+  ek_retain(function);
+  int code = ek_function_call(function, given->values, given->count, &result);
+  if (code == 0) learn(handle_of(env, of), bytes, nanoseconds() - begun);
+  drop_arguments(given);
+  ek_release(function);
+  return finish(env, code, &result);
+}
+
+/* A promise of the result; the result itself where the function is known to be quick. */
 static napi_value call_async(napi_env env, napi_callback_info info) {
-  napi_value args[2], name, promise = NULL;
+  napi_value args[2], kept, name, promise = NULL;
   take(env, info, 2, args);
   ek_object *function = object_as(env, args[0], EK_FUNCTION);
   if (function == NULL) return throw_error(env);
@@ -804,10 +850,20 @@ static napi_value call_async(napi_env env, napi_callback_info info) {
     free(self);
     return throw_error(env);
   }
+  self->of = handle_of(env, args[0]);
+  self->bytes = bytes_of(&self->args);
+  if (self->bytes < self->of->quick) {
+    arguments given = self->args;
+    free(self);
+    return call_here(env, args[0], function, &given);
+  }
   ek_retain(function);
   self->function = function;
   self->result = ek_value_none();
-  napi_create_reference(env, args[1], 1, &self->source);
+  napi_create_array_with_length(env, 2, &kept);
+  napi_set_element(env, kept, 0, args[0]);
+  napi_set_element(env, kept, 1, args[1]);
+  napi_create_reference(env, kept, 1, &self->source);
   napi_create_promise(env, &self->deferred, &promise);
   napi_create_string_utf8(env, "ekiden", NAPI_AUTO_LENGTH, &name);
   napi_create_async_work(env, NULL, name, execute, complete, self, &self->work);
