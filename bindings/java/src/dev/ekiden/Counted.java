@@ -15,7 +15,7 @@ abstract sealed class Counted implements AutoCloseable permits Func, Module, Obj
     @Override
     public void run() {
       MemorySegment object = getAndSet(null);
-      if (object != null) Native.callVoid(Native.RELEASE, object);
+      if (object != null) Native.release(object);
     }
   }
 

@@ -134,9 +134,19 @@ final class Native {
     }
   }
 
-  static void callVoid(MethodHandle function, Object... args) {
+  /** One more strong reference. */
+  static void retain(MemorySegment object) {
     try {
-      function.invokeWithArguments(args);
+      RETAIN.invokeExact(object);
+    } catch (Throwable error) {
+      throw new AssertionError(error);
+    }
+  }
+
+  /** Gives a strong reference back. */
+  static void release(MemorySegment object) {
+    try {
+      RELEASE.invokeExact(object);
     } catch (Throwable error) {
       throw new AssertionError(error);
     }
@@ -155,7 +165,7 @@ final class Native {
     }
     EkidenException made =
         new EkidenException(textAt(error, 24), textAt(error, 40), textAt(error, 56));
-    callVoid(RELEASE, error);
+    release(error);
     return made;
   }
 

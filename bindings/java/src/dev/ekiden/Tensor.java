@@ -9,13 +9,16 @@ import java.lang.foreign.ValueLayout;
 import java.util.Arrays;
 
 /**
- * Elements in row-major order in native memory. A call reads the memory of its arguments without a
- * copy; that of a result belongs to the runtime, until nothing refers to the segment any more.
+ * Elements in row-major order. A call reads native memory of its arguments without a copy; that of a
+ * result belongs to the runtime, until nothing refers to the segment any more. Results of up to 4096
+ * bytes are copied to Java's heap: what its collector needs to give others back costs more.
  */
 public final class Tensor {
   private final DType dtype;
   private final long[] shape;
   private final MemorySegment data;
+
+  private static final int SMALL = 4096;
 
   /**
    * A tensor over memory that is the caller's.
@@ -36,6 +39,14 @@ public final class Tensor {
     this.dtype = dtype;
     this.shape = shape.clone();
     this.data = data;
+  }
+
+  /** A small result, which is on the heap. */
+  private Tensor(DType dtype, long[] shape, MemorySegment from, long size) {
+    this.dtype = dtype;
+    this.shape = shape;
+    this.data = MemorySegment.ofArray(new long[(int) (size + 7) / 8]).asSlice(0, size);
+    MemorySegment.copy(from, 0, data, 0, size);
   }
 
   /** A tensor with a copy of elements. */
@@ -80,14 +91,21 @@ public final class Tensor {
     DType dtype = DType.of(object.get(JAVA_INT, Native.TENSOR_AT + 20));
     MemorySegment dims = object.get(Native.POINTER, Native.TENSOR_AT + 24);
     long[] shape = dims.asSlice(0, 8L * ndim).toArray(JAVA_LONG);
-    long size = dtype.size() * Arrays.stream(shape).reduce(1, Math::multiplyExact);
-    Arena arena = Arena.ofAuto();
+    long size = dtype.size();
+    for (long extent : shape) size = Math.multiplyExact(size, extent);
     MemorySegment whole = contiguous(object, shape, dtype);
     MemorySegment data = whole.get(Native.POINTER, Native.TENSOR_AT);
     long offset = whole.get(JAVA_LONG, Native.TENSOR_AT + 40);
+    if (size <= SMALL) {
+      try {
+        return new Tensor(dtype, shape, data.asSlice(offset), size);
+      } finally {
+        Native.release(whole);
+      }
+    }
     MemorySegment owned =
         MemorySegment.ofAddress(data.address() + offset)
-            .reinterpret(size, arena, _ -> Native.callVoid(Native.RELEASE, whole));
+            .reinterpret(size, Arena.ofAuto(), _ -> Native.release(whole));
     return new Tensor(dtype, shape, owned);
   }
 
@@ -101,7 +119,7 @@ public final class Tensor {
       expected *= shape[axis];
     }
     if (fits || expected == 0) {
-      Native.callVoid(Native.RETAIN, object);
+      Native.retain(object);
       return object;
     }
     try (Arena arena = Arena.ofConfined()) {
@@ -117,10 +135,11 @@ public final class Tensor {
     }
   }
 
-  /** An ek_dltensor that lends this memory for as long as the arena. */
+  /** An ek_dltensor that lends this memory, or a copy from the heap, for as long as the arena. */
   MemorySegment lend(Arena arena) {
     MemorySegment made = arena.allocate(Native.DLTENSOR_SIZE, 8);
-    made.set(Native.POINTER, 0, data);
+    boolean isLent = data.isNative();
+    made.set(Native.POINTER, 0, isLent ? data : arena.allocate(data.byteSize(), 64).copyFrom(data));
     made.set(JAVA_INT, 8, 1);
     made.set(JAVA_INT, 16, shape.length);
     made.set(JAVA_INT, 20, dtype.packed());
@@ -141,7 +160,7 @@ public final class Tensor {
     return new int[] {1, 0};
   }
 
-  /** The memory of its elements. */
+  /** The memory of its elements; that of a small result is no native one. */
   public MemorySegment data() {
     return data;
   }

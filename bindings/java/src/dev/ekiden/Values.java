@@ -33,7 +33,7 @@ final class Values implements AutoCloseable {
 
   @Override
   public void close() {
-    for (MemorySegment each : owned) Native.callVoid(Native.RELEASE, each);
+    for (MemorySegment each : owned) Native.release(each);
     arena.close();
   }
 
@@ -70,7 +70,7 @@ final class Values implements AutoCloseable {
 
   /** Retained for the call: another thread may close it meanwhile. */
   private void writeObject(MemorySegment object, MemorySegment out) {
-    Native.callVoid(Native.RETAIN, object);
+    Native.retain(object);
     owned.add(object);
     put(out, Native.typeIndex(object), object.address());
   }
@@ -115,7 +115,7 @@ final class Values implements AutoCloseable {
   void moveFirst(Object source, MemorySegment to) {
     if (source instanceof Tensor tensor) own(tensor, memory);
     to.copyFrom(memory.asSlice(0, Native.VALUE_SIZE));
-    if (to.get(JAVA_INT, 0) >= Native.OBJECT) Native.callVoid(Native.RETAIN, to.get(Native.POINTER, 8));
+    if (to.get(JAVA_INT, 0) >= Native.OBJECT) Native.retain(to.get(Native.POINTER, 8));
   }
 
   /** A value that is owned, which is given back. */
@@ -124,7 +124,7 @@ final class Values implements AutoCloseable {
       return read(value);
     } finally {
       if (value.get(JAVA_INT, 0) >= Native.OBJECT) {
-        Native.callVoid(Native.RELEASE, value.get(Native.POINTER, 8));
+        Native.release(value.get(Native.POINTER, 8));
       }
     }
   }
@@ -164,7 +164,7 @@ final class Values implements AutoCloseable {
         Native.check(Native.callInt(Native.TENSOR_COPY, dl, object.asSlice(Native.TENSOR_AT)));
         return Tensor.read(object);
       } finally {
-        Native.callVoid(Native.RELEASE, object);
+        Native.release(object);
       }
     }
   }
@@ -178,7 +178,7 @@ final class Values implements AutoCloseable {
     if (type == Native.ADT && object.get(JAVA_INT, 24) == 0) {
       return readItems(object.asSlice(32), object.get(JAVA_INT, 28));
     }
-    Native.callVoid(Native.RETAIN, object);
+    Native.retain(object);
     return switch (type) {
       case Native.FUNCTION -> new Func(object);
       case Native.MODULE -> new Module(object);

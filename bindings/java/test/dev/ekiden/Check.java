@@ -39,6 +39,9 @@ final class Check {
     } catch (EkidenException error) {
       if (!error.kind().equals("TypeError")) wrong.add(error);
     }
+    Tensor small = (Tensor) ((List<?>) model.run(inputs)).get(0); // on the heap, and lent again
+    List<?> twice = (List<?>) model.run(Map.of("x", small, "scale", inputs.get("scale")));
+    if (((Tensor) twice.get(1)).toFloats()[0] != 40) wrong.add(new AssertionError("a heap result"));
     Func left = model.module().get("main");
     model.close();
     model.close();
