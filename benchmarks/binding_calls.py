@@ -5,7 +5,8 @@
 The model is x * y + z on four numbers, called by position with tensors that are there. Each program
 makes a tenth of the calls, then measures the rest: nanoseconds of one, and how much the resident
 memory grew. ONNX Runtime's peers are its packages of PyPI and npm (`npm install --ignore-scripts
-onnxruntime-node onnxruntime-web`). A language whose tools are missing is left out by name; programs
+onnxruntime-node onnxruntime-web`), and its C interface, from the wheel, for the languages of which
+no registry has one. A language whose tools are missing is left out by name; programs
 are built in FOLDER, for which ziglang compiles the runtime in WebAssembly.
 """
 
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import onnx
@@ -218,6 +220,75 @@ public class Calls {
 }
 """
 
+ORT_C = r"""
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* The functions of OrtApi by their places, which never change: onnxruntime_c_api.h */
+enum { ENV = 3, SESSION = 7, RUN = 9, OPTIONS = 10, THREADS = 24, TENSOR = 49, DATA = 51,
+       MEMORY = 69, RELEASE_VALUE = 96 };
+typedef struct { void **(*api)(uint32_t); const char *(*version)(void); } base;
+static void **api;
+#define CALL(n, kinds, ...) if (((void *(*)kinds)api[n])(__VA_ARGS__)) exit(2)
+
+static long resident(void) {
+  long all = 0, here = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+  if (fscanf(file, "%ld %ld", &all, &here) != 2) exit(3);
+  fclose(file);
+  return here * 4;
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static void *session, *given[3];
+
+static void call(void) {
+  static const char *const names[] = {"x", "y", "z"}, *const results[] = {"r"};
+  void *out = NULL;
+  CALL(RUN, (void *, void *, const char *const *, void **, size_t, const char *const *, size_t,
+             void **), session, NULL, names, given, 3, results, 1, &out);
+  float *data;
+  CALL(DATA, (void *, float **), out, &data);
+  if (data[3] != 10) exit(4);
+  ((void (*)(void *))api[RELEASE_VALUE])(out);
+}
+
+int main(int argc, char **argv) {
+  static float elements[3][4];
+  long calls = atol(argv[1]), warm = calls / 10;
+  int64_t shape = 4;
+  void *env, *options, *memory, *library = dlopen(getenv("ORT_LIBRARY"), RTLD_NOW);
+  base *(*get)(void);
+  *(void **)&get = dlsym(library, "OrtGetApiBase");
+  api = get()->api(16);
+  CALL(ENV, (int, const char *, void **), 3, "calls", &env);
+  CALL(OPTIONS, (void **), &options);
+  CALL(THREADS, (void *, int), options, 1);
+  CALL(SESSION, (void *, const char *, void *, void **), env, "calls.onnx", options, &session);
+  CALL(MEMORY, (int, int, void **), 0, 0, &memory);
+  for (int i = 0; i < 3; i++) {
+    for (int k = 0; k < 4; k++) elements[i][k] = (float)(i + 2);
+    CALL(TENSOR, (void *, void *, size_t, int64_t *, size_t, int, void **), memory, elements[i], 16,
+         &shape, 1, 1, &given[i]);
+  }
+  for (long i = 0; i < warm; i++) call();
+  long before = resident();
+  double begin = now();
+  for (long i = warm; i < calls; i++) call();
+  double took = now() - begin;
+  printf("%f %ld\n", took / (double)(calls - warm), resident() - before);
+  return argc == 2 ? 0 : 1;
+}
+"""
+
 
 @dataclass(frozen=True)
 class Program:
@@ -255,6 +326,16 @@ def _cpp(folder: Path) -> tuple[Command, Mapping[str, str]]:
     words = ["c++", "-O2", "-std=c++17", f"-I{runtime.include_dir()}", "calls.cpp", *library]
     _run([*words, "-o", "calls_cpp"], folder, os.environ)
     return ["./calls_cpp"], {}
+
+
+def _ort_c(folder: Path) -> tuple[Command, Mapping[str, str]]:
+    (folder / "calls_ort.c").write_text(ORT_C)
+    _run(["cc", "-O2", "calls_ort.c", "-ldl", "-o", "calls_ort"], folder, os.environ)
+    place = Path(str(find_spec("onnxruntime").submodule_search_locations[0])) / "capi"  # type: ignore[union-attr, index]
+    library = next(iter(sorted(place.glob("libonnxruntime.so*"))), None)
+    if library is None:
+        raise FileNotFoundError(f"{place} has no libonnxruntime.so")
+    return ["./calls_ort"], {"ORT_LIBRARY": str(library)}
 
 
 def _rust(folder: Path) -> tuple[Command, Mapping[str, str]]:
@@ -296,7 +377,8 @@ def _java(folder: Path) -> tuple[Command, Mapping[str, str]]:
     home = os.environ.get("JAVA_HOME")
     at = f"{home}/bin/" if home else ""
     _run([f"{at}javac", "-d", "classes", *sources], folder, os.environ)
-    options = ["-Xmx64m", "--enable-native-access=ALL-UNNAMED"]  # what the heap keeps is no leak
+    heap = ["-Xms64m", "-Xmx64m", "-XX:+AlwaysPreTouch"]  # resident before: what grows is ours
+    options = [*heap, "--enable-native-access=ALL-UNNAMED"]
     command = [f"{at}java", *options, "-cp", "classes", "Calls"]
     return command, {"EKIDEN_LIB_DIR": str(LIBRARY)}
 
@@ -312,6 +394,7 @@ def programs(npm: Path) -> list[Program]:
         Program("web", "ekiden", _node(EKIDEN_WEB, npm)),
         Program("web", "onnxruntime", _node(ORT_WEB, npm)),
         Program("c++", "ekiden", _cpp),
+        Program("c", "onnxruntime", _ort_c),
         Program("rust", "ekiden", _rust),
         Program("go", "ekiden", _go),
         Program("java", "ekiden", _java),

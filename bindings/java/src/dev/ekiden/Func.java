@@ -102,7 +102,7 @@ public final class Func extends Counted {
   Object call(List<?> args) {
     MemorySegment function = object();
     try (Values values = new Values(args)) {
-      MemorySegment ret = values.arena.allocate(Native.VALUE_SIZE, 16);
+      MemorySegment ret = values.allocate(Native.VALUE_SIZE, 16);
       MemorySegment code = function.get(Native.POINTER, 24);
       int status;
       try {

@@ -5,6 +5,7 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.lang.foreign.SegmentAllocator;
 import java.lang.foreign.ValueLayout;
 import java.util.Arrays;
 
@@ -135,8 +136,8 @@ public final class Tensor {
     }
   }
 
-  /** An ek_dltensor that lends this memory, or a copy from the heap, for as long as the arena. */
-  MemorySegment lend(Arena arena) {
+  /** An ek_dltensor that lends this memory, or a copy from the heap, for as long as what allocates. */
+  MemorySegment lend(SegmentAllocator arena) {
     MemorySegment made = arena.allocate(Native.DLTENSOR_SIZE, 8);
     boolean isLent = data.isNative();
     made.set(Native.POINTER, 0, isLent ? data : arena.allocate(data.byteSize(), 64).copyFrom(data));

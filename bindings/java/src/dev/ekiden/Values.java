@@ -6,21 +6,34 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.lang.foreign.SegmentAllocator;
 import java.lang.foreign.ValueLayout;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 
-/** Values of Java as ek_value, and back; what is made for a call goes when it is closed. */
-final class Values implements AutoCloseable {
-  final Arena arena = Arena.ofConfined();
+/**
+ * Values of Java as ek_value, and back; what is made for a call goes when it is closed. Its memory is
+ * the thread's, behind that of calls which have not ended, and an arena's once that is full.
+ */
+final class Values implements AutoCloseable, SegmentAllocator {
+  private static final class Block {
+    final MemorySegment memory = Arena.ofAuto().allocate(16384, 64);
+    long used;
+  }
+
+  private static final ThreadLocal<Block> BLOCK = ThreadLocal.withInitial(Block::new);
+
+  private final Block block = BLOCK.get();
+  private final long before = block.used;
+  private Arena more;
   final MemorySegment memory;
   final int count;
   private final List<MemorySegment> owned = new ArrayList<>();
 
   Values(List<?> values) {
     count = values.size();
-    memory = arena.allocate((long) Native.VALUE_SIZE * Math.max(count, 1), 16);
+    memory = allocate((long) Native.VALUE_SIZE * Math.max(count, 1), 16);
     try {
       for (int i = 0; i < count; i++) {
         write(values.get(i), memory.asSlice((long) Native.VALUE_SIZE * i, Native.VALUE_SIZE));
@@ -34,7 +47,19 @@ final class Values implements AutoCloseable {
   @Override
   public void close() {
     for (MemorySegment each : owned) Native.release(each);
-    arena.close();
+    if (more != null) more.close();
+    block.used = before;
+  }
+
+  @Override
+  public MemorySegment allocate(long size, long alignment) {
+    long begin = (block.used + alignment - 1) & -alignment;
+    if (alignment > 64 || size > block.memory.byteSize() - begin) {
+      if (more == null) more = Arena.ofConfined();
+      return more.allocate(size, alignment);
+    }
+    block.used = begin + size;
+    return block.memory.asSlice(begin, size).fill((byte) 0);
   }
 
   private void write(Object value, MemorySegment out) {
@@ -48,7 +73,7 @@ final class Values implements AutoCloseable {
       case Float number -> put(out, Native.FLOAT, Double.doubleToRawLongBits(number));
       case Double number -> put(out, Native.FLOAT, Double.doubleToRawLongBits(number));
       case String text -> writeText(text, out);
-      case Tensor tensor -> put(out, Native.DLTENSOR_PTR, tensor.lend(arena).address());
+      case Tensor tensor -> put(out, Native.DLTENSOR_PTR, tensor.lend(this).address());
       case List<?> list -> writeList(list, out);
       case Counted counted -> writeObject(counted.object(), out);
       case Func.Body body -> {
@@ -77,19 +102,19 @@ final class Values implements AutoCloseable {
 
   private void writeText(String text, MemorySegment out) {
     byte[] bytes = text.getBytes(StandardCharsets.UTF_8);
-    MemorySegment data = arena.allocateFrom(ValueLayout.JAVA_BYTE, bytes);
+    MemorySegment data = allocateFrom(ValueLayout.JAVA_BYTE, bytes);
     Native.check(Native.callInt(Native.STRING_NEW, Native.STR, data, (long) bytes.length, out));
     if (out.get(JAVA_INT, 0) >= Native.OBJECT) owned.add(out.get(Native.POINTER, 8));
   }
 
   private void writeList(List<?> list, MemorySegment out) {
-    MemorySegment items = arena.allocate((long) Native.VALUE_SIZE * Math.max(list.size(), 1), 16);
+    MemorySegment items = allocate((long) Native.VALUE_SIZE * Math.max(list.size(), 1), 16);
     for (int i = 0; i < list.size(); i++) {
       MemorySegment item = items.asSlice((long) Native.VALUE_SIZE * i, Native.VALUE_SIZE);
       write(list.get(i), item);
       if (item.get(JAVA_INT, 0) == Native.DLTENSOR_PTR) own((Tensor) list.get(i), item);
     }
-    MemorySegment made = arena.allocate(Native.POINTER);
+    MemorySegment made = allocate(Native.POINTER);
     long n = list.size();
     Native.check(Native.callInt(Native.CONTAINER_NEW, Native.ARRAY, 0, items, n, made));
     MemorySegment array = made.get(Native.POINTER, 0);
@@ -100,8 +125,8 @@ final class Values implements AutoCloseable {
   /** A lent tensor as one of the runtime, for what keeps it. */
   private void own(Tensor tensor, MemorySegment value) {
     long[] shape = tensor.shape();
-    MemorySegment made = arena.allocate(Native.POINTER);
-    MemorySegment dims = arena.allocateFrom(JAVA_LONG, shape);
+    MemorySegment made = allocate(Native.POINTER);
+    MemorySegment dims = allocateFrom(JAVA_LONG, shape);
     int dtype = tensor.dtype().packed();
     Native.check(Native.callInt(Native.TENSOR_NEW, dims, shape.length, dtype, 1L, made));
     MemorySegment object = made.get(Native.POINTER, 0);
