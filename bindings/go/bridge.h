@@ -26,25 +26,6 @@ static inline int go_set_error(const char *kind, const char *message) {
   return ek_error(kind, "%s", message);
 }
 
-static inline void go_put(ek_value *out, int32_t type, int64_t payload) {
-  *out = ek_value_none();
-  out->type_index = type;
-  out->v.i64 = payload;
-}
-
-static inline void go_put_float(ek_value *out, double number) {
-  go_put(out, EK_FLOAT, 0);
-  out->v.f64 = number;
-}
-
-static inline void go_put_pointer(ek_value *out, int32_t type, void *pointer) {
-  go_put(out, type, 0);
-  out->v.ptr = pointer;
-}
-
-static inline int64_t go_int(const ek_value *value) { return value->v.i64; }
-static inline double go_float(const ek_value *value) { return value->v.f64; }
-static inline ek_object *go_object(const ek_value *value) { return value->v.obj; }
 static inline int32_t go_type(const ek_object *object) { return object->type_index; }
 
 static inline ek_bytes go_text(const ek_value *value) {

@@ -69,11 +69,11 @@ func callBack(handle cgo.Handle, args *C.ek_value, n int, ret *C.ek_value) error
 		return err
 	}
 	if err := f.writeOwned(result, ret); err != nil {
-		C.go_put(ret, C.EK_NONE, 0)
+		put(ret, C.EK_NONE, 0)
 		return err
 	}
 	if ret.type_index >= C.EK_OBJECT {
-		C.ek_object_retain(C.go_object(ret))
+		C.ek_object_retain(objectOf(ret))
 	}
 	return nil
 }

@@ -24,12 +24,16 @@ var dtypes = map[DType]C.ek_dtype{
 	"bool": {code: 6, bits: 8, lanes: 1},
 }
 
+// small is how many bytes of a result are copied to memory of Go: a finalizer costs more.
+const small = 4096
+
 // Element is a type that elements of tensors have; bools are bytes, 0 or 1.
 type Element interface {
 	float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | bool
 }
 
-// Tensor has elements in row-major order: those of a slice, or memory of the runtime, which it keeps.
+// Tensor has elements in row-major order: those of a slice, or memory of the runtime, which it keeps;
+// small results are copied.
 type Tensor struct {
 	dtype DType
 	shape []int64
@@ -92,7 +96,7 @@ func (t *Tensor) copyFrom(other *Tensor) {
 
 // readTensor is a tensor of the runtime, whose reference is taken over.
 func readTensor(object *C.ek_object) (*Tensor, error) {
-	dl := C.go_tensor(object)
+	dl := (*C.ek_dltensor)(unsafe.Add(unsafe.Pointer(object), unsafe.Sizeof(*object)))
 	if C.ek_dltensor_is_contiguous(dl) == 0 {
 		whole, err := copyTensor(dl)
 		C.ek_object_release(object)
@@ -104,7 +108,16 @@ func readTensor(object *C.ek_object) (*Tensor, error) {
 	for name, dtype := range dtypes {
 		if dtype == dl.dtype {
 			shape := append([]int64{}, unsafe.Slice((*int64)(unsafe.Pointer(dl.shape)), int(dl.ndim))...)
-			return &Tensor{name, shape, C.ek_dltensor_data(dl), int(countOf(shape)), own(object)}, nil
+			made := &Tensor{name, shape, C.ek_dltensor_data(dl), int(countOf(shape)), nil}
+			if bytes := uintptr(made.size) * uintptr(dtype.bits) / 8; bytes <= small {
+				kept := make([]uint64, (bytes+7)/8)
+				copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(kept))), bytes), unsafe.Slice((*byte)(made.data), bytes))
+				made.data, made.keep = unsafe.Pointer(unsafe.SliceData(kept)), kept
+				C.ek_object_release(object)
+			} else {
+				made.keep = own(object)
+			}
+			return made, nil
 		}
 	}
 	C.ek_object_release(object)

@@ -6,7 +6,9 @@ package ekiden
 import "C"
 
 import (
+	"math"
 	"runtime"
+	"sync"
 	"unsafe"
 )
 
@@ -17,10 +19,25 @@ type Value = any
 
 const valueSize = unsafe.Sizeof(C.ek_value{})
 
+// blockSize is what most calls need of C's memory: a call of C for each piece would cost more than
+// the call it is for.
+const blockSize = 2048
+
+// blocks are pieces of C's memory of that size, which calls use one after the other.
+var blocks = sync.Pool{New: func() any {
+	made := &block{C.calloc(1, blockSize)}
+	runtime.SetFinalizer(made, func(b *block) { C.free(b.memory) })
+	return made
+}}
+
+type block struct{ memory unsafe.Pointer }
+
 // frame is what a call needs until it ends; its memory is C's.
 type frame struct {
 	values *C.ek_value
 	count  int
+	block  *block
+	used   uintptr
 	memory []unsafe.Pointer
 	owned  []*C.ek_object
 	pins   runtime.Pinner
@@ -28,7 +45,14 @@ type frame struct {
 }
 
 func (f *frame) alloc(size uintptr) unsafe.Pointer {
-	made := C.calloc(1, C.size_t(max(size, 1)))
+	size = max(size+15, 16) &^ 15
+	if f.used+size <= blockSize {
+		made := unsafe.Add(f.block.memory, f.used)
+		f.used += size
+		clear(unsafe.Slice((*byte)(made), size))
+		return made
+	}
+	made := C.calloc(1, C.size_t(size))
 	f.memory = append(f.memory, made)
 	return made
 }
@@ -43,9 +67,26 @@ func at(values *C.ek_value, i int) *C.ek_value {
 	return (*C.ek_value)(unsafe.Add(unsafe.Pointer(values), uintptr(i)*valueSize))
 }
 
+// put is a value of a type, its payload 8 bytes.
+func put(out *C.ek_value, kind C.int32_t, payload uint64) {
+	*out = C.ek_value{type_index: kind}
+	*(*uint64)(unsafe.Pointer(&out.v)) = payload
+}
+
+// putPointer is put for an address of C's.
+func putPointer(out *C.ek_value, kind C.int32_t, address unsafe.Pointer) {
+	*out = C.ek_value{type_index: kind}
+	*(*unsafe.Pointer)(unsafe.Pointer(&out.v)) = address
+}
+
+// objectOf is the object that a value refers to.
+func objectOf(value *C.ek_value) *C.ek_object {
+	return *(**C.ek_object)(unsafe.Pointer(&value.v))
+}
+
 // newFrame has values as the arguments of a call; close it, also where there is an error.
 func newFrame(values []Value) (*frame, error) {
-	f := &frame{count: len(values), source: values}
+	f := &frame{count: len(values), source: values, block: blocks.Get().(*block)}
 	f.values = (*C.ek_value)(f.alloc(uintptr(len(values)) * valueSize))
 	for i, value := range values {
 		if err := f.write(value, at(f.values, i)); err != nil {
@@ -64,32 +105,33 @@ func (f *frame) close() {
 	}
 	f.pins.Unpin()
 	runtime.KeepAlive(f.source)
+	blocks.Put(f.block)
 }
 
 func (f *frame) write(value Value, out *C.ek_value) error {
 	switch v := value.(type) {
 	case nil:
-		C.go_put(out, C.EK_NONE, 0)
+		put(out, C.EK_NONE, 0)
 	case bool:
-		number := C.int64_t(0)
+		number := uint64(0)
 		if v {
 			number = 1
 		}
-		C.go_put(out, C.EK_BOOL, number)
+		put(out, C.EK_BOOL, number)
 	case int:
-		C.go_put(out, C.EK_INT, C.int64_t(v))
+		put(out, C.EK_INT, uint64(v))
 	case int32:
-		C.go_put(out, C.EK_INT, C.int64_t(v))
+		put(out, C.EK_INT, uint64(v))
 	case int64:
-		C.go_put(out, C.EK_INT, C.int64_t(v))
+		put(out, C.EK_INT, uint64(v))
 	case float32:
-		C.go_put_float(out, C.double(v))
+		put(out, C.EK_FLOAT, math.Float64bits(float64(v)))
 	case float64:
-		C.go_put_float(out, C.double(v))
+		put(out, C.EK_FLOAT, math.Float64bits(float64(v)))
 	case string:
 		return f.writeText(v, out)
 	case *Tensor:
-		C.go_put_pointer(out, C.EK_DLTENSOR_PTR, unsafe.Pointer(f.lend(v)))
+		putPointer(out, C.EK_DLTENSOR_PTR, unsafe.Pointer(f.lend(v)))
 	case []Value:
 		return f.writeItems(v, out)
 	case *Function:
@@ -104,7 +146,7 @@ func (f *frame) write(value Value, out *C.ek_value) error {
 			return err
 		}
 		f.owned = append(f.owned, object)
-		C.go_put_pointer(out, C.EK_FUNCTION, unsafe.Pointer(object))
+		putPointer(out, C.EK_FUNCTION, unsafe.Pointer(object))
 	default:
 		return failed("TypeError", "a value expected, got %T", value)
 	}
@@ -118,7 +160,7 @@ func (f *frame) writeObject(c *counted, out *C.ek_value) error {
 	}
 	C.ek_object_retain(object)
 	f.owned = append(f.owned, object)
-	C.go_put_pointer(out, C.go_type(object), unsafe.Pointer(object))
+	putPointer(out, object.type_index, unsafe.Pointer(object))
 	return nil
 }
 
@@ -126,7 +168,7 @@ func (f *frame) writeText(text string, out *C.ek_value) error {
 	data := f.text(text)
 	_, err := attempt(func() C.int { return C.ek_string_new(C.EK_STR, data, C.size_t(len(text)), out) })
 	if err == nil && out.type_index >= C.EK_OBJECT {
-		f.owned = append(f.owned, C.go_object(out))
+		f.owned = append(f.owned, objectOf(out))
 	}
 	return err
 }
@@ -157,7 +199,7 @@ func (f *frame) writeItems(items []Value, out *C.ek_value) error {
 	})
 	if err == nil {
 		f.owned = append(f.owned, made)
-		C.go_put_pointer(out, C.EK_ARRAY, unsafe.Pointer(made))
+		putPointer(out, C.EK_ARRAY, unsafe.Pointer(made))
 	}
 	return err
 }
@@ -170,7 +212,7 @@ func (f *frame) writeOwned(value Value, out *C.ek_value) error {
 	made, err := copyTensor(C.go_lent(out))
 	if err == nil {
 		f.owned = append(f.owned, made)
-		C.go_put_pointer(out, C.EK_TENSOR, unsafe.Pointer(made))
+		putPointer(out, C.EK_TENSOR, unsafe.Pointer(made))
 	}
 	return err
 }
@@ -179,7 +221,7 @@ func (f *frame) writeOwned(value Value, out *C.ek_value) error {
 func take(value *C.ek_value) (Value, error) {
 	made, err := read(value)
 	if value.type_index >= C.EK_OBJECT {
-		C.ek_object_release(C.go_object(value))
+		C.ek_object_release(objectOf(value))
 	}
 	return made, err
 }
@@ -190,11 +232,11 @@ func read(value *C.ek_value) (Value, error) {
 	case C.EK_NONE:
 		return nil, nil
 	case C.EK_INT:
-		return int64(C.go_int(value)), nil
+		return *(*int64)(unsafe.Pointer(&value.v)), nil
 	case C.EK_BOOL:
-		return C.go_int(value) != 0, nil
+		return *(*int64)(unsafe.Pointer(&value.v)) != 0, nil
 	case C.EK_FLOAT:
-		return float64(C.go_float(value)), nil
+		return *(*float64)(unsafe.Pointer(&value.v)), nil
 	case C.EK_SMALL_STR, C.EK_RAW_STR, C.EK_STR:
 		return textOf(C.go_text(value)), nil
 	case C.EK_DLTENSOR_PTR: // what is lent may go when the call ends
@@ -207,11 +249,12 @@ func read(value *C.ek_value) (Value, error) {
 	if value.type_index < C.EK_OBJECT {
 		return nil, failed("TypeError", "a value of type %d is not for Go", value.type_index)
 	}
-	return readObject(C.go_object(value))
+	return readObject(objectOf(value))
 }
 
 func readObject(object *C.ek_object) (Value, error) {
-	if C.go_is_tuple(object) != 0 {
+	isTuple := object.type_index == C.EK_ARRAY || object.type_index == C.EK_ADT
+	if isTuple && C.go_is_tuple(object) != 0 {
 		var n C.int64_t
 		items := C.go_items(object, &n)
 		made := make([]Value, n)
@@ -225,7 +268,7 @@ func readObject(object *C.ek_object) (Value, error) {
 		return made, nil
 	}
 	C.ek_object_retain(object)
-	switch C.go_type(object) {
+	switch object.type_index {
 	case C.EK_TENSOR:
 		return readTensor(object)
 	case C.EK_FUNCTION:
