@@ -91,7 +91,8 @@ ort.InferenceSession.create('calls.onnx', {{intraOpNumThreads: 1}}).then((sessio
 }});
 """
 EKIDEN_WEB = """
-import('./site/index.js').then(async ({load, Tensor}) => {
+import('./site/index.js').then(async ({init, load, Tensor}) => {
+  await init({threads: 1});
   const main = (await load('web.eki')).module.get('main');
   const given = [x, y, z].map((data) => new Tensor('float32', [4], data));
   await measure(() => main.call(...given), calls);

@@ -18,7 +18,8 @@ function difference(got, wanted) {
 }
 
 async function ekiden(url, read, id, feeds) {
-  const {load, Tensor} = await import(`${url}/index.js`);
+  const {init, load, Tensor} = await import(`${url}/index.js`);
+  await init({threads: 1});
   const model = await load(await read(`${id}.eki`));
   const tensors = feeds.map(({name, dtype, shape, data}) => [name, new Tensor(dtype, shape, data)]);
   const inputs = Object.fromEntries(tensors);

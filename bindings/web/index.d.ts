@@ -40,12 +40,16 @@ export type Value =
 /** Where a file is: a URL or, in Node, a path; a response; its bytes. */
 export type Source = string | URL | Response | ArrayBuffer | Uint8Array;
 
-/** Starts the runtime, once: `wasm` is where ekiden.wasm is (beside this file), its bytes, or a compiled
- * module. load() does it where it has not been done. */
-export function init(options?: {wasm?: Source | WebAssembly.Module}): Promise<void>;
+/** Starts the runtime, once: `wasm` is where ekiden.wasm or, with threads, ekiden-threads.wasm is (beside
+ * this file), its bytes, or a compiled module. `threads` is how many share a loop: as many as there are
+ * cores, at most 8, where memory can be shared, else one. More than one where that cannot be is a
+ * RuntimeError. load() does it where it has not been done. */
+export function init(options?: {wasm?: Source | WebAssembly.Module; threads?: number}): Promise<void>;
 
-/** What the engine has: of the variants in an artifact the first that it can run is taken. */
-export function abilities(): {simd: boolean; relaxedSimd: boolean};
+/** What the engine has: of the variants in an artifact the first that it can run is taken. `threads` share
+ * a loop; where it is one, `oneThread` says why. */
+export function abilities(): {
+  simd: boolean; relaxedSimd: boolean; threads: number; oneThread?: string};
 
 /** Loads a model that was compiled for wasm32; `name` is for messages. Throws OSError where there is no
  * such file, LoadError for a damaged one or another machine's, ValueError for another kind of file. */

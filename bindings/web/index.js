@@ -1,7 +1,9 @@
 // Runs models that Ekiden compiled, in browsers, their workers and Node: index.d.ts says what each
 // function takes and throws.
 
-import {EkidenError, Runtime, Tensor, TYPES, errorOf, errors, features} from './runtime.js';
+import {
+  EkidenError, Runtime, Tensor, TYPES, errorOf, errors, features, takesMemory,
+} from './runtime.js';
 
 export {EkidenError, Tensor, errors};
 
@@ -9,15 +11,18 @@ const PARTS = {params: 1, names: 1};
 const FIELDS = {any: -1, int: 1, bool: 2, float: 3};
 const FIELD_BYTES = 56;
 
+const MOST_THREADS = 64, MOST_BY_ITSELF = 8;
+const IS_NODE = typeof process !== 'undefined' && process.versions?.node !== undefined;
+
 let started;
 let runtime;
+let threads = {n: 1, why: 'the runtime is not there yet'};
 
 /** Bytes of a file of the page, or of Node's disk. */
 async function fetchBytes(from) {
   if (typeof from === 'string' || from instanceof URL) {
-    const isNode = typeof process !== 'undefined' && process.versions?.node !== undefined;
     const isFile = from instanceof URL ? from.protocol === 'file:' : !/^[a-z]+:/i.test(from);
-    if (isNode && isFile) {
+    if (IS_NODE && isFile) {
       const {readFile} = await import(/* webpackIgnore: true */ 'node:fs/promises');
       return new Uint8Array(await readFile(from));
     }
@@ -27,14 +32,96 @@ async function fetchBytes(from) {
   return new Uint8Array(await response.arrayBuffer());
 }
 
-/** Starts the runtime, once: `wasm` is where ekiden.wasm is, its bytes, or a compiled module. */
-export function init({wasm = new URL('./ekiden.wasm', import.meta.url)} = {}) {
-  started ??= (async () => {
-    const isBytes = ArrayBuffer.isView(wasm) || wasm instanceof ArrayBuffer;
-    const source = wasm instanceof WebAssembly.Module || isBytes ? wasm : await fetchBytes(wasm);
-    const module = source instanceof WebAssembly.Module ? source : await WebAssembly.compile(source);
-    runtime = await new Runtime(wrap).start(module);
-  })();
+/** Why there can be no threads here; undefined where there can. */
+function whyOne() {
+  if (typeof SharedArrayBuffer === 'undefined' || globalThis.crossOriginIsolated === false) {
+    return 'memory cannot be shared: the page is not cross-origin isolated (COOP and COEP headers)';
+  }
+  return IS_NODE || typeof Worker !== 'undefined' ? undefined : 'a worker here cannot have workers';
+}
+
+/** How many threads are asked for, and why there is but one. */
+async function wantedThreads(asked) {
+  if (asked !== undefined && !(Number.isInteger(asked) && asked >= 1 && asked <= MOST_THREADS)) {
+    throw errorOf('ValueError', `threads: 1 to ${MOST_THREADS} expected, got ${asked}`);
+  }
+  const why = asked === 1 ? 'one thread was asked for' : whyOne();
+  if (why === undefined) {
+    const cores = globalThis.navigator?.hardwareConcurrency
+      ?? (await import(/* webpackIgnore: true */ 'node:os')).availableParallelism();
+    const n = asked ?? Math.min(cores, MOST_BY_ITSELF);
+    return {n, why: n === 1 ? 'there is one core' : undefined};
+  }
+  if (asked > 1) throw errorOf('RuntimeError', `threads: ${asked} were asked for, but ${why}`);
+  return {n: 1, why};
+}
+
+/** A worker that becomes a thread of the runtime; `fail` gets what goes wrong with it. */
+async function startWorker(given, fail) {
+  const url = new URL('./thread.js', import.meta.url);
+  if (IS_NODE) {
+    const {Worker: NodeWorker} = await import(/* webpackIgnore: true */ 'node:worker_threads');
+    const made = new NodeWorker(url, {workerData: given, execArgv: []});
+    made.on('error', fail);
+    made.unref(); // it keeps no program alive
+    return () => made.terminate();
+  }
+  const made = new Worker(url, {type: 'module'});
+  made.onerror = (event) => fail(new Error(event.message ?? 'a worker did not start'));
+  made.postMessage(given);
+  return () => made.terminate();
+}
+
+/** Starts workers, and waits until each is there. */
+async function startThreads(of, wasm, n) {
+  let failure;
+  const stops = [];
+  for (let number = 0; number < n - 1; number++) {
+    stops.push(await startWorker(of.worker(wasm, number), (error) => {
+      failure ??= error;
+    }));
+  }
+  while (of.c.ek_web_workers() < n - 1) {
+    if (failure !== undefined) {
+      stops.forEach((stop) => stop());
+      throw errorOf('RuntimeError', `threads: a worker did not start: ${failure.message}`);
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1));
+  }
+  of.c.ek_num_threads(n);
+}
+
+async function compileRuntime(wasm) {
+  const isBytes = ArrayBuffer.isView(wasm) || wasm instanceof ArrayBuffer;
+  const source = wasm instanceof WebAssembly.Module || isBytes ? wasm : await fetchBytes(wasm);
+  return source instanceof WebAssembly.Module ? source : WebAssembly.compile(source);
+}
+
+async function start({wasm, threads: asked}) {
+  let found = await wantedThreads(asked);
+  const place = (n) => new URL(n > 1 ? './ekiden-threads.wasm' : './ekiden.wasm', import.meta.url);
+  const module = await compileRuntime(wasm ?? place(found.n));
+  if (found.n > 1 && !takesMemory(module)) {
+    const why = 'the runtime that was given has no threads';
+    if (asked !== undefined) throw errorOf('RuntimeError', `threads: ${asked} were asked for, but ${why}`);
+    found = {n: 1, why};
+  }
+  let made = await new Runtime(wrap).start(module);
+  try {
+    if (found.n > 1) await startThreads(made, module, found.n);
+  } catch (error) {
+    if (asked !== undefined || wasm !== undefined) throw error;
+    found = {n: 1, why: error.message};
+    made = await new Runtime(wrap).start(await compileRuntime(place(1)));
+  }
+  threads = found;
+  runtime = made;
+}
+
+/** Starts the runtime, once: `wasm` is where its file is, its bytes, or a compiled module; `threads`
+ * how many share a loop, else as many as there are cores where the page allows threads. */
+export function init(options = {}) {
+  started ??= start(options);
   started.catch(() => {
     started = undefined;
   });
@@ -46,10 +133,14 @@ function running() {
   throw errorOf('RuntimeError', 'the runtime is not there yet: await init() or load() first');
 }
 
-/** What the engine has: {simd, relaxedSimd}. */
+/** What the engine has, and how many threads share a loop; `oneThread` says why there is but one. */
 export function abilities() {
   const found = features();
-  return {simd: (found & 1) !== 0, relaxedSimd: (found & 2) !== 0};
+  const {n, why} = threads;
+  return {
+    simd: (found & 1) !== 0, relaxedSimd: (found & 2) !== 0, threads: n,
+    ...(why === undefined ? {} : {oneThread: why}),
+  };
 }
 
 function wrap(of, type, pointer) {

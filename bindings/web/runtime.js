@@ -81,6 +81,9 @@ const RELAXED = [
   0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 15, 1, 13, 0, 65, 1, 253, 15,
   65, 2, 253, 15, 253, 128, 2, 11,
 ];
+const IMPORT = 2, DATA = 11, MEMORY = 2; // sections of a module, a kind of import
+/** Memory that threads share says how much it may have: 4 GB. runtime/web links with the same. */
+const FIRST_PAGES = 512, MOST_PAGES = 65535, STACK = 1 << 20;
 const IMAGE_SECTION = 5, PAGE = 4096, STANDARD_IMPORTS = 5;
 
 /** What the engine takes, as the runtime numbers it: vectors 1, relaxed ones 2. */
@@ -94,11 +97,10 @@ function placesOf(module) {
   const [part] = WebAssembly.Module.customSections(module, 'dylink.0');
   const bytes = new Uint8Array(part);
   const numbers = [];
-  for (let at = 1; at < bytes.length; at++) {
-    let value = 0;
-    let shift = 0;
-    for (; bytes[at] >= 0x80; at++, shift += 7) value |= (bytes[at] & 0x7f) << shift;
-    numbers.push(value | bytes[at] << shift);
+  for (let at = 1; at < bytes.length;) {
+    const [value, behind] = leb(bytes, at);
+    numbers.push(value);
+    at = behind;
   }
   return numbers[3]; // behind the row's size, the memory and its alignment
 }
@@ -117,8 +119,78 @@ function* codeIn(bytes) {
   }
 }
 
+/** A number of LEB128 at a place: what it is, and where it ends. */
+function leb(bytes, at) {
+  let value = 0;
+  let shift = 0;
+  for (; bytes[at] >= 0x80; at++, shift += 7) value |= (bytes[at] & 0x7f) << shift;
+  return [(value | bytes[at] << shift) >>> 0, at + 1];
+}
+
+/** The same as bytes. */
+function lebOf(value) {
+  const bytes = [];
+  for (; value >= 0x80; value >>>= 7) bytes.push(value & 0x7f | 0x80);
+  return [...bytes, value];
+}
+
+/** The content of an import section whose memory is one that threads share. */
+function sharedImports(bytes) {
+  const made = [];
+  let [count, at] = leb(bytes, 0);
+  made.push(...bytes.subarray(0, at));
+  for (; count > 0; count--) {
+    const from = at;
+    for (let name = 0; name < 2; name++) {
+      const [size, behind] = leb(bytes, at);
+      at = behind + size;
+    }
+    const kind = bytes[at++];
+    if (kind === MEMORY) {
+      made.push(...bytes.subarray(from, at));
+      const hasMost = (bytes[at] & 1) !== 0;
+      const [least, behind] = leb(bytes, at + 1);
+      at = hasMost ? leb(bytes, behind)[1] : behind;
+      made.push(3, ...lebOf(least), ...lebOf(MOST_PAGES));
+      continue;
+    }
+    if (kind === 0) at = leb(bytes, at)[1]; // the type of a function
+    else if (kind === 3) at += 2; // that of a global
+    else { // the table: its elements, then how many
+      const hasMost = (bytes[at + 1] & 1) !== 0;
+      at = leb(bytes, at + 2)[1];
+      if (hasMost) at = leb(bytes, at)[1];
+    }
+    made.push(...bytes.subarray(from, at));
+  }
+  return made;
+}
+
+/** A module of kernels over memory that threads share, which engines tell from other memory; for a
+ * thread that follows another without its data, which are there already. */
+function sharedModule(bytes, withData) {
+  const parts = [bytes.slice(0, 8)];
+  for (let at = 8; at < bytes.length;) {
+    const number = bytes[at];
+    const [size, from] = leb(bytes, at + 1);
+    const content = bytes.slice(from, from + size);
+    at = from + size;
+    if (number === DATA && !withData) continue;
+    const made = number === IMPORT ? sharedImports(content) : content;
+    parts.push(new Uint8Array([number, ...lebOf(made.length)]), new Uint8Array(made));
+  }
+  const whole = new Uint8Array(parts.reduce((n, each) => n + each.length, 0));
+  parts.reduce((at, each) => (whole.set(each, at), at + each.length), 0);
+  return whole;
+}
+
 function same(a, b) {
   return a.length === b.length && a.every((each, at) => each === b[at]);
+}
+
+/** Whether a module of the runtime is that with threads: its memory is given to it. */
+export function takesMemory(wasm) {
+  return WebAssembly.Module.imports(wasm).some((each) => each.kind === 'memory');
 }
 
 /** One instance of the runtime, with all that it counts. */
@@ -135,10 +207,21 @@ export class Runtime {
     this.lost = new FinalizationRegistry((pointer) => this.c.ek_object_release(pointer));
   }
 
-  /** Throws what WebAssembly throws. `wasm` is a module of ekiden.wasm. */
+  /** Throws what WebAssembly throws. `wasm` is a module of ekiden.wasm, or of ekiden-threads.wasm. */
   async start(wasm) {
+    const memory = takesMemory(wasm)
+      ? new WebAssembly.Memory({initial: FIRST_PAGES, maximum: MOST_PAGES, shared: true}) : undefined;
+    await this.instantiate(wasm, memory);
+    this.c._initialize();
+    this.scratch = this.c.ek_web_alloc(1 << 16, 16) >>> 0;
+    this.scratchEnd = this.scratch + (1 << 16);
+    return this;
+  }
+
+  async instantiate(wasm, memory) {
     const host = {
       place: (...given) => this.place(...given),
+      follow: (...given) => this.follow(...given),
       drop: (first) => this.drop(first),
       features,
       now: () => performance.now(),
@@ -146,20 +229,34 @@ export class Runtime {
       call: (...given) => this.called(...given),
       forget: (number) => this.functions.delete(number),
     };
-    const instance = await WebAssembly.instantiate(wasm, {ek: host});
-    this.c = instance.exports;
-    this.c._initialize();
+    const {exports} = await WebAssembly.instantiate(wasm, {ek: host, env: {memory}});
+    this.isShared = memory !== undefined;
+    this.c = this.isShared ? {...exports, memory} : exports;
     this.table = this.c.__indirect_function_table;
-    this.scratch = this.c.ek_web_alloc(1 << 16, 16) >>> 0;
-    this.scratchEnd = this.scratch + (1 << 16);
-    return this;
+  }
+
+  /** What a worker needs to be a thread of this runtime. */
+  worker(wasm, number) {
+    const stack = this.c.ek_web_alloc(STACK, 16) >>> 0;
+    const local = this.c.ek_web_alloc(this.c.__tls_size.value + 16, 64) >>> 0;
+    if (!stack || !local) throw errorOf('MemoryError', 'out of memory: a thread');
+    return {wasm, memory: this.c.memory, number, stack: stack + STACK, local};
+  }
+
+  /** Is a thread of another runtime, for ever. */
+  async serve({wasm, memory, number, stack, local}) {
+    await this.instantiate(wasm, memory);
+    this.c.__stack_pointer.value = stack;
+    this.c.__wasm_init_tls(local);
+    this.scratch = this.scratchEnd = 0;
+    this.c.ek_web_worker(number);
   }
 
   /** Compiles the code of an artifact beside the thread that asks, as pages want it. */
   async prepare(bytes) {
     this.prepared = [];
     for (const text of codeIn(bytes)) {
-      const module = await WebAssembly.compile(text).catch(() => undefined);
+      const module = await WebAssembly.compile(this.isShared ? sharedModule(text, true) : text).catch(() => undefined);
       if (module) this.prepared.push({text, module});
     }
   }
@@ -170,7 +267,8 @@ export class Runtime {
     try {
       const bytes = this.u8.slice(text, text + size);
       const known = this.prepared.find((each) => same(each.text, bytes));
-      const module = known ? known.module : new WebAssembly.Module(bytes);
+      const module = known ? known.module
+        : new WebAssembly.Module(this.isShared ? sharedModule(bytes, true) : bytes);
       const places = placesOf(module);
       const first = this.room(places);
       this.placed.set(first, places);
@@ -178,6 +276,21 @@ export class Runtime {
       return first;
     } catch (error) {
       this.failure = error;
+      return -1;
+    }
+  }
+
+  /** The code that another thread has placed, at the same places of this one's table. */
+  follow(text, size, addresses, data, first) {
+    try {
+      const bytes = sharedModule(this.u8.slice(text >>> 0, (text >>> 0) + size), false);
+      const module = new WebAssembly.Module(bytes);
+      const end = first + placesOf(module);
+      if (this.table.length < end) this.table.grow(end - this.table.length);
+      new WebAssembly.Instance(module, this.importsOf(module, addresses, data, first));
+      return 0;
+    } catch (error) {
+      console.error(error);
       return -1;
     }
   }
@@ -214,6 +327,7 @@ export class Runtime {
   called(number, args, nargs, ret) {
     const start = this.scratch;
     try {
+      if (start === 0) throw errorOf('RuntimeError', 'a function of JavaScript has one thread');
       const given = Array.from({length: nargs}, (_, at) => this.read(args + VALUE * at, true));
       const result = this.functions.get(number)(...given);
       const owned = this.frame();
@@ -239,7 +353,7 @@ export class Runtime {
   // Memory
 
   get view() {
-    const {buffer} = this.c.memory;
+    const {buffer} = this.c.memory; // of a longer one once memory has grown
     if (this.seen?.buffer !== buffer) this.seen = new DataView(buffer);
     return this.seen;
   }
@@ -249,7 +363,9 @@ export class Runtime {
   }
 
   text(at, size) {
-    return this.utf8.decode.decode(this.u8.subarray(at >>> 0, (at >>> 0) + size));
+    const from = at >>> 0;
+    const bytes = this.isShared ? this.u8.slice(from, from + size) : this.u8.subarray(from, from + size);
+    return this.utf8.decode.decode(bytes);
   }
 
   pointer(at) {
@@ -496,11 +612,18 @@ export class Runtime {
     try {
       const given = this.values(args, owned);
       const ret = this.result(owned);
-      this.check(this.table.get(this.pointer(pointer + HEADER))(pointer, given, args.length, ret));
+      const code = this.table.get(this.pointer(pointer + HEADER))(pointer, given, args.length, ret);
+      if (this.isShared) this.catchUp();
+      this.check(code);
       return this.read(ret);
     } finally {
       this.leave(owned);
     }
+  }
+
+  /** Has this thread see memory that another made longer. */
+  catchUp() {
+    if (this.c.ek_web_pages() > this.c.memory.buffer.byteLength >>> 16) this.c.memory.grow(0);
   }
 
   /** An empty value. */

@@ -8,7 +8,8 @@ async function start() {
   const config = await (await fetch('magika.json')).json();
   const model = await load('model.eki');
   const [input] = model.inputs();
-  const backend = abilities().relaxedSimd ? 'relaxed SIMD' : 'SIMD';
+  const {relaxedSimd, threads} = abilities();
+  const backend = `${relaxedSimd ? 'relaxed SIMD' : 'SIMD'}, ${threads} thread${threads > 1 ? 's' : ''}`;
   self.onmessage = async ({data: {name, row}}) => {
     try {
       const x = new Tensor('int32', [1, row.length], row);

@@ -33,8 +33,10 @@ enum {
 typedef struct header {
   uint32_t class_index;        /* SMALL_CLASSES for blocks that lie in a buffer */
   uint32_t magic;
-  size_t actual;               /* of that buffer */
+  uint64_t actual;             /* of that buffer */
 } header;
+
+static_assert(sizeof(header) == 16, "atomic fields of 8 bytes stand where they must");
 
 enum { MAGIC = 0x656b6b65 };    /* overwritten by the link of a kept block */
 
@@ -367,7 +369,7 @@ void ek_free(void *memory) {
   assert(block->magic == MAGIC && "freed twice, or not from ek_alloc");
   unsigned class_index = block->class_index;
   if (class_index == SMALL_CLASSES) {
-    ek_buffer_free(block, block->actual);
+    ek_buffer_free(block, (size_t)block->actual);
     return;
   }
   if (!keeps) {

@@ -122,6 +122,7 @@ static void worker_main(void *context) {
                                      __ATOMIC_RELAXED)) {
       continue;
     }
+    ek_code_follow();
     own->failed = run_chunk(own->index) != 0;
     own->error = own->failed ? ek_error_take() : NULL;
     __atomic_store_n(&own->state, IDLE, __ATOMIC_RELEASE);

@@ -1,9 +1,10 @@
-/* The platform layer for WebAssembly: one thread, no files, no libraries, a few functions of the host.
+/* The platform layer for WebAssembly: no files, no libraries, a few functions of the host; threads are
+** in ek_threads.c.
 **
 ** It takes the place of src/ek_platform.c and of what the C library would ask a system for, so that
 ** the module imports nothing but "ek": place, drop, features, now and warn. docs/guides/web.md says
 ** what a host does for each. */
-#include "ek_platform.h"
+#include "ek_web.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -19,42 +20,6 @@ HOST(drop) void host_drop(int32_t first);
 HOST(features) uint32_t host_features(void);
 HOST(now) double host_now(void); /* milliseconds */
 HOST(warn) void host_warn(const char *line, size_t size);
-
-/* Locks and threads ---------------------------------------------------------------------------- */
-
-void ek_mutex_lock(ek_mutex *mutex) { (void)mutex; }
-void ek_mutex_unlock(ek_mutex *mutex) { (void)mutex; }
-void ek_mutex_make_recursive(ek_mutex *mutex) { (void)mutex; }
-
-void ek_call_once(ek_once *flag, void (*once)(void)) {
-  static const ek_once fresh = EK_ONCE_INIT;
-  if (memcmp(flag, &fresh, sizeof fresh) != 0) return;
-  memset(flag, 0xff, sizeof *flag);
-  once();
-}
-
-int ek_thread_start(ek_thread *thread, void (*run)(void *context), void *context, int cpu) {
-  (void)thread, (void)run, (void)context, (void)cpu;
-  errno = ENOSYS;
-  return -1;
-}
-
-void ek_thread_join(ek_thread thread) { (void)thread; }
-void ek_thread_yield(void) {}
-void ek_thread_on_exit(void (*run)(void)) { (void)run; }
-
-void ek_on_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void)) {
-  (void)before, (void)in_parent, (void)in_child;
-}
-
-void ek_wait(uint32_t *word, uint32_t expected) { (void)word, (void)expected; }
-void ek_wake(uint32_t *word) { (void)word; }
-
-int ek_physical_cpus(int *cpus, int max) {
-  (void)max;
-  cpus[0] = -1;
-  return 1;
-}
 
 uint32_t ek_host_features(void) { return host_features(); }
 
@@ -86,16 +51,16 @@ int ek_code_place(ek_code *code, const void *text, size_t size, const uintptr_t 
                   uint32_t imports) {
   uint32_t bytes = 0, alignment = 16;
   void *data = NULL;
-  (void)imports;
   *code = (ek_code){NULL, 0};
   if (size == 0) return 0;
   if (!data_of(text, size, &bytes, &alignment)) return errno = EINVAL, -1;
   if (bytes != 0 && (data = ek_system_alloc(bytes, alignment < 16 ? 16 : alignment)) == NULL)
     return errno = ENOMEM, -1;
   int32_t first = host_place(text, size, table, data);
-  if (first < 0) {
+  if (first < 0 || ek_web_share(text, size, table, imports, data, first) != 0) {
+    if (first >= 0) host_drop(first);
     ek_system_free(data);
-    return errno = EPERM, -1;
+    return errno = first < 0 ? EPERM : ENOMEM, -1;
   }
   *code = (ek_code){data, (size_t)first};
   return 0;
@@ -107,7 +72,10 @@ void *ek_code_at(const ek_code *code, uint64_t offset) {
 }
 
 void ek_code_drop(ek_code *code) {
-  if (code->mapped != 0) host_drop((int32_t)code->mapped);
+  if (code->mapped != 0) {
+    ek_web_unshare((int32_t)code->mapped);
+    host_drop((int32_t)code->mapped);
+  }
   ek_system_free(code->pages);
   *code = (ek_code){NULL, 0};
 }
@@ -122,12 +90,22 @@ void ek_warn(const char *line) { host_warn(line, strlen(line)); }
 
 /* Memory --------------------------------------------------------------------------------------- */
 
+/* The C library's allocator knows of one thread. */
+static ek_mutex memory_lock = EK_MUTEX_INIT;
+
 void *ek_system_alloc(size_t size, size_t alignment) {
   void *memory = NULL;
-  return posix_memalign(&memory, alignment, size) == 0 ? memory : NULL;
+  ek_mutex_lock(&memory_lock);
+  int code = posix_memalign(&memory, alignment, size);
+  ek_mutex_unlock(&memory_lock);
+  return code == 0 ? memory : NULL;
 }
 
-void ek_system_free(void *memory) { free(memory); }
+void ek_system_free(void *memory) {
+  ek_mutex_lock(&memory_lock);
+  free(memory);
+  ek_mutex_unlock(&memory_lock);
+}
 
 /* Files and libraries --------------------------------------------------------------------------- */
 

@@ -12,6 +12,7 @@ SHOWN void *ek_web_alloc(size_t size, size_t alignment);
 SHOWN void ek_web_free(void *memory);
 SHOWN int ek_web_function(int32_t number, ek_object **out);
 SHOWN int ek_web_error(const char *kind, const char *message);
+SHOWN uint32_t ek_web_pages(void);
 
 void *ek_web_alloc(size_t size, size_t alignment) { return ek_system_alloc(size, alignment); }
 
@@ -30,3 +31,6 @@ int ek_web_function(int32_t number, ek_object **out) {
 
 /* ek_error, whose variable arguments a host cannot pass. */
 int ek_web_error(const char *kind, const char *message) { return ek_error(kind, "%s", message); }
+
+/* How long memory is, in pages of WebAssembly. */
+uint32_t ek_web_pages(void) { return (uint32_t)__builtin_wasm_memory_size(0); }

@@ -15,7 +15,7 @@ import ekiden
 from ekiden import relay
 from ekiden.codegen import llvm
 from ekiden.codegen.llvm import wasm
-from ekiden.driver.web import PACKAGE, RUNTIME, WEB_TARGETS, build_runtime, write_site
+from ekiden.driver.web import PACKAGE, RUNTIME, THREADED, WEB_TARGETS, build_runtime, write_site
 from ekiden.runtime.errors import CompileError, ExportError, LoadError
 from ekiden.target import Target
 
@@ -54,8 +54,9 @@ def run(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> str:
     return done.stdout
 
 
-def test_the_script_of_all_languages_passes(site: Path) -> None:
-    assert run(site, "conformance.mjs", ".", RUNTIME).endswith(" steps\n")
+@pytest.mark.parametrize("runtime", [RUNTIME, THREADED])
+def test_the_script_of_all_languages_passes(site: Path, runtime: str) -> None:
+    assert run(site, "conformance.mjs", ".", runtime).endswith(" steps\n")
 
 
 def relaxed_flags() -> tuple[str, ...]:
@@ -75,7 +76,8 @@ def test_wrong_handles_and_what_is_closed_are_errors(site: Path) -> None:
 
 
 def test_the_runtime_is_small(site: Path) -> None:
-    assert len(gzip.compress((site / RUNTIME).read_bytes(), 9)) <= MOST
+    for name in (RUNTIME, THREADED):
+        assert len(gzip.compress((site / name).read_bytes(), 9)) <= MOST
     assert all((site / name).exists() for name in PACKAGE)
 
 

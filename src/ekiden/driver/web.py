@@ -24,16 +24,16 @@ from ekiden.runtime.paths import include_dir, source_dir, web_source_dir
 from ekiden.target import Target
 from ekiden.target.features import WASM
 
-__all__ = ["PACKAGE", "RUNTIME", "WEB_TARGETS", "build_runtime", "write_site"]
+__all__ = ["PACKAGE", "RUNTIME", "THREADED", "WEB_TARGETS", "build_runtime", "write_site"]
 
 WEB_TARGETS = tuple(
     f"llvm -mtriple=wasm32-unknown-unknown -mattr=+{feature}"
     for feature in ("relaxed-simd", "simd128")
 )
 """What a model is compiled for where nothing else is asked: an engine takes the first it can."""
-RUNTIME = "ekiden.wasm"
-PACKAGE = ("index.js", "runtime.js", "index.d.ts")
-"""The files of `ekiden-web`, beside the runtime."""
+RUNTIME, THREADED = "ekiden.wasm", "ekiden-threads.wasm"
+PACKAGE = ("index.js", "runtime.js", "thread.js", "index.d.ts")
+"""The files of `ekiden-web`, beside the runtimes."""
 FLAGS = (
     "-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-std=gnu11", "-D_GNU_SOURCE",
     "-DEK_STATIC", "-Dgetenv=ek_web_getenv", "-Dclock_gettime=ek_web_clock", "-DNDEBUG",
@@ -42,23 +42,32 @@ FLAGS = (
     "-Wl,--export=__stack_pointer",
 )  # fmt: skip
 """What makes the runtime small, without a system, and open to modules of kernels."""
+OF_FILE = {
+    RUNTIME: (),
+    THREADED: (
+        "-mcpu=generic+atomics+bulk_memory+mutable_globals+nontrapping_fptoint+sign_ext",
+        "-Wl,--shared-memory", "-Wl,--import-memory", "-Wl,--initial-memory=33554432",
+        "-Wl,--max-memory=4294901760", "-Wl,--export=__wasm_init_tls", "-Wl,--export=__tls_size",
+    ),
+}  # fmt: skip
+"""What else makes each file: with threads memory is shared, of the sizes runtime.js gives it."""
 TABLE, FUNCTIONS_WITH_MOST = 4, b"\1\x70\1"
 
 
-def build_runtime(*, cc: str | None = None) -> bytes:
-    """The runtime as a module of WebAssembly; one that was built before of the same sources is
-    taken from the cache. `cc` is a clang for wasm32-wasi with its C library; else that of the
-    package ziglang is taken. Raises ExportError where there is none or it fails.
+def build_runtime(*, cc: str | None = None, name: str = RUNTIME) -> bytes:
+    """The runtime as a module of WebAssembly, RUNTIME or THREADED; one that was built before of the
+    same sources is taken from the cache. `cc` is a clang for wasm32-wasi with its C library; else
+    that of the package ziglang is taken. Raises ExportError where there is none or it fails.
     """
-    command, sources = _compiler(cc), _sources()
+    command, sources = [*_compiler(cc), *FLAGS, *OF_FILE[name]], _sources()
     kept = _kept(command, sources)
     if kept is not None and kept.exists():
         return kept.read_bytes()
-    folders = [f"-I{include_dir()}", f"-I{source_dir()}"]
+    folders = [f"-I{include_dir()}", f"-I{source_dir()}", f"-I{web_source_dir()}"]
     with tempfile.TemporaryDirectory(prefix="ekiden-web-") as folder:
-        words = [*command, *FLAGS, *folders, *map(str, sources), "-o", RUNTIME]
-        compile_in(folder, words, f"build '{RUNTIME}'")
-        made = _growable(Path(folder, RUNTIME).read_bytes())
+        words = [*command, *folders, *map(str, sources), "-o", name]
+        compile_in(folder, words, f"build '{name}'")
+        made = _growable(Path(folder, name).read_bytes())
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, lambda file: file.write(made))
@@ -78,12 +87,13 @@ def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
             f"write '{folder}': code for {WASM} expected, got {found}; compile the model for "
             f"{WEB_TARGETS[-1]!r}"
         )
-    place, runtime = Path(folder), build_runtime(cc=cc)
+    place, runtimes = Path(folder), {name: build_runtime(cc=cc, name=name) for name in OF_FILE}
     with named("write", folder):
         place.mkdir(parents=True, exist_ok=True)
     for name in PACKAGE:
         shutil.copyfile(web_source_dir() / name, place / name)
-    write_whole(place / RUNTIME, lambda file: file.write(runtime))
+    for name, runtime in runtimes.items():
+        write_whole(place / name, lambda file, made=runtime: file.write(made))  # type: ignore[misc]
     write_whole(place / "model.eki", lambda file: file.write(data))
 
 
@@ -110,8 +120,9 @@ def _kept(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
     home, _ = environment.cache_folders(Path(platformdirs.user_cache_dir("ekiden")))
     if home is None:
         return None
-    found = hashlib.sha256(repr((tuple(command), FLAGS)).encode())
+    found = hashlib.sha256(repr(tuple(command)).encode())
     headers = [*sorted(include_dir().rglob("*.h")), *sorted(source_dir().glob("*.[hd]*"))]
+    headers += sorted(web_source_dir().glob("*.h"))
     for path in (*sources, *headers):
         found.update(path.read_bytes())
     return home / "web" / f"{found.hexdigest()[:32]}.wasm"

@@ -1,0 +1,163 @@
+"""Threads in Node and in a page: where memory can be shared, and what is said where it cannot."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ekiden
+from ekiden import relay
+from ekiden.driver.web import THREADED, WEB_TARGETS, write_site
+
+pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+PROGRAM = """
+import {abilities, init, load, registry, Tensor} from './index.js';
+
+/** What three models say, one after the other closed: code is placed and taken away. */
+export async function measure(options) {
+  const refused = await init({...options, threads: 65}).catch((error) => error.kind);
+  await init(options);
+  const numbers = (n, by) => new Float32Array(n).map((_, i) => (i % by) / by - 0.5);
+  const x = new Tensor('float32', [200, 64], numbers(200 * 64, 7));
+  const w = new Tensor('float32', [96, 64], numbers(96 * 64, 5));
+  const rows = [];
+  for (let i = 0; i < 3; i++) {
+    const model = await load('net.eki');
+    if (i === 1) model.numThreads = 2;
+    for (let k = 0; k < 5; k++) {
+      rows[i] = Array.from((await model.run({x, w})).data.subarray(0, 400));
+    }
+    model.close();
+  }
+  const equal = rows.every((row) => row.every((each, at) => each === rows[0][at]));
+  return {...abilities(), refused, equal, first: rows[0].slice(0, 4)};
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose loops are worth sharing, and a module that runs it."""
+    made = tmp_path_factory.mktemp("threads")
+    text = """#[version = "0.0.5"]
+    def @main(%x: Tensor[(n, 64), float32], %w: Tensor[(96, 64), float32]) {
+      exp(nn.softmax(nn.dense(%x, %w, units=96))) }"""
+    ekiden.export(relay.parse(text), made / "net.eki", list(WEB_TARGETS))
+    write_site((made / "net.eki").read_bytes(), made)
+    (made / "measure.js").write_text(PROGRAM)
+    (made / "page.html").write_text("<!doctype html><link rel=icon href='data:,'>")
+    (made / "package.json").write_text('{"type": "module"}')
+    return made
+
+
+def in_node(site: Path, options: str) -> dict[str, Any]:
+    """What the program says in Node."""
+    if shutil.which("node") is None:
+        pytest.skip("needs node")
+    text = "import {measure} from './measure.js';"
+    text += f"console.log(JSON.stringify(await measure({options})));"
+    command = ["node", "--input-type=module", "-e", text]
+    done = subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_threads_of_node_give_what_one_gives(site: Path) -> None:
+    one = in_node(site, "{threads: 1}")
+    assert one["threads"] == 1 and one["oneThread"] == "one thread was asked for"
+    shared = in_node(site, "{threads: 3}")
+    assert shared["threads"] == 3 and "oneThread" not in shared
+    for each in (one, shared):
+        assert each["equal"] and each["refused"] == "ValueError"
+        assert each["first"] == one["first"]
+
+
+def test_a_runtime_without_threads_is_given(site: Path) -> None:
+    text = """
+      import {readFileSync} from 'node:fs';
+      import {abilities, init} from './index.js';
+      const wasm = new Uint8Array(readFileSync('ekiden.wasm'));
+      const said = await init({wasm, threads: 2}).catch((error) => error);
+      console.log(`${said.kind}: ${said.message}`);
+      await init({wasm});
+      console.log(JSON.stringify(abilities().threads));
+    """
+    if shutil.which("node") is None:
+        pytest.skip("needs node")
+    command = ["node", "--input-type=module", "-e", text]
+    done = subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    wanted = (
+        "RuntimeError: threads: 2 were asked for, but the runtime that was given has no threads"
+    )
+    assert lines == [wanted, "1"], done.stderr
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    isolated = False
+
+    def end_headers(self) -> None:
+        """With what lets a page share memory, where it is asked for."""
+        if self.isolated:
+            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        super().end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+class _Isolated(_Quiet):
+    isolated = True
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a screen."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if BROWSER is None:
+        pytest.skip("needs chromium")
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize("handler", [_Isolated, _Quiet])
+def test_a_page_has_threads_where_it_may(site: Path, browser: Any, handler: type[_Quiet]) -> None:  # noqa: ANN401
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(handler, directory=str(site))
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = browser.new_page()
+    page.goto(f"http://127.0.0.1:{server.server_address[1]}/page.html")
+    script = "async (n) => (await import('/measure.js')).measure(n ? {threads: n} : {})"
+    if handler.isolated:
+        found = page.evaluate(script, 3)
+        assert found["threads"] == 3 and found["equal"]
+        assert found["first"] == in_node(site, "{threads: 1}")["first"]
+    else:
+        with pytest.raises(Exception, match="3 were asked for, but memory cannot be shared"):
+            page.evaluate(script, 3)
+        found = page.evaluate(script, 0)
+        assert found["threads"] == 1 and "COOP and COEP" in found["oneThread"]
+    page.close()
+    server.shutdown()
+    server.server_close()
+
+
+def test_both_runtimes_are_written(site: Path) -> None:
+    assert (site / THREADED).read_bytes()[:4] == b"\0asm"
