@@ -123,6 +123,8 @@ class Analyzer(CanonicalForm):
             self._memo, self._alive, self._rewritten = memo, alive, rewritten
             self._numbers = numbers
             del self._atoms[count:]
+            for number in [n for n in self._ranges if n >= count]:
+                del self._ranges[number]
             for atom, bound in zip(self._atoms, bounds, strict=True):
                 atom.bound = bound
 
@@ -164,6 +166,7 @@ class Analyzer(CanonicalForm):
                 known = [difference, below]
             case _:
                 self._assume_truth(e, 1)
+                self._assume_truth(EQ(e.a, e.b, "bool"), 0)
                 return
         for p in known:
             self._facts.append(p)

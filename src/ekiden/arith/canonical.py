@@ -263,7 +263,7 @@ class CanonicalForm:
         """
         if self._bound(p)[0] >= 0:
             return True
-        if depth == 0:
+        if depth <= 0:
             return False
         for fact in self._facts:
             left = _without_fact(p, fact)

@@ -124,6 +124,8 @@ REWRITES: tuple[Rule, ...] = (
     Rule("x == y and x > y",               "False"),
     Rule("x <= y and y <= x",              "x == y"),
     Rule("x <= y and x >= y",              "x == y"),
+    Rule("x <= y and x != y",              "x < y"),
+    Rule("x >= y and x != y",              "x > y"),
     Rule("x < y or y <= x",                "True"),
     Rule("x < y or x >= y",                "True"),
     Rule("x <= y or x > y",                "True"),

@@ -186,6 +186,16 @@ SIMPLIFY = register_option(
         )
     },
 )
+REMOVE_NO_OP = register_option(
+    "tir.RemoveNoOp",
+    dict,
+    {},
+    "what counts as without effect",
+    {
+        "use_dataflow_analysis": Option(bool, False, "stores that are overwritten unread, too"),
+        "max_simplification_steps": Option(int, 0, "TVM's; proofs here have an end of their own"),
+    },
+)
 LOOP_PARTITION = register_option(
     "tir.LoopPartition",
     dict,

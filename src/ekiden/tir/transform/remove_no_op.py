@@ -3,17 +3,21 @@ them, values evaluated for nothing.
 
     t = alloc(4); x = i * 2              ->   b[i] = 1.0
     b[i] = 1.0;  for j in 8: pass
+
+`tir.RemoveNoOp={"use_dataflow_analysis": True}` also drops stores that are overwritten unread.
 """
 
 from __future__ import annotations
 
 from ekiden.ir.intrinsic import row_of
-from ekiden.ir.prim import Intrinsic, PrimExpr, Var
-from ekiden.ir.prim_visitor import post_order
+from ekiden.ir.pass_context import REMOVE_NO_OP, PassContext
+from ekiden.ir.prim import IntImm, Intrinsic, Not, PrimExpr, Var
+from ekiden.ir.prim_visitor import post_order, same
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
     BufferStore,
+    DeclBuffer,
     Evaluate,
     For,
     IfThenElse,
@@ -22,7 +26,8 @@ from ekiden.tir.stmt import (
     PrimFunc,
     Stmt,
 )
-from ekiden.tir.visitor import NOTHING, StmtMutator, expressions, is_nothing
+from ekiden.tir.transform.overwritten import remove_overwritten
+from ekiden.tir.visitor import NOTHING, StmtMutator, expressions, is_nothing, sequence
 
 
 def has_effects(value: PrimExpr) -> bool:
@@ -53,8 +58,8 @@ class _Remove(StmtMutator):
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """let x = v: s  ->  s, where nothing reads x and v does nothing else."""
         body = self.visit(stmt.body)
-        if is_nothing(body) or (stmt.var not in self._read and not has_effects(stmt.value)):
-            return body
+        if stmt.var not in self._read:
+            return sequence(Evaluate(stmt.value), body) if has_effects(stmt.value) else body
         return stmt.with_fields(body=body)
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
@@ -64,9 +69,24 @@ class _Remove(StmtMutator):
             return body
         return stmt.with_fields(body=body)
 
+    def visit_decl(self, stmt: DeclBuffer) -> Stmt:
+        """A view that nothing inside uses goes."""
+        body = self.visit(stmt.body)
+        if is_nothing(body) or stmt.buffer not in self._read:
+            return body
+        self._read.add(stmt.source)
+        return stmt.with_fields(body=body)
+
     def visit_for(self, stmt: For) -> Stmt:
+        """A loop without statements, or without turns, goes."""
+        if isinstance(stmt.extent, IntImm) and stmt.extent.value <= 0:
+            return NOTHING
         body = self.visit(stmt.body)
         return NOTHING if is_nothing(body) else stmt.with_fields(body=body)
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """a[i] = a[i]  ->  nothing"""
+        return NOTHING if stores_itself(stmt) else super().visit_store(stmt)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """A condition without statements goes, unless asking it has an effect."""
@@ -75,12 +95,25 @@ class _Remove(StmtMutator):
         other = None if other is None or is_nothing(other) else other
         if is_nothing(then) and other is None and not has_effects(stmt.condition):
             return NOTHING
+        if is_nothing(then) and other is not None:
+            return stmt.with_fields(condition=Not(stmt.condition), then_case=other, else_case=None)
         return stmt.with_fields(then_case=then, else_case=other)
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
         return stmt if has_effects(stmt.value) else NOTHING
 
 
+def stores_itself(stmt: BufferStore) -> bool:
+    """a[i] = a[i]"""
+    value = stmt.value
+    if not isinstance(value, BufferLoad) or value.buffer is not stmt.buffer:
+        return False
+    here, there = value.indices, stmt.indices
+    return len(here) == len(there) and all(map(same, here, there))
+
+
 def remove_no_op(func: PrimFunc) -> PrimFunc:
     """The function without statements that have no effect. Blocks must have been lowered."""
-    return func.with_fields(body=_Remove().visit(func.body))
+    options = PassContext.current().fields(REMOVE_NO_OP)
+    body = remove_overwritten(func.body) if options["use_dataflow_analysis"] else func.body
+    return func.with_fields(body=_Remove().visit(body))

@@ -1,13 +1,38 @@
 """Simplify every expression under the ranges of the loops around it; loops of one step become their
-body.
+body. The pass also knows the conditions around a statement, and in an expression what its other
+parts say.
+
+if i < 5: (if i < 7: s)  ->  if i < 5: s         i < n + 5 and i < n + 9  ->  i < n + 5
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+
 from ekiden.arith import Analyzer
-from ekiden.ir.prim import IntImm, PrimExpr, Var
-from ekiden.ir.prim_visitor import substitute
-from ekiden.tir.stmt import For, IfThenElse, PrimFunc, Stmt
+from ekiden.ir.prim import (
+    COMPARISONS,
+    EQ,
+    LE,
+    LT,
+    NE,
+    And,
+    BinaryExpr,
+    IntImm,
+    Intrinsic,
+    Not,
+    Or,
+    PrimExpr,
+    Select,
+    Var,
+    binary,
+    const,
+)
+from ekiden.ir.prim_visitor import children, post_order, rebuild, substitute
+from ekiden.tir.expr import BufferLoad
+from ekiden.tir.stmt import BufferStore, For, IfThenElse, PrimFunc, Stmt
+from ekiden.tir.transform.remove_no_op import stores_itself
 from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing
 
 
@@ -46,6 +71,137 @@ class Simplifier(StmtMutator):
         return new
 
 
+DEPTH, PARTS = 24, 12
+"""How deep choices inside of each other are looked at, and how many parts of a condition say
+something of one another."""
+_JOINS = (And, Or)
+
+
+class _Knowing(Simplifier):
+    """A Simplifier that knows the conditions around."""
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """The simplest form where it stands."""
+        expr = substitute(expr, self.values)
+        if any(_is_choice(e) or isinstance(e, COMPARISONS) for e in post_order(expr)):
+            expr = self._known(expr, 0)
+        return self.analyzer.simplify(expr)
+
+    def visit_if(self, stmt: IfThenElse) -> Stmt:
+        """The sides know the condition, or its opposite."""
+        condition = self.expr(stmt.condition)
+        if isinstance(condition, IntImm):
+            side = stmt.then_case if condition.value else stmt.else_case
+            return NOTHING if side is None else self.visit(side)
+        then_case = self._given(condition, stmt.then_case)
+        other = None
+        if stmt.else_case is not None:
+            other = self._given(Not(condition), stmt.else_case)
+            other = None if is_nothing(other) else other
+        if is_nothing(then_case) and other is None:
+            return NOTHING
+        return stmt.with_fields(condition=condition, then_case=then_case, else_case=other)
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """A[i] = A[i]  ->  nothing"""
+        new = super().visit_store(stmt)
+        return NOTHING if isinstance(new, BufferStore) and stores_itself(new) else new
+
+    def _given(self, condition: PrimExpr, stmt: Stmt) -> Stmt:
+        """A statement where a condition holds, as far as nothing in the statement may change it."""
+        with self.analyzer.constraint_scope(_all(_lasting(condition))):
+            return self.visit(stmt)
+
+    def _known(self, e: PrimExpr, depth: int) -> PrimExpr:
+        """An expression whose parts know of each other."""
+        if depth == DEPTH:
+            return e
+        match e:
+            case Select() | Intrinsic(op="if_then_else"):
+                condition, yes, no = children(e)
+                condition = self.analyzer.simplify(self._known(condition, depth + 1))
+                sides = [
+                    self._under(given, side, depth)
+                    for given, side in ((condition, yes), (Not(condition), no))
+                ]
+                return rebuild(e, (condition, *sides))
+            case And() | Or():
+                return self._joined(e, depth)
+        inside = children(e)
+        e = rebuild(e, [self._known(c, depth + 1) for c in inside]) if inside else e
+        return self._strict(e) if isinstance(e, (LE, NE)) else e
+
+    def _under(self, given: PrimExpr, e: PrimExpr, depth: int) -> PrimExpr:
+        """An expression where a condition holds."""
+        with self.analyzer.constraint_scope(given):
+            return self.analyzer.simplify(self._known(e, depth + 1))
+
+    def _joined(self, e: BinaryExpr, depth: int) -> PrimExpr:
+        """a and b: each is read where the others hold, and vanishes where they imply it; a or b:
+        where the others do not."""
+        kind = type(e)
+        parts = _parts(e, kind)
+        if len(parts) > PARTS:
+            return e
+        absorbing = kind is Or
+        for n in range(len(parts) - 1, -1, -1):
+            others = [p for k, p in enumerate(parts) if k != n]
+            given = [Not(p) for p in others] if absorbing else others
+            found = self._under(_all(given), parts[n], depth)
+            if isinstance(found, IntImm) and bool(found.value) == absorbing:
+                return const(absorbing, "bool")
+            if isinstance(found, IntImm):
+                del parts[n]
+            elif found.dtype == "bool":
+                parts[n] = found
+        return reduce(lambda a, b: binary(kind, a, b), parts or [const(not absorbing, "bool")])
+
+    def _strict(self, e: BinaryExpr) -> PrimExpr:
+        """a <= b where a >= b is known  ->  a == b, where a != b is known  ->  a < b;
+        a != b where a <= b is known  ->  a < b"""
+        prove, a, b = self.analyzer.can_prove, e.a, e.b
+        if a.dtype not in ("int32", "int64") or prove(e):
+            return e
+        if isinstance(e, LE):
+            if prove(NE(a, b)) or prove(NE(b, a)):
+                return LT(a, b)
+            return (EQ(b, a) if isinstance(a, IntImm) else EQ(a, b)) if prove(LE(b, a)) else e
+        return LT(a, b) if prove(LE(a, b)) else LT(b, a) if prove(LE(b, a)) else e
+
+
+def _is_choice(e: PrimExpr) -> bool:
+    return isinstance(e, (Select, *_JOINS)) or (isinstance(e, Intrinsic) and e.op == "if_then_else")
+
+
+def _parts(e: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
+    """What a chain of one kind joins, in order."""
+    found: list[PrimExpr] = []
+    pending = [e]
+    while pending:
+        at = pending.pop()
+        if isinstance(at, kind):
+            pending += (at.b, at.a)
+        else:
+            found.append(at)
+    return found
+
+
+def _lasting(condition: PrimExpr) -> list[PrimExpr]:
+    """The parts of a condition that hold whatever statements do: those that read no memory."""
+    if isinstance(condition, Not) and isinstance(condition.a, Or):
+        parts: list[PrimExpr] = [Not(p) for p in _parts(condition.a, Or)]
+    else:
+        parts = _parts(condition, And)
+    return [p for p in parts if not any(isinstance(e, _READS) for e in post_order(p))]
+
+
+_READS = (BufferLoad, Intrinsic)
+
+
+def _all(conditions: Sequence[PrimExpr]) -> PrimExpr:
+    return reduce(lambda a, b: binary(And, a, b), conditions, const(True))
+
+
 def simplify(func: PrimFunc) -> PrimFunc:
     """The function with simple expressions."""
-    return func.with_fields(body=Simplifier().visit(func.body))
+    return func.with_fields(body=_Knowing().visit(func.body))
