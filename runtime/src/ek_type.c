@@ -8,42 +8,57 @@
 
 enum { MAX_TYPES = 4096 };
 
-#define STATIC_TYPE(index, parent, depth, key) \
-  [index] = {key, "", index, parent, depth, 0, 0, 0, 0, 0, 0, 0, 0}
-
+/* Those that every program has: number, parent, depth, key. */
 /* clang-format off */
-static const ek_type_info static_types[EK_FIRST_FREE] = {
-    STATIC_TYPE(EK_NONE, -1, 0, "None"),
-    STATIC_TYPE(EK_INT, -1, 0, "int"),
-    STATIC_TYPE(EK_BOOL, -1, 0, "bool"),
-    STATIC_TYPE(EK_FLOAT, -1, 0, "float"),
-    STATIC_TYPE(EK_OPAQUE_PTR, -1, 0, "void*"),
-    STATIC_TYPE(EK_DTYPE, -1, 0, "DataType"),
-    STATIC_TYPE(EK_DEVICE, -1, 0, "Device"),
-    STATIC_TYPE(EK_DLTENSOR_PTR, -1, 0, "DLTensor*"),
-    STATIC_TYPE(EK_RAW_STR, -1, 0, "const char*"),
-    STATIC_TYPE(EK_BYTE_ARRAY_PTR, -1, 0, "TVMFFIByteArray*"),
-    STATIC_TYPE(EK_OBJECT_RVALUE_REF, -1, 0, "ObjectRValueRef"),
-    STATIC_TYPE(EK_SMALL_STR, -1, 0, "ffi.SmallStr"),
-    STATIC_TYPE(EK_SMALL_BYTES, -1, 0, "ffi.SmallBytes"),
-    STATIC_TYPE(EK_OBJECT, -1, 0, "ffi.Object"),
-    STATIC_TYPE(EK_STR, EK_OBJECT, 1, "ffi.String"),
-    STATIC_TYPE(EK_BYTES, EK_OBJECT, 1, "ffi.Bytes"),
-    STATIC_TYPE(EK_ERROR, EK_OBJECT, 1, "ffi.Error"),
-    STATIC_TYPE(EK_FUNCTION, EK_OBJECT, 1, "ffi.Function"),
-    STATIC_TYPE(EK_SHAPE, EK_OBJECT, 1, "ffi.Shape"),
-    STATIC_TYPE(EK_TENSOR, EK_OBJECT, 1, "ffi.Tensor"),
-    STATIC_TYPE(EK_ARRAY, EK_OBJECT, 1, "ffi.Array"),
-    STATIC_TYPE(EK_MAP, EK_OBJECT, 1, "ffi.Map"),
-    STATIC_TYPE(EK_MODULE, EK_OBJECT, 1, "ffi.Module"),
-    STATIC_TYPE(EK_STORAGE, EK_OBJECT, 1, "ek.Storage"),
-    STATIC_TYPE(EK_ADT, EK_OBJECT, 1, "ek.ADT"),
-    STATIC_TYPE(EK_CLOSURE, EK_OBJECT, 1, "ek.Closure"),
-    STATIC_TYPE(EK_EXECUTABLE, EK_OBJECT, 1, "ek.Executable"),
-    STATIC_TYPE(EK_VM, EK_OBJECT, 1, "ek.VirtualMachine"),
-    STATIC_TYPE(EK_REFERENCE, EK_OBJECT, 1, "ek.Reference"),
-};
+#define STATIC_TYPES(ROW) \
+  ROW(EK_NONE, -1, 0, "None") \
+  ROW(EK_INT, -1, 0, "int") \
+  ROW(EK_BOOL, -1, 0, "bool") \
+  ROW(EK_FLOAT, -1, 0, "float") \
+  ROW(EK_OPAQUE_PTR, -1, 0, "void*") \
+  ROW(EK_DTYPE, -1, 0, "DataType") \
+  ROW(EK_DEVICE, -1, 0, "Device") \
+  ROW(EK_DLTENSOR_PTR, -1, 0, "DLTensor*") \
+  ROW(EK_RAW_STR, -1, 0, "const char*") \
+  ROW(EK_BYTE_ARRAY_PTR, -1, 0, "TVMFFIByteArray*") \
+  ROW(EK_OBJECT_RVALUE_REF, -1, 0, "ObjectRValueRef") \
+  ROW(EK_SMALL_STR, -1, 0, "ffi.SmallStr") \
+  ROW(EK_SMALL_BYTES, -1, 0, "ffi.SmallBytes") \
+  ROW(EK_OBJECT, -1, 0, "ffi.Object") \
+  ROW(EK_STR, EK_OBJECT, 1, "ffi.String") \
+  ROW(EK_BYTES, EK_OBJECT, 1, "ffi.Bytes") \
+  ROW(EK_ERROR, EK_OBJECT, 1, "ffi.Error") \
+  ROW(EK_FUNCTION, EK_OBJECT, 1, "ffi.Function") \
+  ROW(EK_SHAPE, EK_OBJECT, 1, "ffi.Shape") \
+  ROW(EK_TENSOR, EK_OBJECT, 1, "ffi.Tensor") \
+  ROW(EK_ARRAY, EK_OBJECT, 1, "ffi.Array") \
+  ROW(EK_MAP, EK_OBJECT, 1, "ffi.Map") \
+  ROW(EK_MODULE, EK_OBJECT, 1, "ffi.Module") \
+  ROW(EK_STORAGE, EK_OBJECT, 1, "ek.Storage") \
+  ROW(EK_ADT, EK_OBJECT, 1, "ek.ADT") \
+  ROW(EK_CLOSURE, EK_OBJECT, 1, "ek.Closure") \
+  ROW(EK_EXECUTABLE, EK_OBJECT, 1, "ek.Executable") \
+  ROW(EK_VM, EK_OBJECT, 1, "ek.VirtualMachine") \
+  ROW(EK_REFERENCE, EK_OBJECT, 1, "ek.Reference")
 /* clang-format on */
+
+enum {
+#define ROW(index, parent, depth, key) PLACE_OF_##index,
+  STATIC_TYPES(ROW)
+#undef ROW
+};
+
+/* Without gaps, and where the type of a number stands in them, plus one: the numbers have large gaps. */
+static const ek_type_info static_types[] = {
+#define ROW(index, parent, depth, key) {key, "", index, parent, depth, 0, 0, 0, 0, 0, 0, 0, 0},
+    STATIC_TYPES(ROW)
+#undef ROW
+};
+static const uint8_t places[EK_FIRST_FREE] = {
+#define ROW(index, parent, depth, key) [index] = PLACE_OF_##index + 1,
+    STATIC_TYPES(ROW)
+#undef ROW
+};
 
 static ek_type_info *rows[MAX_TYPES];      /* of types registered at run time, by their index */
 static int32_t row_end = EK_FIRST_FREE;
@@ -51,7 +66,7 @@ static ek_mutex lock = EK_MUTEX_INIT;
 
 const ek_type_info *ek_type_get(int32_t index) {
   if (index < 0) return NULL;
-  if (index < EK_FIRST_FREE) return static_types[index].key == NULL ? NULL : &static_types[index];
+  if (index < EK_FIRST_FREE) return places[index] == 0 ? NULL : &static_types[places[index] - 1];
   if (index >= __atomic_load_n(&row_end, __ATOMIC_ACQUIRE)) return NULL;
   return __atomic_load_n(&rows[index], __ATOMIC_ACQUIRE);
 }
