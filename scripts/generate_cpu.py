@@ -14,7 +14,7 @@ from generated_files import write_or_check
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from ekiden.target.features import ARM, FEATURES, RISCV, WASM, WORDS, X86  # noqa: E402
+from ekiden.target.features import ARM, ARMV7, FEATURES, RISCV, WASM, WORDS, X86  # noqa: E402
 
 PAGE = ROOT / "docs/artifact-format.md"
 BEGIN, END = "<!-- abilities: scripts/generate_cpu.py -->\n", "<!-- end of abilities -->\n"
@@ -23,6 +23,7 @@ GUARDS = {
     X86: "defined(__x86_64__)",
     ARM: "defined(__aarch64__) && defined(__linux__)",
     RISCV: "defined(__riscv) && defined(__linux__)",
+    ARMV7: "defined(__arm__) && defined(__linux__)",
     WASM: "defined(__wasm32__)",
 }
 HEAD = """\

@@ -30,6 +30,8 @@ enum { RIGHTS_EXECUTE = 1, RIGHTS_READ = 4, RIGHTS_LIST = 8, MAX_FILES = 256 };
 #define ARCHITECTURE AUDIT_ARCH_AARCH64
 #elif defined(__riscv)
 #define ARCHITECTURE AUDIT_ARCH_RISCV64
+#elif defined(__arm__)
+#define ARCHITECTURE AUDIT_ARCH_ARM
 #else
 #error "the sandbox does not know this processor"
 #endif

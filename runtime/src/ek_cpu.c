@@ -69,6 +69,15 @@ static void ask(void) {
   words[1] = (uint32_t)(first >> 32);
   words[2] = (uint32_t)getauxval(AT_HWCAP2);
 }
+#elif defined(__arm__) && defined(__linux__)
+#include <sys/auxv.h>
+
+static uint32_t words[WORDS];
+
+static void ask(void) {
+  words[0] = (uint32_t)getauxval(AT_HWCAP);
+  words[1] = (uint32_t)getauxval(AT_HWCAP2);
+}
 #elif defined(__riscv) && defined(__linux__)
 #include <sys/auxv.h>
 

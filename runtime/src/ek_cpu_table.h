@@ -76,6 +76,17 @@ static const ability abilities[] = {
     {"v", 0, 21, NEEDS_NONE},
 };
 
+#elif defined(__arm__) && defined(__linux__)
+
+/* Words: hwcap, hwcap2. */
+enum { WORDS = 2 };
+
+static const ability abilities[] = {
+    {"vfpv4", 0, 16, NEEDS_NONE},
+    {"idiva", 0, 17, NEEDS_NONE},
+    {"crc32", 1, 4, NEEDS_NONE},
+};
+
 #elif defined(__wasm32__)
 
 /* Words: features. */

@@ -21,11 +21,14 @@ enum { ARCHITECTURE = 1 };
 enum { ARCHITECTURE = 2 };
 #elif defined(__wasm32__)
 enum { ARCHITECTURE = 3 };
+#elif defined(__arm__)
+enum { ARCHITECTURE = 4 };
 #else
 enum { ARCHITECTURE = 255 };
 #endif
 
-static const char *const architectures[] = {"x86-64", "AArch64", "RISC-V", "WebAssembly"};
+static const char *const architectures[] = {"x86-64", "AArch64", "RISC-V", "WebAssembly",
+                                            "Armv7"};
 
 static const unsigned char magic[8] = {'E', 'K', 'I', 'M', 'G', 0, ARCHITECTURE, 1};
 

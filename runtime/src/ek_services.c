@@ -173,6 +173,15 @@ int ek_call_packed(ek_call_site *site, const ek_value *args, int32_t nargs, ek_v
 
 void ek_value_drop(ek_value *value) { ek_value_release(value); }
 
+#if defined(__arm__)
+/* What the processor has no instruction for: the compiler's own, by the names of the ABI (RTABI32),
+** whose ways of passing are not those of C. */
+void __aeabi_d2lz(void), __aeabi_d2ulz(void), __aeabi_f2lz(void), __aeabi_f2ulz(void);
+void __aeabi_idiv(void), __aeabi_idivmod(void), __aeabi_l2d(void), __aeabi_l2f(void);
+void __aeabi_ldivmod(void), __aeabi_uidiv(void), __aeabi_uidivmod(void);
+void __aeabi_ul2d(void), __aeabi_ul2f(void), __aeabi_uldivmod(void);
+#endif
+
 /* The table ------------------------------------------------------------------------------------ */
 
 static const struct {
@@ -197,6 +206,22 @@ static const struct {
     {"memset", (ek_address)memset},
     {"ek_native_choose", (ek_address)ek_native_choose},
     {"ek_object_release", (ek_address)ek_object_release},
+#if defined(__arm__)
+    {"__aeabi_d2lz", __aeabi_d2lz},
+    {"__aeabi_d2ulz", __aeabi_d2ulz},
+    {"__aeabi_f2lz", __aeabi_f2lz},
+    {"__aeabi_f2ulz", __aeabi_f2ulz},
+    {"__aeabi_idiv", __aeabi_idiv},
+    {"__aeabi_idivmod", __aeabi_idivmod},
+    {"__aeabi_l2d", __aeabi_l2d},
+    {"__aeabi_l2f", __aeabi_l2f},
+    {"__aeabi_ldivmod", __aeabi_ldivmod},
+    {"__aeabi_uidiv", __aeabi_uidiv},
+    {"__aeabi_uidivmod", __aeabi_uidivmod},
+    {"__aeabi_ul2d", __aeabi_ul2d},
+    {"__aeabi_ul2f", __aeabi_ul2f},
+    {"__aeabi_uldivmod", __aeabi_uldivmod},
+#endif
 };
 
 ek_address ek_service(const char *name) {

@@ -40,13 +40,15 @@ THERE = "'llvm', 'c', 'cuda' and 'opencl'"
 NO_METAL = f"there is no code generator for target kind 'metal'; there are {THERE}"
 THERE_ARE = (
     "x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu, riscv64-unknown-linux-gnu, "
-    "wasm32-unknown-unknown"
+    "armv7-unknown-linux-gnueabihf, wasm32-unknown-unknown"
 )
 TARGETS = [
     ("metal", NO_METAL),
     ("metal -model=m4", NO_METAL),
-    ("llvm -mtriple=armv7l-linux-gnueabihf",
-     f"there is no runtime for the triple 'armv7l-unknown-linux-gnueabihf'; there are {THERE_ARE}"),
+    ("llvm -mtriple=armv7l-linux-gnueabi",
+     f"there is no runtime for the triple 'armv7-unknown-linux-gnueabi'; there are {THERE_ARE}"),
+    ("llvm -mtriple=armv6l-linux-gnueabihf",
+     f"there is no runtime for the triple 'armv6l-unknown-linux-gnueabihf'; there are {THERE_ARE}"),
     ("llvm -mtriple=x86_64-pc-windows-msvc",
      f"there is no runtime for the triple 'x86_64-pc-windows-msvc'; there are {THERE_ARE}"),
     ("llvm -mtriple=wasm64",

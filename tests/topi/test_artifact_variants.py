@@ -19,6 +19,7 @@ from ekiden.target import Target
     [
         ("llvm -mcpu=cortex-a72 -cores=1", "cortex-a72"),
         ("llvm -mtriple=riscv64-linux-gnu -cores=1", "generic-rv64"),
+        ("llvm -mtriple=armv7-linux-gnueabihf -cores=1", "cortex-a9"),
     ],
 )
 @pytest.mark.skipif(Target.host().architecture == "aarch64", reason="runs there without emulator")
@@ -40,8 +41,10 @@ def test_the_variant_for_another_architecture_computes_the_same(target: str, cpu
     np.testing.assert_allclose(there, np.tanh(a @ b.T), rtol=1e-5, atol=1e-6)
 
 
-def test_tables_of_jumps_and_numbers_are_found_on_riscv() -> None:
-    """Addresses of two halves, of which the second names the first, and differences of labels."""
+@pytest.mark.parametrize("triple", ["riscv64-linux-gnu", "armv7-linux-gnueabihf"])
+def test_tables_of_jumps_and_numbers_are_found(triple: str) -> None:
+    """On RISC-V by addresses of two halves, of which the second names the first, and differences of
+    labels."""
     cases = "\n".join(f"    i32 {i}, label %c{i}" for i in range(12))
     bodies = "\n".join(
         f"c{i}:\n  %v{i} = load i32, ptr getelementptr (i32, ptr @t, i64 {i * 7 % 12})\n"
@@ -50,8 +53,8 @@ def test_tables_of_jumps_and_numbers_are_found_on_riscv() -> None:
     )
     numbers = ", ".join(f"i32 {i * i}" for i in range(12))
     text = f"""
-@t = constant [12 x i32] [{numbers}]
-define signext i32 @f(ptr %self, ptr %args, i32 %n, ptr %ret) {{
+@t = private constant [12 x i32] [{numbers}]
+define i32 @f(ptr %self, ptr %args, i32 %n, ptr %ret) {{
   switch i32 %n, label %rest [
 {cases}
   ]
@@ -60,17 +63,24 @@ rest:
   ret i32 77
 }}
 """
-    code = compile_text(text, Target("llvm -mtriple=riscv64-linux-gnu"))
+    code = compile_text(text, Target(f"llvm -mtriple={triple}"))
     emulator = Emulator(link([code], ["f"]))
     for n in range(14):
         found = emulator.call("f", *[np.zeros(1, "float32")] * n)
         assert found == ((n * 7 % 12) ** 2 + n * 1000 if n < 12 else 77)
 
 
-def test_aot_code_is_made_for_riscv() -> None:
+ELSEWHERE = (
+    ("llvm -mtriple=riscv64 -mattr=+v", ("generic-rv64", "v")),
+    ("llvm -mtriple=armv7 -mcpu=cortex-a7", ("cortex-a7", "idiva", "vfpv4")),
+)
+
+
+@pytest.mark.parametrize(("target", "needs"), ELSEWHERE)
+def test_aot_code_is_made_for(target: str, needs: tuple[str, ...]) -> None:
     x = relay.var("x", shape=(4,))
     module = IRModule.from_expr(relay.Function([x], relay.tanh(x)))
-    made = compile_to_bytes(module, "llvm -mtriple=riscv64 -mattr=+v", executor="aot")
+    made = compile_to_bytes(module, target, executor="aot")
     (image,) = [p for kind, _, p in read_sections(memoryview(made)) if kind is Section.IMAGE]
     info = inspect(bytes(image))
-    assert info.needs == ("generic-rv64", "v") and "vm2:main" in info.exports
+    assert info.needs == needs and "vm2:main" in info.exports

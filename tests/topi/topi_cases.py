@@ -173,12 +173,13 @@ BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
     "x86-64": _baseline,
     "aarch64": partial(_emulated, "llvm -mcpu=cortex-a72 -cores=1"),
     "riscv64": partial(_emulated, "llvm -mtriple=riscv64-linux-gnu -cores=1"),
+    "armv7": partial(_emulated, "llvm -mtriple=armv7-linux-gnueabihf -cores=1"),
 }
 """How the kernels of cases are made: the unscheduled program and the one for GPUs in the
 interpreter, the one for this machine by both code generators, and those for other processors."""
-SAMPLED = ("threads", "c", "x86-64", "aarch64", "riscv64")
+SAMPLED = ("threads", "c", "x86-64", "aarch64", "riscv64", "armv7")
 """What takes long: one case of each operator, and all of them in long runs."""
-SPARSE = {"riscv64": 5}
+SPARSE = {"riscv64": 5, "armv7": 7}
 """Of what says little more than another of these: of so many operators one."""
 ALL = ", all"
 """What the name of such a run ends with."""

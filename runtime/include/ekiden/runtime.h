@@ -893,14 +893,14 @@ EK_API int ek_module_from_bytes(const void *bytes, size_t size, ek_object **out)
 **     8  u32 exports           24  u64 offset of exports    40  u64 total size
 **    12  u32 imports           48  what it needs, then zeros up to 4096
 **   4096  text: code and read-only data, position independent
-** 'a' is the architecture: 0 x86-64, 1 AArch64, 2 RISC-V of 64 bits, 3 WebAssembly of 32; another
-** machine's image is refused. What it needs are words with a space between each two: the name of the processor that the
+** 'a' is the architecture: 0 x86-64, 1 AArch64, 2 RISC-V of 64 bits, 3 WebAssembly of 32, 4 Armv7;
+** another machine's image is refused. What it needs are words with a space between each two: the name of the processor that the
 ** code is for, which is for messages, then abilities by the names of /proc/cpuinfo, such as "avx2".
 ** The image is refused where one is missing, or is not known to this runtime. Nothing at all: it
 ** needs none.
 ** Export table: per export u32 name length, name, u64 offset in the text. Import table: per import
 ** u32 name length, name. The tables follow the text in this order without gaps but for zeros. In
-** memory, a table of one 8-byte address per import follows the text on the next 4096-byte boundary,
+** memory, a table of one address per import follows the text on the next 4096-byte boundary,
 ** filled with the address of a service (section 11), or for "packed:<name>" with that of an
 ** ek_call_site for the global function <name>. The text is mapped readable and executable, the
 ** table readable. 0 or -1. */

@@ -33,6 +33,7 @@ from ekiden.runtime.metadata import variants
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
 from ekiden.target import Target
 from ekiden.target.features import WASM
+from ekiden.target.triple import TRIPLES
 
 __all__ = [
     "FORMATS",
@@ -348,7 +349,8 @@ def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[st
     if named:
         return named.split()
     is_foreign = architecture != platform.machine()
-    foreign = f"{architecture}-linux-gnu"
+    machine, _, system = TRIPLES.get(architecture, f"{architecture}-linux-gnu").partition("-")
+    foreign = f"{_COMPILERS.get(machine, machine)}-{system.removeprefix('unknown-')}"
     names = (f"{foreign}-gcc",) if is_foreign else ("cc", "gcc", "clang")
     for name in names:
         if shutil.which(name):
@@ -361,6 +363,10 @@ def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[st
         f"{what}: a C compiler{of} expected ({', '.join(names[:-1])}"
         f"{' or ' * (len(names) > 1)}{names[-1]}), got none; install one, or: pip install ziglang"
     )
+
+
+_COMPILERS = {"armv7": "arm"}
+"""What names of compilers begin with where that is not the architecture."""
 
 
 def compile_in(folder: str, command: Sequence[str], what: str) -> None:

@@ -22,7 +22,8 @@ SIZE_FLAGS = (
 )  # fmt: skip
 """What makes it small."""
 _ALWAYS = (
-    "-std=gnu11", "-D_GNU_SOURCE", "-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))',
+    "-std=gnu11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64",
+    "-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))',
     "-fvisibility=hidden", "-DEK_NO_DEBUG",
 )  # fmt: skip
 
@@ -35,8 +36,8 @@ def build_server(
     flags: Sequence[str] = SIZE_FLAGS,
     options: Sequence[str] = (),
 ) -> None:
-    """Write the program `ekiden-rpc` for an architecture (`x86_64`, `aarch64`, `riscv64`; else
-    this machine's), with the runtime inside; it needs libc and threads, nothing with
+    """Write the program `ekiden-rpc` for an architecture (`x86_64`, `aarch64`, `riscv64`, `armv7`;
+    else this machine's), with the runtime inside; it needs libc and threads, nothing with
     `options=["-static"]`, which then cannot load `.so`.
 
     `cc` is the C compiler; else $CC, one for the architecture that is installed, or ziglang's.

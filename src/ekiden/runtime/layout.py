@@ -113,6 +113,18 @@ class Native:
     OWNER = 40
 
 
+class Native32:
+    """Bytes of ek_native with pointers of 4 bytes: its size, and where members begin."""
+
+    BYTES = 24
+    CODE = 0
+    POINTS = 4
+    CONSTANTS = 8
+    LINKED = 12
+    RUN = 16
+    OWNER = 20
+
+
 class TypeIndex(IntEnum):
     """As runtime.h numbers them."""
 
@@ -250,3 +262,21 @@ SERVICES = (
     "ek_object_release",
 )
 """What the runtime gives to compiled code."""
+
+ABI_SERVICES = (
+    "__aeabi_d2lz",
+    "__aeabi_d2ulz",
+    "__aeabi_f2lz",
+    "__aeabi_f2ulz",
+    "__aeabi_idiv",
+    "__aeabi_idivmod",
+    "__aeabi_l2d",
+    "__aeabi_l2f",
+    "__aeabi_ldivmod",
+    "__aeabi_uidiv",
+    "__aeabi_uidivmod",
+    "__aeabi_ul2d",
+    "__aeabi_ul2f",
+    "__aeabi_uldivmod",
+)
+"""And what Armv7 has no instruction for, by the names of its ABI."""

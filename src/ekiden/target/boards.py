@@ -28,13 +28,14 @@ ARM: dict[str, str] = {
     "beagleai":  f"-model=beagleai {_ARM32} -mcpu=cortex-a15",
     "stm32mp1":  f"-model=stm32mp1 {_ARM32} -mcpu=cortex-a7",
 }
-"""Board -> its options. Those of 32 bits are known, and refused where code would be made."""
+"""Board -> its options."""
 RISCV: dict[str, str] = {
     "sifive-e31": "-mtriple=riscv32-linux-gnu -mcpu=sifive-e31",
     "sifive-e76": "-mtriple=riscv32-linux-gnu -mcpu=sifive-e76",
     "sifive-u54": "-mtriple=riscv64-linux-gnu -mcpu=sifive-u54 -mabi=lp64d",
     "sifive-u74": "-mtriple=riscv64-linux-gnu -mcpu=sifive-u74 -mabi=lp64d",
 }
+"""The same; those of 32 bits are known, and refused where code would be made."""
 # fmt: on
 
 

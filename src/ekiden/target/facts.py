@@ -11,6 +11,8 @@ from ekiden.runtime.errors import CompileError
 from ekiden.target import probe
 from ekiden.target.features import (
     ARCHITECTURES,
+    ARM,
+    ARMV7,
     BASE,
     CORTEX_M,
     FEATURES,
@@ -20,7 +22,15 @@ from ekiden.target.features import (
     names_of,
     vector_registers,
 )
-from ekiden.target.processors import GENERIC, PROCESSORS, Cache, Core, Processor, per_cycle
+from ekiden.target.processors import (
+    GENERIC,
+    IN_32_BITS,
+    PROCESSORS,
+    Cache,
+    Core,
+    Processor,
+    per_cycle,
+)
 from ekiden.target.triple import TRIPLES, architecture_of, normalize_triple
 
 Given = Mapping[str, object]
@@ -70,14 +80,17 @@ OTHER_NAMES = {
 """What LLVM calls processors of the table too."""
 
 
-def processor_named(name: str) -> Processor:
-    """A row of the table, by its name or another of LLVM's. Raises CompileError with those there
-    are."""
+def processor_named(name: str, arch: str | None = None) -> Processor:
+    """A row of the table, by its name or another of LLVM's; for Armv7 that of a 64-bit processor is
+    what it is in 32 bits. Raises CompileError with those there are."""
     name = OTHER_NAMES.get(name, name)
     if name not in PROCESSORS:
         known = ", ".join(PROCESSORS)
         raise CompileError(f"target: unknown processor {name!r}; there are native, {known}")
-    return PROCESSORS[name]
+    row = PROCESSORS[name]
+    if arch == ARMV7 and row.architecture == ARM and name.startswith("cortex-a"):
+        return replace(row, architecture=ARMV7, features=(IN_32_BITS,))
+    return row
 
 
 def _machine(given: Given, triple: str | None) -> Machine:
@@ -91,7 +104,7 @@ def _machine(given: Given, triple: str | None) -> Machine:
         made = host()
     else:
         wanted = arch or host().architecture
-        made = _row(processor_named(GENERIC[wanted] if name == "generic" else name))
+        made = _row(processor_named(GENERIC[wanted] if name == "generic" else name, arch))
     if arch not in (None, made.architecture):
         what = f"processor {made.processor!r} is {made.architecture}"
         raise CompileError(f"target: {what}, the triple {triple!r} is not")
@@ -143,7 +156,7 @@ def all_features(arch: str, cpu: str, extra: Sequence[str]) -> frozenset[str]:
     """Those of the processor and those beyond it, with all that they bring."""
     if arch not in ARCHITECTURES:
         return frozenset(extra)
-    return closure(arch, (*processor_named(cpu).features, *extra))
+    return closure(arch, (*processor_named(cpu, arch).features, *extra))
 
 
 def _features(value: object, arch: str) -> tuple[str, ...]:

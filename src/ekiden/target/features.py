@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 X86, ARM, RISCV, WASM, CORTEX_M = "x86-64", "aarch64", "riscv64", "wasm32", "cortex-m"
-ARCHITECTURES = (X86, ARM, RISCV, WASM, CORTEX_M)
-POINTER_BYTES = {X86: 8, ARM: 8, RISCV: 8, WASM: 4, CORTEX_M: 4}
+ARMV7 = "armv7"
+ARCHITECTURES = (X86, ARM, RISCV, ARMV7, WASM, CORTEX_M)
+POINTER_BYTES = {X86: 8, ARM: 8, RISCV: 8, ARMV7: 4, WASM: 4, CORTEX_M: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     X86: ("1.ecx", "7.ebx", "7.ecx", "7.edx", "7.1.eax", "7.1.edx", "80000001.ecx"),
     ARM: ("hwcap", "hwcap.high", "hwcap2"),
     RISCV: ("hwcap",),
+    ARMV7: ("hwcap", "hwcap2"),
     WASM: ("features",),
 }
 """What the runtime asks the processor for: results of cpuid by leaf, the words of auxv; of
@@ -106,6 +108,12 @@ _ARM = [
     Feature("bf16",     ARM, "bf16",     ("hwcap2", 14)),
 ]
 _RISCV = [Feature("v",  RISCV, "v",      ("hwcap",  21))]
+_ARMV7 = [
+    Feature("vfp4",      ARMV7, "vfpv4", ("hwcap", 16)),
+    Feature("hwdiv-arm", ARMV7, "idiva", ("hwcap", 17)),
+    Feature("crc",       ARMV7, "crc32", ("hwcap2", 4), implies=("fp-armv8", "hwdiv-arm")),
+    Feature("fp-armv8",  ARMV7, implies=("vfp4",)),
+]
 _WASM = [
     Feature("simd128",      WASM, "simd128",      ("features", 0)),
     Feature("relaxed-simd", WASM, "relaxed_simd", ("features", 1), implies=("simd128",)),
@@ -115,6 +123,7 @@ _SILENT = {
          " prefer-256-bit prefer-128-bit",
     ARM: "neon fp-armv8 crc lse aes sha2 rcpc perfmon ras",
     RISCV: "m a f d c zicsr zifencei",
+    ARMV7: "neon fp16",
     WASM: "mutable-globals bulk-memory bulk-memory-opt sign-ext nontrapping-fptoint multivalue"
           " reference-types",
     CORTEX_M: "dsp vfp4d16sp fp-armv8d16sp fp64 mve mve.fp",
@@ -124,6 +133,7 @@ BASE: dict[str, frozenset[str]] = {
     X86: frozenset("mmx sse sse2 fxsr cx8 cmov 64bit".split()),
     ARM: frozenset("neon fp-armv8".split()),
     RISCV: frozenset("m a f d c zicsr zifencei".split()),
+    ARMV7: frozenset("neon fp16".split()),
     WASM: frozenset(
         "mutable-globals bulk-memory bulk-memory-opt sign-ext nontrapping-fptoint".split()
     ),
@@ -137,6 +147,7 @@ FEATURES: dict[tuple[str, str], Feature] = {
         *_X86,
         *_ARM,
         *_RISCV,
+        *_ARMV7,
         *_WASM,
         *(Feature(name, arch) for arch, names in _SILENT.items() for name in names.split()),
     )
@@ -183,13 +194,13 @@ counts."""
 ABILITIES: dict[str, dict[str, _Ways]] = {
     # what kernels ask for: architecture -> features
     "fma":         {X86: ("fma",),                  ARM: ("",),          RISCV: ("",),
-                    CORTEX_M: ("vfp4d16sp",)},
+                    ARMV7: ("vfp4",),               CORTEX_M: ("vfp4d16sp",)},
     "madd":        {WASM: ("relaxed-simd",)},
     "broadcasts":  {X86: ("avx",),                  ARM: ("",),          RISCV: ("",),
-                    WASM: ("simd128",)},
+                    ARMV7: ("",),                   WASM: ("simd128",)},
     "rounding":    {X86: ("sse4.1",),               ARM: ("",),          WASM: ("",),
-                    CORTEX_M: ("fp-armv8d16sp",)},
-    "float16":     {X86: ("f16c",),                 ARM: ("",),},
+                    ARMV7: ("fp-armv8",),           CORTEX_M: ("fp-armv8d16sp",)},
+    "float16":     {X86: ("f16c",),                 ARM: ("",),          ARMV7: ("",)},
     "madd_s16":    {X86: ("",),                     WASM: ("simd128",)},
     "integers_256": {X86: ("avx2",)},
     "madd_u8s8":   {X86: ("ssse3",)},
@@ -210,7 +221,7 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "scalef":      {X86: ("avx512f",)},
     "masks":       {X86: ("avx512bw avx512dq avx512vl",), ARM: ("sve",), RISCV: ("v",)},
     "shuffles":    {X86: ("",),                     ARM: ("",),          RISCV: ("v",),
-                    WASM: ("simd128",)},
+                    ARMV7: ("",),                   WASM: ("simd128",)},
     "flush_subnormals": {X86: ("",),                ARM: ("",)},
     "permute_u8":  {X86: ("avx512vbmi",),           ARM: ("",),          RISCV: ("v",)},
 }
@@ -258,6 +269,8 @@ def vector_registers(architecture: str, features: frozenset[str]) -> tuple[int, 
         return 32, 12  # words: vectors are for kernels that name their instructions
     if architecture == RISCV and "v" not in features:
         return 128, 8  # floats of registers that hold one: vectors here are four of 32
+    if architecture == ARMV7:
+        return 128, 16
     if architecture == WASM:  # it names any number; engines have those of x86-64 or AArch64
         return (128, 16) if "simd128" in features else (128, 8)
     return 128, 32

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ekiden.runtime import get_global_func
-from ekiden.target.features import ARM, BY_FLAG, RISCV, X86, closure
+from ekiden.target.features import ARM, ARMV7, BY_FLAG, RISCV, X86, closure
 from ekiden.target.processors import (
     GENERIC,
     MODELS,
@@ -21,7 +21,7 @@ from ekiden.target.processors import (
     Processor,
 )
 
-_MACHINES = {"aarch64": ARM, "arm64": ARM, "riscv64": RISCV}
+_MACHINES = {"aarch64": ARM, "arm64": ARM, "riscv64": RISCV, "armv7l": ARMV7}
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 TRUSTED = 4
 """A cache of more than so many times what its processor has for each core is the hypervisor's,

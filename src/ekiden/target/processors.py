@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ekiden.target.features import ARM, CORTEX_M, RISCV, WASM, X86
+from ekiden.target.features import ARM, ARMV7, CORTEX_M, RISCV, WASM, X86
 
 KB = 1 << 10
 
@@ -120,6 +120,9 @@ neoverse-v2  4x512/4   3x384   64:4:4   2048:8:32:10:1   1536:12:10:120:72
 firestorm    4x512/4   3x384   128:8:4  3072:12:32:16:4  -
 avalanche    4x512/4   3x384   128:8:4  4096:16:32:16:4  -
 riscv        1x128/6   1x128   32:8:3   128:16:8:20:4    -
+cortex-a7    1x64/8    1x64    32:4:3   512:8:8:15:4     -
+cortex-a9    1x64/9    1x64    32:4:4   512:8:8:25:2     -
+cortex-a15   1x128/9   1x128   32:2:4   1024:16:16:20:4  -
 wasm         2x256/4   2x256   32:8:5   512:8:25:14:1    2048:16:12:46:4
 cortex-m4    1x32/3    1x32    16:4:2   -                -
 cortex-m7    1x32/3    2x32    16:4:2   -                -
@@ -167,6 +170,7 @@ _ZEN = f"{_V3} pclmul sse4a"
 _ZEN4 = f"{_ZEN} {_ICE} avx512bf16"
 _A76 = "fullfp16 dotprod rdm"
 _N2 = f"{_A76} bf16 i8mm fp16fml sve sve2 flagm"
+_A7 = "vfp4 hwdiv-arm"
 _M4 = "dsp vfp4d16sp"
 _M7 = f"{_M4} fp-armv8d16sp fp64"
 _M1 = f"{_A76} fp16fml flagm sha3"
@@ -234,6 +238,14 @@ _ROWS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("sifive-u74",     "riscv",       ""),
         ("spacemit-x60",   "riscv",       "v"),
     ),
+    ARMV7: (
+        ("cortex-a9",      "cortex-a9",   ""),
+        ("cortex-a5",      "cortex-a7",   "vfp4"),
+        ("cortex-a7",      "cortex-a7",   _A7),
+        ("cortex-a12",     "cortex-a15",  _A7),
+        ("cortex-a15",     "cortex-a15",  _A7),
+        ("cortex-a17",     "cortex-a15",  _A7),
+    ),
     WASM: (
         ("lime1",          "wasm",        ""),
     ),
@@ -254,6 +266,8 @@ _BARE: Mapping[str, str] = {
     "cortex-m55": "thumbv8.1m.main-unknown-none-eabihf",
 }
 """Processors without a system -> their triples."""
+IN_32_BITS = "crc"
+"""What 64-bit processors of Arm (`cortex-a...`) have where they run code for Armv7."""
 PROCESSORS: dict[str, Processor] = {
     name: Processor(name, architecture, tuple(features.split()), CORES[core], _BARE.get(name, ""))
     for architecture, rows in _ROWS.items()
@@ -264,6 +278,7 @@ GENERIC: dict[str, str] = {
     X86: "x86-64",
     ARM: "generic",
     RISCV: "generic-rv64",
+    ARMV7: "cortex-a9",
     WASM: "lime1",
     CORTEX_M: "cortex-m4",
 }
@@ -309,6 +324,12 @@ MODELS: dict[tuple[str, int], tuple[tuple[int, int, str], ...]] = {
 """What x86-64 processors say of themselves. Hypervisors show what they like: `probe` believes a row
 only where its features are there, and no other has more of those that are."""
 PARTS: dict[tuple[int, int], str] = {
+    (0x41, 0xC05): "cortex-a5",
+    (0x41, 0xC07): "cortex-a7",
+    (0x41, 0xC09): "cortex-a9",
+    (0x41, 0xC0D): "cortex-a12",
+    (0x41, 0xC0E): "cortex-a17",
+    (0x41, 0xC0F): "cortex-a15",
     (0x41, 0xD03): "cortex-a53",
     (0x41, 0xD05): "cortex-a55",
     (0x41, 0xD07): "cortex-a57",
@@ -324,4 +345,4 @@ PARTS: dict[tuple[int, int], str] = {
     (0x41, 0xD49): "neoverse-n2",
     (0x41, 0xD4F): "neoverse-v2",
 }
-"""(implementer, part) of /proc/cpuinfo on AArch64 -> LLVM's name."""
+"""(implementer, part) of /proc/cpuinfo on Arm -> LLVM's name."""

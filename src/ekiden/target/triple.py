@@ -6,14 +6,21 @@ and the wrong ABI.
 
 from __future__ import annotations
 
-from ekiden.target.features import ARM, CORTEX_M, RISCV, WASM, X86
+from ekiden.target.features import ARM, ARMV7, CORTEX_M, RISCV, WASM, X86
 
 SYSTEMS = ("linux", "none", "windows", "darwin", "macosx", "macos", "ios", "freebsd", "wasi")
-_SAME = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+_SAME = {
+    "amd64": "x86_64",
+    "x64": "x86_64",
+    "arm64": "aarch64",
+    "armv7a": "armv7",
+    "armv7l": "armv7",
+}
 TRIPLES: dict[str, str] = {
     X86: "x86_64-unknown-linux-gnu",
     ARM: "aarch64-unknown-linux-gnu",
     RISCV: "riscv64-unknown-linux-gnu",
+    ARMV7: "armv7-unknown-linux-gnueabihf",
     WASM: "wasm32-unknown-unknown",
 }
 """Architecture -> the triple of its code."""
@@ -31,8 +38,10 @@ def normalize_triple(text: str) -> str:
     if not rest or rest[0].startswith(SYSTEMS):
         rest.insert(0, "unknown")
     vendor, system, *environment = [*rest, "linux"] if len(rest) == 1 else rest
-    given = "-".join(environment) or ("gnu" if system == "linux" else "")
-    return "-".join(filter(None, (_SAME.get(machine, machine), vendor, system, given)))
+    machine = _SAME.get(machine, machine)
+    usual = TRIPLES.get(architecture_of(machine), "gnu").rpartition("-")[2]
+    given = "-".join(environment) or (usual if system == "linux" else "")
+    return "-".join(filter(None, (machine, vendor, system, given)))
 
 
 def architecture_of(triple: str) -> str:
@@ -42,9 +51,11 @@ def architecture_of(triple: str) -> str:
 
 
 def is_supported(triple: str) -> bool:
-    """Whether code can be made for it: for Linux, on an architecture with a runtime; or for
-    WebAssembly, on which there is no system."""
-    machine, _, system, *_ = [*triple.split("-"), "", ""]
+    """Whether code can be made for it: for Linux, on an architecture with a runtime, of Armv7 with
+    floats in their own registers; or for WebAssembly, on which there is no system."""
+    machine, _, system, environment, *_ = [*triple.split("-"), "", "", ""]
+    if _BY_NAME.get(machine) == ARMV7 and not environment.endswith("eabihf"):
+        return False
     return machine in _BY_NAME and system == TRIPLES[_BY_NAME[machine]].split("-")[2]
 
 

@@ -21,7 +21,7 @@ from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen.llvm.builder import Builder, Module
 from ekiden.runtime import layout
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.layout import DLTensor, Native, Tensor, TypeIndex, Value
+from ekiden.runtime.layout import Native, Native32, Tensor, TypeIndex, Value
 from ekiden.target import Target
 
 PREFIX = "vm2:"
@@ -40,6 +40,11 @@ class Program:
     primitives: Sequence[str]
     kernels: Collection[str]
     module: Module
+
+    @property
+    def native(self) -> type[Native] | type[Native32]:
+        """Where the members of ek_native are."""
+        return Native if self.module.pointer_bytes == 8 else Native32
 
 
 def emit_functions(
@@ -68,6 +73,7 @@ class _FunctionEmitter:
         self.function = function
         self.is_checked = is_checked
         self.b = Builder(program.module)
+        self.native, self.pointer = program.native, program.module.pointer_bytes
         self.b.block = "start"
         self.facts: Facts = at_entry(len(function.params), function.n_registers)
         self.words: list[int] = []
@@ -115,9 +121,9 @@ class _FunctionEmitter:
             f"  %args = alloca [{size} x i64], align 16",
             "  %ret = alloca [2 x i64], align 16",
             "  store i64 0, ptr %ret, align 8",
-            "  %code = load ptr, ptr %native, align 8",
-            f"  %points.at = getelementptr i8, ptr %native, i64 {Native.POINTS}",
-            "  %points = load ptr, ptr %points.at, align 8",
+            f"  %code = load ptr, ptr %native, align {self.pointer}",
+            f"  %points.at = getelementptr i8, ptr %native, i64 {self.native.POINTS}",
+            f"  %points = load ptr, ptr %points.at, align {self.pointer}",
             f"  switch i32 %point, label %start [ {resume} ]",
             "start:",
             *self.b.lines,
@@ -282,12 +288,19 @@ class _FunctionEmitter:
 
     def _load_constant(self, instruction: Instruction) -> None:
         b = self.b
-        table = b.value(f"load ptr, ptr {self._at('%native', Native.CONSTANTS)}, align 8")
-        place = self._at(table, 8 * _int(instruction["const_index"]))
-        thing = b.value(f"load ptr, ptr {place}, align 8")
+        thing = self._member(self.native.CONSTANTS, _int(instruction["const_index"]))
         self._retain(thing)
         bits = b.value(f"ptrtoint ptr {thing} to i64")
         self._set(_int(instruction["dst"]), str(TypeIndex.TENSOR), bits)
+
+    def _member(self, table: int, index: int) -> str:
+        """What stands in a table that `native` leads to."""
+        found = self._pointer("%native", table)
+        return self._pointer(found, self.pointer * index)
+
+    def _pointer(self, base: str, offset: int) -> str:
+        """The address that is kept in memory."""
+        return self.b.value(f"load ptr, ptr {self._at(base, offset)}, align {self.pointer}")
 
     # jumps
 
@@ -396,7 +409,7 @@ class _FunctionEmitter:
             return False
         if -1 in shape:
             tensor = self._payload(register, "ptr")
-            dims = b.value(f"load ptr, ptr {self._at(tensor, Tensor.DL + DLTensor.SHAPE)}, align 8")
+            dims = self._pointer(tensor, Tensor.DL + self.program.module.tensor.SHAPE)
             found = "false"
             for axis in range(len(shape)):
                 dim = b.value(f"load i64, ptr {self._at(dims, 8 * axis)}, align 8")
@@ -414,9 +427,8 @@ class _FunctionEmitter:
             call = f'call i32 @"{name}"(ptr null, ptr %args, i32 {count}, ptr %ret)'
             self._check(index, b.value(call))
             return
-        table = b.value(f"load ptr, ptr {self._at('%native', Native.LINKED)}, align 8")
-        function = b.value(f"load ptr, ptr {self._at(table, 8 * primitive)}, align 8")
-        code = b.value(f"load ptr, ptr {self._at(function, layout.Function.CALL)}, align 8")
+        function = self._member(self.native.LINKED, primitive)
+        code = self._pointer(function, layout.Function.CALL)
         b.effect("store i64 0, ptr %ret, align 8")
         call = f"call i32 {code}(ptr {function}, ptr %args, i32 {count}, ptr %ret)"
         status = b.value(call)

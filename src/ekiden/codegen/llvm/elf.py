@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 
 from ekiden.runtime.errors import InternalError
 
-SHT_SYMTAB, SHT_RELA, SHT_NOBITS = 2, 4, 8
+SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL = 2, 4, 8, 9
 SHF_ALLOC, SHF_EXECUTE = 2, 4
 UNDEFINED = 0
+UNWINDING = (".eh_frame", ".ARM.ex")
+"""How the names of sections begin that nobody reads who loads no libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """Put something computed from a symbol and an addend at `offset` of a section."""
+    """Put something computed from a symbol and an addend at `offset` of a section. Where objects
+    of 32 bits keep the addend in the place itself it is 0 here."""
 
     offset: int
     kind: int
@@ -55,14 +58,35 @@ class ElfObject:
     symbols: list[Symbol]
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How files of a width are written: where the header says where the table of sections is and
+    how many there are, and the forms of rows."""
+
+    start: tuple[str, int]
+    counts: int
+    section: str
+    symbol: str
+    relocations: int
+    relocation: str
+    kind_bits: int
+
+
+_FORMS = {
+    b"\x7fELF\2\1": _Form(("<Q", 40), 58, "<IIQQQQIIQQ", "<IBBHQQ", SHT_RELA, "<QQq", 32),
+    b"\x7fELF\1\1": _Form(("<I", 32), 46, "<IIIIIIIIII", "<IIIBBH", SHT_REL, "<II", 8),
+}
+
+
 def read(data: bytes) -> ElfObject:
-    """Parse an object. Raises InternalError if it is not a little-endian 64-bit relocatable."""
-    if data[:6] != b"\x7fELF\2\1" or struct.unpack_from("<H", data, 16) != (1,):
-        raise InternalError("elf: expected a relocatable 64-bit object")
+    """Parse an object. Raises InternalError if it is not a little-endian relocatable."""
+    form = _FORMS.get(data[:6])
+    if form is None or struct.unpack_from("<H", data, 16) != (1,):
+        raise InternalError("elf: expected a relocatable object")
     (machine,) = struct.unpack_from("<H", data, 18)
-    (start,) = struct.unpack_from("<Q", data, 40)
-    size, count, names_at = struct.unpack_from("<HHH", data, 58)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", data, start + i * size) for i in range(count)]
+    (start,) = struct.unpack_from(form.start[0], data, form.start[1])
+    size, count, names_at = struct.unpack_from("<HHH", data, form.counts)
+    headers = [struct.unpack_from(form.section, data, start + i * size) for i in range(count)]
 
     def content(i: int) -> bytes:
         header = headers[i]
@@ -75,13 +99,13 @@ def read(data: bytes) -> ElfObject:
     symbols: list[Symbol] = []
     for i, (name, kind, flags, _, _, _, link, _, alignment, _) in enumerate(headers):
         title = _string(names, name)
-        if flags & SHF_ALLOC and not title.startswith(".eh_frame"):
+        if flags & SHF_ALLOC and not title.startswith(UNWINDING):
             sections[i] = Section(title, content(i), max(alignment, 1), bool(flags & SHF_EXECUTE))
         if kind == SHT_SYMTAB:
-            symbols = _symbols(content(i), content(link))
+            symbols = _symbols(form, content(i), content(link))
     for i, header in enumerate(headers):
-        if header[1] == SHT_RELA and header[7] in sections:
-            sections[header[7]].relocations = _relocations(content(i))
+        if header[1] == form.relocations and header[7] in sections:
+            sections[header[7]].relocations = _relocations(form, content(i))
     return ElfObject(machine, sections, symbols)
 
 
@@ -89,14 +113,19 @@ def _string(table: bytes, at: int) -> str:
     return table[at : table.index(b"\0", at)].decode()
 
 
-def _symbols(table: bytes, names: bytes) -> list[Symbol]:
-    rows = struct.iter_unpack("<IBBHQQ", table)
+def _symbols(form: _Form, table: bytes, names: bytes) -> list[Symbol]:
+    rows = list(struct.iter_unpack(form.symbol, table))
+    if form.kind_bits == 8:  # name, value, size, info, other, section
+        rows = [(name, info, other, at, value, size) for name, value, size, info, other, at in rows]
     return [
         Symbol(_string(names, name), section, value, info >> 4 == 0)
         for name, info, _, section, value, _ in rows
     ]
 
 
-def _relocations(table: bytes) -> list[Relocation]:
-    rows = struct.iter_unpack("<QQq", table)
-    return [Relocation(at, info & 0xFFFFFFFF, info >> 32, addend) for at, info, addend in rows]
+def _relocations(form: _Form, table: bytes) -> list[Relocation]:
+    mask = (1 << form.kind_bits) - 1
+    return [
+        Relocation(at, info & mask, info >> form.kind_bits, *(addend or (0,)))
+        for at, info, *addend in struct.iter_unpack(form.relocation, table)
+    ]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ekiden.codegen.llvm import elf, wasm
 from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
 from ekiden.runtime.errors import InternalError, LoadError
-from ekiden.runtime.layout import SERVICES
+from ekiden.runtime.layout import ABI_SERVICES, SERVICES
 from ekiden.runtime.opcodes import OPCODES
 from ekiden.target import Target
 
@@ -55,7 +55,7 @@ def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None
     not provide, if an export is missing, or if two objects define one name.
     """
     linker = _linker(objects, exports)
-    known = MACHINE.union(SERVICES)
+    known = MACHINE.union(SERVICES, ABI_SERVICES)
     unknown = [n for n in linker.imports if n not in known and not n.startswith(CALL_SITE)]
     if unknown:
         raise InternalError(
@@ -159,7 +159,7 @@ class _Linker:
             out[place : place + len(section.data)] = section.data
         for i in range(len(self.imports)):
             at = self._stub(i)
-            code = self.architecture.stub(at, self.slots + 8 * i)
+            code = self.architecture.stub(at, self.slots + self.architecture.slot_bytes * i)
             out[at : at + len(code)] = code
         references = [
             self._reference(number, place, relocation)
@@ -178,7 +178,8 @@ class _Linker:
         is_slot = target is None and r.kind in self.architecture.through_table
         if target is None:
             imported = self.imports.index(symbol.name)
-            target = self.slots + 8 * imported if is_slot else self._stub(imported)
+            slot = self.slots + self.architecture.slot_bytes * imported
+            target = slot if is_slot else self._stub(imported)
         return Reference(r.kind, at, target + r.addend, is_slot, symbol.name)
 
 

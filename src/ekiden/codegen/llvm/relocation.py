@@ -1,7 +1,7 @@
 """How references in machine code are written: a row for each architecture that images are made for.
 
-Sources: the psABI of x86-64, ELF for the Arm 64-bit Architecture (AAELF64), and the RISC-V ELF
-psABI.
+Sources: the psABI of x86-64, ELF for the Arm Architecture of 64 bits (AAELF64) and of 32 (AAELF32),
+and the RISC-V ELF psABI.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ PAGE21, GOT_PAGE21, ADD_LOW12, GOT_LOW12 = 275, 311, 277, 312
 LOAD_LOW12 = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}   # -> log2 of the bytes loaded
 RV_CALL, RV_CALL_PLT, RV_GOT_HI20, RV_HI20, RV_LO12_I, RV_LO12_S = 18, 19, 20, 23, 24, 25
 RV_ADD, RV_SUB = {35: "<i", 36: "<q"}, {39: "<i", 40: "<q"}   # -> what is added to
+A32_REL32, A32_CALL, A32_JUMP24, A32_GOT_PREL = 3, 28, 29, 96
 RV_LO12_SAME = -1   # the low half of what goes through no slot
 # fmt: on
 LOAD_WORD, ADD_WORD = 0xF9400000, 0x91000000
@@ -62,6 +63,8 @@ class Architecture:
     relocate: Callable[[bytearray, Reference], None]
     pair: Callable[[Sequence[Reference]], Sequence[Reference]] = _alone
     """Completes references that are relative to others."""
+    slot_bytes: int = 8
+    """Those of an address in the table."""
 
 
 def _wrong(r: Reference) -> InternalError:
@@ -179,6 +182,24 @@ def _riscv_relocate(out: bytearray, r: Reference) -> None:
     struct.pack_into("<I", out, r.at, word)
 
 
+def _armv7_stub(at: int, slot: int) -> bytes:
+    # ldr ip, [pc, #4]; add ip, pc, ip; ldr pc, [ip]; the distance from here
+    return struct.pack("<IIIi", 0xE59FC004, 0xE08FC00C, 0xE59CF000, slot - (at + 12))
+
+
+def _armv7_relocate(out: bytearray, r: Reference) -> None:
+    """What is added stands in the place itself."""
+    (word,) = struct.unpack_from("<I", out, r.at)
+    if r.kind == A32_REL32 or (r.kind == A32_GOT_PREL and r.is_slot):
+        word = word + r.target - r.at & 0xFFFFFFFF
+    elif r.kind in (A32_CALL, A32_JUMP24):
+        added = (word & 0xFFFFFF ^ 0x800000) - 0x800000
+        word = word & 0xFF000000 | added + (r.target - r.at >> 2) & 0xFFFFFF
+    else:
+        raise _wrong(r)
+    struct.pack_into("<I", out, r.at, word)
+
+
 X86_64 = Architecture(
     elf_machine=62,
     mark=0,
@@ -207,5 +228,15 @@ RISCV64 = Architecture(
     relocate=_riscv_relocate,
     pair=_riscv_pair,
 )
-ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64, RISCV64)}
+ARMV7 = Architecture(
+    elf_machine=40,
+    mark=4,
+    filler=b"\xf0\0\xf0\xe7",
+    stub_size=16,
+    stub=_armv7_stub,
+    through_table=frozenset((A32_GOT_PREL,)),
+    relocate=_armv7_relocate,
+    slot_bytes=4,
+)
+ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64, RISCV64, ARMV7)}
 """By ELF's number of the machine."""

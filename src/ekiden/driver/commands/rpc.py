@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", help="what keygen (a key file) or build (ekiden-rpc) writes"
     )
-    parser.add_argument("--machine", default="", help="what to build for: aarch64, riscv64, ...")
+    parser.add_argument("--machine", default="", help="what to build for: aarch64, armv7, ...")
     parser.add_argument("--cc", help="the C compiler that builds, else one for the machine")
     parser.add_argument("--static", action="store_true", help="build without need of a libc")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
