@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ekiden.backend.crt.emit import prefix_of
 from ekiden.backend.crt.kernels import Kernels
-from ekiden.backend.crt.module import MicroModule, Pool, Tensor
+from ekiden.backend.crt.module import ALIGNMENT, MicroModule, Pool, Tensor
 from ekiden.backend.crt.plan import plan_module
 from ekiden.backend.vm.pipeline import pipeline
 from ekiden.driver.build import Model, describe, import_model
+from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import ImportOptions, Shapes
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import phase
-from ekiden.relay.expr import Function
+from ekiden.ir.type import TupleType, Type
+from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform import InferType, NameDimensions
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -32,6 +36,11 @@ class MicroProgram:
     module: MicroModule
     relay: str
 
+    @property
+    def libmod_name(self) -> str:
+        """The name of the model; TVM's word."""
+        return self.module.name
+
 
 def compile(
     model: Model,
@@ -40,29 +49,72 @@ def compile(
     shape: Shapes | None = None,
     name: str = DEFAULT,
     pools: Sequence[Pool] = (),
+    packed: bool = False,
+    alignment: int = ALIGNMENT,
+    constant_alignment: int = 4,
 ) -> MicroProgram:
     """The program of a model of static shapes and straight lines, for a target of kind "c": a
     microcontroller ("c -mcpu=cortex-m7") or this machine.
 
     `shape` replaces the declared shapes of inputs by name, `name` is what names in C begin with.
     With `pools` the caller of the program gives these memories, the first preferred; else it has
-    one of its own. Raises CompileError for what needs the runtime, naming the model's node.
+    one of its own. `packed` adds `tvmgen_NAME_run` as a function of the open C ABI, over tensors.
+    What lies in memories is aligned to `alignment` bytes, constants to `constant_alignment` at
+    least. Raises CompileError for what needs the runtime, naming the model's node.
     """
+    if packed and pools:
+        raise CompileError("compile: a packed function has no parameters for memories")
+    _check_alignment(alignment, constant_alignment)
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise CompileError(f"compile: the name of a model library is one of C, got {name!r}")
     chosen = _target(target)
-    module = NameDimensions()(InferType()(import_model(model, ImportOptions(shape))))
+    module = _flat(NameDimensions()(InferType()(import_model(model, ImportOptions(shape)))))
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
     described = describe(module)
     inputs, outputs = (_tensors(described[k], k) for k in ("inputs", "outputs"))
+    if [t.name for t in outputs] == ["output0"] and not ImportedModule.of(module).output_names:
+        outputs = (replace(outputs[0], name="output"),)  # TVM's name of the only one
     prepared = pipeline(chosen, plans_memory=False)(module)
     main = prepared["main"]
     assert isinstance(main, Function)
     kernels = Kernels(chosen, prefix_of(name))
     with phase("kernels"):
         made = plan_module(main, kernels, name, inputs, outputs, pools)
-    return MicroProgram(made, module.astext())
+    return MicroProgram(
+        replace(made, is_packed=packed, constant_alignment=constant_alignment), module.astext()
+    )
+
+
+def _flat(module: IRModule) -> IRModule:
+    """The module with a result that is a tuple of tensors, where it was one of tuples."""
+    main = module.get("main", None)
+    if not isinstance(main, Function) or not isinstance(main.body.checked_type, TupleType):
+        return module
+    if not any(isinstance(k, TupleType) for k in main.body.checked_type.fields):
+        return module
+    leaves: list[RelayExpr] = []
+    stack: list[tuple[RelayExpr, Type]] = [(main.body, main.body.checked_type)]
+    while stack:
+        value, kind = stack.pop()
+        if isinstance(kind, TupleType):
+            parts = (TupleGetItem(value, n) for n in range(len(kind.fields)))
+            stack.extend(reversed(list(zip(parts, kind.fields, strict=True))))
+        else:
+            leaves.append(value)
+    flat = Function(main.params, Tuple(tuple(leaves)), None, main.type_params, main.attrs)
+    return InferType()(module.with_function("main", flat))
+
+
+def _check_alignment(memories: int, constants: int) -> None:
+    """Raises CompileError for what is no power of two, or is more than memories are aligned to."""
+    for what, given in (("of memories", memories), ("of constants", constants)):
+        if given < 1 or given & (given - 1):
+            raise CompileError(f"compile: alignment {what}: a power of two expected, got {given}")
+    if memories > ALIGNMENT:
+        raise CompileError(
+            f"compile: alignment of memories: at most {ALIGNMENT} bytes expected, got {memories}"
+        )
 
 
 def _target(given: TargetLike) -> Target:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from ekiden.backend.crt.module import ALIGNMENT, Pool
 from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.driver.build import compile_model
 from ekiden.driver.executable import Executable
 from ekiden.driver.factory import ExecutorFactoryModule
+from ekiden.driver.micro import MicroProgram
+from ekiden.driver.micro import compile as compile_micro
 from ekiden.frontend.common.options import NO_OPTIONS
 from ekiden.ir.expr import BaseFunc
+from ekiden.ir.memory_pools import WorkspaceMemoryPools
 from ekiden.ir.module import IRModule
 from ekiden.relay.backend import Executor, Runtime
+from ekiden.relay.backend.choices import refusal
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform import InferType
 from ekiden.runtime import Executable as Compiled
@@ -38,7 +43,8 @@ def build(
     executor: str | Executor = "graph",
     runtime: str | Runtime = "cpp",
     mod_name: str = "default",
-) -> ExecutorFactoryModule:
+    workspace_memory_pools: WorkspaceMemoryPools | None = None,
+) -> ExecutorFactoryModule | MicroProgram:
     """Compile a module or function; `params` become constants by name. `executor` "aot", or
     `relay.backend.Executor("aot")`, adds native code of the functions to their bytecode; of its
     options and the `runtime`'s, those that would change nothing are a CompileError.
@@ -47,16 +53,53 @@ def build(
     of it, here and where it was exported to. `target_host` is the target of the code around
     kernels, which must be of one machine. Raises CompileError also for a `mod_name` that is no
     word, or the name of a function.
+
+    With `runtime` "crt" and executor "aot" it is C for a machine without an allocator, as
+    `ekiden.micro.compile` makes it; `workspace_memory_pools` are its memories then.
     """
     target = with_host(target, target_host)
     how = Executor(executor) if isinstance(executor, str) else executor
     on = Runtime(runtime) if isinstance(runtime, str) else runtime
-    for reason in filter(None, (how.refused(), on.refused())):
+    if reason := refusal(how, on):
         raise CompileError(f"relay.build: {reason}")
+    if on.name == "crt":
+        return _without_runtime(
+            _module(ir_mod, params), target, how, mod_name, workspace_memory_pools
+        )
+    if workspace_memory_pools is not None:
+        raise CompileError("relay.build: workspace_memory_pools are for runtime 'crt'")
     kind = "vm" if how.name == "graph" else how.name
     name = "" if mod_name == "default" else _checked_name(mod_name, _module(ir_mod, None))
     made = to_executable(ir_mod, target, params, kind, in_place=False, mod_name=name)
     return ExecutorFactoryModule(made)
+
+
+def _without_runtime(
+    module: IRModule,
+    target: Targets,
+    how: Executor,
+    name: str,
+    pools: WorkspaceMemoryPools | None,
+) -> MicroProgram:
+    """A module as C that needs no runtime."""
+    if isinstance(target, Mapping) or (
+        isinstance(target, Sequence) and not isinstance(target, str)
+    ):
+        raise CompileError("relay.build: runtime 'crt': one target expected")
+    return compile_micro(
+        module,
+        "c" if target is None else target,
+        name=name,
+        pools=[Pool(each.pool_name, each.size) for each in pools.pools] if pools else (),
+        packed=how["interface-api"] == "packed",
+        alignment=_given(how, "workspace-byte-alignment", ALIGNMENT),
+        constant_alignment=_given(how, "constant-byte-alignment", 4),
+    )
+
+
+def _given(how: Executor, option: str, default: int) -> int:
+    found = how[option]
+    return found if isinstance(found, int) else default
 
 
 def _checked_name(name: str, module: IRModule) -> str:

@@ -5,6 +5,7 @@ include/ekiden_NAME.h   the same as a table: names, dtypes, shapes, for programs
 src/NAME_lib0.c         the calls in order, and the memory
 src/NAME_lib1.c         the kernels
 src/NAME_lib2.c         the constants
+src/NAME_lib3.c         where it is asked for, the function of the open C ABI (packed.py)
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ekiden.backend.crt.module import (
     Place,
     Step,
     Tensor,
-    alignment_of,
 )
+from ekiden.backend.crt.packed import emit_packed
 from ekiden.codegen.c.helpers import quoted
 from ekiden.codegen.c.types import constant, memory_type
 from ekiden.ir import dtype as dt
@@ -80,6 +81,9 @@ typedef struct {
 #endif
 #endif /* EKIDEN_MICRO_H_ */
 """
+READABLE = 4096
+"""Floats of a constant up to which they are decimal; more take a C compiler half the time in
+hexadecimal."""
 _KERNEL_HEAD = """\
 #include <math.h>
 #include <stdbool.h>
@@ -103,7 +107,7 @@ def emit_files(module: MicroModule) -> dict[str, str]:
     """Path of each file -> its text."""
     name, prefix = c_name(module.name), prefix_of(module.name)
     head = HEAD.format(name=module.name, target=module.target, flags=FLAGS)
-    return {
+    files = {
         f"include/{prefix}.h": head + _interface(module),
         "include/ekiden_micro.h": MICRO,
         f"include/ekiden_{name}.h": head + _table_header(module),
@@ -111,6 +115,9 @@ def emit_files(module: MicroModule) -> dict[str, str]:
         f"src/{name}_lib1.c": head + _kernels(module),
         f"src/{name}_lib2.c": head + _constants(module),
     }
+    if module.is_packed:
+        files[f"src/{name}_lib3.c"] = head + emit_packed(module, name, prefix)
+    return files
 
 
 def prefix_of(name: str) -> str:
@@ -315,7 +322,7 @@ def _constants(module: MicroModule) -> str:
         kind, shape = memory_type(str(array.dtype)), ", ".join(map(str, array.shape))
         declared = f"const {kind} {prefix}_constant_{number}[{max(array.size, 1)}]"
         parts.append(f"\n/* {array.dtype}[{shape}] */\nextern {declared};\n")
-        aligned = f"__attribute__((aligned({alignment_of(array)})))"
+        aligned = f"__attribute__((aligned({module.alignment_of(array)})))"
         parts.append(f"{declared} {aligned} = {{\n{_rows(array)}}};\n")
     return "".join(parts)
 
@@ -328,7 +335,9 @@ def _rows(array: Array, per_line: int = 16) -> str:
         flat, dtype = flat.view(np.uint16), "uint16"
     if dtype == "bool":
         flat, dtype = flat.astype(np.uint8), "uint8"
-    if dt.SCALAR_BITS[dtype] < 32 and not dt.is_float(dtype):
+    if dtype == "float32" and flat.size > READABLE and np.isfinite(flat).all():
+        texts = [f"{v.hex()}f" for v in flat.tolist()]
+    elif dt.SCALAR_BITS[dtype] < 32 and not dt.is_float(dtype):
         texts = list(map(str, flat.tolist()))
     else:
         texts = [constant(v, dtype) for v in flat.tolist()]

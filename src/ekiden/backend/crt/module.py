@@ -112,6 +112,10 @@ class MicroModule:
     """Functions in C that kernels call."""
     has_own_memory: bool = True
     """Whether its pool is a static array of its own; otherwise the caller gives the pools."""
+    is_packed: bool = False
+    """Whether it has a function of the open C ABI too."""
+    constant_alignment: int = 4
+    """Of constants, where their elements need no more: of smaller ones, words of 32 bits are read."""
 
     @property
     def workspace(self) -> int:
@@ -123,14 +127,13 @@ class MicroModule:
         """Bytes of the constants, each where a processor can read its words."""
         end = 0
         for array in self.constants:
-            to = alignment_of(array)
+            to = self.alignment_of(array)
             end = -(-end // to) * to + array.nbytes
         return end
 
-
-def alignment_of(array: Array) -> int:
-    """Of a constant: words of 32 bits are read of smaller elements, too."""
-    return max(4, array.itemsize)
+    def alignment_of(self, array: Array) -> int:
+        """Of a constant: bytes that its address is a multiple of."""
+        return max(self.constant_alignment, array.itemsize)
 
 
 __all__ = [
@@ -143,5 +146,4 @@ __all__ = [
     "Pool",
     "Step",
     "Tensor",
-    "alignment_of",
 ]

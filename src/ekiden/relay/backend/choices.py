@@ -114,21 +114,46 @@ class Executor(Choice):
 
 @dataclass(frozen=True)
 class Runtime(Choice):
-    """What a module runs on, for `relay.build(runtime=)`: "cpp", the runtime library. "crt", a
-    runtime without an allocator, is a value, and refused where code would be made."""
+    """What a module runs on, for `relay.build(runtime=)`: "cpp", the runtime library, or "crt", C
+    without it, for machines that have no allocator."""
 
     TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "cpp": {"system-lib": (bool, False)},
         "crt": {"system-lib": (bool, False)},
     }
 
-    def refused(self) -> str:
-        """What is asked for and not done here; empty if all is."""
-        return super().refused() or (
-            "Runtime 'crt': code is made for the runtime library, 'cpp', alone"
-            if self.name == "crt"
-            else ""
+
+def refusal(how: Executor, on: Runtime) -> str:
+    """What an executor on a runtime is asked for and is not done here; empty if all is."""
+    if on.name == "crt":
+        return on.refused() or _refused_without_runtime(how)
+    unpacked, interface = how.name == "aot" and how["unpacked-api"], "packed"
+    if how.name == "aot":
+        interface = str(how["interface-api"])
+    if unpacked or interface != "packed":
+        return (
+            f"Need unpacked-api == false (got: {int(bool(unpacked))}) and interface-api =="
+            f' "packed" (got: {interface}) when targeting c++ runtime'
         )
+    return how.refused() or on.refused()
 
 
-__all__ = ["Choice", "Executor", "Runtime"]
+def _refused_without_runtime(how: Executor) -> str:
+    """Functions of C take addresses, `unpacked-api` or not; the entry point is said by
+    `interface-api`."""
+    if how.name != "aot":
+        return f"Runtime 'crt': executor 'aot' expected, got {how.name!r}"
+    interface = how["interface-api"]
+    if interface not in ("c", "packed"):
+        return f"Executor 'aot': interface-api 'c' or 'packed' expected, got {interface!r}"
+    if interface == "c" and not how["unpacked-api"]:
+        return (
+            f'Either need interface_api == "packed" (got: {interface}) or unpacked-api == true'
+            " (got: 0) when targeting c runtime"
+        )
+    if how["link-params"] is not True:
+        return "Executor 'aot': link-params=False has no effect on runtime 'crt'"
+    return ""
+
+
+__all__ = ["Choice", "Executor", "Runtime", "refusal"]

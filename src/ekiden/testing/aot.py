@@ -1,0 +1,334 @@
+"""Programs for machines without an allocator, compiled, run here and compared, at TVM's place.
+
+    model = AOTTestModel(module=mod, inputs={"x": x}, outputs=generate_ref_data(mod, {"x": x}))
+    compile_and_run(model, AOTTestRunner(), interface_api="c", use_unpacked_api=True)
+
+The C of all models becomes one library of this machine, by its C compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden import runtime
+from ekiden.backend.crt.emit import FLAGS, emit_files, prefix_of
+from ekiden.codegen.c.compiler import find_compiler
+from ekiden.driver.micro import MicroProgram
+from ekiden.driver.relay import build
+from ekiden.frontend.tflite.relay import from_tflite
+from ekiden.ir.expr import BaseFunc
+from ekiden.ir.memory_pools import WorkspaceMemoryPools
+from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import FUSE_DEPTH, PassContext
+from ekiden.relay.backend import Executor, Runtime
+from ekiden.runtime.errors import CompileError, InputError, RunError
+from ekiden.target import TargetLike
+
+Array = NDArray[Any]
+AOT_SUCCESS_TOKEN = "AOT_TEST_SUCCESS"
+AOT_FAILURE_TOKEN = "AOT_TEST_FAILURE"
+SHOWN = 20
+"""Elements that differ, of those that a message lists."""
+
+
+class AOTTestModel(NamedTuple):
+    """A program, inputs by name, and the outputs that are expected, by name or in order.
+    `output_tolerance` is how far elements may be off: 0.001 for floats and 0 for others by
+    default."""
+
+    module: IRModule | BaseFunc
+    inputs: Mapping[str, Array] | None
+    outputs: Mapping[str, Array] | None
+    output_tolerance: float | None = None
+    name: str = "default"
+    params: Mapping[str, Array] | None = None
+    extra_memory_in_bytes: int = 0
+
+
+class AOTCompiledTestModel(NamedTuple):
+    """A model and what `relay.build` made of it."""
+
+    model: AOTTestModel
+    executor_factory: MicroProgram
+
+
+@dataclass(frozen=True)
+class AOTTestRunner:
+    """How models are compiled: `pass_config` of the PassContext. There is no program of its own
+    around the models: what other fields would put there is refused."""
+
+    makefile: str = "default"
+    prologue: str = ""
+    epilogue: str = ""
+    includes: Sequence[str] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    pass_config: dict[str, Any] = field(default_factory=dict)
+
+
+Models = Sequence[AOTTestModel] | AOTTestModel
+
+
+def compile_models(
+    models: Models,
+    interface_api: str,
+    use_unpacked_api: bool,
+    workspace_byte_alignment: int = 8,
+    constant_byte_alignment: int = 8,
+    enable_op_fusion: bool = True,
+    pass_config: Mapping[str, Any] | None = None,
+    target: TargetLike = "c",
+    workspace_memory_pools: WorkspaceMemoryPools | None = None,
+    use_runtime_executor: bool = True,
+) -> list[AOTCompiledTestModel]:
+    """The models as C, at opt level 3. Raises CompileError."""
+    if not use_runtime_executor:
+        raise CompileError("compile models: an executor and a runtime are always said")
+    options = {
+        "interface-api": interface_api,
+        "unpacked-api": use_unpacked_api,
+        "workspace-byte-alignment": workspace_byte_alignment,
+        "constant-byte-alignment": constant_byte_alignment,
+    }
+    config = dict(pass_config or {}) | ({} if enable_op_fusion else {FUSE_DEPTH: 1})
+    made = []
+    for model in _listed(models):
+        with PassContext(opt_level=3, config=config):
+            program = build(
+                model.module,
+                target,
+                params=model.params,
+                executor=Executor("aot", options),
+                runtime=Runtime("crt"),
+                mod_name=model.name,
+                workspace_memory_pools=workspace_memory_pools,
+            )
+        assert isinstance(program, MicroProgram)
+        made.append(AOTCompiledTestModel(model, program))
+    return made
+
+
+def _listed(models: Models) -> list[AOTTestModel]:
+    return [models] if isinstance(models, AOTTestModel) else list(models)
+
+
+def run_and_check(
+    models: Sequence[AOTCompiledTestModel],
+    runner: AOTTestRunner,
+    interface_api: str,
+    test_dir: str | None = None,
+    print_output_on_mismatch: bool = False,
+) -> bool:
+    """Compile the C of all models into one library, run each and compare; gives True. `test_dir` is
+    the folder that keeps the files. Raises RunError where an output is off, with the elements if
+    `print_output_on_mismatch`; CompileError where the C compiler fails.
+    """
+    asked = [f for f in ("prologue", "epilogue", "includes", "parameters") if getattr(runner, f)]
+    if runner.makefile != "default" or asked:
+        what = asked[0] if asked else "makefile"
+        raise InputError(f"run models: they run in this process, without a {what} of the runner")
+    with contextlib.ExitStack() as stack:
+        folder = test_dir or stack.enter_context(tempfile.TemporaryDirectory())
+        library = _library([m.executor_factory for m in models], Path(folder))
+        for each in models:
+            found = _run(each, library, interface_api)
+            _check(each.model, found, print_output_on_mismatch)
+    return True
+
+
+def _library(programs: Sequence[MicroProgram], folder: Path) -> Path:
+    """The C of programs in a folder, and the library that is made of it."""
+    sources: dict[Path, None] = {}
+    for program in programs:
+        for path, text in emit_files(program.module).items():
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            if file.suffix == ".c":
+                sources[file] = None
+    made = folder / "models.so"
+    flags = [word for word in FLAGS.rstrip(".").split() if word.startswith("-")]
+    command = [find_compiler(), "-std=c99", "-O1", "-shared", "-fPIC", *flags]
+    command += [f"-I{folder / 'include'}", *map(str, sources), "-lm", "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CompileError(f"run models: the C compiler failed:\n{done.stderr[:2000]}")
+    return made
+
+
+def _run(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Array]:
+    """The outputs of a model, called as `interface` says."""
+    module = model.executor_factory.module
+    given = dict(model.model.inputs or {})
+    inputs = []
+    for tensor in module.inputs:
+        if tensor.name not in given:
+            raise InputError(f"run models: {model.model.name}: input '{tensor.name}' is missing")
+        value = np.array(given.pop(tensor.name), order="C")
+        if value.shape != tensor.shape or str(value.dtype) != tensor.dtype:
+            raise InputError(
+                f"run models: {model.model.name}: input '{tensor.name}': expected "
+                f"{tensor.dtype}{tensor.shape}, got {value.dtype}{value.shape}"
+            )
+        inputs.append(value)
+    if given:
+        raise InputError(f"run models: {model.model.name}: no input is named '{min(given)}'")
+    outputs = [np.zeros(t.shape, t.dtype) for t in module.outputs]
+    name = f"{prefix_of(module.name)}_run"
+    if interface == "packed":
+        tensors = [runtime.tensor(v) for v in (*inputs, *outputs)]
+        runtime.load_module(str(library))[name](*tensors)
+        return [t.numpy() for t in tensors[len(inputs) :]]
+    rows = [[v.ctypes.data for v in values] for values in (inputs, outputs)]
+    memories = [np.zeros(p.used + 16, np.uint8) for p in module.pools]
+    if not module.has_own_memory:
+        rows.append([-(-m.ctypes.data // 16) * 16 for m in memories])
+    structures = [(ctypes.c_void_p * max(len(row), 1))(*row) for row in rows]
+    status = getattr(ctypes.CDLL(str(library)), name)(*structures)
+    if status != 0:
+        raise RunError(f"run models: {model.model.name} refuses its inputs: {status}")
+    return outputs
+
+
+def _check(model: AOTTestModel, found: Sequence[Array], shows: bool) -> None:
+    """Raises RunError where an output is none of those that are expected."""
+    wanted = list((model.outputs or {}).items())
+    if len(wanted) != len(found):
+        raise RunError(
+            f"run models: {model.name}: {len(wanted)} outputs expected, got {len(found)}"
+        )
+    texts = [
+        _mismatch(name, got, np.asarray(value), model.output_tolerance, shows)
+        for (name, value), got in zip(wanted, found, strict=True)
+    ]
+    if any(texts):
+        shown = "\n".join(filter(None, texts))
+        raise RunError(f"run models: {model.name}: {shown}\n{AOT_FAILURE_TOKEN}")
+
+
+def _mismatch(name: str, got: Array, wanted: Array, tolerance: float | None, shows: bool) -> str:
+    """What is wrong with an output; empty if nothing is."""
+    if got.size != wanted.size:
+        return f"output '{name}': shape {wanted.shape} expected, got {got.shape}"
+    least = 0.001 if np.issubdtype(got.dtype, np.inexact) else 0
+    allowed = least if tolerance is None else tolerance
+    a, b = (v.reshape(got.shape).astype(np.float64) for v in (got, wanted))
+    off = ~((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b)))
+    if not off.any():
+        return ""
+    count = int(off.sum())
+    text = f"output '{name}': Mismatched elements: {count} / {off.size} ({count / off.size:.2%})"
+    if not shows:
+        return text
+    rows = [
+        f"Element [{', '.join(map(str, at))}]: {a[tuple(at)]:f}, {b[tuple(at)]:f}"
+        for at in np.argwhere(off)[:SHOWN].tolist()
+    ]
+    return "\n".join([text, "Actual, Reference", *rows])
+
+
+def compile_and_run(
+    models: Models,
+    runner: AOTTestRunner,
+    interface_api: str,
+    use_unpacked_api: bool,
+    debug_calculated_workspaces: bool = False,
+    workspace_byte_alignment: int = 8,
+    constant_byte_alignment: int = 8,
+    enable_op_fusion: bool = True,
+    target: TargetLike = "c",
+    target_opts: Mapping[str, object] | None = None,
+    test_dir: str | None = None,
+    print_output_on_mismatch: bool = False,
+) -> bool:
+    """`compile_models`, then `run_and_check`. `debug_calculated_workspaces` changes nothing: the
+    workspace is planned, so that there is no allocator to check."""
+    if target_opts:
+        target = " ".join([str(target), *(f"{key}={value}" for key, value in target_opts.items())])
+    compiled = compile_models(
+        models,
+        interface_api,
+        use_unpacked_api,
+        workspace_byte_alignment,
+        constant_byte_alignment,
+        enable_op_fusion,
+        runner.pass_config,
+        target,
+    )
+    return run_and_check(compiled, runner, interface_api, test_dir, print_output_on_mismatch)
+
+
+def generate_ref_data(
+    mod: IRModule | BaseFunc,
+    input_data: Mapping[str, Array],
+    params: Mapping[str, Array] | None = None,
+    target: TargetLike = "llvm",
+) -> dict[str, Array]:
+    """What a program gives for inputs by name, on the runtime of this machine: "output", or
+    "output0", "output1", ... by order; or by the names in the attribute `output_tensor_names`.
+    """
+    lib = build(mod, target, params=params)
+    assert not isinstance(lib, MicroProgram)
+    found = _leaves(lib(**{name: np.asarray(value) for name, value in input_data.items()}))
+    main = mod["main"] if isinstance(mod, IRModule) else mod
+    names = main.attr("output_tensor_names")
+    if names is None:
+        names = ["output"] if len(found) == 1 else [f"output{n}" for n in range(len(found))]
+    assert isinstance(names, (list, tuple))
+    return dict(zip(map(str, names), found, strict=True))
+
+
+def _leaves(result: object) -> list[Array]:
+    """The tensors of a result, depth first."""
+    stack: list[Any] = [result]
+    found: list[Array] = []
+    while stack:
+        at = stack.pop()
+        if hasattr(at, "numpy"):
+            found.append(at.numpy())
+        else:
+            stack.extend(reversed(list(at)))
+    return found
+
+
+def create_relay_module_and_inputs_from_tflite_file(
+    tflite_model_file: str, bind_params_by_name: bool = True
+) -> tuple[IRModule, dict[str, Array], dict[str, Any]]:
+    """A module of a TensorFlow Lite file, random inputs over the range of their dtypes (floats:
+    standard normal), and its parameters, which are constants of the module: none."""
+    if not bind_params_by_name:
+        raise InputError("import of a TFLite file: parameters are constants of the module")
+    module, params = from_tflite(Path(tflite_model_file).read_bytes())
+    generator, inputs = np.random.default_rng(0), {}
+    for param in module["main"].params:  # type: ignore[attr-defined]
+        shape, dtype = param.checked_type.concrete_shape, param.checked_type.dtype
+        if re.match("u?int", dtype):
+            low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+            inputs[param.name_hint] = generator.integers(low, high, shape, dtype, endpoint=True)
+        else:
+            inputs[param.name_hint] = generator.standard_normal(shape).astype(dtype)
+    return module, inputs, dict(params)
+
+
+__all__ = [
+    "AOT_FAILURE_TOKEN",
+    "AOT_SUCCESS_TOKEN",
+    "AOTCompiledTestModel",
+    "AOTTestModel",
+    "AOTTestRunner",
+    "compile_and_run",
+    "compile_models",
+    "create_relay_module_and_inputs_from_tflite_file",
+    "generate_ref_data",
+    "run_and_check",
+]
