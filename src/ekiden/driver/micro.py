@@ -88,7 +88,9 @@ def compile(
 
 def _flat(module: IRModule) -> IRModule:
     """The module with a result that is a tuple of tensors, where it was one of tuples."""
-    main = module.get("main", None)
+    if "main" not in module:
+        return module
+    main = module["main"]
     if not isinstance(main, Function) or not isinstance(main.body.checked_type, TupleType):
         return module
     if not any(isinstance(k, TupleType) for k in main.body.checked_type.fields):

@@ -12,6 +12,7 @@ from ekiden import relay
 from ekiden.ir.op import OP_ATTRS, get
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import PassContext, Sequential
+from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.analysis import check_basic_block_normal_form, verify
 from ekiden.relay.expr import Call, Let
@@ -296,8 +297,8 @@ def test_products_take_the_smaller_type(small: str) -> None:
         ToMixedPrecision(small),
         NETWORK,
         f"""def @main({X}, %w: Tensor[(4, 3), float32], %b: Tensor[(4,), float32]) {{
-          %0 = nn.dense(cast(%x, dtype="{small}"), cast(%w, dtype="{small}"), out_dtype="float32");
-          %1 = nn.relu(nn.bias_add(cast(%0, dtype="{small}"), cast(%b, dtype="{small}"), axis=-1));
+          %0 = nn.dense(cast(%x, dtype="{small}"), cast(%w, dtype="{small}"), out_dtype="{small}");
+          %1 = nn.relu(nn.bias_add(%0, cast(%b, dtype="{small}"), axis=-1));
           (nn.softmax(cast(%1, dtype="float32")), multiply(%1, cast(2f, dtype="{small}"))) }}""",
     )
 
@@ -335,6 +336,47 @@ def test_operators_without_a_colour(mode: int, expected: str) -> None:
     assert evaluate(made, random((2, 3)))[0].dtype == expected
     with pytest.raises(PassError, match="operator 'cos' has no colour"):
         ToMixedPrecision("float16", 2)(program(text))
+
+
+def test_products_in_the_smaller_type_round_their_sums_once() -> None:
+    text = """def @main(%x: Tensor[(1, 4096), float16], %w: Tensor[(2, 4096), float16]) {
+      nn.dense(%x, %w, out_dtype="float16") }"""
+    x, w = np.full((1, 4096), 0.1, np.float16), np.full((2, 4096), 0.1, np.float16)
+    exact = 4096 * float(np.float16(0.1)) ** 2
+    for kind in ("debug", "vm"):
+        got = relay.create_executor(kind, program(text)).evaluate()(x, w)
+        np.testing.assert_array_equal(got.numpy(), np.full((1, 2), exact, np.float16))
+
+
+@pytest.mark.parametrize("small, is_cast", [("float16", False), ("bfloat16", True)])
+def test_bounds_that_the_smaller_type_lacks_stay(small: str, is_cast: bool) -> None:
+    text = f"def @main({X}) {{ clip(%x, a_min=-128000f, a_max=128000f) }}"
+    made = InferType()(ToMixedPrecision(small)(program(text)))
+    assert main_of(made).ret_type == TensorType((2, 3), small if is_cast else "float32")
+
+
+def test_variables_of_a_let_have_the_type_of_their_value() -> None:
+    text = f"""def @main({X}, %w: Tensor[(3, 3), float32]) {{
+      let %a = nn.dense(%x, %w);
+      let %b = (nn.relu(%a), exp(%a));
+      add(%b.0, %b.1) }}"""
+    made = ToMixedPrecision()(program(text))
+    verify(made)
+    let = main_of(made).body
+    assert isinstance(let, Let) and let.var.type_annotation == TensorType((2, 3), "float16")
+    args = random((2, 3), (3, 3))
+    for exact, got in zip(evaluate(program(text), args), evaluate(made, args), strict=True):
+        np.testing.assert_allclose(got, exact, rtol=2e-2, atol=1e-2)
+
+
+def test_a_rule_of_the_program_decides() -> None:
+    relay.op.register_mixed_precision_conversion(
+        "nn.dense", lambda call, small: [2, "float32", "float32"]
+    )
+    try:
+        check(ToMixedPrecision(), NETWORK, NETWORK)
+    finally:
+        relay.op.get("nn.dense").reset_attr("FTVMMixedPrecisionConversionType")
 
 
 def test_integers_are_left_alone() -> None:

@@ -115,7 +115,7 @@ class MicroModule:
     is_packed: bool = False
     """Whether it has a function of the open C ABI too."""
     constant_alignment: int = 4
-    """Of constants, where their elements need no more: of smaller ones, words of 32 bits are read."""
+    """Of constants, where their elements need no more; words are read of smaller ones."""
 
     @property
     def workspace(self) -> int:

@@ -51,6 +51,7 @@ from ekiden.relay.op.op import (
     register_convert_op_layout,
     register_fake_quantization_to_integer,
     register_infer_correct_layout,
+    register_mixed_precision_conversion,
     register_optional_fake_quantization_to_integer,
 )
 from ekiden.relay.op.placing import *  # noqa: F403
@@ -117,6 +118,7 @@ __all__ = [
     "register_fake_quantization_to_integer",
     "register_gradient",
     "register_infer_correct_layout",
+    "register_mixed_precision_conversion",
     "register_optional_fake_quantization_to_integer",
     "register_schedule",
     "register_strategy",

@@ -55,6 +55,18 @@ def register_fake_quantization_to_integer(
     return register
 
 
+CONVERSION = "FTVMMixedPrecisionConversionType"
+"""The attribute of operators that ToMixedPrecision reads."""
+
+
+def register_mixed_precision_conversion(
+    op_name: str, func: Callable[[Call, str], Sequence[object]] | None = None, level: int = 10
+) -> object:
+    """Give an operator its rule of ToMixedPrecision (ekiden.relay.transform.mixed_precision);
+    without one, a decorator. Raises KeyError when there is no such operator."""
+    return register_op_attr(op_name, CONVERSION, func, level)
+
+
 def register_optional_fake_quantization_to_integer(
     op_name: str, func: QuantizationRule | None = None, level: int = 10
 ) -> Callable[[QuantizationRule], QuantizationRule]:

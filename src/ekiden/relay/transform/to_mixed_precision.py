@@ -1,17 +1,21 @@
 """Compute in a smaller floating-point type where it pays, and stay exact where it matters.
 
     nn.softmax(nn.dense(%x, %w))
-->  nn.softmax(cast(cast(nn.dense(cast(%x, "float16"), cast(%w, "float16"), out_dtype="float32"),
-                         "float16"), "float32"))
+->  nn.softmax(cast(nn.dense(cast(%x, "float16"), cast(%w, "float16"), out_dtype="float16"),
+                    "float32"))
 
 The column `precision` of the operator table decides: operators of ALWAYS take the smaller type
-(their sums stay in float32), those of FOLLOW take it when all that is computed for them has it, and
-all others never do (or, with missing_op_mode 0, always). Casts of one value are made once.
+(kernels add up in float32 and round the sum once), those of FOLLOW take it when all floating-point
+numbers that are computed for them have it, and all others never do (or, with missing_op_mode 0,
+always). An operator whose attributes the smaller type has no numbers for does not. Casts of one
+value are made once; a variable that a let binds has the type of its value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import ml_dtypes
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -20,9 +24,11 @@ from ekiden.ir.pass_context import KEEP_OUTPUT
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.relay import op
-from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
+from ekiden.relay.expr import Call, Constant, Function, Let, Tuple, TupleGetItem, Var
+from ekiden.relay.op.elementwise import ClipAttrs
 from ekiden.relay.transform.calls import typed
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.mixed_precision import said_of
 from ekiden.relay.transform.scopes import (
     bodies,
     evaluation_order,
@@ -44,25 +50,47 @@ class _Mixer:
         self.mode = missing_op_mode
         self.new: dict[RelayExpr, RelayExpr] = {}
         self._casts: dict[tuple[RelayExpr, str], RelayExpr] = {}
+        self._bound: dict[Var, RelayExpr] = {}
+        """Variable -> the value that a let gives it."""
         self.missing: dict[str, None] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
         """The rewritten expression."""
-        for expr in evaluation_order(root):
+        order = evaluation_order(root)
+        for expr in order:
+            if isinstance(expr, Let):
+                self._bound[expr.var] = expr.value
+        for expr in order:
             self.new[expr] = self._rewrite(expr)
         return self.new[root]
 
+    def _at(self, expr: RelayExpr) -> RelayExpr:
+        """What stands for an expression that has been rewritten; for a variable that a let binds,
+        one of the type of its value."""
+        if expr not in self.new and isinstance(expr, Var) and expr in self._bound:
+            value = self._at(self._bound[expr])
+            kind = value.checked_type_or_none()
+            if kind is not None and kind != expr.checked_type_or_none():
+                self.new[expr] = Var(expr.name_hint, kind, span=expr.span)
+                self.new[expr].set_checked_type(kind)
+        return self.new.get(expr, expr)
+
     def _rewrite(self, expr: RelayExpr) -> RelayExpr:
         if is_atom(expr) or isinstance(expr, Constant):
-            return expr
+            return self._at(expr)
+        if isinstance(expr, Let) and not isinstance(expr.value, Function):
+            var, value, body = map(self._at, (expr.var, expr.value, expr.body))
+            made = rebuild(expr, [var, value, body])
+            made.set_checked_type(body.checked_type)
+            return made
         if isinstance(expr, Call) and isinstance(expr.op, Op):
-            return self._call(expr, [self.new.get(a, a) for a in expr.args])
+            return self._call(expr, [*map(self._at, expr.args)])
         if isinstance(expr, (Tuple, TupleGetItem)):
             below = children(expr)
-            return typed(rebuild(expr, [self.new.get(c, c) for c in below]))
+            return typed(rebuild(expr, [*map(self._at, below)]))
         inside = set(bodies(expr))
         wide = {
-            c: self.cast_like(self.new.get(c, c), c)
+            c: self.cast_like(self._at(c), c)
             for c in children(expr)
             if not is_atom(c) or c in inside
         }
@@ -94,13 +122,16 @@ class _Mixer:
     def _call(self, call: Call, args: Sequence[RelayExpr]) -> RelayExpr:
         assert isinstance(call.op, Op)
         name = call.op.name
-        if self._is_small(name, args):
+        if self._is_small(call, name, args):
             return self._small_call(call, [self._to(a, self.small) for a in args])
         wide = [self.cast_like(a, old) for a, old in zip(args, call.args, strict=True)]
         return typed(_over(call, wide))
 
-    def _is_small(self, name: str, args: Sequence[RelayExpr]) -> bool:
-        precision = OPS[name].precision
+    def _is_small(self, call: Call, name: str, args: Sequence[RelayExpr]) -> bool:
+        said = said_of(call, name, self.small)
+        precision = said[0] if said is not None else OPS[name].precision
+        if not self._has_numbers_of(call):
+            return False
         if precision is Precision.ALWAYS:
             return True
         if precision is Precision.NEVER:
@@ -110,9 +141,20 @@ class _Mixer:
             if self.mode == 2:
                 raise PassError(f"ToMixedPrecision: operator {name!r} has no colour")
             return self.mode == 0
-        leaves = [d for a in args if not isinstance(a, (Constant, Var)) for d in _dtypes(a)]
-        floats = [d for d in leaves if "float" in d]
-        return bool(floats) and all(d == self.small for d in floats)
+        leaves = [d for a, old in zip(args, call.args, strict=True) if not self._is_given(old)
+                  for d in _dtypes(a)]  # fmt: skip
+        return all(d == self.small for d in leaves if "float" in d)
+
+    def _is_given(self, expr: RelayExpr) -> bool:
+        """Whether an operand is not computed: a constant or a parameter, which can be cast."""
+        return isinstance(expr, Constant) or (isinstance(expr, Var) and expr not in self._bound)
+
+    def _has_numbers_of(self, call: Call) -> bool:
+        """Whether the smaller type has the bounds that attributes say."""
+        if not isinstance(call.attrs, ClipAttrs):
+            return True
+        largest = float(ml_dtypes.finfo(self.small).max)
+        return max(abs(call.attrs.a_min), abs(call.attrs.a_max)) <= largest
 
     def _to(self, value: RelayExpr, dtype: str) -> RelayExpr:
         """A float32 tensor, or the float32 fields of a tuple, in another type."""
@@ -125,13 +167,13 @@ class _Mixer:
 
     def _small_call(self, call: Call, args: Sequence[RelayExpr]) -> RelayExpr:
         assert isinstance(call.op, Op)
-        is_sum = call.op.definition.precision is Precision.ALWAYS
+        said = said_of(call, call.op.name, self.small)
+        is_sum = said is not None or call.op.definition.precision is Precision.ALWAYS
         if not is_sum or not hasattr(call.attrs, "out_dtype"):
             return typed(_over(call, args))
         assert call.attrs is not None
-        attrs = call.attrs.with_fields(out_dtype=WIDE)
-        wide = typed(Call(call.op, tuple(args), attrs, span=call.span))
-        return self._cast(wide, self.small)
+        attrs = call.attrs.with_fields(out_dtype=self.small if said is None else said[1])
+        return typed(Call(call.op, tuple(args), attrs, span=call.span))
 
 
 def _dtypes(expr: RelayExpr) -> list[str]:

@@ -1,0 +1,52 @@
+"""Rules of a program's own for `ToMixedPrecision`, with TVM's names and numbers.
+
+    @register_mixed_precision_conversion("nn.dense")
+    def keep(call, mixed_precision_type):
+        return [MIXED_PRECISION_NEVER, "float32", "float32"]
+
+A rule gives what becomes of a call, the dtype that sums are added up in, and that of the result.
+Kernels add up in float32 whatever is said, and round once; the third is what the result has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.op import OP_ATTRS, Precision
+from ekiden.relay.expr import Call
+from ekiden.relay.op.op import CONVERSION, register_mixed_precision_conversion
+from ekiden.runtime.errors import PassError
+
+MIXED_PRECISION_ALWAYS = 0
+MIXED_PRECISION_FOLLOW = 1
+MIXED_PRECISION_NEVER = 2
+KINDS = {
+    MIXED_PRECISION_ALWAYS: Precision.ALWAYS,
+    MIXED_PRECISION_FOLLOW: Precision.FOLLOW,
+    MIXED_PRECISION_NEVER: Precision.NEVER,
+}
+
+
+def said_of(call: Call, name: str, small: str) -> tuple[Precision, str] | None:
+    """What a rule of the program says of a call: what becomes of it, and the dtype of its result;
+    None where there is no rule. Raises PassError for what is no such answer."""
+    rule = OP_ATTRS.get(CONVERSION, {}).get(name)
+    if rule is None:
+        return None
+    assert callable(rule)
+    found = rule(call, small)
+    if not isinstance(found, Sequence) or len(found) != 3 or found[0] not in KINDS:
+        raise PassError(
+            f"ToMixedPrecision: the rule of {name!r} expected to give [0, 1 or 2, dtype, dtype],"
+            f" got {found!r}"
+        )
+    return KINDS[found[0]], str(found[2])
+
+
+__all__ = [
+    "MIXED_PRECISION_ALWAYS",
+    "MIXED_PRECISION_FOLLOW",
+    "MIXED_PRECISION_NEVER",
+    "register_mixed_precision_conversion",
+    "said_of",
+]
