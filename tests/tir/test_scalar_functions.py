@@ -205,3 +205,25 @@ def test_operands_are_brought_to_one_dtype_as_tvm_does() -> None:
     made = tir.call_intrin("int32", "tir.shift_left", x, 3)
     assert made.op == "left_shift" and tir.op.call_intrin is tir.call_intrin
     assert x.astype("float32x4").type_key == "tir.Broadcast"
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (256, "uint8"), (-1, "uint8"), (128, "int8"), (-129, "int8"), (2**31, "int32"),
+        (2**64, "uint64"), (-1, "uint64"), (8, "int4"), (65505.0, "float16"), (3.5e38, "float32"),
+    ],
+)  # fmt: skip
+def test_a_constant_is_a_number_of_its_dtype(number: float, dtype: str) -> None:
+    with pytest.raises(ekiden.EkidenError, match=f"const {number}.*{dtype}".replace("+", ".")):
+        tir.const(number, dtype)
+
+
+def test_numbers_fold_as_machines_compute() -> None:
+    one = tir.const(1, "uint8")
+    assert int(tir.const(255, "uint8") + one) == 0 and int(tir.const(0, "uint8") - one) == 255
+    assert int(tir.const(2**31 - 1, "int32") + tir.const(1, "int32")) == -(2**31)
+    assert int(tir.const(-(2**63), "int64") - tir.const(1, "int64")) == 2**63 - 1
+    assert int(tir.const(7, "int4") * tir.const(3, "int4")) == 5
+    assert tir.const(float("inf"), "float16").value == float("inf")
+    assert tir.max(1, 5, 2, 4) == 5 and tir.min(*range(3, 9)) == 3

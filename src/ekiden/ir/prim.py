@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar, Union
 
 from ekiden.ir import dtype as dt
@@ -644,9 +645,27 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
         divides_by_zero = kind in (Div, FloorDiv, FloorMod) and b.value == 0
         if not divides_by_zero:
-            return const(kind.fold(a.value, b.value), result)
+            return const(_wrapped(kind.fold(a.value, b.value), result), result)
     absorbed = _absorb(kind, a, b)
     return kind(a, b, result) if absorbed is None else absorbed
+
+
+@cache
+def int_range(dtype: str) -> tuple[int, int] | None:
+    """The least and the largest number of an integer dtype; None for others."""
+    sign, _, bits = dtype.partition("int")
+    if not bits.isdecimal() or sign not in ("", "u"):
+        return None
+    count = int(bits)
+    return (0, 2**count - 1) if sign else (-(2 ** (count - 1)), 2 ** (count - 1) - 1)
+
+
+def _wrapped(value: float, dtype: str) -> float:
+    """What an operation on numbers of a dtype gives: integers begin anew past their ends."""
+    ends = int_range(dtype)
+    if ends is None or ends[0] <= value <= ends[1]:
+        return value
+    return (int(value) - ends[0]) % (ends[1] - ends[0] + 1) + ends[0]
 
 
 def _absorb(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:

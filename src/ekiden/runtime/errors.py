@@ -107,6 +107,10 @@ class ParseError(CompileError):
     """Relay text cannot be parsed; the message points at line and column."""
 
 
+class ExpressionError(CompileError, ValueError, TypeError):
+    """A scalar expression cannot be made: a number that its dtype has not, lanes of no vector."""
+
+
 class ScheduleError(CompileError):
     """A schedule primitive refuses because the program would change meaning."""
 

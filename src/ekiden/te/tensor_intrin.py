@@ -148,7 +148,7 @@ def _without_init(desc: PrimFunc) -> PrimFunc:
     sch = Schedule(desc)
     name = _block_of(desc).name
     init = sch.decompose_reduction(name, sch.get_loops(name)[0])
-    found = sch.get_sref(sch.get_loops(name)[0])
+    found = sch.statement(sch.get_loops(name)[0])
     del init
     return desc.with_fields(body=found)
 
@@ -158,7 +158,7 @@ def _init_alone(desc: PrimFunc) -> PrimFunc:
     sch = Schedule(desc)
     name = _block_of(desc).name
     init = sch.decompose_reduction(name, sch.get_loops(name)[0])
-    found = sch.get_sref(sch.get_loops(init)[0])
+    found = sch.statement(sch.get_loops(init)[0])
     outputs = desc.attr("num_outputs")
     assert isinstance(outputs, int)
     return desc.with_fields(body=found, params=desc.params[len(desc.params) - outputs :])

@@ -26,7 +26,6 @@ from ekiden.ir.prim import (
     StringImm,
     Sub,
     Var,
-    const,
 )
 from ekiden.ir.prim import AnyDim as Any
 from ekiden.ir.prim import BinaryExpr as BinaryOpExpr
@@ -54,6 +53,7 @@ from ekiden.tir.schedule import (
     LoopRV,
     Schedule,
     ScheduleError,
+    StmtSRef,
     Trace,
 )
 from ekiden.tir.script import from_source as parse
@@ -134,6 +134,7 @@ __all__ = [
     "Ramp",
     "Schedule",
     "ScheduleError",
+    "StmtSRef",
     "Select",
     "SeqStmt",
     "SizeVar",
@@ -155,7 +156,6 @@ __all__ = [
     "seq",
     "specialize",
     "verify",
-    "const",
     "decl_buffer",
     "ir_builder",
     "max_value",

@@ -21,6 +21,7 @@ from ekiden.ir.prim import (
     convert,
     numbers_beside,
 )
+from ekiden.runtime.errors import ExpressionError
 
 SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp")
 """Where a buffer may be."""
@@ -204,7 +205,9 @@ def lanes_of(given: ExprLike | str) -> int | PrimExpr:
             | Mul(a=IntImm(value=factor), b=Intrinsic(op="vscale"))
         ):
             return _scalable(factor)
-    raise TypeError(f"lanes of a vector: expected a number or vscale() times one, got {given}")
+    raise ExpressionError(
+        f"lanes of a vector: expected a number or vscale() times one, got {given}"
+    )
 
 
 def lanes_text(lanes: int | PrimExpr) -> str:

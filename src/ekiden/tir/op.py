@@ -5,17 +5,24 @@ What may be folded is: `tir.max(2, 3)` is 3. The classes (`tir.Max`, ...) make n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
+
+import numpy as np
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import INTRINSICS, LIKE_FIRST, NAMES, if_then_else
 from ekiden.ir.intrinsic import call_intrin as _call
 from ekiden.ir.prim import (
     Add,
+    Comparison,
     Div,
     ExprLike,
+    FloatImm,
     FloorDiv,
     FloorMod,
+    IntImm,
     Intrinsic,
     Max,
     Min,
@@ -25,11 +32,13 @@ from ekiden.ir.prim import (
     StringImm,
     Sub,
     binary,
-    const,
     convert,
+    int_range,
 )
 from ekiden.ir.prim import Not as _Not
+from ekiden.ir.prim import const as _const
 from ekiden.ir.prim import logical_and as _both
+from ekiden.runtime.errors import ExpressionError
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 
 Argument = ExprLike | str | Buffer
@@ -193,14 +202,29 @@ def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
 indexdiv, indexmod = floordiv, floormod
 
 
-def min(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """The smaller of two values; over axes see te.min."""
-    return binary(Min, a, b)
+def min(a: ExprLike, b: ExprLike, *more: ExprLike) -> PrimExpr:
+    """The smallest of values; over axes see te.min."""
+    return reduce(partial(binary, Min), more, binary(Min, a, b))
 
 
-def max(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """The larger of two values; over axes see te.max."""
-    return binary(Max, a, b)
+def max(a: ExprLike, b: ExprLike, *more: ExprLike) -> PrimExpr:
+    """The largest of values; over axes see te.max."""
+    return reduce(partial(binary, Max), more, binary(Max, a, b))
+
+
+def const(value: float | Comparison, dtype: str | None = None) -> PrimExpr:
+    """A constant; see `ir.prim.const`. Raises ExpressionError if its dtype has no such number."""
+    made = _const(value, dtype)  # type: ignore[arg-type]
+    if isinstance(made, IntImm) and (ends := int_range(made.dtype)) is not None:
+        if not ends[0] <= made.value <= ends[1]:
+            raise ExpressionError(
+                f"const {value}: {made.dtype} has numbers from {ends[0]} to {ends[1]}"
+            )
+    elif isinstance(made, FloatImm) and made.dtype in ("float16", "float32"):
+        largest = float(np.finfo(made.dtype).max)
+        if math.isfinite(made.value) and math.fabs(made.value) > largest:
+            raise ExpressionError(f"const {value}: the largest number of {made.dtype} is {largest}")
+    return made
 
 
 def infinity(dtype: str) -> PrimExpr:
@@ -237,6 +261,7 @@ __all__ = [
     "ceil",
     "ceildiv",
     "clz",
+    "const",
     "copysign",
     "cos",
     "cosh",

@@ -418,3 +418,15 @@ def test_what_is_handed_to_calls_keeps_its_layout() -> None:
     assert str(sch.func).count('scope="local"') == 1
     with pytest.raises(ScheduleError, match="block 'call' hands it to a call"):
         sch.compute_inline("b")
+
+
+def test_places_of_blocks_and_loops() -> None:
+    a = te.placeholder((8, 4), name="a")
+    sch = Schedule(te.create_prim_func([a, te.compute((8, 4), lambda i, j: a[i, j] + 1, name="b")]))
+    block = sch.get_block("b")
+    assert sch.get_sref(block).stmt is sch.get(block)
+    i, _ = sch.get_loops(block)
+    other = sch.copy()
+    assert sch.get_sref(i).stmt is other.get_sref(i).stmt
+    outer, _ = sch.split(i, [None, 2])
+    assert sch.get_sref(outer).stmt.extent == 4 and other.get_sref(i).stmt.extent == 8

@@ -253,7 +253,7 @@ class Lowering:
     def _begin(self, stage: Stage) -> None:
         """The loops of the stage's own axes, and what those run over."""
         block = self._block(stage)
-        realize = self.sch.get_sref(block)
+        realize = self.sch.statement(block)
         assert isinstance(realize, BlockRealize)
         axes = _first_axes(stage)
         loops = self.sch.get_loops(block)

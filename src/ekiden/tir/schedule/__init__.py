@@ -1,7 +1,10 @@
 """Schedules: steps that transform a PrimFunc of blocks and keep its meaning, and their traces."""
 
 from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.schedule.core import StmtSRef
 from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, Instruction, LoopRV, Trace
 
-__all__ = ["BlockRV", "ExprRV", "Instruction", "LoopRV", "Schedule", "ScheduleError", "Trace"]
+__all__ = [
+    "BlockRV", "ExprRV", "Instruction", "LoopRV", "Schedule", "ScheduleError", "StmtSRef", "Trace",
+]  # fmt: skip

@@ -555,7 +555,9 @@ def require_sole_writer(step: str, program: Program, realize: BlockRealize, buff
     names = [x.block.name for x in program.writers(buffer)]
     if len(names) != 1:
         refuse(
-            f"{step} {realize.block.name!r}: {buffer.name!r} is written by all of {names}", realize
+            f"{step} {realize.block.name!r}: it is no complete block: {buffer.name!r} is written "
+            f"by all of {names}",
+            realize,
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from ekiden.arith import evaluate
@@ -28,6 +29,17 @@ Made: TypeAlias = PrimFunc | tuple[PrimFunc, Sequence[object]]
 _T = TypeVar("_T")
 CONCURRENT = (ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.THREAD_BINDING)
 RENDERING = ("detail", "fast", "none")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StmtSRef:
+    """A place in a program being scheduled. `stmt`: the block or the loop."""
+
+    stmt: Block | For
+
+    def same_as(self, other: object) -> bool:
+        """Whether two are one object."""
+        return self is other
 
 
 class Steps:
@@ -151,9 +163,16 @@ class Steps:
         assert isinstance(found, (For, int))
         return found
 
-    def get_sref(self, rand_var_or_stmt: Handle) -> Stmt:
+    def get_sref(self, rand_var_or_stmt: Handle) -> StmtSRef:
+        """Where a block or a loop stands now."""
+        found = self.statement(rand_var_or_stmt)
+        stmt = found.block if isinstance(found, BlockRealize) else found
+        assert isinstance(stmt, (Block, For))
+        return StmtSRef(stmt)
+
+    def statement(self, rand_var: Handle) -> Stmt:
         """The statement of a block (its BlockRealize) or of a loop."""
-        found = self._resolve(rand_var_or_stmt)
+        found = self._resolve(rand_var)
         assert isinstance(found, Stmt)
         return found
 

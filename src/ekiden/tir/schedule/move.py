@@ -135,10 +135,13 @@ def compute_at(
     step, name = "compute_at", realize.block.name
     require_outermost(step, program, realize)
     if program.is_inside(realize, loop):
-        refuse(f"{step} {name!r}: it is in loop {loop.loop_var.name!r} already", realize)
+        refuse(
+            f"{step} {name!r}: loop {loop.loop_var.name!r} is an ancestor of block {name!r}",
+            realize,
+        )
     for buffer in written(realize.block):
         if program.is_param(buffer):
-            refuse(f"{step} {name!r}: {buffer.name!r} is an output", realize)
+            refuse(f"{step} {name!r}: it is an output block, of {buffer.name!r}", realize)
         require_sole_writer(step, program, realize, buffer)
     require_kind(step, realize, COMPLETE, REDUCTION)
     require_no_conditions(step, realize)
@@ -161,8 +164,8 @@ def _consumers(step: str, program: Program, realize: BlockRealize, loop: For) ->
                 continue
             if not program.is_inside(reader, loop):
                 refuse(
-                    f"{step} {name!r}: block {reader.block.name!r}, outside loop "
-                    f"{loop.loop_var.name!r}, reads {buffer.name!r} too",
+                    f"{step} {name!r}: it requires all the consumers of {buffer.name!r} in loop "
+                    f"{loop.loop_var.name!r}, and block {reader.block.name!r} is outside",
                     reader,
                 )
             found.append(reader)
@@ -260,7 +263,10 @@ def reverse_compute_at(
     step, name = "reverse_compute_at", realize.block.name
     require_outermost(step, program, realize)
     if program.is_inside(realize, loop):
-        refuse(f"{step} {name!r}: it is in loop {loop.loop_var.name!r} already", realize)
+        refuse(
+            f"{step} {name!r}: loop {loop.loop_var.name!r} is an ancestor of block {name!r}",
+            realize,
+        )
     kind = require_kind(step, realize, COMPLETE, REDUCTION)
     require_no_conditions(step, realize)
     for buffer in written(realize.block):
