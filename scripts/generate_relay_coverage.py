@@ -101,7 +101,6 @@ OTHER = {
     "LiftConstants": "constants are sections of the artifact",
     "FlexibleShapeDispatch": "named dimensions: one kernel for all shapes",
     "build_config": "`PassContext`",
-    "AnnotateUsedMemory": "`Executable.peak_memory`, of a whole run and not of each call",
     "RemoveStandaloneReshapes": "a reshape has no kernel: it is an instruction of the machine",
     "vision.regular_non_max_suppression": "`vision.non_max_suppression` of rows with their class",
     "nn.contrib_conv2d_NCHWc": "`nn.conv2d`, which `relay.nn.contrib_conv2d_nchwc` makes",

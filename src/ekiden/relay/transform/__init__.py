@@ -14,9 +14,11 @@ from ekiden.ir.transform import (
     share_passes,
 )
 from ekiden.relay.expr import Function
+from ekiden.relay.transform import _ffi_api as _ffi_api
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.annotate_spans import AnnotateSpans
 from ekiden.relay.transform.annotate_target import AnnotateTarget
+from ekiden.relay.transform.annotate_used_memory import AnnotateUsedMemory
 from ekiden.relay.transform.bind_dimensions import BindDimensions
 from ekiden.relay.transform.call_prim_funcs import CallPrimFuncs
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
@@ -106,6 +108,7 @@ for _factory in (
     CarryDimensions,
     HoistDimensions,
     AnnotateSpans,
+    AnnotateUsedMemory,
     BackwardFoldScaleAxis,
     ConcatenateInPlace,
     ConvertLayout,
@@ -164,6 +167,7 @@ __all__ = [
     "AlterOpLayout",
     "AnnotateSpans",
     "AnnotateTarget",
+    "AnnotateUsedMemory",
     "BackwardFoldScaleAxis",
     "BatchingOps",
     "BindDimensions",
