@@ -10,6 +10,8 @@ ADT: type[tuple[object, ...]] = tuple
 """What a constructed value is: a tuple of its fields; the class of those with a tag other than 0,
 `ekiden.runtime.ADT`, is a subclass.
 """
+String = str
+"""What a text is."""
 
 
 def tuple_object(fields: Iterable[object]) -> tuple[object, ...]:
@@ -17,4 +19,4 @@ def tuple_object(fields: Iterable[object]) -> tuple[object, ...]:
     return tuple(fields)
 
 
-__all__ = ["ADT", "ShapeTuple", "tuple_object"]
+__all__ = ["ADT", "ShapeTuple", "String", "tuple_object"]

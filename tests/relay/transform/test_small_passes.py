@@ -389,3 +389,11 @@ def test_a_let_is_kept() -> None:
     made = ToMixedPrecision()(program(text))
     assert isinstance(main_of(made).body, Let)
     assert_same_meaning(program(text), made, random((2, 3)))
+
+
+def test_parts_of_what_was_combined_are_cut_in_the_form_of_tvm() -> None:
+    text = f"""def @main({X}, %v: Tensor[(4, 3), float32], %w: Tensor[(5, 3), float32]) {{
+      (nn.dense(%x, %v), nn.dense(%x, %w)) }}"""
+    parts = main_of(CombineParallelDense(2, to_batch=False)(program(text))).body.fields
+    found = [(p.attrs.begin, p.attrs.end, p.attrs.slice_mode, p.attrs.axes) for p in parts]
+    assert found == [((0, 0), (-1, 4), "size", None), ((0, 4), (-1, 5), "size", None)]

@@ -54,7 +54,9 @@ class _Annotator:
     roots: dict[RelayExpr, Roots] = field(default_factory=dict)
     used: dict[Function, list[int]] = field(default_factory=dict)
 
-    def block(self, chain: Chain, alive_after: Roots, alive: Roots) -> list[tuple[RelayExpr, Roots]]:
+    def block(
+        self, chain: Chain, alive_after: Roots, alive: Roots
+    ) -> list[tuple[RelayExpr, Roots]]:
         """One chain, with what is alive before and after it; gives the bodies in it, each with what
         is alive after that."""
         assert chain.result is not None

@@ -56,11 +56,12 @@ def _shape(expr: RelayExpr) -> list[int] | None:
 
 
 def _cut(whole: RelayExpr, sizes: Sequence[int], axis: int) -> list[RelayExpr]:
-    """The parts of a result along an axis."""
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    """The parts of a result along an axis, of the others all (TVM's form)."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    ones = [1] * (axis + 1)
     return [
-        op.strided_slice(whole, [end - size], [end], axes=[axis])
-        for size, end in zip(sizes, ends, strict=True)
+        op.strided_slice(whole, [0] * axis + [start], [-1] * axis + [size], ones, slice_mode="size")
+        for size, start in zip(sizes, starts, strict=True)
     ]
 
 
