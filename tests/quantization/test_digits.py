@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 import ekiden
+from ekiden.quantization.judge import signal_to_noise
 from onnx_runtime import session
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -108,3 +110,52 @@ def test_integers_lose_no_more_than_those_of_onnxruntime(
         assert loss <= max(their_loss, 0.0) + one, (ours, loss, their_loss)
         got = ekiden.compile(made)(fresh).numpy().argmax(1)
         assert abs(float((got == labels).mean()) - accuracy(made)) <= one
+
+    def results(found: onnx.ModelProto) -> Array:
+        return np.asarray(session(found).run(None, {"x": fresh})[0])
+
+    wanted, rough = results(model), results(their_nibbles(model))
+    for recipe in RECIPES:
+        got = results(ekiden.quantize(model, data, **recipe).model)
+        ratios = signal_to_noise(wanted, got), signal_to_noise(wanted, rough)
+        assert ratios[0] > ratios[1] - 1.0, (recipe, ratios)
+        right, their_right = (each.argmax(1) == labels for each in (got, rough))
+        chance = 2.0 * np.sqrt((right != their_right).sum())  # of those that only one has right
+        assert right.sum() >= their_right.sum() - max(chance, 1.0), recipe
+
+
+RECIPES: list[dict[str, Any]] = [
+    {"kind": "weight", "bits": 4, "group": 32, **more}
+    for more in ({}, {"rounding": "gptq"}, {"rounding": "learned"}, {"awq": True})
+]
+"""Beside ONNX Runtime's weights of 4 bits."""
+
+
+def their_nibbles(model: onnx.ModelProto) -> onnx.ModelProto:
+    """What onnxruntime.quantization makes of it: groups of 32, to the nearest."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    made = MatMulNBitsQuantizer(_with_products(whole), block_size=32, is_symmetric=True)
+    made.process()
+    return made.model.model  # type: ignore[no-any-return]  # untyped
+
+
+def _with_products(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with each Gemm as MatMul and Add, which is what it takes."""
+    weights = {each.name: each for each in model.graph.initializer}
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type != "Gemm":
+            nodes.append(node)
+            continue
+        data, weight, bias = node.input
+        turned = numpy_helper.to_array(weights[weight]).T.copy()
+        model.graph.initializer.append(numpy_helper.from_array(turned, f"{weight}_t"))
+        product = f"{node.output[0]}_product"
+        nodes.append(helper.make_node("MatMul", [data, f"{weight}_t"], [product], product))
+        nodes.append(helper.make_node("Add", [product, bias], node.output))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model

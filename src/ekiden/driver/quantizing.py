@@ -11,7 +11,8 @@ import onnx
 from ekiden.driver.compiler import compile
 from ekiden.frontend.onnx.load import Source, read_model
 from ekiden.ir.op import Array
-from ekiden.quantization.calibrate import Observed, observe, read_feeds
+from ekiden.quantization.calibrate import Feeds, Observed, observe, read_feeds
+from ekiden.quantization.grams import add_grams
 from ekiden.quantization.judge import first_plan, judged
 from ekiden.quantization.layers import Layer, find_layers
 from ekiden.quantization.plan import QuantPlan, Recipe
@@ -58,10 +59,10 @@ def quantize(
 
     `calibrate` has arrays by name with samples along the first axis, or a list of such mappings,
     one for each run; `recipe` are the fields of `Recipe`: kind, method, bits, group,
-    per_channel, smooth, bias_correction, skip, least_snr, faster. `plan` is one that was made
-    before, which is then followed as it is. `accuracy` is given what runs a model and says how
-    good it is, larger for better: layers with the worst results are left alone, one more each
-    time, until no more than `budget` is lost.
+    per_channel, smooth, rounding, awq, bias_correction, skip, least_snr, faster. `plan` is one
+    that was made before, which is then followed as it is. `accuracy` is given what runs a model
+    and says how good it is, larger for better: layers with the worst results are left alone, one
+    more each time, until no more than `budget` is lost.
 
     Raises InputError for what does not fit, and what importing, compiling and running raise.
     """
@@ -74,11 +75,11 @@ def quantize(
     feeds = [] if calibrate is None else read_feeds(proto, calibrate)
     proto = upgraded(proto, asked)
     layers = _layers(proto, label, asked)
-    seen = observe(proto, _tensors(layers), feeds, _compile) if feeds else {}
-    if asked.smooth:
-        proto = smoothed(proto, layers, seen, asked.smooth)
+    seen = _observed(proto, layers, feeds, asked)
+    if asked.smooth or asked.awq:
+        proto = smoothed(proto, layers, seen, asked)
         layers = _layers(proto, label, asked)
-        seen = observe(proto, _tensors(layers), feeds, _compile)
+        seen = _observed(proto, layers, feeds, asked)
     if plan is None:
         plan = first_plan(layers, asked)
         plan = judged(proto, layers, plan, seen, feeds, _compile)
@@ -103,6 +104,18 @@ def _check_plan(plan: QuantPlan, layers: Sequence[Layer]) -> None:
     names = {each.name for each in layers}
     if unknown := [each.layer for each in plan.layers if each.layer not in names]:
         raise InputError(f"quantize: the plan has a layer '{unknown[0]}', the model has not")
+
+
+def _observed(
+    proto: onnx.ModelProto, layers: Sequence[Layer], feeds: Feeds, recipe: Recipe
+) -> dict[str, Observed]:
+    """What calibration data show of the layers' inputs, as far as the recipe asks."""
+    if not feeds:
+        return {}
+    seen = observe(proto, _tensors(layers), feeds, _compile)
+    if recipe.needs_grams:
+        add_grams(proto, layers, feeds, _compile, seen)
+    return seen
 
 
 def _tensors(layers: Sequence[Layer]) -> dict[str, int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -12,7 +12,7 @@ from ekiden.ir.op import Array
 from ekiden.quantization.ranges import Histogram
 from ekiden.runtime.errors import InputError
 
-__all__ = ["Compile", "Feeds", "Observed", "observe", "read_feeds"]
+__all__ = ["Compile", "Feeds", "Observed", "observe", "read_feeds", "tensors_of"]
 
 ROWS = 32
 """The most samples of a run, where the model takes any number."""
@@ -33,6 +33,8 @@ class Observed:
     """Of each channel."""
     sample: Array
     """The tensor of the first run."""
+    grams: dict[str, Array] = field(default_factory=dict)
+    """Sums of products of what layers take of it, by their names: see `grams`."""
 
 
 def read_feeds(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
@@ -125,6 +127,16 @@ def observe(
         for name, value in values.items():
             found[name].seen.add(value)
     return found
+
+
+def tensors_of(
+    model: onnx.ModelProto, names: Set[str], feeds: Feeds, compile: Compile
+) -> Iterator[dict[str, Array]]:
+    """Tensors of a model by name, for each run."""
+    inputs = {i.name for i in model.graph.input}
+    made = [name for name in sorted(names) if name not in inputs]
+    run = compile(with_outputs(model, made)) if made else None
+    yield from _values(run, made, sorted(names), feeds)
 
 
 def _values(

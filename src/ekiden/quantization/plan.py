@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ekiden.quantization.ranges import METHODS
+from ekiden.quantization.rounding import ROUNDINGS
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.html import table
 
@@ -51,6 +52,11 @@ class Recipe:
     """A scale for each channel of the result, or one for all of a weight."""
     smooth: float = 0.0
     """How much of the inputs' range goes over to the weights, 0 to 1 (SmoothQuant's alpha)."""
+    rounding: str = "nearest"
+    """To which integers weights are rounded: a row of ROUNDINGS."""
+    awq: bool = False
+    """Whether weights that multiply large inputs get finer steps, and the inputs are divided by as
+    much (activation-aware: Lin and others, 2023); of the kind "weight"."""
     bias_correction: bool = False
     """Whether biases take back what rounding the weights shifts on average."""
     skip: tuple[str, ...] = ()
@@ -67,6 +73,11 @@ class Recipe:
         if self.method not in METHODS:
             there = _names(METHODS)
             raise InputError(f"quantize: no method is named '{self.method}'; there are {there}")
+        if self.rounding not in ROUNDINGS:
+            there = _names(ROUNDINGS)
+            raise InputError(f"quantize: no rounding is named '{self.rounding}'; there are {there}")
+        if self.awq and self.kind != "weight":
+            raise InputError("quantize: awq is of the kind 'weight'; others have smooth")
         if self.bits not in kind.bits:
             there = " or ".join(map(str, kind.bits))
             raise InputError(f"quantize: '{self.kind}' is of {there} bits, not {self.bits}")
@@ -82,7 +93,15 @@ class Recipe:
     @property
     def needs_data(self) -> bool:
         """Whether nothing can be decided without calibration data."""
-        return KINDS[self.kind].activation == "data" or bool(self.smooth) or self.bias_correction
+        return (
+            KINDS[self.kind].activation == "data" or bool(self.smooth) or self.bias_correction
+            or self.needs_grams
+        )  # fmt: skip
+
+    @property
+    def needs_grams(self) -> bool:
+        """Whether it counts how much data each weight multiplies."""
+        return self.awq or ROUNDINGS[self.rounding].needs_data
 
 
 def _names(table: dict[str, Any]) -> str:

@@ -16,7 +16,13 @@ from ekiden.quantization.calibrate import Observed
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import QuantPlan, Recipe
 from ekiden.quantization.ranges import METHODS, scale_and_point
-from ekiden.quantization.weights import Integers, bias_shift, integers_of, nibbles_of
+from ekiden.quantization.weights import (
+    Integers,
+    aware_factor,
+    bias_shift,
+    integers_of,
+    nibbles_of,
+)
 from ekiden.runtime.errors import InputError
 
 __all__ = ["beside", "rewrite", "smoothed", "upgraded"]
@@ -148,7 +154,7 @@ class _Writer:
         if self._recipe.group and self._recipe.bits == 4:
             self._nibbles(layer, result)
             return
-        integers = integers_of(layer, self._recipe)
+        integers = integers_of(layer, self._recipe, self._gram(layer))
         bias = layer.bias
         if self._recipe.bias_correction and layer.node.op_type != "MatMul":
             shift = bias_shift(layer, layer.weight, integers.floats(), self._seen[layer.data].mean)
@@ -168,6 +174,10 @@ class _Writer:
         if result != layer.result:
             node.name = ""
         self._out.append(node)
+
+    def _gram(self, layer: Layer) -> Array | None:
+        found = self._seen.get(layer.data)
+        return None if found is None else found.grams.get(layer.name)
 
     def _range(self, tensor: str) -> tuple[np.float32, np.uint8]:
         method = METHODS[self._recipe.method]
@@ -237,7 +247,7 @@ class _Writer:
     def _nibbles(self, layer: Layer, result: str) -> None:
         """Weights of 4 bits in groups: the operator that engines have kernels for. It may round
         its data to bytes for each group, which is what makes it fast."""
-        packed, scale = nibbles_of(layer, self._recipe)
+        packed, scale = nibbles_of(layer, self._recipe, self._gram(layer))
         base = layer.node.input[1]
         inputs = [
             layer.data,
@@ -283,24 +293,37 @@ def _all_names(graph: onnx.GraphProto) -> set[str]:
     return made
 
 
+def smooth_factor(layer: Layer, seen: Observed, recipe: Recipe) -> Array:
+    """s of each channel: max |x| ** alpha / max |w| ** (1 - alpha) (SmoothQuant), or AWQ's."""
+    if recipe.awq:
+        return aware_factor(layer, recipe, seen.grams[layer.name])
+    largest = np.abs(layer.weight).max(axis=layer.channel_axis)
+    alpha = recipe.smooth
+    factor = seen.largest**alpha / np.maximum(largest, 1e-5) ** (1 - alpha)
+    return np.asarray(np.maximum(factor, 1e-5), np.float32)
+
+
 def smoothed(
-    model: onnx.ModelProto, layers: Sequence[Layer], seen: Mapping[str, Observed], alpha: float
+    model: onnx.ModelProto, layers: Sequence[Layer], seen: Mapping[str, Observed], recipe: Recipe
 ) -> onnx.ModelProto:
     """The same function of floats, with some of the range of each product's inputs moved into its
-    weight (SmoothQuant): inputs divided by s for each channel, weights multiplied,
-    s = max |x| ** alpha / max |w| ** (1 - alpha). Convolutions stay as they are.
+    weight: inputs divided by s for each channel, weights multiplied. Convolutions, and layers that
+    the recipe skips, stay as they are.
     """
     made = onnx.ModelProto()
     made.CopyFrom(model)
     names = _all_names(made.graph)
-    by_result = {each.result: each for each in layers if each.node.op_type != "Conv"}
+    left = {"", *recipe.skip}
+    by_result = {
+        each.result: each
+        for each in layers
+        if each.node.op_type != "Conv" and not left & {each.name, each.result}
+    }
     nodes = []
     for node in sorted_nodes(made.graph, "model"):
         layer = by_result.get(node.output[0]) if node.output else None
         if layer is not None:
-            largest = np.abs(layer.weight).max(axis=layer.channel_axis)
-            factor = seen[layer.data].largest ** alpha / np.maximum(largest, 1e-5) ** (1 - alpha)
-            factor = np.maximum(factor, 1e-5).astype(np.float32)
+            factor = smooth_factor(layer, seen[layer.data], recipe)
             base = f"{layer.result}_smooth"
             while any(f"{base}{end}" in names for end in ("", "_data", "_weight")):
                 base += "_"

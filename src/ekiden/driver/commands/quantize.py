@@ -16,6 +16,7 @@ from ekiden.driver.quantizing import quantize
 from ekiden.ir.op import Array
 from ekiden.quantization.plan import KINDS, QuantPlan, Recipe
 from ekiden.quantization.ranges import METHODS
+from ekiden.quantization.rounding import ROUNDINGS
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder, write_text
 
@@ -41,6 +42,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--smooth", type=float, default=0.0, metavar="A",
         help="how much of the inputs' range goes into the weights, 0 to 1 (0)",
+    )  # fmt: skip
+    roundings = "; ".join(f"{row.name}: {row.meaning}" for row in ROUNDINGS.values())
+    parser.add_argument(
+        "--rounding", choices=tuple(ROUNDINGS), default=_DEFAULT.rounding,
+        help=f"of weights; {roundings}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--awq", action="store_true",
+        help="finer steps for weights that multiply large inputs; of the kind weight",
     )  # fmt: skip
     parser.add_argument(
         "--bias-correction", action="store_true",
@@ -90,6 +100,7 @@ def _recipe(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "kind": options.kind, "method": options.method, "bits": options.bits,
         "group": options.group, "per_channel": not options.per_tensor, "smooth": options.smooth,
+        "rounding": options.rounding, "awq": options.awq,
         "bias_correction": options.bias_correction, "skip": tuple(options.skip),
         "least_snr": options.least_snr, "faster": options.faster,
     }  # fmt: skip

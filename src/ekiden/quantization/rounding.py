@@ -1,0 +1,108 @@
+"""To which integers weights are rounded: the nearest, or those with the least error of the layer's
+result on data.
+
+The squared error of a row e = q s - w is e G e^T (see `grams`). GPTQ (Frantar and others, 2022)
+takes one column after another, and lets the columns that are still to come make up for its error.
+The other way goes on from there: one weight of each row at a time, the one that is worth most,
+becomes the integer beside it, as long as that makes the error less. It is the question of AdaRound
+(Nagel and others, 2020), up or down, by its measure, answered by descent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ekiden.ir.op import Array
+
+__all__ = ["ROUNDINGS", "Rounding", "squared_error"]
+
+DAMPING = 0.01
+"""Of the mean of G's diagonal, added to it: what data do not say is not made up."""
+MOVES = 2
+"""Of the columns of a row: how many moves it makes at most."""
+Ends = tuple[int, int]
+"""The least and the largest integer."""
+BLOCK = 128
+"""Columns whose error goes to those behind them in one product."""
+
+
+def squared_error(error: Array, gram: Array) -> float:
+    """Of a layer's result, for an error [rows, columns] of its weight."""
+    return float(np.einsum("ij,jk,ik->", error, gram, error, optimize=True))
+
+
+def _nearest(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Array:
+    return np.asarray(np.clip(np.round(weight / scale), *ends))
+
+
+def _damped(gram: Array) -> Array:
+    mean = float(np.diagonal(gram).mean()) or 1.0
+    return gram + np.eye(len(gram)) * (DAMPING * mean)
+
+
+def _gptq(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Array:
+    assert gram is not None, "a recipe of this rounding has data"
+    order = np.argsort(-np.diagonal(gram), kind="stable")  # what costs most is rounded first
+    inverse = np.linalg.inv(_damped(gram[np.ix_(order, order)]))
+    factor = np.linalg.cholesky((inverse + inverse.T) / 2).T
+    left, scale = weight[:, order].astype(np.float64), scale[:, order]
+    made = np.empty_like(left)
+    columns = left.shape[1]
+    for start in range(0, columns, BLOCK):
+        end = min(start + BLOCK, columns)
+        errors = np.empty((len(left), end - start))
+        for at in range(start, end):
+            step = scale[:, at]
+            made[:, at] = np.clip(np.round(left[:, at] / step), *ends)
+            error = (left[:, at] - made[:, at] * step) / factor[at, at]
+            left[:, at:end] -= np.outer(error, factor[at, at:end])
+            errors[:, at - start] = error
+        left[:, end:] -= errors @ factor[start:end, end:]
+    back = np.empty_like(made)
+    back[:, order] = made
+    return back
+
+
+def _learned(weight: Array, scale: Array, ends: Ends, gram: Array | None) -> Array:
+    made = _gptq(weight, scale, ends, gram)
+    assert gram is not None, "a recipe of this rounding has data"
+    cost = _damped(gram)
+    own = np.diagonal(cost) * scale**2
+    slope = (made * scale - weight) @ cost
+    rows = np.arange(len(made))
+    for _ in range(MOVES * made.shape[1]):
+        way = np.where(slope * scale > 0, -1.0, 1.0)
+        gain = 2 * way * scale * slope + own
+        gain[(made + way < ends[0]) | (made + way > ends[1])] = 0.0
+        best = gain.argmin(axis=1)
+        better = gain[rows, best] < -1e-9 * own[rows, best]
+        if not better.any():
+            break
+        chosen, columns = rows[better], best[better]
+        made[chosen, columns] += way[chosen, columns]
+        step = way[chosen, columns] * scale[chosen, columns]
+        slope[chosen] += step[:, None] * cost[columns]
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """A way to round a weight [rows, columns] of steps `scale` to integers between two ends."""
+
+    name: str
+    levels: Callable[[Array, Array, Ends, Array | None], Array]
+    needs_data: bool
+    meaning: str
+
+
+# fmt: off
+ROUNDINGS = {row.name: row for row in (
+    #        name       levels    data   meaning
+    Rounding("nearest", _nearest, False, "each by itself"),
+    Rounding("gptq",    _gptq,    True,  "errors are made up for by the columns behind"),
+    Rounding("learned", _learned, True,  "gptq's, moved one by one while the error falls"),
+)}
+# fmt: on

@@ -1,0 +1,157 @@
+"""Rounding by data: GPTQ, learned rounding, and steps that follow the size of inputs."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ekiden
+from ekiden.quantization.grams import rows_of
+from ekiden.quantization.judge import signal_to_noise
+from ekiden.quantization.layers import find_layers
+from ekiden.quantization.rounding import ROUNDINGS, squared_error
+from onnx_runtime import session
+
+Array = np.ndarray[Any, np.dtype[Any]]
+RNG = np.random.default_rng(0)
+WIDE = np.exp(1.5 * RNG.standard_normal(64))
+MIX = RNG.standard_normal((64, 64)) / 8
+
+
+def samples(count: int) -> Array:
+    """Inputs whose channels depend on each other and differ in size."""
+    return np.asarray(RNG.standard_normal((count, 64)) @ MIX * WIDE, np.float32)
+
+
+def layer(transposed: bool = False) -> onnx.ModelProto:
+    weight = RNG.standard_normal((24, 64)).astype(np.float32) / 8
+    made = [numpy_helper.from_array(weight if transposed else weight.T.copy(), "w")]
+    kind = ("Gemm", {"transB": 1}) if transposed else ("MatMul", {})
+    node = helper.make_node(kind[0], ["x", "w"], ["y"], "only", **kind[1])
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])]
+    ends = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 24])]
+    graph = helper.make_graph([node], "g", ports, ends, made)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+DATA, FRESH = samples(512), samples(128)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "transposed"),
+    [
+        ({"kind": "weight", "bits": 4, "group": 32}, False),
+        ({"kind": "weight", "bits": 4}, True),
+        pytest.param({"kind": "weight", "bits": 4, "group": 32}, True, marks=pytest.mark.long),
+        pytest.param({"kind": "weight", "bits": 8, "group": 16}, False, marks=pytest.mark.long),
+        pytest.param({"kind": "static", "method": "mse"}, True, marks=pytest.mark.long),
+    ],
+)
+def test_data_make_the_error_less(recipe: dict[str, Any], transposed: bool) -> None:
+    """Also on data that were not calibrated on; ONNX Runtime gives the same."""
+    model = layer(transposed)
+    wanted = ekiden.compile(model)(FRESH).numpy()
+
+    def ratio(**more: object) -> float:
+        found = ekiden.quantize(model, DATA, **recipe, **more, least_snr=0.0)
+        got = ekiden.compile(found.model)(FRESH).numpy()
+        (theirs,) = session(found.model).run(None, {"x": FRESH})
+        assert signal_to_noise(theirs, got) > 30.0
+        return signal_to_noise(wanted, got)
+
+    nearest = ratio()
+    gain = 0.0 if recipe["kind"] == "static" else 0.5
+    assert ratio(rounding="gptq") > nearest + gain
+    assert ratio(rounding="learned") > nearest + gain
+    if recipe["kind"] == "weight":
+        assert ratio(awq=True) > nearest + 0.5
+        assert ratio(awq=True, rounding="gptq", method="mse") > nearest + gain
+
+
+@pytest.mark.parametrize("name", ["gptq", "learned"])
+@pytest.mark.parametrize("columns", [1, 5, 200])
+def test_no_column_is_beyond_the_levels(name: str, columns: int) -> None:
+    rows = RNG.standard_normal((64, columns))
+    weight = RNG.standard_normal((3, columns)).astype(np.float32)
+    scale = np.abs(weight).max(axis=1, keepdims=True).repeat(columns, 1) / 7
+    gram = rows.T @ rows
+    made = ROUNDINGS[name].levels(weight, scale, (-7, 7), gram)
+    assert np.array_equal(made, np.round(made)) and np.abs(made).max() <= 7
+    plain = ROUNDINGS["nearest"].levels(weight, scale, (-7, 7), None)
+    before, after = (squared_error(each * scale - weight, gram) for each in (plain, made))
+    assert after <= before * 1.01 + 1e-9
+
+
+def test_learned_rounding_is_near_the_best_of_all() -> None:
+    """Of six weights all choices of up and down can be tried."""
+    rng = np.random.default_rng(1)
+    sums = dict.fromkeys(("best", "learned", "gptq", "nearest"), 0.0)
+    for _ in range(30):
+        rows = rng.standard_normal((40, 6)) @ rng.standard_normal((6, 6))
+        gram, weight = rows.T @ rows, rng.standard_normal((1, 6)).astype(np.float32) * 3
+        scale = np.ones((1, 6))
+        for name in ("learned", "gptq", "nearest"):
+            made = ROUNDINGS[name].levels(weight, scale, (-7, 7), gram)
+            sums[name] += squared_error(made - weight, gram)
+        choices = (np.floor(weight) + np.asarray(each) for each in product((0, 1), repeat=6))
+        sums["best"] += min(squared_error(each - weight, gram) for each in choices)
+    assert sums["learned"] <= sums["gptq"] < sums["nearest"], sums
+    assert sums["learned"] - sums["best"] < 0.25 * (sums["nearest"] - sums["best"]), sums
+
+
+def test_channels_that_no_data_reach() -> None:
+    """Inputs that are always 0 make a singular matrix."""
+    weight, scale = RNG.standard_normal((2, 4)).astype(np.float32), np.full((2, 4), 0.25)
+    for name in ("gptq", "learned"):
+        for gram in (np.zeros((4, 4)), np.diag([1.0, 0.0, 2.0, 0.0])):
+            made = ROUNDINGS[name].levels(weight, scale, (-7, 7), gram)
+            np.testing.assert_array_equal(made, np.clip(np.round(weight / scale), -7, 7))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]},
+        {"group": 3, "auto_pad": "VALID"},
+    ],
+)
+def test_windows_of_convolutions(given: dict[str, Any]) -> None:
+    """Rows times weights are what the convolution gives."""
+    groups = given.get("group", 1)
+    weight = RNG.standard_normal((6, 3 // groups * 2, 3, 2)).astype(np.float32)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], **given)
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 6, 7, 9])]
+    if groups == 1:
+        weight = RNG.standard_normal((6, 6, 3, 2)).astype(np.float32)
+    ends = [onnx.ValueInfoProto(name="y")]
+    made = [numpy_helper.from_array(weight, "w")]
+    graph = helper.make_graph([node], "g", ports, ends, made)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    data = RNG.standard_normal((2, 6, 7, 9)).astype(np.float32)
+    wanted = ekiden.compile(model)(data).numpy()
+    rows = rows_of(find_layers(model, "g")[0], data)
+    parts = np.split(weight.reshape(6, -1), groups)
+    got = np.concatenate([r @ w.T for r, w in zip(rows, parts, strict=True)], axis=1)
+    got = got.reshape(2, -1, 6).transpose(0, 2, 1).reshape(wanted.shape)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"rounding": "best"}, "no rounding is named 'best'; there are 'nearest', 'gptq'"),
+        ({"awq": True}, "awq is of the kind 'weight'"),
+    ],
+)
+def test_recipes_that_are_not_possible(recipe: dict[str, Any], message: str) -> None:
+    with pytest.raises(ekiden.InputError) as caught:
+        ekiden.quantize(layer(), DATA, **recipe)
+    assert message in str(caught.value)
+    with pytest.raises(ekiden.InputError, match="needs calibration data"):
+        ekiden.quantize(layer(), kind="weight", rounding="gptq")
