@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from wgpu_driver import Driver
 
 from ekiden import runtime
 from ekiden.runtime import Device
@@ -41,3 +42,15 @@ def fibres(tmp_path_factory: pytest.TempPathFactory) -> Device:
     os.environ["EKIDEN_DRIVERS"] = str(folder)
     os.environ["FIBRE_HEADER"] = str(HERE / "fibre.h")
     return runtime.device("cuda", 0)
+
+
+@pytest.fixture(scope="session")
+def webgpu() -> Device:
+    """The first device of WebGPU, through the package wgpu: a driver in Python."""
+    wgpu = pytest.importorskip("wgpu", reason="needs WebGPU: pip install wgpu")
+    os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # the libraries of Vulkan want one
+    found = wgpu.gpu.enumerate_adapters_sync()
+    if not found:
+        pytest.skip("needs an adapter of WebGPU: apt-get install mesa-vulkan-drivers")
+    Driver(found[0].request_device_sync()).register()
+    return runtime.device("webgpu", 0)

@@ -135,7 +135,7 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("metal",     8, ("metal", "gpu"),      False, _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),
-    TargetKind("webgpu",   15, ("webgpu", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
+    TargetKind("webgpu",   15, ("webgpu", "gpu"),     True,  _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU),
 )}
 # fmt: on

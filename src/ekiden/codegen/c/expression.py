@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ekiden.codegen.c.helpers import Helpers
-from ekiden.codegen.c.types import c_type, constant
 from ekiden.codegen.common import (
     addressed,
     check_compiled,
@@ -66,7 +65,7 @@ class ExpressionWriter:
     """Writes expressions of one function; lines go to `lines` at the depth in force."""
 
     def __init__(self, helpers: Helpers) -> None:
-        self.helpers = helpers
+        self.helpers, self.syntax = helpers, helpers.form.syntax
         self.lines: list[str] = []
         self.depth = 1
         self.names: dict[Var | Buffer, str] = {}
@@ -129,7 +128,7 @@ class ExpressionWriter:
 
     def _known(self, e: PrimExpr) -> str | None:
         if isinstance(e, (IntImm, FloatImm)):
-            return constant(e.value, e.dtype)
+            return self.syntax.constant(e.value, e.dtype)
         if isinstance(e, Var):
             return self.name(e) + ("[lane]" if dt.lanes(e.dtype) > 1 else "")
         for table in reversed(self._memo):
@@ -186,7 +185,7 @@ class ExpressionWriter:
 
     def _named(self, e: PrimExpr, text: str) -> str:
         name = self.unique("t")
-        self.put(f"const {c_type(e.dtype)} {name} = {_stripped(text)};")
+        self.put(self.syntax.let(self.syntax.type(e.dtype), name, _stripped(text)))
         return name
 
     def of(self, e: PrimExpr) -> str:
@@ -206,7 +205,7 @@ class ExpressionWriter:
             case Select():
                 chosen = (self.of(x) for x in (e.condition, e.true_value, e.false_value))
                 condition, yes, no = chosen
-                return f"({condition} ? {yes} : {no})"
+                return f"({self.syntax.choose(condition, yes, no)})"
             case Intrinsic(op="if_then_else"):
                 return self._guarded(e)
             case Intrinsic(op="call_packed" | "call_function"):
@@ -241,7 +240,8 @@ class ExpressionWriter:
         if dtype == "bool" and e.symbol in _INFIX:
             return f"({x} {_INFIX[e.symbol]} {y})"
         if kind in (Min, Max) and dtype in PLAIN and dt.is_int(dtype) and _are_names(x, y):
-            return f"({x} {'<' if kind is Min else '>'} {y} ? {x} : {y})"
+            before = f"{x} {'<' if kind is Min else '>'} {y}"
+            return f"({self.syntax.choose(before, x, y)})"
         return self.helpers.binary(kind, dtype, _stripped(x), _stripped(y))
 
     def _cast(self, source: str, target: str, x: str) -> str:
@@ -255,7 +255,7 @@ class ExpressionWriter:
             )
         exact = dt.is_int(source) or source == "bool" or {source, target} == {"float32", "float64"}
         if exact and target not in ("float16", "bfloat16"):
-            return f"({c_type(target)}){x}"
+            return self.syntax.cast(self.syntax.type(target), x)
         return self._helper(source, target, x)
 
     def _helper(self, source: str, target: str, x: str) -> str:
@@ -305,9 +305,9 @@ class ExpressionWriter:
         condition = self.of(e.args[0])
         sides = [self._side(side) for side in e.args[1:]]
         if not any(lines for lines, _ in sides):
-            return f"({condition} ? {sides[0][1]} : {sides[1][1]})"
+            return f"({self.syntax.choose(condition, sides[0][1], sides[1][1])})"
         name = self.unique("t")
-        self.put(f"{c_type(e.dtype)} {name};")
+        self.put(self.syntax.var(self.syntax.type(e.dtype), name))
         self.put(f"if ({_stripped(condition)}) {{")
         for n, (lines, text) in enumerate(sides):
             self.lines += lines
@@ -330,7 +330,7 @@ class ExpressionWriter:
         """Halves are combined until one lane is left, in the order LLVM's code has."""
         lanes, kind = dt.lanes(e.value.dtype), dt.element(e.dtype)
         name = self.unique("lanes")
-        self.put(f"{c_type(kind)} {name}[{lanes}];")
+        self.put(self.syntax.var(self.syntax.type(kind), name, lanes))
         self.lane_loop(lanes, lambda: f"{name}[lane] = {self.text(e.value)};")
         combine = {"sum": Add, "prod": Mul, "max": Max, "min": Min}[e.kind]
         while lanes > 1 and lanes % 2 == 0:
@@ -343,7 +343,9 @@ class ExpressionWriter:
 
     def _combine_lanes(self, kind: type[BinaryExpr], dtype: str, name: str, half: int) -> None:
         value = self._combined(kind, dtype, f"{name}[lane]", f"{name}[lane + {half}]")
-        self.put(f"for (int lane = 0; lane < {half}; ++lane) {name}[lane] = {value};")
+        self.put(self.syntax.loop("int", "lane", "0", str(half)))
+        self.put(f"  {name}[lane] = {value};")
+        self.put("}")
 
     def _combined(self, kind: type[BinaryExpr], dtype: str, x: str, y: str) -> str:
         if dtype in PLAIN and kind in (Add, Mul):
@@ -352,7 +354,7 @@ class ExpressionWriter:
 
     def lane_loop(self, lanes: int, line: Callable[[], str]) -> None:
         """A loop over lanes around the line that a function gives."""
-        self.put(f"for (int lane = 0; lane < {lanes}; ++lane) {{")
+        self.put(self.syntax.loop("int", "lane", "0", str(lanes)))
         outer = self._memo
         scalars = {e: t for table in outer for e, t in table.items() if dt.lanes(e.dtype) == 1}
         self._memo = [scalars]

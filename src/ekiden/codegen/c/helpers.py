@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ekiden.codegen.c.types import c_type, constant
+from ekiden.codegen.c.types import C, Syntax, c_type, constant
 from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
@@ -157,16 +157,6 @@ INSTRUCTIONS = {
 """The intrinsics that are one instruction -> LLVM's name."""
 
 
-def math_name(name: str, dtype: str) -> str:
-    """The function of <math.h> for float32 or float64."""
-    return _MATH[name] + ("f" if dt.element(dtype) == "float32" else "")
-
-
-def _integer(dtype: str, unsigned: bool) -> str:
-    bits = dt.SCALAR_BITS[dt.element(dtype)]
-    return f"{'u' if unsigned else ''}int{bits}_t"
-
-
 def quoted(text: str) -> str:
     """A string literal."""
     plain = all(32 <= ord(c) < 127 and c not in '"\\' for c in text)
@@ -192,11 +182,13 @@ def asm_label(name: str) -> str:
 class Form:
     """How helper functions are written in a dialect of C. function: what stands before them.
     table: before tables of constants, which then stand beside functions; "" for C's, inside. bits:
-    the expression for the bits of a value as a type; None for C's, which takes lines."""
+    the expression for the bits of a value as a type; None for C's, which takes lines. syntax: the
+    rest."""
 
     function: str = "static inline "
     table: str = ""
     bits: Callable[[str, str], str] | None = None
+    syntax: Syntax = C
 
 
 class HelperBuilder(Builder):
@@ -207,32 +199,35 @@ class HelperBuilder(Builder):
     def __init__(self, module: Module, form: Form, prefix: str) -> None:
         super().__init__(module)
         self.form, self.prefix = form, prefix if form.table else ""
+        self.syntax = form.syntax
         self.tables: dict[tuple[float, ...], str] = {}
         self.uses_half = False
 
     def assign(self, dtype: str, text: str) -> Operand:
         """A new variable, or the one that has this value already."""
-        kind = c_type(dtype)
+        kind = self.syntax.type(dtype)
         line = f"{kind} {text}"
         found = self._scopes[-1].get(line)
         if found is None:
             found = self._scopes[-1][line] = f"%{self.fresh()}"
-            self.lines.append(f"  const {kind} {found[1:]} = {text};")
+            self.lines.append(f"  {self.syntax.let(kind, found[1:], text)}")
         return found
 
     def const(self, number: int | float, dtype: str) -> Operand:
         """A constant."""
-        return constant(number, dtype)
+        return self.syntax.constant(number, dtype)
 
     def binary(self, opcode: str, dtype: str, a: Operand, b: Operand) -> Operand:
         """An arithmetic or bitwise operation."""
-        x, y, kind = _bare(a), _bare(b), c_type(dtype)
+        x, y, kind, syntax = _bare(a), _bare(b), self.syntax.type(dtype), self.syntax
+        text = f"{x} {_INFIX[opcode]} {y}"
         if opcode in _UNSIGNED:
-            unsigned = _integer(dtype, True)
-            return self.assign(dtype, f"({kind})(({unsigned}){x} {_INFIX[opcode]} ({unsigned}){y})")
-        if opcode == "ashr":
-            return self.assign(dtype, f"({kind})(({_integer(dtype, False)}){x} >> {y})")
-        return self.assign(dtype, f"({kind})({x} {_INFIX[opcode]} {y})")
+            unsigned = syntax.integer(dtype, True)
+            x, y = (syntax.cast(unsigned, each) for each in (x, y))
+            text = f"{x} {_INFIX[opcode]} {y}"
+        elif opcode == "ashr":
+            text = syntax.shifted(syntax.integer(dtype, False), x, ">>", y)
+        return self.assign(dtype, syntax.cast(kind, f"({text})"))
 
     def negate(self, dtype: str, a: Operand) -> Operand:
         """`-a`."""
@@ -242,33 +237,36 @@ class HelperBuilder(Builder):
         """icmp or fcmp."""
         if dt.element(dtype) == "float16":
             a, b = (self.convert("fpext", dtype, "float32", x) for x in (a, b))
-        return self.assign("bool", _comparison(predicate, dtype, _bare(a), _bare(b)))
+        text = _comparison(predicate, dtype, _bare(a), _bare(b), self.syntax)
+        return self.assign("bool", text)
 
     def select(
         self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1
     ) -> Operand:
         """`condition ? a : b`."""
-        return self.assign(dtype, f"{_bare(condition)} ? {_bare(a)} : {_bare(b)}")
+        return self.assign(dtype, self.syntax.choose(_bare(condition), _bare(a), _bare(b)))
 
     def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
         """A conversion instruction."""
-        x, kind = _bare(a), c_type(target)
+        x, syntax = _bare(a), self.syntax
+        kind = syntax.type(target)
         if opcode == "bitcast" and self.form.bits is not None:
-            return self.assign(target, self.form.bits(kind, f"({c_type(source)}){x}"))
+            given = syntax.cast(syntax.type(source), x)
+            return self.assign(target, self.form.bits(kind, given))
         if opcode == "bitcast":
             name = self.fresh()
             self.lines.append(f"  {kind} {name};")
             self.lines.append(f"  memcpy(&{name}, &({c_type(source)}){{{x}}}, sizeof {name});")
             return f"%{name}"
         if dt.element(source) != "bool" and opcode in ("zext", "uitofp"):
-            x = f"({_integer(source, True)}){x}"
+            x = syntax.cast(syntax.integer(source, True), x)
         if opcode in ("sext", "sitofp"):
-            x = f"({_integer(source, False)}){x}"
+            x = syntax.cast(syntax.integer(source, False), x)
         half = {"fpext": "ek_half_to_float", "fptrunc": "ek_float_to_half"}.get(opcode)
         if half is not None and "float16" in (dt.element(source), dt.element(target)):
             self.uses_half = True
             return self.assign(target, f"{half}({x})")
-        return self.assign(target, f"({kind}){x}")
+        return self.assign(target, syntax.cast(kind, x))
 
     def call(self, name: str, result: str, arguments: Arguments) -> Operand:
         """There are no calls but those of `intrinsic`."""
@@ -277,7 +275,7 @@ class HelperBuilder(Builder):
     def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
         """A function of <math.h>."""
         given = ", ".join(map(_bare, operands))
-        return self.assign(dtype, f"{math_name(name, dtype)}({given})")
+        return self.assign(dtype, f"{self.syntax.math(_MATH[name], dtype)}({given})")
 
     def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
         """An element of a constant table."""
@@ -289,7 +287,7 @@ def _bare(operand: Operand) -> str:
     return operand[1:] if operand[0] == "%" else operand
 
 
-def _comparison(predicate: str, dtype: str, x: str, y: str) -> str:
+def _comparison(predicate: str, dtype: str, x: str, y: str, syntax: Syntax) -> str:
     if dt.is_float(dtype):
         special = {
             "oeq": f"{x} == {y}",
@@ -301,8 +299,8 @@ def _comparison(predicate: str, dtype: str, x: str, y: str) -> str:
         return special.get(predicate) or f"{x} {_ORDER[predicate[1:]]} {y}"
     if predicate in ("eq", "ne"):
         return f"{x} {'==' if predicate == 'eq' else '!='} {y}"
-    kind = _integer(dtype, predicate[0] == "u")
-    return f"({kind}){x} {_ORDER[predicate[1:]]} ({kind}){y}"
+    kind = syntax.integer(dtype, predicate[0] == "u")
+    return f"{syntax.cast(kind, x)} {_ORDER[predicate[1:]]} {syntax.cast(kind, y)}"
 
 
 class Helpers:
@@ -327,7 +325,7 @@ class Helpers:
             return None
         ability, _ = WITHOUT.get(name, (None, None))
         has = ability is None or self._module.has(ability)
-        return math_name(name, dtype) if has else None
+        return self.form.syntax.math(_MATH[name], dtype) if has else None
 
     def has(self, ability: str) -> bool:
         """Whether the target has it."""
@@ -401,13 +399,14 @@ class Helpers:
             if self.form.bits is None:
                 self.texts.setdefault("words", WORDS)
             self.texts.setdefault("half", HALF.replace("static inline ", self.form.function))
-        given = ", ".join(f"{c_type(t)} {n[1:]}" for t, n in zip(arguments, names, strict=True))
+        syntax = self.form.syntax
+        given = [(syntax.type(t), n[1:]) for t, n in zip(arguments, names, strict=True)]
         tables = [_table(row, label, self.form) for row, label in b.tables.items()]
         if self.form.table:
             for table in tables:
                 self.texts[table] = table
             tables = []
-        head = f"{self.form.function}{c_type(result)} {name}({given}) {{"
+        head = self.form.function + syntax.signature(name, given, syntax.type(result))
         self.texts[name] = "\n".join([head, *tables, *b.lines, f"  return {value};", "}"])
 
 

@@ -69,7 +69,7 @@ class StatementWriter(ExpressionWriter):
                 self.branching(s)
             case Evaluate():
                 if not isinstance(s.value, IntImm):
-                    self.put(f"(void){self.text(s.value)};")
+                    self.put(self.syntax.unused(self.text(s.value)))
                     self.forget()
             case AssertStmt():
                 self.assertion(s)
@@ -202,14 +202,14 @@ class StatementWriter(ExpressionWriter):
     def let(self, var: Var, value: PrimExpr) -> None:
         """A variable; one of several lanes is an array."""
         self.learn(var, value)
-        lanes, kind = dt.lanes(var.dtype), c_type(var.dtype)
+        lanes, kind = dt.lanes(var.dtype), self.syntax.type(var.dtype)
         if lanes == 1:
             text = self.text(value)
-            self.put(f"const {kind} {self.define(var)} = {text};")
+            self.put(self.syntax.let(kind, self.define(var), text))
             return
         self.reduce_first(value)
         name = self.unique(var.name)
-        self.put(f"{kind} {name}[{lanes}];")
+        self.put(self.syntax.var(kind, name, lanes))
         self.lane_loop(lanes, lambda: f"{name}[lane] = {self.text(value)};")
         self.names[var] = name
 
@@ -272,13 +272,13 @@ class StatementWriter(ExpressionWriter):
         line = f"{self.element(s.buffer, self.text(s.indices[0]))} = {value};"
         if s.predicate is None or is_const(s.predicate, 1):
             return line
-        return f"if ({self.text(s.predicate)}) {line}"
+        return f"if ({self.text(s.predicate)}) {{ {line} }}"
 
     def staged(self, s: BufferStore, value: PrimExpr, lanes: int) -> None:
         """All lanes of the value first, then the stores."""
         self.reduce_first(value, s.indices[0])
         name = self.unique("staged")
-        self.put(f"{c_type(value.dtype)} {name}[{lanes}];")
+        self.put(self.syntax.var(self.syntax.type(value.dtype), name, lanes))
         self.lane_loop(lanes, lambda: f"{name}[lane] = {self.text(value)};")
         self.lane_loop(lanes, lambda: self.assigned(s, f"{name}[lane]"))
 
@@ -306,7 +306,7 @@ class StatementWriter(ExpressionWriter):
         self.forget()
         self.put("for (;;) {")
         with self.indented():
-            self.put(f"if (!({self.text(s.condition)})) break;")
+            self.put(f"if (!({self.text(s.condition)})) {{ break; }}")
             self.statement(s.body)
         self.put("}")
         self.forget()
@@ -326,9 +326,9 @@ class StatementWriter(ExpressionWriter):
     def serial(self, s: For, low: str, high: str) -> None:
         """A loop between two bounds."""
         self.forget()
-        name, kind = self.define(s.loop_var), c_type(s.loop_var.dtype)
+        name, kind = self.define(s.loop_var), self.syntax.type(s.loop_var.dtype)
         self.learn(s.loop_var, s.min)
-        self.put(f"for ({kind} {name} = {low}; {name} < {high}; ++{name}) {{")
+        self.put(self.syntax.loop(kind, name, low, high))
         with self.indented():
             self.statement(s.body)
         self.put("}")

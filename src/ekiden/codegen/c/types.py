@@ -7,6 +7,7 @@ variables and a byte in memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
@@ -82,3 +83,59 @@ def _integer(value: int, dtype: str) -> str:
         return "INT64_MIN"
     text = str(signed) if abs(signed) < 1 << 31 else f"INT64_C({signed})"
     return _signed(text)
+
+
+class Syntax:
+    """What a language of the family writes differently: this is C; `codegen.device.wgsl` has
+    another."""
+
+    def type(self, dtype: str) -> str:
+        """The type of one lane in a variable."""
+        return c_type(dtype)
+
+    def integer(self, dtype: str, unsigned: bool) -> str:
+        """The integer type of so many bits as a lane has."""
+        return f"{'u' if unsigned else ''}int{dt.SCALAR_BITS[dt.element(dtype)]}_t"
+
+    def constant(self, value: int | float, dtype: str) -> str:
+        """A constant of one lane."""
+        return constant(value, dtype)
+
+    def cast(self, kind: str, x: str) -> str:
+        """The operand as another type."""
+        return f"({kind}){x}"
+
+    def choose(self, condition: str, yes: str, no: str) -> str:
+        """One of two, without parentheses."""
+        return f"{condition} ? {yes} : {no}"
+
+    def let(self, kind: str, name: str, value: str) -> str:
+        """The line of a variable that stays as it is."""
+        return f"const {kind} {name} = {value};"
+
+    def var(self, kind: str, name: str, *extents: int) -> str:
+        """The line of a variable, or of an array."""
+        return f"{kind} {name}{''.join(f'[{n}]' for n in extents)};"
+
+    def loop(self, kind: str, name: str, low: str, high: str) -> str:
+        """The beginning of a loop."""
+        return f"for ({kind} {name} = {low}; {name} < {high}; ++{name}) {{"
+
+    def shifted(self, kind: str, x: str, symbol: str, by: str) -> str:
+        """A shift of an operand of a type."""
+        return f"({kind}){x} {symbol} {by}"
+
+    def unused(self, value: str) -> str:
+        """The line that evaluates something."""
+        return f"(void){value};"
+
+    def signature(self, name: str, given: Sequence[tuple[str, str]], result: str) -> str:
+        """The head of a function: types and names of what it is given."""
+        return f"{result} {name}({', '.join(f'{kind} {x}' for kind, x in given)}) {{"
+
+    def math(self, name: str, dtype: str) -> str:
+        """The function of <math.h> by LLVM's name."""
+        return name + ("f" if dt.element(dtype) == "float32" else "")
+
+
+C = Syntax()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ekiden.codegen.c.helpers import Form
+from ekiden.codegen.c.types import Syntax
+from ekiden.codegen.device import wgsl
 
 AXES = ("x", "y", "z")
 
@@ -20,7 +22,7 @@ class Dialect:
     offsets: whether memory comes as a pointer and a distance in bytes. threads: thread axis -> the
     number of the thread, then of how many. barrier: what waits for all threads of a block.
     keywords: names that mean something in it. least: atomic minimum of an int in memory, given a
-    place and a value.
+    place and a value. bound: whether memory is bound beside the kernel, not given to it.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Dialect:
     barrier: str
     least: str
     keywords: frozenset[str]
+    bound: bool = False
 
     @property
     def linear(self) -> str:
@@ -41,6 +44,11 @@ class Dialect:
         x, y, z = (self.threads[f"global{a}"] for a in AXES)
         nx, ny = (self.threads[f"size{a}"] for a in AXES[:2])
         return f"{x} + {nx} * ({y} + {ny} * {z})"
+
+    @property
+    def syntax(self) -> Syntax:
+        """What it writes otherwise than C."""
+        return self.form.syntax
 
 
 OPENCL_HEAD = """\
@@ -151,6 +159,27 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         barrier="__syncthreads();",
         least="atomicMin({place}, {value});",
         keywords=_CUDA_WORDS,
+    ),
+    Dialect(
+        "webgpu", wgsl.HEAD,
+        Form("", "", lambda target, x: f"bitcast<{target}>({x})", wgsl.Wgsl()),
+        kernel="@compute @workgroup_size(ek_x, ek_y, ek_z)\nfn", memory="storage, read_write",
+        shared="var<workgroup> ", offsets=True, bound=True,
+        threads={
+            "blockIdx.x": "ek_block % ek_given.blocks_x",
+            "blockIdx.y": "ek_block / ek_given.blocks_x % ek_given.blocks_y",
+            "blockIdx.z": "ek_block / (ek_given.blocks_x * ek_given.blocks_y)",
+            **{f"threadIdx.{a}": f"i32(ek_thread.{a})" for a in AXES},
+            "globalx": "ek_block % ek_given.blocks_x * ek_x + i32(ek_thread.x)",
+            "globaly": "(ek_block / ek_given.blocks_x % ek_given.blocks_y * ek_y + "
+                       "i32(ek_thread.y))",
+            "globalz": "(ek_block / (ek_given.blocks_x * ek_given.blocks_y) * ek_z + "
+                       "i32(ek_thread.z))",
+            "sizex": "ek_given.blocks_x * ek_x", "sizey": "(ek_given.blocks_y * ek_y)",
+        },
+        barrier="storageBarrier();\n  workgroupBarrier();",
+        least="atomicMin(&{place}[0], {value});",
+        keywords=wgsl.WORDS,
     ),
 )}
 # fmt: on

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.statement import StatementWriter
-from ekiden.codegen.c.types import c_type, memory_type
+from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.device.dialect import DIALECTS, Dialect
 from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.ir import dtype as dt
@@ -56,8 +56,8 @@ class KernelWriter(StatementWriter):
             raise CompileError(f"kernel {self.symbol!r}: there is no thread axis {axis!r}")
         name = self.define(s.loop_var)
         self.positive.add(s.loop_var)
-        kind = c_type(s.loop_var.dtype)
-        self.put(f"const {kind} {name} = {self.dialect.threads[axis]};")
+        kind = self.syntax.type(s.loop_var.dtype)
+        self.put(self.syntax.let(kind, name, self.dialect.threads[axis]))
         self.statement(s.body)
 
     def allocate(self, buffer: Buffer) -> None:

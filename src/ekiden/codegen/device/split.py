@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from ekiden.codegen.common import DEVICE_ID, DEVICE_TYPE
 from ekiden.codegen.device.kernels import DeviceKernel
-from ekiden.codegen.device.printer import free_things, print_kernel
+from ekiden.codegen.device.printer import free_things
+from ekiden.codegen.device.texts import print_for
 from ekiden.ir import dtype as dt
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, cast, const, maximum
@@ -63,7 +64,7 @@ def split_program(func: PrimFunc, target: Target) -> Split:
         buffers, numbers = free_things(each.body)
         params = tuple(b for b in each.buffers if b in buffers)
         body, sizes, given = _as_integers(each.body, numbers)
-        kernel = print_kernel(each.with_fields(params=params, body=body), sizes, target)
+        kernel = print_for(each.with_fields(params=params, body=body), sizes, target)
         kernels.append(kernel)
         used = tuple(n for n, b in enumerate(each.params) if b in buffers)
         calls[name.name_hint] = _Call(kernel, grids[name.name_hint], used, given)

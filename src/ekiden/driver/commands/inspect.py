@@ -42,6 +42,7 @@ from ekiden.topi.rule.families import given_decisions
 
 KERNEL_STAGES = {
     "tir": "", "llvm": "ll", "asm": "asm", "c": "c", "opencl": "opencl", "cuda": "cuda",
+    "wgsl": "webgpu",
 }  # fmt: skip
 """Stage of a kernel -> the source of the target's code generator that shows it."""
 
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     """
     _check_usage(options)
     if is_artifact(options.file):
-        if options.stage in DIALECTS:
+        if KERNEL_STAGES.get(options.stage) in DIALECTS:
             _print_device_code(options)
             return 0
         if options.stage not in (None, "bytecode") or options.before or options.after:
@@ -111,7 +112,8 @@ def _print_device_code(options: argparse.Namespace) -> None:
     data = Path(options.file).read_bytes()
     ekiden.runtime.Executable.from_bytes(data)  # refuses what is damaged
     sections = [bytes(p) for kind, _, p in read_sections(data) if kind is Section.DEVICE_CODE]
-    found = [k for each in sections for k in unpack_kernels(each) if k.format == options.stage]
+    wanted = KERNEL_STAGES[options.stage]
+    found = [k for each in sections for k in unpack_kernels(each) if k.format == wanted]
     if not found:
         raise InputError(f"--stage {options.stage}: the artifact has no kernels of that format")
     for each in found:

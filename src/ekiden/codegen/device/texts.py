@@ -1,0 +1,172 @@
+"""The text of a kernel in the dialect of its target: those of C by `printer`, WGSL here."""
+
+from __future__ import annotations
+
+from ekiden.codegen.c.helpers import Helpers, c_symbol
+from ekiden.codegen.device.dialect import AXES, DIALECTS, Dialect
+from ekiden.codegen.device.kernels import DeviceKernel
+from ekiden.codegen.device.printer import MOST_SHOWN, KernelWriter, print_kernel
+from ekiden.codegen.device.wgsl import STORED, NarrowIndices
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, const
+from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import AssertStmt, BufferStore, For, PrimFunc, Stmt
+from ekiden.tir.visitor import buffers_written, walk
+
+
+class BoundWriter(KernelWriter):
+    """Writes a kernel whose memory is bound beside it."""
+
+    def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
+        super().__init__(helpers, symbol, dialect)
+        self.places: dict[Buffer, str] = {}
+        """Memory that is given -> the element at which it begins."""
+
+    def element(self, buffer: Buffer, index: str) -> str:
+        """An element behind the place where its memory begins."""
+        if buffer not in self.places:
+            return super().element(buffer, index)
+        if dt.lanes(buffer.dtype) > 1:
+            raise CompileError(f"WGSL: buffer {buffer.name!r} holds vectors")
+        return f"{self.name(buffer)}[{self.places[buffer]} + ({index})]"
+
+    def assigned(self, s: BufferStore, value: str) -> str:
+        """Of a type that memory has."""
+        _stored(s.buffer)
+        return super().assigned(s, value)
+
+    def reinterpreted(self, e: Intrinsic) -> str:
+        """The bits of a value; neighbours in memory are not one here."""
+        if dt.lanes(e.args[0].dtype) != dt.lanes(e.dtype):
+            raise CompileError("WGSL: neighbours in memory are read as one")
+        return super().reinterpreted(e)
+
+    def _shuffled(self, e: Intrinsic) -> str:
+        raise CompileError("WGSL: vectors are shuffled")
+
+    def allocate(self, buffer: Buffer) -> None:
+        """An array of the thread; one of its block stands beside the kernel."""
+        _stored(buffer)
+        extent: PrimExpr = const(1)
+        for d in buffer.shape:
+            extent = extent * d
+        if not isinstance(extent, IntImm):
+            raise CompileError(f"buffer {buffer.name!r} of a thread has no constant size")
+        lanes = (dt.lanes(buffer.dtype),) if dt.lanes(buffer.dtype) > 1 else ()
+        kind, extents = self.syntax.type(buffer.dtype), (max(extent.value, 1), *lanes)
+        line = self.syntax.var(kind, self.define(buffer), *extents)
+        if buffer.scope == "shared":
+            self.top.append(self.dialect.shared + line.removeprefix("var "))
+        else:
+            self.put(line)
+
+    def assertion(self, s: AssertStmt) -> None:
+        """As on other devices; what is told goes word by word."""
+        if len(s.values) > MOST_SHOWN:
+            raise InternalError(f"kernel {self.symbol!r}: a check shows {len(s.values)} values")
+        number = len(self.checks)
+        self.checks.append((s.kind, s.format))
+        self.put(f"if (!({self.text(s.condition)})) {{")
+        with self.indented():
+            thread = self.unique("thread")
+            self.put(f"let {thread} : i32 = {self.dialect.linear};")
+            self.put(self.dialect.least.format(place="ek_status", value=thread))
+            self.put(f"if (atomicLoad(&ek_status[1]) == {thread}) {{")
+            with self.indented():
+                texts = [str(number), *(f"i32({self.text(v)})" for v in s.values)]
+                for at, text in enumerate(texts, start=1):
+                    self.put(f"atomicStore(&ek_status[{2 * at}], {text});")
+                    self.put(f"atomicStore(&ek_status[{2 * at + 1}], {text} >> 31u);")
+            self.put("}")
+            self.put("return;")
+        self.put("}")
+
+
+def _stored(buffer: Buffer) -> None:
+    if dt.element(buffer.dtype) not in STORED:
+        raise CompileError(
+            f"WGSL keeps {', '.join(STORED)} in memory: buffer {buffer.name!r} has "
+            f"{dt.element(buffer.dtype)}"
+        )
+
+
+def _threads(body: Stmt, symbol: str) -> list[int]:
+    """Threads of a block along each axis."""
+    found = dict.fromkeys(AXES, 1)
+    for s in walk(body):
+        axis = str((s.annotations or {}).get("thread")) if isinstance(s, For) else ""
+        if not isinstance(s, For) or not axis.startswith("threadIdx."):
+            continue
+        if not isinstance(s.extent, IntImm):
+            raise CompileError(f"kernel {symbol!r}: how many threads a block has must be constant")
+        found[axis[-1]] = max(found[axis[-1]], s.extent.value)
+    return [found[a] for a in AXES]
+
+
+def print_wgsl(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
+    """The text of a lowered device function in WGSL: `codegen.device.wgsl` says what is bound.
+
+    Raises CompileError for what it has no words for, which names it.
+    """
+    dialect, symbol = DIALECTS[target.kind.name], c_symbol(func.name)
+    helpers = Helpers(target, dialect.form)
+    narrow = NarrowIndices()
+    writer = BoundWriter(helpers, symbol, dialect)
+    fields = [f"blocks_{a}" for a in AXES]
+    bound: list[tuple[str, str, str]] = []
+    written = set(buffers_written(func.body))
+    try:
+        for buffer in func.buffers:
+            _stored(buffer)
+            name = writer.define(buffer)
+            access = dialect.memory if buffer in written else "storage, read"
+            bound.append((access, name, dialect.syntax.type(buffer.dtype)))
+            fields.append(writer.unique(f"{name}_at"))
+            writer.places[buffer] = f"ek_given.{fields[-1]}"
+        body = narrow.visit(func.body)
+        for size in map(narrow.variable, sizes):
+            fields.append(writer.define(size))
+            writer.names[size] = f"ek_given.{fields[-1]}"
+            if isinstance(size, SizeVar):
+                writer.positive.add(size)
+        writer.statement(body)
+    except CompileError as error:
+        raise CompileError(f"kernel {symbol!r}: target {target.kind.name!r}: {error}") from error
+    if writer.checks:
+        bound.append((dialect.memory, "ek_status", "atomic<i32>"))
+        fields.append("ek_status_at")
+    lines = [f"/* Made by Ekiden for {target.kind.name}. */", dialect.head]
+    threads = zip(AXES, _threads(func.body, symbol), strict=True)
+    lines += [f"const ek_{axis} : i32 = {n};" for axis, n in threads]
+    lines += ["struct ek_numbers {", *(f"  {field} : i32," for field in fields), "}"]
+    for at, (access, name, kind) in enumerate(bound):
+        lines.append(f"@group(0) @binding({at}) var<{access}> {name} : array<{kind}>;")
+    lines.append(f"@group(0) @binding({len(bound)}) var<uniform> ek_given : ek_numbers;")
+    lines += [*writer.top, "", *helpers.texts.values(), ""]
+    lines += [f"{dialect.kernel} {symbol}(", *_BUILTINS, ") {", *_BLOCK, *writer.lines, "}", ""]
+    args = "b" * len(func.buffers) + "l" * len(sizes)
+    code = "\n".join(lines).encode()
+    device_type = target.kind.device_type
+    return DeviceKernel(symbol, device_type, dialect.name, args, code, tuple(writer.checks))
+
+
+_BUILTINS = (
+    "  @builtin(workgroup_id) ek_group : vec3<u32>,",
+    "  @builtin(num_workgroups) ek_groups : vec3<u32>,",
+    "  @builtin(local_invocation_id) ek_thread : vec3<u32>,",
+)
+_BLOCK = (
+    "  let ek_block : i32 = i32(ek_group.x + ek_group.y * ek_groups.x);",
+    "  if (ek_block >= ek_given.blocks_x * ek_given.blocks_y * ek_given.blocks_z) { return; }",
+)
+
+
+def print_for(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
+    """The kernel in the dialect of the target's kind."""
+    is_bound = DIALECTS[target.kind.name].bound
+    return (print_wgsl if is_bound else print_kernel)(func, sizes, target)
+
+
+__all__ = ["print_for", "print_wgsl"]

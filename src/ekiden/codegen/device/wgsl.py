@@ -1,0 +1,247 @@
+"""Kernels in WGSL, the language of WebGPU: what it says otherwise than C.
+
+It has no pointers, no integers of 64 bits and no storage of elements below 4 bytes. Memory is
+bound: binding i is the i-th memory that a kernel is given, which is declared as read alone where
+it is (one buffer may not be bound as both: whoever launches binds a copy of what is read then).
+The last is a uniform structure of int32: how many blocks along x, y and z, then for each argument
+the element at which its memory begins, or its number. Grids are launched as lines, folded where
+one is longer than a dimension may be. Indices are computed in 32 bits, which whoever launches
+holds sizes to; data of other types are refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.codegen.c.types import Syntax
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Select, SizeVar, Var, cast
+from ekiden.ir.prim_visitor import children, post_order, rebuild
+from ekiden.runtime.errors import CompileError
+from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
+from ekiden.tir.stmt import Allocate, For, LetStmt, Stmt
+from ekiden.tir.visitor import StmtMutator
+
+TYPES = {"bool": "bool", "int32": "i32", "uint32": "u32", "float32": "f32", "int": "i32"}
+STORED = ("float32", "int32", "uint32")
+"""The types of elements in memory."""
+WIDE, NARROW = "int64", "int32"
+INDEXING = frozenset(("if_then_else", "call_packed", "call_function"))
+"""What of int64 stays within the sizes that it is made of; a shift need not."""
+
+HEAD = """\
+var<private> ek_infinity : u32 = 0x7f800000u; /* a constant may not be one */
+var<private> ek_nan : u32 = 0x7fc00000u;
+fn ek_copysign(x : f32, y : f32) -> f32 {
+  return bitcast<f32>((bitcast<u32>(x) & 0x7fffffffu) | (bitcast<u32>(y) & 0x80000000u));
+}
+"""
+WORDS = frozenset(
+    "alias break case const const_assert continue continuing default diagnostic discard else "
+    "enable false fn for if let loop override requires return struct switch true var while "
+    "abs acos all any array atan bitcast bool ceil clamp cos cosh countOneBits cross degrees "
+    "determinant distance dot exp exp2 extractBits f16 f32 faceForward floor fma fract frexp "
+    "i32 insertBits inverseSqrt ldexp length log log2 mat2x2 max min mix modf normalize pow "
+    "ptr radians reflect refract reverseBits round sampler saturate select sign sin sinh "
+    "smoothstep sqrt step tan tanh transpose trunc u32 vec2 vec3 vec4 atomic active as async "
+    "attribute auto await class compile constexpr delete demote do enum export extern filter "
+    "final friend from get goto groupshared handle impl implements import inline instanceof "
+    "interface layout macro match meta mod module move mut namespace new nil noexcept "
+    "nointerpolation null nullptr of operator package packoffset pass patch pixelfragment "
+    "precise precision premerge priv protected pub public readonly ref regardless register "
+    "restrict self set shared static std subroutine super target template this throw trait "
+    "try type typedef union unless unsafe unsized use using varying virtual volatile where "
+    "with writeonly yield".split()
+)
+
+
+class Wgsl(Syntax):
+    """Its types, declarations and conversions."""
+
+    def type(self, dtype: str) -> str:
+        """The type of one lane; CompileError where there is none."""
+        found = TYPES.get(dt.element(dtype))
+        if found is None:
+            raise CompileError(f"WGSL has no {dt.element(dtype)}")
+        return found
+
+    def integer(self, dtype: str, unsigned: bool) -> str:
+        """Of 32 bits."""
+        bits = dt.SCALAR_BITS[dt.element(dtype)]
+        if bits != 32:
+            raise CompileError(f"WGSL has no integers of {bits} bits")
+        return "u32" if unsigned else "i32"
+
+    def constant(self, value: int | float, dtype: str) -> str:
+        """A constant with its type."""
+        kind = self.type(dtype)
+        if kind == "bool":
+            return "true" if value else "false"
+        if kind != "f32":
+            return _integer(int(value), kind)
+        with np.errstate(over="ignore"):
+            single = np.float32(value)
+        if math.isnan(single):
+            return "bitcast<f32>(ek_nan)"
+        if math.isinf(single):
+            text = "bitcast<f32>(ek_infinity)"
+        else:
+            text = str(abs(single))
+            text = (text if any(c in text for c in ".e") else f"{text}.0") + "f"
+        return f"(-{text})" if single < 0 or math.copysign(1, single) < 0 else text
+
+    def cast(self, kind: str, x: str) -> str:
+        """`i32(x)`"""
+        return f"{kind}{x}" if x.startswith("(") and _is_whole(x) else f"{kind}({x})"
+
+    def choose(self, condition: str, yes: str, no: str) -> str:
+        """`select(no, yes, condition)`: both are evaluated; reads stay inside of memory."""
+        return f"select({no}, {yes}, {condition})"
+
+    def let(self, kind: str, name: str, value: str) -> str:
+        """`let x : i32 = ...;`"""
+        return f"let {name} : {kind} = {value};"
+
+    def var(self, kind: str, name: str, *extents: int) -> str:
+        """`var x : array<f32, 4>;`"""
+        for extent in reversed(extents):
+            kind = f"array<{kind}, {extent}>"
+        return f"var {name} : {kind};"
+
+    def loop(self, kind: str, name: str, low: str, high: str) -> str:
+        """`for (var i : i32 = ...`"""
+        kind = TYPES.get(kind, kind)
+        return f"for (var {name} : {kind} = {low}; {name} < {high}; {name}++) {{"
+
+    def shifted(self, kind: str, x: str, symbol: str, by: str) -> str:
+        """By an unsigned number."""
+        return f"{self.cast(kind, x)} {symbol} {self.cast('u32', by)}"
+
+    def unused(self, value: str) -> str:
+        """`_ = x;`"""
+        return f"_ = {value};"
+
+    def signature(self, name: str, given: Sequence[tuple[str, str]], result: str) -> str:
+        """`fn f(x : f32) -> f32 {`"""
+        return f"fn {name}({', '.join(f'{x} : {kind}' for kind, x in given)}) -> {result} {{"
+
+    def math(self, name: str, dtype: str) -> str:
+        """Its name for a function of <math.h>."""
+        self.type(dtype)
+        return {"rint": "round", "fabs": "abs", "copysign": "ek_copysign"}.get(name, name)
+
+
+def _integer(value: int, kind: str) -> str:
+    wrapped = value & 0xFFFFFFFF
+    if kind == "u32":
+        return f"{wrapped}u"
+    signed = wrapped - (1 << 32) if wrapped >> 31 else wrapped
+    if signed == -(1 << 31):
+        return "(-2147483647i - 1i)"
+    return f"({signed}i)" if signed < 0 else f"{signed}i"
+
+
+def _is_whole(text: str) -> bool:
+    """Whether the first parenthesis closes at the end."""
+    depth = 0
+    for at, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return at == len(text) - 1
+    return False
+
+
+class NarrowIndices(StmtMutator):
+    """Indices and sizes in 32 bits: int64 -> int32 wherever it is no data."""
+
+    def __init__(self) -> None:
+        self.variables: dict[Var, Var] = {}
+        self.buffers: dict[Buffer, Buffer] = {}
+        """Those of a thread or a block: positions, for nothing of 64 bits comes into a kernel."""
+        self._memo: dict[int, PrimExpr] = {}
+        self._alive: list[PrimExpr] = []
+
+    def variable(self, var: Var) -> Var:
+        """What stands for a variable."""
+        if dt.element(var.dtype) != WIDE:
+            return var
+        if var not in self.variables:
+            kind = SizeVar if isinstance(var, SizeVar) else Var
+            self.variables[var] = kind(var.name, _narrow(var.dtype))
+        return self.variables[var]
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        """What stands for a buffer."""
+        return self.buffers.get(buffer, buffer)
+
+    def visit_allocate(self, stmt: Allocate) -> Stmt:
+        """Positions in 32 bits."""
+        buffer = stmt.buffer
+        if dt.element(buffer.dtype) == WIDE:
+            self.buffers[buffer] = buffer.with_fields(dtype=_narrow(buffer.dtype))
+        return super().visit_allocate(stmt)
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """The expression, where it was of int64 of int32."""
+        self._alive.append(expr)
+        for each in post_order(expr):
+            if id(each) not in self._memo:
+                new = self._node(each)
+                self._memo[id(each)] = new
+                self._alive += (each, new)
+        return self._memo[id(expr)]
+
+    def _node(self, e: PrimExpr) -> PrimExpr:
+        parts = [self._memo[id(c)] for c in children(e)]
+        is_wide = dt.element(e.dtype) == WIDE
+        match e:
+            case Var():
+                return self.variable(e)
+            case IntImm() if is_wide:
+                if not -(1 << 31) <= e.value < 1 << 31:
+                    raise CompileError(f"WGSL has no integers of 64 bits: {e.value}")
+                return IntImm(e.value, NARROW)
+            case Cast():
+                if is_wide and dt.is_float(e.value.dtype):
+                    raise CompileError("WGSL has no integers of 64 bits: a float is made one")
+                return cast(parts[0], _narrow(e.dtype))
+            case BufferLoad() if e.buffer in self.buffers:
+                made = rebuild(e, parts)
+                assert isinstance(made, BufferLoad)
+                return made.with_fields(buffer=self.buffers[e.buffer])
+            case BufferLoad() if is_wide:
+                raise CompileError(f"WGSL has no integers of 64 bits: buffer {e.buffer.name!r}")
+            case Select():  # these have kept a dtype of their own
+                return Select(parts[0], parts[1], parts[2])
+            case Broadcast():
+                return Broadcast(parts[0], e.lanes)
+            case Ramp():
+                return Ramp(parts[0], parts[1], e.lanes)
+            case Intrinsic() if is_wide and e.op not in INDEXING:
+                raise CompileError(f"WGSL has no integers of 64 bits: {e.op} of int64")
+            case Intrinsic():
+                return Intrinsic(e.op, tuple(parts), _narrow(e.dtype)) if children(e) else e
+        return rebuild(e, parts)
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """A loop over a narrow variable."""
+        made = super().visit_for(stmt)
+        if not isinstance(made, For):
+            return made
+        return made.with_fields(loop_var=self.variable(stmt.loop_var))
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        """A narrow variable."""
+        made = super().visit_let(stmt)
+        assert isinstance(made, LetStmt)
+        return made.with_fields(var=self.variable(stmt.var))
+
+
+def _narrow(dtype: str) -> str:
+    return dt.with_lanes(NARROW, dt.lanes(dtype)) if dt.element(dtype) == WIDE else dtype
+
+
+__all__ = ["HEAD", "STORED", "WORDS", "NarrowIndices", "Wgsl"]

@@ -1,0 +1,141 @@
+"""Programs as WGSL, run through the package wgpu: what they compute, and what WGSL cannot say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_thread_families as families
+
+import ekiden
+from ekiden import relay
+from ekiden.ir.module import IRModule
+from ekiden.runtime import Device, cpu
+from ekiden.runtime.errors import CompileError, DeviceError, IndexRangeError
+from ekiden.target import Target
+
+numbers = families.numbers
+OF_64_BITS = {
+    "gather": "WGSL keeps float32, int32, uint32 in memory: .* has int64",
+    "scatter_add": "WGSL keeps float32, int32, uint32 in memory: .* has int64",
+    "sort": "WGSL has no integers of 64 bits: left_shift of int64",
+}
+"""Families that are given, or compute with, integers of int64, and what is said of each."""
+
+
+def compiled(module: IRModule) -> ekiden.Executable:
+    return ekiden.compile(module, "webgpu")
+
+
+@pytest.mark.parametrize(("name", "shared"), families.SHARED + families.OTHERS)
+def test_families(webgpu: Device, name: str, shared: int | None) -> None:
+    assert webgpu.exist
+    if name in OF_64_BITS:
+        with pytest.raises(CompileError, match=OF_64_BITS[name]):
+            families.check(name, Target("webgpu"), shared)
+    else:
+        families.check(name, Target("webgpu"), shared)
+
+
+def test_a_network_saved_and_loaded(webgpu: Device, tmp_path: Path) -> None:
+    x = relay.var("x", shape=(2, 3, 9, 7))
+    y = relay.nn.conv2d(x, relay.const(numbers(5, 3, 3, 3)), padding=(1, 1), kernel_size=(3, 3))
+    y = relay.nn.dense(relay.nn.batch_flatten(relay.nn.relu(y)), relay.const(numbers(11, 315)))
+    module, given = IRModule.from_expr(relay.Function([x], y)), numbers(2, 3, 9, 7)
+    exe = compiled(module)
+    found = exe(given)
+    assert found.device == webgpu
+    np.testing.assert_allclose(found.numpy(), ekiden.compile(module)(given).numpy(), rtol=1e-4)
+    exe.save(tmp_path / "model.eki")
+    again = ekiden.load(tmp_path / "model.eki")(given)
+    np.testing.assert_array_equal(again.numpy(), found.numpy())
+
+
+def test_sizes_that_only_a_run_knows(webgpu: Device) -> None:
+    x = relay.var("x", shape=(relay.Any(), relay.Any()))
+    module = IRModule.from_expr(relay.Function([x], relay.sum(relay.exp(x), axis=1)))
+    exe = ekiden.compile(module, {webgpu: "webgpu"})
+    for rows, columns in ((1, 1), (3, 300), (257, 5), (0, 4)):
+        given = numbers(rows, columns)
+        np.testing.assert_allclose(exe(given).numpy(), np.exp(given).sum(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("op", ["tanh", "erf", "log", "sqrt", "sigmoid", "round", "floor", "exp"])
+def test_functions_of_elements(webgpu: Device, op: str) -> None:
+    x = relay.var("x", shape=(1003,))
+    module = IRModule.from_expr(relay.Function([x], getattr(relay, op)(x)))
+    assert webgpu.exist
+    given = np.concatenate([numbers(1000) * 3, np.array([0.5, 1.5, 2.5], "float32")])
+    given = np.abs(given) if op in ("log", "sqrt") else given
+    wanted = ekiden.compile(module)(given).numpy()
+    np.testing.assert_allclose(compiled(module)(given).numpy(), wanted, rtol=3e-5, atol=1e-6)
+
+
+def test_integers_wrap_and_divide_down(webgpu: Device) -> None:
+    x, y = (relay.var(n, shape=(6,), dtype="int32") for n in "xy")
+    both = relay.floor_divide(x, y), relay.floor_mod(x, y), x * relay.const(65537) + y
+    module = IRModule.from_expr(relay.Function([x, y], relay.Tuple(both)))
+    assert webgpu.exist
+    given = np.array([7, -7, 7, -7, 2**31 - 1, -(2**31)], "int32")
+    by = np.array([2, 2, -2, -2, 3, 5], "int32")
+    pairs = zip(compiled(module)(given, by), ekiden.compile(module)(given, by), strict=True)
+    for found, wanted in pairs:
+        np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+
+
+def test_indices_are_checked(webgpu: Device) -> None:
+    data, index = relay.var("x", shape=(5, 2)), relay.var("i", shape=(4,), dtype="int32")
+    body = relay.take(data, index, axis=0, mode="raise")
+    module = IRModule.from_expr(relay.Function([data, index], body))
+    exe, x = compiled(module), numbers(5, 2)
+    assert webgpu.exist
+    good = np.array([4, 0, -5, 1], "int32")
+    np.testing.assert_array_equal(exe(x, good).numpy(), x[good])
+    messages = []
+    for each in (exe, ekiden.compile(module)):
+        with pytest.raises(IndexRangeError) as raised:
+            each(x, np.array([0, 7, 1, -9], "int32"))
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_grid_longer_than_a_dimension(webgpu: Device) -> None:
+    """More blocks than a launch may have along one axis are folded."""
+    n = 256 * 65535 + 1000  # no smaller one does
+    x = relay.var("x", shape=(n,))
+    module = IRModule.from_expr(relay.Function([x], relay.negative(x)))
+    assert webgpu.exist
+    given = np.arange(n, dtype="float32")
+    np.testing.assert_array_equal(compiled(module)(given).numpy(), -given)
+
+
+def test_one_program_over_two_devices(webgpu: Device) -> None:
+    x, w = relay.var("x", shape=(4, 6)), numbers(5, 6)
+    inside = relay.annotation.on_device(relay.nn.dense(x, relay.const(w)), webgpu)
+    outside = relay.annotation.on_device(relay.nn.relu(inside), cpu(0))
+    branch = relay.If(relay.sum(outside) > relay.const(1.0), outside, relay.negative(outside))
+    exe = ekiden.compile(IRModule.from_expr(relay.Function([x], branch)), [cpu(0), webgpu])
+    for scale in (1.0, 0.01):
+        given = numbers(4, 6) * np.float32(scale)
+        y = np.maximum(given @ w.T, 0)
+        wanted = y if y.sum() > 1 else -y
+        np.testing.assert_allclose(exe(given).numpy(), wanted, rtol=1e-4, atol=1e-6)
+    assert exe.disassemble().count("device_copy") == 1
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "int8", "uint8", "bool", "float16"])
+def test_what_memory_cannot_have_is_named(dtype: str) -> None:
+    x = relay.var("x", shape=(3, 4), dtype=dtype)
+    module = IRModule.from_expr(relay.Function([x], relay.transpose(x)))
+    with pytest.raises(CompileError, match=f"webgpu.*WGSL keeps .* has {dtype}"):
+        ekiden.compile(module, "webgpu")
+
+
+def test_no_driver_is_said() -> None:
+    x = relay.var("x", shape=(8,))
+    module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
+    exe = ekiden.compile(module, {"webgpu": "webgpu"})
+    if not ekiden.webgpu(0).exist:
+        with pytest.raises(DeviceError, match="libekiden_webgpu"):
+            exe(numbers(8))
