@@ -122,8 +122,38 @@ def test_an_extern_writes_statements() -> None:
 def test_messages() -> None:
     x = te.placeholder((3, 4), name="x")
     with pytest.raises(ValueError, match="tensor 'x': expected 2 indices, got 1"):
-        x[0]
+        x[0] + 1.0
     with pytest.raises(ValueError, match="expected a function of 1 indices, got one of 2"):
         te.compute((3,), lambda i, j: x[i, j])
     with pytest.raises(ValueError, match="input 'x' is not among the arguments"):
         te.create_prim_func([te.compute((3, 4), lambda i, j: x[i, j] + 1.0)])
+
+
+def test_blocks_of_one_name_are_told_apart() -> None:
+    a = te.placeholder((4,), name="a")
+    b = te.compute((4,), lambda i: a[i] + 1.0)
+    c = te.compute((4,), lambda i: b[i] * 2.0)
+    d = te.compute((4,), lambda i: c[i] - 3.0, name="compute_1")
+    sch = tir.Schedule(te.create_prim_func([a, te.compute((4,), lambda i: d[i] + c[i])]))
+    names = ["compute", "compute_1", "compute_1_1", "compute_2"]
+    assert [sch.get(sch.get_block(name)).name for name in names] == names
+    sch.compute_inline("compute")
+
+
+def test_elements_by_one_index_after_the_other() -> None:
+    a = te.placeholder((2, 3, 4), name="a")
+    b = te.compute((3, 4), lambda j, k: a[0][j][k] + a[1, j][k] + a[1][j, k])
+    assert a[0].dtype == "float32" and str(a[0][1][2]) == str(a[0, 1, 2])
+    x = np.arange(24, dtype="float32").reshape(2, 3, 4)
+    found = np.zeros((3, 4), "float32")
+    interpreter.run(lower(te.create_prim_func([a, b])), x, found)
+    np.testing.assert_array_equal(found, x[0] + 2 * x[1])
+    for wrong in (
+        lambda: a[0] + 1.0,
+        lambda: 2.0 * a[0][1],
+        lambda: te.compute((2,), lambda i: a[i]),
+    ):
+        with pytest.raises(ValueError, match="tensor 'a': expected 3 indices, got [12]"):
+            wrong()
+    with pytest.raises(ValueError, match="expected 3 indices, got 4"):
+        a[0][1][2, 3]

@@ -11,7 +11,14 @@ from ekiden.te.inline import Inliner, post_order_tensors
 from ekiden.te.range_check import RangeCheck, checks_of, search
 from ekiden.te.reducer import Reduce
 from ekiden.te.statements import replace_buffers
-from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
+from ekiden.te.tensor import (
+    ComputeOp,
+    ExternOp,
+    Operation,
+    PlaceholderOp,
+    ProducerLoad,
+    Tensor,
+)
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
@@ -37,6 +44,7 @@ class BufferMap:
     def __init__(self) -> None:
         self.buffers: dict[Tensor, Buffer] = {}
         self._names: dict[str, int] = {}
+        self._blocks: dict[str, int] = {}
 
     def declare(self, tensor: Tensor, scope: str = "global") -> Buffer:
         """A new buffer for a tensor, its name made unique."""
@@ -45,6 +53,17 @@ class BufferMap:
         name = f"{tensor.name}_{count}" if count else tensor.name
         buffer = self.buffers[tensor] = Buffer(name, tensor.whole_shape, tensor.dtype, scope)
         return buffer
+
+    def block_name(self, op: Operation) -> str:
+        """A name for the block of an operation that no other block has: schedules tell them apart
+        by it."""
+        name = op.name
+        while name in self._blocks:
+            count = self._blocks[op.name]
+            self._blocks[op.name] = count + 1
+            name = f"{op.name}_{count}"
+        self._blocks[name] = 1
+        return name
 
     def loads(self, expr: PrimExpr) -> PrimExpr:
         """The expression with tensor elements read from buffers."""
@@ -82,7 +101,7 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     # Schedules know the operators of the built-in reducers; of others the reducer gives its word.
     own = isinstance(first, Reduce) and not first.kind
     notes = {"commutative": 1} if own else None
-    block = Block(op.name, iters, substitute(update, plain), init, notes)
+    block = Block(buffers.block_name(op), iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)
     # What a sum runs over may depend on the element it is for.
@@ -185,7 +204,7 @@ def create_prim_func(
             stages.append(stage_block(op, group, buffers))
         elif isinstance(op, ExternOp):
             made = extern_stage(op, group, buffers)
-            whole = BlockRealize((), const(True), Block(op.name, (), made))
+            whole = BlockRealize((), const(True), Block(buffers.block_name(op), (), made))
             stages.append(whole if extern_blocks else made)
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc(params, allocated(seq(*stages), intermediates), attrs)

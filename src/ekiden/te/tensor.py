@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
-from typing import overload
+from dataclasses import dataclass
+from typing import NoReturn, cast, overload
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
@@ -187,11 +188,12 @@ class Tensor(Node):
         return len(self.shape)
 
     def __getitem__(self, indices: ExprLike | Sequence[ExprLike]) -> ProducerLoad:
+        """An element; with fewer indices what takes the others, so that `t[i][j]` is one too."""
         many = (indices,) if isinstance(indices, (PrimExpr, int)) else tuple(indices)  # type: ignore[arg-type]
+        if 0 < len(many) < len(self.shape):
+            return cast(ProducerLoad, TensorSlice(self, many))  # which becomes one
         if len(many) != len(self.shape):
-            raise ValueError(
-                f"tensor {self.name!r}: expected {len(self.shape)} indices, got {len(many)}"
-            )
+            raise ValueError(_wrong_count(self, len(many)))
         values = tuple(convert(i, "int64") for i in many)
         for each in values:
             if not dt.is_int(each.dtype):
@@ -217,6 +219,36 @@ class Tensor(Node):
     def astype(self, dtype: str) -> Tensor:
         """Each element converted, as topi.cast does."""
         return OPERATORS["cast"](self, dtype)
+
+
+def _wrong_count(tensor: Tensor, count: int) -> str:
+    return f"tensor {tensor.name!r}: expected {len(tensor.shape)} indices, got {count}"
+
+
+def _refused(self: TensorSlice, *_: object) -> NoReturn:
+    """A slice is no value."""
+    raise ValueError(_wrong_count(self.tensor, len(self.indices)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorSlice:
+    """A tensor that was given its first indices and waits for the others: `t[i]` in `t[i][j]`."""
+
+    tensor: Tensor
+    indices: tuple[ExprLike, ...]
+
+    def __getitem__(self, indices: ExprLike | Sequence[ExprLike]) -> ProducerLoad:
+        more = (indices,) if isinstance(indices, (PrimExpr, int)) else tuple(indices)  # type: ignore[arg-type]
+        return self.tensor[(*self.indices, *more)]
+
+    @property
+    def dtype(self) -> str:
+        """Of the elements."""
+        return self.tensor.dtype
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refused
+    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = _refused
+    __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __bool__ = astype = _refused
 
 
 @node("te.ProducerLoad")
@@ -288,6 +320,8 @@ def _check_reduce(name: str, bodies: Sequence[PrimExpr]) -> None:
 def _bodies(name: str, result: object) -> tuple[PrimExpr, ...]:
     many = result if isinstance(result, (tuple, list)) else (result,)
     for each in many:
+        if isinstance(each, TensorSlice):
+            raise ValueError(_wrong_count(each.tensor, len(each.indices)))
         if not isinstance(each, (PrimExpr, int, float)):
             raise TypeError(
                 f"compute {name!r}: the function must give expressions, got {type(each).__name__}"
@@ -535,7 +569,7 @@ def extern_primfunc(
 
 
 __all__ = [
-    "ComputeOp", "ExternOp", "Operation", "PlaceholderOp", "ProducerLoad", "Tensor", "compute",
-    "compute_op", "extern", "extern_op", "extern_primfunc", "placeholder", "size_var", "tag_scope",
-    "var",
+    "ComputeOp", "ExternOp", "Operation", "PlaceholderOp", "ProducerLoad", "Tensor",
+    "TensorSlice", "compute", "compute_op", "extern", "extern_op", "extern_primfunc",
+    "placeholder", "size_var", "tag_scope", "var",
 ]  # fmt: skip
