@@ -29,6 +29,7 @@ from ekiden.ir.prim import (
     LT,
     NE,
     And,
+    Intrinsic,
     Not,
     Or,
     PrimExpr,
@@ -324,3 +325,34 @@ def test_bounds_of_bits_and_casts() -> None:
     assert analyzer.const_int_bound(Z & Z) == (-math.inf, math.inf)
     far = (Z * 2**40).astype("int32")  # its low bits: anything
     assert analyzer.const_int_bound(far) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("expr", "x", "y", "expected"),
+    [
+        (X // Y, (-9, 4), (-2, 0), (-4, 9)),
+        (X // Y, (-9, 4), (-4, 12), (-9, 9)),
+        (X // Y, (0, 6), (-3, -2), (-3, 0)),
+        (tir.truncdiv(X, Y), (-9, 4), (4, 10), (-2, 1)),
+        (tir.truncdiv(X, Y), (-9, 4), (-2, 0), (-4, 9)),
+        (tir.truncdiv(X, Y), (5, 9), (-7, -4), (-2, 0)),
+        (X % Y, (0, 6), (-5, 7), (-4, 6)),
+        (X % Y, (0, 6), (-5, -5), (-4, 0)),
+        (X >> Y, (-9, 11), (2, 10), (-3, 2)),
+        (X >> Y, (0, 11), (0, 70), (0, 11)),
+    ],
+    ids=str,
+)
+def test_bounds_of_quotients_by_any_divisor(
+    expr: PrimExpr, x: tuple[int, int], y: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    analyzer = Analyzer()
+    analyzer.update(X, ConstIntBound(*x))
+    analyzer.update(Y, ConstIntBound(*y))
+    low, high = analyzer.const_int_bound(expr)
+    assert (low, high) == expected
+    for i, j in itertools.product(range(x[0], x[1] + 1), range(y[0], y[1] + 1)):
+        if isinstance(expr, Intrinsic):
+            assert low <= i >> j <= high, (i, j)
+        elif j:
+            assert low <= evaluate(expr, {X: i, Y: j}) <= high, (i, j)

@@ -406,7 +406,7 @@ class CanonicalForm:
         a, b = self._of(e.a), self._of(e.b)
         if self._bound(a)[0] >= 0 and self._bound(b)[0] >= 0:
             return self._divide(a, b, e.dtype)
-        return self._opaque(e)
+        return self._opaque(e, _quotients(self._bound(a), self._bound(b), _truncated))
 
     def _floordiv(self, e: PrimExpr) -> Poly:
         assert isinstance(e, FloorDiv)
@@ -514,8 +514,10 @@ class CanonicalForm:
     def _quotient_bound(self, kind: type[BinaryExpr], p: Poly, d: Poly) -> Interval:
         low, high = self._bound(p)
         smallest, largest = self._bound(d)
+        if smallest < 0 and kind is FloorMod:
+            return smallest + 1, max(largest - 1, 0)
         if smallest < 0:
-            return EVERYTHING
+            return _quotients((low, high), (smallest, largest), _floor)
         if kind is FloorMod:
             return 0, min(largest - 1, high if low >= 0 else math.inf)
         step = max(smallest, 1)
@@ -580,7 +582,17 @@ class CanonicalForm:
         assert isinstance(e, Intrinsic)
         if e.op == "bitwise_and":
             return self._opaque(e, self._mask_bound(*map(self._of, e.args)))
+        if e.op == "right_shift":
+            return self._opaque(e, self._shift_bound(*map(self._of, e.args)))
         return self._select(e) if e.op == "if_then_else" else self._opaque(e)
+
+    def _shift_bound(self, a: Poly, b: Poly) -> Interval:
+        """Of a number shifted down: by at least the least amount."""
+        (low, high), (least, most) = self._bound(a), self._bound(b)
+        if least < 0 or any(math.isinf(x) for x in (low, high, least, most)):
+            return EVERYTHING
+        ends = [int(x) >> min(int(n), 64) for x in (low, high) for n in (least, most)]
+        return min(ends), max(ends)
 
     def _mask_bound(self, a: Poly, b: Poly) -> Interval:
         """Of the bits that two numbers share: no more than one that is not negative."""
@@ -611,6 +623,22 @@ def _without_fact(p: Poly, fact: Poly) -> Poly | None:
         if monomial and have and have * coefficient > 0 and have % coefficient == 0:
             return poly.add(p, fact, -(have // coefficient))
     return None
+
+
+def _quotients(a: Interval, b: Interval, divide: Callable[[Bound, Bound], Bound]) -> Interval:
+    """The values of a quotient whose divisor may be negative, and is not 0."""
+    (low, high), (smallest, largest) = a, b
+    if any(map(math.isinf, (low, high, smallest, largest))):
+        return EVERYTHING
+    divisors = [d for d in (smallest, largest) if d]
+    divisors += [d for d in (-1, 1) if smallest <= d <= largest]
+    ends = [divide(x, d) for x in (low, high) for d in divisors]
+    return (min(ends), max(ends)) if ends else EVERYTHING
+
+
+def _truncated(value: Bound, divisor: Bound) -> Bound:
+    quotient = abs(int(value)) // abs(int(divisor))
+    return quotient if (value < 0) == (divisor < 0) else -quotient
 
 
 def _floor(value: Bound, divisor: Bound) -> Bound:
