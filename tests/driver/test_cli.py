@@ -145,7 +145,7 @@ def test_inspect_shows_what_the_target_has(
     message = fails(capsys, "inspect", str(onnx_file), "--stage", "asm", "--target", "c")
     assert message == "--stage asm: target kind 'c' has none; it has tir, c"
     message = fails(capsys, "inspect", str(onnx_file), "--stage", "tir", "--target", "metal")
-    there = "there are 'llvm', 'c', 'cuda' and 'opencl'"
+    there = "there are 'llvm', 'c', 'cuda', 'opencl' and 'webgpu'"
     assert message == f"there is no code generator for target kind 'metal'; {there}"
 
 
