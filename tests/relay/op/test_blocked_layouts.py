@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from ekiden import relay
+from ekiden.ir.attrs import Attrs
 from ekiden.ir.module import IRModule
+from ekiden.runtime.errors import TypeInferenceError
 from ekiden.topi.layout import transform_array
 
 
@@ -46,3 +48,55 @@ def test_results_are_those_of_whole_axes(
         found = relay.create_executor(kind, module).evaluate()(blocked, packed).numpy()
         back = transform_array(found, layout, "NCHW")
         np.testing.assert_allclose(back, np.maximum(expected, 0), rtol=1e-4, atol=1e-4)
+
+
+IMAGES = {
+    "global_max": lambda x, at: relay.nn.global_max_pool2d(x, at),
+    "global_avg": lambda x, at: relay.nn.global_avg_pool2d(x, at),
+    "adaptive_avg": lambda x, at: relay.nn.adaptive_avg_pool2d(x, (3, 2), at),
+    "adaptive_max": lambda x, at: relay.nn.adaptive_max_pool2d(x, (3, 2), at),
+    "nearest": lambda x, at: relay.nn.upsampling(x, 2, 3, at),
+    "bilinear": lambda x, at: relay.nn.upsampling(x, 2, 3, at, "bilinear", True),
+    "cubic": lambda x, at: relay.image.resize2d(x, (7, 4), None, at, "cubic"),
+}
+
+
+@pytest.mark.parametrize("layout", ["NCHW4c", "NHWC2c"])
+@pytest.mark.parametrize("name", IMAGES)
+def test_operators_of_images_take_blocked_channels(name: str, layout: str) -> None:
+    data = np.random.default_rng(0).normal(size=(2, 8, 6, 5)).astype("float32")
+
+    def found(kind: str, at: str) -> np.ndarray:
+        given = transform_array(data, "NCHW", at)
+        body = IMAGES[name](relay.var("x", shape=given.shape), at)
+        return relay.create_executor(kind, IRModule.from_expr(body)).evaluate()(given).numpy()
+
+    for kind in ("debug", "vm"):
+        back = transform_array(found(kind, layout), layout, "NCHW")
+        np.testing.assert_allclose(back, found("debug", "NCHW"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_layout_has_as_many_axes_as_its_data(name: str) -> None:
+    with pytest.raises(TypeInferenceError, match="must have 5 dimensions, got 4"):
+        body = IMAGES[name](relay.var("x", shape=(2, 8, 6, 5)), "NCHW4c")
+        relay.transform.InferType()(IRModule.from_expr(body))
+
+
+def test_what_follows_a_blocked_convolution_is_well_typed() -> None:
+    def alter(attrs: Attrs, inputs: list[relay.Expr], *_: object) -> relay.Expr:
+        return relay.nn.conv2d(*inputs, **{**dict(attrs), "data_layout": "NCHW4c"})
+
+    x, w = relay.var("x", shape=(1, 8, 6, 6)), relay.const(np.ones((8, 8, 1, 1), "float32"))
+    body = relay.nn.conv2d(x, w, channels=8, kernel_size=(1, 1))
+    body = relay.nn.global_max_pool2d(relay.nn.upsampling(body, 2, 2))
+    module = relay.transform.InferType()(IRModule.from_expr(body))
+    relay.op.register_alter_op_layout("nn.conv2d", alter)
+    try:
+        made = relay.transform.AlterOpLayout()(module)
+    finally:
+        relay.op.get("nn.conv2d").reset_attr("FTVMAlterOpLayout")
+    assert made.astext().count('layout="NCHW4c"') == 5  # two of them of transforms
+    data = np.random.default_rng(0).normal(size=(1, 8, 6, 6)).astype("float32")
+    one, other = (relay.create_executor("debug", m).evaluate()(data) for m in (module, made))
+    np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5)

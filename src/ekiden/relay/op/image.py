@@ -26,7 +26,7 @@ from ekiden.relay.op.join import concatenate
 from ekiden.relay.op.reshape import reshape
 from ekiden.te import Tensor
 from ekiden.topi.image.resize import NEAR, Sampling, resize, rounding_of
-from ekiden.topi.layout import spatial
+from ekiden.topi.layout import parse, spatial
 from ekiden.topi.shape import (
     Dim,
     Dims,
@@ -78,13 +78,13 @@ def resized_shape(shape: Shape, layout: str, size: Dims) -> Shape:
 
 def _expect_pixels(name: str, data: TensorType, layout: str) -> None:
     """Data of which every result pixel shows some."""
-    least = [1 if a in "HW" else None for a in layout]
+    least = [1 if letter in "HW" else None for letter, _ in parse(layout)]
     attempt(name, expect_least, name, "data", data.shape, least)
 
 
 def _expect_resizable(name: str, wanted: Resize2DAttrs, data: TensorType) -> None:
     """Fail for attributes that do not say how pixels are found, and for data without any."""
-    rank_is(name, data, 4, "data")
+    rank_is(name, data, len(attempt(name, parse, wanted.layout)), "data")
     if wanted.method not in METHODS:
         fail(name, f"method must be one of {', '.join(METHODS)}, got {wanted.method!r}")
     mode = wanted.coordinate_transformation_mode
@@ -377,7 +377,7 @@ def upsampling_as_resize(attrs: UpSamplingAttrs, shape: Shape) -> Resize2DAttrs:
 def _upsampling_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("nn.upsampling", types, 1)
     wanted = attrs_of(UpSamplingAttrs, attrs)
-    rank_is("nn.upsampling", data, 4, "data")
+    rank_is("nn.upsampling", data, len(attempt("nn.upsampling", parse, wanted.layout)), "data")
     if wanted.method not in UPSAMPLING_METHODS:
         fail(
             "nn.upsampling",

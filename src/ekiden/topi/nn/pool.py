@@ -12,7 +12,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and, maximum, minimum
 from ekiden.te import Tensor
-from ekiden.topi.layout import spatial
+from ekiden.topi.layout import parse, spatial
 from ekiden.topi.nn.conv import Padding, guarded, inside, ntuple, pads
 from ekiden.topi.reduce import Reducer, accumulator, max, mean, reduce_axes
 from ekiden.topi.shape import (
@@ -332,6 +332,8 @@ def _adaptive(
 ) -> Tensor:
     """No extents at all are those of the data."""
     _check_kind(name, pool_type)
+    if len(data.shape) != (rank := len(parse(layout))):
+        raise ValueError(f"{name}: 'data' must have {rank} dimensions, got {len(data.shape)}")
     axes = spatial(layout)
     many = (output_size,) * len(axes) if isinstance(output_size, Dim) else output_size
     shape: Shape = data.shape

@@ -290,9 +290,10 @@ class AdaptivePool2DAttrs(Attrs):
 def _global_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         (data,) = tensors(name, types, 1)
-        axes = attempt(name, spatial, attrs_of(GlobalPool2DAttrs, attrs).layout)
+        layout = attrs_of(GlobalPool2DAttrs, attrs).layout
+        axes = attempt(name, spatial, layout)
         attempt(name, keeps_layout, attrs)
-        rank_is(name, data, 4, "data")
+        rank_is(name, data, len(attempt(name, parse, layout)), "data")
         return TensorType(
             tuple(as_dim(1) if i in axes else d for i, d in enumerate(data.shape)), data.dtype
         )
@@ -390,12 +391,13 @@ def adaptive_shape(attrs: AdaptivePool2DAttrs, shape: Shape) -> Shape:
 
 def _adaptive_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("nn.adaptive_avg_pool2d", types, 1)
-    rank_is("nn.adaptive_avg_pool2d", data, 4, "data")
+    wanted = attrs_of(AdaptivePool2DAttrs, attrs)
+    rank = len(attempt("nn.adaptive_avg_pool2d", parse, wanted.layout))
+    rank_is("nn.adaptive_avg_pool2d", data, rank, "data")
     attempt("nn.adaptive_avg_pool2d", keeps_layout, attrs)
     if not is_float(data.dtype):
         fail("nn.adaptive_avg_pool2d", f"'data' must be floating point, got {data.dtype}")
-    wanted = attrs_of(AdaptivePool2DAttrs, attrs)
-    least: list[int | None] = [None] * 4
+    least: list[int | None] = [None] * rank
     for at in spatial(wanted.layout):
         least[at] = 1
     name = "nn.adaptive_avg_pool2d"
