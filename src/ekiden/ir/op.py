@@ -233,7 +233,8 @@ class OpDef:
     solve: what a program may leave out of the argument types, if anything.
     relation / reference / lower: see the types above; lower is None for operators without a kernel
     (vm.*, memory.*). pattern: how it fuses. reshape_only: the result is the first input's bytes
-    under another shape (no kernel runs). precision, memory: see the classes above. layout: the
+    under another shape (no kernel runs). fence: it is its input, with which nothing behind it is
+    fused; FuseOps leaves it out. precision, memory: see the classes above. layout: the
     attribute with the layout of the first input, of an operator that takes it with channels first
     or last, all else as it is. macs: of products and convolutions. dims / padded: where the shape
     of the result depends on data, how the unknown dimensions follow from the arguments (the
@@ -271,6 +272,7 @@ class OpDef:
     optional: int = 0
     stateful: bool = False
     reshape_only: bool = False
+    fence: bool = False
     precision: Precision = Precision.UNKNOWN
     memory: Memory = Memory.KEEPS
     layout: str = ""

@@ -188,3 +188,21 @@ def test_windows_of_what_others_read_too_have_a_kernel_of_their_own() -> None:
       %1 = nn.relu(%0);
       (%1, nn.max_pool2d(%1, {WINDOWS}, layout="NHWC")) }}"""
     assert fused(text) == [[CONV, "nn.relu"], ["nn.max_pool2d"]]
+
+
+def test_a_fence_keeps_kernels_apart_and_is_none_itself() -> None:
+    assert fused(f"def @main({X}) {{ exp(annotation.stop_fusion(tanh(%x))) }}") == [
+        ["tanh"],
+        ["exp"],
+    ]
+    text = f"""def @main({X}) {{
+      let %a = annotation.stop_fusion(%x);
+      (annotation.stop_fusion(annotation.stop_fusion(%a)), exp(%a)) }}"""
+    check(
+        FuseOps(),
+        text,
+        f"""def @main({X}) {{
+          let %a = %x;
+          (%a, fn (%p: Tensor[(4, 8), float32], Primitive=1) -> Tensor[(4, 8), float32] {{
+            exp(%p) }}(%a)) }}""",
+    )

@@ -98,6 +98,7 @@ register_op(
         reference=_identity,
         lower=lambda attrs, inputs, out: [topi.copy(inputs[0])],
         pattern=OpPattern.OPAQUE,
+        fence=True,
         description="The same value, with which nothing is fused.",
     )
 )

@@ -5,8 +5,9 @@
 
 The algorithm is Relay's (Roesch et al. 2018): a node joins its immediate post-dominator when every
 path between them is simple enough. Operators that only change a shape never join a group, because
-as a view they cost nothing. A maximum over windows of 2x2 ends the group of a convolution whose
-kernels hold whole windows in their tiles.
+as a view they cost nothing. `annotation.stop_fusion` is gone afterwards: what is behind it reads a
+kernel's result. A maximum over windows of 2x2 ends the group of a convolution whose kernels hold
+whole windows in their tiles.
 """
 
 from __future__ import annotations
@@ -333,6 +334,10 @@ class _GroupBuilder:
         return made
 
 
+def _is_fence(expr: RelayExpr) -> bool:
+    return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.fence
+
+
 def _is_reshape_only(members: list[RelayExpr]) -> bool:
     only = members[0]
     return (
@@ -366,6 +371,10 @@ def fuse(root: RelayExpr, max_size: int = 256) -> RelayExpr:
             continue
         if expr not in groups:
             new[expr] = with_children(expr, new)
+            continue
+        if _is_fence(expr):
+            assert isinstance(expr, Call)
+            new[expr] = new.get(expr.args[0], expr.args[0])
             continue
         members = groups[expr]
         builder = _GroupBuilder(members)
