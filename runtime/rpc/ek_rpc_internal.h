@@ -37,6 +37,9 @@ typedef struct rpc_session {
   uint8_t *out;                            /* the frame that is being made */
   size_t out_size, out_room;
   bool is_full;                            /* the frame would be longer than the other side takes */
+  ek_bytes lent;                           /* what an answer gives without a copy: elements, a piece */
+  char *piece;                             /* of a file, 'piece_room' bytes */
+  size_t piece_room;
   rpc_thing *things;
   uint32_t thing_count, thing_room, free_thing;
   uint64_t *exported;                      /* handles that the frame in 'out' gives away */

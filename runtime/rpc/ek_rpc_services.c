@@ -223,12 +223,21 @@ static int write_tensor(rpc_session *session, rpc_field *fields, ek_value *resul
   return 0;
 }
 
+/* Bytes as an answer, which stay where they are until it has been sent. */
+static int lend(rpc_session *session, const char *data, size_t size, ek_value *result) {
+  session->lent = (ek_bytes){data, size};
+  *result = ek_value_none();
+  result->type_index = EK_BYTE_ARRAY_PTR;
+  result->v.ptr = &session->lent;
+  return 0;
+}
+
 static int read_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
   uint64_t size = fields[2].number;
   const char *from = elements(session, fields, size);
   if (from == NULL) return -1;
   if (size > session->peer_limit) return ek_error("ValueError", "read: more than a message holds");
-  return ek_string_new(EK_BYTES, from, size, result);
+  return lend(session, from, size, result);
 }
 
 static int copy_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
@@ -324,13 +333,17 @@ static int download(rpc_session *session, rpc_field *fields, ek_value *result) {
   int file = open_file(session, &fields[0].bytes, "download", O_RDONLY);
   if (file < 0) return -1;
   if (size > session->peer_limit) size = session->peer_limit;
-  char *buffer = malloc(size + 1);
-  ssize_t got = buffer == NULL ? 0 : pread(file, buffer, size, (off_t)fields[1].number);
+  if (size > session->piece_room) {
+    free(session->piece);
+    session->piece = malloc(size);
+    session->piece_room = session->piece == NULL ? 0 : size;
+  }
+  bool has_room = size <= session->piece_room;
+  ssize_t got = has_room ? pread(file, session->piece, size, (off_t)fields[1].number) : 0;
   int code = -1;
-  if (buffer == NULL) ek_error("MemoryError", "download: no memory for a piece");
+  if (!has_room) ek_error("MemoryError", "download: no memory for a piece");
   else if (got < 0) system_error("download", &fields[0].bytes);
-  else code = ek_string_new(EK_BYTES, buffer, (size_t)got, result);
-  free(buffer);
+  else code = lend(session, session->piece, (size_t)got, result);
   close(file);
   return code;
 }

@@ -148,6 +148,7 @@ void rpc_session_release(rpc_session *session) {
   if (--session->refs > 0) return;
   free(session->in);
   free(session->out);
+  free(session->piece);
   free(session->things);
   free(session->exported);
   free(session->dropped);

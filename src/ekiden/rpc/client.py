@@ -20,7 +20,7 @@ from typing import Self, cast
 from ekiden.rpc.channel import Channel, Pipes
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
-from ekiden.rpc.far import FarThings, Progress, RemoteDevice, RemoteFunction, RemoteModule
+from ekiden.rpc.far import PIECE, FarThings, Progress, RemoteDevice, RemoteFunction, RemoteModule
 from ekiden.rpc.keys import Key, client_socket
 from ekiden.rpc.messages import Kind
 from ekiden.rpc.services import Services, serve_session
@@ -64,12 +64,12 @@ class RPCSession:
         if isinstance(data, (bytes, bytearray)):
             if not target:
                 raise ValueError("upload: bytes need a name: target=")
-            blob = bytes(data)
+            blob = memoryview(data)
         else:
             with named("upload", data):
-                blob = Path(data).read_bytes()
+                blob = memoryview(Path(data).read_bytes())
         name = target or os.path.basename(os.fspath(cast(PathName, data)))
-        step = self._endpoint.peer_limit - 1024
+        step = min(self._endpoint.peer_limit - 1024, PIECE)
         for at in range(0, max(len(blob), 1), step):
             self._endpoint.request(Kind.UPLOAD, name, at, blob[at : at + step])
             if progress is not None:
@@ -79,7 +79,7 @@ class RPCSession:
         """The bytes of a file of the session's folder. Raises an RPCError that is an OSError."""
         size = cast(int, self._endpoint.request(Kind.SIZE, path))
         made = bytearray()
-        step = self._endpoint.channel.limit - 1024
+        step = min(self._endpoint.channel.limit - 1024, PIECE)
         while len(made) < size:
             piece = cast(bytes, self._endpoint.request(Kind.DOWNLOAD, path, len(made), step))
             if not piece:

@@ -1,0 +1,195 @@
+"""What a session costs on this machine's own interface: a call, and 100 MB each way.
+
+    python benchmarks/rpc.py [--peer PYTHON] [--rounds 5] [--calls 3000] [--megabytes 100]
+
+PYTHON is an interpreter that has TVM (`pip install apache-tvm cloudpickle psutil`). Each side runs
+in processes of its own, and all take turns: a round of each, then the next. A call takes an integer
+and gives one. `loopback` is what two processes with nothing but sockets reach: a byte there and
+back, and bytes that are sent in pieces of 256 KB and thrown away. Files are written and read, too:
+the disk counts there. Printed are the best of the rounds, and how they compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ekiden.driver.rpc_server import build_server
+
+MEASURE = """
+import json, sys, time
+calls, size = int(sys.argv[1]), int(sys.argv[2]) << 20
+def rounds(call, *moves):
+    for _ in range(calls // 10): call()
+    for line in sys.stdin:
+        started = time.perf_counter()
+        for _ in range(calls): call()
+        found = [(time.perf_counter() - started) / calls]
+        for move in moves:
+            started = time.perf_counter()
+            move()
+            found.append(size / (time.perf_counter() - started))
+        print("found", json.dumps(found), flush=True)
+"""
+SOCKETS = """
+import os, socket
+listener = socket.create_server(("127.0.0.1", 0))
+if os.fork() == 0:
+    there = listener.accept()[0]
+    there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    buffer = memoryview(bytearray(1 << 18))
+    while asked := there.recv(1):
+        if asked == b"c":
+            there.sendall(asked)
+        left = size if asked in b"ud" else 0
+        while left and asked == b"u":
+            left -= there.recv_into(buffer[:min(left, len(buffer))])
+        while left:
+            left -= there.send(buffer[:min(left, len(buffer))])
+        if asked == b"u":
+            there.sendall(asked)
+    os._exit(0)
+here = socket.create_connection(listener.getsockname())
+here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+buffer = memoryview(bytearray(1 << 18))
+def call():
+    here.sendall(b"c")
+    here.recv(1)
+def up():
+    here.sendall(b"u")
+    left = size
+    while left:
+        left -= here.send(buffer[:min(left, len(buffer))])
+    here.recv(1)
+def down():
+    here.sendall(b"d")
+    left = size
+    while left:
+        left -= here.recv_into(buffer[:min(left, len(buffer))])
+rounds(call, up, down, up, down)
+"""
+SESSION = """
+import numpy as np
+data, elements = bytearray(size), np.ones(size, np.uint8)
+def measured(remote, function, tensor):
+    there = tensor(elements, remote.cpu())
+    rounds(
+        lambda: function(1),
+        lambda: there.copyfrom(elements), lambda: there.numpy(),
+        lambda: remote.upload(data, "file"), lambda: remote.download("file"),
+    )
+"""
+EKIDEN = """
+import ekiden
+from ekiden import rpc
+{start}
+remote = rpc.connect("127.0.0.1", port)
+measured(remote, remote.get_function("ek.runtime.num_threads"), ekiden.nd.array)
+"""
+PYTHON_SERVER = "server = rpc.Server(port=0); port = server.port"
+C_SERVER = """
+import subprocess
+server = subprocess.Popen([{program!r}, "--port", "0"], stdout=subprocess.PIPE, text=True)
+port = int(server.stdout.readline().rpartition(":")[2])
+"""
+TVM = """
+import logging
+logging.disable()
+import tvm
+from tvm import rpc
+server = rpc.Server("127.0.0.1", 9190, 9290)
+remote = rpc.connect("127.0.0.1", server.port)
+measured(remote, remote.get_function("testing.echo"), tvm.runtime.tensor)
+"""
+WHAT = ("call", "tensor up", "tensor down", "file up", "file down")
+
+
+def sides(program: str, peer: str | None) -> dict[str, tuple[str, str]]:
+    """Name -> interpreter and program."""
+    from_c = EKIDEN.format(start=C_SERVER.format(program=program))
+    found = {
+        "loopback": (sys.executable, MEASURE + SOCKETS),
+        "ekiden, server in Python": (
+            sys.executable, MEASURE + SESSION + EKIDEN.format(start=PYTHON_SERVER)
+        ),
+        "ekiden, server in C": (sys.executable, MEASURE + SESSION + from_c),
+    }  # fmt: skip
+    if peer is not None:
+        found["TVM"] = (peer, MEASURE + SESSION + TVM)
+    return found
+
+
+def next_round(process: subprocess.Popen[str]) -> list[float]:
+    """Have a process run once more. Raises RuntimeError where it has ended."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("next\n")
+    process.stdin.flush()
+    for line in process.stdout:
+        if line.startswith("found "):
+            numbers: list[float] = json.loads(line.removeprefix("found "))
+            return numbers
+    raise RuntimeError("a side has ended; its error stands above")
+
+
+def measure(
+    options: argparse.Namespace, programs: Mapping[str, tuple[str, str]]
+) -> dict[str, list[float]]:
+    """Seconds of a call and bytes of a second, by side."""
+    arguments = (str(options.calls), str(options.megabytes))
+    running = {
+        name: subprocess.Popen(
+            [python, "-c", text, *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )
+        for name, (python, text) in programs.items()
+    }  # fmt: skip
+    found: dict[str, list[list[float]]] = {name: [] for name in running}
+    try:
+        for _ in range(options.rounds):
+            for name, process in running.items():
+                found[name].append(next_round(process))
+    finally:
+        for process in running.values():
+            os.killpg(process.pid, signal.SIGKILL)  # and the servers it has started
+            process.communicate()
+    return {
+        name: [min(row[0] for row in rows), *(max(row[i] for row in rows) for i in range(1, 5))]
+        for name, rows in found.items()
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--peer", help="an interpreter that has TVM")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=3000)
+    parser.add_argument("--megabytes", type=int, default=100)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "ekiden-rpc")
+        build_server(program)
+        found = measure(options, sides(str(program), options.peer))
+    print(f"{'':26}{'call us':>9}" + "".join(f"{name + ' MB/s':>18}" for name in WHAT[1:]))
+    for name, row in found.items():
+        speeds = "".join(f"{value / 1e6:18.0f}" for value in row[1:])
+        print(f"{name:26}{row[0] * 1e6:9.1f}{speeds}")
+    base = found["loopback"]
+    for name in found:
+        if name.startswith("ekiden"):
+            row = found[name]
+            shares = ", ".join(f"{w} {row[i] / base[i]:.2f}" for i, w in enumerate(WHAT) if i)
+            print(f"{name}: of a loopback copy: {shares}")
+            if "TVM" in found:
+                print(f"{name}: a call takes {found[name][0] / found['TVM'][0]:.2f} of TVM's time")
+
+
+if __name__ == "__main__":
+    main()
