@@ -5,9 +5,9 @@
 ** callers at once.
 **
 ** Beside its functions a module gives the kernels of the executable, its constants (get_constant),
-** the executable itself (get_executable), and a factory of graph executors (ek_graph.c) as
+** the executable itself (get_executable), runs that are measured (profile), and a factory of graph executors (ek_graph.c) as
 ** "default" and under the name that was given when it was compiled. */
-#include "ek_executable.h"
+#include "ek_vm_step.h"
 
 typedef struct spare {
   struct spare *next;
@@ -99,12 +99,28 @@ static int get_executable(void *context, const ek_value *args, int32_t nargs, ek
   return 0;
 }
 
+/* (function, most words of events, arguments...) -> what ek_vm_profile gives. */
+static int profile(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
+  const program_function *function = context;
+  if (nargs < 2 || args[0].type_index != EK_INT || args[1].type_index != EK_INT) {
+    return ek_error("TypeError", "profile: two numbers expected, then arguments");
+  }
+  bool fits = args[0].v.i64 >= 0 && args[0].v.i64 <= INT32_MAX;
+  spare *used = take(function->of);
+  if (used == NULL) return -1;
+  int code = ek_vm_profile((ek_vm *)(void *)used->vm, fits ? (int32_t)args[0].v.i64 : -1,
+                           args[1].v.i64, args + 2, nargs - 2, ret);
+  give_back(function->of, used);
+  return code;
+}
+
 /* What a module gives beside the functions of its program; NULL for a name that is none. */
 static ek_packed find_extra(const ek_executable *executable, const char *name) {
   ek_bytes own = ek_metadata_text(executable->metadata, "mod_name");
   bool is_own = own.size != 0 && own.size == strlen(name) && memcmp(own.data, name, own.size) == 0;
   if (is_own || strcmp(name, "default") == 0) return make_graph;
   if (strcmp(name, "get_constant") == 0) return get_constant;
+  if (strcmp(name, "profile") == 0) return profile;
   return strcmp(name, "get_executable") == 0 ? get_executable : NULL;
 }
 

@@ -66,13 +66,6 @@ static int stop(ek_vm *vm, const ek_value *args, int32_t nargs, ek_value *ret) {
   return ek_vm_end(vm, &result);
 }
 
-static int profile(ek_vm *vm, const ek_value *args, int32_t nargs, ek_value *ret) {
-  if (expect_ints("profile", args, nargs, 2) != 0) return -1;
-  int64_t function = args[0].v.i64;
-  if (function < INT32_MIN || function > INT32_MAX) function = -1;
-  return ek_vm_profile(vm, (int32_t)function, args[1].v.i64, args + 2, nargs - 2, ret);
-}
-
 static int kernels(ek_vm *vm, const ek_value *args, int32_t nargs, ek_value *ret) {
   if (expect_ints("kernels", args, nargs, 1) != 0) return -1;
   int64_t function = args[0].v.i64;
@@ -202,7 +195,6 @@ static const struct {
     {"break", set_break},      /* function, instruction, 1 or 0: stop there or not */
     {"frames", frames},        /* array of function, instruction of each frame, innermost first */
     {"registers", registers},  /* depth of a frame, 0 the innermost: array of its values */
-    {"profile", profile},      /* function, max_events, arguments: see ek_vm_profile */
     {"kernels", kernels},      /* function, arguments: see ek_vm_kernel_times */
     {"async", set_async},      /* 1 or 0: run independent kernels at the same time, or not */
     {"save", save},            /* the state as bytes */

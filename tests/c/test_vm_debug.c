@@ -141,8 +141,12 @@ static void wrong_uses(void) {
 }
 
 static void profiles(void) {
-  ek_object *vm = machine_of(&example), *module = module_of(vm);
+  ek_object *vm = machine_of(&example), *module = NULL;
   ek_value ret;
+  CHECK(ek_program_new((ek_object *)((ek_vm *)(void *)vm)->executable, &module) == 0);
+  ek_value none = ek_value_none();
+  CHECK_ERROR(try_call(module, "profile", &none, 1), "TypeError",
+              "profile: two numbers expected, then arguments");
   call_ints(module, "profile", 0, 1000, 5, 3, &ret);
   const ek_array *parts = (const ek_array *)(const void *)ret.v.obj;
   ek_bytes counts, events;

@@ -106,8 +106,12 @@ def test_run_bench_and_verify_with_a_server(
     assert main(["bench", model, "--dim", "n=3", "--seconds", "0.05", "--json", *there]) == 0
     assert '"median_ms"' in capsys.readouterr().out
     assert main(["verify", model, *there]) == 0
+    assert main(["profile", model, "--dim", "n=3", "--json", "profile.json", *there]) == 0
+    assert "product" in capsys.readouterr().out and Path("profile.json").stat().st_size > 0
     assert main(["compile", model, "-o", "model.eki"]) == 0
     assert main(["verify", "model.eki", "--model", model, *there]) == 0
+    both = ["--target", "llvm", "--target", "llvm -mtriple=riscv64-linux-gnu"]
+    assert main(["compile", model, "-o", "both.eki", *both]) == 0
     for wrong, said in (
         (["run", "model.eki", *there, "--target", "llvm"], "is an artifact"),
         (["run", model, "--target", "llvm"], "are for --remote"),
@@ -115,6 +119,8 @@ def test_run_bench_and_verify_with_a_server(
         (["bench", model, "--threads", "1", *there], "--threads"),
         (["run", model, "--remote", "127.0.0.1:1"], "connect to"),
         (["run", model, *there], "expected the inputs 'x'"),
+        (["profile", "both.eki", *there], "an artifact for one target expected"),
+        (["profile", model, "--key", "x"], "are for --remote"),
     ):
         assert main(wrong) == 1
         assert said in capsys.readouterr().err

@@ -9,14 +9,26 @@ from typing import cast
 import numpy as np
 
 from ekiden import runtime
+from ekiden.ir.op import Array
 from ekiden.rpc import RemoteTensor, RPCSession
-from ekiden.runtime.artifact import Bytes, metadata_of
+from ekiden.runtime.artifact import Bytes, metadata_of, without_kernels
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, TensorInfo, tensor_infos
+from ekiden.runtime.metadata import (
+    ANY_OBJECT,
+    MAPS,
+    SEQUENCE,
+    TEXT,
+    TensorInfo,
+    tensor_infos,
+    variants,
+)
+from ekiden.runtime.profile import Report, report_of
 
 __all__ = ["RemoteExecutable"]
 
 _FILE = "model.eki"
+_MOST_EVENTS = 1 << 18
+"""Words of events of a profile: what a message has room for."""
 
 
 class RemoteExecutable:
@@ -36,6 +48,7 @@ class RemoteExecutable:
         for info in (*self.inputs, *self.outputs):
             if not _is_tensor(info):
                 raise InputError(f"remote: '{info.name}': a tensor expected, got {info.dtype}")
+        self._data = data
         session.upload(bytes(data), _FILE)
         self.session, self.module = session, session.load_module(_FILE)
 
@@ -64,6 +77,21 @@ class RemoteExecutable:
         while time.monotonic() < until:
             found += evaluator(*sent).results
         return found
+
+    def profile(self, *args: Array) -> Report:
+        """Run `main` there on arrays of this machine and report where the time went, by the clock
+        there; without limits of the machine to hold it against. Raises InputError for an artifact
+        of several targets, of which the other machine has chosen one.
+        """
+        if len(variants(metadata_of(self._data))) > 1:
+            raise InputError("profile: with --remote an artifact for one target expected")
+        here = runtime.Executable.from_bytes(without_kernels(self._data, 0))
+        device = self.session.cpu()
+        sent = [device.array(np.asarray(each)) for each in args]
+        self.module["main"](*sent)
+        threads = self.session.get_function("ek.runtime.num_threads")(0)
+        found = self.module["profile"](here.index("main"), _MOST_EVENTS, *sent)
+        return report_of(here, found, cast(int, threads))
 
 
 def _is_tensor(info: TensorInfo) -> bool:

@@ -24,8 +24,10 @@ SIZE_FLAGS = (
 _ALWAYS = (
     "-std=gnu11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64",
     "-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))',
-    "-fvisibility=hidden", "-DEK_NO_DEBUG",
+    "-fvisibility=hidden", "-DEK_NO_DEBUG", "-DNDEBUG",
 )  # fmt: skip
+_OF_ARCHITECTURE = {"aarch64": ("-mno-outline-atomics",)}
+"""What keeps it small there."""
 
 
 def build_server(
@@ -45,7 +47,8 @@ def build_server(
     """
     target = check_folder(path).absolute()
     what = f"build '{target}'"
-    command = compiler_for(what, architecture or platform.machine(), cc)
+    machine = architecture or platform.machine()
+    command = [*compiler_for(what, machine, cc), *_OF_ARCHITECTURE.get(machine, ())]
     sources = [*source_dir().glob("*.c"), *server_source_dir().glob("*.c")]
     folders = [f"-I{folder}" for folder in (include_dir(), source_dir(), server_source_dir())]
     with tempfile.TemporaryDirectory(prefix="ekiden-rpc-") as folder:

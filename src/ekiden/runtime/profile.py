@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from ekiden.runtime._core import Executable, Module, VirtualMachine, get_global_func, num_threads
+from ekiden.runtime._core import Executable, Module, get_global_func, num_threads
 from ekiden.runtime.expression import evaluate
 from ekiden.runtime.flame import Bar, flame
 from ekiden.runtime.html import folded, table
@@ -346,20 +346,28 @@ def profile(
     Runs `warm_up` times before, in full. Each instruction is timed, which costs some 50 ns. `tiers`
     has "general" for kernels that are so for now. Raises what the run raises.
     """
-    machine = VirtualMachine(executable)
-    for _ in range(warm_up):
-        machine.invoke(function, *arguments)
-    module = get_global_func("ek.vm.module")(machine)
+    module = get_global_func("ek.executable.module")(executable)
     assert isinstance(module, Module)
-    index = executable.index(function)
-    result, counts, events = cast(
-        "tuple[object, bytes, bytes]", module["profile"](index, MAX_EVENTS, *arguments)
-    )
+    for _ in range(warm_up):
+        module[function](*arguments)
+    found = module["profile"](executable.index(function), MAX_EVENTS, *arguments)
+    return report_of(executable, found, num_threads(), peak, tiers)
+
+
+def report_of(
+    executable: Executable,
+    found: object,
+    threads: int,
+    peak: Peak | None = None,
+    tiers: Mapping[str, str] = NO_TIERS,
+) -> Report:
+    """The report of what the function `profile` of an executable's module gave, here or on another
+    machine."""
+    result, counts, events = cast("tuple[object, bytes, bytes]", found)
     reader = _Reader(executable, tiers)
     calls, frames = reader.events(np.frombuffer(events, np.int64).tolist())
     times = reader.instructions(np.frombuffer(counts, np.int64).reshape(-1, 2).tolist())
     regions = cast("Sequence[str]", executable.metadata.get("regions", ()))
-    threads = num_threads()
     return Report(tuple(calls), tuple(times), tuple(frames), result, threads, peak, tuple(regions))
 
 

@@ -10,8 +10,9 @@ from rich.table import Table
 from ekiden.driver.commands.options import (
     FILE,
     add_dims,
+    add_remote,
     count,
-    open_executable,
+    open_given,
     read_arrays,
     sizes,
 )
@@ -31,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=count, default=30, help="most lines of the table (30)")
     parser.add_argument("--long", action="store_true", help="the names of the kernels' symbols")
     parser.add_argument("--json", metavar="FILE", help="write all there is as JSON")
+    add_remote(parser)
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
 
 
@@ -38,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     """Profile one run; print a table and write what is asked for."""
     for path in filter(None, (options.json, options.trace)):
         check_folder(path)
-    executable = open_executable(options.file)
+    executable = open_given(options)
     feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
     report = executable.profile(*(feed[info.name] for info in executable.inputs))
     _print(report, not options.calls, options.top, options.long)
