@@ -1,7 +1,7 @@
-"""Models in WebAssembly: Node, Chromium and wasmtime beside onnxruntime-web, one thread each.
+"""Models in WebAssembly: Node, Chromium and wasmtime beside onnxruntime-web, on one thread each.
 
     python benchmarks/web.py prepare FOLDER MANIFEST CACHE ID ...
-    python benchmarks/web.py run FOLDER --ort node_modules/onnxruntime-web [--chromium] [--wasmtime]
+    python benchmarks/web.py run FOLDER --ort node_modules/onnxruntime-web [--threads N] [--chromium] [--wasmtime]
 
 `prepare` compiles models of the benchmark cache for WebAssembly and for this machine, and keeps
 inputs and what this machine says to them; it writes the package beside them (ziglang). `run` has
@@ -85,8 +85,11 @@ def in_node(folder: Path, order: Row) -> Row:
       console.log(JSON.stringify(await measure({json.dumps(order)}, read)));
     """
     has = subprocess.run(["node", RELAXED, "-e", "0"], capture_output=True).returncode == 0
-    command = ["node", *([RELAXED] if has else []), "--input-type=module", "-e", program]
-    done = subprocess.run(command, capture_output=True, text=True)
+    written = folder / "measure.mjs"  # workers of the peer are refused beside a program of -e
+    written.write_text(program)
+    done = subprocess.run(
+        ["node", *([RELAXED] if has else []), str(written)], capture_output=True, text=True
+    )
     if done.returncode != 0:
         raise SystemExit(f"web: node: {order}: {done.stderr[-2000:]}")
     found: Row = json.loads(done.stdout.splitlines()[-1])
@@ -94,6 +97,12 @@ def in_node(folder: Path, order: Row) -> Row:
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def end_headers(self) -> None:
+        """With what lets a page share memory between threads."""
+        self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+        self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        super().end_headers()
+
     def log_message(self, *_: object) -> None:
         """Nothing."""
 
@@ -167,7 +176,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             for host in hosts:
                 where = f"{folder}/site" if host == "node" else "/site"
                 peer = str(ort / OF_NODE) if host == "node" else f"/ort/{BUNDLE}"
-                order = {"id": name, "budget": options.budget}
+                order = {"id": name, "budget": options.budget, "threads": options.threads}
                 rows = []
                 for engine, url in (("ekiden", where), ("onnxruntime", peer)):
                     if engine == "ekiden" or options.ort:
@@ -204,6 +213,7 @@ def main() -> None:
     parser.add_argument("--ort", help="the folder of the package onnxruntime-web")
     parser.add_argument("--only", action="append", help="one of the models")
     parser.add_argument("--budget", type=int, default=1000, help="milliseconds for each")
+    parser.add_argument("--threads", type=int, default=1, help="of both engines")
     parser.add_argument("--chromium", action="store_true")
     parser.add_argument("--wasmtime", action="store_true")
     options = parser.parse_args()

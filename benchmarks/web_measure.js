@@ -17,18 +17,18 @@ function difference(got, wanted) {
   return got.length === wanted.length ? worst / most : Infinity;
 }
 
-async function ekiden(url, read, id, feeds) {
+async function ekiden(url, read, id, feeds, threads) {
   const {init, load, Tensor} = await import(`${url}/index.js`);
-  await init({threads: 1});
+  await init({threads});
   const model = await load(await read(`${id}.eki`));
   const tensors = feeds.map(({name, dtype, shape, data}) => [name, new Tensor(dtype, shape, data)]);
   const inputs = Object.fromEntries(tensors);
   return async () => [await model.run(inputs)].flat(Infinity).map((each) => each.data);
 }
 
-async function onnxruntime(url, read, id, feeds) {
+async function onnxruntime(url, read, id, feeds, threads) {
   const ort = await import(url);
-  ort.env.wasm.numThreads = 1;
+  ort.env.wasm.numThreads = threads;
   ort.env.logLevel = 'error';
   const options = {executionProviders: ['wasm'], graphOptimizationLevel: 'all'};
   const session = await ort.InferenceSession.create(await read(`${id}.onnx`), options);
@@ -41,13 +41,14 @@ async function onnxruntime(url, read, id, feeds) {
 }
 
 /** {id, median, least, difference}: `engine` is "ekiden" or "onnxruntime", `url` where its package is,
- * `read(name)` gives the bytes of a file, `budget` how many milliseconds to spend. */
-export async function measure({engine, url, id, budget}, read) {
+ * `read(name)` gives the bytes of a file, `budget` how many milliseconds to spend,
+ * `threads` how many share a loop. */
+export async function measure({engine, url, id, budget, threads}, read) {
   const {inputs, outputs} = JSON.parse(new TextDecoder().decode(await read(`${id}.json`)));
   const array = async (name, dtype) => new ARRAYS[dtype]((await read(name)).slice().buffer);
   const feeds = await Promise.all(inputs.map(
     async (each, i) => ({...each, data: await array(`${id}.in${i}`, each.dtype)})));
-  const run = await {ekiden, onnxruntime}[engine](url, read, id, feeds);
+  const run = await {ekiden, onnxruntime}[engine](url, read, id, feeds, threads);
   const found = await run();
   let worst = 0;
   for (const [i, {dtype}] of outputs.entries()) {

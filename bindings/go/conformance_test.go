@@ -350,6 +350,32 @@ func TestAPanicIsAnError(t *testing.T) {
 	}
 }
 
+func TestWhatIsClosedIsAnError(t *testing.T) {
+	function, _ := NewFunction(func(...Value) (Value, error) { return nil, nil })
+	for range 2 {
+		if err := function.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	var known *Error
+	if _, err := function.Call(); !errors.As(err, &known) || known.Kind != "ValueError" {
+		t.Errorf("called after it was closed: %v", err)
+	}
+	if _, err := (&Function{}).Call(); !errors.As(err, &known) || known.Kind != "ValueError" {
+		t.Errorf("called without one: %v", err)
+	}
+	other, _ := NewFunction(func(args ...Value) (Value, error) { return args[0], nil })
+	if _, err := other.Call(function); !errors.As(err, &known) || known.Kind != "ValueError" {
+		t.Errorf("given after it was closed: %v", err)
+	}
+	if got, err := other.Call([]Value{int64(1), "two"}); err != nil || len(got.([]Value)) != 2 {
+		t.Errorf("gave %v, %v", got, err)
+	}
+	if _, err := other.Call(make(chan int)); !errors.As(err, &known) || known.Kind != "TypeError" {
+		t.Errorf("gave a channel: %v", err)
+	}
+}
+
 func TestElementsHaveTheirTypeAndNumber(t *testing.T) {
 	if _, err := NewTensor([]int32{1, 2}, 3); err == nil {
 		t.Error("a shape of 3 for 2 elements")
