@@ -1,7 +1,8 @@
 """Models in WebAssembly: Node, Chromium and wasmtime beside onnxruntime-web, on one thread each.
 
     python benchmarks/web.py prepare FOLDER MANIFEST CACHE ID ...
-    python benchmarks/web.py run FOLDER --ort node_modules/onnxruntime-web [--threads N] [--chromium] [--wasmtime]
+    python benchmarks/web.py run FOLDER --ort node_modules/onnxruntime-web [--threads N]
+                                        [--chromium] [--wasmtime]
 
 `prepare` compiles models of the benchmark cache for WebAssembly and for this machine, and keeps
 inputs and what this machine says to them; it writes the package beside them (ziglang). `run` has

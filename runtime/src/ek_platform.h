@@ -83,13 +83,14 @@ void *ek_system_alloc(size_t size, size_t alignment);
 void ek_system_free(void *memory);
 
 #if defined(__wasm32__)
-/* Brings this thread the code that others have placed since: threads share memory, but not tables. */
-void ek_code_follow(void);
+/* Brings this thread the code that others have placed since: threads share memory, but not tables. 0,
+** or -1 where the engine cannot. */
+int ek_code_follow(void);
 
 /* What the engine takes: bit 0 vectors of 128 bits, bit 1 their relaxed instructions. */
 uint32_t ek_host_features(void);
 #else
-static inline void ek_code_follow(void) {}
+static inline int ek_code_follow(void) { return 0; }
 #endif
 
 bool ek_file_exists(const char *path);

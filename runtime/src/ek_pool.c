@@ -122,8 +122,9 @@ static void worker_main(void *context) {
                                      __ATOMIC_RELAXED)) {
       continue;
     }
-    ek_code_follow();
-    own->failed = run_chunk(own->index) != 0;
+    int status = ek_code_follow();
+    if (status != 0) ek_error("RuntimeError", "a thread could not place code that another has");
+    own->failed = status != 0 || run_chunk(own->index) != 0;
     own->error = own->failed ? ek_error_take() : NULL;
     __atomic_store_n(&own->state, IDLE, __ATOMIC_RELEASE);
   }

@@ -45,7 +45,7 @@ int ek_physical_cpus(int *cpus, int max) {
   return 1;
 }
 
-void ek_code_follow(void) {}
+int ek_code_follow(void) { return 0; }
 
 int ek_web_share(const void *text, size_t size, const uintptr_t *table, uint32_t imports, void *data,
                  int32_t first) {
@@ -231,18 +231,17 @@ void ek_web_unshare(int32_t first) {
   ek_system_free(found);
 }
 
-void ek_code_follow(void) {
+int ek_code_follow(void) {
   uint32_t known = __atomic_load_n(&placed, __ATOMIC_ACQUIRE);
-  if (!is_worker || followed == known) return;
+  if (!is_worker || followed == known) return 0;
+  int code = 0;
   ek_mutex_lock(&code_lock);
   for (const shared_code *each = newest; each != NULL && each->order >= followed; each = each->next) {
-    if (host_follow(each->text, each->size, each->table, each->data, each->first) != 0) {
-      ek_warn("ekiden: a thread could not place code that another has");
-      abort();
-    }
+    if (host_follow(each->text, each->size, each->table, each->data, each->first) != 0) code = -1;
   }
-  followed = placed;
+  if (code == 0) followed = placed;
   ek_mutex_unlock(&code_lock);
+  return code;
 }
 
 #endif

@@ -106,6 +106,26 @@ def test_a_runtime_without_threads_is_given(site: Path) -> None:
     assert lines == [wanted, "1"], done.stderr
 
 
+def test_a_thread_that_cannot_place_code_is_an_error(site: Path, tmp_path: Path) -> None:
+    """As where an engine has no memory left for it; the caller must not wait for ever."""
+    if shutil.which("node") is None:
+        pytest.skip("needs node")
+    shutil.copytree(site, tmp_path / "site")
+    module = tmp_path / "site" / "runtime.js"
+    head = "  follow(text, size, addresses, data, first) {\n"
+    assert head in module.read_text()
+    module.write_text(module.read_text().replace(head, f"{head}    return -1;\n"))
+    text = """
+      import {measure} from './measure.js';
+      const said = await measure({threads: 3}).catch((error) => error);
+      console.log(`${said.kind}: ${said.message}`);
+    """
+    command = ["node", "--input-type=module", "-e", text]
+    done = subprocess.run(command, cwd=module.parent, capture_output=True, text=True, timeout=60)
+    wanted = "RuntimeError: a thread could not place code that another has"
+    assert wanted in done.stdout, done.stderr
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     isolated = False
 
