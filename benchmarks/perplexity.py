@@ -1,0 +1,80 @@
+"""Perplexity of a decoder in a GGUF file on a fixed text, beside llama.cpp on the same file.
+
+    python benchmarks/perplexity.py MODEL.gguf --node FOLDER      where the folder has
+        npm install node-llama-cpp
+
+Both get the same tokens, those of the file's own tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from ekiden import llm
+
+TEXT = """\
+Alice was beginning to get very tired of sitting by her sister on the bank, and of having \
+nothing to do: once or twice she had peeped into the book her sister was reading, but it had \
+no pictures or conversations in it, "and what is the use of a book," thought Alice, "without \
+pictures or conversations?" So she was considering in her own mind (as well as she could, for \
+the hot day made her feel very sleepy and stupid), whether the pleasure of making a daisy- \
+chain would be worth the trouble of getting up and picking the daisies, when suddenly a White \
+Rabbit with pink eyes ran close by her. There was nothing so very remarkable in that; nor did \
+Alice think it so very much out of the way to hear the Rabbit say to itself, "Oh dear! Oh \
+dear! I shall be late!" But when the Rabbit actually took a watch out of its waistcoat-pocket, \
+and looked at it, and then hurried on, Alice started to her feet, for it flashed across her \
+mind that she had never before seen a rabbit with either a waistcoat-pocket, or a watch to \
+take out of it, and burning with curiosity, she ran across the field after it, and fortunately \
+was just in time to see it pop down a large rabbit-hole under the hedge."""
+"""The first of `Alice's Adventures in Wonderland` (1865)."""
+
+
+def of_ekiden(model: llm.Model, tokens: list[int]) -> list[float]:
+    """The logarithm of each token's probability, from the second on."""
+    logits = np.asarray(model.logits(tokens), np.float64)[:-1]
+    top = logits.max(axis=1, keepdims=True)
+    sums = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
+    return list(logits[np.arange(len(logits)), tokens[1:]] - sums)
+
+
+def of_llama(node: Path, file: Path, tokens: list[int]) -> list[float]:
+    """The same by llama.cpp."""
+    script = Path(__file__).with_name("perplexity_llama.mjs")
+    done = subprocess.run(
+        ["node", str(script), str(node), str(file)],
+        input=json.dumps(tokens), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Print both, and how far they are apart."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="a GGUF file")
+    parser.add_argument("--node", type=Path, help="where node_modules is")
+    parser.add_argument("--text", type=Path, help="another text")
+    parser.add_argument("--tokens", type=int, default=265, help="how many of it (265)")
+    options = parser.parse_args()
+    text = options.text.read_text(encoding="utf-8") if options.text else TEXT
+    model = llm.load(options.model, sequences=1, context=1024)
+    tokens = model.encode(text)[: options.tokens]
+    found = {"Ekiden": of_ekiden(model, tokens)}
+    if options.node is not None:
+        found["llama.cpp"] = of_llama(options.node, options.model, tokens)
+    print(f"{len(tokens)} tokens")
+    for name, logs in found.items():
+        print(f"{name:<12}{math.exp(-sum(logs) / len(logs)):>10.4f}")
+    if len(found) == 2:
+        ours, theirs = (np.asarray(each) for each in found.values())
+        print(f"{math.expm1(theirs.mean() - ours.mean()):+.2%} beside llama.cpp; one token's "
+              f"logarithm is at most {np.abs(ours - theirs).max():.3f} apart")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
