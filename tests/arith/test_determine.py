@@ -30,6 +30,7 @@ def ranges(**extents: int | PrimExpr) -> dict[Var, Range]:
         ([X // 5, X % 5], ranges(i=12)),
         ([(X * 8 + Y) // 3, (X * 8 + Y) % 3], ranges(i=3, j=8)),
         ([X, X], ranges(i=3)),
+        ([(X * 6 + Y) // 4, (X * 6 + Y) // 2 % 2, (X * 6 + Y) % 2], ranges(i=2, j=6)),
         ([Y + X * 7 + 3], ranges(i=3, j=5)),
         ([9 - X], ranges(i=9)),
         ([X * N + Y], ranges(i=M, j=N)),

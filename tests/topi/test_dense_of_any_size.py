@@ -220,6 +220,21 @@ def test_layers_of_any_size(count: int) -> None:
             raise
 
 
+@share(3)
+@pytest.mark.parametrize("text", processors())
+@pytest.mark.parametrize("leading", [(5, 2), (3, 2, 2), (2, 7, 3), (7, 9), (3, 3, 5)])
+def test_tiles_end_inside_an_axis(leading: tuple[int, ...], text: str) -> None:
+    """Rows of several axes, in tiles of a size that the last of them is no multiple of."""
+    target = Target(Target.parse(f"{text} -bounds=check"), cores=2)
+    for vectors in (1, 3):
+        panel = vectors * target.lanes("float32")
+        layer = Layer(
+            target, "float32", leading, frozenset(), panel, 8, panel, "bias and relu", 0, False,
+            False,
+        )  # fmt: skip
+        check(layer, np.random.default_rng(2))
+
+
 @share(2)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize(

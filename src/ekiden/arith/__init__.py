@@ -25,6 +25,8 @@ from ekiden.arith.iter_map import (
     IterSum,
     detect_iter_map,
     is_bijective,
+    keep_digits,
+    simplify_around_digits,
 )
 from ekiden.arith.iter_map import IterSplit as IterSplitExpr
 from ekiden.arith.iter_map import IterSum as IterSumExpr
@@ -74,11 +76,13 @@ __all__ = [
     "inverse_affine_iter_map",
     "is_bijective",
     "iter_map_simplify",
+    "keep_digits",
     "narrow_predicate_expression",
     "normalize_iter_map_to_expr",
     "normalize_to_iter_sum",
     "prove_equal",
     "simplify",
+    "simplify_around_digits",
     "solve_inequalities_to_range",
     "solve_linear_equations",
     "solve_linear_inequalities",

@@ -24,8 +24,8 @@ from ekiden.ir.range import Range
 class _Injection(Detector):
     """Unlike an iteration map, indices may step, leave gaps and use a digit twice."""
 
-    def __init__(self, iters: Mapping[Var, Range]) -> None:
-        super().__init__(iters, IterMapLevel.NO_CHECK, trivial=True)
+    def __init__(self, iters: Mapping[Var, Range], whole: bool = False) -> None:
+        super().__init__(iters, IterMapLevel.NO_CHECK, trivial=True, whole=whole)
 
     def readable(self, a: IterSum) -> list[IterSplit]:
         """The digits that the value of a sum shows.
@@ -188,8 +188,8 @@ def determines(
         return None
     others = [e for e in indices if not isinstance(e, IntImm)]
     fault = ""
-    for simplify in (False, True):
-        detector = _Injection(iters)
+    for simplify, whole in ((False, False), (True, False), (False, True)):
+        detector = _Injection(iters, whole)
         try:
             detector.require(
                 [detector.numbers.analyzer.simplify(e) for e in others] if simplify else others,

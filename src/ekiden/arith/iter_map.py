@@ -13,6 +13,7 @@ that every digit is used: then the indices visit each point exactly once. Names 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -36,7 +37,7 @@ from ekiden.ir.prim import (
     Var,
     convert,
 )
-from ekiden.ir.prim_visitor import children, post_order, substitute
+from ekiden.ir.prim_visitor import children, free_vars, post_order, rewrite, same, substitute
 from ekiden.ir.range import Range
 
 Size: TypeAlias = int | PrimExpr
@@ -113,6 +114,12 @@ class _Numbers:
             return value
         return _plain(self.analyzer.simplify(value))
 
+    def base(self, value: Size) -> Size:
+        """The same of a base, which stays what iterators outside make of it."""
+        if isinstance(value, int):
+            return value
+        return _plain(simplify_around_digits(value, self.analyzer))
+
     def equal(self, a: Size, b: Size) -> bool:
         if isinstance(a, int) and isinstance(b, int):
             return a == b
@@ -182,7 +189,7 @@ class Detector:
         inside = [self._done[id(c)] for c in children(e)]
         if not any(s.args for s in inside):
             values = {v: _expr(b, v) for v, b in self.starts.items() if v not in self.marks}
-            return IterSum((), self.numbers.simplify(substitute(e, values)))
+            return IterSum((), self.numbers.base(substitute(e, values)))
         if not isinstance(e, BinaryExpr):
             raise IterMapError(f"{type(e).__name__} of an iterator is not a digit of it")
         a, b = inside
@@ -217,7 +224,7 @@ class Detector:
                 del found[each.key()]
             else:
                 found[each.key()] = IterSplit(each.source, each.lower_factor, each.extent, scale)
-        base = self.numbers.simplify(a.base + b.base * sign)
+        base = self.numbers.base(a.base + b.base * sign)
         return IterSum(tuple(found.values()), base)
 
     def scaled(self, a: IterSum, factor: Size) -> IterSum:
@@ -513,6 +520,51 @@ class Detector:
             raise IterMapError(
                 f"{name}: only {expected!r} of {mark.extent!r} values are told apart"
             )
+
+
+def simplify_around_digits(e: PrimExpr, analyzer: Analyzer) -> PrimExpr:
+    """An index, simplified but for quotients and remainders of sums, of which it may be told from
+    others of the same sum alone that they are digits: (i * 5 + j) // 2 and (i * 5 + j) % 2 are,
+    i * 2 + (i + j) // 2 and (i + j) % 2 are not known to be.
+    """
+
+    def change(d: PrimExpr) -> PrimExpr:
+        if not isinstance(d, (FloorDiv, FloorMod)) or _divided_sums(d.a):
+            return d
+        return d.with_fields(a=analyzer.simplify(d.a))
+
+    return rewrite(e, change) if _divided_sums(e) else analyzer.simplify(e)
+
+
+def keep_digits(indices: Sequence[PrimExpr], analyzer: Analyzer) -> bool:
+    """Whether quotients and remainders of sums in indices are known to be digits, all of one sum."""
+    divided = [each for e in indices for each in _divided_sums(e)]
+    return all(same(each.a, divided[0].a) for each in divided) and all(
+        _is_map(each, analyzer) for each in divided
+    )
+
+
+def _divided_sums(e: PrimExpr) -> list[FloorDiv | FloorMod]:
+    return [
+        each
+        for each in post_order(e)
+        if isinstance(each, (FloorDiv, FloorMod)) and isinstance(each.a, (Add, Sub))
+    ]
+
+
+def _is_map(e: PrimExpr, analyzer: Analyzer) -> bool:
+    ranges: dict[Var, Range] = {}
+    for v in free_vars(e):
+        bound = analyzer.const_int_bound(v)
+        if math.isinf(bound.min_value) or math.isinf(bound.max_value):
+            return False
+        low, extent = int(bound.min_value), int(bound.max_value - bound.min_value) + 1
+        ranges[v] = Range.from_min_extent(convert(low, v.dtype), convert(extent, v.dtype))
+    try:
+        Detector(ranges, IterMapLevel.NO_CHECK, trivial=False).parse(e)
+    except IterMapError:
+        return False
+    return True
 
 
 def detect_iter_map(

@@ -218,3 +218,24 @@ def test_vectors_stay_in_the_rows_of_a_factor() -> None:
     message = "vectors of 4 end behind the 2 columns of 'b', whose rows are not known to have 4"
     with pytest.raises(ScheduleError, match=message):
         sch.tensorize(loops[3], "register_tile(lanes=4)")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (3, 2, 2), (2, 7, 3), (4, 9), (15, 12)])
+@pytest.mark.parametrize("factor", [2, 3, 5, 6, 9, 10])
+def test_a_split_inside_an_axis(shape: tuple[int, ...], factor: int) -> None:
+    """Steps of joined loops are told apart where a part ends in the middle of one of them."""
+    total = int(np.prod(shape))
+    if total % factor:
+        pytest.skip("the parts are not equal")
+    a = te.placeholder(shape, name="a")
+    b = te.compute(shape, lambda *i: a[i] * 2.0, name="b")
+    c = te.compute(shape, lambda *i: b[i] + 1.0, name="c")
+    sch = Schedule(te.create_prim_func([a, c]))
+    block = sch.get_block("b")
+    outer, inner = sch.split(sch.fuse(*sch.get_loops(block)), [None, factor])
+    sch.reverse_compute_at(sch.get_block("c"), inner)
+    sch.reorder(inner, outer)
+    sch.parallel(inner)
+    data, out = np.arange(total, dtype="float32").reshape(shape), np.zeros(shape, "float32")
+    run(lower(sch.func), data, out)
+    np.testing.assert_array_equal(out, data * 2 + 1)

@@ -5,10 +5,10 @@ What each does, before and after, is told by the method of `Schedule` of the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ekiden.arith import Analyzer
+from ekiden.arith import Analyzer, keep_digits, simplify_around_digits
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import (
     IntImm,
@@ -121,7 +121,7 @@ def split(
     for each in loops:
         analyzer.bind(each.loop_var, each.min, each.extent)
     index = _mixed_radix(variables, extents, preserve_unit_iters)
-    body = rebind(loop.body, {loop.loop_var: loop.min + index}, _simplifier(analyzer))
+    body = _rebound(loop.body, {loop.loop_var: loop.min + index}, analyzer)
     if may_exceed and not disable_predication:
         condition = index < loop.extent
         if not analyzer.can_prove(condition):
@@ -129,17 +129,20 @@ def split(
     return program.replace(loop, wrap(loops, body)), variables
 
 
-def _simplifier(analyzer: Analyzer) -> Callable[[PrimExpr], PrimExpr]:
-    """How bindings are simplified after loops changed, each expression once."""
-    from_memo: dict[int, PrimExpr] = {}
+def _rebound(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer: Analyzer) -> Stmt:
+    """The statement with loop variables replaced and bindings simplified; around their digits where
+    it would be lost that they are digits of one loop."""
+    found: dict[int, PrimExpr] = {}
 
-    def change(e: PrimExpr) -> PrimExpr:
-        found = from_memo.get(id(e))
-        if found is None:
-            found = from_memo[id(e)] = analyzer.simplify(e)
-        return found
+    def simplify(e: PrimExpr) -> PrimExpr:
+        if id(e) not in found:
+            found[id(e)] = analyzer.simplify(e)
+        return found[id(e)]
 
-    return change
+    made = rebind(stmt, values, simplify)
+    if keep_digits(list(found.values()), analyzer):
+        return made
+    return rebind(stmt, values, lambda e: simplify_around_digits(e, analyzer))
 
 
 def _mixed_radix(
@@ -236,7 +239,7 @@ def _split_in_parts(
     if is_const(analyzer.simplify(extent % (count if tail == "balanced" else each)), 0):
         analyzer.bind(inner, 0, each)
         values = {loop.loop_var: loop.min + outer * each + inner}
-        same = rebind(loop.body, values, _simplifier(analyzer))
+        same = _rebound(loop.body, values, analyzer)
         nest = [serial(outer, count), serial(inner, each)]
         return program.replace(loop, wrap(nest, same)), [outer, inner]
     if tail == "short":
@@ -410,8 +413,7 @@ def fuse(
         else:
             values[each.loop_var] = rest % each.extent
             rest = rest // each.extent
-    change = _simplifier(analyzer)
-    body = rebind(nest[-1].body, values, change)
+    body = _rebound(nest[-1].body, values, analyzer)
     return program.replace(nest[0], serial(fused, total, body)), [fused]
 
 

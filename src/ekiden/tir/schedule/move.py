@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map, determines
+from ekiden.arith import (
+    Analyzer,
+    IterMapLevel,
+    detect_iter_map,
+    determines,
+    simplify_around_digits,
+)
 from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.range import Range
@@ -62,7 +68,7 @@ def moved_nest(
     predicate: PrimExpr = const(True) if condition is None else condition
     for n, each in enumerate(realize.block.iter_vars):
         needed = ranges.get(each.var, Range.from_min_extent(const(0), each.extent))
-        value = indexed(analyzer.simplify(needed.min), each.var.dtype)
+        value = indexed(simplify_around_digits(needed.min, analyzer), each.var.dtype)
         if preserve_unit_loops or not is_const(needed.extent, 1):
             loop = serial(Var(f"ax{n}", each.var.dtype), needed.extent)
             analyzer.bind(loop.loop_var, 0, needed.extent)

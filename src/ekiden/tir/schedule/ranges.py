@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map
+from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map, simplify_around_digits
 from ekiden.arith.iter_map import IterSplit
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.range import Range
@@ -106,4 +106,4 @@ def _joined(digits: list[Piece], analyzer: Analyzer) -> Range | None:
         unit = below
     if unit != 1:
         return None
-    return Range.from_min_extent(analyzer.simplify(low), analyzer.simplify(extent))
+    return Range.from_min_extent(simplify_around_digits(low, analyzer), analyzer.simplify(extent))
