@@ -5,8 +5,8 @@
 ** callers at once.
 **
 ** Beside its functions a module gives the kernels of the executable, its constants (get_constant),
-** the executable itself (get_executable), runs that are measured (profile), and a factory of graph executors (ek_graph.c) as
-** "default" and under the name that was given when it was compiled. */
+** the executable itself (get_executable), runs that are measured (profile), and a factory of graph
+** executors (ek_graph.c) as "default" and under the name that was given when it was compiled. */
 #include "ek_vm_step.h"
 
 typedef struct spare {

@@ -537,7 +537,7 @@ def simplify_around_digits(e: PrimExpr, analyzer: Analyzer) -> PrimExpr:
 
 
 def keep_digits(indices: Sequence[PrimExpr], analyzer: Analyzer) -> bool:
-    """Whether quotients and remainders of sums in indices are known to be digits, all of one sum."""
+    """Whether what indices divide, of sums, is known to be digits, and all of one sum."""
     divided = [each for e in indices for each in _divided_sums(e)]
     return all(same(each.a, divided[0].a) for each in divided) and all(
         _is_map(each, analyzer) for each in divided

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from ekiden.frontend.torch.fused import FUSED
+from ekiden.frontend.torch.apart import APART
 from ekiden.frontend.torch.registry import converter_of
 from ekiden.frontend.torch.symbols import plain_name
 from ekiden.runtime.errors import ImportModelError
@@ -24,7 +24,7 @@ def decompositions() -> Decompositions:
     for target, function in torch._decomp.decomposition_table.items():
         if isinstance(target, torch._ops.OpOverload):
             found.setdefault(target, function)
-    found.update(FUSED)
+    found.update(APART)
     return {t: f for t, f in found.items() if converter_of(t) is None}
 
 

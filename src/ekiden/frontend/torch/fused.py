@@ -6,9 +6,6 @@ meanings after aten/src/ATen/native/transformers (PyTorch 2).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -119,10 +116,4 @@ def transformer_encoder_layer(
     return second(inside + feed(inside))
 
 
-FUSED: dict[torch._ops.OpOverload, Callable[..., Any]] = {
-    torch.ops.aten._native_multi_head_attention.default: multi_head_attention,
-    torch.ops.aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
-}
-"""Operator -> what it is made of."""
-
-__all__ = ["FUSED", "multi_head_attention", "transformer_encoder_layer"]
+__all__ = ["multi_head_attention", "transformer_encoder_layer"]

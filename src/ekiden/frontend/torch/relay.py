@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
 from ekiden.frontend.torch.dtype import DTYPES
 from ekiden.frontend.torch.export import decomposed, exported, label_of
@@ -20,7 +21,7 @@ Info = tuple[str, Sequence[int] | tuple[Sequence[int], str]]
 
 
 def from_pytorch(
-    script_module: torch.nn.Module,
+    script_module: torch.nn.Module | ExportedProgram,
     input_infos: Sequence[Info],
     custom_convert_map: Mapping[str, Callable[..., object]] | None = None,
     default_dtype: str = "float32",
@@ -29,7 +30,7 @@ def from_pytorch(
     export_renamed_c_graph_path: str | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
     """A module and its parameters, of a TorchScript module (or any other) and its inputs' names,
-    shapes and dtypes. The module is traced with zeros.
+    shapes and dtypes. The module is traced with zeros; an exported program is as it was traced.
 
     `custom_convert_map` is refused: ekiden.frontend.torch.register teaches an operator.
     `keep_quantized_weight` and `export_renamed_c_graph_path` are refused; names are always such
@@ -43,7 +44,10 @@ def from_pytorch(
         raise UnsupportedError("from_pytorch: quantised and renamed graphs are not supported")
     inputs = [_zeros(info, default_dtype) for info in input_infos]
     label = label_of(script_module)
-    program = decomposed(exported(script_module, inputs), label)
+    program = script_module
+    if not isinstance(program, ExportedProgram):
+        program = exported(program, inputs)
+    program = decomposed(program, label)
     names = [name for name, _ in input_infos]
     made = import_program(program, label, freeze_params=False, input_names=names)
     params = {name: tensor(array) for name, array in made.params.items()}

@@ -14,7 +14,7 @@ from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
+from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import as_dim, broadcast_shape, known, product
 
 _REDUCTIONS = {"sum": "add", "prod": "mul", "amin": "min", "amax": "max", "add": "add",
@@ -290,6 +290,22 @@ def _nonzero(node: Node, x: Value) -> Result:
     return op.cast(op.argwhere(data), "int64")
 
 
+def _unique(
+    node: Node, x: Value, sorted: bool = True, return_inverse: bool = False,
+    return_counts: bool = False,
+) -> Result:  # fmt: skip
+    """Distinct elements, in order; which of them each element is; how often each is there."""
+    flat = op.reshape(node.of(x), (-1,))
+    found = op.unique(flat, is_sorted=True, return_counts=True)
+    values, _, which, number, counts = (TupleGetItem(found, i) for i in range(5))
+
+    def cut(padded: Expr) -> Expr:
+        return op.strided_slice(padded, const(np.array([0])), op.cast(number, "int64"), axes=[0])
+
+    where = op.reshape(op.cast(which, "int64"), x.type.shape, allowzero=True)
+    return [cut(values), where, op.cast(cut(counts), "int64")]
+
+
 def _item(node: Node, x: Value) -> Scalar:
     """An element as a size: it has a name from here on."""
     meta = node.meta
@@ -349,6 +365,7 @@ ROWS: tuple[Row, ...] = (
     ("masked_fill", _masked_fill),
     ("masked_scatter", _masked_scatter),
     ("nonzero", _nonzero),
+    ("_unique2", _unique),
     ("_local_scalar_dense", _item),
     ("item", _item),
     ("one_hot", _one_hot),

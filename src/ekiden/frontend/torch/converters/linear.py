@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.node import Node, Operand, Row
-from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import is_const
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -187,15 +186,6 @@ def _outer(node: Node, a: Value, b: Value) -> Expr:
     return op.multiply(column, op.expand_dims(node.of(b, node.out_dtype), axis=0))
 
 
-def _cdist(node: Node, a: Value, b: Value, p: float, mode: object = None) -> Expr:
-    if p != 2 or not is_float(a.type.dtype):
-        node.unsupported("distances of another order than 2")
-    wide = op.expand_dims(node.of(a), axis=len(a.type.shape) - 1)
-    other = op.expand_dims(node.of(b), axis=len(b.type.shape) - 2)
-    apart = op.subtract(wide, other)
-    return op.sqrt(op.sum(op.multiply(apart, apart), axis=[-1], keepdims=False))
-
-
 def _trilinear(
     node: Node, a: Value, b: Value, c: Value, expand1: Sequence[int], expand2: Sequence[int],
     expand3: Sequence[int], sums: Sequence[int], unroll: int = 1,
@@ -255,6 +245,5 @@ ROWS: tuple[Row, ...] = (
     ("outer", _outer),
     ("_grouped_mm", _grouped_mm),
     ("transformers::grouped_mm_fallback", _grouped_mm),
-    ("_cdist_forward", _cdist),
 )
 # fmt: on

@@ -1,0 +1,134 @@
+"""Operators for which PyTorch has no definition by plain ones, as functions of those.
+
+Meanings after aten/src/ATen/native (PyTorch 2); arguments are those of the operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ekiden.frontend.torch.fused import multi_head_attention, transformer_encoder_layer
+
+SUM, MEAN, MAX = range(3)
+"""What an embedding bag makes of its rows."""
+
+
+def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
+    """`aten::_cdist_forward`: (..., rows of x1, rows of x2), distances by the norm of order p."""
+    apart = (x1.unsqueeze(-2) - x2.unsqueeze(-3)).abs()
+    if p == 0:
+        return (apart != 0).to(apart.dtype).sum(-1)
+    if p == 1:
+        return apart.sum(-1)
+    if p == 2:
+        return (apart * apart).sum(-1).sqrt()
+    return apart.amax(-1) if math.isinf(p) else apart.pow(p).sum(-1).pow(1 / p)
+
+
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`aten::_embedding_bag`: (bags, columns), sums, means or maxima of rows; then the bag of each
+    index, the size of each bag, and where maxima are, which only gradients read: zeros here."""
+    begins = offsets[:-1] if include_last_offset else offsets
+    count, columns = begins.shape[0], weight.shape[1]
+    bag = torch.searchsorted(begins, torch.arange(indices.shape[0]), right=True) - 1
+    rows, kept = weight[indices], torch.ones_like(indices)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(1)
+    if padding_idx >= 0:
+        kept = (indices != padding_idx).to(indices.dtype)
+    sizes = torch.zeros(count, dtype=indices.dtype).index_add(0, bag, kept)
+    hidden = (kept == 0).unsqueeze(1)
+    if mode == MAX:
+        places = bag.unsqueeze(1).expand(-1, columns)
+        low = rows.masked_fill(hidden, float("-inf"))
+        empty = rows.new_full((count, columns), float("-inf"))
+        made = empty.scatter_reduce(0, places, low, "amax")
+        made = made.masked_fill((sizes == 0).unsqueeze(1), 0.0)
+    else:
+        made = rows.new_zeros((count, columns)).index_add(0, bag, rows.masked_fill(hidden, 0.0))
+    if mode == MEAN:
+        made = made / sizes.clamp(min=1).unsqueeze(1)
+    return made, bag, sizes, torch.zeros_like(sizes)
+
+
+def _triangle(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp(min=0)
+
+
+def _cubic(x: Tensor) -> Tensor:
+    """Keys' kernel with a = -1/2, as antialiasing takes it."""
+    size = x.abs()
+    near = (1.5 * size - 2.5) * size * size + 1
+    far = ((-0.5 * size + 2.5) * size - 4) * size + 2
+    return torch.where(size < 1, near, torch.where(size < 2, far, torch.zeros_like(size)))
+
+
+def _antialias_weights(
+    size: int, out: int, align_corners: bool, given: float | None,
+    kernel: Callable[[Tensor], Tensor], reach: float,
+) -> Tensor:  # fmt: skip
+    """(out, size): what each element is in each result, by a kernel of a step's width, or 1."""
+    if align_corners:
+        scale = (size - 1) / (out - 1) if out > 1 else 0.0
+    else:
+        scale = 1 / given if given else size / out
+    wide = max(scale, 1.0)
+    center = (scale * (torch.arange(out) + 0.5)).unsqueeze(1)
+    place = torch.arange(size).unsqueeze(0)
+    first = (center - reach * wide + 0.5).clamp(min=0).floor()
+    last = (center + reach * wide + 0.5).floor()
+    weights = kernel((place - center + 0.5) / wide)
+    weights = weights * ((place >= first) & (place < last))
+    return weights / weights.sum(1, keepdim=True)
+
+
+def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Callable[..., Tensor]:
+    def resize(
+        x: Tensor,
+        output_size: Sequence[int],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> Tensor:
+        """(N, C, height, width) of `output_size`, each axis by itself."""
+        rows, columns = (
+            _antialias_weights(size, out, align_corners, given, kernel, reach).to(x.dtype)
+            for size, out, given in zip(x.shape[2:], output_size, (scales_h, scales_w), strict=True)
+        )
+        return torch.matmul(rows, torch.matmul(x, columns.T))
+
+    return resize
+
+
+aten = torch.ops.aten
+APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten._native_multi_head_attention.default: multi_head_attention,
+    aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
+    aten._cdist_forward.default: cdist,
+    aten._embedding_bag.default: embedding_bag,
+    aten._embedding_bag_forward_only.default: embedding_bag,
+    aten._upsample_bilinear2d_aa.default: _antialiased(_triangle, 1.0),
+    aten._upsample_bicubic2d_aa.default: _antialiased(_cubic, 2.0),
+    aten.__rshift__.Scalar: torch.bitwise_right_shift,
+    aten.__rshift__.Tensor: torch.bitwise_right_shift,
+    aten.__lshift__.Scalar: torch.bitwise_left_shift,
+    aten.__lshift__.Tensor: torch.bitwise_left_shift,
+}
+"""Operator -> what it is made of."""
+
+__all__ = ["APART", "cdist", "embedding_bag"]

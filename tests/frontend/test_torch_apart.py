@@ -1,0 +1,111 @@
+"""Operators that are taken apart by definitions of ours, and what only programs of many users have:
+layers on odd shapes, distinct elements, exported programs by TVM's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ekiden
+from ekiden import relay
+from long_runs import share
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+class Apply(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> object:
+        return self.function(*args)
+
+
+def check(module: nn.Module, *args: torch.Tensor) -> None:
+    """Compiled, it gives what PyTorch gives."""
+    module.eval()
+    with torch.no_grad():
+        wanted = torch.utils._pytree.tree_leaves(module(*args))
+        found = torch.utils._pytree.tree_leaves(ekiden.compile(module, args)(*args))
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(torch.from_dlpack(a), b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf")])
+def test_distances_of_any_order(p: float) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 4, 3), torch.randn(2, 5, 3)
+    y[0, 0] = x[0, 0]
+    check(Apply(lambda a, b: torch.cdist(a, b, p=p)), x, y)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_embedding_bags(mode: str, padding: int | None) -> None:
+    torch.manual_seed(0)
+    bag = nn.EmbeddingBag(10, 4, mode=mode, padding_idx=padding)
+    check(bag, torch.tensor([[1, 2, 5], [2, 2, 2], [9, 0, 2]]))
+    check(bag, torch.tensor([1, 2, 4, 5, 4]), torch.tensor([0, 2, 2, 4]))  # one bag is empty
+
+
+def test_embedding_bags_with_weights_and_a_last_offset() -> None:
+    torch.manual_seed(0)
+    bag = nn.EmbeddingBag(10, 4, mode="sum", include_last_offset=True)
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4]), torch.tensor([0, 3, 5])
+    check(Apply(lambda i, o, w: F.embedding_bag(
+        i, bag.weight, o, mode="sum", per_sample_weights=w, include_last_offset=True
+    )), indices, offsets, torch.randn(5))  # fmt: skip
+
+
+@share(4)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(5, 9), (3, 3), (1, 16), (11, 20)])
+@pytest.mark.parametrize("align", [False, True])
+def test_antialiased_resizing(mode: str, size: tuple[int, int], align: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 13)
+    check(
+        Apply(lambda v: F.interpolate(v, size, mode=mode, antialias=True, align_corners=align)), x
+    )
+
+
+def test_shifts_of_integers() -> None:
+    check(Apply(lambda x: (x >> 1, x << 2, x >> x.abs())), torch.arange(-6, 7))
+
+
+def test_distinct_elements() -> None:
+    x = torch.tensor([[3, 1, 2], [1, 3, 7]])
+    check(Apply(torch.unique), x)
+    check(Apply(lambda v: torch.unique(v, return_inverse=True, return_counts=True)), x)
+    check(Apply(torch.unique), torch.tensor([0.5, -1.0, 0.5]))
+
+
+@pytest.mark.parametrize("shape", [(5, 2, 8), (2, 7, 8), (3, 2, 2, 8), (2, 7, 3, 8)])
+def test_layers_on_rows_of_several_axes(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    check(nn.Sequential(nn.Linear(8, 48), nn.ReLU(), nn.Linear(48, 50)), torch.randn(shape))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's own, of exporting a GRU
+def test_recurrent_layers_and_encoders_of_small_sizes() -> None:
+    torch.manual_seed(0)
+    check(nn.GRU(8, 16), torch.randn(5, 2, 8))
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    check(nn.TransformerEncoder(layer, 2), torch.randn(2, 7, 32))
+
+
+def test_an_exported_program_by_tvms_name() -> None:
+    torch.manual_seed(0)
+    module, x = nn.Linear(8, 48).eval(), torch.randn(5, 2, 8)
+    program = torch.export.export(module, (x,))
+    made, params = relay.frontend.from_pytorch(program, [("x", (5, 2, 8))])
+    exe = ekiden.compile(relay.build_module.bind_params_in_module(made, params))
+    torch.testing.assert_close(torch.from_dlpack(exe(x)), module(x), rtol=1e-5, atol=1e-5)
