@@ -242,7 +242,8 @@ def test_stepping_and_profiling_see_the_bytecode() -> None:
         machine = runtime.VirtualMachine(exe.raw)
         debugger = runtime.get_global_func("ek.vm.module")(machine)
         index, given = exe.raw.index("main"), np.asarray(5, "int32")
-        result, counted, _ = debugger["profile"](index, 0, given)
+        module = runtime.get_global_func("ek.executable.module")(exe.raw)
+        result, counted, _ = module["profile"](index, 0, given)
         assert int(result[0].numpy()) == 15
         ran = int(np.frombuffer(counted, "int64").reshape(-1, 2)[:, 0].sum())
         debugger["start"](index, given)

@@ -100,6 +100,8 @@ def elementwise() -> Iterator[Case]:
     for f in (*floating, *above_zero):
         yield case(f, positive(9, dtype="float64"))
     yield case(lambda x: op.clip(x, -3, 200), normal(20, dtype="int8"))
+    step, low, high = (np.array(value, "float32") for value in (0.25, -4.0, 3.0))
+    yield case(op.annotation.simulated_quantize, normal(4, 5), step, low, high)
     yield case(
         lambda x: op.clip(x, 2, np.inf),
         normal(20, dtype="int64"),
