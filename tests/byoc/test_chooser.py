@@ -38,12 +38,12 @@ def times(monkeypatch: pytest.MonkeyPatch, *its: float) -> None:
     """An engine needs so long for each region, in order; Ekiden 10 us."""
     left = list(its)
 
-    def seconds(runs: Sequence[Callable[..., object]], feed: Sequence[object]) -> list[float]:
-        one, other = (np.asarray(run(feed)) for run in runs)
+    def seconds(runs: Sequence[Callable[[], object]], each: float) -> list[float]:
+        one, other = (np.asarray(run()) for run in runs)
         np.testing.assert_allclose(one, other, rtol=1e-6)
         return [left.pop(0), 10e-6]
 
-    monkeypatch.setattr("ekiden.byoc.chooser._seconds", seconds)
+    monkeypatch.setattr("ekiden.byoc.chooser.least_in_turns", seconds)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_region_that_does_not_run_stays_with_ekiden(
     def broken(*given: object) -> list[float]:
         raise RunError("it is broken")
 
-    monkeypatch.setattr("ekiden.byoc.chooser._seconds", broken)
+    monkeypatch.setattr("ekiden.byoc.chooser.least_in_turns", broken)
     exe = ekiden.compile(relay.parse(TEXT), byoc="auto")
     assert "external" not in exe.raw.metadata
     assert "stays with Ekiden: it is broken" in caplog.text

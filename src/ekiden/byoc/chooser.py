@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -22,12 +21,13 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import EkidenError
+from ekiden.runtime.timing import least_in_turns
 
 __all__ = ["Choice", "choose"]
 
 _LOG = logging.getLogger("ekiden")
-MEASURED = 0.1
-"""Seconds that the runs of a region take together, at least."""
+MEASURED = 0.05
+"""Seconds that the runs of a region take with each, at least."""
 MARGIN = 0.95
 """An engine's time is at most this share of Ekiden's: what is no faster for sure is left alone."""
 OPEN = 1
@@ -90,7 +90,7 @@ def _measured(
     own = taken_back(theirs, {name})
     try:
         runs = [compile(each) for each in (theirs, own)]
-        its, ours = _seconds(runs, feed)
+        its, ours = least_in_turns([partial(run, feed) for run in runs], MEASURED)
     except EkidenError as error:
         _LOG.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, error)
         return None
@@ -113,19 +113,3 @@ def _random(region: Function) -> list[Array]:
         shape = [each.value if isinstance(each, IntImm) else OPEN for each in kind.shape]
         made.append(rng.random(shape).astype(to_numpy(kind.dtype)))
     return made
-
-
-def _seconds(runs: Sequence[Run], feed: Sequence[Array]) -> list[float]:
-    """The least time of a run of each, taken in turns."""
-    least = [math.inf] * len(runs)
-    for run in runs:
-        run(feed)
-    until = time.perf_counter() + MEASURED
-    count = 0
-    while time.perf_counter() < until or count < 5:
-        count += 1
-        for at, run in enumerate(runs):
-            start = time.perf_counter()
-            run(feed)
-            least[at] = min(least[at], time.perf_counter() - start)
-    return least

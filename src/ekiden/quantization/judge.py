@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -15,11 +15,12 @@ from ekiden.quantization.calibrate import Compile, Feeds, Observed
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import KINDS, LayerPlan, QuantPlan, Recipe
 from ekiden.quantization.rewrite import alone, beside, rewrite
+from ekiden.runtime.timing import least_in_turns
 
 __all__ = ["first_plan", "judged", "signal_to_noise"]
 
 MEASURED = 0.02
-"""Seconds that the runs of a layer take together, at least, to be timed."""
+"""Seconds that the runs of a layer take with each, at least, to be timed."""
 ROWS = 64
 """The most of a layer's inputs to time it on."""
 
@@ -113,24 +114,7 @@ def _timed(
     floats = alone(layer, data)
     plan = QuantPlan(recipe, (row,))
     runs = [compile(each) for each in (floats, rewrite(floats, [layer], plan, seen))]
-    before, after = _seconds(runs, {layer.data: data})
+    feed = {layer.data: data}
+    before, after = least_in_turns([partial(run, feed) for run in runs], MEASURED)
     made = replace(row, float_us=before * 1e6, quantised_us=after * 1e6)
     return made if after < before else made.left_alone("not faster")
-
-
-def _seconds(
-    runs: Sequence[Callable[[Mapping[str, Array]], Sequence[Array]]], feed: Mapping[str, Array]
-) -> list[float]:
-    """The least time of a run of each, taken in turns."""
-    least = [math.inf] * len(runs)
-    for run in runs:
-        run(feed)
-    until = time.perf_counter() + MEASURED * len(runs)
-    count = 0
-    while time.perf_counter() < until or count < 3:
-        count += 1
-        for at, run in enumerate(runs):
-            start = time.perf_counter()
-            run(feed)
-            least[at] = min(least[at], time.perf_counter() - start)
-    return least

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 GROWTH = 1.618
 """By how much the number of calls grows at least while a repeat is too short; TVM's constant."""
+LEAST_TURNS = 3
 
 
 class BenchmarkResult(NamedTuple):
@@ -47,6 +49,23 @@ class BenchmarkResult(NamedTuple):
         heads = "".join(f"{name + ' (ms)':>14}" for name in names)
         values = "".join(f"{getattr(self, name) * 1e3:14.4f}" for name in names)
         return f"Execution time summary:\n{heads}\n{values}"
+
+
+def least_in_turns(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+    """The least time of a run of each, in seconds, taken in turns for so many seconds each and
+    LEAST_TURNS at least, after one that is not counted: what slows all slows none more."""
+    least = [math.inf] * len(runs)
+    for run in runs:
+        run()
+    until = time.perf_counter() + seconds * len(runs)
+    count = 0
+    while time.perf_counter() < until or count < LEAST_TURNS:
+        count += 1
+        for at, run in enumerate(runs):
+            start = time.perf_counter()
+            run()
+            least[at] = min(least[at], time.perf_counter() - start)
+    return least
 
 
 class Evaluator(NamedTuple):
