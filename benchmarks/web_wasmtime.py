@@ -51,6 +51,8 @@ class Runtime:
             "warn": ("ii", "", lambda line, size: print(self.text(line, size))),
             "call": ("iiii", "i", lambda *_: -1),
             "forget": ("i", "", lambda number: None),
+            "device": ("iii", "i", lambda *_: -1),
+            "wait": ("", "i", lambda: -1),
         }
         imports = []
         for each in module.imports:

@@ -10,7 +10,7 @@ export class EkidenError extends Error {
 export const errors: Record<
   | 'InputError' | 'LoadError' | 'OSError' | 'ValueError' | 'TypeError' | 'KeyError' | 'IndexError'
   | 'AttributeError' | 'MemoryError' | 'MemoryLimitError' | 'IndexRangeError' | 'BoundsError'
-  | 'RunLimitError' | 'RuntimeError' | 'InternalError',
+  | 'RunLimitError' | 'RuntimeError' | 'DeviceError' | 'InternalError',
   new (message: string, trace?: string) => EkidenError>;
 
 export type DType =
@@ -43,16 +43,19 @@ export type Source = string | URL | Response | ArrayBuffer | Uint8Array;
 /** Starts the runtime, once: `wasm` is where ekiden.wasm or, with threads, ekiden-threads.wasm is (beside
  * this file), its bytes, or a compiled module. `threads` is how many share a loop: as many as there are
  * cores, at most 8, where memory can be shared, else one. More than one where that cannot be is a
- * RuntimeError. load() does it where it has not been done. */
-export function init(options?: {wasm?: Source | WebAssembly.Module; threads?: number}): Promise<void>;
+ * RuntimeError. `webgpu` is what runs kernels in WGSL: a GPUDevice, or a GPU where navigator.gpu is none.
+ * load() does it where it has not been done. */
+export function init(
+  options?: {wasm?: Source | WebAssembly.Module; threads?: number; webgpu?: object}): Promise<void>;
 
 /** What the engine has: of the variants in an artifact the first that it can run is taken. `threads` share
- * a loop; where it is one, `oneThread` says why. */
+ * a loop; where it is one, `oneThread` says why. `webgpu`: whether the engine offers it. */
 export function abilities(): {
-  simd: boolean; relaxedSimd: boolean; threads: number; oneThread?: string};
+  simd: boolean; relaxedSimd: boolean; threads: number; webgpu: boolean; oneThread?: string};
 
 /** Loads a model that was compiled for wasm32; `name` is for messages. Throws OSError where there is no
- * such file, LoadError for a damaged one or another machine's, ValueError for another kind of file. */
+ * such file, LoadError for a damaged one or another machine's, ValueError for another kind of file,
+ * DeviceError for one with kernels in WGSL where there is no WebGPU. */
 export function load(from: Source, options?: {name?: string}): Promise<Model>;
 
 declare class Counted {
@@ -62,8 +65,9 @@ declare class Counted {
 
 /** A function of the runtime, or of JavaScript as the runtime knows it. */
 export class Func extends Counted {
-  /** Throws what the function says, as EkidenError. */
+  /** Throws what the function says, as EkidenError; DeviceError where results lie on a device. */
   call(...args: Value[]): any;
+  /** The same, which waits for devices. */
   callAsync(...args: Value[]): Promise<any>;
 }
 
@@ -76,7 +80,8 @@ export class Module extends Counted {
   get(name: string): Func;
 }
 
-/** A compiled model. It runs on the thread that calls it: give it to a worker, and pages stay awake. */
+/** A compiled model. It runs on the thread that calls it: give it to a worker, and pages stay awake. One
+ * with kernels on a device is run by run(), one run after the other; the others throw DeviceError. */
 export class Model {
   constructor(module: Module);
   readonly module: Module;

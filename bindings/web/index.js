@@ -2,7 +2,7 @@
 // function takes and throws.
 
 import {
-  EkidenError, Runtime, Tensor, TYPES, errorOf, errors, features, takesMemory,
+  EkidenError, Runtime, Tensor, TYPES, errorOf, errors, features, needsWebGpu, takesMemory,
 } from './runtime.js';
 
 export {EkidenError, Tensor, errors};
@@ -16,6 +16,7 @@ const IS_NODE = typeof process !== 'undefined' && process.versions?.node !== und
 
 let started;
 let runtime;
+let gpu;
 let threads = {n: 1, why: 'the runtime is not there yet'};
 
 /** Bytes of a file of the page, or of Node's disk. */
@@ -97,7 +98,7 @@ async function compileRuntime(wasm) {
   return source instanceof WebAssembly.Module ? source : WebAssembly.compile(source);
 }
 
-async function start({wasm, threads: asked}) {
+async function start({wasm, threads: asked, webgpu}) {
   let found = await wantedThreads(asked);
   const place = (n) => new URL(n > 1 ? './ekiden-threads.wasm' : './ekiden.wasm', import.meta.url);
   const module = await compileRuntime(wasm ?? place(found.n));
@@ -116,6 +117,19 @@ async function start({wasm, threads: asked}) {
   }
   threads = found;
   runtime = made;
+  gpu = webgpu;
+}
+
+/** Has the runtime know of WebGPU, once. */
+async function openWebGpu(of) {
+  of.opening ??= import('./webgpu.js').then(async ({open}) => {
+    of.driver = await open(of, gpu);
+    of.check(of.c.ek_web_webgpu());
+  });
+  await of.opening.catch((error) => {
+    of.opening = undefined;
+    throw error;
+  });
 }
 
 /** Starts the runtime, once: `wasm` is where its file is, its bytes, or a compiled module; `threads`
@@ -139,6 +153,7 @@ export function abilities() {
   const {n, why} = threads;
   return {
     simd: (found & 1) !== 0, relaxedSimd: (found & 2) !== 0, threads: n,
+    webgpu: (gpu ?? globalThis.navigator?.gpu) !== undefined,
     ...(why === undefined ? {} : {oneThread: why}),
   };
 }
@@ -185,7 +200,7 @@ export class Func extends Counted {
   }
 
   async callAsync(...args) {
-    return this.call(...args);
+    return this.runtime.callWaiting(this.alive(), args);
   }
 }
 
@@ -202,7 +217,9 @@ export class Module extends Counted {
     const bytes = isBytes ? bytesOf(from) : await fetchBytes(from).catch((error) => {
       throw Object.assign(errorOf('OSError', `load '${called}': ${error.message}`), {cause: error});
     });
-    await running().prepare(bytes);
+    const of = running();
+    if (needsWebGpu(bytes)) await openWebGpu(of);
+    await of.prepare(bytes);
     return Module.from(bytes, called);
   }
 
@@ -416,7 +433,7 @@ export class Model {
   }
 
   async run(inputs, name = 'main') {
-    return this.runSync(inputs, name);
+    return this.entry(name).function_.callAsync(...this.arranged(inputs, name));
   }
 
   runInto(inputs, outputs, name = 'main') {

@@ -16,7 +16,7 @@ export class EkidenError extends Error {
 const KINDS = [
   'InputError', 'LoadError', 'OSError', 'ValueError', 'TypeError', 'KeyError', 'IndexError',
   'AttributeError', 'MemoryError', 'MemoryLimitError', 'IndexRangeError', 'BoundsError',
-  'RunLimitError', 'RuntimeError', 'InternalError',
+  'RunLimitError', 'RuntimeError', 'DeviceError', 'InternalError',
 ];
 
 /** A class for each kind of error: `error instanceof errors.InputError`. */
@@ -85,6 +85,9 @@ const IMPORT = 2, DATA = 11, MEMORY = 2; // sections of a module, a kind of impo
 /** Memory that threads share says how much it may have: 4 GB. runtime/web links with the same. */
 const FIRST_PAGES = 512, MOST_PAGES = 65535, STACK = 1 << 20;
 const IMAGE_SECTION = 5, PAGE = 4096, STANDARD_IMPORTS = 5;
+const DEVICE_SECTION = 10, FIRST_KERNEL = 12, CPU = 1, WEBGPU = 15;
+/** Whether WebAssembly can wait for a promise (JSPI). */
+const CAN_SUSPEND = typeof WebAssembly.Suspending === 'function';
 
 /** What the engine takes, as the runtime numbers it: vectors 1, relaxed ones 2. */
 export function features() {
@@ -105,18 +108,32 @@ function placesOf(module) {
   return numbers[3]; // behind the row's size, the memory and its alignment
 }
 
-/** The texts of the native code in an artifact. */
-function* codeIn(bytes) {
+/** The sections of an artifact of one kind. */
+function* sections(bytes, kind) {
   if (bytes.length < 32) return;
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const count = view.getUint32(24, true);
   for (let at = 32; at + 24 <= bytes.length && at < 32 + 24 * count; at += 24) {
     const [offset, length] = [8, 16].map((by) => Number(view.getBigUint64(at + by, true)));
-    if ((view.getUint32(at, true) & 0xffff) !== IMAGE_SECTION || length < PAGE) continue;
+    if ((view.getUint32(at, true) & 0xffff) !== kind) continue;
     if (offset + length > bytes.length) return;
-    const size = Number(view.getBigUint64(offset + 16, true));
-    if (size + PAGE <= length) yield bytes.subarray(offset + PAGE, offset + PAGE + size);
+    yield new DataView(bytes.buffer, bytes.byteOffset + offset, length);
   }
+}
+
+/** The texts of the native code in an artifact. */
+function* codeIn(bytes) {
+  for (const part of sections(bytes, IMAGE_SECTION)) {
+    if (part.byteLength < PAGE) continue;
+    const size = Number(part.getBigUint64(16, true));
+    if (size + PAGE <= part.byteLength) yield new Uint8Array(part.buffer, part.byteOffset + PAGE, size);
+  }
+}
+
+/** Whether an artifact has kernels for WebGPU. */
+export function needsWebGpu(bytes) {
+  const [part] = sections(bytes, DEVICE_SECTION);
+  return part !== undefined && part.byteLength >= FIRST_KERNEL + 4 && part.getUint32(FIRST_KERNEL, true) === WEBGPU;
 }
 
 /** A number of LEB128 at a place: what it is, and where it ends. */
@@ -203,6 +220,9 @@ export class Runtime {
     this.placed = new Map();
     this.nextFunction = 1;
     this.failure = undefined;
+    this.pending = []; // elements that come from a device
+    this.turn = Promise.resolve(); // when the last run that may wait ends
+    this.canWait = false;
     this.utf8 = {encode: new TextEncoder(), decode: new TextDecoder()};
     this.lost = new FinalizationRegistry((pointer) => this.c.ek_object_release(pointer));
   }
@@ -228,6 +248,8 @@ export class Runtime {
       warn: (line, size) => console.warn(this.text(line, size)),
       call: (...given) => this.called(...given),
       forget: (number) => this.functions.delete(number),
+      device: (...given) => this.asked(...given),
+      wait: CAN_SUSPEND ? new WebAssembly.Suspending(() => this.waited()) : () => -1,
     };
     const {exports} = await WebAssembly.instantiate(wasm, {ek: host, env: {memory}});
     this.isShared = memory !== undefined;
@@ -325,10 +347,12 @@ export class Runtime {
 
   /** A function of JavaScript, called by the runtime. */
   called(number, args, nargs, ret) {
-    const start = this.scratch;
+    const {scratch: start, canWait} = this;
+    this.canWait = false; // there is JavaScript in between
     try {
       if (start === 0) throw errorOf('RuntimeError', 'a function of JavaScript has one thread');
       const given = Array.from({length: nargs}, (_, at) => this.read(args + VALUE * at, true));
+      this.refuseFar('a function of JavaScript takes tensors of the host');
       const result = this.functions.get(number)(...given);
       const owned = this.frame();
       this.write(ret, result, owned);
@@ -338,7 +362,47 @@ export class Runtime {
     } catch (error) {
       this.scratch = start;
       return this.fail(error);
+    } finally {
+      this.canWait = canWait;
     }
+  }
+
+  /** Devices, which have a driver here. */
+  asked(what, id, args) {
+    try {
+      if (this.driver === undefined) throw errorOf('DeviceError', 'webgpu(0): its driver is of another thread');
+      return this.driver.request(what, id, args);
+    } catch (error) {
+      return this.fail(error);
+    }
+  }
+
+  /** What the driver wants to wait for. Other calls may come and end meanwhile. */
+  async waited() {
+    this.canWait = false;
+    try {
+      await this.driver.waiting();
+      return 0;
+    } catch (error) {
+      return this.fail(error);
+    } finally {
+      this.canWait = true;
+    }
+  }
+
+  /** Why a run cannot wait for a device. */
+  get whyNoWait() {
+    return CAN_SUSPEND ? 'it was not called by run() or callAsync(), or a function of JavaScript calls it'
+      : 'this engine cannot suspend WebAssembly meanwhile (JSPI)';
+  }
+
+  /** Throws where elements were to come from a device. */
+  refuseFar(message) {
+    const {pending} = this;
+    this.pending = [];
+    if (pending.length === 0) return;
+    pending.forEach((each) => each.catch(() => {}));
+    throw errorOf('DeviceError', `webgpu(0): ${message}`);
   }
 
   fail(error) {
@@ -394,6 +458,11 @@ export class Runtime {
     if (!block) throw errorOf('MemoryError', `out of memory: ${size} bytes`);
     owned.blocks.push(block);
     return block;
+  }
+
+  /** The text at an address, up to a zero. */
+  cstringAt(at) {
+    return this.text(at, this.u8.indexOf(0, at) - at);
   }
 
   cstring(text, owned) {
@@ -528,10 +597,7 @@ export class Runtime {
       case TYPES.float: return view.getFloat64(payload, true);
       case TYPES.smallString: return this.text(payload, view.getUint32(at + 4, true));
       case TYPES.smallBytes: return this.u8.slice(payload, payload + view.getUint32(at + 4, true));
-      case TYPES.rawString: {
-        const from = this.pointer(payload);
-        return this.text(from, this.u8.indexOf(0, from) - from);
-      }
+      case TYPES.rawString: return this.cstringAt(this.pointer(payload));
       case TYPES.dltensor: return this.readTensor(this.pointer(payload));
       default: throw errorOf('TypeError', `a value of type ${type} is not for JavaScript`);
     }
@@ -582,6 +648,10 @@ export class Runtime {
     const from = this.pointer(at) + Number(view.getBigUint64(at + 32, true));
     const {constructor: kind, length, byteLength} = made.data;
     const strides = steps ? Array.from({length: ndim}, extent(steps)) : undefined;
+    if (view.getInt32(at + 4, true) !== CPU) {
+      this.fetch(made, from, strides);
+      return made;
+    }
     if (!strides || isCompact(shape, strides)) {
       new Uint8Array(made.data.buffer).set(this.u8.subarray(from, from + byteLength));
       return made;
@@ -590,6 +660,16 @@ export class Runtime {
     const first = from / kind.BYTES_PER_ELEMENT;
     for (let i = 0; i < length; i++) made.data[i] = memory[first + offset(i, shape, strides)];
     return made;
+  }
+
+  /** Has the elements of a tensor come from the device that they lie on. */
+  fetch(made, from, strides) {
+    if (made.data.length === 0) return;
+    if (strides && !isCompact(made.shape, strides)) {
+      throw errorOf('DeviceError', `webgpu(0): a tensor of shape [${made.shape}] has strides`);
+    }
+    const bytes = new Uint8Array(made.data.buffer);
+    this.pending.push(this.driver.read(from, bytes.length).then((found) => bytes.set(found)));
   }
 
   /** Takes a reference of what a value refers to, which then owns it. */
@@ -615,8 +695,46 @@ export class Runtime {
       const code = this.table.get(this.pointer(pointer + HEADER))(pointer, given, args.length, ret);
       if (this.isShared) this.catchUp();
       this.check(code);
-      return this.read(ret);
+      const found = this.read(ret);
+      this.refuseFar('its results lie there, which only run() and callAsync() wait for');
+      return found;
     } finally {
+      this.leave(owned);
+    }
+  }
+
+  /** The same, which waits for what lies on devices: one such call after the other. */
+  callWaiting(pointer, args) {
+    if (this.driver === undefined) return this.call(pointer, args);
+    const made = this.turn.then(() => this.callInTurn(pointer, args));
+    this.turn = made.catch(() => {});
+    return made;
+  }
+
+  async callInTurn(pointer, args) {
+    this.expect(pointer, TYPES.function, 'a function');
+    const owned = this.frame();
+    this.c.ek_object_retain(pointer);
+    owned.objects.push(pointer);
+    try {
+      const given = this.values(args, owned);
+      const ret = this.result(owned);
+      const body = this.table.get(this.pointer(pointer + HEADER));
+      this.canWait = CAN_SUSPEND;
+      const call = CAN_SUSPEND ? WebAssembly.promising(body) : body;
+      const running = call(pointer, given, args.length, ret);
+      this.canWait = false; // of what is called while it waits
+      const code = await running;
+      this.canWait = false;
+      if (this.isShared) this.catchUp();
+      this.check(code);
+      const found = this.read(ret);
+      const {pending} = this;
+      this.pending = [];
+      await Promise.all([...pending, this.driver.settle()]);
+      return found;
+    } finally {
+      this.canWait = false;
       this.leave(owned);
     }
   }

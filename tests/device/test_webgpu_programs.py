@@ -124,6 +124,21 @@ def test_one_program_over_two_devices(webgpu: Device) -> None:
     assert exe.disassemble().count("device_copy") == 1
 
 
+def test_what_is_refused_runs_on_the_host_that_is_compiled_for_too(
+    webgpu: Device, tmp_path: Path
+) -> None:
+    x, index = relay.var("x", shape=(6, 8)), relay.var("i", shape=(4,), dtype="int64")
+    rows = relay.take(relay.exp(x), index, axis=0)
+    module = IRModule.from_expr(relay.Function([x, index], relay.argmax(relay.log(rows), axis=1)))
+    with pytest.raises(CompileError, match="webgpu"):
+        compiled(module)
+    exe = ekiden.compile(module, ["webgpu", "llvm"])
+    assert webgpu.exist and exe.disassemble().count("device_copy") == 3
+    given, at = numbers(6, 8), np.array([5, 0, 2, 2])
+    found = exe(given, at).numpy()
+    np.testing.assert_array_equal(found, given[at].argmax(1))
+
+
 @pytest.mark.parametrize("dtype", ["float64", "int64", "int8", "uint8", "bool", "float16"])
 def test_what_memory_cannot_have_is_named(dtype: str) -> None:
     x = relay.var("x", shape=(3, 4), dtype=dtype)

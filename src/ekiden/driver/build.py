@@ -134,7 +134,10 @@ def compile_model(
         metadata["variants"] = list(map(str, targets))
     concurrent = executor == "async"
     with _bar() if progress is None else nullcontext(progress) as shown:
-        kernels = [ModuleKernels(t, shown, devices=config.by_kind, tiers=tiers) for t in targets]
+        kernels = [
+            ModuleKernels(t, shown, devices=config.device_targets_by(t), tiers=tiers)
+            for t in targets
+        ]
         prepared = (
             (
                 optimize(module, made.target, config, in_place=in_place and not concurrent,

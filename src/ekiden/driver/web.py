@@ -24,7 +24,9 @@ from ekiden.runtime.paths import include_dir, source_dir, web_source_dir
 from ekiden.target import Target
 from ekiden.target.features import WASM
 
-__all__ = ["PACKAGE", "RUNTIME", "THREADED", "WEB_TARGETS", "build_runtime", "write_site"]
+__all__ = [
+    "PACKAGE", "RUNTIME", "THREADED", "WEB_TARGETS", "build_runtime", "web_targets", "write_site",
+]  # fmt: skip
 
 WEB_TARGETS = tuple(
     f"llvm -mtriple=wasm32-unknown-unknown -mattr=+{feature}"
@@ -32,7 +34,7 @@ WEB_TARGETS = tuple(
 )
 """What a model is compiled for where nothing else is asked: an engine takes the first it can."""
 RUNTIME, THREADED = "ekiden.wasm", "ekiden-threads.wasm"
-PACKAGE = ("index.js", "runtime.js", "thread.js", "index.d.ts")
+PACKAGE = ("index.js", "runtime.js", "thread.js", "webgpu.js", "index.d.ts")
 """The files of `ekiden-web`, beside the runtimes."""
 FLAGS = (
     "-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-std=gnu11", "-D_GNU_SOURCE",
@@ -52,6 +54,14 @@ OF_FILE = {
 }  # fmt: skip
 """What else makes each file: with threads memory is shared, of the sizes runtime.js gives it."""
 TABLE, FUNCTIONS_WITH_MOST = 4, b"\1\x70\1"
+
+
+def web_targets(asked: Sequence[str]) -> list[str]:
+    """What is compiled for where a user asks for targets: these; those for WebAssembly behind them
+    where they are of devices alone, whose host it is.
+    """
+    is_said = any(Target.parse(each).kind.is_cpu for each in asked)
+    return [*asked, *(() if is_said else WEB_TARGETS)]
 
 
 def build_runtime(*, cc: str | None = None, name: str = RUNTIME) -> bytes:

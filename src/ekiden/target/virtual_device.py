@@ -105,6 +105,13 @@ class CompilationConfig:
         """The targets of devices by DLPack's numbers of their kinds."""
         return {each.kind.device_type: each for each in self.device_targets}
 
+    def device_targets_by(self, host: Target) -> dict[int, Target]:
+        """The same for one variant of the host's code, which is that around kernels too unless a
+        target names another host.
+        """
+        pairs = self.by_kind.items()
+        return {kind: t if t.host_target else t.with_host(host) for kind, t in pairs}
+
     @property
     def layout_target(self) -> Target | None:
         """The target of operators that nothing places, whose kernels say how weights lie; None

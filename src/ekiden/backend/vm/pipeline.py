@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels
+from ekiden.backend.vm.place_refused import PlaceRefused
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Sequential, needed
 from ekiden.relay import qnn, transform
@@ -66,6 +67,7 @@ def pipeline(
             transform.FoldConstant(),  # packs the weights
             transform.Rematerialize(),
             # nothing that merges values may follow
+            needed(PlaceRefused(config), "to run on the host what a device has no code for"),
             needed(transform.PlanDevices(config), "to say where each value lives"),
             needed(
                 transform.FuseOps(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ekiden.driver.commands.options import FILE, is_artifact, parse_shapes
 from ekiden.driver.compiler import compile_artifact
-from ekiden.driver.web import PACKAGE, RUNTIME, THREADED, WEB_TARGETS, write_site
+from ekiden.driver.web import PACKAGE, RUNTIME, THREADED, web_targets, write_site
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import named
@@ -22,7 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         action="append",
         metavar="'llvm -mtriple=wasm32 ...'",
-        help="what to compile for, the best first; else with and without relaxed vectors",
+        help="what to compile for, the best first; else with and without relaxed vectors, which "
+        "stand beside 'webgpu' too",
     )
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME=1,3,224,224",
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
             data = memoryview(Path(options.file).read_bytes())
     else:
         asked = ImportOptions(parse_shapes(options.shape) or None)
-        made = compile_artifact(options.file, options.target or list(WEB_TARGETS), asked)
+        made = compile_artifact(options.file, web_targets(options.target or ()), asked)
         data = made if isinstance(made, memoryview) else memoryview(made.to_bytes())
     write_site(data, options.output, cc=options.cc)
     folder = Path(options.output)

@@ -334,6 +334,11 @@ class _GroupBuilder:
         return made
 
 
+def alone(call: Call) -> Function:
+    """The primitive function of one operator."""
+    return _GroupBuilder([call]).function(call, _is_reshape_only([call]))
+
+
 def _is_fence(expr: RelayExpr) -> bool:
     return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.fence
 

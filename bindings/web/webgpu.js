@@ -1,0 +1,384 @@
+// The driver of "webgpu": memory, and kernels in WGSL, on a device of the engine.
+//
+// Nothing here waits. Launches are recorded, and go to the queue before something is written or read;
+// what is read comes as a promise. codegen/device/wgsl.py says what a kernel is given.
+
+import {errorOf} from './runtime.js';
+
+// As runtime/web/ek_web_device.c numbers them.
+const REQUESTS = ['alloc', 'free', 'copy', 'synchronize', 'load', 'unload', 'kernel', 'launch'];
+const DONE = 0, WAIT = 1;
+const CPU = 1;
+/** What WebGPU has offsets at multiples of, how many blocks a dimension may have, and bytes of the
+ * numbers that wait for the queue. */
+const ALIGN = 256, LINE = 65535, NUMBERS = 1 << 18;
+const SPACE = 2 ** 32; // of addresses, which nothing lies at
+const GIVEN = {size: 24, memory: 0, number: 8, bytes: 16}; // ek_launch_arg
+const USAGE = {mapRead: 1, copySource: 4, copyTarget: 8, uniform: 64, storage: 128};
+const COMPUTE = 4, READ = 1; // GPUShaderStage, GPUMapMode
+
+function fail(message) {
+  return errorOf('DeviceError', `webgpu(0): ${message}`);
+}
+
+function up(size, to) {
+  return Math.ceil(size / to) * to;
+}
+
+/** Memory of a device, by addresses. What is given back is kept for the next of its size. */
+class Memory {
+  constructor(device) {
+    this.device = device;
+    this.blocks = []; // in the order of their addresses
+    this.idle = []; // of them, the oldest first
+    this.used = this.most = this.kept = 0; // bytes
+    this.destroyed = 0; // how often
+  }
+
+  alloc(wanted) {
+    const size = up(Math.max(wanted, 1), ALIGN);
+    const at = this.idle.findLastIndex((each) => each.size === size);
+    const found = at < 0 ? this.fresh(size) : this.idle.splice(at, 1)[0];
+    if (at >= 0) this.kept -= size;
+    this.used += size;
+    this.most = Math.max(this.most, this.used);
+    found.isIdle = false;
+    return found;
+  }
+
+  fresh(size) {
+    const {maxStorageBufferBindingSize: bound, maxBufferSize: most} = this.device.limits;
+    if (size > Math.min(bound, most)) throw fail(`${size} bytes in one piece, of which it has ${Math.min(bound, most)}`);
+    const address = this.room(size);
+    const buffer = this.device.createBuffer({size, usage: USAGE.storage | USAGE.copySource | USAGE.copyTarget});
+    const made = {address, size, buffer, isIdle: false};
+    this.blocks.splice(this.behind(address), 0, made);
+    return made;
+  }
+
+  /** Addresses that nobody has: behind the last, else the first gap. */
+  room(size) {
+    let at = ALIGN;
+    const last = this.blocks.at(-1);
+    if (last !== undefined && last.address + last.size + size <= SPACE) return last.address + last.size;
+    for (const each of this.blocks) {
+      if (each.address - at >= size) return at;
+      at = each.address + each.size;
+    }
+    if (at + size > SPACE) throw fail(`out of addresses: ${size} bytes`);
+    return at;
+  }
+
+  /** How many blocks begin at an address or before it. */
+  behind(address) {
+    let [low, high] = [0, this.blocks.length];
+    while (low < high) {
+      const middle = low + high >> 1;
+      if (this.blocks[middle].address <= address) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  at(address) {
+    const found = this.blocks[this.behind(address) - 1];
+    if (found === undefined || address > found.address + found.size) throw fail(`nothing lies at ${address}`);
+    return found;
+  }
+
+  free(block) {
+    if (block.isIdle) throw fail(`what lies at ${block.address} is free already`);
+    block.isIdle = true;
+    this.used -= block.size;
+    this.kept += block.size;
+    this.idle.push(block);
+    while (this.kept > this.most) this.drop(this.idle.shift());
+  }
+
+  drop(block) {
+    this.kept -= block.size;
+    this.blocks.splice(this.behind(block.address) - 1, 1);
+    block.buffer.destroy();
+    this.destroyed++;
+  }
+}
+
+export class WebGpu {
+  constructor(device, runtime) {
+    this.device = device;
+    this.runtime = runtime;
+    this.memory = new Memory(device);
+    this.modules = [undefined]; // by their numbers
+    this.kernels = [undefined];
+    this.numbers = new Int32Array(NUMBERS / 4);
+    this.taken = 0; // bytes of them
+    this.uniform = device.createBuffer({size: NUMBERS, usage: USAGE.uniform | USAGE.copyTarget});
+    this.checks = new Set();
+    this.launches = this.twins = 0;
+    device.lost.then(({message}) => {
+      this.gone = message || 'no reason was given';
+    });
+  }
+
+  /** An entry of the device table. */
+  request(what, id, at) {
+    if (id !== 0) throw fail(`there is one device, got number ${id}`);
+    if (this.gone !== undefined) throw fail(`the device is lost: ${this.gone}`);
+    const {view} = this.runtime;
+    const words = Array.from({length: 5}, (_, i) => view.getUint32((at >>> 0) + 4 * i, true));
+    return this[REQUESTS[what]](...words) ?? DONE;
+  }
+
+  put(at, value) {
+    this.runtime.view.setUint32(at, value, true);
+  }
+
+  alloc(size, out) {
+    this.put(out, this.watch('out-of-memory', '', () => this.memory.alloc(size)).address);
+  }
+
+  free(address) {
+    this.memory.free(this.memory.at(address));
+  }
+
+  copy(from, fromType, to, toType, size) {
+    if (toType === CPU) {
+      return this.later(async () => {
+        const bytes = await this.read(from, size);
+        this.runtime.u8.set(bytes, to);
+      });
+    }
+    const target = this.memory.at(to);
+    if (fromType === CPU) {
+      const {u8, isShared} = this.runtime;
+      const whole = up(size, 4);
+      let data = isShared ? u8.slice(from, from + size) : u8.subarray(from, from + size);
+      if (whole !== size) data = Uint8Array.from({length: whole}, (_, i) => data[i]);
+      this.flush();
+      this.device.queue.writeBuffer(target.buffer, this.words(to - target.address), data);
+      return DONE;
+    }
+    const source = this.memory.at(from);
+    this.passing(source, (buffer) => this.commands().copyBufferToBuffer(
+      buffer, this.words(from - source.address), target.buffer, this.words(to - target.address), up(size, 4)),
+    source === target);
+    return DONE;
+  }
+
+  words(at) {
+    if (at % 4 === 0) return at;
+    throw fail('its memory is of words of 4 bytes, and a copy begins within one');
+  }
+
+  synchronize() {
+    this.flush();
+    return this.later(() => this.device.queue.onSubmittedWorkDone());
+  }
+
+  /** Something to wait for, where this run can. */
+  later(wait) {
+    if (!this.runtime.canWait) {
+      throw fail('this run reads what the device computed before it ends, for a check, a size or a '
+        + `condition: ${this.runtime.whyNoWait}`);
+    }
+    this.waiting = wait;
+    return WAIT;
+  }
+
+  load(format, name, code, size, out) {
+    const {runtime} = this;
+    const text = runtime.text(code, size);
+    const called = runtime.cstringAt(name);
+    const module = this.watch('validation', `kernel '${called}' is refused: `,
+      () => this.device.createShaderModule({code: text}));
+    const kinds = [...text.matchAll(/@binding\(\d+\) var<([a-z_, ]+)>/g)].map(([, kind]) => kind);
+    this.put(out, this.modules.push({module, kinds, called}) - 1);
+  }
+
+  unload(number) {
+    this.modules[number] = undefined;
+    this.kernels.forEach((each, at) => {
+      if (each?.owner === number) this.kernels[at] = undefined;
+    });
+  }
+
+  kernel(number, name, out) {
+    const {module, kinds, called} = this.modules[number];
+    const type = (kind) => kind === 'uniform' ? {type: 'uniform', hasDynamicOffset: true}
+      : {type: kind === 'storage, read' ? 'read-only-storage' : 'storage'};
+    const entries = kinds.map((kind, binding) => ({binding, visibility: COMPUTE, buffer: type(kind)}));
+    const entryPoint = this.runtime.cstringAt(name);
+    const made = this.watch('validation', `kernel '${called}' is refused: `, () => {
+      const layout = this.device.createBindGroupLayout({entries});
+      const whole = this.device.createPipelineLayout({bindGroupLayouts: [layout]});
+      const pipeline = this.device.createComputePipeline({layout: whole, compute: {module, entryPoint}});
+      return {layout, pipeline, kinds, called, owner: number, groups: new Map(), seen: 0};
+    });
+    this.put(out, this.kernels.push(made) - 1);
+  }
+
+  launch(number, at) {
+    const {view} = this.runtime;
+    const kernel = this.kernels[number];
+    const [args, count] = [view.getUint32(at + 48, true), view.getInt32(at + 52, true)];
+    const numbers = [0, 8, 16].map((by) => Number(view.getBigInt64(at + by, true)));
+    const total = numbers[0] * numbers[1] * numbers[2];
+    const bound = [];
+    for (let i = 0; i < count; i++) {
+      const arg = args + GIVEN.size * i;
+      if (view.getInt32(arg + GIVEN.bytes, true) !== 0) {
+        numbers.push(Number(view.getBigInt64(arg + GIVEN.number, true)));
+        continue;
+      }
+      const address = view.getUint32(arg + GIVEN.memory, true);
+      const block = this.memory.at(address);
+      bound.push(block);
+      numbers.push(this.words(address - block.address) / 4);
+    }
+    const large = [...numbers, total].find((each) => each !== (each | 0));
+    if (large !== undefined) throw fail(`kernel '${kernel.called}': a size of more than 32 bits: ${large}`);
+    this.dispatch(kernel, bound, numbers, total);
+    this.launches++;
+  }
+
+  /** A line of blocks, folded; what is read of memory that is written too is a copy. */
+  dispatch(kernel, bound, numbers, total) {
+    const written = new Set();
+    bound.forEach((block, i) => {
+      if (kernel.kinds[i] === 'storage, read') return;
+      if (written.has(block)) throw fail(`kernel '${kernel.called}': two results lie in one piece of memory`);
+      written.add(block);
+    });
+    const twins = [];
+    const blocks = bound.map((block, i) => {
+      if (kernel.kinds[i] !== 'storage, read' || !written.has(block)) return block;
+      twins.push(this.memory.alloc(block.size));
+      this.commands().copyBufferToBuffer(block.buffer, 0, twins.at(-1).buffer, 0, block.size);
+      return twins.at(-1);
+    });
+    this.twins += twins.length;
+    const size = up(4 * numbers.length, ALIGN);
+    if (this.taken + size > NUMBERS) this.flush();
+    this.numbers.set(numbers, this.taken / 4);
+    this.encoder ??= this.device.createCommandEncoder();
+    this.pass ??= this.encoder.beginComputePass();
+    this.pass.setPipeline(kernel.pipeline);
+    this.pass.setBindGroup(0, this.group(kernel, blocks, size), [this.taken]);
+    this.pass.dispatchWorkgroups(Math.min(total, LINE), Math.ceil(total / LINE));
+    this.taken += size;
+    twins.forEach((each) => this.memory.free(each));
+  }
+
+  /** What a kernel is bound to; the same in the next run, mostly. */
+  group(kernel, blocks, size) {
+    if (kernel.seen !== this.memory.destroyed) kernel.groups.clear();
+    kernel.seen = this.memory.destroyed;
+    const key = blocks.map((each) => each.address).join();
+    if (!kernel.groups.has(key)) {
+      const resources = blocks.map(({buffer}) => ({buffer}));
+      resources.push({buffer: this.uniform, offset: 0, size});
+      const entries = resources.map((resource, binding) => ({binding, resource}));
+      kernel.groups.set(key, this.device.createBindGroup({layout: kernel.layout, entries}));
+    }
+    return kernel.groups.get(key);
+  }
+
+  /** `use(buffer)` of a block, or of a copy of it. */
+  passing(block, use, isCopied) {
+    if (!isCopied) {
+      use(block.buffer);
+      return;
+    }
+    const twin = this.memory.alloc(block.size);
+    this.commands().copyBufferToBuffer(block.buffer, 0, twin.buffer, 0, block.size);
+    use(twin.buffer);
+    this.memory.free(twin);
+  }
+
+  /** Where commands are recorded that are no launches. */
+  commands() {
+    this.pass?.end();
+    this.pass = undefined;
+    this.encoder ??= this.device.createCommandEncoder();
+    return this.encoder;
+  }
+
+  /** Hands to the queue what is recorded. */
+  flush() {
+    if (this.encoder === undefined) return;
+    this.pass?.end();
+    const {encoder, device, taken} = this;
+    this.pass = this.encoder = undefined;
+    this.taken = 0;
+    this.watch('validation', '', () => {
+      if (taken > 0) device.queue.writeBuffer(this.uniform, 0, this.numbers, 0, taken / 4);
+      device.queue.submit([encoder.finish()]);
+    });
+  }
+
+  /** A copy of memory as it is after all that was asked for before. */
+  async read(address, size) {
+    const block = this.memory.at(address);
+    const whole = up(size, 4);
+    const landing = this.device.createBuffer({size: whole, usage: USAGE.mapRead | USAGE.copyTarget});
+    this.commands().copyBufferToBuffer(block.buffer, this.words(address - block.address), landing, 0, whole);
+    this.flush();
+    try {
+      await landing.mapAsync(READ);
+      return new Uint8Array(landing.getMappedRange().slice(0, size));
+    } catch (error) {
+      throw fail(this.gone === undefined ? error.message : `the device is lost: ${this.gone}`);
+    } finally {
+      landing.destroy();
+    }
+  }
+
+  /** Does something whose errors the device tells later, to settle(). */
+  watch(filter, before, body) {
+    this.device.pushErrorScope(filter);
+    try {
+      return body();
+    } finally {
+      const check = this.device.popErrorScope().then((error) => {
+        this.checks.delete(check);
+        if (error) this.fault ??= fail(`${before}${error.message}`);
+      }, () => this.checks.delete(check)); // the device is lost, which is told elsewhere
+      this.checks.add(check);
+    }
+  }
+
+  /** Waits for what the device has to say; throws the first of it. */
+  async settle() {
+    await Promise.all(this.checks);
+    const {fault} = this;
+    this.fault = undefined;
+    if (fault !== undefined) throw fault;
+  }
+}
+
+/** A device of the engine, or the one that is given: a GPUDevice, or what navigator.gpu is elsewhere. Throws
+ * a DeviceError that says what is missing. */
+async function deviceOf(given) {
+  if (given?.createComputePipeline !== undefined) return given;
+  const gpu = given ?? globalThis.navigator?.gpu;
+  if (gpu === undefined) {
+    const why = globalThis.isSecureContext === false ? 'the page is not from https: or this machine'
+      : 'it has no navigator.gpu, and init({webgpu}) gave none';
+    throw fail(`this engine has no WebGPU here: ${why}`);
+  }
+  const adapter = await gpu.requestAdapter({powerPreference: 'high-performance'});
+  if (!adapter) throw fail('WebGPU has no adapter: no graphics processor that the engine takes');
+  const names = ['maxBufferSize', 'maxStorageBufferBindingSize', 'maxStorageBuffersPerShaderStage',
+    'maxComputeWorkgroupStorageSize', 'maxComputeInvocationsPerWorkgroup', 'maxComputeWorkgroupSizeX'];
+  const requiredLimits = Object.fromEntries(names.map((name) => [name, adapter.limits[name]]));
+  try {
+    return await adapter.requestDevice({requiredLimits});
+  } catch (error) {
+    throw fail(`the adapter gives no device: ${error.message}`);
+  }
+}
+
+/** A driver for a runtime. */
+export async function open(runtime, given) {
+  return new WebGpu(await deviceOf(given), runtime);
+}

@@ -1,0 +1,168 @@
+"""Kernels in WGSL through the package of browsers, in Chromium on a processor that plays a GPU."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay
+from ekiden.driver.web import WEB_TARGETS, web_targets, write_site
+
+pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+SWIFTSHADER = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader",
+               "--enable-features=Vulkan"]  # fmt: skip
+NET = """#[version = "0.0.5"]
+def @main(%x: Tensor[(n, 3, 9, 7), float32], %w: Tensor[(5, 3, 3, 3), float32]) {
+  %0 = nn.relu(nn.conv2d(%x, %w, padding=[1, 1, 1, 1], channels=5, kernel_size=[3, 3]));
+  (nn.softmax(nn.batch_flatten(%0)), mean(%0, axis=[2, 3]))
+}"""
+BOTH = """#[version = "0.0.5"]
+def @main(%x: Tensor[(6, 8), float32], %i: Tensor[(4), int64]) {
+  %0 = take(exp(%x), %i, axis=0, mode="raise");
+  (argmax(%0, axis=[1]), where(greater(%0, 1f), tanh(%0), %0))
+}"""
+CHECKED = """#[version = "0.0.5"]
+def @main(%x: Tensor[(5, 2), float32], %i: Tensor[(4), int32]) {
+  take(%x, %i, axis=0, mode="raise") }"""
+PROGRAM = """async () => {
+  const {init, load, Tensor} = await import('./index.js');
+  const said = {};
+  const text = (error) => `${error.kind}: ${error.message}`;
+  const list = (found) => found.map(({shape, data}) => [shape, Array.from(data, Number)]);
+  const ramp = (...shape) => new Tensor('float32', shape, Float32Array.from(
+    {length: shape.reduce((a, b) => a * b)}, (_, i) => (i % 11) / 11 - 0.4));
+  const net = await load('net.eki');
+  const w = ramp(5, 3, 3, 3);
+  said.net = [];
+  for (const n of [2, 1, 4]) said.net.push(list(await net.run({x: ramp(n, 3, 9, 7), w})));
+  try { net.runSync({x: ramp(2, 3, 9, 7), w}); } catch (error) { said.sync = text(error); }
+  said.shape = await net.run({x: ramp(2, 3), w}).catch(text);
+  const int64 = (...data) => new Tensor('int64', [4], data.map(BigInt));
+  const both = await load('both.eki');
+  said.both = list(await both.run({x: ramp(6, 8), i: int64(5, 0, 2, 2)}));
+  said.range = await both.run({x: ramp(6, 8), i: int64(5, 0, 6, 2)}).catch(text);
+  const checked = await load('checked.eki');
+  const given = [[4, 0, -5, 1], [0, 7, 1, -9], [1, 1, 1, 1]];
+  said.checked = await Promise.all(given.map((i) => checked.run(
+    {x: ramp(5, 2), i: new Tensor('int32', [4], i)}).then((found) => list([found]), text)));
+  const {memory} = net.module.runtime.driver;
+  const before = [memory.used, memory.blocks.length];
+  for (let i = 0; i < 20; i++) await net.run({x: ramp(2, 3, 9, 7), w});
+  said.grown = [memory.used, memory.blocks.length].map((each, at) => each - before[at]);
+  [net, both, checked].forEach((each) => each.close());
+  said.left = memory.used;
+  return said;
+}"""
+
+
+def ramp(*shape: int) -> np.ndarray[Any, Any]:
+    """What the program gives."""
+    return ((np.arange(np.prod(shape)) % 11) / 11 - 0.4).astype("float32").reshape(shape)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models, and the package."""
+    made = tmp_path_factory.mktemp("webgpu")
+    for name, text in {"net": NET, "both": BOTH, "checked": CHECKED}.items():
+        ekiden.export(relay.parse(text), made / f"{name}.eki", ["webgpu", WEB_TARGETS[-1]])
+    write_site((made / "net.eki").read_bytes(), made)
+    (made / "page.html").write_text("<!doctype html><link rel=icon href='data:,'>")
+    (made / "package.json").write_text('{"type": "module"}')
+    return made
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def in_chromium(site: Path, program: str, flags: list[str]) -> Any:  # noqa: ANN401
+    """What a program gives in a page."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if BROWSER is None:
+        pytest.skip("needs chromium")
+    handler = functools.partial(_Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with sync_api.sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=BROWSER, args=flags)
+            page = browser.new_page()
+            page.goto(f"http://127.0.0.1:{server.server_address[1]}/page.html")
+            found = page.evaluate(program)
+            browser.close()
+        server.shutdown()
+    return found
+
+
+@pytest.fixture(scope="module")
+def said(site: Path) -> Iterator[dict[str, Any]]:
+    """What the program says."""
+    found = in_chromium(site, PROGRAM, SWIFTSHADER)
+    assert isinstance(found, dict)
+    yield found
+
+
+def check(found: list[Any], wanted: object) -> None:
+    """Results of a run: shape and elements of each."""
+    results = wanted if isinstance(wanted, tuple) else (wanted,)
+    for (shape, data), each in zip(found, results, strict=True):
+        array = np.asarray(each)
+        assert tuple(shape) == array.shape
+        np.testing.assert_allclose(np.array(data), array.ravel(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_network_gives_what_this_machine_gives(said: dict[str, Any]) -> None:
+    exe, w = ekiden.compile(relay.parse(NET)), ramp(5, 3, 3, 3)
+    for n, found in zip((2, 1, 4), said["net"], strict=True):
+        check(found, exe(ramp(n, 3, 9, 7), w))
+    assert said["shape"].startswith("InputError: input 'x'")
+    assert said["sync"].startswith("DeviceError: webgpu(0): its results lie there")
+
+
+def test_what_the_language_lacks_runs_in_wasm(said: dict[str, Any]) -> None:
+    index = np.array([5, 0, 2, 2])
+    check(said["both"], ekiden.compile(relay.parse(BOTH))(ramp(6, 8), index))
+    assert said["range"].startswith("IndexRangeError: take at text:3:8: index 6 at position 2")
+
+
+def test_checks_are_waited_for_in_turn(said: dict[str, Any]) -> None:
+    good, bad, again = said["checked"]
+    x = ramp(5, 2)
+    check(good, x[[4, 0, 0, 1]])
+    assert bad.startswith("IndexRangeError: take at text:3:3: index 7 at position 1")
+    check(again, x[[1, 1, 1, 1]])
+
+
+def test_memory_does_not_grow(said: dict[str, Any]) -> None:
+    assert said["grown"] == [0, 0] and said["left"] == 0
+
+
+def test_what_is_missing_is_said(site: Path) -> None:
+    program = "import {load} from './index.js';"
+    program += "await load('net.eki').catch((e) => console.log(e.kind, e.message));"
+    if shutil.which("node"):
+        command = ["node", "--input-type=module", "-e", program]
+        done = subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=60)
+        assert done.stdout.startswith("DeviceError webgpu(0): this engine has no WebGPU"), done
+    page = "async () => (await import('./index.js')).load('net.eki').catch((e) => e.message)"
+    assert "WebGPU" in in_chromium(site, page, ["--no-sandbox", "--disable-gpu"])
+
+
+def test_the_command_compiles_for_both() -> None:
+    assert web_targets(["webgpu"]) == ["webgpu", *WEB_TARGETS]
+    assert web_targets([WEB_TARGETS[-1]]) == [WEB_TARGETS[-1]]
+    assert json.dumps(web_targets(())) == json.dumps(list(WEB_TARGETS))
