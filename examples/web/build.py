@@ -1,7 +1,7 @@
 """Writes the page with its model into a folder: `python examples/web/build.py FOLDER [WHEEL]`.
 
-The model is that of `ekiden demo`, Magika, which pip fetches unless its wheel is given. Then any
-web server serves the folder: `python -m http.server --directory FOLDER`.
+The model is that of `ekiden demo`, Magika, which pip fetches unless its wheel is given; it is there
+twice, for WebAssembly alone and with kernels of WebGPU. Then any web server serves the folder: `python -m http.server --directory FOLDER`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from pathlib import Path
 
 from ekiden.driver.commands.demo import FOLDER, fetch
 from ekiden.driver.compiler import compile_artifact
-from ekiden.driver.web import WEB_TARGETS, write_site
+from ekiden.driver.web import web_targets, write_site
 from ekiden.frontend.common.options import ImportOptions
 
 HERE = Path(__file__).parent
+
+
+def _compiled(model: Path, targets: list[str]) -> bytes | memoryview:
+    made = compile_artifact(str(model), web_targets(targets), ImportOptions())
+    return made if isinstance(made, memoryview) else made.to_bytes()
 
 
 def build(folder: Path, wheel: Path | None = None) -> None:
@@ -30,8 +35,8 @@ def build(folder: Path, wheel: Path | None = None) -> None:
             with zipfile.ZipFile(wheel) as archive:
                 config = json.loads(archive.read(f"{FOLDER}/config.min.json"))
                 model = Path(archive.extract(f"{FOLDER}/model.onnx", scratch))
-        made = compile_artifact(str(model), list(WEB_TARGETS), ImportOptions())
-        write_site(made if isinstance(made, memoryview) else made.to_bytes(), folder)
+        write_site(_compiled(model, []), folder)
+        (folder / "gpu.eki").write_bytes(_compiled(model, ["webgpu"]))
     for path in HERE.iterdir():
         if path.suffix in (".html", ".css", ".js"):
             shutil.copyfile(path, folder / path.name)

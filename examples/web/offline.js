@@ -4,6 +4,7 @@ const CACHE = 'ekiden-1';
 const FILES = [
   './', 'index.html', 'page.css', 'page.js', 'worker.js', 'magika.js', 'magika.json', 'index.js',
   'runtime.js', 'thread.js', 'webgpu.js', 'ekiden.wasm', 'ekiden-threads.wasm', 'model.eki',
+  'gpu.eki',
 ];
 
 self.addEventListener('install', (event) => {

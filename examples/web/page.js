@@ -13,7 +13,7 @@ function fail(message) {
   at('error').hidden = false;
 }
 
-function show(name, {best, milliseconds, backend}) {
+function show(name, {best, times}) {
   at('status').textContent = `${name} was looked at.`;
   at('best').textContent = `${name}: ${best[0].label}`;
   at('scores').replaceChildren(...best.map(({label, score}) => {
@@ -23,7 +23,8 @@ function show(name, {best, milliseconds, backend}) {
     }
     return row;
   }));
-  at('time').textContent = `${milliseconds.toFixed(2)} ms a run (WebAssembly, ${backend})`;
+  at('times').replaceChildren(...times.map(
+    (text) => Object.assign(document.createElement('li'), {textContent: text})));
   at('answer').hidden = false;
 }
 

@@ -82,7 +82,7 @@ def test_a_file_in_the_right_answer_out(page: Page) -> None:
     give(page, "some file", (EXAMPLE / "build.py").read_bytes())
     page.wait_for_selector("#answer:visible")
     assert page.text_content("#best") == "some file: python"
-    assert "ms a run" in page.text_content("#time")
+    assert "ms a run on WebAssembly" in page.text_content("#times")
     give(page, "other", (EXAMPLE / "page.css").read_bytes())
     page.locator("#best", has_text="other: css").wait_for()
     assert page.locator("#scores tr").count() == 4
