@@ -1,7 +1,8 @@
 """Writes the page with its model into a folder: `python examples/web/build.py FOLDER [WHEEL]`.
 
 The model is that of `ekiden demo`, Magika, which pip fetches unless its wheel is given; it is there
-twice, for WebAssembly alone and with kernels of WebGPU. Then any web server serves the folder: `python -m http.server --directory FOLDER`.
+twice, for WebAssembly alone and with kernels of WebGPU. Then any web server serves the folder:
+`python -m http.server --directory FOLDER`.
 """
 
 from __future__ import annotations
