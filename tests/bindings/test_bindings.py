@@ -60,16 +60,18 @@ def run(command: Sequence[object], cwd: Path, **more: object) -> str:
 
 def test_python(folder: Path) -> None:
     run([sys.executable, Path(__file__).with_name("conformance.py"), folder], ROOT)
+    said = run([sys.executable, Path(__file__).with_name("check.py"), folder], ROOT)
+    assert said == "right\n"
 
 
 @needs("c++")
 def test_cpp(folder: Path, tmp_path: Path) -> None:
-    program = tmp_path / "conformance"
-    source = Path(__file__).with_name("conformance.cpp")
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]
     library = [LIBRARY / "libekiden_runtime.so", f"-Wl,-rpath,{LIBRARY}"]
-    run(["c++", *flags, f"-I{runtime.include_dir()}", source, *library, "-o", program], ROOT)
-    assert run([program, folder], ROOT).endswith(" steps\n")
+    for name, last in (("conformance", " steps\n"), ("check", "right\n")):
+        program, source = tmp_path / name, Path(__file__).with_name(f"{name}.cpp")
+        run(["c++", *flags, f"-I{runtime.include_dir()}", source, *library, "-o", program], ROOT)
+        assert run([program, folder], ROOT).endswith(last)
 
 
 @needs("cargo", "cc")
