@@ -30,6 +30,10 @@ int main(int, char** argv) {
   refused([&] { Value(module).as<Tensor>(); });
   refused([&] { Value(x).as<Function>(); });
   refused([&] { module["nothing"]; });
+  refused([] { Function()(1); });
+  refused([] { Function().call({}); });
+  refused([] { Tensor().shape(); });
+  refused([] { Module().names(); });
   Function bad = Function::of([](int64_t) -> int64_t { throw std::runtime_error("told to"); });
   Function odd = Function::of([](int64_t n) -> int64_t { throw static_cast<int>(n); });
   refused([&] { bad(1); });

@@ -600,7 +600,10 @@ class Tensor : public ObjectRef {
     return tensor;
   }
 
-  const ek_dltensor& dl() const { return reinterpret_cast<const ek_tensor*>(get())->dl; }
+  const ek_dltensor& dl() const {
+    if (get() == nullptr) throw Error("ValueError", "read tensor: it is empty");
+    return reinterpret_cast<const ek_tensor*>(get())->dl;
+  }
   std::vector<int64_t> shape() const { return {dl().shape, dl().shape + dl().ndim}; }
   ek_dtype dtype() const { return dl().dtype; }
   ek_device device() const { return dl().device; }
@@ -800,15 +803,21 @@ class Function : public ObjectRef {
     detail::Lent lent[sizeof...(A) + 1] = {detail::Lent(args)..., detail::Lent(nullptr)};
     ek_value values[sizeof...(A) + 1], result = ek_value_none();
     for (size_t i = 0; i < sizeof...(A); i++) values[i] = lent[i].value;
-    detail::check(ek_function_call(get(), values, static_cast<int32_t>(sizeof...(A)), &result));
+    detail::check(ek_function_call(alive(), values, static_cast<int32_t>(sizeof...(A)), &result));
     return Value::take(result);
   }
 
   Value call(const std::vector<Value>& args) const {
     ek_value result = ek_value_none();
     auto* values = reinterpret_cast<const ek_value*>(args.data());
-    detail::check(ek_function_call(get(), values, static_cast<int32_t>(args.size()), &result));
+    detail::check(ek_function_call(alive(), values, static_cast<int32_t>(args.size()), &result));
     return Value::take(result);
+  }
+
+ private:
+  ek_object* alive() const {
+    if (get() == nullptr) throw Error("ValueError", "call function: it is empty");
+    return get();
   }
 };
 
