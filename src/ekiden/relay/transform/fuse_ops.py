@@ -5,9 +5,10 @@
 
 The algorithm is Relay's (Roesch et al. 2018): a node joins its immediate post-dominator when every
 path between them is simple enough. Operators that only change a shape never join a group, because
-as a view they cost nothing. `annotation.stop_fusion` is gone afterwards: what is behind it reads a
-kernel's result. A maximum over windows of 2x2 ends the group of a convolution whose kernels hold
-whole windows in their tiles.
+as a view they cost nothing; one that is read at many places of a kernel, in a chain of slices for
+example, is kept, since each place would compute it again. `annotation.stop_fusion` is gone
+afterwards: what is behind it reads a kernel's result. A maximum over windows of 2x2 ends the group
+of a convolution whose kernels hold whole windows in their tiles.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Node(Joined):
     pattern: OpPattern
     users: list[tuple[_Node, OpPattern]] = field(default_factory=list)
     external: bool = False
-    """Used from outside the scope, or the result of the scope."""
+    """Used from outside the scope, the result of the scope, or kept since many places read it."""
     anchor: OpPattern = OpPattern.OPAQUE
     """Group: the most complex pattern in it."""
     size: int = 1
@@ -154,6 +155,23 @@ def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayE
                     edge = OpPattern.OPAQUE
                 graph[operand].users.append((made, edge))
     return graph
+
+
+MOST_PLACES = 8
+"""At how many places of a kernel an operator may be computed: what reads itself twice, shifted,
+step by step (a sum by doubling) would be written out 2, 4, 8, ... times."""
+
+
+def _keep_what_many_read(ordered: list[_Node]) -> None:
+    """Operators whose elements a kernel would need at too many places are results of their own."""
+    places: dict[_Node, int] = {}
+    for each in reversed(ordered):
+        found = [(places[user], edge) for user, edge in each.users]
+        same = max((n for n, edge in found if edge == OpPattern.ELEMWISE), default=0)
+        moved = sum(n for n, e in found if OpPattern.ELEMWISE < e <= OpPattern.INJECTIVE)
+        places[each] = max(1, same + moved)
+        if each.pattern <= OpPattern.INJECTIVE and places[each] > MOST_PLACES:
+            each.external, places[each] = True, 1
 
 
 def _common_dominator(a: _Node | None, b: _Node | None) -> tuple[_Node | None, OpPattern]:
@@ -280,6 +298,7 @@ def _partition(
     """Groups of a scope: result expression -> members in topological order."""
     graph = _build_graph(nodes, outputs)
     ordered = list(graph.values())
+    _keep_what_many_read(ordered)
     _find_post_dominators(ordered)
     for phase in range(3):
         for each in ordered:
