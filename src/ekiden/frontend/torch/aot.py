@@ -107,7 +107,7 @@ class _Import(Importer):
                 results.append(Result(argument=places[each]))
                 continue
             item = self.graph.item(each)
-            value = as_value(item)
+            value = as_value(item, f"import {self.walk.label}: an output")
             if value is None:
                 results.append(Result(constant=item))
                 continue

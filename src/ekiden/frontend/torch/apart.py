@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ekiden.frontend.torch import special
 from ekiden.frontend.torch.fused import multi_head_attention, transformer_encoder_layer
 
 SUM, MEAN, MAX = range(3)
@@ -64,6 +65,48 @@ def embedding_bag(
     if mode == MEAN:
         made = made / sizes.clamp(min=1).unsqueeze(1)
     return made, bag, sizes, torch.zeros_like(sizes)
+
+
+def unfold_backward(
+    grad: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int
+) -> Tensor:
+    """`aten::unfold_backward`: windows (..., count, ..., size) of an axis, added where they lie."""
+    axis = dim % len(input_sizes) if input_sizes else 0
+    places = (torch.arange(grad.shape[axis]) * step).unsqueeze(1) + torch.arange(size)
+    together = grad.movedim(-1, axis + 1).flatten(axis, axis + 1)
+    return grad.new_zeros(input_sizes).index_add(axis, places.flatten(), together)
+
+
+def median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """`aten::median.dim`: the lower of the two in the middle, and its place; NaN before all."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    ordered, places = x.sort(dim=dim, stable=True)
+    middle = (x.shape[dim] - 1) // 2
+    if x.dtype.is_floating_point:
+        count = x.isnan().sum(dim, keepdim=True)
+        at = torch.where(count > 0, x.shape[dim] - count, middle)
+    else:
+        at = torch.full_like(ordered.narrow(dim, 0, 1), middle, dtype=torch.int64)
+    found, where = ordered.gather(dim, at), places.gather(dim, at)
+    return (found, where) if keepdim else (found.squeeze(dim), where.squeeze(dim))
+
+
+def median_of_all(x: Tensor) -> Tensor:
+    """`aten::median`: that of all elements."""
+    return median(x.flatten(), 0)[0]
+
+
+def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`aten::frexp`: a mantissa in [0.5, 1) and a power of two; 0, infinities and NaN with 0."""
+    wide = x.double()
+    plain = (wide != 0) & wide.isfinite()
+    size = torch.where(plain, wide.abs(), 1.0)
+    power = size.log2().floor() + 1
+    power = torch.where(size * torch.exp2(-power) >= 1, power + 1, power)
+    power = torch.where(size * torch.exp2(-power) < 0.5, power - 1, power)
+    mantissa = torch.where(plain, wide * torch.exp2(-power), wide)
+    return mantissa.to(x.dtype), torch.where(plain, power, 0.0).to(torch.int32)
 
 
 def _triangle(x: Tensor) -> Tensor:
@@ -124,6 +167,18 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._embedding_bag_forward_only.default: embedding_bag,
     aten._upsample_bilinear2d_aa.default: _antialiased(_triangle, 1.0),
     aten._upsample_bicubic2d_aa.default: _antialiased(_cubic, 2.0),
+    aten.unfold_backward.default: unfold_backward,
+    aten.median.default: median_of_all,
+    aten.median.dim: median,
+    aten.frexp.Tensor: frexp,
+    aten.lgamma.default: special.lgamma,
+    aten.digamma.default: special.digamma,
+    aten.erfinv.default: special.erfinv,
+    aten.i0.default: special.i0,
+    aten.special_i0e.default: special.i0e,
+    aten.special_i1.default: special.i1,
+    aten.special_i1e.default: special.i1e,
+    aten.logcumsumexp.default: special.logcumsumexp,
     aten.__rshift__.Scalar: torch.bitwise_right_shift,
     aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.__lshift__.Scalar: torch.bitwise_left_shift,

@@ -28,6 +28,12 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float8_e5m2: "float8_e5m2",
     torch.float8_e5m2fnuz: "float8_e5m2fnuz",
 }
+PARTS: dict[torch.dtype, torch.dtype] = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+"""Complex dtypes: the dtype of a part."""
 _BITS = {1: torch.uint8, 2: torch.int16}
 
 

@@ -13,9 +13,10 @@ from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.torch.dtype import array_of, from_torch_dtype
-from ekiden.frontend.torch.node import Node, describe
-from ekiden.frontend.torch.registry import find
+from ekiden.frontend.torch.complex import Complex
+from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
+from ekiden.frontend.torch.node import Found, Node, describe
+from ekiden.frontend.torch.registry import find, find_complex
 from ekiden.frontend.torch.symbols import Symbols, plain_name
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.ir.type import TensorType
@@ -85,7 +86,7 @@ class Graph:
         found: object = self.module
         for name in path.split("."):
             found = getattr(found, name)
-        return constant(array_of(found)) if isinstance(found, torch.Tensor) else found
+        return value_of(found) if isinstance(found, torch.Tensor) else found
 
     # Calls.
 
@@ -120,10 +121,28 @@ class Graph:
             return self.symbols.scalar(meta)
         inputs = [v for v in flat if isinstance(v, Value)]
         made = Node(node, inputs, self.scope, self.symbols, names, self)
+        if any(isinstance(v, Complex) for v in flat) or _gives_complex(meta):
+            return self._complex(made, find_complex(node.target)(made, *args, **kwargs))
         result = find(node.target)(made, *args, **kwargs)
         if result is None or is_scalar or not isinstance(result, (Expr, Value, Sequence)):
             return result
         return self._named(node, cast(Result, result), names)
+
+    def _complex(self, node: Node, found: Found) -> object:
+        """What a rule gave: the two parts, each of one tensor or of several, or something real."""
+        names = list(node.output_names)
+        if not isinstance(found, tuple):
+            return self._named(node.fx, found, names)
+        sides = []
+        for suffix, part in zip(("real", "imag"), found, strict=True):
+            own = [name and f"{name}.{suffix}" for name in names]
+            self.scope.used.update(filter(None, own))
+            values = self.walk.outputs(part, own)
+            sides.append([values.get(name) for name in own])
+        pairs = [
+            None if a is None or b is None else Complex(a, b) for a, b in zip(*sides, strict=True)
+        ]
+        return pairs if isinstance(node.meta, (list, tuple)) else pairs[0]
 
     def _names(self, node: torch.fx.Node) -> list[str]:
         """A name for each output that is used; "" for others."""
@@ -169,6 +188,20 @@ class Graph:
             name = plain_name(size)
             if name is not None and name not in self.symbols.known and _is_named(dim):
                 self.symbols.known[name] = dim
+
+
+def value_of(tensor: torch.Tensor) -> Value | Complex:
+    """The numbers of a tensor. Raises Unsupported as `array_of` does."""
+    if tensor.dtype not in PARTS:
+        return constant(array_of(tensor))
+    plain = tensor.detach().resolve_conj()
+    real, imaginary = (constant(array_of(p.contiguous())) for p in (plain.real, plain.imag))
+    return Complex(real, imaginary)
+
+
+def _gives_complex(meta: object) -> bool:
+    many = meta if isinstance(meta, (list, tuple)) else [meta]
+    return any(isinstance(m, torch.Tensor) and m.dtype in PARTS for m in many)
 
 
 def _is_named(dim: PrimExpr) -> bool:

@@ -23,7 +23,7 @@ from ekiden.frontend.common import sizes
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.dtype import DTYPES, from_torch_dtype
+from ekiden.frontend.torch.dtype import DTYPES, PARTS, from_torch_dtype
 from ekiden.frontend.torch.symbols import Scalar, Symbols
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.ir.prim import PrimExpr
@@ -33,8 +33,13 @@ from ekiden.topi.shape import Dim, Shape, as_attr, known
 
 Operand: TypeAlias = Value | Scalar
 Converter: TypeAlias = Callable[..., "Result | Scalar | list[PrimExpr] | None"]
-Row: TypeAlias = tuple[str, Converter]
-"""(name and overload, "add.Tensor"; converter): the name alone for all overloads."""
+Found: TypeAlias = Result | tuple[Result, Result]
+"""Something real, or the two parts of what is complex."""
+Rule: TypeAlias = Callable[..., Found]
+"""What is done to complex numbers: (node, arguments in their places, those by name)."""
+Row: TypeAlias = tuple[str, Converter] | tuple[str, Converter, Callable[[Converter], Rule]]
+"""(name and overload, "add.Tensor"; converter; what it does to complex numbers, if it takes them:
+see `ekiden.frontend.torch.complex`): the name alone for all overloads."""
 
 
 def target_name(target: object) -> str:
@@ -91,17 +96,32 @@ class Node(common.Node):
 
     @property
     def out_dtype(self) -> str:
-        """The dtype of the (first) output."""
+        """The dtype of the (first) output; of complex numbers that of a part."""
+        found = self._first.dtype
+        return from_torch_dtype(PARTS.get(found, found))
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether the (first) output is of complex numbers."""
+        return self._first.dtype in PARTS
+
+    @property
+    def part_dtype(self) -> str:
+        """The dtype of a part of the complex numbers that it gives, or else that it takes."""
+        metas = [self._first, *(n.meta.get("val") for n in self.fx.all_input_nodes)]
+        found = [m.dtype for m in metas if isinstance(m, torch.Tensor) and m.dtype in PARTS]
+        return from_torch_dtype(PARTS[found[0]]) if found else self.out_dtype
+
+    @property
+    def _first(self) -> torch.Tensor:
         found = self.meta[0] if isinstance(self.meta, (list, tuple)) else self.meta
         assert isinstance(found, torch.Tensor), f"{self.name} gives no tensor"
-        return from_torch_dtype(found.dtype)
+        return found
 
     @property
     def out_shape(self) -> tuple[PrimExpr, ...]:
         """The shape of the (first) output. Raises Unsupported where it is data without a name."""
-        found = self.meta[0] if isinstance(self.meta, (list, tuple)) else self.meta
-        assert isinstance(found, torch.Tensor), f"{self.name} gives no tensor"
-        return self.symbols.shape(found.shape)
+        return self.symbols.shape(self._first.shape)
 
     # Arguments.
 

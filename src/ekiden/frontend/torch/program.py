@@ -18,8 +18,9 @@ from ekiden.frontend.common.scope import Scope, with_span
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name, constant, known
 from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.torch.dtype import array_of, from_torch_dtype
-from ekiden.frontend.torch.graph import Graph
+from ekiden.frontend.torch.complex import Complex
+from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
+from ekiden.frontend.torch.graph import Graph, value_of
 from ekiden.frontend.torch.symbols import Symbols, plain_name
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
@@ -119,6 +120,10 @@ class Importer:
         value.expr = with_span([value.expr], Span(label))[0]
         return value
 
+    def weight(self, tensor: torch.Tensor, name: str) -> Value | Complex:
+        """A weight; one of complex numbers is two, which share nothing."""
+        return value_of(tensor) if tensor.dtype in PARTS else self.constant(tensor, name)
+
 
 class _Program(Importer):
     """A program of torch.export."""
@@ -185,7 +190,9 @@ class _Program(Importer):
         found = self._found(target)
         if not isinstance(found, torch.Tensor):
             return found
-        value = self.constant(found, target)
+        value = self.weight(found, target)
+        if isinstance(value, Complex):
+            return value
         assert value.array is not None
         if not self.freeze_params and value.array.dtype.kind == "f":
             name = clean_name(target)  # what Relay text can hold: parameters are bound by it
@@ -218,7 +225,7 @@ class _Program(Importer):
         after: dict[str, Value] = {}
         found = self.graph.outputs()
         for spec, item in zip(self.program.graph_signature.output_specs, found, strict=True):
-            value = as_value(item)
+            value = as_value(item, f"import {self.walk.label}: output {spec.arg.name!r}")
             if spec.kind == OutputKind.USER_INPUT_MUTATION:
                 text = f"it changes its input {spec.target!r}: let it give the changed one"
                 raise UnsupportedError(f"import {self.walk.label}: {text}")
@@ -230,8 +237,13 @@ class _Program(Importer):
         return made + [(name, after[name]) for name in self.states]
 
 
-def as_value(item: object) -> Value | None:
-    """What a graph gives as a value; None for what is no tensor and no size."""
+def as_value(item: object, what: str) -> Value | None:
+    """What a graph gives as a value; None for what is no tensor and no size.
+
+    Raises UnsupportedError for complex numbers, which leave a program as pairs.
+    """
+    if isinstance(item, Complex):
+        raise UnsupportedError(f"{what} is complex: let it give torch.view_as_real of it")
     if isinstance(item, Value):
         return item
     if isinstance(item, PrimExpr):

@@ -10,9 +10,11 @@ import torch
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.torch.converters import (
     backward,
+    complex,
     control,
     convolution,
     create,
+    fourier,
     image,
     index,
     linear,
@@ -21,12 +23,12 @@ from ekiden.frontend.torch.converters import (
     pointwise,
     reduction,
 )
-from ekiden.frontend.torch.node import Converter, Row, target_name
+from ekiden.frontend.torch.node import Converter, Row, Rule, target_name
 from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
-    backward,
+    backward, complex, fourier,
 )  # fmt: skip
 
 
@@ -36,7 +38,7 @@ def _key(name: str) -> str:
 
 def _table(rows: Iterable[Row]) -> dict[str, Converter]:
     found: dict[str, Converter] = {}
-    for name, converter in rows:
+    for name, converter, *_ in rows:
         assert _key(name) not in found, f"{name} has two rows"
         found[_key(name)] = converter
     return found
@@ -44,6 +46,10 @@ def _table(rows: Iterable[Row]) -> dict[str, Converter]:
 
 TABLE = _table(row for family in FAMILIES for row in family.ROWS)
 """"aten::add.Tensor" or, for all overloads, "aten::add" -> converter."""
+COMPLEX: dict[str, Rule] = {
+    _key(row[0]): row[2](row[1]) for family in FAMILIES for row in family.ROWS if len(row) == 3
+}
+"""The same names -> what is done to complex numbers."""
 
 
 def key_of(target: object) -> str:
@@ -71,6 +77,16 @@ def find(target: object) -> Converter:
         near = difflib.get_close_matches(key, TABLE, n=3, cutoff=0.75)
         known = f"; the nearest supported are {', '.join(near)}" if near else ""
         raise Unsupported(f"unknown operator{known}")
+    return found
+
+
+def find_complex(target: object) -> Rule:
+    """What an operator does to complex numbers. Raises Unsupported where it takes none."""
+    key = key_of(target)
+    found = COMPLEX.get(key) or COMPLEX.get(key.partition(".")[0])
+    if found is None:
+        find(target)
+        raise Unsupported("complex numbers are not supported here")
     return found
 
 

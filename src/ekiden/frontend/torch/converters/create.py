@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.complex import own
+from ekiden.frontend.torch.converters import complex as of_complex
 from ekiden.frontend.torch.node import Converter, Node, Operand, Row
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float
@@ -99,14 +101,14 @@ def _size(node: Node, x: Value, dim: int | None = None) -> Scalar | list[PrimExp
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    ("full", _full),
-    ("full_like", _full_like),
+    ("full", _full, own(of_complex.filled)),
+    ("full_like", _full_like, own(of_complex.filled)),
     ("fill", _fill),
     ("new_full", lambda node, x, size, value, **_: _full(node, size, value)),
-    *((name, _filled(0)) for name in (
+    *((name, _filled(0), own(of_complex.zeros)) for name in (
         "zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided",
         "new_empty_strided", "empty_permuted")),
-    *((name, _filled(1)) for name in ("ones", "ones_like", "new_ones")),
+    *((name, _filled(1), own(of_complex.ones)) for name in ("ones", "ones_like", "new_ones")),
     ("arange.start_step", _arange),
     ("arange.start", _arange),
     ("arange.default", _arange_to),

@@ -9,6 +9,7 @@ import torch
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.complex import per_part
 from ekiden.frontend.torch.node import Node, Operand, Row
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float
@@ -350,25 +351,54 @@ def _searchsorted(
     return op.reshape(op.searchsorted(table, values, right=is_right, dtype="int64"), ())
 
 
+def _repeat_interleave(node: Node, repeats: Value, *, output_size: object = None) -> Result:
+    """Each index as often as `repeats` says: of each place in the result, whose it is."""
+    ends = op.cumsum(node.of(repeats, "int64"), axis=0)
+    count = known(repeats.type.shape[0])
+    if output_size is not None:
+        total = node.of(output_size)  # type: ignore[arg-type]
+    elif count == 0:
+        total = const(0, "int64")
+    else:
+        total = op.take(ends, const(-1, "int64"), axis=0, mode="wrap")
+    places = op.arange(const(0, "int64"), op.cast(total, "int64"), const(1, "int64"), "int64")
+    return op.searchsorted(ends, places, right=True, dtype="int64")
+
+
+def _bincount(node: Node, x: Value, weights: Value | None = None, minlength: int = 0) -> Result:
+    """As many as the largest says, at least `minlength`; below 0 is an error."""
+    least = const(np.array([minlength - 1]), "int64")
+    data = node.of(x, "int64")
+    size = op.add(op.max(op.concatenate([data, least], axis=0)), const(1, "int64"))
+    dtype = node.out_dtype
+    # what is below 0 would count from the end: further below it is out of range
+    data = op.where(op.less(data, const(0, "int64")), op.subtract(data, size), data)
+    zeros = op.full(const(0, dtype), op.reshape(size, (1,)), dtype=dtype)
+    ones = op.ones_like(op.cast(data, dtype)) if weights is None else node.of(weights, dtype)
+    return op.scatter_elements(zeros, data, ones, axis=0, reduction="add")
+
+
 # fmt: off
 ROWS: tuple[Row, ...] = (
     ("embedding", _embedding),
-    ("index_select", _index_select),
-    ("gather", _gather),
-    ("scatter", _scatter),
+    ("index_select", _index_select, per_part),
+    ("gather", _gather, per_part),
+    ("scatter", _scatter, per_part),
     ("scatter_add", _scatter_add),
     ("scatter_reduce", _scatter_reduce),
-    ("index", _index),
-    ("_unsafe_index", _index),
-    ("index_put", _index_put),
-    ("_unsafe_index_put", _index_put),
-    ("masked_fill", _masked_fill),
+    ("index", _index, per_part),
+    ("_unsafe_index", _index, per_part),
+    ("index_put", _index_put, per_part),
+    ("_unsafe_index_put", _index_put, per_part),
+    ("masked_fill", _masked_fill, per_part),
     ("masked_scatter", _masked_scatter),
     ("nonzero", _nonzero),
     ("_unique2", _unique),
     ("_local_scalar_dense", _item),
     ("item", _item),
     ("one_hot", _one_hot),
+    ("repeat_interleave.Tensor", _repeat_interleave),
+    ("bincount", _bincount),
     ("bucketize", _bucketize),
     ("searchsorted", _searchsorted),
 )

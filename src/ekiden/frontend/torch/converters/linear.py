@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Sequence
 
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.torch.node import Node, Operand, Row
+from ekiden.frontend.torch.complex import Complex, bilinear, own
+from ekiden.frontend.torch.node import Found, Node, Operand, Row
 from ekiden.ir.prim import is_const
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -227,20 +230,34 @@ def _weight_of(node: Node, weights: Value, index: int) -> Value:
     return node.value_of(node.scope.spanned(part))
 
 
+def _einsum_of_parts(
+    node: Node, equation: str, operands: Sequence[Value | Complex], *, path: object = None
+) -> Found:
+    """Of products the real and the imaginary part, factor by factor."""
+    sides = [(v.real, v.imaginary) if isinstance(v, Complex) else (v,) for v in operands]
+    terms: list[list[Expr]] = [[], []]
+    for places in itertools.product(*(range(len(s)) for s in sides)):
+        each = _einsum(node, equation, [s[i] for s, i in zip(sides, places, strict=True)])
+        turns = sum(places)  # a factor i each: 1, i, -1, -i
+        terms[turns % 2].append(op.negative(each) if turns % 4 > 1 else each)
+    real, imaginary = (functools.reduce(op.add, side) for side in terms)
+    return real, imaginary
+
+
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    ("mm", _mm),
-    ("bmm", _bmm),
+    ("mm", _mm, bilinear),
+    ("bmm", _bmm, bilinear),
     ("mv", _mv),
     ("dot", _dot),
     ("addmm", _addmm),
     ("baddbmm", _baddbmm),
     ("addmv", _addmv),
     ("linear", _linear),
-    ("matmul", _matmul),
+    ("matmul", _matmul, bilinear),
     ("scaled_dot_product_attention", _attention),
     ("_scaled_dot_product_flash_attention_for_cpu", _flash),
-    ("einsum", _einsum),
+    ("einsum", _einsum, own(_einsum_of_parts)),
     ("_trilinear", _trilinear),
     ("outer", _outer),
     ("_grouped_mm", _grouped_mm),

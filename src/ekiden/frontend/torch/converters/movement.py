@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.torch.complex import per_part
 from ekiden.frontend.torch.node import Converter, Node, Operand, Row
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir import prim
@@ -374,32 +375,32 @@ def _tril(upper: bool) -> Converter:
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    *((name, _view) for name in ("view", "_unsafe_view", "reshape", "view_copy")),
-    *((name, _as_shown) for name in (
+    *((name, _view, per_part) for name in ("view", "_unsafe_view", "reshape", "view_copy")),
+    *((name, _as_shown, per_part) for name in (
         "squeeze", "unsqueeze", "flatten", "unflatten", "squeeze_copy", "unsqueeze_copy")),
-    ("permute", _permute),
-    ("transpose", _transpose),
-    ("t", _t),
-    ("expand", _expand),
-    ("cat", _cat),
-    ("stack", _stack),
-    ("slice", _slice),
-    ("select", _select),
-    ("split_with_sizes", _split_sizes),
-    ("split", _split),
-    ("flip", _flip),
-    ("roll", _roll),
-    ("repeat", _repeat),
-    ("constant_pad_nd", _pad),
+    ("permute", _permute, per_part),
+    ("transpose", _transpose, per_part),
+    ("t", _t, per_part),
+    ("expand", _expand, per_part),
+    ("cat", _cat, per_part),
+    ("stack", _stack, per_part),
+    ("slice", _slice, per_part),
+    ("select", _select, per_part),
+    ("split_with_sizes", _split_sizes, per_part),
+    ("split", _split, per_part),
+    ("flip", _flip, per_part),
+    ("roll", _roll, per_part),
+    ("repeat", _repeat, per_part),
+    ("constant_pad_nd", _pad, per_part),
     *((f"reflection_pad{n}d", _border("reflect")) for n in (1, 2, 3)),
     *((f"replication_pad{n}d", _border("edge")) for n in (1, 2, 3)),
-    ("diagonal", _diagonal),
-    ("unfold", _unfold),
-    ("as_strided", _as_strided),
-    ("slice_scatter", _slice_scatter),
-    ("select_scatter", _select_scatter),
+    ("diagonal", _diagonal, per_part),
+    ("unfold", _unfold, per_part),
+    ("as_strided", _as_strided, per_part),
+    ("slice_scatter", _slice_scatter, per_part),
+    ("select_scatter", _select_scatter, per_part),
     ("diagonal_scatter", _diagonal_scatter),
-    ("triu", _tril(True)),
-    ("tril", _tril(False)),
+    ("triu", _tril(True), per_part),
+    ("tril", _tril(False), per_part),
 )
 # fmt: on

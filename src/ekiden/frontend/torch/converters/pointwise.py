@@ -10,6 +10,8 @@ import numpy as np
 from ekiden.frontend.common.functions import atan2, expm1, fmod, is_negative, log1p
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.complex import bilinear, own, per_part
+from ekiden.frontend.torch.converters import complex as of_complex
 from ekiden.frontend.torch.node import Converter, Node, Operand, Row
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float, is_int
@@ -403,26 +405,28 @@ def _convert(node: Node, x: Value, dtype: object) -> Result:
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    ("add", _scaled(op.add)),
-    ("sub", _scaled(op.subtract)),
-    ("mul", _multiply),
-    ("div", _divide),
+    ("add", _scaled(op.add), own(of_complex.summed(op.add))),
+    ("sub", _scaled(op.subtract), own(of_complex.summed(op.subtract))),
+    ("mul", _multiply, bilinear),
+    ("div", _divide, own(of_complex.div)),
     ("floor_divide", _floor_divide),
     ("remainder", _remainder(_python_mod)),
     ("fmod", _remainder(fmod)),
-    ("pow", _power),
+    ("pow", _power, own(of_complex.power)),
     ("maximum", _extreme(op.maximum, op.logical_or)),
     ("minimum", _extreme(op.minimum, op.logical_and)),
     ("fmax", _fextreme(op.maximum)),
     ("fmin", _fextreme(op.minimum)),
     ("atan2", _atan2),
     ("copysign", _copysign),
-    ("where", _where),
+    ("where", _where, per_part),
     ("clamp", _clamp),
     ("clamp_min", lambda node, x, low: _clamp(node, x, low)),
     ("clamp_max", lambda node, x, high: _clamp(node, x, None, high)),
+    ("eq", _compare(op.equal), own(of_complex.equal)),
+    ("ne", _compare(op.not_equal), own(of_complex.unequal)),
     *((name, _compare(function)) for name, function in (
-        ("eq", op.equal), ("ne", op.not_equal), ("lt", op.less), ("le", op.less_equal),
+        ("lt", op.less), ("le", op.less_equal),
         ("gt", op.greater), ("ge", op.greater_equal))),
     *((name, _logical(function)) for name, function in (
         ("logical_and", op.logical_and), ("logical_or", op.logical_or),
@@ -433,22 +437,26 @@ ROWS: tuple[Row, ...] = (
     ("bitwise_not", _bitwise(op.bitwise_not, op.logical_not)),
     ("bitwise_left_shift", _binary(op.left_shift)),
     ("bitwise_right_shift", _binary(op.right_shift)),
+    ("exp2", _float_unary(lambda x: op.power(op.full_like(x, const(2.0)), x))),
+    ("exp", _float_unary(op.exp), own(of_complex.exp)),
+    ("log", _float_unary(op.log), own(of_complex.log)),
+    ("sqrt", _float_unary(op.sqrt), own(of_complex.sqrt)),
     *((name, _float_unary(function)) for name, function in (
-        ("exp", op.exp), ("log", op.log), ("log2", op.log2), ("log10", op.log10),
-        ("sqrt", op.sqrt), ("rsqrt", op.rsqrt), ("sin", op.sin), ("cos", op.cos), ("tan", op.tan),
+        ("log2", op.log2), ("log10", op.log10),
+        ("rsqrt", op.rsqrt), ("sin", op.sin), ("cos", op.cos), ("tan", op.tan),
         ("asin", op.asin), ("acos", op.acos), ("atan", op.atan), ("sinh", op.sinh),
         ("cosh", op.cosh), ("asinh", op.asinh), ("acosh", op.acosh), ("atanh", op.atanh),
         ("tanh", op.tanh), ("erf", op.erf), ("sigmoid", op.sigmoid))),
     *((name, _rounding(function)) for name, function in (
         ("floor", op.floor), ("ceil", op.ceil), ("trunc", op.trunc))),
     ("round", _round),
-    ("neg", _unary(op.negative)),
-    ("abs", _abs),
+    ("neg", _unary(op.negative), per_part),
+    ("abs", _abs, own(of_complex.absolute)),
     ("sign", _sign),
     ("signbit", _signbit),
     ("expm1", _expm1),
     ("log1p", _log1p),
-    ("reciprocal", _reciprocal),
+    ("reciprocal", _reciprocal, own(of_complex.reciprocal)),
     ("isnan", _is(op.isnan, False)),
     ("isinf", _is(op.isinf, False)),
     ("isfinite", _is(op.isfinite, True)),
@@ -465,9 +473,9 @@ ROWS: tuple[Row, ...] = (
     ("hardswish", _hardswish),
     ("threshold", _threshold),
     ("threshold_backward", _threshold_backward),
-    ("_to_copy", _to_copy),
+    ("_to_copy", _to_copy, own(of_complex.cast)),
     ("prims::convert_element_type", _convert),
-    *((name, same) for name in (
+    *((name, same, per_part) for name in (
         "alias", "clone", "contiguous", "detach", "lift_fresh_copy", "lift_fresh", "resolve_neg",
         "resolve_conj")),
     ("copy", lambda node, to, source, non_blocking=False: op.broadcast_to(

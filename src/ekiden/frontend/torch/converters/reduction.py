@@ -9,6 +9,7 @@ import torch
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.torch.complex import per_part
 from ekiden.frontend.torch.dtype import array_of
 from ekiden.frontend.torch.node import Converter, Node, Row
 from ekiden.frontend.torch.symbols import Scalar
@@ -246,8 +247,8 @@ def _histc(
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    ("sum", _reduce(op.sum)),
-    ("mean", _reduce(op.mean)),
+    ("sum", _reduce(op.sum), per_part),
+    ("mean", _reduce(op.mean), per_part),
     ("prod", _reduce(op.prod)),
     ("amax", _extreme(op.max, op.any)),
     ("amin", _extreme(op.min, op.all)),
@@ -261,7 +262,7 @@ ROWS: tuple[Row, ...] = (
     ("argmin", _arg(op.argmin)),
     ("var", _variance),
     ("var_mean", _var_mean),
-    ("cumsum", _cumulative(op.cumsum)),
+    ("cumsum", _cumulative(op.cumsum), per_part),
     ("cumprod", _cumulative(op.cumprod)),
     ("cummax", _cum_extreme(True)),
     ("cummin", _cum_extreme(False)),

@@ -1,0 +1,82 @@
+"""Special functions, made of plain arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ekiden
+
+torch = pytest.importorskip("torch", reason="the package torch is not installed")
+
+WIDE = torch.cat(
+    [torch.linspace(-6.3, 40, 999), torch.tensor([0.0, -0.0, 1, 2, -1, -3, torch.inf])]
+)
+INSIDE = torch.linspace(-1, 1, 999)
+NAMES = {
+    "lgamma": (torch.lgamma, WIDE),
+    "digamma": (torch.digamma, WIDE),
+    "erfinv": (torch.erfinv, torch.cat([INSIDE, torch.tensor([1 - 2**-20, 1.5])])),
+    "i0": (torch.i0, WIDE[:-1]),
+    "i0e": (torch.special.i0e, WIDE[:-1] * 20),
+    "i1": (torch.special.i1, WIDE[:-1]),
+    "i1e": (torch.special.i1e, WIDE[:-1] * 20),
+    "exp2": (torch.exp2, torch.arange(-126.0, 128)),
+}
+
+
+class Of(torch.nn.Module):
+    def __init__(self, function: object) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.function(*args)
+
+
+def run(function: object, *args: torch.Tensor) -> object:
+    return ekiden.compile(Of(function), args)(*args)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_as_pytorch(name: str, dtype: torch.dtype) -> None:
+    function, data = NAMES[name]
+    x = data.to(dtype)
+    close = 2e-6 if dtype == torch.float32 else 1e-10
+    expected = function(x).numpy()
+    np.testing.assert_allclose(run(function, x).numpy(), expected, rtol=close, atol=close)
+
+
+def test_running_logarithms_of_sums_keep_what_is_small() -> None:
+    x = torch.randn(3, 13) * 40
+    found = run(lambda a: torch.logcumsumexp(a, 1), x).numpy()
+    np.testing.assert_allclose(found, torch.logcumsumexp(x, 1).numpy(), rtol=1e-5)
+
+
+def test_mantissas_and_powers() -> None:
+    x = torch.tensor([0.0, 1, 2, -4, 0.75, torch.inf, torch.nan, 1e-40, 3e38, -1.1])
+    for found, expected in zip(run(torch.frexp, x), torch.frexp(x), strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
+def test_medians() -> None:
+    x = torch.randn(4, 8)
+    x[1, 2] = torch.nan
+    for found, expected in zip(run(lambda a: a.median(1), x), x.median(1), strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    np.testing.assert_array_equal(run(torch.median, x[0]).numpy(), x[0].median().numpy())
+
+
+def test_counts_of_data() -> None:
+    repeats = torch.tensor([1, 0, 2])
+    rows = torch.randn(3, 2)
+    found = run(lambda a, n: a.repeat_interleave(n, 0), rows, repeats).numpy()
+    np.testing.assert_array_equal(found, rows.repeat_interleave(repeats, 0).numpy())
+    x = torch.tensor([4, 2, 2])
+    for least in (0, 7):
+        found = run(lambda a, n=least: torch.bincount(a, minlength=n), x).numpy()
+        np.testing.assert_array_equal(found, torch.bincount(x, minlength=least).numpy())
+    count = ekiden.compile(Of(torch.bincount), (x,))
+    with pytest.raises(IndexError, match="bincount"):
+        count(torch.tensor([-1, 2, 0]))
