@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.waves import transformed, waves
+from ekiden.frontend.common.waves import MOST_WAVES, Parts, fourier, has_waves, transformed, waves
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import to_numpy
@@ -17,9 +17,6 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import known
-
-MOST_WAVES = 1024
-"""The largest extent whose waves become a matrix: 8 MB."""
 
 
 def _has_waves(node: Node, extent: int | None) -> bool:
@@ -65,15 +62,24 @@ def _dft(node: Node) -> Expr:
     if wanted is not None and _has_waves(node, wanted) and known(node.shape(0)[axis]) is not None:
         return _dft_by_product(node, axis, wanted, inverse, onesided)
     real, imaginary = (_resized(node, _last(node, p, axis), length) for p in _parts(node))
-    found = op.dft(real, imaginary, inverse=inverse)
-    parts: list[Expr] = [TupleGetItem(found, 0), TupleGetItem(found, 1)]
     extent = known(node.typed(real).shape[-1])
+    parts = list(_wide(node, real, imaginary, inverse))
     if onesided:
         if extent is None:
             node.unsupported("attribute 'onesided' needs a transformed axis of constant extent")
         rank = node.rank(0) - 1
         parts = [_first(p, extent // 2 + 1, rank - 1) for p in parts]
     return op.cast(op.stack([_back(node, p, axis) for p in parts], axis=-1), node.dtype(0))
+
+
+def _wide(node: Node, real: Expr, imaginary: Expr, inverse: bool) -> Parts:
+    """The transform of the last axis in float64."""
+    shape = node.typed(real).shape
+    extent = known(shape[-1])
+    if extent is not None and has_waves(extent):
+        return fourier(real, imaginary, shape[:-1], extent, "float64", inverse)
+    found = op.dft(real, imaginary, inverse=inverse)
+    return TupleGetItem(found, 0), TupleGetItem(found, 1)
 
 
 def _real_inverse(node: Node, axis: int, length: int | None) -> Expr:
@@ -89,7 +95,7 @@ def _real_inverse(node: Node, axis: int, length: int | None) -> Expr:
         tails = [op.take(p, mirrored, axis=rank - 1) for p in (real, imaginary)]
         real = op.concatenate([real, tails[0]], axis=rank - 1)
         imaginary = op.concatenate([imaginary, op.negative(tails[1])], axis=rank - 1)
-    found = TupleGetItem(op.dft(real, imaginary, inverse=True), 0)
+    found, _ = _wide(node, real, imaginary, True)
     return op.cast(op.expand_dims(_back(node, found, axis), axis=rank), node.dtype(0))
 
 
