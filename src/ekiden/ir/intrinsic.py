@@ -84,6 +84,12 @@ def _not_here(x: object) -> object:
     raise TypeError("this intrinsic has no meaning without what is around it")
 
 
+def _assumed(condition: object) -> object:
+    if not np.all(np.asarray(condition)):
+        raise ValueError("T.assume: the condition does not hold")
+    return condition
+
+
 def _call_packed(name: str, *args: object) -> object:
     result = get_global_func(name)(*args)
     return 0 if result is None else result
@@ -184,6 +190,8 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
         "tvm_store_matrix_sync", "ptx_mma", "ptx_mma_sp", "ptx_ldmatrix", "ptx_cp_async",
         "ptx_commit_group", "ptx_wait_group", "tvm_thread_allreduce")),
     IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
+    # a promise that a condition holds: Simplify uses it, lowering drops it
+    IntrinsicDef("assume",       1, _assumed, "bool", effects=True, is_compiled=False),
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),
     IntrinsicDef("bitwise_or",   2, np.bitwise_or),
     IntrinsicDef("bitwise_xor",  2, np.bitwise_xor),

@@ -116,6 +116,19 @@ shift_left, shift_right = map(_named, "left_shift right_shift".split())
 pow = power
 
 
+def assume(cond: ExprLike) -> PrimExpr:
+    """A promise that a condition holds from here to the end of the statements it stands among:
+    `tir.Evaluate(tir.assume(n % 16 == 0))`. `transform.Simplify` uses what it says of variables,
+    lowering uses it and drops it; where it does not hold what a compiled program does is not said.
+
+    Raises TypeError for what is no bool. TVM: tir.assume.
+    """
+    condition = convert(cond)
+    if condition.dtype != "bool":
+        raise TypeError(f"assume: a condition is a bool, got {condition.dtype}")
+    return _call("assume", condition)
+
+
 def vscale() -> PrimExpr:
     """Of how many times their least width the scalable vectors of the processor are, an int32:
     `tir.Ramp(0, 1, 4 * tir.vscale())`.
@@ -248,6 +261,7 @@ __all__ = [
     "any",
     "asin",
     "asinh",
+    "assume",
     "atan",
     "atan2",
     "atanh",

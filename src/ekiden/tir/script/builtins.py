@@ -39,7 +39,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.target import Target
 from ekiden.tir import expr as tir_expr
-from ekiden.tir.op import address_of
+from ekiden.tir.op import address_of, assume
 from ekiden.tir.stmt import Evaluate
 
 Argument = ExprLike | str | tir_expr.Buffer
@@ -430,8 +430,8 @@ class Namespace:
         for function in (
             Any, Broadcast, Buffer, Not, Ramp, Select, VectorReduce, call_extern, call_intrin,
             tvm_stack_make_array, tvm_stack_make_shape,
-            call_packed, target, tvm_access_ptr, type_annotation, address_of, ceildiv, evaluate,
-            infinity, max_value, min_value, truncmod,
+            call_packed, target, tvm_access_ptr, type_annotation, address_of, assume, ceildiv,
+            evaluate, infinity, max_value, min_value, truncmod,
         ):  # fmt: skip
             setattr(self, function.__name__, function)
         for name, made in _NAMES.items():

@@ -41,16 +41,19 @@ from ekiden.tir.transform.pipeline import (
     LowerIntrin,
     LowerMatchBuffer,
     LowerOpaqueBlock,
+    RemoveAssume,
     RemoveNoOp,
     Simplify,
     SplitHostDevice,
     StorageRewrite,
     UnifyThreadBinding,
     UnrollLoop,
+    UseAssumptions,
     VectorizeLoop,
     lower,
     prim_func_pass,
 )
+from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.simplify import simplify
 from ekiden.tir.transform.split_host_device import split_host_device
@@ -81,12 +84,14 @@ __all__ = [
     "LowerIntrin",
     "LowerMatchBuffer",
     "LowerOpaqueBlock",
+    "RemoveAssume",
     "RemoveNoOp",
     "Simplify",
     "SplitHostDevice",
     "StorageRewrite",
     "UnifyThreadBinding",
     "UnrollLoop",
+    "UseAssumptions",
     "VectorizeLoop",
     "align_storage",
     "compact_buffers",
@@ -106,12 +111,14 @@ __all__ = [
     "lower_match_buffer",
     "numbers_as_tensors",
     "prim_func_pass",
+    "remove_assume",
     "remove_no_op",
     "simplify",
     "split_host_device",
     "storage_rewrite",
     "unify_thread_binding",
     "unroll_loops",
+    "use_assumptions",
     "vectorize_loops",
 ]
 

@@ -34,6 +34,7 @@ from ekiden.tir.transform.lower_blocks import lower_blocks
 from ekiden.tir.transform.lower_init_block import lower_init_block
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.lower_small_types import lower_small_types
+from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.simplify import simplify
 from ekiden.tir.transform.split_host_device import split_host_device
@@ -137,6 +138,11 @@ RemoveNoOp              = _factory("RemoveNoOp",              remove_no_op)
 Simplify                = _factory("Simplify",                simplify)
 """Every expression is simplified under the ranges of the loops around it."""
 
+RemoveAssume            = _factory("RemoveAssume",            remove_assume)
+"""What is assumed is dropped, unused."""
+UseAssumptions          = _factory("UseAssumptions",          use_assumptions)
+"""Conditions that `T.assume` decides vanish, and then the assumptions."""
+
 LowerInitBlock          = _factory("LowerInitBlock",          lower_init_block)
 ConvertBlocksToOpaque   = _factory("ConvertBlocksToOpaque",   convert_blocks_to_opaque)
 UnifyThreadBinding      = _factory("UnifyThreadBinding",      unify_thread_binding)
@@ -151,6 +157,7 @@ PASSES: list[Pass] = [
     LowerOpaqueBlock(),
     CompactBufferAllocation(),
     AlignStorage(),         # once buffers have their shapes
+    UseAssumptions(),       # blocks are gone; before anything asks what it decides
     LoopPartition(),        # while what a split left over is still marked, and loops are loops
     InjectVirtualThread(),
     InjectDoubleBuffer(),   # after buffers are inside the loops whose steps they serve
@@ -169,6 +176,7 @@ BEFORE_SPLIT: list[Pass] = [
     LowerOpaqueBlock(),
     CompactBufferAllocation(),
     AlignStorage(),
+    UseAssumptions(),
     InjectVirtualThread(),
     InjectDoubleBuffer(),
 ]
@@ -185,6 +193,7 @@ AFTER_SPLIT: list[Pass] = [
 """For the parts of such a program. Compilers of devices hoist and reuse memory themselves."""
 TILED_PASSES: list[Pass] = [
     LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
+    RemoveAssume(),
     FlattenBuffer(),
     LowerSmallTypes(),
     LowerIntrin(),
@@ -196,6 +205,7 @@ the compile time).
 MIXED_PASSES: list[Pass] = [
     LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     LowerOpaqueBlock(),
+    UseAssumptions(),
     FlattenBuffer(),
     LowerSmallTypes(),
     VectorizeLoop(),

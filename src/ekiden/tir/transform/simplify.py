@@ -1,6 +1,6 @@
 """Simplify every expression under the ranges of the loops around it; loops of one step become their
 body. The pass also knows the conditions around a statement, and in an expression what its other
-parts say.
+parts say, and what `T.assume` said before a statement among the same statements.
 
 if i < 5: (if i < 7: s)  ->  if i < 5: s         i < n + 5 and i < n + 9  ->  i < n + 5
 """
@@ -8,6 +8,7 @@ if i < 5: (if i < 7: s)  ->  if i < 5: s         i < n + 5 and i < n + 9  ->  i 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import reduce
 
 from ekiden.arith import Analyzer
@@ -31,9 +32,9 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, post_order, rebuild, substitute
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.stmt import BufferStore, For, IfThenElse, PrimFunc, Stmt
+from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, PrimFunc, SeqStmt, Stmt
 from ekiden.tir.transform.remove_no_op import stores_itself
-from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing
+from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing, sequence
 
 
 class Simplifier(StmtMutator):
@@ -102,6 +103,25 @@ class _Knowing(Simplifier):
             return NOTHING
         return stmt.with_fields(condition=condition, then_case=then_case, else_case=other)
 
+    def visit_seq(self, stmt: SeqStmt) -> Stmt:
+        """T.assume(c); s  ->  T.assume(c); s where c is known"""
+        made: list[Stmt] = []
+        with ExitStack() as known:
+            for each in stmt.seq:
+                made.append(self.visit(each))
+                condition = assumed(made[-1])
+                if condition is not None:
+                    lasting = _all(_lasting(condition))
+                    known.enter_context(self.analyzer.constraint_scope(lasting))
+        same = all(a is b for a, b in zip(made, stmt.seq, strict=True))
+        return stmt if same else sequence(*made)
+
+    def visit_evaluate(self, stmt: Evaluate) -> Stmt:
+        """An assumption of what is known says nothing."""
+        new = super().visit_evaluate(stmt)
+        condition = assumed(new)
+        return NOTHING if isinstance(condition, IntImm) and condition.value else new
+
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """A[i] = A[i]  ->  nothing"""
         new = super().visit_store(stmt)
@@ -167,6 +187,12 @@ class _Knowing(Simplifier):
                 return LT(a, b)
             return (EQ(b, a) if isinstance(a, IntImm) else EQ(a, b)) if prove(LE(b, a)) else e
         return LT(a, b) if prove(LE(a, b)) else LT(b, a) if prove(LE(b, a)) else e
+
+
+def assumed(stmt: Stmt) -> PrimExpr | None:
+    """The condition of a statement `T.assume(condition)`; None of any other."""
+    value = stmt.value if isinstance(stmt, Evaluate) else None
+    return value.args[0] if isinstance(value, Intrinsic) and value.op == "assume" else None
 
 
 def _is_choice(e: PrimExpr) -> bool:

@@ -1,0 +1,72 @@
+"""T.assume: what it says decides conditions behind it, where it holds, and no generator sees it."""
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import tir
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Var
+from ekiden.script import tir as T
+from ekiden.tir import PrimFunc, transform
+
+
+@T.prim_func
+def aligned(a: T.Buffer((16,), "float32"), n: T.int32) -> None:
+    T.assume(n % 4 == 0 and n >= 8)
+    for i in range(16):
+        if n >= 5:
+            a[i] = 1.0
+        else:
+            a[i] = 2.0
+
+
+def after(pass_: object, func: PrimFunc) -> str:
+    return pass_(IRModule({"main": func}))["main"].script()  # type: ignore[operator]
+
+
+def test_decides_conditions() -> None:
+    text = after(transform.Simplify(), aligned)
+    assert "if" not in text and "T.assume(n % 4 == 0 and n >= 8)" in text
+    assert "assume" not in transform.lower(aligned).script()
+    assert "if" in after(transform.RemoveAssume(), aligned)
+    memory = ekiden.nd.array(np.zeros(16, "float32"))
+    ekiden.build(aligned, target="llvm")(memory, 8)
+    assert (memory.numpy() == 1).all()
+
+
+@T.prim_func
+def elsewhere(a: T.Buffer((4,), "int32"), n: T.int32, m: T.int32) -> None:
+    if m == 0:
+        T.assume(n == 0)
+        a[0] = n + 1
+    if n == 0:
+        a[1] = 1
+    T.assume(a[2] == 0)
+    a[2] = 7
+    if a[2] == 0:
+        a[3] = 1
+
+
+def test_holds_where_it_stands() -> None:
+    """Not behind its scope, and of memory, which may change, nothing is believed."""
+    text = after(transform.Simplify(), elsewhere)
+    assert "if n == 0" in text and "if a[2] == 0" in text
+    memory = ekiden.nd.array(np.full(4, 9, "int32"))
+    ekiden.build(elsewhere, target="llvm")(memory, 0, 1)
+    assert memory.numpy().tolist() == [9, 1, 7, 9]
+
+
+@T.prim_func
+def nothing_else(a: T.Buffer((4,), "int32")) -> None:
+    for i in range(4):
+        T.assume(a[i] == 0)
+
+
+def test_loops_of_assumptions_vanish() -> None:
+    assert "for" not in after(transform.RemoveAssume(), nothing_else)
+
+
+def test_refuses_numbers() -> None:
+    with pytest.raises(TypeError, match="assume: a condition is a bool, got int32"):
+        tir.assume(Var("x", "int32"))
