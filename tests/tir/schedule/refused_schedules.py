@@ -169,6 +169,8 @@ STEPS: dict[str, tuple[PrimFunc, Callable[[Schedule], object]]] = {
     "reindex_two_patterns": (window(), lambda s: s.reindex("w", ("read", 0))),
     "set_scope_output": (product(), lambda s: s.set_scope("e", 0, "local")),
     "set_scope_name": (product(), lambda s: s.set_scope("c", 0, "nowhere")),
+    "set_dtype_output": (product(), lambda s: s.unsafe_set_dtype("e", 0, "float16")),
+    "set_dtype_name": (product(), lambda s: s.unsafe_set_dtype("c", 0, "float17")),
     "align_output": (product(), lambda s: s.storage_align("e", 0, 0, 16, 0)),
     "align_axis": (product(), lambda s: s.storage_align("c", 0, 2, 16, 0)),
     "align_factor": (product(), lambda s: s.storage_align("c", 0, 0, 0, 0)),

@@ -119,6 +119,17 @@ def test_set_scope_and_annotate() -> None:
     assert 'scope="local"' in tir.astext(sch.func)
 
 
+def test_unsafe_set_dtype_rounds_what_is_stored() -> None:
+    x = te.placeholder((4,), name="x")
+    y = te.compute((4,), lambda i: x[i] * 3.0, name="y")
+    z = te.compute((4,), lambda i: y[i] + 1.0, name="z")
+    sch = Schedule(te.create_prim_func([x, z], "rounded"))
+    sch.unsafe_set_dtype("y", 0, "float16")
+    array, out = np.array([0.1, 1.7, -3.3, 999.9], "float32"), np.zeros(4, "float32")
+    run(tir.verify(lower(sch.func)), array, out)
+    np.testing.assert_array_equal(out, np.float16(array * np.float32(3)).astype("float32") + 1)
+
+
 def test_compute_at_of_a_window_reads_only_what_exists() -> None:
     x = te.placeholder((20,), name="x")
     y = te.compute((20,), lambda i: x[i] * 2.0, name="y")

@@ -20,6 +20,7 @@ from ekiden.tir.schedule import (
 )
 from ekiden.tir.schedule import read_at as _read_at
 from ekiden.tir.schedule.core import BlockLike, LoopLike, Steps
+from ekiden.tir.schedule.set_dtype import unsafe_set_dtype
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 
 Which = int | str | Buffer
@@ -185,6 +186,16 @@ class BlockSteps(Steps):
             (self._block(block),),
             self._copying("buffer_index", buffer_index, storage_scope),
         )
+
+    def unsafe_set_dtype(self, block: BlockLike, buffer_index: Which, dtype: str) -> None:
+        """Keep an intermediate that a block writes in another dtype. Values are rounded to it, so
+        that results change: the one step that does not keep the meaning of a program.
+
+        b[i] = x; c[i] = b[i]   ->   b[i] = float16(x); c[i] = float32(b[i])
+        """
+        which = buffer_index.name if isinstance(buffer_index, Buffer) else buffer_index
+        attrs = {"buffer_index": which, "dtype": str(dtype)}
+        self._run("unsafe_set_dtype", unsafe_set_dtype, (self._block(block),), attrs)
 
     def storage_align(
         self, block: BlockLike, buffer_index: Which, axis: int, factor: int, offset: int

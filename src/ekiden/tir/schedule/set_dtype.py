@@ -1,0 +1,60 @@
+"""The primitive that keeps an intermediate in another dtype. It is TVM's one step that changes what
+a program computes: values are rounded to the dtype where they are stored.
+
+    b = alloc(n, "float32")             b = alloc(n, "float16")
+    b[i] = a[i] * 2.0             ->    b[i] = float16(a[i] * 2.0)
+    c[i] = b[i] + 1.0                   c[i] = float32(b[i]) + 1.0
+"""
+
+from __future__ import annotations
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import PrimExpr, cast
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.schedule.cache import pick_buffer
+from ekiden.tir.schedule.program import Program, refuse, written
+from ekiden.tir.stmt import BlockRealize, BufferStore, PrimFunc, Stmt
+from ekiden.tir.visitor import ExprRewriter
+
+STEP = "unsafe_set_dtype"
+
+
+class _Retype(ExprRewriter):
+    def __init__(self, old: Buffer, new: Buffer) -> None:
+        super().__init__(self._load)
+        self._old, self._new = old, new
+
+    def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad) and e.buffer is self._old:
+            return cast(BufferLoad(self._new, e.indices), e.dtype)
+        if isinstance(e, BufferAddress) and e.buffer is self._old:
+            refuse(f"{STEP} of {self._old.name!r}: it is handed to a call, which knows its dtype")
+        return e
+
+    def buffer(self, buffer: Buffer) -> Buffer:
+        return self._new if buffer is self._old else buffer
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """old[i] = v  ->  new[i] = cast(v)"""
+        new = super().visit_store(stmt)
+        if stmt.buffer is not self._old:
+            return new
+        assert isinstance(new, BufferStore)
+        kind = dt.with_lanes(self._new.dtype, dt.vector(new.value.dtype))
+        return new.with_fields(value=cast(new.value, kind))
+
+
+def unsafe_set_dtype(
+    program: Program, realize: BlockRealize, buffer_index: int | str | Buffer, dtype: str
+) -> PrimFunc:
+    """See `Schedule.unsafe_set_dtype`."""
+    name = realize.block.name
+    old = pick_buffer(STEP, realize, buffer_index, written(realize.block), "writes")
+    if program.is_param(old):
+        refuse(f"{STEP} {name!r}: {old.name!r} is an output", realize)
+    if dtype not in dt.SCALAR_BITS or dtype == "handle":
+        refuse(f"{STEP} {name!r}: expected a dtype such as float16, got {dtype!r}", realize)
+    if old.dtype == dtype:
+        return program.func
+    retyped = _Retype(old, old.with_fields(dtype=dtype))
+    return program.func.with_fields(body=retyped.visit(program.func.body))
