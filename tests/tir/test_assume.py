@@ -7,6 +7,7 @@ import ekiden
 from ekiden import tir
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var
+from ekiden.runtime.errors import CompileError
 from ekiden.script import tir as T
 from ekiden.tir import PrimFunc, transform
 
@@ -70,3 +71,42 @@ def test_loops_of_assumptions_vanish() -> None:
 def test_refuses_numbers() -> None:
     with pytest.raises(TypeError, match="assume: a condition is a bool, got int32"):
         tir.assume(Var("x", "int32"))
+
+
+@T.prim_func
+def undefined(a: T.Buffer((4,), "int32")) -> None:
+    x = T.undef(dtype="int32")
+    a[0] = 3
+    for i in range(3):
+        a[i + 1] = x + 1
+
+
+@T.prim_func
+def undefined_index(a: T.Buffer((4,), "int32")) -> None:
+    a[T.undef(dtype="int32")] = 3
+
+
+def test_undefined_values_are_not_stored() -> None:
+    text = after(transform.RemoveStoreUndef(), undefined)
+    assert "a[0] = 3" in text and "for i" not in text and "T.undef" not in text
+    with pytest.raises(CompileError, match=r"may only be stored, got T\.undef\("):
+        after(transform.RemoveStoreUndef(), undefined_index)
+    with pytest.raises(CompileError, match="no code generator has the call undef"):
+        ekiden.build(undefined, target="llvm")
+
+
+@T.prim_func
+def threads(a: T.Buffer((4,), "int32"), n: T.int32) -> None:
+    for i in T.thread_binding(4, thread="threadIdx.x"):
+        if n > 2:
+            a[i] = n
+
+
+def test_conditions_leave_threads_on_request() -> None:
+    """The loop is inside of the condition then."""
+    text = after(transform.HoistIfThenElse(), threads)
+    assert text.index("for i") < text.index("if n > 2")
+    config = {"tir.HoistIfThenElse": {"support_block_scope_hosting": True}}
+    with ekiden.transform.PassContext(config=config):
+        text = after(transform.HoistIfThenElse(), threads)
+    assert text.index("if n > 2") < text.index("for i")

@@ -190,6 +190,8 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
         "tvm_store_matrix_sync", "ptx_mma", "ptx_mma_sp", "ptx_ldmatrix", "ptx_cp_async",
         "ptx_commit_group", "ptx_wait_group", "tvm_thread_allreduce")),
     IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
+    # no value in particular: RemoveStoreUndef drops what stores it
+    IntrinsicDef("undef",        0, _not_here, "int32", is_compiled=False),
     # a promise that a condition holds: Simplify uses it, lowering drops it
     IntrinsicDef("assume",       1, _assumed, "bool", effects=True, is_compiled=False),
     IntrinsicDef("bitwise_and",  2, np.bitwise_and),

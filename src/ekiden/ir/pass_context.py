@@ -196,6 +196,15 @@ REMOVE_NO_OP = register_option(
         "max_simplification_steps": Option(int, 0, "TVM's; proofs here have an end of their own"),
     },
 )
+HOIST_IF = register_option(
+    "tir.HoistIfThenElse",
+    dict,
+    {},
+    "which loops conditions are taken out of",
+    {
+        "support_block_scope_hosting": Option(bool, False, "those of a device's threads, too"),
+    },
+)
 LOOP_PARTITION = register_option(
     "tir.LoopPartition",
     dict,

@@ -129,6 +129,15 @@ def assume(cond: ExprLike) -> PrimExpr:
     return _call("assume", condition)
 
 
+def undef(dtype: str = "int32") -> PrimExpr:
+    """No value in particular: storing it says that nobody reads what is there.
+    `transform.RemoveStoreUndef` drops such stores; code generators refuse what is left.
+
+    TVM: tir.undef, an int32.
+    """
+    return Intrinsic("undef", (), dtype)
+
+
 def vscale() -> PrimExpr:
     """Of how many times their least width the scalable vectors of the processor are, an int32:
     `tir.Ramp(0, 1, 4 * tir.vscale())`.
@@ -327,5 +336,6 @@ __all__ = [
     "trunc",
     "truncdiv",
     "truncmod",
+    "undef",
     "vscale",
 ]  # fmt: skip

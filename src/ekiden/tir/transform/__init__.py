@@ -43,6 +43,7 @@ from ekiden.tir.transform.pipeline import (
     LowerOpaqueBlock,
     RemoveAssume,
     RemoveNoOp,
+    RemoveStoreUndef,
     Simplify,
     SplitHostDevice,
     StorageRewrite,
@@ -55,6 +56,7 @@ from ekiden.tir.transform.pipeline import (
 )
 from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
 from ekiden.tir.transform.remove_no_op import remove_no_op
+from ekiden.tir.transform.remove_store_undef import remove_store_undef
 from ekiden.tir.transform.simplify import simplify
 from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
@@ -86,6 +88,7 @@ __all__ = [
     "LowerOpaqueBlock",
     "RemoveAssume",
     "RemoveNoOp",
+    "RemoveStoreUndef",
     "Simplify",
     "SplitHostDevice",
     "StorageRewrite",
@@ -113,6 +116,7 @@ __all__ = [
     "prim_func_pass",
     "remove_assume",
     "remove_no_op",
+    "remove_store_undef",
     "simplify",
     "split_host_device",
     "storage_rewrite",

@@ -4,11 +4,14 @@ for i in n:                          if c:
     if c: s  else: t           ->        for i in n: s
                                      else:
                                          for i in n: t
+
+`tir.HoistIfThenElse={"support_block_scope_hosting": True}`: also of loops over a device's threads.
 """
 
 from __future__ import annotations
 
 from ekiden.ir.intrinsic import row_of
+from ekiden.ir.pass_context import HOIST_IF, PassContext
 from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, Intrinsic, PrimExpr
 from ekiden.ir.prim_visitor import post_order
 from ekiden.tir.distinct import distinct
@@ -20,13 +23,14 @@ KINDS = (ForKind.SERIAL, ForKind.PARALLEL)
 
 
 class _Hoist(StmtMutator):
-    def __init__(self) -> None:
+    def __init__(self, kinds: tuple[ForKind, ...]) -> None:
+        self.kinds = kinds
         self.has_copied = False
 
     def visit_for(self, stmt: For) -> Stmt:
         """for i: if c: s  ->  if c: for i: s, where c is the same in all steps."""
         new = super().visit_for(stmt)
-        if not isinstance(new, For) or new.kind not in KINDS:
+        if not isinstance(new, For) or new.kind not in self.kinds:
             return new
         branch = new.body
         if not isinstance(branch, IfThenElse) or not is_free_of(branch.condition, new):
@@ -52,6 +56,8 @@ def hoist_conditions(func: PrimFunc) -> PrimFunc:
     """The function with conditions outside the loops they do not change in."""
     if not any(isinstance(s, For) and isinstance(s.body, IfThenElse) for s in walk(func.body)):
         return func
-    hoist = _Hoist()
+    options = PassContext.current().fields(HOIST_IF)
+    threads = (ForKind.THREAD_BINDING,) if options["support_block_scope_hosting"] else ()
+    hoist = _Hoist((*KINDS, *threads))
     new = func.with_fields(body=hoist.visit(func.body))
     return distinct(new) if hoist.has_copied else new

@@ -36,6 +36,7 @@ from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.lower_small_types import lower_small_types
 from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
 from ekiden.tir.transform.remove_no_op import remove_no_op
+from ekiden.tir.transform.remove_store_undef import remove_store_undef
 from ekiden.tir.transform.simplify import simplify
 from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
@@ -140,6 +141,8 @@ Simplify                = _factory("Simplify",                simplify)
 
 RemoveAssume            = _factory("RemoveAssume",            remove_assume)
 """What is assumed is dropped, unused."""
+RemoveStoreUndef        = _factory("RemoveStoreUndef",        remove_store_undef)
+"""Stores of what is undefined are dropped."""
 UseAssumptions          = _factory("UseAssumptions",          use_assumptions)
 """Conditions that `T.assume` decides vanish, and then the assumptions."""
 
