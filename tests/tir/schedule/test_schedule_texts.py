@@ -539,6 +539,24 @@ def set_scope(s: Schedule) -> None:
     for i, k in T.grid(4, 6):
         with T.block("s"):
             i_1, k_1 = T.axis.remap("SR", [i, k])
+            with T.init():
+                s[i_1] = 0.0
+            s[i_1] = T.Cast("float16", T.Cast("float32", s[i_1]) + a[i_1, k_1])
+    for i in range(4):
+        with T.block("r"):
+            i_1 = T.axis.spatial(4, i)
+            r[i_1] = T.max(T.Cast("float32", s[i_1]), 0.0)
+    """
+)
+def unsafe_set_dtype(s: Schedule) -> None:
+    s.unsafe_set_dtype("s", 0, "float16")
+
+
+@case(
+    """
+    for i, k in T.grid(4, 6):
+        with T.block("s"):
+            i_1, k_1 = T.axis.remap("SR", [i, k])
             T.block_attr({"buffer_dim_align": ((0, 0, 16, 1),)})
             with T.init():
                 s[i_1] = 0.0
