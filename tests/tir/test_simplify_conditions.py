@@ -30,6 +30,10 @@ SIMPLIFIED = [
     ("for i in range(16):\n    if i < 8:\n        for j in range(4):\n            if i + j < 11:\n"
      "                A[i] = j",
      "for i in range(16):\n    if i < 8:\n        for j in range(4):\n            A[i] = j"),
+    # a condition with a name
+    ("c: T.bool = n < 3\nif n < 3:\n    if c:\n        A[0] = 1\nif c or n >= 3:\n    A[1] = 2",
+     "c: T.bool = n < 3\nif n < 3:\n    A[0] = 1\nA[1] = 2"),
+    ("c: T.bool = A[0] < 3\nA[0] = 5\nif A[0] < 3:\n    if c:\n        A[1] = 1", None),
     # what memory says may have changed
     ("if A[0] == 1:\n    A[0] = 2\n    if A[0] == 1:\n        A[1] = 3", None),
     # parts of an expression

@@ -32,7 +32,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, post_order, rebuild, substitute
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, PrimFunc, SeqStmt, Stmt
+from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
 from ekiden.tir.transform.remove_no_op import stores_itself
 from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing, sequence
 
@@ -81,6 +81,11 @@ _JOINS = (And, Or)
 class _Knowing(Simplifier):
     """A Simplifier that knows the conditions around."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.conditions: dict[Var, PrimExpr] = {}
+        """Variables of type bool that are bound to what no statement changes."""
+
     def expr(self, expr: PrimExpr) -> PrimExpr:
         """The simplest form where it stands."""
         expr = substitute(expr, self.values)
@@ -91,13 +96,14 @@ class _Knowing(Simplifier):
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """The sides know the condition, or its opposite."""
         condition = self.expr(stmt.condition)
-        if isinstance(condition, IntImm):
-            side = stmt.then_case if condition.value else stmt.else_case
+        meaning = self.expr(substitute(condition, self.conditions))
+        if isinstance(meaning, IntImm):
+            side = stmt.then_case if meaning.value else stmt.else_case
             return NOTHING if side is None else self.visit(side)
-        then_case = self._given(condition, stmt.then_case)
+        then_case = self._given(meaning, stmt.then_case)
         other = None
         if stmt.else_case is not None:
-            other = self._given(Not(condition), stmt.else_case)
+            other = self._given(Not(meaning), stmt.else_case)
             other = None if is_nothing(other) else other
         if is_nothing(then_case) and other is None:
             return NOTHING
@@ -121,6 +127,13 @@ class _Knowing(Simplifier):
         new = super().visit_evaluate(stmt)
         condition = assumed(new)
         return NOTHING if isinstance(condition, IntImm) and condition.value else new
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        """let c = i < 3: if i < 3: if c: s  ->  let c = i < 3: if i < 3: s"""
+        value = self.expr(stmt.value)
+        if value.dtype == "bool" and _lasts(value):
+            self.conditions[stmt.var] = value
+        return stmt.with_fields(value=value, body=self.visit(stmt.body))
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """A[i] = A[i]  ->  nothing"""
@@ -218,7 +231,11 @@ def _lasting(condition: PrimExpr) -> list[PrimExpr]:
         parts: list[PrimExpr] = [Not(p) for p in _parts(condition.a, Or)]
     else:
         parts = _parts(condition, And)
-    return [p for p in parts if not any(isinstance(e, _READS) for e in post_order(p))]
+    return [p for p in parts if _lasts(p)]
+
+
+def _lasts(condition: PrimExpr) -> bool:
+    return not any(isinstance(e, _READS) for e in post_order(condition))
 
 
 _READS = (BufferLoad, Intrinsic)
