@@ -37,6 +37,29 @@ def test_decides_conditions() -> None:
 
 
 @T.prim_func
+def any_size(a: T.handle, b: T.handle) -> None:
+    n = T.int64()
+    source = T.match_buffer(a, (n,), "float32")
+    target = T.match_buffer(b, (n,), "float32")
+    T.assume(n % 16 == 0)
+    for i in range(n):
+        with T.block("b"):
+            at = T.axis.spatial(n, i)
+            target[at] = source[at] * 2.0
+
+
+def test_a_split_leaves_nothing_over() -> None:
+    sch = tir.Schedule(any_size)
+    _, inner = sch.split(sch.get_loops("b")[0], [None, 16])
+    sch.vectorize(inner)
+    text = transform.lower(sch.func).script()
+    assert "n // 16" in text and "if" not in text and "%" not in text
+    one, two = (ekiden.nd.array(np.full(32, n, "float32")) for n in (1, 0))
+    ekiden.build(sch.func, target="llvm")(one, two)
+    assert (two.numpy() == 2).all()
+
+
+@T.prim_func
 def elsewhere(a: T.Buffer((4,), "int32"), n: T.int32, m: T.int32) -> None:
     if m == 0:
         T.assume(n == 0)

@@ -160,8 +160,8 @@ PASSES: list[Pass] = [
     LowerOpaqueBlock(),
     CompactBufferAllocation(),
     AlignStorage(),         # once buffers have their shapes
-    UseAssumptions(),       # blocks are gone; before anything asks what it decides
     LoopPartition(),        # while what a split left over is still marked, and loops are loops
+    UseAssumptions(),       # they may say that nothing is left over
     InjectVirtualThread(),
     InjectDoubleBuffer(),   # after buffers are inside the loops whose steps they serve
     HoistIfThenElse(),
