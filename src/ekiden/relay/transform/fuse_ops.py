@@ -162,16 +162,34 @@ MOST_PLACES = 8
 step by step (a sum by doubling) would be written out 2, 4, 8, ... times."""
 
 
-def _keep_what_many_read(ordered: list[_Node]) -> None:
-    """Operators whose elements a kernel would need at too many places are results of their own."""
+FEW = 3
+"""As many operators are computed anew anywhere: views of a kernel's data, a constant."""
+
+
+def _keep_what_many_read(graph: dict[RelayExpr, _Node]) -> None:
+    """Operators that a kernel would compute at too many places are results of their own."""
     places: dict[_Node, int] = {}
-    for each in reversed(ordered):
+    for each in reversed(graph.values()):
         found = [(places[user], edge) for user, edge in each.users]
         same = max((n for n, edge in found if edge == OpPattern.ELEMWISE), default=0)
         moved = sum(n for n, e in found if OpPattern.ELEMWISE < e <= OpPattern.INJECTIVE)
         places[each] = max(1, same + moved)
-        if each.pattern <= OpPattern.INJECTIVE and places[each] > MOST_PLACES:
+        if places[each] > MOST_PLACES and not _is_short(each, graph):
             each.external, places[each] = True, 1
+
+
+def _is_short(node: _Node, graph: dict[RelayExpr, _Node]) -> bool:
+    """Whether few operators, each on elements, lead to one; another kind is kept anyhow."""
+    if node.pattern > OpPattern.INJECTIVE:
+        return True
+    seen, stack = {node}, [node]
+    while stack and len(seen) <= FEW:
+        for operand in operands(stack.pop().expr):
+            before = graph.get(operand)
+            if before is not None and before.pattern <= OpPattern.INJECTIVE and before not in seen:
+                seen.add(before)
+                stack.append(before)
+    return len(seen) <= FEW
 
 
 def _common_dominator(a: _Node | None, b: _Node | None) -> tuple[_Node | None, OpPattern]:
@@ -298,7 +316,7 @@ def _partition(
     """Groups of a scope: result expression -> members in topological order."""
     graph = _build_graph(nodes, outputs)
     ordered = list(graph.values())
-    _keep_what_many_read(ordered)
+    _keep_what_many_read(graph)
     _find_post_dominators(ordered)
     for phase in range(3):
         for each in ordered:
