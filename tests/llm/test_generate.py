@@ -52,12 +52,31 @@ def test_sixteen_texts_together_are_those_alone(model: llm.Model, sampling: llm.
     assert len({tuple(each) for each in alone}) > 10
 
 
-@pytest.mark.parametrize("cache", ["float16", "bfloat16"])
-def test_a_cache_may_be_half_as_large(cache: str) -> None:
-    half = llm.load(tiny("llama"), page=16, sequences=1, cache=cache)
+@pytest.mark.parametrize(("cache", "most"), [("float16", 0.02), ("bfloat16", 0.2), ("int8", 0.2)])
+def test_a_cache_may_be_smaller(cache: str, most: float) -> None:
+    small = llm.load(tiny("llama"), page=16, sequences=1, cache=cache)
     exact = Reference(tiny("llama")).logits(PROMPTS[7])
-    found = half.logits(PROMPTS[7])
-    assert 0 < np.abs(found - exact).max() < (0.02 if cache == "float16" else 0.2)
+    assert 0 < np.abs(small.logits(PROMPTS[7]) - exact).max() < most
+
+
+def test_a_cache_of_another_dtype_is_refused() -> None:
+    with pytest.raises(InputError, match="'cache' must be one of .*int8, got 'int4'"):
+        llm.load(tiny("llama"), cache="int4")
+
+
+def test_no_text_waits_for_the_prompt_of_another(model: llm.Model) -> None:
+    engine = llm.Engine(model, sequences=2, chunk=8)
+    short = engine.submit([1, 2], llm.Sampling(max_tokens=20))
+    next(short)
+    late = engine.submit(PROMPTS[7], llm.Sampling(max_tokens=3))
+    for n in range(2, 8):
+        next(short)
+        assert (len(short.tokens), late.read) == (n, 7 * (n - 1))
+    rest, whole = [*short], [*late]
+    assert short.tokens[-len(rest) :] == rest
+    alone = llm.Engine(model, sequences=1)
+    assert alone.run([[1, 2]], llm.Sampling(max_tokens=20))[0] == short.tokens
+    assert alone.run([PROMPTS[7]], llm.Sampling(max_tokens=3))[0] == whole
 
 
 def test_texts_share_the_pages_of_their_beginning(model: llm.Model) -> None:

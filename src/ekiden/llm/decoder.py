@@ -43,6 +43,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.transform.remove_unused_functions import ENTRIES
 from ekiden.relay.ty import RefType
+from ekiden.topi.rule.page_planes import Plane
 
 __all__ = ["FORWARD", "Layout", "cache_shape", "decoder_module"]
 
@@ -59,7 +60,8 @@ class Layout:
 
 def cache_shape(config: DecoderConfig, layout: Layout, pages: object) -> tuple[object, ...]:
     """[pages, layers, keys and values, heads, a page of one]."""
-    return (pages, config.layers, 2, config.groups, layout.page * config.depth)
+    plane = Plane(layout.page, config.depth, layout.dtype)
+    return (pages, config.layers, 2, config.groups, plane.size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from ekiden.llm.text import Pieces, Tokenizer
 from ekiden.llm.weights import Checkpoint
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.vm import VirtualMachine
+from ekiden.topi.rule.page_planes import KINDS
 
 __all__ = ["Model", "Piece", "load"]
 
 Ints = NDArray[np.int32]
-CACHES = ("float32", "float16", "bfloat16")
 DEFAULT_CONTEXT = 4096
 """Tokens of a text, where nobody says and the model can have more."""
 
@@ -61,8 +61,8 @@ def load(
 
     A text has at most `context` tokens (else what the model can, up to 4,096), and `sequences` are
     made at once; the cache is as large as both need, in pages of `page` tokens. It is of dtype
-    `cache`: "float32", "float16" or "bfloat16"; by default float32 where the weights are, so that
-    nothing is rounded, and else float16.
+    `cache`: "float32", "float16", "bfloat16" or "int8", which has a scale for each token of a head;
+    by default float32 where the weights are, so that nothing is rounded, and else float16.
     `tokenizer` is one of the package tokenizers, or its file; a folder and a GGUF file have their
     own. `options` are those of `ekiden.compile`.
 
@@ -82,8 +82,8 @@ def load(
     if type(context) is not int or not 2 <= context <= most:
         raise InputError(f"load: 'context' must be from 2 to {most} tokens, got {context!r}")
     decoder = read_config(config, context)
-    if cache not in (None, *CACHES):
-        raise InputError(f"load: 'cache' must be one of {', '.join(CACHES)}, got {cache!r}")
+    if cache not in (None, *KINDS):
+        raise InputError(f"load: 'cache' must be one of {', '.join(KINDS)}, got {cache!r}")
     layout = Layout(page, cache or _cache_of(found, decoder))
     small = None if draft is None else _draft_of(_opened(draft), decoder, context, proposals)
     exe = ekiden.compile(program(found, decoder, layout, small), num_threads=num_threads, **options)

@@ -237,13 +237,17 @@ def attention() -> Iterator[Case]:
 
 
 def pages() -> Iterator[Case]:
-    """A cache in pages; results of more shapes are checked in tests/llm/test_pages.py."""
+    """A cache in pages, also of bytes; whole decoders are checked in tests/llm/test_generate.py."""
     cache, tokens = normal(5, 2, 2, 2, 8 * 4), normal(3, 8, 4)
     places = (np.array(each, "int32") for each in ([1], [[3, 0], [1, 4]], [0, 0, 1], [8, 9, -1]))
     places = tuple(places)
     write, attend = op.nn.contrib_write_pages, op.nn.contrib_paged_attention
     yield case(partial(write, page=8), cache, tokens, *places, symbolic=(3, 5))
     yield case(partial(attend, page=8), tokens, cache, *places, symbolic=(3, 5), tolerance=1e-5)
+    halves = np.zeros((5, 2, 2, 2, 8 * (4 + 2)), "int8")
+    yield case(partial(write, page=8), halves, tokens, *places, symbolic=(3, 5))
+    halves[...] = np.arange(halves.size).reshape(halves.shape) % 51
+    yield case(partial(attend, page=8), tokens, halves, *places, symbolic=(3, 5), tolerance=1e-5)
 
 
 def products_of_nibbles(x: Array, n: int, block: int) -> Iterator[Case]:

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir.prim import PrimExpr, Var, cast, const
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, maximum, minimum
 from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, RangeCheck, range_check
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 from ekiden.topi.rule.in_place import UPDATES
+from ekiden.topi.rule.page_planes import KINDS, LEVELS, SCALE, Plane
 from ekiden.topi.rule.pages import PagedAttention, Pages
 from ekiden.topi.rule.scatter import copied
 from ekiden.topi.shape import check_rank, expect_shape, known
 
 QUANTUM = 4
 """What the depth of a head and the tokens of a page are multiples of."""
-KINDS = ("float32", "float16", "bfloat16")
 
 
 def _checked(
@@ -49,9 +50,11 @@ def _checked(
         raise ValueError(
             f"{name}: a page and a depth must be multiples of {QUANTUM}, got {page} and {depth}"
         )
-    if plane != page * depth:
+    size = Plane(page, depth, cache.dtype).size
+    if plane != size:
         raise ValueError(
-            f"{name}: a page of {page} tokens has {page * depth} numbers of a head, got {plane}"
+            f"{name}: a page of {page} tokens has {size} elements of {cache.dtype} for a head, got"
+            f" {plane}"
         )
     expect_shape(name, "cache", cache.shape[2:3], (2,))
     expect_shape(name, "layer", layer.shape, (1,))
@@ -66,6 +69,45 @@ def _checked(
     )
 
 
+def _written(plane: Plane, given: Buffer, source: PrimExpr, cache: Buffer, base: PrimExpr,
+             token: PrimExpr, values: int) -> Stmt:  # fmt: skip
+    """The numbers of a token from `source` on, put into the plane at `base`."""
+    d = Var("d")
+    at = token * plane.depth + d if values else d * plane.page + token
+    value = given[simplify(source + d)]
+    if not plane.has_scales:
+        made: Stmt = BufferStore(cache, cast(value, cache.dtype), (base + at,))
+        return For(d, const(0), const(plane.depth), ForKind.SERIAL, made)
+    most, zero = Buffer("most", (const(1),), "float32", "register"), const(0)
+    scale, finer, bits = Var("scale", "float16"), Var("finer", "float32"), Var("bits", "int32")
+    near = call_intrin("round", value * finer)
+    level = maximum(minimum(near, const(LEVELS, "float32")), const(-LEVELS, "float32"))
+    made = BufferStore(cache, cast(cast(level, "int32"), cache.dtype), (base + at,))
+    halves = [
+        BufferStore(
+            cache, cast(call_intrin("right_shift", bits, const(8 * n, "int32")), cache.dtype),
+            (base + plane.scale_at(token) + n,),
+        )
+        for n in range(SCALE.itemsize)
+    ]  # fmt: skip
+    made = seq(*halves, For(d, const(0), const(plane.depth), ForKind.SERIAL, made))
+    wide = cast(scale, "float32")
+    one = const(1.0, "float32")
+    safe = Select(wide > const(0.0, "float32"), wide, one, "float32")
+    made = LetStmt(finer, one / safe, made)
+    word = cast(call_intrin("reinterpret", scale, dtype="uint16"), "int32")
+    made = LetStmt(bits, word, made)
+    made = LetStmt(scale, cast(most[zero] * const(1 / LEVELS, "float32"), "float16"), made)
+    k = Var("k")
+    here = call_intrin("abs", given[simplify(source + k)])
+    grown = BufferStore(most, maximum(most[zero], here), (zero,))
+    return Allocate(most, seq(
+        BufferStore(most, const(0.0, "float32"), (zero,)),
+        For(k, const(0), const(plane.depth), ForKind.SERIAL, grown),
+        made,
+    ))  # fmt: skip
+
+
 def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page: int) -> Tensor:
     """The cache with keys and values of one layer at the positions of n tokens: the last heads of
     `projected` [n, heads, depth] are keys, then as many values; `places` are layer, tables,
@@ -73,25 +115,26 @@ def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page
     name = "write_pages"
     checks = _checked(name, page, projected, cache, places)
 
+    depth = known(projected.shape[2])
+    assert depth is not None
+    plane = Plane(page, depth, cache.dtype)
+
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         old, given, layer, tables, sequences, positions = ins
-        tokens, heads, depth = given.shape
+        tokens, heads, _ = given.shape
         groups = old.shape[3]
-        t, g, d = Var("t"), Var("g"), Var("d")
-        position, base = Var("position", "int64"), Var("base", "int64")
-        plane = page * depth
+        t, g = Var("t"), Var("g")
+        position, base, source = (Var(n, "int64") for n in ("position", "base", "source"))
         row = cast(sequences[t], "int64") * tables.shape[1] + position // page
         index = cast(tables[simplify(row)], "int64") * old.shape[1] + cast(layer[0], "int64")
-        start = (index * 2 * groups + g) * plane
-        at, source = position % page, (t * heads + heads - 2 * groups + g) * depth + d
+        start = (index * 2 * groups + g) * plane.size
+        at = position % page
         made: Stmt = seq(
-            BufferStore(outs[0], cast(given[source], old.dtype), (base + d * page + at,)),
-            BufferStore(
-                outs[0], cast(given[source + groups * depth], old.dtype),
-                (base + groups * plane + at * depth + d,),
-            ),
+            _written(plane, given, source, outs[0], base, at, 0),
+            _written(plane, given, source + groups * depth, outs[0],
+                     base + groups * plane.size, at, 1),
         )  # fmt: skip
-        made = For(d, const(0), depth, ForKind.SERIAL, made)
+        made = LetStmt(source, cast((t * heads + heads - 2 * groups + g) * depth, "int64"), made)
         made = For(g, const(0), groups, ForKind.SERIAL, LetStmt(base, start, made))
         made = LetStmt(
             position, cast(positions[t], "int64"), IfThenElse(position >= const(0, "int64"), made)

@@ -1,7 +1,7 @@
 """Attention over a cache of keys and values that lies in pages, and writing into it.
 
-    cache    [pages, layers, 2, groups, page * depth]: of each layer the keys of a page, a row for
-             each place of a depth [depth][page], then its values [page][depth]
+    cache    [pages, layers, 2, groups, a plane]: of each layer the keys of a page, then its values
+             (page_planes.py says how they lie)
     tables   int32 [sequences, most pages]: which pages hold the tokens of a sequence, in order
 
     for tile of tokens, for heads that share keys:
@@ -61,6 +61,7 @@ from ekiden.topi.rule.by_hand import make_buffers, tiled_function
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.model import LINE, most_rows
+from ekiden.topi.rule.page_planes import Plane
 
 LANES = 16
 """Lanes of a vector where no target is known."""
@@ -139,7 +140,7 @@ class PagedAttention:
         """Heads of a tile."""
         self.span = max(1, self.cut.rows // self.together)
         """Tokens of a tile."""
-        self.plane = pages.page * self.depth
+        self.plane = Plane(pages.page, self.depth, self.cache.dtype)
         self.stride = simplify(self.tables.shape[1] * pages.page + self.lanes)
 
     # Vectors.
@@ -162,7 +163,7 @@ class PagedAttention:
     def plane_of(self, page: PrimExpr, group: PrimExpr, values: int) -> PrimExpr:
         """Where the keys of a page begin, or its values."""
         layer = cast(self.layer[const(0)], "int64")
-        return (((page * self.layers + layer) * 2 + values) * self.groups + group) * self.plane
+        return (((page * self.layers + layer) * 2 + values) * self.groups + group) * self.plane.size
 
     # A tile of tokens of one sequence.
 
@@ -232,6 +233,7 @@ class PagedAttention:
         made = seq(
             self.scored(tile),
             self.softmax(scores, totals, rows, simplify((end - begin) * (page // self.lanes))),
+            *([self.scaled(tile)] if self.plane.has_scales else ()),
             *(self.mixed(tile, *each) for each in self.blocks(self.depth, rows)),
         )
         made = Allocate(scores, Allocate(totals, made))
@@ -283,6 +285,7 @@ class PagedAttention:
         """Those of some columns of a page, while those of the page `after` it are brought near."""
         rows, page, k = tile.span * self.together, self.pages.page, Var("k")
         acc = self.acc(rows * vectors)
+        scales = [Var(f"scale{v}", acc.dtype) for v in range(vectors)]
 
         def scalar(row: int) -> PrimExpr:
             return self.query[self.row_start(tile, row, self.total) + k]
@@ -298,12 +301,35 @@ class PagedAttention:
             r, v = divmod(n, vectors)
             at = column + v * self.lanes
             place = tile.places[r // self.together]
-            value = self.score(acc[const(n)], number * page + at, place)
+            value: PrimExpr = acc[const(n)]
+            if self.plane.has_scales:
+                value = Mul(value, scales[v], acc.dtype)
+            value = self.score(value, number * page + at, place)
             to = r * self.stride + (number - tile.begin) * page + at
             ends.append(self.store(tile.scores, simplify(to), value))
         ahead = self.ahead(after + k * page + column, vectors)
+        stored = seq(*ends)
+        for v, var in enumerate(scales if self.plane.has_scales else ()):
+            at = const(column + v * self.lanes)
+            given = self.plane.scales(self.cache, base, at, self.lanes)
+            stored = LetStmt(var, given, stored)
         made = self.products(acc, rows, vectors, steps, scalar, keys, ahead)
-        return Allocate(acc, seq(made, *ends))
+        return Allocate(acc, seq(made, stored))
+
+    def scaled(self, tile: Rows) -> Stmt:
+        """The weights of all values times the scales of these."""
+        rows, page = tile.span * self.together, self.pages.page
+        number, v, base = Var("p"), Var("v"), Var("base", "int64")
+        scale = Var("scale", f"float32x{self.lanes}")
+        made = []
+        for r in range(rows):
+            at = simplify(r * self.stride + (number - tile.begin) * page + v * self.lanes)
+            value = Mul(self.load(tile.scores, at), scale, scale.dtype)
+            made.append(self.store(tile.scores, at, value))
+        given = self.plane.scales(self.cache, base, v * self.lanes, self.lanes)
+        body = serial(v, const(page // self.lanes), LetStmt(scale, given, seq(*made)))
+        body = LetStmt(base, self.plane_of(self.page_of(tile, number), tile.group, 1), body)
+        return serial(number, tile.end - tile.begin, body, tile.begin)
 
     def softmax(self, scores: Buffer, totals: Buffer, rows: int, count: PrimExpr) -> Stmt:
         """scores = exp(scores - max) in each row of a tile, totals = 1 / their sum."""

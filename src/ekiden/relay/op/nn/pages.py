@@ -20,6 +20,7 @@ from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, check_range
 from ekiden.relay.op._inventory import declare
+from ekiden.topi.rule.page_planes import Plane
 from ekiden.topi.rule.pages import Pages
 
 PLACES = ("layer", "tables", "sequences", "positions")
@@ -63,13 +64,14 @@ def _write(attrs: WritePagesAttrs, cache: Array, projected: Array, *places: Arra
     _check("write_pages", attrs.page, cache, places)
     layer, tables, sequences, positions = places
     found, page, groups = cache.copy(), attrs.page, cache.shape[3]
+    plane = Plane(page, projected.shape[-1], str(cache.dtype))
     keys, values = projected[:, -2 * groups : -groups], projected[:, -groups:]
     for k, v, s, p in zip(keys, values, sequences, positions, strict=True):
         if p < 0:
             continue
         here = found[tables[s, p // page], layer[0]]
-        here[0].reshape(len(k), -1, page)[:, :, p % page] = k
-        here[1].reshape(len(k), page, -1)[:, p % page] = v
+        for which, given in enumerate((k, v)):
+            plane.write(here[which], p % page, given, which)
     return found
 
 
@@ -81,10 +83,10 @@ def _attend(attrs: PagedAttentionAttrs, projected: Array, cache: Array, *places:
     _check("paged_attention", attrs.page, cache, places)
     _, heads, depth = query.shape
     found, page = np.zeros_like(query), attrs.page
-    planes = cache[:, layer[0]].astype(np.float32)
-    groups = planes.shape[2]
-    keys = planes[:, 0].reshape(-1, groups, depth, page).transpose(0, 3, 1, 2)
-    values = planes[:, 1].reshape(-1, groups, page, depth).transpose(0, 2, 1, 3)
+    plane, groups = Plane(page, depth, str(cache.dtype)), cache.shape[3]
+    keys, values = (
+        plane.read(cache[:, layer[0], which], which).transpose(0, 2, 1, 3) for which in (0, 1)
+    )
     scale = 1 / math.sqrt(depth) if attrs.scale is None else attrs.scale
     for n, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
         first = max(0, position - attrs.window + 1) if attrs.window else 0
