@@ -1,7 +1,8 @@
 """Many texts at once: who is admitted, whose prompt is read, and who gets the next tokens.
 
-A step is one call of the program. As long as a prompt is not read, it reads up to `chunk` tokens of
-prompts; else it makes up to `steps` tokens of every text that is under way. Texts come and go
+A step is one call of the program. As long as a prompt is not read, it reads up to `chunk` tokens:
+the last one of every text that is under way, each of which gets its next token so, and of prompts
+what there is room for; else it makes up to `steps` tokens of every text. Texts come and go
 between steps (Yu and others, "Orca: A Distributed Serving System for Transformer-Based Generative
 Models", OSDI 2022; pages: Kwon and others, "PagedAttention", SOSP 2023). What a text becomes does
 not depend on those beside it.
@@ -139,9 +140,8 @@ class Engine:
     def _step(self) -> None:
         self._admit()
         try:
-            reading = [each for each in self._running if each.read < len(each.prompt)]
-            if reading:
-                self._prefill(reading)
+            if any(each.read < len(each.prompt) for each in self._running):
+                self._read()
             else:
                 self._decode()
         except BaseException:
@@ -175,26 +175,35 @@ class Engine:
         elif stream in self._waiting:
             self._waiting.remove(stream)
 
-    def _prefill(self, reading: Sequence[Stream]) -> None:
+    def _read(self) -> None:
+        """One call for prompts and for texts under way, which come first: none waits for a prompt
+        of another."""
         left, parts = self.chunk, []
-        for each in reading:
-            if count := min(left, len(each.prompt) - each.read):
-                parts.append((each, count))
+        for each in sorted(self._running, key=lambda each: each.read < len(each.prompt)):
+            first = self._first(each)
+            if count := min(left, each.length - first):
+                parts.append((each, first, count))
                 left -= count
-        streams = [each for each, _ in parts]
-        ids = np.concatenate([each.prompt[each.read : each.read + n] for each, n in parts])
-        rows = np.repeat(np.arange(len(parts)), [n for _, n in parts])
-        positions = np.concatenate([np.arange(e.read, e.read + n) for e, n in parts])
-        ends = np.cumsum([n for _, n in parts]) - 1
+        streams = [each for each, _, _ in parts]
+        ids = np.concatenate([each.whole[first : first + n] for each, first, n in parts])
+        rows = np.repeat(np.arange(len(parts)), [n for _, _, n in parts])
+        positions = np.concatenate([np.arange(first, first + n) for _, first, n in parts])
+        ends = np.cumsum([n for _, _, n in parts]) - 1
         where = np.stack((ids, rows, positions)).astype(np.int32)
-        done = [i for i, (each, n) in enumerate(parts) if each.read + n == len(each.prompt)]
+        done = [i for i, (each, first, n) in enumerate(parts) if first + n == each.length]
         tokens = self.model.prefill(
             self._state, where, self._tables(streams), ends[done].astype(np.int32), streams, done
         )
-        for each, n in parts:
-            self._wrote(each, n)
+        for each, first, n in parts:
+            self._wrote(each, first + n - each.read)
         for i, token in zip(done, tokens, strict=True):
             self._add(streams[i], [int(token)])
+
+    def _first(self, stream: Stream) -> int:
+        """The first token that is read next. Where there are proposals, the last but one of a text
+        under way is read again: the smaller model has not seen it if it was the last proposal."""
+        is_under_way = stream.read >= len(stream.prompt)
+        return stream.read - (is_under_way and self.model.spare > 0)
 
     def _decode(self) -> None:
         streams = list(self._running)
