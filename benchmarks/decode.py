@@ -155,10 +155,10 @@ def write(folder: Path, size: str, formats: Sequence[str]) -> None:
 Engine = tuple[Callable[[int], None], Callable[[], None]]
 
 
-def of_ekiden(size: str, format: str, threads: int) -> Engine:
+def of_ekiden(size: str, format: str, cache: str, threads: int) -> Engine:
     """Ekiden."""
     made = Random(size, format)
-    model = llm.load(made, sequences=1, context=CONTEXT, num_threads=threads)
+    model = llm.load(made, sequences=1, context=CONTEXT, cache=cache, num_threads=threads)
     rng = np.random.default_rng(threads)  # a prompt that was read before is in the cache
     streams: list[llm.Stream] = []
 
@@ -275,9 +275,11 @@ def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
     """Those that are asked for."""
     own = [sys.executable, __file__, "--size", options.size, "--threads", str(threads)]
     made = [
-        Worker(f"Ekiden {format}", [*own, "--work", "--formats", format])
+        Worker(f"Ekiden {format}, {cache}",
+               [*own, "--work", "--formats", format, "--caches", cache])
         for format in options.formats
-    ]
+        for cache in options.caches
+    ]  # fmt: skip
     for folder in options.genai:
         command = [*own, "--work", "--genai", str(folder)]
         made.append(Worker(f"onnxruntime-genai {folder.name}", command))
@@ -293,6 +295,7 @@ def main() -> None:
     parser.add_argument("--size", choices=tuple(SIZES), default="135M")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--formats", nargs="*", default=["q4_0"])
+    parser.add_argument("--caches", nargs="+", default=["float16"], help="dtypes of Ekiden's cache")
     parser.add_argument("--write", type=Path)
     parser.add_argument("--genai", type=Path, nargs="*", default=[])
     parser.add_argument("--llama", type=Path, nargs="*", default=[])
@@ -308,7 +311,7 @@ def main() -> None:
         serve(
             of_genai(options.genai[0], threads)
             if options.genai
-            else of_ekiden(options.size, options.formats[0], threads)
+            else of_ekiden(options.size, options.formats[0], options.caches[0], threads)
         )
         return
     columns = "".join(f"{f'at {context}':>10}" for context in CONTEXTS)
