@@ -24,7 +24,7 @@ from ekiden.ir.type import TensorType
 from ekiden.quantization.relay.config import QAnnotateKind, QConfig, current_qconfig
 from ekiden.relay.expr import Call, Constant, Tuple, const
 from ekiden.relay.op.annotation import simulated_quantize
-from ekiden.relay.op.op import ALONE, KEEPS, RULES
+from ekiden.relay.op.op import ALONE, BIASES, KEEPS, MIXES, RULES
 from ekiden.relay.transform import InferType
 from ekiden.relay.transform.scopes import evaluation_order, map_functions, on_body, rewrite_graph
 from ekiden.relay.visitor import children
@@ -41,12 +41,6 @@ class State(Enum):
     BYTES = "rounded"
     SUMS = "sums of products of bytes, in 32 bits"
     OPEN = "of bytes, in steps that the next rounding gives"
-
-
-MIXES = ("add", "subtract", "multiply", "concatenate", "nn.avg_pool2d")
-"""Operators on bytes whose result is in the steps of the rounding below."""
-BIASES = ("add", "subtract", "nn.bias_add")
-"""Operators that take sums as they are where their other operand is constant."""
 
 
 def is_product(name: str) -> bool:
@@ -103,9 +97,10 @@ class _Annotator:
             if old.op.definition.pattern is OpPattern.ELEMWISE or first is State.BYTES:
                 return first, new
             return State.BYTES, self._on_bytes(new, new.args)
-        if name in BIASES and first is State.SUMS and isinstance(new.args[1], Constant):
+        takes_sums = OP_ATTRS.get(BIASES, {}).get(name) and first is State.SUMS
+        if takes_sums and isinstance(new.args[1], Constant):
             return State.SUMS, new
-        if name in MIXES and old in self.useful:
+        if OP_ATTRS.get(MIXES, {}).get(name) and old in self.useful:
             return State.OPEN, self._on_bytes(new, new.args)
         return State.FLOAT, new
 

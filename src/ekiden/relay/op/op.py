@@ -21,7 +21,8 @@ from ekiden.relay.expr import Call
 RULES = "FTVMFakeQuantizationToInteger"
 OPTIONAL = "FTVMOptionalFakeQuantizationToInteger"
 KEEPS, ALONE = "FakeQuantizationKeeps", "FakeQuantizationAlone"
-"""The attributes of operators that FakeQuantizationToInteger reads."""
+MIXES, BIASES = "FakeQuantizationMixes", "FakeQuantizationBiases"
+"""The attributes of operators that FakeQuantizationToInteger and relay.quantize read."""
 
 Types = Mapping[RelayExpr, AffineType]
 """Expression -> what its integers stand for; under a call itself, what is wanted of it."""
@@ -36,18 +37,22 @@ def register_fake_quantization_to_integer(
     *,
     keeps: bool = False,
     alone: bool = False,
+    mixes: bool = False,
+    biases: bool = False,
 ) -> Callable[[QuantizationRule], QuantizationRule]:
     """Give an operator its rule of FakeQuantizationToInteger; without one, a decorator.
 
     keeps: its results are among its first argument's values, in their scale; alone: what its
-    results stand for follows from its arguments, without loss. Raises KeyError when there is no
-    such operator.
+    results stand for follows from its arguments, without loss; mixes: of bytes its results are in
+    the steps of the rounding below; biases: it takes sums of 32 bits as they are where its other
+    argument is constant. Raises KeyError when there is no such operator.
     """
 
     def register(rule: QuantizationRule) -> QuantizationRule:
         register_op_attr(op_name, RULES, rule, level)
-        set_op_attr(op_name, KEEPS, keeps)
-        set_op_attr(op_name, ALONE, alone)
+        columns = {KEEPS: keeps, ALONE: alone, MIXES: mixes, BIASES: biases}
+        for attribute, value in columns.items():
+            set_op_attr(op_name, attribute, value)
         return rule
 
     if func is not None:

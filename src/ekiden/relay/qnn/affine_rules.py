@@ -209,7 +209,7 @@ def _pad(expr: Call, types: Types) -> Made:
 # --- means ----------------------------------------------------------------------------------------
 
 
-@register_fake_quantization_to_integer("nn.avg_pool2d")
+@register_fake_quantization_to_integer("nn.avg_pool2d", mixes=True)
 def _avg_pool2d(expr: Call, types: Types) -> Made:
     given = _of(types, expr.args[0])
     result = _of(types, expr) if expr in types else given
@@ -293,7 +293,7 @@ def _batch_matmul(expr: Call, types: Types) -> Made:
     return product.batch_matmul(x, y, one, other, left, right), kind
 
 
-@register_fake_quantization_to_integer("nn.bias_add", alone=True)
+@register_fake_quantization_to_integer("nn.bias_add", alone=True, biases=True)
 def _bias_add(expr: Call, types: Types) -> Made:
     data, bias = expr.args
     given = _of(types, data)
@@ -325,11 +325,11 @@ def _sides(expr: Call, types: Types) -> tuple[Expr, Expr, TensorAffineType, Tens
 Binary = Callable[..., Call]
 
 
-def _register_arithmetic(name: str, qnn_op: Binary) -> None:
+def _register_arithmetic(name: str, qnn_op: Binary, biases: bool = False) -> None:
     def rule(expr: Call, types: Types) -> Made:
         left, right, a, b = _sides(expr, types)
         ends = (_from_end(t, _rank(e)) for t, e in ((a, left), (b, right)))
-        is_bias = a.dtype == "int32" and name in ("add", "subtract") and _same(*ends)
+        is_bias = biases and a.dtype == "int32" and _same(*ends)
         if is_bias and isinstance(a.zero_point, Constant) and not a.zero_point.data.any():
             return Call(expr.op, (left, right)), a  # 32 bits are room enough for a sum
         result = _wanted(expr, types) if a.dtype in ("int8", "uint8") else a
@@ -338,11 +338,11 @@ def _register_arithmetic(name: str, qnn_op: Binary) -> None:
         steps = a.scale, a.zero_point, b.scale, b.zero_point, result.scale, result.zero_point
         return qnn_op(left, right, *steps, a.axis, b.axis), result
 
-    register_fake_quantization_to_integer(name, rule)
+    register_fake_quantization_to_integer(name, rule, mixes=True, biases=biases)
 
 
-_register_arithmetic("add", elementwise.add)
-_register_arithmetic("subtract", elementwise.subtract)
+_register_arithmetic("add", elementwise.add, biases=True)
+_register_arithmetic("subtract", elementwise.subtract, biases=True)
 _register_arithmetic("multiply", elementwise.mul)
 
 
@@ -364,7 +364,7 @@ for _name in ("minimum", "maximum"):
     register_fake_quantization_to_integer(_name, _larger_or_smaller)
 
 
-@register_fake_quantization_to_integer("concatenate")
+@register_fake_quantization_to_integer("concatenate", mixes=True)
 def _concatenate(expr: Call, types: Types) -> Made:
     whole = types[expr.args[0]]
     assert isinstance(whole, TupleAffineType)

@@ -310,8 +310,8 @@ class PagedAttention:
         ahead = self.ahead(after + k * page + column, vectors)
         stored = seq(*ends)
         for v, var in enumerate(scales if self.plane.has_scales else ()):
-            at = const(column + v * self.lanes)
-            given = self.plane.scales(self.cache, base, at, self.lanes)
+            token = const(column + v * self.lanes)
+            given = self.plane.scales(self.cache, base, token, self.lanes)
             stored = LetStmt(var, given, stored)
         made = self.products(acc, rows, vectors, steps, scalar, keys, ahead)
         return Allocate(acc, seq(made, stored))
