@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ekiden/runtime.h"
+
 /* A stream. Each call moves all of the bytes: 0, or -1 at the end of the stream or an error, after
 ** which it is not called again. */
 typedef struct ek_rpc_stream {
@@ -16,6 +18,13 @@ typedef struct ek_rpc_stream {
   int (*read)(void *self, void *data, size_t size);
   int (*write)(void *self, const void *data, size_t size);
 } ek_rpc_stream;
+
+/* Two descriptors as a stream: of pipes, or twice that of a socket. 'ends' is borrowed. */
+typedef struct ek_rpc_ends {
+  int in, out;
+} ek_rpc_ends;
+
+ek_rpc_stream ek_rpc_stream_of(ek_rpc_ends *ends);
 
 typedef struct ek_rpc_options {
   const char *key;                         /* what a client must say; NULL for anything */
@@ -25,6 +34,11 @@ typedef struct ek_rpc_options {
   ** number: 0, or -1 with an error to refuse it. May be NULL. */
   int (*begin)(void *self, uint32_t milliseconds);
   void *self;
+  /* Functions of the session, which come before those that are registered: '*found' arrives as NULL
+  ** and leaves owned, or NULL for a name that is none. May be NULL. */
+  void (*find)(void *self, const char *name, ek_object **found);
+  /* Not 0: the program has heard HELLO itself, and this is the largest message its client takes. */
+  uint32_t heard;
 } ek_rpc_options;
 
 /* Serves one session until the other side ends it or breaks a rule, and lets go of all that it

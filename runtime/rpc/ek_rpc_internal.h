@@ -38,6 +38,7 @@ typedef struct rpc_session {
   size_t out_size, out_room;
   bool is_full;                            /* the frame would be longer than the other side takes */
   ek_bytes lent;                           /* what an answer gives without a copy: elements, a piece */
+  ek_bytes tail;                           /* what is sent behind the frame in 'out', if it is large */
   char *piece;                             /* of a file, 'piece_room' bytes */
   size_t piece_room;
   rpc_thing *things;

@@ -37,39 +37,11 @@ typedef struct rpc_settings {
   int is_pipe, has_sandbox;
 } rpc_settings;
 
-typedef struct rpc_ends {
-  int in, out;
+typedef struct rpc_place {
+  int connection;
   const rpc_settings *settings;
   const char *folder;
-} rpc_ends;
-
-/* A stream over descriptors -------------------------------------------------------------------- */
-
-static int read_all(void *self, void *data, size_t size) {
-  const rpc_ends *stream = self;
-  char *at = data;
-  while (size > 0) {
-    ssize_t got = read(stream->in, at, size);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return -1;
-    at += got;
-    size -= (size_t)got;
-  }
-  return 0;
-}
-
-static int write_all(void *self, const void *data, size_t size) {
-  const rpc_ends *stream = self;
-  const char *at = data;
-  while (size > 0) {
-    ssize_t put = write(stream->out, at, size);
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) return -1;
-    at += put;
-    size -= (size_t)put;
-  }
-  return 0;
-}
+} rpc_place;
 
 /* A session ------------------------------------------------------------------------------------ */
 
@@ -83,22 +55,23 @@ static void *watch(void *self) {
 
 static int begin(void *self, uint32_t milliseconds) {
   static int connection;
-  const rpc_ends *stream = self;
+  const rpc_place *place = self;
   struct itimerval timer = {{0, 0}, {milliseconds / 1000, (suseconds_t)(milliseconds % 1000) * 1000}};
   pthread_t thread;
   setitimer(ITIMER_REAL, &timer, NULL); /* also takes back that of HELLO */
-  connection = stream->in;
-  if (!stream->settings->is_pipe && pthread_create(&thread, NULL, watch, &connection) != 0) {
+  connection = place->connection;
+  if (!place->settings->is_pipe && pthread_create(&thread, NULL, watch, &connection) != 0) {
     return ek_error("RPCError", "rpc: no thread that watches the client");
   }
-  const char *wrong = stream->settings->has_sandbox ? rpc_sandbox(stream->folder) : NULL;
+  const char *wrong = place->settings->has_sandbox ? rpc_sandbox(place->folder) : NULL;
   return wrong == NULL ? 0 : ek_error("RPCError", "rpc: no sandbox here: %s", wrong);
 }
 
 static int serve(const rpc_settings *settings, int in, int out, const char *folder) {
-  rpc_ends descriptors = {in, out, settings, folder};
-  ek_rpc_stream stream = {&descriptors, read_all, write_all};
-  ek_rpc_options options = {settings->key, folder, settings->limit, begin, &descriptors};
+  rpc_place place = {in, settings, folder};
+  ek_rpc_ends ends = {in, out};
+  ek_rpc_stream stream = ek_rpc_stream_of(&ends);
+  ek_rpc_options options = {settings->key, folder, settings->limit, begin, &place, NULL, 0};
   signal(SIGPIPE, SIG_IGN);
   return ek_rpc_serve(&stream, &options) == 0 ? 0 : 1;
 }

@@ -185,7 +185,10 @@ static int say_hello(rpc_session *session) {
 
 static int run(rpc_session *session) {
   uint32_t size = 0;
-  if (hear_hello(session) != 0 || say_hello(session) != 0) return -1;
+  bool is_heard = session->options->heard >= RPC_LEAST_LIMIT;
+  if (is_heard) session->peer_limit = session->options->heard;
+  else if (hear_hello(session) != 0) return -1;
+  if (say_hello(session) != 0) return -1;
   for (;;) {
     if (send_dropped(session) != 0) return -1;
     int kind = receive(session, session->limit, &size);

@@ -66,8 +66,10 @@ static int find(rpc_session *session, const rpc_field *module, const ek_bytes *n
   char *text = from != NULL && name->size == 0 ? entry_of(from) : copied(name);
   if (text == NULL) return -1;
   int code = 0;
-  if (from == NULL) *out = ek_registry_get(text);
-  else code = ek_module_get(from, text, out);
+  const ek_rpc_options *options = session->options;
+  if (from != NULL) code = ek_module_get(from, text, out);
+  else if (options->find != NULL) options->find(options->self, text, out);
+  if (from == NULL && *out == NULL) *out = ek_registry_get(text);
   free(text);
   return code;
 }

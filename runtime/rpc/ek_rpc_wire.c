@@ -2,7 +2,7 @@
 ** there, and no room is made for more than what has been read. */
 #include "ek_rpc_internal.h"
 
-enum { MAX_RANK = 64 };
+enum { MAX_RANK = 64, LEAST_TAIL = 4096 };
 
 int rpc_frame_error(const char *what) { return ek_error("FrameError", "rpc: %s", what); }
 
@@ -293,6 +293,7 @@ void rpc_begin(rpc_session *session, int kind) {
   session->out_size = 0;
   session->exported_count = 0;
   session->is_full = false;
+  session->tail.size = 0;
   rpc_put(session, head, sizeof head);
 }
 
@@ -320,6 +321,14 @@ void rpc_put_u64(rpc_session *session, uint64_t number) { rpc_put(session, &numb
 void rpc_put_text(rpc_session *session, const char *data, size_t size) {
   rpc_put_u32(session, (uint32_t)size);
   rpc_put(session, data, size);
+}
+
+/* Bytes that stay where they are until the frame has been sent, and end it. */
+static void put_lent(rpc_session *session, const ek_bytes *lent) {
+  rpc_put_u32(session, (uint32_t)lent->size);
+  if (lent->size < LEAST_TAIL) rpc_put(session, lent->data, lent->size);
+  else if (lent->size > session->peer_limit - (session->out_size - RPC_HEADER)) session->is_full = true;
+  else session->tail = *lent;
 }
 
 static void put_tag(rpc_session *session, int tag) {
@@ -386,7 +395,8 @@ int rpc_put_value(rpc_session *session, const ek_value *value, int depth) {
     bool is_text_value = value->type_index == EK_STR || value->type_index == EK_SMALL_STR
                          || value->type_index == EK_RAW_STR;
     put_tag(session, is_text_value ? RPC_TAG_STR : RPC_TAG_BYTES);
-    rpc_put_text(session, text.data, text.size);
+    if (value->type_index == EK_BYTE_ARRAY_PTR && value->v.ptr == &session->lent) put_lent(session, &text);
+    else rpc_put_text(session, text.data, text.size);
     return 0;
   }
   switch (value->type_index) {
@@ -429,10 +439,12 @@ int rpc_send(rpc_session *session) {
   if (session->is_full) {
     return ek_error("ValueError", "rpc: a message of %u bytes at most expected", session->peer_limit);
   }
-  uint32_t size = (uint32_t)(session->out_size - RPC_HEADER);
+  const ek_rpc_stream *stream = session->stream;
+  const ek_bytes *tail = &session->tail;
+  uint32_t size = (uint32_t)(session->out_size - RPC_HEADER + tail->size);
   memcpy(session->out, &size, 4);
-  if (session->stream != NULL
-      && session->stream->write(session->stream->self, session->out, session->out_size) == 0) {
+  if (stream != NULL && stream->write(stream->self, session->out, session->out_size) == 0
+      && (tail->size == 0 || stream->write(stream->self, tail->data, tail->size) == 0)) {
     return 0;
   }
   session->stream = NULL;

@@ -189,7 +189,7 @@ def test_what_is_dropped_here_is_released_there() -> None:
     gc.collect()
     fresh = begin(1)
     assert isinstance(fresh, rpc.RemoteTensor)
-    with pytest.raises(rpc.FrameError, match="no thing has the handle"):
+    with pytest.raises(rpc.FrameError, match="no thing has this handle"):
         remote._endpoint.request(3, min(handles), "x")
 
 

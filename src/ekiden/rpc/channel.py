@@ -16,6 +16,9 @@ from ekiden.rpc.wire import read_head
 
 __all__ = ["Channel", "Pipes", "Stream"]
 
+AHEAD = 4 << 10
+"""Bytes that are read with a head, before its frame's size is known: most frames are whole then."""
+
 
 class Stream(Protocol):
     """What a channel needs of a socket."""
@@ -23,7 +26,7 @@ class Stream(Protocol):
     def recv_into(self, buffer: memoryview, /) -> int:
         """Read some bytes; 0 at the end."""
 
-    def sendall(self, data: bytes | bytearray, /) -> None:
+    def sendall(self, data: bytes | bytearray | memoryview, /) -> None:
         """Write all of them."""
 
     def settimeout(self, seconds: float | None, /) -> None:
@@ -42,11 +45,12 @@ class Pipes:
 
     def recv_into(self, buffer: memoryview) -> int:
         """Read some bytes; 0 at the end. Raises TimeoutError."""
-        if not select.select([self._source], [], [], self._seconds)[0]:
+        seconds = self._seconds
+        if seconds is not None and not select.select([self._source], [], [], seconds)[0]:
             raise TimeoutError
         return os.readv(self._source, [buffer])
 
-    def sendall(self, data: bytes | bytearray) -> None:
+    def sendall(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of them."""
         left = memoryview(data)
         while left:
@@ -67,23 +71,29 @@ class Pipes:
 
 class Channel:
     """Frames on a stream. `limit` is the longest body this side takes, `ends` when the session
-    must be over, by time.monotonic().
+    must be over, by time.monotonic(). With `ahead` 0 nothing is read of what follows a frame: the
+    stream can be given to someone else.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, ahead: int = AHEAD) -> None:
         self.stream = stream
+        self._ahead = ahead
         self.limit = HELLO_LIMIT
         self.ends: float | None = None
         self.is_open = True
-        self._head = memoryview(bytearray(HEADER))
-        self._body = memoryview(b"")
-        self._has_timeout = False
+        self._data = memoryview(bytearray(2 * AHEAD))
+        self._begin = self._end = 0
+        """Where what has been read and not been given out lies in the data."""
         self._owner = os.getpid()
 
-    def send(self, frame: bytearray) -> None:
-        """Send a whole frame. Raises RPCError where the other side is gone."""
+    def send(self, frame: bytearray, tail: memoryview | None = None) -> None:
+        """Send a whole frame, whose last bytes may lie elsewhere. Raises RPCError where the other
+        side is gone.
+        """
         try:
             self.stream.sendall(frame)
+            if tail is not None:
+                self.stream.sendall(tail)
         except OSError as error:
             raise self._gone(error) from error
 
@@ -94,15 +104,18 @@ class Channel:
         """
         until = None if seconds is None else time.monotonic() + seconds
         try:
-            self._fill(self._head, until)
-            kind, size = read_head(self._head, self.limit)
-            if size > len(self._body):
-                self._body = memoryview(bytearray(size))
-            body = self._body[:size]
-            self._fill(body, until)
+            if self._end - self._begin < HEADER:
+                self._fill(HEADER, until)
+            kind, size = read_head(self._data, self.limit, self._begin)
+            if self._end - self._begin < HEADER + size:
+                self._fill(HEADER + size, until)
+            if until is not None:
+                self.stream.settimeout(None)
         except OSError as error:
             raise self._gone(error) from error
-        return kind, body
+        begin = self._begin + HEADER
+        self._begin = begin + size
+        return kind, self._data[begin : self._begin]
 
     def close(self) -> None:
         """End the stream."""
@@ -114,20 +127,21 @@ class Channel:
                     self.stream.shutdown(socket.SHUT_RDWR)
             self.stream.close()
 
-    def _fill(self, buffer: memoryview, until: float | None) -> None:
-        """Read all of a buffer."""
-        at = 0
-        while at < len(buffer):
+    def _fill(self, size: int, until: float | None) -> None:
+        """Read until so many bytes are there, at the beginning of the data."""
+        have = self._end - self._begin
+        data, left = self._data, self._data[self._begin : self._end]
+        if size > len(data):
+            data = self._data = memoryview(bytearray(size + self._ahead))
+        data[:have] = left
+        self._begin, self._end = 0, have
+        while self._end < size:
             if until is not None:
                 self.stream.settimeout(max(until - time.monotonic(), 1e-3))
-                self._has_timeout = True
-            elif self._has_timeout:
-                self.stream.settimeout(None)
-                self._has_timeout = False
-            got = self.stream.recv_into(buffer[at:])
+            got = self.stream.recv_into(data[self._end : max(size, self._ahead)])
             if got == 0:
                 raise self._gone(None)
-            at += got
+            self._end += got
 
     def _gone(self, error: OSError | None) -> RPCError:
         """The error for a stream that ended or took too long."""

@@ -12,18 +12,20 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
 from ekiden.rpc.channel import Channel, Pipes
-from ekiden.rpc.endpoint import Endpoint
+from ekiden.rpc.endpoint import Endpoint, Request
 from ekiden.rpc.errors import RPCError
 from ekiden.rpc.far import PIECE, FarThings, Progress, RemoteDevice, RemoteFunction, RemoteModule
 from ekiden.rpc.keys import Key, client_socket
 from ekiden.rpc.messages import Kind
-from ekiden.rpc.services import Services, serve_session
+from ekiden.rpc.services import hear, serve
 from ekiden.runtime import device
 from ekiden.runtime.files import PathName, named
 
@@ -65,28 +67,61 @@ class RPCSession:
             if not target:
                 raise ValueError("upload: bytes need a name: target=")
             blob = memoryview(data)
-        else:
-            with named("upload", data):
-                blob = memoryview(Path(data).read_bytes())
-        name = target or os.path.basename(os.fspath(cast(PathName, data)))
-        step = min(self._endpoint.peer_limit - 1024, PIECE)
-        for at in range(0, max(len(blob), 1), step):
-            self._endpoint.request(Kind.UPLOAD, name, at, blob[at : at + step])
+            pieces = (blob[at : at + self._step] for at in range(0, len(blob), self._step))
+            self._upload(pieces, len(blob), target, progress)
+            return
+        with named("upload", data):
+            size = os.stat(data).st_size
+        name = target or os.path.basename(os.fspath(data))
+        self._upload(_pieces_of(data, self._step), size, name, progress)
+
+    @property
+    def _step(self) -> int:
+        """Bytes of a piece of a file."""
+        return min(self._endpoint.peer_limit - 1024, PIECE)
+
+    def _upload(
+        self, pieces: Iterable[memoryview], size: int, name: str, progress: Progress | None
+    ) -> None:
+        """Send the pieces of a file."""
+        ends: deque[int] = deque()
+
+        def requests() -> Iterator[Request]:
+            at = 0
+            for piece in pieces:
+                ends.append(at + len(piece))
+                yield Kind.UPLOAD, (name, at, piece)
+                at += len(piece)
+            if at == 0:
+                ends.append(0)
+                yield Kind.UPLOAD, (name, 0, b"")
+
+        def take(answer: object) -> None:
+            done = ends.popleft()
             if progress is not None:
-                progress(min(at + step, len(blob)), len(blob))
+                progress(done, size)
+
+        self._endpoint.exchange(requests(), take)
 
     def download(self, path: str, progress: Progress | None = None) -> bytearray:
         """The bytes of a file of the session's folder. Raises an RPCError that is an OSError."""
         size = cast(int, self._endpoint.request(Kind.SIZE, path))
-        made = bytearray()
+        made = bytearray(size)
+        left = memoryview(made)
         step = min(self._endpoint.channel.limit - 1024, PIECE)
-        while len(made) < size:
-            piece = cast(bytes, self._endpoint.request(Kind.DOWNLOAD, path, len(made), step))
-            if not piece:
-                raise RPCError(f"download '{path}': it became shorter meanwhile")
-            made += piece
+
+        def take(answer: object) -> None:
+            nonlocal left
+            piece = cast(memoryview, answer)
+            if len(piece) != min(step, len(left)):
+                raise RPCError(f"download '{path}': it changed its size meanwhile")
+            left[: len(piece)] = piece
+            left = left[len(piece) :]
             if progress is not None:
-                progress(len(made), size)
+                progress(size - len(left), size)
+
+        pieces = ((Kind.DOWNLOAD, (path, at, step)) for at in range(0, size, step))
+        self._endpoint.exchange(pieces, take)
         return made
 
     def remove(self, path: str) -> None:
@@ -155,10 +190,9 @@ def open_session(
     channel: Channel, key: str, timeout: float, constructor: Sequence[object] = ()
 ) -> Endpoint:
     """Say HELLO and hear it. Raises what the other side refuses it with."""
-    far, services = FarThings(), Services(None)
-    table = services.table()
-    endpoint = Endpoint(channel, {kind: table[kind] for kind in _OF_CLIENTS}, far)
-    far.endpoint = services.endpoint = weakref.ref(endpoint)
+    far = FarThings()
+    endpoint = Endpoint(channel, far)
+    far.endpoint = weakref.ref(endpoint)
     begun = time.monotonic()  # before the other side begins to count: it may end the session first
     endpoint.say_hello(key, round(timeout * 1000), constructor)
     try:
@@ -170,12 +204,6 @@ def open_session(
     if timeout:
         channel.ends = begun + timeout
     return endpoint
-
-
-_OF_CLIENTS = (
-    Kind.CALL, Kind.READ, Kind.WRITE, Kind.COPY, Kind.FUNCTION, Kind.RELEASE, Kind.TIME,
-)  # fmt: skip
-"""What a client does for a session: what it handed over may be used, and nothing more be asked."""
 
 
 def connect(
@@ -229,8 +257,18 @@ class LocalSession(RPCSession):
 
 
 def _serve_here(stream: socket.socket) -> None:
-    with tempfile.TemporaryDirectory(prefix="ekiden-rpc-") as folder:
-        serve_session(Channel(stream), Path(folder))
+    folder = tempfile.TemporaryDirectory(prefix="ekiden-rpc-")
+    with folder as path, stream, suppress(RPCError):  # who asks hears of it
+        endpoint, *_ = hear(stream)
+        serve(endpoint, Path(path), "")
+
+
+def _pieces_of(path: PathName, step: int) -> Iterator[memoryview]:
+    """What a file has, so many bytes at a time; good until the next. Raises OSError."""
+    room = memoryview(bytearray(step))
+    with named("upload", path), open(path, "rb", buffering=0) as file:
+        while got := file.readinto(room):
+            yield room[:got]
 
 
 class PopenSession(RPCSession):

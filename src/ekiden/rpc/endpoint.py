@@ -1,18 +1,18 @@
-"""One side of a session: asks, answers, and keeps what the other side holds handles of.
+"""The side of a session that asks, and keeps what the other side holds handles of: callbacks.
 
-Both sides are alike: while one waits for an answer it serves what the other asks, so that callbacks
-nest. Answers come in the reverse order of the requests, and need no numbers.
+While it waits for an answer it serves what the other side calls, so that callbacks nest. Answers
+come in the reverse order of such requests; in the order of those that call nobody back, which may
+be sent before former ones are answered. They need no numbers.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ekiden.rpc.channel import Channel
 from ekiden.rpc.errors import FrameError, RPCError, remote_error
@@ -21,20 +21,24 @@ from ekiden.rpc.messages import (
     CALL_DEPTH,
     FRAME_LIMIT,
     HANDLE_LIMIT,
+    HEADER,
     HELLO_LIMIT,
     LEAST_LIMIT,
     MAGIC,
+    SERVED,
     VERSION,
     Kind,
     Tag,
 )
-from ekiden.rpc.wire import read_body, write_body
+from ekiden.rpc.wire import read_body, write_parts
 from ekiden.runtime import kind_of_error
 
-__all__ = ["Endpoint", "Far", "Service"]
+__all__ = ["Endpoint", "Far", "Request"]
 
-Service = Callable[..., object]
-"""What serves a message: its fields are the arguments, its result is the answer."""
+Request = tuple[Kind, tuple[object, ...]]
+"""A message and its fields."""
+WINDOW = 4
+"""Requests that wait for answers where many are sent: one under way each way, one at each end."""
 
 
 class Far(Protocol):
@@ -48,20 +52,20 @@ class Far(Protocol):
 
 
 class Endpoint:
-    """A side. `services` has what it does for the other, by message."""
+    """A side on a channel. Where `far` says how things of the other side appear, it may call."""
 
-    def __init__(
-        self, channel: Channel, services: Mapping[Kind, Service], far: Far | None = None
-    ) -> None:
+    def __init__(self, channel: Channel, far: Far | None = None) -> None:
         self.channel = channel
-        self.services = services
         self.far = far
         self.peer_limit = HELLO_LIMIT
         self.things: dict[int, object] = {}
-        self._numbers = itertools.count(1)
+        self._last = 0
+        """The newest handle."""
         self._dropped: deque[int] = deque()
         self._lock = threading.RLock()
         self._depth = 0
+        self._waiting = 0
+        """Requests of an exchange that are not answered yet."""
         weakref.finalize(self, channel.close)
 
     def say_hello(
@@ -106,34 +110,57 @@ class Endpoint:
         there, RPCError where the session is over.
         """
         with self._lock:
-            self._drop_now()
+            if self._dropped or self._waiting:
+                self._begin()
             self._send(kind, fields)
+            return self._answer(False, seconds)
+
+    def exchange(self, requests: Iterable[Request], take: Callable[[object], object]) -> None:
+        """Ask for many things that call nobody back, some before former ones are answered: `take`
+        gets each answer in turn, bytes as a view that is good until it returns. Raises what
+        `request` raises, or `take` and `requests` raise: the session goes on.
+        """
+        with self._lock:
+            self._begin()
             try:
-                answer, found = self._answer(seconds)
-            except FrameError as error:
-                self._refuse(error)
-                raise
-        if answer is Kind.ERROR:
+                for kind, fields in requests:
+                    if self._waiting == WINDOW:
+                        take(self._next())
+                    self._send(kind, fields)
+                    self._waiting += 1
+                while self._waiting:
+                    take(self._next())
+            finally:
+                while self._waiting:
+                    with suppress(RPCError):
+                        self._next()
+
+    def _begin(self) -> None:
+        """Before a request: release what was dropped. Raises RPCError within an exchange."""
+        if self._waiting:
+            raise RPCError("rpc: a request while a file crosses, as from its progress=")
+        self._drop_now()
+
+    def _next(self) -> object:
+        """The next answer of an exchange."""
+        self._waiting -= 1
+        return self._answer(True)
+
+    def _answer(self, lends: bool, seconds: float | None = None) -> object:
+        """What the request that waits gets. Raises what was raised there."""
+        try:
+            while True:
+                kind, body = self.channel.receive(seconds)
+                if kind in ANSWERS:
+                    found = read_body(kind, body, self, lends)
+                    break
+                self._serve(kind, body)
+        except FrameError as error:
+            self._refuse(error)
+            raise
+        if kind is Kind.ERROR:
             raise remote_error(*map(str, found))
         return found[0]
-
-    def _answer(self, seconds: float | None) -> tuple[Kind, list[object]]:
-        """What the request that was sent last gets."""
-        while True:
-            kind, body = self.channel.receive(seconds)
-            if kind in ANSWERS:
-                return kind, read_body(kind, body, self)
-            self._serve(kind, body)
-
-    def serve(self) -> None:
-        """Serve until the other side ends the session."""
-        with self._lock:
-            while self.channel.is_open:
-                try:
-                    kind, body = self.channel.receive()
-                    self._serve(kind, body)
-                except RPCError as error:
-                    self._refuse(error)
 
     def drop(self, handle: int) -> None:
         """Release a thing of the other side, with the next request."""
@@ -148,9 +175,9 @@ class Endpoint:
         """A new handle of a thing of this side."""
         if len(self.things) >= HANDLE_LIMIT:
             raise RPCError(f"rpc: the other side holds {HANDLE_LIMIT} things already")
-        handle = next(self._numbers)
-        self.things[handle] = thing
-        return handle
+        self._last += 1
+        self.things[self._last] = thing
+        return self._last
 
     def held(self, handle: int) -> object:
         """The thing of a handle."""
@@ -170,17 +197,18 @@ class Endpoint:
 
     def _send(self, kind: Kind, fields: tuple[object, ...]) -> None:
         """Send a message; what was exported for one that cannot be made is let go again."""
-        before = next(self._numbers)
+        before = self._last
         try:
-            frame = write_body(kind, fields, self)
-            if len(frame) > self.peer_limit + 8:
+            frame, tail = write_parts(kind, fields, self)
+            size = len(frame) + (0 if tail is None else len(tail))
+            if size > self.peer_limit + HEADER:
                 wanted = f"at most {self.peer_limit} bytes"
-                raise ValueError(f"rpc: {kind.name}: {wanted} expected, got {len(frame)}")
+                raise ValueError(f"rpc: {kind.name}: {wanted} expected, got {size}")
         except BaseException:
-            for handle in range(before + 1, next(self._numbers)):
+            for handle in range(before + 1, self._last + 1):
                 self.things.pop(handle, None)
             raise
-        self.channel.send(frame)
+        self.channel.send(frame, tail)
 
     def _refuse(self, error: RPCError) -> None:
         """End the session; the other side is told why if it still listens."""
@@ -190,19 +218,21 @@ class Endpoint:
         self.close()
 
     def _serve(self, kind: Kind, body: memoryview) -> None:
-        """Do what a message asks for, and answer."""
-        service = self.services.get(kind)
-        if service is None:
+        """Do what the other side asks for: call what it holds a handle of, or let that go."""
+        is_idle = kind is Kind.RELEASE or not self._waiting
+        if kind not in SERVED or self.far is None or not is_idle:
             raise FrameError(f"rpc: {kind.name} was not expected")
         fields = read_body(kind, body, self)
         if kind is Kind.RELEASE:
-            service(*fields)
+            for handle in cast(list[int], fields[0]):
+                self.held(handle)
+                del self.things[handle]
             return
         self._depth += 1
         try:
             if self._depth > CALL_DEPTH:
                 raise RecursionError(f"rpc: more than {CALL_DEPTH} calls wait for each other")
-            self._send(Kind.RETURN, (service(*fields),))
+            self._send(Kind.RETURN, (self._call(*fields),))
         except FrameError:
             raise
         except BaseException as error:
@@ -213,6 +243,13 @@ class Endpoint:
                 raise
         finally:
             self._depth -= 1
+
+    def _call(self, handle: object, arguments: object) -> object:
+        """Call a function of this side."""
+        found = self.held(cast(int, handle))
+        if not callable(found):
+            raise FrameError(f"rpc: handle {handle} of a function expected")
+        return found(*cast(list[object], arguments))
 
     def _answer_error(self, error: BaseException) -> None:
         """Say what went wrong, as much of it as the other side takes."""

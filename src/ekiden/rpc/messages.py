@@ -17,7 +17,7 @@ HEADER = 8
 HELLO_LIMIT = 64 << 10
 """Bytes of a body before the other side's limit is known."""
 FRAME_LIMIT = 4 << 20
-"""Bytes of a body that the Python side takes; each side says its own in HELLO."""
+"""Bytes of a body that Python's side takes; each side says its own in HELLO."""
 LEAST_LIMIT = 4 << 10
 """The smallest limit that a side may have."""
 DEPTH_LIMIT = 16
@@ -127,6 +127,8 @@ MESSAGES = {row.kind: row for row in _ROWS}
 ANSWERS = frozenset((Kind.RETURN, Kind.ERROR))
 SESSION = frozenset(k for k in Kind if Kind.CALL <= k <= Kind.IMPORT)
 """What a session serves."""
+SERVED = frozenset((Kind.CALL, Kind.RELEASE))
+"""What its client serves: callbacks."""
 TRACKING = frozenset((Kind.PUT, Kind.REQUEST, Kind.DROP, Kind.SUMMARY))
 """What a tracker serves."""
 

@@ -28,15 +28,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from ekiden.rpc.channel import Channel
 from ekiden.rpc.client import dial, open_session
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
-from ekiden.rpc.far import FarThings
 from ekiden.rpc.keys import Key, is_loopback, server_socket
 from ekiden.rpc.messages import HELLO_LIMIT, MAGIC, VERSION, Kind
 from ekiden.rpc.sandbox import Limits, die_with_parent, enter, missing
-from ekiden.rpc.services import Services
+from ekiden.rpc.services import hear, serve
 from ekiden.rpc.wire import Plain, write_body
 from ekiden.runtime import load_module, memory_limit
 from ekiden.runtime.errors import InputError
@@ -392,12 +390,8 @@ class Session:
         secret = self.options.secret
         is_done = self.options.proxy is not None  # the proxy is who was shaken hands with
         stream = connection if secret is None or is_done else server_socket(connection, secret)
-        channel = Channel(stream)
-        far, services = FarThings(), Services(self.folder)
-        endpoint = Endpoint(channel, services.table(), far)
-        far.endpoint = services.endpoint = weakref.ref(endpoint)
-        kind, body = channel.receive(None if is_done else _HELLO_SECONDS)
-        timeout, key, constructor = endpoint.hear_hello(kind, body)
+        seconds = None if is_done else _HELLO_SECONDS
+        endpoint, timeout, key, constructor = hear(stream, seconds)
         if key not in (self.wanted, f"client:{self.wanted}"):
             endpoint.refuse(RPCError(f"rpc: the key {key!r} is not that of this server"))
             return
@@ -408,8 +402,7 @@ class Session:
             self._relay(endpoint, stream, constructor)
             return
         self._confine(stream)
-        endpoint.say_hello(self.options.key)
-        endpoint.serve()
+        serve(endpoint, self.folder, self.options.key)
 
     def _confine(self, stream: socket.socket) -> None:
         """Leave what the server had open, then the rest of the machine."""

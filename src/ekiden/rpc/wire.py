@@ -11,14 +11,21 @@ import numpy as np
 
 from ekiden.rpc.errors import FrameError
 from ekiden.rpc.messages import DEPTH_LIMIT, MESSAGES, Kind, Tag
-from ekiden.runtime import ADT, DataType, Device, Module, Object, PackedFunc, Shape, Tensor
+from ekiden.runtime import ADT, DataType, Device, Module, Object, PackedFunc, Shape
 
-__all__ = ["Handles", "Reader", "TensorType", "Writer", "read_body", "read_head", "write_body"]
+__all__ = [
+    "Handles", "Reader", "TensorType", "Writer", "read_body", "read_head", "write_body",
+    "write_parts",
+]  # fmt: skip
 
-_HEAD = struct.Struct("<IB3x")
+_HEAD, _READ_HEAD = struct.Struct("<IB3x"), struct.Struct("<IBBH")
+_LEAST = {int(row.kind): (row.kind, row.least) for row in MESSAGES.values()}
+_LEAST_TAIL = 16 << 10
+"""Bytes from which on a field is sent from where it lies."""
 _U32, _U64, _I64 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<q")
 _F64, _TYPE, _DTYPE = struct.Struct("<d"), struct.Struct("<iiBBHI"), struct.Struct("<BBH")
 _DEVICE, _ADT = struct.Struct("<ii"), struct.Struct("<iI")
+_TAGGED = {form: struct.Struct(f"<B{form.format[1:]}") for form in (_U32, _U64, _I64, _F64)}
 MAX_RANK = 64
 _NAMES = ("int", "uint", "float", "handle", "bfloat", "complex", "bool")
 _SMALL = {
@@ -76,15 +83,14 @@ class Plain:
 
 
 class Writer:
-    """Makes the body of one message."""
+    """Makes one message: `data`, and `tail` where its last field is large and stays where it is."""
+
+    __slots__ = ("_handles", "data", "tail")
 
     def __init__(self, handles: Handles) -> None:
         self.data = bytearray(_HEAD.size)
+        self.tail: memoryview | None = None
         self._handles = handles
-
-    def field(self, letter: str, value: object) -> None:
-        """Add a field. Raises TypeError or OverflowError for what it cannot hold."""
-        _WRITE[letter](self, value)
 
     def number(self, form: struct.Struct, value: object) -> None:
         """A number of a form."""
@@ -97,6 +103,14 @@ class Writer:
         """Bytes behind their number."""
         self.number(_U32, len(value))
         self.data += value
+
+    def last(self, value: Bytes) -> None:
+        """The same as the last field of a message."""
+        if len(value) < _LEAST_TAIL:
+            self.blob(value)
+        else:
+            self.number(_U32, len(value))
+            self.tail = memoryview(value)
 
     def text(self, value: str) -> None:
         """Text as bytes."""
@@ -119,24 +133,33 @@ class Writer:
         """One value. Raises TypeError for what cannot cross, ValueError where it is too deep."""
         if depth > DEPTH_LIMIT:
             raise ValueError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
-        yours = self._handles.handle_of(item)
-        if yours is not None:
-            self._tagged(Tag.YOURS, _U64, yours)
-            return
+        write = _EXACT.get(type(item))
+        if write is None:
+            write = self._rare(item)
+        write(self, item, depth)
+
+    def _rare(self, item: object) -> Callable[..., None]:
+        """How an item is written whose class is none of the common ones. Raises TypeError."""
+        if self._handles.handle_of(item) is not None:
+            return Writer._yours
         for cls, write in _VALUES:
             if isinstance(item, cls):
-                write(self, item, depth)
-                return
-        if callable(item):
-            self._tagged(Tag.FUNCTION, _U64, self._handles.export(item))
-            return
+                return write
+        is_thing = isinstance(item, (Object, Module)) and not isinstance(item, PackedFunc)
+        if callable(item) and not is_thing:
+            return Writer._function
         hint = ": copy it there first, as ekiden.nd.array(x, session.cpu())"
         is_array = hasattr(item, "__array__") or hasattr(item, "__dlpack__")
         raise TypeError(f"rpc: {type(item).__name__} cannot cross{hint if is_array else ''}")
 
     def _tagged(self, tag: Tag, form: struct.Struct, value: object) -> None:
-        self.data.append(tag)
-        self.number(form, value)
+        try:
+            self.data += _TAGGED[form].pack(tag, value)
+        except struct.error as error:
+            raise OverflowError(f"rpc: {value!r} does not fit its field: {error}") from error
+
+    def _yours(self, item: object, depth: int) -> None:
+        self._tagged(Tag.YOURS, _U64, self._handles.handle_of(item))
 
     def _scalar(self, item: np.generic, depth: int) -> None:
         self.value(item.item(), depth)
@@ -189,19 +212,8 @@ class Writer:
             for each in pair:
                 self.value(each, depth + 1)
 
-    def _tensor(self, item: Tensor, depth: int) -> None:
-        self._tagged(Tag.TENSOR, _U64, self._handles.export(item))
-        self.kind_of_tensor(TensorType((item.device, item.dtype, item.shape)))
-
-    def _function(self, item: PackedFunc, depth: int) -> None:
+    def _function(self, item: object, depth: int) -> None:
         self._tagged(Tag.FUNCTION, _U64, self._handles.export(item))
-
-    def _module(self, item: Module, depth: int) -> None:
-        self._tagged(Tag.MODULE, _U64, self._handles.export(item))
-
-    def _object(self, item: Object, depth: int) -> None:
-        self._tagged(Tag.OBJECT, _U64, self._handles.export(item))
-        self.text(item.type_key)
 
 
 _VALUES: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
@@ -218,12 +230,9 @@ _VALUES: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
     (tuple, Writer._adt),
     (list, Writer._array),
     (dict, Writer._map),
-    (Tensor, Writer._tensor),
-    (PackedFunc, Writer._function),
-    (Module, Writer._module),
-    (Object, Writer._object),
 )
 """Class -> how it is written; a class stands before those it is derived from."""
+_EXACT = {cls: write for cls, write in _VALUES if isinstance(cls, type)}
 
 
 def _several_handles(writer: Writer, value: Sequence[int]) -> None:
@@ -238,7 +247,7 @@ _WRITE: dict[str, Callable[..., None]] = {
     "i": lambda w, v: w.number(_I64, v),
     "h": lambda w, v: w.number(_U64, v),
     "s": Writer.text,
-    "b": Writer.blob,
+    "b": Writer.last,
     "t": Writer.kind_of_tensor,
     "v": Writer.value,
     "V": Writer.values,
@@ -249,27 +258,34 @@ _WRITE: dict[str, Callable[..., None]] = {
 class Reader:
     """Takes the body of one message apart. Raises FrameError for what is none."""
 
-    def __init__(self, data: Bytes, handles: Handles) -> None:
+    __slots__ = ("_at", "_data", "_end", "_handles", "_lends")
+
+    def __init__(self, data: Bytes, handles: Handles, lends: bool = False) -> None:
         self._data = memoryview(data)
-        self._at = 0
-        self._handles = handles
+        self._at, self._end = 0, len(data)
+        self._handles, self._lends = handles, lends
 
     @property
     def left(self) -> int:
         """Bytes that are not read yet."""
-        return len(self._data) - self._at
+        return self._end - self._at
+
+    def _skip(self, size: int) -> int:
+        """Where the next bytes begin, which are read then."""
+        at = self._at
+        if size > self._end - at:
+            raise FrameError(f"rpc: {size} bytes expected in a message, got {self._end - at}")
+        self._at = at + size
+        return at
 
     def take(self, size: int) -> memoryview:
         """The next bytes."""
-        if size > self.left:
-            raise FrameError(f"rpc: {size} bytes expected in a message, got {self.left}")
-        self._at += size
-        return self._data[self._at - size : self._at]
+        at = self._skip(size)
+        return self._data[at : self._at]
 
     def number(self, form: struct.Struct) -> int:
         """The next number."""
-        found = form.unpack(self.take(form.size))[0]
-        assert isinstance(found, int)
+        found: int = form.unpack_from(self._data, self._skip(form.size))[0]
         return found
 
     def count(self, least: int) -> int:
@@ -282,6 +298,10 @@ class Reader:
     def blob(self) -> memoryview:
         """Bytes behind their number."""
         return self.take(self.count(1))
+
+    def bytes_or_view(self) -> Bytes:
+        """Bytes; as they lie in the message where this reader lends them."""
+        return self.blob() if self._lends else bytes(self.blob())
 
     def text(self) -> str:
         """Text."""
@@ -312,15 +332,11 @@ class Reader:
         """One value."""
         if depth > DEPTH_LIMIT:
             raise FrameError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
-        tag = self.take(1)[0]
+        tag = self._data[self._skip(1)]
         read = _READ_VALUE.get(tag)
         if read is None:
             raise FrameError(f"rpc: a kind of value expected, got {tag}")
         return read(self, depth)
-
-    def field(self, letter: str) -> object:
-        """The next field, by its letter."""
-        return _READ[letter](self)
 
     def yours(self, depth: int) -> object:
         """A thing of this side."""
@@ -378,7 +394,7 @@ _READ_VALUE: dict[int, Callable[[Reader, int], object]] = {
     Tag.DEVICE: Reader.device,
     Tag.OBJECT: lambda r, depth: r.appear(Tag.OBJECT, Reader.text),
     Tag.STR: lambda r, depth: r.text(),
-    Tag.BYTES: lambda r, depth: bytes(r.blob()),
+    Tag.BYTES: lambda r, depth: r.bytes_or_view(),
     Tag.FUNCTION: lambda r, depth: r.appear(Tag.FUNCTION, _nothing),
     Tag.SHAPE: lambda r, depth: Shape(r.sizes(r.count(8))),
     Tag.TENSOR: lambda r, depth: r.appear(Tag.TENSOR, Reader.kind_of_tensor),
@@ -415,31 +431,44 @@ def _dtype_name(code: int, bits: int, lanes: int) -> str:
         raise FrameError(f"rpc: a dtype expected, got {name}x{lanes}") from error
 
 
-def write_body(kind: Kind, fields: Sequence[object], handles: Handles) -> bytearray:
-    """A whole frame. Raises TypeError, OverflowError or ValueError for what cannot cross."""
+def write_parts(
+    kind: Kind, fields: Sequence[object], handles: Handles
+) -> tuple[bytearray, memoryview | None]:
+    """A frame, and its last bytes where they lie elsewhere. Raises TypeError, OverflowError or
+    ValueError for what cannot cross.
+    """
     writer = Writer(handles)
     for letter, value in zip(MESSAGES[kind].fields, fields, strict=True):
-        writer.field(letter, value)
-    _HEAD.pack_into(writer.data, 0, len(writer.data) - _HEAD.size, kind)
-    return writer.data
+        _WRITE[letter](writer, value)
+    size = len(writer.data) - _HEAD.size + (0 if writer.tail is None else len(writer.tail))
+    _HEAD.pack_into(writer.data, 0, size, kind)
+    return writer.data, writer.tail
 
 
-def read_body(kind: Kind, data: Bytes, handles: Handles) -> list[object]:
-    """The fields of a message. Raises FrameError."""
-    reader = Reader(data, handles)
-    fields = [reader.field(letter) for letter in MESSAGES[kind].fields]
+def write_body(kind: Kind, fields: Sequence[object], handles: Handles) -> bytearray:
+    """A whole frame in one piece. Raises what `write_parts` raises."""
+    frame, tail = write_parts(kind, fields, handles)
+    return frame if tail is None else frame + tail
+
+
+def read_body(kind: Kind, data: Bytes, handles: Handles, lends: bool = False) -> list[object]:
+    """The fields of a message. With `lends` bytes are views of it. Raises FrameError."""
+    reader = Reader(data, handles, lends)
+    fields = [_READ[letter](reader) for letter in MESSAGES[kind].fields]
     if reader.left:
         raise FrameError(f"rpc: {kind.name} has {reader.left} bytes too many")
     return fields
 
 
-def read_head(head: Bytes, limit: int) -> tuple[Kind, int]:
+def read_head(data: Bytes, limit: int, begin: int = 0) -> tuple[Kind, int]:
     """Kind and size of the body of a frame, of which these are the first bytes. Raises FrameError
     for what is no message, or is longer than this side takes.
     """
-    size, kind, *zeros = struct.unpack("<IB3B", head)
-    if kind not in MESSAGES or any(zeros):
-        raise FrameError(f"rpc: a message expected, got the bytes {bytes(head).hex()}")
-    if not MESSAGES[Kind(kind)].least <= size <= limit:
-        raise FrameError(f"rpc: {Kind(kind).name} of {size} bytes, of at most {limit}")
-    return Kind(kind), size
+    size, number, zero, zeros = _READ_HEAD.unpack_from(data, begin)
+    kind, least = _LEAST.get(number, (None, 0))
+    if kind is None or zero or zeros:
+        head = bytes(data[begin : begin + _HEAD.size])
+        raise FrameError(f"rpc: a message expected, got the bytes {head.hex()}")
+    if not least <= size <= limit:
+        raise FrameError(f"rpc: {kind.name} of {size} bytes, of at most {limit}")
+    return kind, size
