@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write what C and the documentation say of messages, from the tables in
-src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, tables of docs/rpc.md.
+"""Write what C, JavaScript and the documentation say of messages, from the tables in
+src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.js, tables of docs/rpc.md.
 
-scripts/generate_rpc.py           write both files
+scripts/generate_rpc.py           write the files
 scripts/generate_rpc.py --check   write nothing; fail if a file is out of date
 """
 
@@ -27,6 +27,8 @@ HEAD = """\
 #define EK_RPC_TABLE_H_
 """
 LIMITS = "VERSION HELLO_LIMIT LEAST_LIMIT DEPTH_LIMIT CALL_DEPTH".split()
+SCRIPT = ROOT / "bindings/web/rpc_table.js"
+SCRIPT_LIMITS = "VERSION HEADER HELLO_LIMIT FRAME_LIMIT LEAST_LIMIT DEPTH_LIMIT HANDLE_LIMIT".split()
 PAGE = ROOT / "docs/rpc.md"
 
 
@@ -84,6 +86,27 @@ def header() -> str:
     )
 
 
+def script() -> str:
+    """The whole table of JavaScript."""
+    lines = [
+        "// The messages of sessions, as docs/rpc.md has them.",
+        "//",
+        "// Generated from src/ekiden/rpc/messages.py by scripts/generate_rpc.py. Do not edit.",
+        "",
+        f"export const MAGIC = {table.MAGIC:#x}n;",
+    ]
+    lines += [f"export const {name} = {getattr(table, name)};" for name in SCRIPT_LIMITS]
+    for name, numbers in (("KINDS", Kind), ("TAGS", Tag)):
+        lines += ["", f"export const {name} = {{"]
+        lines += [f"  {each.name}: {each:d}," for each in numbers] + ["};"]
+    lines += ["", "/** By number: name, letters of the fields, fewest bytes of a body. */"]
+    lines += ["export const MESSAGES = {"]
+    for row in MESSAGES.values():
+        about = f"name: '{row.kind.name}', fields: '{row.fields}', least: {row.least}"
+        lines.append(f"  {row.kind:d}: {{{about}}},")
+    return "\n".join((*lines, "};", ""))
+
+
 def page() -> str:
     """The page with its tables as they have to be."""
     text = PAGE.read_text(encoding="utf-8")
@@ -100,7 +123,7 @@ def page() -> str:
 
 def main() -> int:
     """Write or check; the exit status."""
-    return write_or_check({HEADER: header(), PAGE: page()}, Path(__file__).name)
+    return write_or_check({HEADER: header(), SCRIPT: script(), PAGE: page()}, Path(__file__).name)
 
 
 if __name__ == "__main__":

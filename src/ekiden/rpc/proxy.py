@@ -14,6 +14,9 @@ from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
 from ekiden.rpc.messages import HELLO_LIMIT, MAGIC, VERSION, Kind
 from ekiden.rpc.pool import Hub, Peer
+from ekiden.rpc.server import listen
+from ekiden.rpc.websocket import require_websockets, start_web
+from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
 
 __all__ = ["Proxy"]
@@ -25,7 +28,9 @@ _WAIT_SECONDS = 20.0
 class Proxy(Hub):
     """A proxy in a process of its own. Servers come with `rpc.Server(host, port, is_proxy=True)`,
     clients with `rpc.connect`; with `tracker_addr` the proxy tells a tracker of its servers.
-    Without `credentials` only this machine may connect. Raises what `Server` raises.
+    Without `credentials` only this machine may connect. Pages of this machine are servers by
+    WebSocket at `web_port`, which needs the package websockets. Raises what `Server` raises,
+    ImportError.
     """
 
     def __init__(
@@ -38,14 +43,25 @@ class Proxy(Hub):
         *,
         credentials: PathName | None = None,
     ) -> None:
-        if web_port:
-            raise ValueError("rpc.Proxy: web_port: no proxy for browsers is there")
+        web = None if not web_port else _listen_to_pages(host, web_port, credentials)
 
         def make(listener: socket.socket) -> object:
             port = listener.getsockname()[1]
+            if web is not None:
+                start_web(web, (host, port))
             return _Meeting((host, port), tracker_addr, credentials).serve
 
         super().__init__("rpc.Proxy", (host, port, port_end), credentials, make)  # type: ignore[arg-type]  # closures
+        if web is not None:
+            web.close()
+
+
+def _listen_to_pages(host: str, port: int, credentials: PathName | None) -> socket.socket:
+    """A socket for WebSockets. Raises InputError where a page could not be told from a stranger."""
+    if credentials is not None:
+        raise InputError("rpc.Proxy: web_port: a page has no key; expected without credentials")
+    require_websockets()
+    return listen("rpc.Proxy: web_port", host, port, port + 1, None)[0]
 
 
 @dataclass(eq=False, slots=True)

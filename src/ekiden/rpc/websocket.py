@@ -1,0 +1,99 @@
+"""Pages of this machine as servers at a proxy: their WebSockets as connections to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import threading
+from typing import Any
+
+from ekiden.rpc.errors import FrameError, RPCError
+from ekiden.rpc.messages import FRAME_LIMIT, HEADER, HELLO_LIMIT, MAGIC, VERSION, Kind
+from ekiden.rpc.pool import Peer
+from ekiden.rpc.wire import read_head
+
+__all__ = ["require_websockets", "start_web"]
+
+_log = logging.getLogger("ekiden.rpc")
+_ORIGINS = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
+"""Pages that may be servers; one of another place would be a stranger's program."""
+
+
+def require_websockets() -> None:
+    """Raises ImportError that says what to install."""
+    try:
+        import websockets.asyncio.server  # noqa: F401
+    except ImportError as error:
+        text = "rpc.Proxy: web_port: package 'websockets' is missing; pip install websockets"
+        raise ImportError(text) from error
+
+
+def start_web(listener: socket.socket, proxy: tuple[str, int]) -> None:
+    """Serve pages in a thread, which ends with the process."""
+    threading.Thread(target=lambda: asyncio.run(_serve(listener, proxy)), daemon=True).start()
+
+
+async def _serve(listener: socket.socket, proxy: tuple[str, int]) -> None:
+    from websockets.asyncio.server import serve
+
+    async def talk(page: Any) -> None:
+        try:
+            await _meet(page, proxy)
+        except (RPCError, OSError, EOFError, TimeoutError) as error:
+            _log.info("%s", error)
+
+    async with serve(
+        talk,
+        sock=listener,
+        origins=[None, _ORIGINS],
+        max_size=HEADER + FRAME_LIMIT,
+        compression=None,
+    ):
+        await asyncio.get_running_loop().create_future()
+
+
+async def _meet(page: Any, proxy: tuple[str, int]) -> None:
+    """A page says HELLO as a server; then its messages are those of a connection to the proxy."""
+    heard: asyncio.StreamReader = asyncio.StreamReader(limit=HELLO_LIMIT)
+    feeding = asyncio.ensure_future(_feed(page, heard))
+    reader, writer = await asyncio.open_connection(*proxy)
+    try:
+        peer = Peer(heard, writer)
+        await peer.hear_hello()
+        if not peer.key.startswith("server:"):
+            raise FrameError(f"rpc: a page is a server, got the key {peer.key!r}")
+        await peer.send(Kind.HELLO, MAGIC, VERSION, HELLO_LIMIT, 0, peer.key, [])
+        ways = [asyncio.ensure_future(each) for each in (_to(heard, writer), _back(reader, page))]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+    finally:
+        feeding.cancel()
+        writer.close()
+
+
+async def _feed(page: Any, heard: asyncio.StreamReader) -> None:
+    """What a page says, as a stream."""
+    try:
+        async for data in page:
+            if not isinstance(data, bytes):
+                break
+            heard.feed_data(data)
+    finally:
+        heard.feed_eof()
+
+
+async def _to(heard: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await heard.read(1 << 18):
+        writer.write(data)
+        await writer.drain()
+
+
+async def _back(reader: asyncio.StreamReader, page: Any) -> None:
+    """What a client says, a message each. Its sizes are checked before they are waited for."""
+    while True:
+        head = await reader.readexactly(HEADER)
+        _, size = read_head(head, FRAME_LIMIT)
+        await page.send(head + await reader.readexactly(size))
