@@ -1,0 +1,81 @@
+"""A page as a device: Node with ekiden-web waits at a proxy by WebSocket."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, rpc
+from ekiden.driver.web import WEB_TARGETS, write_site
+from ekiden.rpc.errors import RPCError
+
+pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
+pytest.importorskip("websockets", reason="needs websockets")
+if shutil.which("node") is None:
+    pytest.skip("needs node", allow_module_level=True)
+
+WEB = Path(__file__).parents[2] / "bindings" / "web"
+FLAG = "--experimental-websocket"
+SERVER = "import {serve} from './rpc.js'; await (await serve(process.argv[1], {threads: 1})).done;"
+MALFORMED = """
+  const socket = new WebSocket(process.argv[1]);
+  socket.onopen = () => socket.send(new Uint8Array(4096).fill(255));
+  socket.onclose = () => process.exit(0);
+  setTimeout(() => socket.close(), 500);
+"""
+
+
+@pytest.fixture
+def web_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def proxy(web_port: int) -> Iterator[rpc.Proxy]:
+    made = rpc.Proxy(port=0, web_port=web_port)
+    yield made
+    made.terminate()
+
+
+def node(program: str, folder: Path, url: str) -> list[str]:
+    known = subprocess.run(["node", FLAG, "-e", "0"], capture_output=True).returncode == 0
+    return ["node", *([FLAG] if known else []), "--input-type=module", "-e", program, url]
+
+
+def test_a_page_runs_what_native_code_does(
+    tmp_path: Path, proxy: rpc.Proxy, web_port: int
+) -> None:
+    x = relay.var("x", shape=(2, 3))
+    function = relay.Function([x], relay.nn.relu(x))
+    ekiden.export(function, tmp_path / "relu.eki", list(WEB_TARGETS))
+    write_site((tmp_path / "relu.eki").read_bytes(), tmp_path)
+    for name in ("rpc.js", "rpc_table.js", "index.js", "runtime.js", "thread.js"):
+        shutil.copyfile(WEB / name, tmp_path / name)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    url = f"ws://127.0.0.1:{web_port}"
+    subprocess.run(node(MALFORMED, tmp_path, url), cwd=tmp_path, timeout=30)
+    page = subprocess.Popen(node(SERVER, tmp_path, url), cwd=tmp_path)
+    try:
+        with rpc.connect("127.0.0.1", proxy.port, key="browser") as remote:
+            remote.upload(tmp_path / "relu.eki")
+            module = remote.load_module("relu.eki")
+            data = np.array([[1, -2, 3], [-4, 5, -6]], "float32")
+            there = ekiden.nd.array(data, remote.cpu())
+            np.testing.assert_array_equal(module["main"](there).numpy(), np.maximum(data, 0))
+            assert module.time_evaluator("main", remote.cpu(), number=10, repeat=3)(there).min > 0
+            with pytest.raises(RPCError, match="x"):
+                module["main"](ekiden.nd.array(np.zeros((5, 5), "float32"), remote.cpu()))
+            with pytest.raises(RPCError, match="function of the client"):
+                module["main"](lambda: 1)
+    finally:
+        page.kill()
+        page.wait()
