@@ -51,12 +51,10 @@ def node(program: str, folder: Path, url: str) -> list[str]:
     return ["node", *([FLAG] if known else []), "--input-type=module", "-e", program, url]
 
 
-def test_a_page_runs_what_native_code_does(
-    tmp_path: Path, proxy: rpc.Proxy, web_port: int
-) -> None:
+def test_a_page_runs_what_native_code_does(tmp_path: Path, proxy: rpc.Proxy, web_port: int) -> None:
     x = relay.var("x", shape=(2, 3))
-    function = relay.Function([x], relay.nn.relu(x))
-    ekiden.export(function, tmp_path / "relu.eki", list(WEB_TARGETS))
+    model = ekiden.IRModule.from_expr(relay.Function([x], relay.nn.relu(x)))
+    ekiden.export(model, tmp_path / "relu.eki", list(WEB_TARGETS))
     write_site((tmp_path / "relu.eki").read_bytes(), tmp_path)
     for name in ("rpc.js", "rpc_table.js", "index.js", "runtime.js", "thread.js"):
         shutil.copyfile(WEB / name, tmp_path / name)
