@@ -7,12 +7,15 @@ import logging
 import re
 import socket
 import threading
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ekiden.rpc.errors import FrameError, RPCError
 from ekiden.rpc.messages import FRAME_LIMIT, HEADER, HELLO_LIMIT, MAGIC, VERSION, Kind
 from ekiden.rpc.pool import Peer
 from ekiden.rpc.wire import read_head
+
+if TYPE_CHECKING:
+    from websockets.asyncio.server import ServerConnection
 
 __all__ = ["require_websockets", "start_web"]
 
@@ -38,7 +41,7 @@ def start_web(listener: socket.socket, proxy: tuple[str, int]) -> None:
 async def _serve(listener: socket.socket, proxy: tuple[str, int]) -> None:
     from websockets.asyncio.server import serve
 
-    async def talk(page: Any) -> None:
+    async def talk(page: ServerConnection) -> None:
         try:
             await _meet(page, proxy)
         except (RPCError, OSError, EOFError, TimeoutError) as error:
@@ -54,7 +57,7 @@ async def _serve(listener: socket.socket, proxy: tuple[str, int]) -> None:
         await asyncio.get_running_loop().create_future()
 
 
-async def _meet(page: Any, proxy: tuple[str, int]) -> None:
+async def _meet(page: ServerConnection, proxy: tuple[str, int]) -> None:
     """A page says HELLO as a server; then its messages are those of a connection to the proxy."""
     heard: asyncio.StreamReader = asyncio.StreamReader(limit=HELLO_LIMIT)
     feeding = asyncio.ensure_future(_feed(page, heard))
@@ -74,7 +77,7 @@ async def _meet(page: Any, proxy: tuple[str, int]) -> None:
         writer.close()
 
 
-async def _feed(page: Any, heard: asyncio.StreamReader) -> None:
+async def _feed(page: ServerConnection, heard: asyncio.StreamReader) -> None:
     """What a page says, as a stream."""
     try:
         async for data in page:
@@ -91,7 +94,7 @@ async def _to(heard: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None
         await writer.drain()
 
 
-async def _back(reader: asyncio.StreamReader, page: Any) -> None:
+async def _back(reader: asyncio.StreamReader, page: ServerConnection) -> None:
     """What a client says, a message each. Its sizes are checked before they are waited for."""
     while True:
         head = await reader.readexactly(HEADER)
