@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Write what C, JavaScript and the documentation say of messages, from the tables in
-src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.js, tables of docs/rpc.md.
+src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.js, docs/rpc.md.
 
 scripts/generate_rpc.py           write the files
 scripts/generate_rpc.py --check   write nothing; fail if a file is out of date

@@ -397,7 +397,9 @@ class Session {
     const at = Number(offset);
     if (at > had.size) fail('ValueError', `upload '${name}': the piece at ${at} lies behind the end`);
     const end = at + data.length;
-    if (end > FILE_LIMIT) fail('ValueError', `upload '${this.plain(name)}': a file of at most ${FILE_LIMIT} bytes expected`);
+    if (end > FILE_LIMIT) {
+      fail('ValueError', `upload '${this.plain(name)}': a file of at most ${FILE_LIMIT} bytes expected`);
+    }
     if (end > had.data.length) {
       const larger = new Uint8Array(Math.max(end, 2 * had.data.length));
       larger.set(had.data.subarray(0, had.size));
@@ -479,7 +481,9 @@ async function answer(session, data, key) {
     if (name !== 'HELLO' || magic !== MAGIC || version !== VERSION || limit < LEAST_LIMIT) {
       throw new FrameError(`HELLO of version ${VERSION} expected`);
     }
-    if (![key, `client:${key}`].includes(wanted)) throw new FrameError(`the key '${wanted}' is not that of this server`);
+    if (![key, `client:${key}`].includes(wanted)) {
+      throw new FrameError(`the key '${wanted}' is not that of this server`);
+    }
     if (constructor.length) throw new FrameError('a page makes no sessions with others');
     session.limit = limit;
     session.isOpen = true;
@@ -530,7 +534,9 @@ function serveOne(url, key, keep) {
 
 /** Waits at the proxy for clients, one after the other, until `close`; `done` rejects where the proxy is not there. */
 export async function serve(url, {key = 'browser', ...options} = {}) {
-  if (typeof WebSocket === 'undefined') fail('RuntimeError', 'rpc: there is no WebSocket here; node --experimental-websocket');
+  if (typeof WebSocket === 'undefined') {
+    fail('RuntimeError', 'rpc: there is no WebSocket here; node --experimental-websocket');
+  }
   await init(options);
   let isClosed = false;
   let socket;

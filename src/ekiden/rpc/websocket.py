@@ -27,9 +27,9 @@ _ORIGINS = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 def require_websockets() -> None:
     """Raises ImportError that says what to install."""
     try:
-        import websockets.asyncio.server  # noqa: F401
+        import websockets.asyncio.server  # noqa: F401, PLC0415
     except ImportError as error:
-        text = "rpc.Proxy: web_port: package 'websockets' is missing; pip install websockets"
+        text = "rpc.Proxy: web_port: package 'websockets' is missing; pip install 'ekiden[web]'"
         raise ImportError(text) from error
 
 
@@ -39,7 +39,7 @@ def start_web(listener: socket.socket, proxy: tuple[str, int]) -> None:
 
 
 async def _serve(listener: socket.socket, proxy: tuple[str, int]) -> None:
-    from websockets.asyncio.server import serve
+    from websockets.asyncio.server import serve  # noqa: PLC0415  # an extra
 
     async def talk(page: ServerConnection) -> None:
         try:
@@ -52,6 +52,7 @@ async def _serve(listener: socket.socket, proxy: tuple[str, int]) -> None:
         sock=listener,
         origins=[None, _ORIGINS],
         max_size=HEADER + FRAME_LIMIT,
+        max_queue=1,  # a message waits until what came before has gone on
         compression=None,
     ):
         await asyncio.get_running_loop().create_future()
@@ -59,8 +60,10 @@ async def _serve(listener: socket.socket, proxy: tuple[str, int]) -> None:
 
 async def _meet(page: ServerConnection, proxy: tuple[str, int]) -> None:
     """A page says HELLO as a server; then its messages are those of a connection to the proxy."""
-    heard: asyncio.StreamReader = asyncio.StreamReader(limit=HELLO_LIMIT)
-    feeding = asyncio.ensure_future(_feed(page, heard))
+    near, far = socket.socketpair()  # what a page says waits there, and the page with it
+    heard, talked = await asyncio.open_connection(sock=near, limit=HELLO_LIMIT)
+    _, into = await asyncio.open_connection(sock=far)
+    feeding = asyncio.ensure_future(_feed(page, into))
     reader, writer = await asyncio.open_connection(*proxy)
     try:
         peer = Peer(heard, writer)
@@ -74,18 +77,20 @@ async def _meet(page: ServerConnection, proxy: tuple[str, int]) -> None:
             way.cancel()
     finally:
         feeding.cancel()
-        writer.close()
+        for each in (writer, into, talked):
+            each.close()
 
 
-async def _feed(page: ServerConnection, heard: asyncio.StreamReader) -> None:
-    """What a page says, as a stream."""
+async def _feed(page: ServerConnection, into: asyncio.StreamWriter) -> None:
+    """What a page says, as a stream, no faster than it is read."""
     try:
         async for data in page:
             if not isinstance(data, bytes):
                 break
-            heard.feed_data(data)
+            into.write(data)
+            await into.drain()
     finally:
-        heard.feed_eof()
+        into.close()
 
 
 async def _to(heard: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
