@@ -76,15 +76,19 @@ def test_data_make_the_error_less(recipe: dict[str, Any], transposed: bool) -> N
 @pytest.mark.parametrize("name", ["gptq", "learned"])
 @pytest.mark.parametrize("columns", [1, 5, 200])
 def test_no_column_is_beyond_the_levels(name: str, columns: int) -> None:
-    rows = RNG.standard_normal((64, columns))
-    weight = RNG.standard_normal((3, columns)).astype(np.float32)
-    scale = np.abs(weight).max(axis=1, keepdims=True).repeat(columns, 1) / 7
-    gram = rows.T @ rows
-    made = ROUNDINGS[name].levels(weight, scale, (-7, 7), gram)
-    assert np.array_equal(made, np.round(made)) and np.abs(made).max() <= 7
-    plain = ROUNDINGS["nearest"].levels(weight, scale, (-7, 7), None)
-    before, after = (squared_error(each * scale - weight, gram) for each in (plain, made))
-    assert after <= before * 1.01 + 1e-9
+    """A single draw may be worse than rounding each weight by itself: columns come in turn."""
+    rng, before, after = np.random.default_rng(columns), 0.0, 0.0
+    for _ in range(16):
+        rows = rng.standard_normal((64, columns))
+        weight = rng.standard_normal((3, columns)).astype(np.float32)
+        scale = np.abs(weight).max(axis=1, keepdims=True).repeat(columns, 1) / 7
+        gram = rows.T @ rows
+        made = ROUNDINGS[name].levels(weight, scale, (-7, 7), gram)
+        assert np.array_equal(made, np.round(made)) and np.abs(made).max() <= 7
+        plain = ROUNDINGS["nearest"].levels(weight, scale, (-7, 7), None)
+        before += squared_error(plain * scale - weight, gram)
+        after += squared_error(made * scale - weight, gram)
+    assert after <= before * (1 + 1e-6) + 1e-9  # of one column they are the same
 
 
 def test_learned_rounding_is_near_the_best_of_all() -> None:
