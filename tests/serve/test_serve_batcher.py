@@ -43,7 +43,7 @@ def work(gate: Gate, values: list[float], key: Any = ((),), seconds: float = SOO
 def run(test: Callable[[Batcher, Gate], Coroutine[Any, Any, None]], **given: Any) -> None:  # noqa: ANN401
     async def inner() -> None:
         settings = {"instances": 1, "queue": 8, "rows": 4, "wait": 0.0}
-        runners = Runners(2)
+        runners = Runners(2, clock=lambda: 0.0)  # each run takes a moment, however busy the machine
         batcher = Batcher(runners, **{**settings, **given}, on_run=lambda rows, seconds: None)
         gate = Gate()
         try:

@@ -114,9 +114,11 @@ class Runners:
     wake no thread each.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, clock: Callable[[], float] = time.thread_time) -> None:
+        """`clock()` is the seconds for which the calling thread had the processor so far."""
         self.lock = threading.Lock()
         """Guards this and the queues of all batchers."""
+        self.clock = clock
         self._changed = threading.Condition(self.lock)
         self.pending: set[Work] = set()
         """What somebody waits for, of all batchers. Of the event loop's thread alone."""
@@ -158,9 +160,9 @@ class Runners:
     def _serve(self) -> None:
         while found := self._next():
             batcher, batch = found
-            started, busy = time.perf_counter(), time.thread_time()
+            started, busy = time.perf_counter(), self.clock()
             answers = run_batch(batch)
-            busy, seconds = time.thread_time() - busy, time.perf_counter() - started
+            busy, seconds = self.clock() - busy, time.perf_counter() - started
             with self.lock:
                 batcher.ended(batch, busy)
                 if not batcher.is_brief():
@@ -273,13 +275,13 @@ class Batcher:
             batch = self.take()
         if not batch:
             return
-        started, busy = time.perf_counter(), time.thread_time()
+        started, busy = time.perf_counter(), self.runners.clock()
         try:
             answers = run_at_once(batch)
         except Exception:  # it takes longer than thought, or one of several is wrong
             self.runners.hand(self, batch)
             return
-        busy, seconds = time.thread_time() - busy, time.perf_counter() - started
+        busy, seconds = self.runners.clock() - busy, time.perf_counter() - started
         with self.runners.lock:
             self.ended(batch, busy)
         self.answer(answers, seconds)
