@@ -35,6 +35,8 @@ from ekiden.relay.transform import (
     SimplifyExpr,
     ToANormalForm,
 )
+from ekiden.relay.transform.compiler_regions import is_mark
+from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
 
 pytestmark = pytest.mark.quick
@@ -55,6 +57,12 @@ def test_target() -> Iterator[None]:
     yield
     for table in ("target.test", "target.other"):
         OP_ATTRS.pop(table, None)
+
+
+def compilers(module: IRModule) -> list[str]:
+    """Those of all begins and ends, in order of evaluation."""
+    order = evaluation_order(main_of(module).body)
+    return [each.attrs.compiler for each in order if isinstance(each, Call) and is_mark(each)]
 
 
 PARTITION = Sequential([AnnotateTarget("test"), MergeCompilerRegions(), PartitionGraph()])
@@ -86,12 +94,49 @@ def partitioned(body: str, params: str = X) -> IRModule:
 def test_each_operator_is_marked() -> None:
     made = AnnotateTarget("test")(program(f"def @main({X}) {{ nn.relu(exp(%x)) }}"))
     begin, end = "annotation.compiler_begin", "annotation.compiler_end"
-    assert calls(made) == [begin, "exp", end, "nn.relu"]
+    assert calls(made) == [begin, "exp", end, begin, "nn.relu", end]
+    assert compilers(made) == ["test"] * 2 + ["default"] * 2
 
 
 def test_a_predicate_looks_at_the_call() -> None:
     made = AnnotateTarget("test")(program(f"def @main({X}) {{ add(%x, %x) }}"))
-    assert calls(made) == ["add"]
+    assert set(compilers(made)) == {"default"}
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_one_target_after_the_other_is_both_at_once(joins: bool) -> None:
+    register_op_attr("nn.relu", "target.other", lambda call: True)
+    module = program(f"def @main({X}) {{ %0 = exp(%x); add(abs(%0), nn.relu(%0)) }}")
+    first = AnnotateTarget("test", joins)(module)
+    assert structural_equal(first, AnnotateTarget("test", joins)(first))
+    at_once = AnnotateTarget(["test", "other"], joins)(module)
+    assert structural_equal(AnnotateTarget("other", joins)(first), at_once)
+
+
+def test_what_stays_is_marked_where_it_calls_a_function_of_the_program() -> None:
+    """Calls of variables have marks where all does; results of branches have ends."""
+    module = program(
+        f"def @main({X}) {{ let %f = fn (%y: Tensor[(2, 3), float32]) {{ exp(%y) }};"
+        " if (True) { %f(%x) } else { tanh(%x) } }"
+    )
+    some, every = (AnnotateTarget("test", joins)(module) for joins in (False, True))
+    assert calls(every).count("annotation.compiler_end") == 3
+    assert calls(some).count("annotation.compiler_end") == 2
+    for made in (some, every):
+        assert_same_meaning(module, PartitionGraph()(made), random((2, 3)))
+
+
+def test_regions_do_not_wait_for_each_other() -> None:
+    """Joining both pairs would make each region need a result of the other."""
+    for name in ("abs", "subtract"):
+        register_op_attr(name, "target.other", lambda call: True)
+    module = program(
+        f"def @main({X}) {{ %0 = exp(%x); %1 = abs(%x); (multiply(%0, %1), subtract(%1, %0)) }}"
+    )
+    marked = AnnotateTarget(["test", "other"])(module)
+    made = PartitionGraph()(MergeCompilerRegions()(marked))
+    assert sorted(map(len, external(made).values())) == [1, 1, 2]
+    assert_same_meaning(module, made, random((2, 3)))
 
 
 def test_the_first_target_that_takes_an_operator_has_it() -> None:
@@ -179,7 +224,7 @@ def test_a_symbol_is_a_name_in_c() -> None:
 
 def test_nothing_to_take_changes_nothing() -> None:
     module = program(f"def @main({X}) {{ nn.relu(%x) }}")
-    assert PARTITION(module)["main"] is module["main"]
+    assert structural_equal(PARTITION(module), module)
 
 
 def _interpreted(function: Function) -> Callable[..., None]:

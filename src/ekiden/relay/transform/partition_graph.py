@@ -15,6 +15,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.span import Span
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
+from ekiden.relay.transform.annotate_target import DEFAULT
 from ekiden.relay.transform.compiler_regions import (
     Region,
     data_of,
@@ -37,7 +38,8 @@ class _Partitioner:
 
     def run(self, root: RelayExpr) -> RelayExpr:
         """`root` with calls in place of its regions, each made once all it reads is."""
-        region_of = find_regions(root)
+        found = find_regions(root).items()
+        region_of = {expr: region for expr, region in found if region.target != DEFAULT}
         used_outside = _outputs(evaluation_order(root), root, region_of)
         new: dict[RelayExpr, RelayExpr] = {}
         stack: list[tuple[RelayExpr, bool]] = [(unmarked(root), False)]
