@@ -223,7 +223,7 @@ def test_call_graph() -> None:
         ["lost"],
     ]
     assert [g.name_hint for g in graph.unreachable()] == ["lost"]
-    assert graph.print_var("odd") == "@odd: 1 references\n  @even, 1 times"
+    assert graph.print_var("odd") == "@odd: #refs = 1\n  @even, 1 times"
 
 
 def test_a_long_chain_of_functions_is_no_recursion() -> None:

@@ -13,7 +13,7 @@ import pytest
 from pass_checks import Array, assert_same_meaning, calls, evaluate, main_of, program
 
 import ekiden
-from ekiden import relay
+from ekiden import relay, te
 from ekiden.backend.external import register_external
 from ekiden.ir.op import OP_ATTRS, register_op_attr
 from ekiden.ir.structural import structural_equal
@@ -345,3 +345,67 @@ def test_an_artifact_says_elsewhere_what_it_needs(tmp_path: Path) -> None:
     wanted = r"'elsewhere_0_\w+' is for the external compiler 'elsewhere', which is not registered"
     assert re.search(wanted, said[0])
     assert said[1] == "[11.0, 11.0, 11.0]\n"
+
+
+def test_the_smallest_compiler_makes_c(tmp_path: Path) -> None:
+    """A region for "ccompiler" is an artifact for target "c", which runs wherever it is loaded."""
+    region = """def @f(%a: Tensor[(2, 3), float32], %b: Tensor[(2, 3), float32],
+                       Compiler="ccompiler", Primitive=1, global_symbol="f") {
+      %0 = subtract(add(%a, %b), %a); (%0, nn.dense(%a, %b)) }"""
+    module = relay.parse(f"def @main({X}) {{ %0 = @f(%x, exp(%x)); (%0.1, %0.0) }} {region}")
+    (x,) = random((2, 3))
+    exe = ekiden.compile(module)
+    exe.save(tmp_path / "model.eki")
+    exe.export_library(tmp_path / "model.so", fcompile=False)
+    for each in (exe, *(ekiden.load(tmp_path / f"model.{suffix}") for suffix in ("eki", "so"))):
+        product, same = each(x)
+        np.testing.assert_allclose(product, x @ np.exp(x).T, rtol=1e-5)
+        np.testing.assert_allclose(same, np.exp(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiler_is_a_global_function_as_in_tvm() -> None:
+    """relay.ext.NAME makes a module of a region."""
+
+    def codegen(function: Function) -> ekiden.runtime.Module:
+        n = te.placeholder((2, 3), name="n")
+        double = te.compute((2, 3), lambda i, j: n[i, j] * 2.0, name="double")
+        return ekiden.build(
+            te.create_prim_func([n, double]), name=str(function.attrs["global_symbol"])
+        )
+
+    ekiden.register_func("relay.ext.twice", codegen, override=True)
+    module = relay.parse(
+        f"""def @main({X}) {{ @f(%x) }}
+        def @f(%a: Tensor[(2, 3), float32], Compiler="twice", Primitive=1, global_symbol="f") {{
+          add(%a, %a) }}"""
+    )
+    (x,) = random((2, 3))
+    np.testing.assert_array_equal(ekiden.compile(module)(x), x * 2)
+    ekiden.register_func("relay.ext.nothing", lambda function: None, override=True)
+    module = relay.parse(
+        f"""def @main({X}) {{ @f(%x) }}
+        def @f(%a: Tensor[(2, 3), float32], Compiler="nothing", Primitive=1, global_symbol="f") {{
+          add(%a, %a) }}"""
+    )
+    with pytest.raises(CompileError, match="relay.ext.nothing: it should give a module"):
+        ekiden.compile(module)
+
+
+def test_a_compiler_has_passes_of_its_own() -> None:
+    ekiden.register_func("relay.ext.test.optimize", FoldConstant(), override=True)
+    try:
+        made = partitioned("add(exp(%x), tanh(multiply(2f, 3f)))")
+    finally:
+        ekiden.runtime.remove_global_func("relay.ext.test.optimize")
+    (function,) = [f for f in made.functions.values() if f.attr("Compiler")]
+    assert calls(IRModule({"main": function})) == ["exp", "add"]
+    assert function.attrs["global_symbol"] == "tvmgen_default_test_main_0"
+
+
+def test_constants_in_tuples_are_bound() -> None:
+    register_op_attr("concatenate", "target.test", lambda call: True)
+    ones = relay.const(np.ones((2, 3), np.float32))
+    module = IRModule.from_expr(relay.concatenate(relay.Tuple([ones, ones]), 1))
+    made = PARTITION(module)
+    (function,) = [f for f in made.functions.values() if f.attr("Compiler")]
+    assert not function.params
