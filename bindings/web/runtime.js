@@ -15,7 +15,7 @@ export class EkidenError extends Error {
 
 const KINDS = [
   'InputError', 'LoadError', 'OSError', 'ValueError', 'TypeError', 'KeyError', 'IndexError',
-  'AttributeError', 'MemoryError', 'MemoryLimitError', 'IndexRangeError', 'BoundsError',
+  'AttributeError', 'MemoryError', 'MemoryLimitError', 'IndexRangeError', 'LinAlgError', 'BoundsError',
   'RunLimitError', 'RuntimeError', 'DeviceError', 'InternalError',
 ];
 
