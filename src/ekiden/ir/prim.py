@@ -10,8 +10,9 @@ expected it is EQ or NE, and its truth is that of identity, so that nodes can be
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, ClassVar, Union
 
 from ekiden.ir import dtype as dt
@@ -523,11 +524,32 @@ class Cast(PrimExpr):
             freeze(self, value=convert(second), dtype=first)
 
 
+class OpName(str):
+    """The name of an intrinsic in its table, "exp"; `name` is that in the registry of operators,
+    "tir.exp", as of TVM's operators of calls."""
+
+    __slots__ = ()
+    others: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Ours -> TVM's where they differ; set by `ekiden.ir.intrinsic`."""
+
+    @property
+    def name(self) -> str:
+        """`ekiden.ir.Op.get` knows it."""
+        return f"tir.{self.others.get(self, self)}"
+
+    def same_as(self, other: object) -> bool:
+        """Whether another operator, of a call or of the registry, is this one."""
+        return getattr(other, "name", None) == self.name
+
+
 @node("tir.Call")
 class Intrinsic(PrimExpr):
-    """A call of an intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, ..."""
+    """A call of an intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, ...
 
-    op: str
+    `op` is an OpName, whatever text or operator it was made with.
+    """
+
+    op: OpName | str
     args: tuple[PrimExpr, ...]
     dtype: str
 
@@ -537,6 +559,8 @@ class Intrinsic(PrimExpr):
         if not isinstance(op, (tuple, list)):
             name = getattr(op, "name", op).removeprefix("tir.")
             freeze(self, op=name, args=tuple(map(convert, args)), dtype=self.op)
+        if type(self.op) is not OpName:
+            freeze(self, op=OpName(self.op))
 
 
 def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:

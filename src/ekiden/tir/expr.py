@@ -15,10 +15,12 @@ from ekiden.ir.prim import (
     IntImm,
     Intrinsic,
     Mul,
+    OpName,
     PrimExpr,
     Var,
     const,
     convert,
+    is_const,
     numbers_beside,
 )
 from ekiden.runtime.errors import ExpressionError
@@ -179,6 +181,13 @@ class BufferAddress(PrimExpr):
     extents: tuple[PrimExpr, ...] = ()
     access: str = "rw"
     dtype: str = "handle"
+
+    @property
+    def op(self) -> OpName:
+        """The operator of the call that it is in TVM: `address_of` of one element, else
+        `tvm_access_ptr`."""
+        one = bool(self.extents) and all(is_const(e, 1) for e in self.extents)
+        return OpName("address_of" if one else "tvm_access_ptr")
 
 
 @cache
