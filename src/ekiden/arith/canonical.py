@@ -602,7 +602,10 @@ class CanonicalForm:
     def _cast(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Cast)
         value = self._of(e.value)
+        number = poly.constant_of(value)
         exact = (e.dtype == "int64" and e.value.dtype == "int32") or e.dtype == e.value.dtype
+        if number is not None and _is_index(e.value) and _holds(e.dtype, number):
+            return value
         if exact and (self._is_affine_of_small(value) or poly.constant_of(value) is not None):
             return value
         if not dt.is_int(e.value.dtype) and e.value.dtype != "bool":
@@ -661,6 +664,11 @@ def _is_index(expr: PrimExpr) -> bool:
     if isinstance(expr, (EQ, NE, LT, LE, GT, GE)):
         return is_number(expr.a)
     return is_number(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
+
+
+def _holds(dtype: str, number: int) -> bool:
+    low, high = _integer_range(dtype)
+    return low <= number <= high
 
 
 def _natural_bound(expr: PrimExpr) -> Interval:

@@ -182,8 +182,10 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     # waits for all threads of a block, whose memory of a scope is then as they have written it
     IntrinsicDef("tvm_storage_sync", 1, _not_here, "int32", effects=True),
     # of how many times their least width the processor's scalable vectors are
-    IntrinsicDef("vscale",       0, _not_here, "int32", is_compiled=False),
+    IntrinsicDef("vscale",       0, _not_here, "int64", is_compiled=False),
     IntrinsicDef("call_extern",  ANY, _not_here, "int32", True, is_compiled=False),
+    IntrinsicDef("call_pure_extern", ANY, _not_here, "int32", is_compiled=False),
+    IntrinsicDef("ret",          1, lambda x: x, effects=True, is_compiled=False),  # the end
     # tensor cores and copies of NVIDIA's threads: programs hold them, no generator has them
     *(IntrinsicDef(name, ANY, _not_here, "handle", True, is_compiled=False) for name in (
         "tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_mma_sync", "tvm_bmma_sync",

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Union
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import NODE_TYPES, Node, freeze, ignored, node
+from ekiden.runtime.errors import ExpressionError
 
 ExprLike = Union["PrimExpr", int, float, bool]
 
@@ -121,7 +122,9 @@ class PrimExpr(Node):
     __hash__ = Node.__hash__
 
     def equal(self, other: ExprLike) -> PrimExpr:
-        """`EQ(self, other)`, at once."""
+        """`EQ(self, other)`, at once; vscale() is one number, whichever call it is."""
+        if _is_vscale(self) and _is_vscale(other):
+            return const(True)
         return binary(EQ, self, other)
 
     def astype(self, dtype: str) -> PrimExpr:
@@ -129,7 +132,7 @@ class PrimExpr(Node):
         return cast(self, dt.spelled(dtype))
 
     def __bool__(self) -> bool:
-        raise TypeError(
+        raise ExpressionError(
             f"the truth of {self!r} is not known at compile time; use Select or IfThenElse"
         )
 
@@ -197,6 +200,9 @@ class IntImm(PrimExpr):
 
     def __int__(self) -> int:
         return self.value
+
+    def __bool__(self) -> bool:
+        return self.value != 0
 
     def __index__(self) -> int:
         return self.value
@@ -573,11 +579,12 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     """A constant, of a vector type in every lane; dtype defaults to int64, float32 or bool by the
-    Python type. A Comparison is its expression."""
-    given: object = value
-    if isinstance(given, Comparison):
-        found = given.asobject()
-        return found if dtype is None else cast(found, dtype)
+    Python type. What stands for an expression (a Comparison, an axis) is that."""
+    if not isinstance(value, (int, float)):
+        make = getattr(value, "asobject", None)  # of a Comparison, and of an axis its variable
+        if make is not None:
+            found = make()
+            return found if dtype is None else cast(found, dtype)
     if dtype is None:
         dtype = (
             "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
@@ -593,6 +600,10 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
 def as_given(value: object) -> Any:  # noqa: ANN401
     """A field of whatever a caller has put there."""
     return value
+
+
+def _is_vscale(value: object) -> bool:
+    return isinstance(value, Intrinsic) and value.op == "vscale"
 
 
 def convert(value: ExprLike, dtype: str | None = None) -> PrimExpr:
@@ -614,6 +625,11 @@ def cast(value: PrimExpr, dtype: str) -> PrimExpr:
     """
     if value.dtype == dtype:
         return value
+    if type(value) is NODE_TYPES.get("tir.Broadcast") and dt.vector(value.dtype) == dt.vector(
+        dtype
+    ):
+        scalar = cast(value.value, dt.element(dtype))  # type: ignore[attr-defined]
+        return value.with_fields(value=scalar, dtype=dtype)
     if dt.vector(dtype) and not dt.vector(value.dtype):
         return _in_lanes(cast(value, dt.element(dtype)), dtype)
     if isinstance(value, (IntImm, FloatImm)) and not dt.vector(dtype):

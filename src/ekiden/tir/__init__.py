@@ -62,6 +62,7 @@ from ekiden.tir.script.builtins import max_value, min_value
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
+    AttrStmt,
     Block,
     BlockRealize,
     BufferStore,
@@ -89,6 +90,7 @@ __all__ = [
     "And",
     "Any",
     "AssertStmt",
+    "AttrStmt",
     "BinaryOpExpr",
     "Block",
     "BlockRV",

@@ -63,6 +63,17 @@ def call_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     return Intrinsic("call_extern", (StringImm(func_name), *map(_argument, args)), dtype)
 
 
+def call_pure_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
+    """The same of one that does nothing but give its value."""
+    return Intrinsic("call_pure_extern", (StringImm(func_name), *map(_argument, args)), dtype)
+
+
+def ret(val: ExprLike) -> PrimExpr:
+    """The value of the function, which ends there: `tir.Evaluate(tir.ret(x))`. It stands in
+    programs; code generators refuse it, as what a compiled function gives it writes."""
+    return _call("ret", convert(val))
+
+
 def call_intrin(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     """A call of an intrinsic by name, ours or TVM's, of a dtype, which written numbers take where
     the result has that of its operands. Raises KeyError for an unknown one.
@@ -139,7 +150,7 @@ def undef(dtype: str = "int32") -> PrimExpr:
 
 
 def vscale() -> PrimExpr:
-    """Of how many times their least width the scalable vectors of the processor are, an int32:
+    """Of how many times their least width the scalable vectors of the processor are, an int64:
     `tir.Ramp(0, 1, 4 * tir.vscale())`.
     """
     return _call("vscale")
@@ -353,6 +364,7 @@ __all__ = [
     "call_extern",
     "call_intrin",
     "call_packed",
+    "call_pure_extern",
     "ceil",
     "ceildiv",
     "clz",
@@ -409,6 +421,7 @@ __all__ = [
     "ptx_wait_group",
     "q_multiply_shift",
     "reinterpret",
+    "ret",
     "round",
     "rsqrt",
     "shift_left",

@@ -24,6 +24,7 @@ from ekiden.tir.transform.align_storage import align_storage
 from ekiden.tir.transform.compact_buffers import compact_buffers
 from ekiden.tir.transform.convert_blocks_to_opaque import convert_blocks_to_opaque
 from ekiden.tir.transform.convert_loops_to_serial import convert_loops_to_serial
+from ekiden.tir.transform.drop_attributes import drop_attributes
 from ekiden.tir.transform.flatten_buffers import flatten_buffers
 from ekiden.tir.transform.hoist_conditions import hoist_conditions
 from ekiden.tir.transform.hoist_invariants import hoist_invariants
@@ -104,12 +105,23 @@ def BindTarget(target: Target) -> Pass:  # noqa: N802
     return Apply(lambda f: f if f.attr("target") is not None else f.with_attr("target", target))
 
 
+_COMPACT = _factory("CompactBufferAllocation", compact_buffers)
+
+
+def CompactBufferAllocation(is_strict: bool = True) -> Pass:  # noqa: N802
+    """Intermediates shrink to what one step of the loops around their accesses needs.
+
+    Raises ValueError for `is_strict=False`, by which TVM's may grow.
+    """
+    if not is_strict:
+        raise ValueError("CompactBufferAllocation: a buffer never grows; is_strict is True")
+    return _COMPACT()
+
+
 # fmt: off
 LowerMatchBuffer        = _factory("LowerMatchBuffer",        lower_match_buffer)
 LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
 """Blocks give way to their statements, iterators to the loop expressions they are bound to."""
-CompactBufferAllocation = _factory("CompactBufferAllocation", compact_buffers)
-"""Intermediates shrink to what one step of the loops around their accesses needs."""
 AlignStorage            = _factory("AlignStorage",            align_storage)
 """Axes of intermediates lie as far apart as `Schedule.storage_align` asked."""
 LoopPartition           = _factory("LoopPartition",           loop_partition)
@@ -152,12 +164,16 @@ UnifyThreadBinding      = _factory("UnifyThreadBinding",      unify_thread_bindi
 ConvertForLoopsToSerial = _factory("ConvertForLoopsToSerial", convert_loops_to_serial)
 ConvertSSA              = _factory("ConvertSSA",              distinct)
 
+DropAttributes          = _factory("DropAttributes",          drop_attributes)
+"""What AttrStmts say is dropped: nothing below reads it."""
+
 SplitHostDevice         = _module_factory("SplitHostDevice",  split_host_device)
 """Functions are cut in two: what runs on a device's threads, and the host that starts it."""
 
 PASSES: list[Pass] = [
     LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     LowerOpaqueBlock(),
+    DropAttributes(),
     CompactBufferAllocation(),
     AlignStorage(),         # once buffers have their shapes
     LoopPartition(),        # while what a split left over is still marked, and loops are loops
@@ -177,6 +193,7 @@ PASSES: list[Pass] = [
 BEFORE_SPLIT: list[Pass] = [
     LowerMatchBuffer(),
     LowerOpaqueBlock(),
+    DropAttributes(),
     CompactBufferAllocation(),
     AlignStorage(),
     UseAssumptions(),
@@ -208,6 +225,7 @@ the compile time).
 MIXED_PASSES: list[Pass] = [
     LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     LowerOpaqueBlock(),
+    DropAttributes(),
     UseAssumptions(),
     FlattenBuffer(),
     LowerSmallTypes(),
