@@ -268,3 +268,29 @@ def test_the_operator_of_a_call_has_its_name_in_the_registry() -> None:
         assert not made.op.same_as(ekiden.ir.Op.get("tir.abs"))
         again = ekiden.ir.load_json(ekiden.ir.save_json(made))
         assert again.op.name == name
+
+
+def test_values_are_looked_at_while_a_program_runs() -> None:
+    seen: list[tuple[float, ...]] = []
+
+    @ekiden.register_func("test.look")
+    def look(*values: float) -> float | None:
+        seen.append(values)
+        return -1.0 if values[0] == 2 else None
+
+    x = te.placeholder((4,), "float32", "x")
+    y = te.compute((4,), lambda i: tir.trace([i, x[i]], "test.look") + 1.0, name="y")
+    f = ekiden.build(te.create_schedule(y.op), [x, y], "llvm", name="f")
+    result = ekiden.nd.array(np.zeros(4, "float32"))
+    f["f"](ekiden.nd.array(np.array([0.5, 1.5, 2.5, 3.5], "float32")), result)
+    assert seen == [(0, 0.5), (1, 1.5), (2, 2.5), (3, 3.5)]
+    assert result.numpy().tolist() == [1.5, 2.5, 0.0, 4.5]
+    with pytest.raises(ValueError, match="trace: a list of values expected"):
+        tir.trace(x[0])  # type: ignore[arg-type]
+
+
+def test_a_name_in_an_expression_is_its_value() -> None:
+    x, y = tir.Var("x", "int32"), tir.Var("y", "int32")
+    assert str(tir.Let(x, y * 10, x + 1)) == "y * 10 + 1"
+    with pytest.raises(TypeError, match="Let: x is int32, its value float32"):
+        tir.Let(x, tir.const(1.0, "float32"), x)

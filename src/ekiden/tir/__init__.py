@@ -82,6 +82,7 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.tir.tensor_intrin import TensorIntrin
+from ekiden.tir.values import Let, trace
 from ekiden.tir.verify import verify
 
 __all__ = [
@@ -122,6 +123,7 @@ __all__ = [
     "IterVar",
     "LE",
     "LT",
+    "Let",
     "LetStmt",
     "LoopRV",
     "Max",
@@ -164,5 +166,6 @@ __all__ = [
     "min_value",
     "op",
     "stmt_functor",
+    "trace",
     *op.__all__,
 ]
