@@ -554,3 +554,8 @@ def noted(A: T.Buffer((4,), "float32"), n: T.int64):
     assert made.attr_key == "storage_scope"
     sch = tir.Schedule(tir.parse(str(noted)))
     assert sch.func is not None
+
+
+def test_a_number_is_stored_in_the_dtype_of_the_buffer() -> None:
+    store = tir.BufferStore(tir.decl_buffer((4,), "int8"), 3, (0,))  # type: ignore[arg-type]
+    assert store.value.dtype == "int8"

@@ -61,7 +61,10 @@ class BufferStore(Stmt):
     predicate: PrimExpr | None = None
 
     def __post_init__(self) -> None:
-        """Raises TypeError for a value of another dtype; bytes may hold elements of a small one."""
+        """A number is of the buffer's dtype. Raises TypeError for a value of another dtype; bytes
+        may hold elements of a small one."""
+        if not isinstance(self.value, PrimExpr):
+            freeze(self, value=convert(self.value, dt.element(self.buffer.dtype)))
         stored, held = dt.element(self.value.dtype), dt.element(self.buffer.dtype)
         if stored != held and not (stored == "uint8" and dt.is_small(held)):
             raise TypeError(f"a store to {self.buffer.name!r}: it holds {held}, not {stored}")
@@ -139,6 +142,21 @@ class Allocate(Stmt):
 
     buffer: Buffer = binding()
     body: Stmt
+
+    @property
+    def extents(self) -> tuple[PrimExpr, ...]:
+        """The shape of what is allocated."""
+        return self.buffer.shape
+
+    @property
+    def dtype(self) -> str:
+        """Of its elements."""
+        return self.buffer.dtype
+
+    @property
+    def buffer_var(self) -> PrimExpr:
+        """The address of the buffer; TVM has a variable there."""
+        return self.buffer.data
 
 
 @node("tir.DeclBuffer")

@@ -35,6 +35,7 @@ from ekiden.tir.transform.lower_blocks import lower_blocks
 from ekiden.tir.transform.lower_init_block import lower_init_block
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.lower_small_types import lower_small_types
+from ekiden.tir.transform.narrow_data_type import narrow_data_type
 from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.remove_store_undef import remove_store_undef
@@ -116,6 +117,27 @@ def CompactBufferAllocation(is_strict: bool = True) -> Pass:  # noqa: N802
     if not is_strict:
         raise ValueError("CompactBufferAllocation: a buffer never grows; is_strict is True")
     return _COMPACT()
+
+
+def StorageFlatten(cache_line_size: int = 64, create_bound_attribute: bool = False) -> Pass:  # noqa: N802
+    """`FlattenBuffer`, by the name under which TVM has it for programs of tensor expressions. The
+    arguments are promises to TVM's; what `te` lowers to has buffers, as all programs.
+    """
+    del cache_line_size, create_bound_attribute
+    return FlattenBuffer()
+
+
+_NARROW = _factory("NarrowDataType", narrow_data_type)
+
+
+def NarrowDataType(target_bits: int) -> Pass:  # noqa: N802
+    """Indices of 64 bits whose values fit are computed in 32.
+
+    Raises ValueError for other widths.
+    """
+    if target_bits != 32:
+        raise ValueError(f"NarrowDataType: indices become 32 bits wide, not {target_bits}")
+    return _NARROW()
 
 
 # fmt: off
