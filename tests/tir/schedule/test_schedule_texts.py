@@ -441,7 +441,7 @@ def reverse_compute_at(s: Schedule) -> None:
                 s[i_1] = 0.0
             s[i_1] = s[i_1] + a[i_1, k_1]
     for i in range(4):
-        with T.block("r_local"):
+        with T.block("r"):
             i_1 = T.axis.spatial(4, i)
             r[i_1] = T.max(s[i_1], 0.0)
     """

@@ -53,6 +53,7 @@ class BlockSteps(Steps):
 
             b[i] = f(i); c[i] = g(b[i])   ->   c[i] = g(f(i)), in the loops of b
 
+        The block that is left is the producer, by its name and handles.
         Proved: the producer is plain, writes all of its buffer, and nobody else reads that; the
         block reads each element of it once (at a bijection of its iterators).
         """
