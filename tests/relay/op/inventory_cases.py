@@ -303,6 +303,8 @@ def networks() -> Iterator[Case]:
         symbolic=False,
     )
     yield case(lambda x: op.nn.dilate(x, (1, 2, 3), -1.0), line)
+    few = (np.arange(96) * 37 % 64 - 32).astype("int32").reshape(2, 16, 3)
+    yield case(lambda x: op.nn.bitpack(x, 3, 1, 2, "uint8"), few, symbolic=False)
     yield case(
         lambda a, b: op.nn.fifo_buffer(a, b, 1), normal(2, 2, 4), normal(2, 5, 4), symbolic=False
     )
