@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
 import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +13,11 @@ import numpy as np
 import pytest
 
 import ekiden
+from chromium import PLAIN, SWIFTSHADER, page_of
 from ekiden import relay
 from ekiden.driver.web import WEB_TARGETS, web_targets, write_site
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
-SWIFTSHADER = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader",
-               "--enable-features=Vulkan"]  # fmt: skip
 NET = """#[version = "0.0.5"]
 def @main(%x: Tensor[(n, 3, 9, 7), float32], %w: Tensor[(5, 3, 3, 3), float32]) {
   %0 = nn.relu(nn.conv2d(%x, %w, padding=[1, 1, 1, 1], channels=5, kernel_size=[3, 3]));
@@ -80,32 +74,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in {"net": NET, "both": BOTH, "checked": CHECKED}.items():
         ekiden.export(relay.parse(text), made / f"{name}.eki", ["webgpu", WEB_TARGETS[-1]])
     write_site((made / "net.eki").read_bytes(), made)
-    (made / "page.html").write_text("<!doctype html><link rel=icon href='data:,'>")
     (made / "package.json").write_text('{"type": "module"}')
     return made
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
-def in_chromium(site: Path, program: str, flags: list[str]) -> Any:  # noqa: ANN401
+def in_chromium(site: Path, program: str, flags: Sequence[str]) -> Any:  # noqa: ANN401
     """What a program gives in a page."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if BROWSER is None:
-        pytest.skip("needs chromium")
-    handler = functools.partial(_Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with sync_api.sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=BROWSER, args=flags)
-            page = browser.new_page()
-            page.goto(f"http://127.0.0.1:{server.server_address[1]}/page.html")
-            found = page.evaluate(program)
-            browser.close()
-        server.shutdown()
-    return found
+    with page_of(site, flags) as page:
+        return page.evaluate(program)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +135,7 @@ def test_what_is_missing_is_said(site: Path) -> None:
         done = subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=60)
         assert done.stdout.startswith("DeviceError webgpu(0): this engine has no WebGPU"), done
     page = "async () => (await import('./index.js')).load('net.eki').catch((e) => e.message)"
-    assert "WebGPU" in in_chromium(site, page, ["--no-sandbox", "--disable-gpu"])
+    assert "WebGPU" in in_chromium(site, page, [*PLAIN, "--disable-gpu"])
 
 
 def test_the_command_compiles_for_both() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +21,6 @@ from websockets.sync import client as websockets
 WEB = Path(__file__).parents[2] / "bindings" / "web"
 FLAG = "--experimental-websocket"
 SERVER = "import {serve} from './rpc.js'; await (await serve(process.argv[1], {threads: 1})).done;"
-
-
-@pytest.fixture
-def web_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@pytest.fixture
-def proxy(web_port: int) -> Iterator[rpc.Proxy]:
-    made = rpc.Proxy(port=0, web_port=web_port)
-    yield made
-    made.terminate()
 
 
 def node(program: str, folder: Path, url: str) -> list[str]:
