@@ -132,6 +132,15 @@ function define(key, fields) {
   native.define(key, Object.keys(fields), kinds);
 }
 
+/** Calls a function that nobody else has; a model would live as long as it, until the collector comes. */
+function callOnce(function_, ...args) {
+  try {
+    return function_.call(...args);
+  } finally {
+    function_.close();
+  }
+}
+
 function show(tensor) {
   return `${tensor.dtype} [${tensor.shape}]`;
 }
@@ -139,7 +148,7 @@ function show(tensor) {
 class Model {
   constructor(module) {
     this.module = module;
-    this.executable = module.get('get_executable').call();
+    this.executable = callOnce(module.get('get_executable'));
     this.known = new Map();
   }
 
@@ -206,10 +215,10 @@ class Model {
 
   profile(inputs, name = 'main') {
     const machine = new Obj(native.machine(this.executable.handle));
-    const debug = registry.get('ek.vm.module').call(machine);
+    const debug = callOnce(registry.get('ek.vm.module'), machine);
     const {index} = this.entry(name);
     const args = this.arranged(inputs, name);
-    const [result, ...rest] = debug.get('kernels').call(index, ...args);
+    const [result, ...rest] = callOnce(debug.get('kernels'), index, ...args);
     const kernels = [];
     for (let at = 0; at < rest.length; at += 3) {
       kernels.push({name: rest[at], calls: rest[at + 1], nanoseconds: rest[at + 2]});
@@ -219,12 +228,12 @@ class Model {
   }
 
   get numThreads() {
-    return registry.get('ek.executable.num_threads').call(this.executable);
+    return callOnce(registry.get('ek.executable.num_threads'), this.executable);
   }
 
   set numThreads(n) {
     if (!(n >= 0)) throw new EkidenError('ValueError', `threads: 0 or more expected, got ${n}`);
-    registry.get('ek.executable.num_threads').call(this.executable, n);
+    callOnce(registry.get('ek.executable.num_threads'), this.executable, n);
   }
 }
 

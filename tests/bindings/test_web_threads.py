@@ -51,7 +51,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ekiden.export(relay.parse(text), made / "net.eki", list(WEB_TARGETS))
     write_site((made / "net.eki").read_bytes(), made)
     (made / "measure.js").write_text(PROGRAM)
-    (made / "package.json").write_text('{"type": "module"}')
     return made
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from ekiden.driver.web import WEB_TARGETS, write_site
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
 pytest.importorskip("websockets", reason="needs websockets")
 
-WEB = Path(__file__).parents[2] / "bindings" / "web"
 SERVE = """async (url) => {
   const {serve} = await import('./rpc.js');
   globalThis.server = await serve(url, {threads: 1});
@@ -53,8 +51,6 @@ def page(tmp_path: Path, model: str, proxy: rpc.Proxy, web_port: int) -> Iterato
     """A page that has the package and nothing else, at the proxy."""
     ekiden.export(model, tmp_path / "model.eki", list(WEB_TARGETS))
     write_site((tmp_path / "model.eki").read_bytes(), tmp_path / "site")
-    for name in ("rpc.js", "rpc_table.js"):
-        shutil.copyfile(WEB / name, tmp_path / "site" / name)
     with page_of(tmp_path / "site") as made:
         made.evaluate(SERVE, f"ws://127.0.0.1:{web_port}")
         yield made
