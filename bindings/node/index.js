@@ -1,7 +1,13 @@
 'use strict';
 // Runs models that Ekiden compiled: see index.d.ts for what each function takes and throws.
 
-const native = require(process.env.EKIDEN_NODE_ADDON || './ekiden.node');
+const {existsSync} = require('node:fs');
+const path = require('node:path');
+
+/** The addon that came with the package for this platform, else what build.js made. */
+const PREBUILT = path.join(__dirname, `prebuilt/${process.platform}-${process.arch}/ekiden.node`);
+const ADDON = existsSync(PREBUILT) ? PREBUILT : './ekiden.node';
+const native = require(process.env.EKIDEN_NODE_ADDON || ADDON);
 
 const TYPES = {function: 68, module: 73, executable: 131};
 const PARTS = {params: 1};
