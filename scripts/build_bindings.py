@@ -3,9 +3,9 @@
 
     scripts/build_bindings.py [NAME ...] [--to FOLDER] [--docs]
 
-A name is a row of PACKAGES; without one all whose tools are there are built, and the others named. The
-runtime's library of this machine goes into the jar and into Node's package, which then need nothing
-else. References are made by each language's own tool, whose warnings are errors.
+A name is a row of PACKAGES; without one all whose tools are there are built, and the others named.
+The runtime's library of this machine goes into the jar and into Node's package, which then need
+nothing else. References are made by each language's own tool, whose warnings are errors.
 """
 
 from __future__ import annotations

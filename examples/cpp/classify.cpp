@@ -1,5 +1,5 @@
 /* Says what files contain: `classify FOLDER FILE ...`, where the folder is what
-** `python examples/classify.py prepare FOLDER` writes.
+** `python examples/python/classify.py prepare FOLDER` writes.
 */
 #include <ekiden/runtime.hpp>
 

@@ -61,16 +61,17 @@ NEEDS_JDK = pytest.mark.skipif(
 )
 
 
-def run(command: Sequence[object], cwd: Path, **more: object) -> str:
-    """What a program prints; it must end well."""
+def run(command: Sequence[object], cwd: Path, **more: str | None) -> str:
+    """What a program prints; it must end well. None takes a variable away."""
     variables = {
         **os.environ,
         "PATH": PATH,
         "EKIDEN_LIB_DIR": str(LIBRARY),
-        **{k: str(v) for k, v in more.items()},
+        **more,
     }
+    given = {name: value for name, value in variables.items() if value is not None}
     done = subprocess.run(
-        [str(each) for each in command], cwd=cwd, env=variables, capture_output=True, text=True
+        [str(each) for each in command], cwd=cwd, env=given, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

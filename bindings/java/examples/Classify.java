@@ -10,7 +10,7 @@ import java.util.Map;
 
 /**
  * Says what files contain: {@code java -cp ekiden.jar Classify.java FOLDER FILE ...}, where the folder
- * is what {@code python examples/classify.py prepare FOLDER} writes.
+ * is what {@code python examples/python/classify.py prepare FOLDER} writes.
  */
 public final class Classify {
   private static final int BLOCK = 4096;

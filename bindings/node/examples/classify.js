@@ -1,6 +1,6 @@
 'use strict';
 // Says what files contain: `node classify.js FOLDER FILE ...`, where the folder is what
-// `python examples/classify.py prepare FOLDER` writes.
+// `python examples/python/classify.py prepare FOLDER` writes.
 
 const {readFile} = require('node:fs/promises');
 const path = require('node:path');

@@ -1,5 +1,5 @@
 //! Says what files contain: `cargo run --example classify FOLDER FILE ...`, where the folder is what
-//! `python examples/classify.py prepare FOLDER` writes.
+//! `python examples/python/classify.py prepare FOLDER` writes.
 
 use std::error::Error;
 use std::path::Path;

@@ -1,5 +1,5 @@
 // Classify says what files contain: classify FOLDER FILE ..., where the folder is what
-// python examples/classify.py prepare FOLDER writes.
+// python examples/python/classify.py prepare FOLDER writes.
 package main
 
 import (

@@ -1,11 +1,11 @@
-"""Says what files contain, by the model of `ekiden demo`; first writes it for the examples of all languages.
+"""Says what files contain, by the model of `ekiden demo`; first writes it for all languages.
 
-    python examples/classify.py prepare FOLDER [WHEEL]
-    python examples/classify.py FOLDER FILE ...
+    python examples/python/classify.py prepare FOLDER [WHEEL]
+    python examples/python/classify.py FOLDER FILE ...
 
-`prepare` fetches Magika with pip, unless its wheel is given, and writes `magika.eki` and `magika.txt`: a
-line with how many bytes of a file's begin and end the model sees and the number that stands for none, then
-a label a line. The same program in C++, Rust, Go, Java and JavaScript: docs/guides/languages.md.
+`prepare` fetches Magika with pip, unless its wheel is given, and writes `magika.eki` and
+`magika.txt`: a line with how many bytes of begin and end the model sees and the number that
+stands for none, then a label a line. bindings/README.md names the same program in other languages.
 """
 
 from __future__ import annotations
