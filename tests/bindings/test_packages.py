@@ -109,3 +109,38 @@ def test_web(tmp_path: Path) -> None:
     program = "import {abilities, init} from 'ekiden-web'; await init({threads: 1});"
     program += "console.log(abilities().simd);"
     assert run(["node", "--input-type=module", "-e", program], tmp_path) == "true\n"
+
+
+TYPED = """
+import {Model, Tensor, EkidenError, registry} from 'PACKAGE';
+async function use(): Promise<number> {
+  const model: Model = await LOAD('model.eki');
+  const x = new Tensor('float32', [1, 4], new Float32Array(4));
+  registry.register('typed', (a: number) => a + 1);
+  try {
+    const result: Tensor = await model.run({x});
+    return result.shape[0] + result.data.length + model.numThreads;
+  } catch (error) {
+    if (error instanceof EkidenError) return error.kind.length;
+    throw error;
+  } finally {
+    model.close();
+  }
+}
+// @ts-expect-error: no such dtype
+new Tensor('float31', [1]);
+// @ts-expect-error: a name is missing
+use().then((found: string) => found);
+"""
+
+
+@needs("tsc")
+def test_types(tmp_path: Path) -> None:
+    for name, load in (("node", "Model.load"), ("web", "load")):
+        shutil.copytree(BINDINGS / name, tmp_path / name)
+        text = TYPED.replace("PACKAGE", f"./{name}/index.js").replace("LOAD", load)
+        if load == "load":
+            text = text.replace("import {", "import {load, ")
+        (tmp_path / f"use_{name}.ts").write_text(text)
+    options = ["--strict", "--noEmit", "--target", "es2022", "--module", "nodenext"]
+    assert run(["tsc", *options, "use_node.ts", "use_web.ts"], tmp_path) == ""
