@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
+from ekiden.cli import main
 from ekiden.codegen.device import DeviceKernel, pack_kernels, unpack_kernels
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Device
@@ -105,3 +108,18 @@ def test_a_driver_of_somebody_else(other: Device) -> None:
     with pytest.raises(DeviceError, match="kernel 'f': 'times' expected, got 'plus 2'"):
         runtime.load_device_code(pack_kernels([wrong]))["f"](0, 1, 1, 1, 1, 1, 1, there, 6)
     assert other.exist and not runtime.device("rocm", 1).exist
+
+
+def test_doctor_lists_devices(
+    opencl: Device, other: Device, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what was measured of each; a driver that says nothing of itself too."""
+    assert opencl.exist and other.exist
+    assert main(["doctor", "--json"]) == 0
+    rows = {f["name"]: f["detail"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    measured = r"[\d.e+]+ GFLOP/s, [\d.e+-]+ GB/s"
+    assert re.fullmatch(measured, rows["speed"])
+    assert re.search(rf"opencl\(0\) .*{measured}, a kernel .* us, copies", rows["devices opencl"])
+    assert "of which its driver says nothing" in rows["devices rocm"]
+    assert main(["doctor", "--json", "--quick"]) == 0
+    assert "GFLOP/s" not in capsys.readouterr().out
