@@ -13,6 +13,7 @@ import pytest
 import ekiden
 from ekiden import relay, rpc, runtime
 from ekiden.contrib import graph_executor
+from ekiden.driver import auto_devices
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device, cpu
@@ -186,3 +187,24 @@ def test_wrong_places_are_refused(place: Device) -> None:
     module = IRModule.from_expr(relay.Function([x], far))
     with pytest.raises((CompileError, DeviceError), match=r"\(40\)"):
         ekiden.compile(module, [cpu(0), place])(X)
+
+
+def test_the_fastest_devices(
+    opencl: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every plan is measured, and what is left computes as the host."""
+    monkeypatch.setattr(auto_devices, "MEASURED", 0.0)
+    x = relay.var("x", shape=(3, 33))
+    y = relay.nn.softmax(relay.nn.dense(x, relay.const(numbers(17, 33))))
+    module, given = IRModule.from_expr(relay.Function([x], y)), numbers(3, 33)
+    with caplog.at_level("INFO", "ekiden"):
+        exe = ekiden.compile(module, [opencl, cpu(0)], devices="auto")
+    right = ekiden.compile(module)(given).numpy()
+    np.testing.assert_allclose(exe(given).numpy(), right, rtol=1e-4, atol=1e-6)
+    said = "\n".join(r.getMessage() for r in caplog.records if "devices: " in r.getMessage())
+    plans = ("all on cpu(0)", "all on opencl(0)", "placed over cpu(0), opencl(0)")
+    assert all(f"devices: {plan}: " in said for plan in plans)
+    with pytest.raises(CompileError, match=r"devices 'auto' measures, and opencl\(9\) is not here"):
+        ekiden.compile(module, [runtime.device("opencl", 9), cpu(0)], devices="auto")
+    with pytest.raises(CompileError, match="devices 'auto' or '' expected, got 'best'"):
+        ekiden.compile(module, devices="best")
