@@ -108,6 +108,7 @@ static CUcontext current(void) { return depth == 0 ? NULL : stack[depth - 1]; }
 static CUresult begin_in(const char *name, CUcontext wanted) {
   CUresult code = begin(name);
   if (current() == NULL || (wanted != NULL && wanted != current())) return 201;
+  if (code >= CUDA_ERROR_ILLEGAL_ADDRESS && code != 701) current()->error = code; /* what is queued is lost */
   return code != CUDA_SUCCESS ? code : current()->error;
 }
 

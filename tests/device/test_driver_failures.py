@@ -123,3 +123,23 @@ def test_doctor_lists_devices(
     assert "of which its driver says nothing" in rows["devices rocm"]
     assert main(["doctor", "--json", "--quick"]) == 0
     assert "GFLOP/s" not in capsys.readouterr().out
+
+
+def test_a_program_whose_driver_dies(stand_ins: Path, tmp_path: Path) -> None:
+    """Each failure names the kernel and the model's node; what can go on does."""
+    given = {"LD_LIBRARY_PATH": str(stand_ins), "EKIDEN_NVRTC": str(stand_ins / "libnvrtc.so")}
+    command = [sys.executable, str(Path(__file__).parent / "dying_program.py")]
+    environment = {**os.environ, **given, "EKIDEN_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    said = dict(line.split(": ", 1) for line in ran.stdout.splitlines())
+    kernel, node = r"kernel 'fused_nn_softmax_\w+'", r"\(in 'main': Softmax 'probs'\)"
+    failed = rf"DeviceError: cuda\(0\): {kernel}: the driver failed: "
+    assert re.fullmatch(rf"{failed}CUDA_ERROR_INVALID_IMAGE .* {node}", said["build"])
+    memory = r"MemoryError: cuda\(0\): allocate \d+ bytes: it has too little memory"
+    assert re.fullmatch(rf"{memory} {node}", said["memory"])
+    assert re.fullmatch(rf"{failed}CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES .* {node}", said["launch"])
+    lost = rf"DeviceError: cuda\(0\): {kernel}: it is lost to this process: "
+    assert re.match(rf"{lost}CUDA_ERROR_LAUNCH_FAILED .* in one of the last 2", said["lost"])
+    assert re.match(r"DeviceError: cuda\(0\): .* it is lost to this process", said["after lost"])
+    for name in ("after build", "after memory", "after launch", "host", "other device"):
+        assert said[name] == "True", name
