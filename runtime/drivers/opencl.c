@@ -14,8 +14,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "driver_cache.h"
+#include "driver_log.h"
 #include "opencl_api.h"
-#include "opencl_cache.h"
 
 enum { EK_OPENCL_TYPE = 4, MAX_PLATFORMS = 16, MAX_DEVICES = 16, PAGE = 4096 };
 
@@ -350,15 +351,16 @@ static const char options[] = "-cl-std=CL1.2 -w";
 
 /* A text of the first bytes of what the compiler says. */
 static int build_error(ek_device device, const device_state *state, cl_program program,
-                       const char *name, cl_int code) {
-  char vendor[128];
+                       const char *name, const char *text, size_t size, cl_int code) {
+  char vendor[128], place[256];
   char *log = calloc(1, 1 << 16);
   device_text(state, CL_DEVICE_NAME, vendor, sizeof vendor);
   if (log != NULL) {
     cl.clGetProgramBuildInfo(program, state->id, CL_PROGRAM_BUILD_LOG, (1 << 16) - 1, log, NULL);
   }
-  int status = host->error("DeviceError", "opencl(%d): kernel '%s': the OpenCL compiler of '%s' "
-                           "refuses it (error %d): %.1500s", device.id, name, vendor, code,
+  log_place(log == NULL ? "" : log, text, size, place, sizeof place);
+  int status = host->error("DeviceError", "opencl(%d): kernel '%s': %sthe OpenCL compiler of '%s' "
+                           "refuses it (error %d): %.1500s", device.id, name, place, vendor, code,
                            log == NULL ? "" : log);
   free(log);
   return status;
@@ -421,7 +423,7 @@ static int device_load(ek_device device, const char *format, const char *name, c
   if (status != CL_SUCCESS) return fail(device, "load code", status);
   status = cl.clBuildProgram(program, 1, &state->id, options, NULL, NULL);
   if (status != CL_SUCCESS) {
-    int failed = build_error(device, state, program, name, status);
+    int failed = build_error(device, state, program, name, code, size, status);
     cl.clReleaseProgram(program);
     return failed;
   }

@@ -3,10 +3,10 @@
 #ifndef EK_OPENCL_API_H_
 #define EK_OPENCL_API_H_
 
-#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
+
+#include "driver_library.h"
 
 typedef int32_t cl_int;
 typedef uint32_t cl_uint, cl_bool;
@@ -101,21 +101,13 @@ enum {
          const size_t *, const size_t *, cl_uint, const cl_event *, cl_event *))
 
 typedef struct opencl_api {
-#define OPENCL_MEMBER(result, name, parameters) result(*name) parameters;
-  OPENCL_FUNCTIONS(OPENCL_MEMBER)
-#undef OPENCL_MEMBER
+  OPENCL_FUNCTIONS(DRIVER_MEMBER)
 } opencl_api;
 
 /* Fills the table from a library; the name of the first function that it lacks, or NULL. */
 static inline const char *opencl_api_load(opencl_api *api, void *library) {
-  void *found;
-#define OPENCL_FIND(result, name, parameters) \
-  found = dlsym(library, #name);              \
-  if (found == NULL) return #name;            \
-  memcpy(&api->name, &found, sizeof found);
-  OPENCL_FUNCTIONS(OPENCL_FIND)
-#undef OPENCL_FIND
-  return NULL;
+  static const char *const names[] = {OPENCL_FUNCTIONS(DRIVER_NAME)};
+  return driver_find(library, names, sizeof names / sizeof names[0], api);
 }
 
 #endif /* EK_OPENCL_API_H_ */

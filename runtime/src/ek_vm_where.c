@@ -132,14 +132,15 @@ static void copy_text(char *to, const ek_vm *vm, const char *table, const ek_vm_
   unescape(to, text);
 }
 
-/* Adds the place to the pending error. */
-static void add_place(const ek_vm *vm, const int32_t *pc, const ek_error_object *error) {
+/* Adds the place to the pending error, which is of a kind. */
+static void add_place(const ek_vm *vm, const int32_t *pc, const char *kind,
+                      const ek_error_object *error) {
   const ek_vm_function *f = vm->function;
   int32_t number = ek_vm_instruction(f, pc);
   char text[LONGEST + 1];
   copy_text(text, vm, "sources", f, number, 0);
   if (text[0] == '\0') snprintf(text, sizeof text, "instruction %d", number);
-  ek_error("RunError", "%.*s (in '%.*s': %s)", (int)error->message.size, error->message.data,
+  ek_error(kind, "%.*s (in '%.*s': %s)", (int)error->message.size, error->message.data,
            (int)f->name.size, f->name.data, text);
 }
 
@@ -188,7 +189,14 @@ void ek_vm_say_where(const ek_vm *vm, const int32_t *pc) {
   if (error == NULL) return;
   ek_error_set(error);
   const ek_error_object *known = (const ek_error_object *)(const void *)error;
-  if (is_of_kind(known, "RunError")) add_place(vm, pc, known);
+  /* of the host's memory the error says all, and there may be none for another text */
+  static const char *const kinds[] = {"RunError", "DeviceError", "MemoryError"};
+  size_t n = vm->executable->n_devices > 1 ? 3 : 2;
+  for (size_t i = 0; i < n; i++) {
+    if (!is_of_kind(known, kinds[i])) continue;
+    add_place(vm, pc, kinds[i], known);
+    break;
+  }
   ek_object_release(error);
 }
 
