@@ -62,6 +62,9 @@ class KernelWriter(VectorWriter):
 
     def allocate(self, buffer: Buffer) -> None:
         """An array of the thread, or of its block."""
+        if buffer in self.arrays:
+            super().allocate(buffer)
+            return
         lanes, kind = dt.lanes(buffer.dtype), memory_type(buffer.dtype)
         extent: PrimExpr = const(1)
         for d in buffer.shape:
@@ -140,6 +143,7 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
         given.append(f"const int64_t {writer.define(size)}")
         if isinstance(size, SizeVar):
             writer.positive.add(size)
+    writer.prepare(func.body)
     writer.statement(func.body)
     if writer.checks:
         offset = ", const int64_t ek_status_at" if dialect.offsets else ""

@@ -9,14 +9,16 @@ lane, as in C. Inside of such a loop over lanes everything is written for one la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-from ekiden.codegen.c.expression import PLAIN
+from ekiden.arith import simplify
+from ekiden.codegen.c.expression import PLAIN, stripped
 from ekiden.codegen.c.helpers import Form, Helpers, NoVectorsError
 from ekiden.codegen.c.statement import StatementWriter
-from ekiden.codegen.common import check_lanes, is_nonnegative, stored_value
+from ekiden.codegen.common import check_lanes, flat_extent, is_nonnegative, stored_value
 from ekiden.codegen.device.vectors import VectorSyntax
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import (
     BOOLEAN,
     Add,
@@ -40,9 +42,11 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.ir.prim_visitor import post_order
-from ekiden.tir.expr import Broadcast, BufferLoad, Ramp, VectorReduce
-from ekiden.tir.stmt import BufferStore
+from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
+from ekiden.tir.stmt import Allocate, BufferStore, Stmt
+from ekiden.tir.visitor import expressions, walk
 
+THREAD_SCOPES = ("local", "register")
 _INFIX: dict[type, str] = {Add: "+", Sub: "-", Mul: "*", And: "&", Or: "|"}
 _COMBINE: dict[str, type[BinaryExpr]] = {"sum": Add, "prod": Mul, "max": Max, "min": Min}
 
@@ -55,6 +59,8 @@ class VectorWriter(StatementWriter):
         self.vectors = vectors
         self.whole: dict[Var, str] = {}
         """Variables that are vectors of the dialect -> their names; `names` has their lanes."""
+        self.arrays: dict[Buffer, int] = {}
+        """Buffers of a thread that are arrays of vectors -> lanes of each."""
         self._in_lanes = False
         if vectors is not None:
             form = Form(helpers.form.function, helpers.form.table, vectors.bits, vectors)
@@ -63,6 +69,29 @@ class VectorWriter(StatementWriter):
     def _writes(self, dtype: str) -> bool:
         """Whether a value of this type is written as a whole here."""
         return not self._in_lanes and self.vectors is not None and self.vectors.has(dtype)
+
+    def prepare(self, body: Stmt) -> None:
+        """Find out what will be arrays of vectors: of arrays of numbers no compiler need make
+        registers (PoCL's does not: a product of 512 has 24 GFLOP/s instead of 90)."""
+        if self.vectors is not None:
+            self.arrays = whole_vectors(body, self.vectors)
+
+    def allocate(self, buffer: Buffer) -> None:
+        """An array of vectors where every access is of one."""
+        lanes = self.arrays.get(buffer)
+        extent = buffer.shape[0] if len(buffer.shape) == 1 else None
+        if lanes is None or self.vectors is None or not isinstance(extent, IntImm):
+            super().allocate(buffer)
+            return
+        kind = self.vectors.type(dt.with_lanes(buffer.dtype, lanes))
+        count = -(-extent.value // lanes)
+        self.put(self.vectors.var(kind, self.define(buffer), count))
+
+    def element(self, buffer: Buffer, index: str) -> str:
+        """A number; of an array of vectors through a pointer."""
+        if buffer not in self.arrays or self.vectors is None:
+            return super().element(buffer, index)
+        return f"(({self.vectors.lane_type(buffer.dtype)} *){self.name(buffer)})[{index}]"
 
     # the walk
 
@@ -208,6 +237,8 @@ class VectorWriter(StatementWriter):
         index = e.indices[0]
         if dt.lanes(e.buffer.dtype) > 1:
             raise NoVectorsError
+        if (slot := self._slot(e.buffer, index)) is not None:
+            return slot
         if isinstance(index, Ramp) and is_const(index.stride, 1):
             return self.vectors.load(self.name(e.buffer), self.text(index.base), e.dtype)
         if isinstance(index, Broadcast):
@@ -215,40 +246,86 @@ class VectorWriter(StatementWriter):
             return self.vectors.broadcast(self.text(one), e.dtype)
         raise NoVectorsError
 
+    def _slot(self, buffer: Buffer, index: PrimExpr) -> str | None:
+        """The element of an array of vectors."""
+        if buffer not in self.arrays:
+            return None
+        assert isinstance(index, Ramp) and isinstance(index.base, IntImm)
+        return f"{self.name(buffer)}[{index.base.value // self.arrays[buffer]}]"
+
     # conditions
 
     def _where(self, e: Intrinsic) -> str:
-        """By a branch where a condition holds in all lanes or in none, which is how borders are
-        mostly met; else lane by lane."""
+        """A choice whose sides may not be evaluated everywhere. Where all that they would read is
+        memory of its buffer, as nearly always, both are; where that cannot be said, one is if
+        lanes agree; else they go one by one."""
         assert self.vectors is not None
-        condition, *sides = e.args
-        is_pure = not any(isinstance(x, BufferLoad) for x in post_order(*sides))
-        is_vector = dt.lanes(condition.dtype) > 1
-        if is_vector and is_pure:
-            yes, no = (self._evaluated(side) for side in sides)
-            return self.vectors.select(self.of(condition), yes, no, e.dtype)
-        name = self.unique("t")
+        condition, yes, no = e.args
+        if dt.lanes(condition.dtype) == 1:
+            rows = [(self.of(condition), lambda: self._side_of(yes))]
+            return self._branches(e.dtype, rows, lambda: self._side_of(no))
+        inside = self._inside(yes, no)
+        if inside == "":
+            return self._chosen(e)
+        if inside is not None:
+            rows = [(inside, lambda: self._chosen(e))]
+            return self._branches(e.dtype, rows, lambda: self._by_lanes(e))
         held = self.of(condition)
-        if is_vector and not held.isidentifier():
+        if not held.isidentifier():
             held = self._kept("mask", condition.dtype, held)
-        self.put(self.vectors.var(self.vectors.type(e.dtype), name))
-        tests = [f"all({held})", f"!any({held})"] if is_vector else [held, ""]
-        for n, (test, side) in enumerate(zip(tests, sides, strict=True)):
-            head = f"if ({test}) {{" if test else "{"
-            self.put(head if n == 0 else f"}} else {head}")
-            lines, text = self._side(side)
-            self.lines += lines
-            self.put(f"  {name} = {text};")
-        if is_vector:
-            self.put("} else {")
+        rows = [(f"all({held})", lambda: self._side_of(yes))]
+        rows.append((f"!any({held})", lambda: self._side_of(no)))
+        return self._branches(e.dtype, rows, lambda: self._by_lanes(e))
+
+    def _side_of(self, e: PrimExpr) -> str:
+        self._walk(e)
+        return stripped(self.of(e))
+
+    def _chosen(self, e: Intrinsic) -> str:
+        """By a condition for each lane, both sides evaluated."""
+        assert self.vectors is not None
+        yes, no = (self._side_of(side) for side in e.args[1:])
+        return self.vectors.select(self.of(e.args[0]), yes, no, e.dtype)
+
+    def _branches(
+        self, dtype: str, rows: Sequence[tuple[str, Callable[[], str]]], last: Callable[[], str]
+    ) -> str:
+        """A variable that gets the first value whose test holds, or the last."""
+        assert self.vectors is not None
+        name = self.unique("t")
+        self.put(self.vectors.var(self.vectors.type(dtype), name))
+        before = ""
+        for test, value in (*rows, ("", last)):
+            self.put(f"{before}if ({stripped(test)}) {{" if test else f"{before}{{")
+            before = "} else "
             with self.indented():
-                self.put(f"{name} = {self._by_lanes(e)};")
+                self.put(f"{name} = {value()};")
         self.put("}")
         return name
 
-    def _evaluated(self, e: PrimExpr) -> str:
-        self._walk(e)
-        return self.of(e)
+    def _inside(self, *sides: PrimExpr) -> str | None:
+        """What must hold for all of some expressions to be readable; None where it cannot be said,
+        "" where they read nothing."""
+        found: list[str] = []
+        for e in post_order(*sides):
+            if isinstance(e, Intrinsic) and (e.op == "if_then_else" or row_of(e.op).effects):
+                return None
+            if not isinstance(e, BufferLoad):
+                continue
+            index, extent = e.indices[0], simplify(flat_extent(e.buffer))
+            lanes = dt.lanes(index.dtype)
+            if isinstance(index, Ramp) and is_const(index.stride, 1):
+                index = index.base
+            elif isinstance(index, Broadcast):
+                index, lanes = index.value, 1
+            elif lanes > 1:
+                return None
+            reads = any(isinstance(part, BufferLoad) for part in post_order(index))
+            if reads or not isinstance(extent, IntImm) or dt.lanes(e.buffer.dtype) > 1:
+                return None
+            at = self.text(index)
+            found.append(f"({at}) >= 0 && ({at}) <= {extent.value - lanes}")
+        return " && ".join(dict.fromkeys(found))
 
     def _halved(self, e: VectorReduce) -> str:
         """Halves are combined until one lane is left, in the order LLVM's code has."""
@@ -318,4 +395,44 @@ class VectorWriter(StatementWriter):
         assert self.vectors is not None
         index = s.indices[0]
         assert isinstance(index, Ramp)
+        if (slot := self._slot(s.buffer, index)) is not None:
+            self.put(f"{slot} = {text};")
+            return
         self.put(self.vectors.store(self.name(s.buffer), self.text(index.base), text, dtype))
+
+
+def whole_vectors(body: Stmt, vectors: VectorSyntax) -> dict[Buffer, int]:
+    """Buffers of a thread that are read and written by vectors of so many lanes alone, each at a
+    constant multiple of that."""
+    found: dict[Buffer, int] = {}
+    refused: set[Buffer] = set()
+    for buffer, index in _accesses(body):
+        is_vector = isinstance(index, Ramp) and is_const(index.stride, 1)
+        lanes = index.lanes if isinstance(index, Ramp) else 0
+        fits = is_vector and isinstance(lanes, int) and found.setdefault(buffer, lanes) == lanes
+        base = index.base if isinstance(index, Ramp) else None
+        is_whole = isinstance(lanes, int) and isinstance(base, IntImm) and base.value % lanes == 0
+        if not fits or not is_whole:
+            refused.add(buffer)
+    own = {s.buffer for s in walk(body) if isinstance(s, Allocate)}
+    return {
+        b: n
+        for b, n in found.items()
+        if b in own - refused
+        and b.scope in THREAD_SCOPES
+        and vectors.has(dt.with_lanes(b.dtype, n))
+        and b.dtype != "bool"
+        and dt.lanes(b.dtype) == 1
+    }
+
+
+def _accesses(body: Stmt) -> Iterator[tuple[Buffer, PrimExpr | None]]:
+    """Every buffer that is read, written or passed on, and where (None: who knows)."""
+    for s in walk(body):
+        if isinstance(s, BufferStore):
+            yield s.buffer, s.indices[0] if s.predicate is None else None
+        for e in post_order(*expressions(s)):
+            if isinstance(e, BufferLoad):
+                yield e.buffer, e.indices[0]
+            elif isinstance(e, BufferAddress):
+                yield e.buffer, None
