@@ -82,7 +82,7 @@ def _find(name: str) -> Backend:
         known = ", ".join(f"'{each}'" for each in sorted(_BACKENDS))
         raise CompileError(f"byoc: expected one of the engines {known}, got {name!r}")
     if lacks := missing(name):
-        raise CompileError(f"byoc: the engine '{name}': its {lacks}")
+        raise CompileError(f"byoc: {lacks}")
     return _BACKENDS[name]
 
 
