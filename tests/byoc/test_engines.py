@@ -35,13 +35,6 @@ MLP = """def @main(%x: Tensor[(n, 3), float32], %w: Tensor[(4, 3), float32],
 }"""
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    """Each engine that is here."""
-    pytest.importorskip(request.param, reason=f"needs the package {request.param}")
-    return str(request.param)
-
-
 def whole(*shapes: tuple[int, ...]) -> list[Array]:
     """Small whole numbers: sums and products of them are exact in any order."""
     rng = np.random.default_rng(0)
@@ -140,11 +133,10 @@ def test_an_unknown_engine_is_refused() -> None:
 
 
 ELSEWHERE = """
-import importlib.util, sys, numpy as np
+import sys, numpy as np
 if sys.argv[2] == "absent":
-    whole = importlib.util.find_spec
-    importlib.util.find_spec = lambda name, *rest: (
-        None if name == sys.argv[3] else whole(name, *rest))
+    from ekiden.runtime.engines import ENGINES
+    ENGINES[sys.argv[3]] = lambda: ""
 import ekiden
 try:
     x, w, b = np.ones((2, 3), "f"), np.ones((4, 3), "f"), np.ones(4, "f")
@@ -168,7 +160,7 @@ def test_an_artifact_runs_elsewhere_or_says_what_it_needs(engine: str, tmp_path:
     assert said[0] == f"{[[8.0] * 4] * 2}\n"
     region = f"link executable: 'tvmgen_default_{engine}_main_0_"
     assert said[1].startswith(region) and said[1].count("\n") == 1
-    assert f"{engine}: its library lib{engine}" in said[1]
+    assert f"{engine}: its library lib" in said[1]
     assert f"pip install 'ekiden[{engine}]'" in said[1]
 
 
@@ -253,15 +245,15 @@ def patterns_of(engine: OnnxEngine, name: str) -> list[Entry]:
     return [(each.replace(engine.name, name), *rest) for each, *rest in engine.patterns()]
 
 
-def test_a_region_that_fails_names_its_nodes(engine: str) -> None:
-    broken = Broken(engine)
+def test_a_region_that_fails_names_its_nodes(onnx_engine: str) -> None:
+    broken = Broken(onnx_engine)
     byoc.register(broken)
     made = byoc.partition(relay.frontend.from_onnx(net(4))[0], broken.name)
     exe = ekiden.compile(made)
     with pytest.raises(RunError) as caught:
         exe(*whole((2, 4), (2, 4)))
     said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert f"run 'tvmgen_default_{broken.name}_main_0" in said and f"{engine}: " in said
+    assert f"run 'tvmgen_default_{broken.name}_main_0" in said and f"{onnx_engine}: " in said
     assert "Add 'first', Relu 'second'" in said
 
 
@@ -285,9 +277,9 @@ class Choosy:
 
 
 def test_what_an_engine_refuses_stays_with_ekiden(
-    engine: str, caplog: pytest.LogCaptureFixture
+    onnx_engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chosen = Choosy(engine)
+    chosen = Choosy(onnx_engine)
     byoc.register(chosen)
     text = """def @main(%x: Tensor[(n, 3), float32]) {
       %0 = nn.relu(add(%x, %x)); %1 = cumsum(%0, axis=1);

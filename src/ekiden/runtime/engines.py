@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sysconfig
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -34,7 +35,16 @@ def _in_package(package: str, folder: str) -> str:
     return "" if spec is None or spec.origin is None else str(Path(spec.origin).parent / folder)
 
 
+def _in_environment(library: str) -> str:
+    """The folder of libraries of this Python's environment, where packages of C libraries put
+    theirs; empty where it has not this one.
+    """
+    folder = Path(sysconfig.get_path("data")) / "lib"
+    return str(folder) if (folder / library).exists() else ""
+
+
 ENGINES: dict[str, Callable[[], str]] = {
+    "onednn": partial(_in_environment, "libdnnl.so.3"),
     "onnxruntime": partial(_in_package, "onnxruntime", "capi"),
     "openvino": partial(_in_package, "openvino", "libs"),
 }
