@@ -43,7 +43,7 @@ ek_device_name ek_device_describe(ek_device device) {
 
 /* Drivers -------------------------------------------------------------------------------------- */
 
-static void *find_driver(const char *kind) {
+void *ek_driver_library(const char *kind) {
   char folder[512], path[640];
   const char *said = getenv("EKIDEN_DRIVERS"), *reason;
   ek_dl_folder(folder, sizeof folder);
@@ -64,7 +64,7 @@ static int open_driver(ek_device device, const char *doing) {
   const char *kind = driver_names[device.type];
   ek_device_name name = ek_device_describe(device);
   ek_driver_open_t open;
-  void *library = find_driver(kind);
+  void *library = ek_driver_library(kind);
   if (library == NULL) {
     return ek_error("DeviceError", "%s: %s: there is no driver libekiden_%s.so here: it comes with "
                     "Ekiden for the devices it supports; EKIDEN_DRIVERS names the folder of others",
