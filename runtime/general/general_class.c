@@ -107,6 +107,18 @@ static int64_t floor_div(int64_t a, int64_t b) {
 static void divide_strip(strip *to, const strip *a, const strip *b, int64_t n, bool is_rest) {
   uint64_t bits = 0;
   EACH bits |= (uint64_t)(a->i[l] ^ a->i[l] >> 63) | (uint64_t)(b->i[l] ^ b->i[l] >> 63);
+  bool is_one = true;
+  EACH is_one &= b->i[l] == b->i[0];
+  if (bits >> 52 == 0 && is_one && b->i[0] > 0) {
+    int64_t by = b->i[0];
+    double inverse = 1.0 / (double)by;
+    EACH {
+      int64_t x = a->i[l], q = (int64_t)floor((double)x * inverse), rest = x - q * by;
+      int64_t change = (rest >= by) - (rest < 0);
+      to->i[l] = is_rest ? rest - change * by : q + change;
+    }
+    return;
+  }
   if (bits >> 52 == 0) {
     EACH {
       int64_t by = b->i[l], q = (int64_t)floor((double)a->i[l] / (double)(by == 0 ? 1 : by));
@@ -394,7 +406,7 @@ void run_code(const loops *p, const int64_t *at, int64_t all, strip *R) {
 
 /* Loops ---------------------------------------------------------------------------------------- */
 
-void read_loops(loops *p, const run *r, const stage *s, const code *c) {
+int read_loops(loops *p, const run *r, const stage *s, const code *c) {
   p->r = r;
   p->c = c;
   p->n_axes = (int32_t)(s->n_axes + s->n_reduced);
@@ -409,7 +421,8 @@ void read_loops(loops *p, const run *r, const stage *s, const code *c) {
       p->out_steps[k][a] = a < p->n_spatial ? r->sizes[steps[a]] : 0;
     }
   }
-  for (int64_t k = 0; k < c->n_loads; k++) {
+  p->loads = ek_workspace_alloc((c->n_loads + 1) * (int64_t)sizeof *p->loads);
+  for (int64_t k = 0; k < c->n_loads && p->loads != NULL; k++) {
     const int64_t *row = c->loads + k * (p->n_axes + 3);
     load *to = &p->loads[k];
     to->buffer = row[0];
@@ -419,6 +432,7 @@ void read_loops(loops *p, const run *r, const stage *s, const code *c) {
     for (int32_t a = 0; a < p->n_axes; a++) to->steps[a] = r->sizes[row[2 + a]];
     to->offset = r->sizes[row[2 + p->n_axes]];
   }
+  return p->loads == NULL ? -1 : 0;
 }
 
 static bool names_axis(const code *c, int64_t axis) {
@@ -616,6 +630,51 @@ static int map_some(void *context, int64_t begin, int64_t end) {
   return 0;
 }
 
+/* Whether what is summed is the product of two elements of float32 that lie at even steps. */
+static bool adds_products(const stage *s, const loops *p) {
+  const int64_t *row = p->c->instructions;
+  if (s->reducer != R_SUM || p->lane < 0 || p->c->n_instructions != 3) return false;
+  for (int i = 0; i < 2; i++) {
+    if (row[6 * i] != O_LOAD || row[6 * i + 4] >= 0) return false;
+    const load *from = &p->loads[row[6 * i + 3]];
+    int64_t by = from->steps[p->lane];
+    if (from->type != E_F32 || (by != 0 && by != 1)) return false;
+  }
+  return row[12] == O_MUL && row[13] == K_F32 && row[2] != row[8];
+}
+
+/* Whether so many rows of elements are all in the buffer. */
+static bool is_inside(const load *from, int64_t first, int64_t next, int64_t rows, int64_t length) {
+  int64_t last = first + next * (rows - 1);
+  int64_t low = first < last ? first : last, high = (first < last ? last : first) + length;
+  return low >= 0 && high < from->elements;
+}
+
+/* sum += a b, elements as they lie in memory; false where any of them does not. */
+static bool add_product(const loops *p, const int64_t *at, int64_t n, strip *sum) {
+  const float *from[2];
+  int64_t by[2], next[2], width = width_of(p, n);
+  for (int i = 0; i < 2; i++) {
+    const load *l = &p->loads[p->c->instructions[6 * i + 3]];
+    int64_t first = l->offset;
+    for (int32_t a = 0; a < p->n_axes; a++) first += l->steps[a] * at[a];
+    from[i] = (const float *)p->r->data[l->buffer] + first;
+    by[i] = l->steps[p->lane];
+    next[i] = p->outer < 0 ? 0 : l->steps[p->outer];
+    if (!is_inside(l, first, next[i], n / width, by[i] * (width - 1))) return false;
+  }
+  if (next[0] == by[0] * width && next[1] == by[1] * width) width = n;
+  for (int64_t begin = 0; begin < n; begin += width, from[0] += next[0], from[1] += next[1]) {
+    const float *a = from[0], *b = from[1];
+    float *to = sum->f + begin;
+    if (by[0] != 0 && by[1] != 0) for (int64_t l = 0; l < width; l++) to[l] += a[l] * b[l];
+    else if (by[0] != 0) for (int64_t l = 0; l < width; l++) to[l] += a[l] * *b;
+    else if (by[1] != 0) for (int64_t l = 0; l < width; l++) to[l] += *a * b[l];
+    else for (int64_t l = 0; l < width; l++) to[l] += *a * *b;
+  }
+  return true;
+}
+
 /* Sums of the elements of strips. */
 static int reduce_some(void *context, int64_t begin, int64_t end) {
   const work *w = context;
@@ -623,6 +682,7 @@ static int reduce_some(void *context, int64_t begin, int64_t end) {
   int32_t type = p->r->types[w->s->results[0]];
   int64_t at[MAX_AXES] = {0}, turns = count(p, p->n_spatial, p->n_axes);
   strip *R = registers_of(p, 1), *sum = R == NULL ? NULL : R + p->c->n_registers;
+  bool adds = adds_products(w->s, p);
   if (R == NULL) return -1;
   for (int64_t i = begin; i < end; i++) {
     place(p, i / w->strips, 0, p->n_spatial, at);
@@ -630,6 +690,7 @@ static int reduce_some(void *context, int64_t begin, int64_t end) {
     begin_sum(sum, w->s->reducer, type, n);
     for (int64_t turn = 0; turn < turns; turn++) {
       place(p, turn, p->n_spatial, p->n_axes, at);
+      if (adds && add_product(p, at, n, sum)) continue;
       run_code(p, at, n, R);
       combine(sum, &R[p->c->results[0]], w->s->reducer, type, n);
     }
@@ -673,23 +734,29 @@ static int64_t grain(const loops *p, int64_t work_of_one) {
   return 1 + 65536 / (1 + work_of_one * instructions);
 }
 
-static int run_plain(const run *r, const stage *s) {
-  work w = {.s = s};
-  read_loops(&w.p, r, s, &s->codes[0]);
-  loops *p = &w.p;
+static int run_loops(work *w, const stage *s) {
+  loops *p = &w->p;
   merge_axes(p, s, 0, p->n_spatial);
   if (s->kind == REDUCE) merge_axes(p, s, p->n_spatial, p->n_axes);
   if (p->n_axes > 0) p->lane = lane_of(p);
   bool is_across = s->kind == REDUCE && p->lane >= p->n_spatial;
   if (!is_across) choose_outer(p, 0);
   find_same(p);
-  w.strips = is_across ? 1 : strips_of(p);
+  w->strips = is_across ? 1 : strips_of(p);
   int64_t length = p->lane < 0 ? 1 : p->extents[p->lane];
   int64_t width = p->outer >= 0 ? length * p->per_strip : length < STRIP ? length : STRIP;
-  int64_t n = count(p, 0, p->n_spatial) * w.strips, turns = count(p, p->n_spatial, p->n_axes);
-  if (s->kind == MAP) return ek_parallel_for(map_some, &w, n, grain(p, width));
-  return is_across ? ek_parallel_for(reduce_across, &w, n, grain(p, turns * length))
-                   : ek_parallel_for(reduce_some, &w, n, grain(p, turns * width));
+  int64_t n = count(p, 0, p->n_spatial) * w->strips, turns = count(p, p->n_spatial, p->n_axes);
+  if (s->kind == MAP) return ek_parallel_for(map_some, w, n, grain(p, width));
+  return is_across ? ek_parallel_for(reduce_across, w, n, grain(p, turns * length))
+                   : ek_parallel_for(reduce_some, w, n, grain(p, turns * width));
+}
+
+static int run_plain(const run *r, const stage *s) {
+  work w = {.s = s};
+  int status = read_loops(&w.p, r, s, &s->codes[0]);
+  if (status == 0) status = run_loops(&w, s);
+  ek_workspace_free(w.p.loads);
+  return status;
 }
 
 static int fail(const loops *p, const stage *s, const strip *R, int64_t lane) {
@@ -698,23 +765,28 @@ static int fail(const loops *p, const stage *s, const strip *R, int64_t lane) {
   return ek_kernel_error_values(s->error, s->format, values);
 }
 
+static int check_all(loops *p, const stage *s, strip *R) {
+  if (p->n_axes > 0) p->lane = lane_of(p);
+  choose_outer(p, 0);
+  find_same(p);
+  int64_t at[MAX_AXES] = {0}, strips = strips_of(p), n = count(p, 0, p->n_axes) * strips;
+  for (int64_t i = 0; i < n; i++) {
+    place(p, i / strips, 0, p->n_axes, at);
+    int64_t all = begin_strip(p, i % strips, at), l = 0;
+    run_code(p, at, all, R);
+    while (l < all && R[p->c->results[0]].i[l] != 0) l++;
+    if (l < all) return fail(p, s, R, l);
+  }
+  return 0;
+}
+
 static int run_check(const run *r, const stage *s) {
   loops p;
-  read_loops(&p, r, s, &s->codes[0]);
-  if (p.n_axes > 0) p.lane = lane_of(&p);
-  choose_outer(&p, 0);
-  find_same(&p);
-  int64_t at[MAX_AXES] = {0}, strips = strips_of(&p), n = count(&p, 0, p.n_axes) * strips;
-  strip *R = registers_of(&p, 1);
-  int status = R == NULL ? -1 : 0;
-  for (int64_t i = 0; i < n && status == 0; i++) {
-    place(&p, i / strips, 0, p.n_axes, at);
-    int64_t all = begin_strip(&p, i % strips, at), l = 0;
-    run_code(&p, at, all, R);
-    while (l < all && R[p.c->results[0]].i[l] != 0) l++;
-    if (l < all) status = fail(&p, s, R, l);
-  }
+  int status = read_loops(&p, r, s, &s->codes[0]);
+  strip *R = status == 0 ? registers_of(&p, 1) : NULL;
+  status = R == NULL ? -1 : check_all(&p, s, R);
   ek_workspace_free(R);
+  ek_workspace_free(p.loads);
   return status;
 }
 

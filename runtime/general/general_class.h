@@ -37,7 +37,7 @@ typedef struct loops {
   int64_t per_strip;               /* so many of it, each with all of the lane axis */
   int64_t extents[MAX_AXES];
   int64_t out_steps[MAX_RESULTS][MAX_AXES], out_offsets[MAX_RESULTS];
-  load loads[MAX_LOADS];
+  load *loads;                             /* owned: working memory */
   bool is_same[MAX_INSTRUCTIONS];          /* whether all lanes of its result are equal */
   bool is_single[MAX_INSTRUCTIONS];        /* whether only the first of them is asked for */
   bool is_near[MAX_INSTRUCTIONS];          /* a load whose further offset is one for all lanes */
@@ -55,7 +55,8 @@ typedef struct loops {
 #define run_code OF_CLASS(run_code)
 #define run_product OF_CLASS(run_product)
 
-void read_loops(loops *p, const run *r, const stage *s, const code *c);
+/* 0 or -1; p->loads is to be freed by ek_workspace_free either way. */
+int read_loops(loops *p, const run *r, const stage *s, const code *c);
 
 /* Makes neighbouring axes one where all see them as one: the outer one is then of extent 1. */
 void merge_axes(loops *p, const stage *s, int32_t first, int32_t end);

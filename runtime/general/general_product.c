@@ -10,22 +10,28 @@
 
 enum { ALONE = 1 << 18 }; /* multiplications that a thread does sooner than two share them */
 
-typedef float vector __attribute__((vector_size(4 * VECTOR), aligned(4)));
+typedef float floats __attribute__((vector_size(4 * VECTOR), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(4 * VECTOR), aligned(4)));
+typedef union word {           /* an element of the factors and of sums, as the result's are */
+  float f;
+  int32_t i;
+} word;
 
 typedef struct product {
   loops left, right;
   const stage *s;
+  bool is_int;
   int64_t batches, rows, columns, depth;   /* depth: of the sum */
   int64_t width, per_panel, chunks;        /* columns of a chunk, chunks of a panel and in all */
   int64_t blocks, block_rows, splits;
-  const float *panels;
+  const word *panels;
   int64_t batch_step, panel_step, base;    /* batch_step: of panels that were made */
   const int64_t *offsets;                  /* of each term in a panel */
 } product;
 
-#define TILE(name, R, W)                                                                        \
-  static void name(const float *left, int64_t depth, const float *right, const int64_t *offsets, \
-                   vector *out) {                                                               \
+#define TILE(name, vector, member, R, W)                                                        \
+  static void name(const word *left, int64_t depth, const word *right, const int64_t *offsets,  \
+                   word *out) {                                                                 \
     vector sum[R][W];                                                                           \
     _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                        \
       _Pragma("GCC unroll 2") for (int j = 0; j < W; j++) sum[i][j] = (vector){0};              \
@@ -33,26 +39,40 @@ typedef struct product {
       const vector *b = (const vector *)(const void *)(right + offsets[k]);                     \
       _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                      \
         _Pragma("GCC unroll 2") for (int j = 0; j < W; j++)                                     \
-          sum[i][j] += left[i * depth + k] * b[j];                                              \
+          sum[i][j] += left[i * depth + k].member * b[j];                                       \
     }                                                                                           \
+    vector *to = (vector *)(void *)out;                                                         \
     _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                        \
-      _Pragma("GCC unroll 2") for (int j = 0; j < W; j++) out[i * W + j] = sum[i][j];           \
+      _Pragma("GCC unroll 2") for (int j = 0; j < W; j++) to[i * W + j] = sum[i][j];            \
   }
-TILE(tile_all_1, ROW_TILE, 1)
-TILE(tile_four_1, 4, 1)
-TILE(tile_one_1, 1, 1)
-TILE(tile_all_2, ROW_TILE, 2)
-TILE(tile_four_2, 4, 2)
-TILE(tile_one_2, 1, 2)
+#define TILES(vector, member)                                                                   \
+  TILE(all_1_##vector, vector, member, ROW_TILE, 1)                                             \
+  TILE(four_1_##vector, vector, member, 4, 1)                                                   \
+  TILE(one_1_##vector, vector, member, 1, 1)                                                    \
+  TILE(all_2_##vector, vector, member, ROW_TILE, 2)                                             \
+  TILE(four_2_##vector, vector, member, 4, 2)                                                   \
+  TILE(one_2_##vector, vector, member, 1, 2)
+TILES(floats, f)
+TILES(ints, i)
 
-typedef void tile(const float *, int64_t, const float *, const int64_t *, vector *);
+typedef void tile(const word *, int64_t, const word *, const int64_t *, word *);
+
+/* By elements, vectors of a chunk, and rows. */
+static tile *const tiles[2][2][3] = {
+    {{all_1_floats, four_1_floats, one_1_floats}, {all_2_floats, four_2_floats, one_2_floats}},
+    {{all_1_ints, four_1_ints, one_1_ints}, {all_2_ints, four_2_ints, one_2_ints}}};
 
 /* How many rows are done at once of so many that are left. */
 static int64_t rows_at_once(int64_t left) { return left >= ROW_TILE ? ROW_TILE : left >= 4 ? 4 : 1; }
 
-static tile *tile_of(int64_t rows, int64_t width) {
-  if (width == VECTOR) return rows == 1 ? tile_one_1 : rows == 4 ? tile_four_1 : tile_all_1;
-  return rows == 1 ? tile_one_2 : rows == 4 ? tile_four_2 : tile_all_2;
+static tile *tile_of(const product *m, int64_t rows) {
+  return tiles[m->is_int][m->width != VECTOR][rows == 1 ? 2 : rows == 4];
+}
+
+/* So many elements of a strip as those of a factor. */
+static void take(const product *m, const strip *from, int64_t first, int64_t n, word *to) {
+  if (m->is_int) EACH to[l].i = (int32_t)from->i[first + l];
+  else memcpy(to, from->f + first, (size_t)n * sizeof *to);
 }
 
 /* The position of a number among the axes of one role. */
@@ -66,7 +86,7 @@ static void place_role(const product *m, int64_t number, int64_t role, int64_t *
 }
 
 /* One row of the left factor. */
-static void left_row(const product *m, int64_t *at, strip *R, float *to) {
+static void left_row(const product *m, int64_t *at, strip *R, word *to) {
   const loops *p = &m->left;
   int64_t strips = strips_of(p), turns = count(p, p->n_spatial, p->n_axes);
   for (int64_t turn = 0; turn < turns; turn++) {
@@ -74,31 +94,31 @@ static void left_row(const product *m, int64_t *at, strip *R, float *to) {
     for (int64_t k = 0; k < strips; k++) {
       int64_t n = begin_strip(p, k, at);
       run_code(p, at, n, R);
-      memcpy(to, R[p->c->results[0]].f, (size_t)n * sizeof(float));
+      take(m, &R[p->c->results[0]], 0, n, to);
       to += n;
     }
   }
 }
 
 static void store_tile(const product *m, const int64_t *row_at, int64_t rows, int64_t column,
-                       const float *from) {
+                       const word *from) {
   int64_t buffer = m->s->results[0], step = m->left.out_steps[0][m->s->column_axis];
   int64_t n = m->columns - column < m->width ? m->columns - column : m->width;
-  float *data = m->left.r->data[buffer];
+  word *data = m->left.r->data[buffer];
   for (int64_t i = 0; i < rows; i++) {
-    float *to = data + row_at[i] + column * step;
-    const float *row = from + i * m->width;
+    word *to = data + row_at[i] + column * step;
+    const word *row = from + i * m->width;
     if (step == 1) memcpy(to, row, (size_t)n * sizeof *to);
     else EACH to[step * l] = row[l];
   }
 }
 
 static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_t rows,
-                          int64_t chunk, int64_t end, strip *R, float *left) {
+                          int64_t chunk, int64_t end, strip *R, word *left) {
   int64_t at[MAX_AXES] = {0}, row_at[ROW_TILE * BLOCK_TILES];
-  vector out[ROW_TILE * WIDE + WIDE];
+  word out[(ROW_TILE + 1) * WIDE * VECTOR] __attribute__((aligned(64)));
   place_role(m, batch, BATCH, at);
-  const float *panels = m->panels + m->base + batch * m->batch_step;
+  const word *panels = m->panels + m->base + batch * m->batch_step;
   for (int64_t a = 0; a < m->s->n_axes && m->s->tile != 0; a++) {
     panels += at[a] * m->left.r->sizes[m->s->steps[m->s->n_reduced + 1 + a]];
   }
@@ -110,13 +130,13 @@ static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_
   }
   for (; chunk < end; chunk++) {
     int64_t panel = chunk / m->per_panel, inside = chunk % m->per_panel * m->width;
-    const float *right = panels + panel * m->panel_step + inside;
+    const word *right = panels + panel * m->panel_step + inside;
     int64_t column = panel * m->per_panel * m->width + inside;
     if (column >= m->columns) continue;
     for (int64_t i = 0; i < rows;) {
       int64_t some = rows_at_once(rows - i);
-      tile_of(some, m->width)(left + i * m->depth, m->depth, right, m->offsets, out);
-      store_tile(m, row_at + i, some, column, (const float *)(const void *)out);
+      tile_of(m, some)(left + i * m->depth, m->depth, right, m->offsets, out);
+      store_tile(m, row_at + i, some, column, out);
       i += some;
     }
   }
@@ -125,7 +145,7 @@ static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_
 static int product_some(void *context, int64_t begin, int64_t end) {
   const product *m = context;
   strip *R = registers_of(&m->left, 1);
-  float *left = R == NULL ? NULL : ek_workspace_alloc(m->block_rows * m->depth * 4 + 64);
+  word *left = R == NULL ? NULL : ek_workspace_alloc(m->block_rows * m->depth * 4 + 64);
   int status = left == NULL ? -1 : 0;
   for (int64_t i = begin; i < end && status == 0; i++) {
     int64_t split = i % m->splits, block = i / m->splits % m->blocks, batch = i / m->splits / m->blocks;
@@ -142,24 +162,23 @@ static int product_some(void *context, int64_t begin, int64_t end) {
 static int panels_some(void *context, int64_t begin, int64_t end) {
   const product *m = context;
   const loops *p = &m->right;
-  float *panels = (float *)(uintptr_t)m->panels;
+  word *panels = (word *)(uintptr_t)m->panels;
   strip *R = registers_of(p, 1);
   int64_t at[MAX_AXES] = {0};
   if (R == NULL) return -1;
   for (int64_t i = begin; i < end; i++) {
     int64_t batch = i / m->depth, k = i % m->depth;
-    float *to = panels + batch * m->batch_step + k * m->width;
+    word *to = panels + batch * m->batch_step + k * m->width;
     place_role(m, batch, BATCH, at);
     place(p, k, p->n_spatial, p->n_axes, at);
     for (int64_t first = 0; first < m->columns; first += STRIP) {
       int64_t n = m->columns - first < STRIP ? m->columns - first : STRIP;
       at[p->lane] = first;
       run_code(p, at, n, R);
-      const float *row = R[p->c->results[0]].f;
       for (int64_t l = 0; l < n; l += m->width) {
         int64_t some = n - l < m->width ? n - l : m->width;
-        float *panel = to + (first + l) / m->width * m->panel_step;
-        memcpy(panel, row + l, (size_t)some * sizeof *panel);
+        word *panel = to + (first + l) / m->width * m->panel_step;
+        take(m, &R[p->c->results[0]], l, some, panel);
         if (some < m->width) memset(panel + some, 0, (size_t)(m->width - some) * sizeof *panel);
       }
     }
@@ -190,7 +209,7 @@ static void lay_out(product *m) {
 }
 
 /* Where the terms of the sum lie in the weights, or in panels that are made now. */
-static int find_right(product *m, int64_t *offsets, float *panels) {
+static int find_right(product *m, int64_t *offsets, word *panels) {
   const stage *s = m->s;
   const run *r = m->left.r;
   m->offsets = offsets;
@@ -218,34 +237,45 @@ static int find_right(product *m, int64_t *offsets, float *panels) {
   return ek_parallel_for(panels_some, m, m->batches * m->depth, 1 + 65536 / (m->columns + 1));
 }
 
-int run_product(const run *r, const stage *s) {
-  product m = {.s = s};
-  read_loops(&m.left, r, s, &s->codes[0]);
-  read_loops(&m.right, r, s, &s->codes[1]);
-  m.depth = 1;
-  for (int64_t a = 0; a < s->n_reduced; a++) m.depth *= r->sizes[s->extents[s->n_axes + a]];
-  m.batches = extent_of(&m, BATCH);
-  m.rows = extent_of(&m, ROWS);
-  m.columns = r->sizes[s->extents[s->column_axis]];
-  if (m.batches == 0 || m.rows == 0 || m.columns == 0) return 0;
-  merge_axes(&m.left, s, m.left.n_spatial, m.left.n_axes);
-  m.left.lane = m.left.n_axes - 1;
-  while (m.left.lane > m.left.n_spatial && m.left.extents[m.left.lane] == 1) m.left.lane--;
-  m.right.lane = (int32_t)s->column_axis;
-  choose_outer(&m.left, m.left.n_spatial);
-  find_same(&m.left);
-  find_same(&m.right);
-  lay_out(&m);
-  int64_t made = s->tile == 0 ? m.batches * m.chunks * m.width * m.depth : 0;
-  int64_t *offsets = ek_workspace_alloc(m.depth * 8 + 8);
-  float *panels = offsets == NULL ? NULL : ek_workspace_alloc(made * 4 + 64);
-  int status = panels == NULL ? -1 : find_right(&m, offsets, panels);
+/* Multiplies what both factors are read of. */
+static int multiply(product *m) {
+  const stage *s = m->s;
+  const run *r = m->left.r;
+  m->is_int = r->types[s->results[0]] != E_F32;
+  m->depth = 1;
+  for (int64_t a = 0; a < s->n_reduced; a++) m->depth *= r->sizes[s->extents[s->n_axes + a]];
+  m->batches = extent_of(m, BATCH);
+  m->rows = extent_of(m, ROWS);
+  m->columns = r->sizes[s->extents[s->column_axis]];
+  if (m->batches == 0 || m->rows == 0 || m->columns == 0) return 0;
+  merge_axes(&m->left, s, m->left.n_spatial, m->left.n_axes);
+  m->left.lane = m->left.n_axes - 1;
+  while (m->left.lane > m->left.n_spatial && m->left.extents[m->left.lane] == 1) m->left.lane--;
+  m->right.lane = (int32_t)s->column_axis;
+  choose_outer(&m->left, m->left.n_spatial);
+  find_same(&m->left);
+  find_same(&m->right);
+  lay_out(m);
+  int64_t made = s->tile == 0 ? m->batches * m->chunks * m->width * m->depth : 0;
+  int64_t *offsets = ek_workspace_alloc(m->depth * 8 + 8);
+  word *panels = offsets == NULL ? NULL : ek_workspace_alloc(made * 4 + 64);
+  int status = panels == NULL ? -1 : find_right(m, offsets, panels);
   if (status == 0) {
-    int64_t each = m.block_rows * m.depth * (1 + m.columns / m.splits);
-    status = ek_parallel_for(product_some, &m, m.batches * m.blocks * m.splits, 1 + ALONE / each);
+    int64_t each = m->block_rows * m->depth * (1 + m->columns / m->splits);
+    int64_t grain = 1 + ALONE / (each + 1);
+    status = ek_parallel_for(product_some, m, m->batches * m->blocks * m->splits, grain);
   }
   ek_workspace_free(panels);
   ek_workspace_free(offsets);
   return status;
 }
 
+int run_product(const run *r, const stage *s) {
+  product m = {.s = s};
+  int status = read_loops(&m.left, r, s, &s->codes[0]);
+  if (status == 0) status = read_loops(&m.right, r, s, &s->codes[1]);
+  if (status == 0) status = multiply(&m);
+  ek_workspace_free(m.right.loads);
+  ek_workspace_free(m.left.loads);
+  return status;
+}

@@ -146,6 +146,20 @@ def test_products(rows: int) -> None:
     check(batched, left, right)
 
 
+@pytest.mark.parametrize("rows", [1, 5, 50])
+@pytest.mark.parametrize("dtypes", [("int8", "int8"), ("uint8", "int8"), ("int32", "int32")])
+def test_products_of_integers(rows: int, dtypes: tuple[str, str]) -> None:
+    a, b = data(rows, 600, dtype=dtypes[0]), data(70, 600, dtype=dtypes[1])
+    left, right = v("a", *a.shape, dtype=dtypes[0]), v("b", *b.shape, dtype=dtypes[1])
+    check(relay.nn.dense(left, right, out_dtype="int32"), a, b)
+
+
+def test_a_join_of_many() -> None:
+    arrays = [data(2, n % 3 + 1) for n in range(150)]
+    given = [v(f"x{n}", *a.shape) for n, a in enumerate(arrays)]
+    check(relay.concatenate(given, axis=1), *arrays)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
 def test_convolutions(groups: int, strides: tuple[int, int]) -> None:

@@ -38,6 +38,8 @@ MAP, REDUCE, PRODUCT, REPEAT, CHECK = range(5)
 BATCH, ROWS, COLUMNS = range(3)
 LANES = 16
 """Columns of a vector of the library: panels of weights hold a multiple."""
+FACTORS = ("float32", "int32")
+"""What products of matrices are of."""
 SHORT = 8
 """Terms of a sum from which a product of matrices pays."""
 
@@ -231,8 +233,8 @@ class _Form:
 
     def _factors(self, op: te.ComputeOp, sum_of: Reduce) -> tuple[int, PrimExpr, PrimExpr] | None:
         """The axis of columns, what does not depend on it and what does; None for what is no sum of
-        products of float32, or of few terms."""
-        if sum_of.kind != "sum" or sum_of.dtype != "float32" or not op.axis:
+        products of float32 or int32, or of few terms."""
+        if sum_of.kind != "sum" or sum_of.dtype not in FACTORS or not op.axis:
             return None
         depth = 1
         for axis in sum_of.axis:
@@ -293,6 +295,7 @@ class _Form:
             and isinstance(last.b, IntImm)
             and last.b.value == tile.value
             and tile.value % LANES == 0
+            and right.dtype == "float32"
         )
         if not is_packed or right.producer not in self.buffers:
             return none
@@ -330,7 +333,7 @@ def _is_one(extent: PrimExpr) -> bool:
 
 
 def _product_of(expr: PrimExpr) -> list[PrimExpr]:
-    """The factors of a product of floats."""
+    """The factors of a product."""
     found: list[PrimExpr] = []
     left = [expr]
     while left:

@@ -74,7 +74,7 @@ OF_INTEGERS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
 SAME = {"nearbyint": "round"}
 GROWS = frozenset(("add", "sub", "mul", "div", "abs"))
 """What may leave the range of a narrow integer."""
-MOST = {"axes": 16, "loads": 64, "results": 8, "instructions": 1024, "registers": 128}
+MOST = {"axes": 16, "loads": 1024, "results": 8, "instructions": 4096, "registers": 128}
 MOST_SYMBOLS = 64
 
 
@@ -205,6 +205,7 @@ class CodeBuilder:
         self.rows: list[list[int]] = []
         self._made: dict[int, int] = {}
         self._addresses: dict[int, Address] = {}
+        self._depths: dict[int, int] = {}
         self._alive: list[PrimExpr] = []
 
     def words(self, results: Sequence[PrimExpr]) -> list[int]:
@@ -232,8 +233,20 @@ class CodeBuilder:
                 continue
             self._alive.append(each)
             stack.append((each, True))
-            stack += [(inner, False) for inner in reversed(self._needs(each))]
+            # what needs most registers comes first, while few others are held
+            needs = sorted(self._needs(each), key=self._depth)
+            stack += [(inner, False) for inner in needs]
         return self._made[id(expr)]
+
+    def _depth(self, expr: PrimExpr) -> int:
+        """How deep an expression is."""
+        if id(expr) not in self._depths:
+            for each in post_order(expr):
+                if id(each) not in self._depths:
+                    inside = [self._depths[id(c)] for c in children(each)]
+                    self._depths[id(each)] = 1 + max(inside, default=0)
+            self._alive.append(expr)
+        return self._depths[id(expr)]
 
     def _needs(self, expr: PrimExpr) -> list[PrimExpr]:
         """What must be computed before an expression."""
