@@ -26,6 +26,8 @@
   case E_U32: DO(i, uint32_t); \
   default: DO(i, int64_t);
 
+static int64_t clamped(int64_t at, int64_t n) { return at < 0 ? 0 : at > n ? n : at; }
+
 /* Elements from 'begin' of a strip on. */
 static void load_strip(const load *from, const void *data, int64_t at, int64_t step, int64_t n,
                        int64_t begin, strip *to) {
@@ -35,10 +37,14 @@ static void load_strip(const load *from, const void *data, int64_t at, int64_t s
     const type *source = data;                                                             \
     if (from->is_guarded && (at < 0 || at > last || at + step * (n - 1) < 0 ||             \
                              at + step * (n - 1) > last)) {                                \
-      EACH {                                                                               \
+      int64_t l = 0, inside = step == 1 ? clamped(-at, n) : n;                             \
+      int64_t end = step == 1 ? clamped(last + 1 - at, n) : n;                             \
+      for (; l < inside; l++) {                                                            \
         int64_t k = at + step * l;                                                         \
-        to->member[begin + l] = source[k < 0 ? 0 : k > last ? last : k];                           \
+        to->member[begin + l] = source[k < 0 ? 0 : k > last ? last : k];                   \
       }                                                                                    \
+      for (; l < end; l++) to->member[begin + l] = source[at + l];                         \
+      for (; l < n; l++) to->member[begin + l] = source[last];                             \
     } else if (step == 1) {                                                                \
       source += at;                                                                        \
       EACH to->member[begin + l] = source[l];                                                      \
@@ -373,17 +379,21 @@ static void run_load(const loops *p, const int64_t *row, const int64_t *at, bool
 /* The numbers of an axis. */
 static void run_axis(const loops *p, int64_t axis, int64_t first, int64_t n, strip *to) {
   int64_t width = width_of(p, n);
-  if (axis != p->outer || p->outer < 0) {
-    int64_t by = axis == p->lane;
-    if (width > n) width = n;
-    for (int64_t begin = 0; begin < n; begin += width) {
-      for (int64_t l = 0; l < width; l++) to->i[begin + l] = first + by * l;
-    }
-    return;
+  int64_t by = axis == p->lane, next = p->outer >= 0 && axis == p->outer;
+  for (int64_t begin = 0; begin < n; begin += width, first += next) {
+    int64_t *at = to->i + begin, some = n - begin < width ? n - begin : width;
+    for (int64_t l = 0; l < some; l++) at[l] = first + by * l;
   }
-  for (int64_t begin = 0; begin < n; begin += width, first++) {
-    for (int64_t l = 0; l < width && begin + l < n; l++) to->i[begin + l] = first;
+}
+
+strip *registers_of(const loops *p, int64_t more) {
+  strip *R = ek_workspace_alloc((p->c->n_registers + more) * (int64_t)sizeof(strip));
+  const int64_t *row = p->c->instructions;
+  for (int64_t k = 0; k < p->c->n_instructions && R != NULL; k++, row += 6) {
+    if (row[0] == O_CONST) fill(&R[row[2]], row[1], row[3], STRIP);
+    if (row[0] == O_SIZE) fill(&R[row[2]], K_INT, p->r->sizes[row[3]], STRIP);
   }
+  return R;
 }
 
 void run_code(const loops *p, const int64_t *at, int64_t all, strip *R) {
@@ -391,12 +401,8 @@ void run_code(const loops *p, const int64_t *at, int64_t all, strip *R) {
   for (int64_t k = 0; k < p->c->n_instructions; k++, row += 6) {
     int64_t n = p->is_single[k] ? 1 : all;
     switch (row[0]) {
-      case O_CONST: fill(&R[row[2]], row[1], row[3], n); break;
-      case O_SIZE: {
-        int64_t value = p->r->sizes[row[3]];
-        EACH R[row[2]].i[l] = value;
-        break;
-      }
+      case O_CONST:
+      case O_SIZE: break;
       case O_AXIS: run_axis(p, row[3], at[row[3]], n, &R[row[2]]); break;
       case O_LOAD: run_load(p, row, at, p->is_near[k], n, R); break;
       default: step(row, R, n);

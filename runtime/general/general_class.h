@@ -44,7 +44,9 @@ typedef struct loops {
   int64_t n_results;
 } loops;
 
-#define EACH for (int64_t l = 0; l < n; l++)
+/* Strips are the same or apart: where a result takes an operand's register, lanes stay independent,
+** which no check of addresses would find. */
+#define EACH _Pragma("GCC ivdep") for (int64_t l = 0; l < n; l++)
 
 /* Names of this class. */
 #define OF_CLASS(name) JOIN(JOIN(ek_general_, CLASS), JOIN(_, name))
@@ -54,6 +56,7 @@ typedef struct loops {
 #define choose_outer OF_CLASS(choose_outer)
 #define run_code OF_CLASS(run_code)
 #define run_product OF_CLASS(run_product)
+#define registers_of OF_CLASS(registers_of)
 
 /* 0 or -1; p->loads is to be freed by ek_workspace_free either way. */
 int read_loops(loops *p, const run *r, const stage *s, const code *c);
@@ -66,6 +69,9 @@ void find_same(loops *p);
 
 /* Lets strips of a short lane axis take several of another one from 'first' on. */
 void choose_outer(loops *p, int32_t first);
+
+/* The registers of a code, in which constants stand, and so many more; NULL without memory. */
+strip *registers_of(const loops *p, int64_t more);
 
 /* Runs the code on the n elements of a strip, the first of which 'at' is. */
 void run_code(const loops *p, const int64_t *at, int64_t n, strip *R);
@@ -111,10 +117,6 @@ static inline int64_t out_at(const loops *p, int64_t result, const int64_t *at) 
   int64_t offset = p->out_offsets[result];
   for (int32_t a = 0; a < p->n_spatial; a++) offset += p->out_steps[result][a] * at[a];
   return offset;
-}
-
-static inline strip *registers_of(const loops *p, int64_t more) {
-  return ek_workspace_alloc((p->c->n_registers + more) * (int64_t)sizeof(strip));
 }
 
 #endif /* EKIDEN_GENERAL_CLASS_H_ */
