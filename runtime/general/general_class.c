@@ -515,8 +515,19 @@ void find_same(loops *p) {
   for (int64_t k = p->c->n_instructions - 1; k >= 0; k--) spread(p, k);
 }
 
+/* How many loads do not find their elements side by side along an axis. */
+static int64_t scattered(const loops *p, int32_t axis) {
+  int64_t n = 0;
+  for (int64_t k = 0; k < p->c->n_loads; k++) {
+    int64_t by = p->loads[k].steps[axis];
+    n += by != 0 && by != 1;
+  }
+  return n;
+}
+
 /* The axis that strips lie along: the innermost of those that are longer than 1, unless that is
-** short and another one, of a sum a reduced one, is not. */
+** short and another one, of a sum a reduced one, is not; the reduced one too where elements lie side
+** by side along it alone. */
 static int32_t lane_of(const loops *p) {
   int32_t spatial = p->n_spatial - 1, reduced = p->n_axes - 1;
   while (spatial > 0 && p->extents[spatial] == 1) spatial--;
@@ -527,6 +538,7 @@ static int32_t lane_of(const loops *p) {
     return spatial >= 0 && p->extents[longer] >= VECTOR ? longer : spatial;
   }
   if (spatial < 0) return reduced;
+  if (p->extents[reduced] >= VECTOR && scattered(p, spatial) > scattered(p, reduced)) return reduced;
   return p->extents[spatial] < VECTOR && p->extents[reduced] > p->extents[spatial] ? reduced
                                                                                    : spatial;
 }

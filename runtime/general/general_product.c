@@ -21,6 +21,7 @@ typedef struct product {
   loops left, right;
   const stage *s;
   bool is_int;
+  bool is_loaded;                          /* whether a row of the left factor lies in memory */
   int64_t batches, rows, columns, depth;   /* depth: of the sum */
   int64_t width, per_panel, chunks;        /* columns of a chunk, chunks of a panel and in all */
   int64_t blocks, block_rows, splits;
@@ -30,8 +31,8 @@ typedef struct product {
 } product;
 
 #define TILE(name, vector, member, R, W)                                                        \
-  static void name(const word *left, int64_t depth, const word *right, const int64_t *offsets,  \
-                   word *out) {                                                                 \
+  static void name(const word *left, int64_t step, int64_t depth, const word *right,            \
+                   const int64_t *offsets, word *out) {                                         \
     vector sum[R][W];                                                                           \
     _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                        \
       _Pragma("GCC unroll 2") for (int j = 0; j < W; j++) sum[i][j] = (vector){0};              \
@@ -39,7 +40,7 @@ typedef struct product {
       const vector *b = (const vector *)(const void *)(right + offsets[k]);                     \
       _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                      \
         _Pragma("GCC unroll 2") for (int j = 0; j < W; j++)                                     \
-          sum[i][j] += left[i * depth + k].member * b[j];                                       \
+          sum[i][j] += left[i * step + k].member * b[j];                                       \
     }                                                                                           \
     vector *to = (vector *)(void *)out;                                                         \
     _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                        \
@@ -55,7 +56,7 @@ typedef struct product {
 TILES(floats, f)
 TILES(ints, i)
 
-typedef void tile(const word *, int64_t, const word *, const int64_t *, word *);
+typedef void tile(const word *, int64_t, int64_t, const word *, const int64_t *, word *);
 
 /* By elements, vectors of a chunk, and rows. */
 static tile *const tiles[2][2][3] = {
@@ -113,21 +114,43 @@ static void store_tile(const product *m, const int64_t *row_at, int64_t rows, in
   }
 }
 
+/* The rows of the left factor where they lie in memory, at even distances; NULL where they do not. */
+static const word *rows_in_place(const product *m, const int64_t *from, int64_t rows, int64_t *step) {
+  const loops *p = &m->left;
+  const load *l = p->loads;
+  *step = rows > 1 ? from[1] - from[0] : m->depth;
+  if (!m->is_loaded || from[0] < 0 || from[rows - 1] < 0) return NULL;
+  if (from[0] + m->depth > l->elements || from[rows - 1] + m->depth > l->elements) return NULL;
+  for (int64_t i = 1; i < rows; i++) {
+    if (from[i] - from[i - 1] != *step) return NULL;
+  }
+  return (const word *)p->r->data[l->buffer] + from[0];
+}
+
 static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_t rows,
-                          int64_t chunk, int64_t end, strip *R, word *left) {
-  int64_t at[MAX_AXES] = {0}, row_at[ROW_TILE * BLOCK_TILES];
+                          int64_t chunk, int64_t end, strip *R, word *made) {
+  int64_t at[MAX_AXES] = {0}, row_at[ROW_TILE * BLOCK_TILES], from[ROW_TILE * BLOCK_TILES], step;
   word out[(ROW_TILE + 1) * WIDE * VECTOR] __attribute__((aligned(64)));
+  const loops *p = &m->left;
   place_role(m, batch, BATCH, at);
   const word *panels = m->panels + m->base + batch * m->batch_step;
   for (int64_t a = 0; a < m->s->n_axes && m->s->tile != 0; a++) {
-    panels += at[a] * m->left.r->sizes[m->s->steps[m->s->n_reduced + 1 + a]];
+    panels += at[a] * p->r->sizes[m->s->steps[m->s->n_reduced + 1 + a]];
   }
   for (int64_t i = 0; i < rows; i++) {
     place_role(m, first + i, ROWS, at);
     at[m->s->column_axis] = 0;
-    row_at[i] = out_at(&m->left, 0, at);
-    left_row(m, at, R, left + i * m->depth);
+    row_at[i] = out_at(p, 0, at);
+    from[i] = m->is_loaded ? p->loads[0].offset : 0;
+    for (int64_t a = 0; a < m->s->n_axes && m->is_loaded; a++) from[i] += p->loads[0].steps[a] * at[a];
   }
+  const word *left = rows_in_place(m, from, rows, &step);
+  for (int64_t i = 0; i < rows && left == NULL; i++) {
+    place_role(m, first + i, ROWS, at);
+    left_row(m, at, R, made + i * m->depth);
+  }
+  if (left == NULL) step = m->depth;
+  if (left == NULL) left = made;
   for (; chunk < end; chunk++) {
     int64_t panel = chunk / m->per_panel, inside = chunk % m->per_panel * m->width;
     const word *right = panels + panel * m->panel_step + inside;
@@ -135,7 +158,7 @@ static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_
     if (column >= m->columns) continue;
     for (int64_t i = 0; i < rows;) {
       int64_t some = rows_at_once(rows - i);
-      tile_of(m, some)(left + i * m->depth, m->depth, right, m->offsets, out);
+      tile_of(m, some)(left + i * step, step, m->depth, right, m->offsets, out);
       store_tile(m, row_at + i, some, column, out);
       i += some;
     }
@@ -237,6 +260,15 @@ static int find_right(product *m, int64_t *offsets, word *panels) {
   return ek_parallel_for(panels_some, m, m->batches * m->depth, 1 + 65536 / (m->columns + 1));
 }
 
+/* Whether a code is the load of one element of float32 or int32, and its reduced axes are one row. */
+static bool lies_in_rows(const loops *p) {
+  const int64_t *row = p->c->instructions;
+  const load *l = p->loads;
+  return p->c->n_instructions == 1 && row[0] == O_LOAD && row[4] < 0 && p->outer < 0 &&
+         count(p, p->n_spatial, p->n_axes) == 1 && l->steps[p->lane] == 1 &&
+         (l->type == E_F32 || l->type == E_I32);
+}
+
 /* Multiplies what both factors are read of. */
 static int multiply(product *m) {
   const stage *s = m->s;
@@ -253,6 +285,7 @@ static int multiply(product *m) {
   while (m->left.lane > m->left.n_spatial && m->left.extents[m->left.lane] == 1) m->left.lane--;
   m->right.lane = (int32_t)s->column_axis;
   choose_outer(&m->left, m->left.n_spatial);
+  m->is_loaded = lies_in_rows(&m->left);
   find_same(&m->left);
   find_same(&m->right);
   lay_out(m);
