@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ekiden.runtime._core import Executable, Module, Object, Tensor, tensor
+from ekiden.runtime._core import Executable, Module, Object, Tensor, tensor, wait_for
 from ekiden.runtime._core import VirtualMachine as Machine
 from ekiden.runtime.devices import check_devices
 from ekiden.runtime.errors import InputError
@@ -180,7 +180,8 @@ class VirtualMachine:
     ) -> BenchmarkResult:
         """The seconds of a call, each repeat's the mean of `number` calls; one call before them.
 
-        `device` is the executable's; `end_to_end` changes nothing: arguments are on the host.
+        `device` is one of the executable's; a call is over when its result is there.
+        `end_to_end` changes nothing: arguments are on the host.
         """
         check_devices("benchmark", device, self.module.devices)
         if kwargs:
@@ -190,7 +191,8 @@ class VirtualMachine:
         def run(values: tuple[object, ...], count: int) -> float:
             start = time.perf_counter()
             for _ in range(count):
-                self._machine.invoke(func_name, *values)
+                found = self._machine.invoke(func_name, *values)
+            wait_for(found)
             return time.perf_counter() - start
 
         measure = Evaluator(

@@ -3,6 +3,7 @@ NumPy, on every backend)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -195,6 +196,26 @@ def randoms() -> Iterator[Case]:
         np.array([1.5, 2, 1], "float32"), integers(-1, 2, 2, 7, dtype="int32"),
         np.array([0, 1, -1], "int32"), symbolic=(7, 6),
     )  # fmt: skip
+
+
+def matrices() -> Iterator[Case]:
+    """Decompositions; of one batch and of several, square and not, of small floats too."""
+    near = functools.partial(case, symbolic=False, tolerance=1e-5)
+    x, tall, wide = normal(2, 4, 4), normal(5, 3), normal(3, 17)
+    yield from (near(op.linalg.lu_factor, each) for each in (x, tall, wide))
+    yield from (near(op.linalg.geqrf, each) for each in (tall, wide))
+    yield near(op.linalg.cholesky, x @ x.swapaxes(1, 2) + np.eye(4, dtype="float32"))
+    lower = np.tril(x) + 3 * np.eye(4, dtype="float32")
+    yield near(op.linalg.solve_triangular, lower, normal(2, 4, 17))
+    yield near(lambda a, b: op.linalg.solve_triangular(a, b, False, True), x, normal(2, 4, 1))
+    yield near(op.linalg.householder_product, tall, positive(2))
+    yield near(op.linalg.eigh, x)
+    yield near(op.linalg.matrix_exp, x.astype("float64"))
+    yield near(op.linalg.svd, tall)
+    yield near(lambda x: op.linalg.svd(x, False), wide.astype("float64"))
+    yield case(op.linalg.lu_factor, x.astype("float16"), symbolic=False, tolerance=1e-2)
+    info = np.zeros(3, "int32")
+    yield case(lambda x, i: op.linalg.checked(x, i, "pivot", "is 0"), normal(3, 2, 2), info)
 
 
 def networks() -> Iterator[Case]:
@@ -402,5 +423,16 @@ def detection() -> Iterator[Case]:
 
 
 CASES = all_of(
-    (elementwise, movement, ordering, sparse, algebra, randoms, networks, images, detection)
+    (
+        elementwise,
+        movement,
+        ordering,
+        sparse,
+        algebra,
+        matrices,
+        randoms,
+        networks,
+        images,
+        detection,
+    )
 )
