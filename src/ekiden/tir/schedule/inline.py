@@ -50,8 +50,6 @@ def compute_inline(program: Program, realize: BlockRealize) -> PrimFunc:
     require_no_conditions(step, realize)
     values = _by_index(step, realize, store)
     readers = program.readers(buffer)
-    if not readers:
-        refuse(f"{step} {name!r}: no block reads {buffer.name!r}", realize)
     for each in readers:
         if not program.before(realize, each):
             refuse(f"{step} {name!r}: block {each.block.name!r} reads it before", each)
