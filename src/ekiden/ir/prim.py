@@ -240,6 +240,15 @@ class StringImm(PrimExpr):
     value: str
     dtype: str = "handle"
 
+    def __eq__(self, other: object) -> bool:
+        """The same text, a str or another constant (TVM's rule)."""
+        return self.value == (other.value if isinstance(other, StringImm) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = PrimExpr.__hash__
+
 
 @node("tir.Any")
 class AnyDim(PrimExpr):
@@ -584,6 +593,8 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
         make = getattr(value, "asobject", None)  # of a Comparison, and of an axis its variable
         if make is not None:
             found = make()
+            if not isinstance(found, PrimExpr):
+                raise ExpressionError(f"an expression expected, got {found!r}")
             return found if dtype is None else cast(found, dtype)
     if dtype is None:
         dtype = (

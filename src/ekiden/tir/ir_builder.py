@@ -59,9 +59,9 @@ class BufferVar:
         self.buffer = buffer
         self.dtype = buffer.dtype
 
-    def asobject(self) -> PrimExpr:
-        """The address of the buffer, which it is where an expression is expected."""
-        return self.buffer.data
+    def asobject(self) -> Buffer:
+        """The buffer."""
+        return self.buffer
 
     def __getitem__(self, indices: Indices) -> PrimExpr:
         return BufferLoad(self.buffer, self._indices(indices), self.buffer.dtype)
@@ -144,6 +144,13 @@ class IRBuilder:
         self.emit(
             For(var, low, binary(Sub, high, low), ForKind(_KINDS.get(kind, kind)), self._end())
         )
+
+    @contextmanager
+    def new_scope(self) -> Iterator[None]:
+        """What is allocated, named or noted inside ends with it."""
+        self._begin()
+        yield
+        self.emit(self._end())
 
     @contextmanager
     def while_loop(self, condition: PrimExpr) -> Iterator[None]:

@@ -89,7 +89,7 @@ def _by_index(step: str, realize: BlockRealize, store: BufferStore) -> dict[Var,
 
 def reverse_compute_inline(program: Program, consumer: BlockRealize) -> PrimFunc:
     """See `Schedule.reverse_compute_inline`."""
-    step, name = "reverse_compute_inline", consumer.block.name
+    step = "reverse_compute_inline"
     require_outermost(step, program, consumer)
     store = single_store(step, consumer)
     require_kind(step, consumer, COMPLETE)
