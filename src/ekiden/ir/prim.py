@@ -589,8 +589,9 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     """A constant, of a vector type in every lane; dtype defaults to int64, float32 or bool by the
     Python type. What stands for an expression (a Comparison, an axis) is that."""
-    if not isinstance(value, (int, float)):
-        make = getattr(value, "asobject", None)  # of a Comparison, and of an axis its variable
+    given: object = value
+    if not isinstance(given, (int, float)):
+        make = getattr(given, "asobject", None)  # of a Comparison, and of an axis its variable
         if make is not None:
             found = make()
             if not isinstance(found, PrimExpr):

@@ -21,6 +21,7 @@ from ekiden.ir.prim import (
     AnyDim,
     ExprLike,
     PrimExpr,
+    StringImm,
     Sub,
     Var,
     binary,
@@ -212,7 +213,8 @@ class IRBuilder:
         """
         if attr_key not in ("thread_extent", "virtual_thread") or not isinstance(node, IterVar):
             held = node.buffer if isinstance(node, BufferVar) else node
-            self._rest_of_scope(lambda body: AttrStmt(held, attr_key, value, body))
+            said = StringImm(value) if isinstance(value, str) else convert(value)
+            self._rest_of_scope(lambda body: AttrStmt(held, attr_key, said, body))
             return
         assert not isinstance(value, str)
         extent, kind = convert(value, node.var.dtype), ForKind.THREAD_BINDING
