@@ -9,7 +9,7 @@ export class EkidenError extends Error {
 /** A class for each kind: `error instanceof errors.InputError`. */
 export const errors: Record<
   | 'InputError' | 'LoadError' | 'OSError' | 'ValueError' | 'TypeError' | 'KeyError' | 'IndexError'
-  | 'AttributeError' | 'MemoryError' | 'MemoryLimitError' | 'IndexRangeError' | 'BoundsError'
+  | 'AttributeError' | 'MemoryError' | 'MemoryLimitError' | 'IndexRangeError' | 'LinAlgError' | 'BoundsError'
   | 'RunLimitError' | 'RuntimeError' | 'DeviceError' | 'InternalError',
   new (message: string, trace?: string) => EkidenError>;
 
