@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -101,11 +102,43 @@ def in_chromium(site: Path, program: str, flags: Sequence[str], *, isolated: boo
         return page.evaluate(program)
 
 
-@pytest.fixture(scope="module", params=["suspends", "waits"])
+def in_node(site: Path) -> Any:  # noqa: ANN401
+    """What the program gives in Node, where the package webgpu of npm is the engine's WebGPU."""
+    drivers = Path("/usr/lib/chromium")  # with a processor that plays a GPU
+    found = subprocess.run(["npm", "root", "-g"], capture_output=True, text=True).stdout.strip()
+    package = Path(found, "webgpu", "index.js")
+    if not (package.exists() and (drivers / "vk_swiftshader_icd.json").exists()):
+        pytest.skip("needs webgpu of npm, and chromium of Debian")
+    (site / "gpu.mjs").write_text(
+        f"import {{create, globals}} from '{package}';"
+        "Object.assign(globalThis, globals); export default create([]);"
+    )
+    (site / "gpu_test.mjs").write_text(
+        "import {init} from './index.js';"
+        "await init({webgpu: new URL('./gpu.mjs', import.meta.url)});"
+        f"console.log(JSON.stringify(await ({PROGRAM})())); process.exit();"
+    )
+    variables = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(drivers),
+        "VK_DRIVER_FILES": str(drivers / "vk_swiftshader_icd.json"),
+    }
+    done = subprocess.run(
+        ["node", "gpu_test.mjs"], cwd=site, env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module", params=["suspends", "waits", "node"])
 def said(site: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     """What the program says where WebAssembly suspends, and where a thread has the device."""
     if request.param == "suspends":
         found = in_chromium(site, PROGRAM, SWIFTSHADER)
+    elif request.param == "node":
+        if shutil.which("node") is None or shutil.which("npm") is None:
+            pytest.skip("needs node and npm")
+        found = in_node(site)
     else:
         (site / "worker.js").write_text(WORKER)
         found = in_chromium(site, IN_WORKER, SWIFTSHADER, isolated=True)

@@ -74,3 +74,15 @@ def test_a_browser_is_a_device_of_the_command_line(
     np.testing.assert_allclose(np.load("out/output0.npy"), np.asarray(here), rtol=1e-5)
     assert main(["run", model, "--input", "x=x.npy", *there]) == 1  # this machine's code
     assert "lacks" in capsys.readouterr().err
+
+
+def test_kernels_are_tuned_on_a_page(
+    page: Page, model: str, proxy: rpc.Proxy, tmp_path: Path
+) -> None:
+    there = ["--remote", f"127.0.0.1:{proxy.port}", "--key", "browser", "--target", WEB_TARGETS[-1]]
+    asked = ["tune", model, "-o", "records.json", "--dim", "n=8", "--trials", "4"]
+    assert main([*asked, "--kernel", "product", *there]) == 0
+    rows = [json.loads(line) for line in Path("records.json").read_text().splitlines()]
+    assert {row["status"] for row in rows} <= {"ok", "unsteady"} and len(rows) >= 4
+    assert {row["processor"] for row in rows} == {"remote browser"}
+    assert all(row["untuned"] > 0 for row in rows)
