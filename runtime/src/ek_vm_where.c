@@ -148,8 +148,13 @@ static bool is_of_kind(const ek_error_object *error, const char *kind) {
   return error->kind.size == strlen(kind) && memcmp(error->kind.data, kind, strlen(kind)) == 0;
 }
 
+/* Whether what failed is a check of data, which names its operator by number. */
+static bool is_of_data(const ek_error_object *error) {
+  return is_of_kind(error, "IndexRangeError") || is_of_kind(error, "LinAlgError");
+}
+
 /* "#1 take: index ..." as "Gather 'node': index ...", or "take: index ..." where the node has no
-** name. */
+** name; other messages stay. */
 static void name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *pc,
                       const ek_error_object *error) {
   json j = {error->message.data, error->message.data + error->message.size};
@@ -160,7 +165,9 @@ static void name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *p
   if (pc != NULL) copy_text(name, vm, "checks", f, ek_vm_instruction(f, pc), n);
   const char *colon = memchr(j.at, ':', (size_t)(j.end - j.at));
   if (name[0] != '\0' && colon != NULL) j.at = colon;
-  ek_error("IndexRangeError", "%s%.*s", name, (int)(j.end - j.at), j.at);
+  char kind[64];
+  snprintf(kind, sizeof kind, "%.*s", (int)error->kind.size, error->kind.data);
+  ek_error(kind, "%s%.*s", name, (int)(j.end - j.at), j.at);
 }
 
 void ek_vm_name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *pc) {
@@ -168,7 +175,7 @@ void ek_vm_name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *pc
   if (error == NULL) return;
   ek_error_set(error);
   const ek_error_object *known = (const ek_error_object *)(const void *)error;
-  if (is_of_kind(known, "IndexRangeError")) name_node(vm, f, pc, known);
+  if (is_of_data(known)) name_node(vm, f, pc, known);
   ek_object_release(error);
 }
 

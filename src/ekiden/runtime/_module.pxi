@@ -71,7 +71,7 @@ cdef class Module(Object):
         """
         return _module_part(self, EK_MODULE_BYTES)
 
-    def export_library(self, path, *, cc=None, options=()):
+    def export_library(self, path, *, cc=None, options=(), fcompile=None):
         """Write the module, with all that it imports, as one shared library (`.so`), an object, C
         or sources with a Makefile (`.o`, `.c`, `.tar`); needs a C compiler.
 
@@ -79,7 +79,7 @@ cdef class Module(Object):
         """
         # The writer stands on a higher floor, and is loaded when it is first used.
         importlib.import_module("ekiden.driver.library").export_library(
-            self, path, cc=cc, options=options)
+            self, path, cc=cc, options=options, fcompile=fcompile)
 
     @property
     def imported_modules(self):

@@ -15,6 +15,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 
+from ekiden.runtime import engine_artifact
 from ekiden.runtime._core import register_func
 from ekiden.runtime.errors import LoadError
 
@@ -90,3 +91,4 @@ def load_region(name: str, symbol: str, code: bytes) -> Callable[..., None]:
 
 for _name in ENGINES:
     register_loader(_name, partial(load_region, _name))
+register_loader("ccompiler", engine_artifact.load)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 from ekiden.ir import dtype as dt
 from ekiden.runtime.errors import CompileError
@@ -50,6 +50,9 @@ class Target:
 
     A target of devices that have no facts here, as GPUs, has those of the oldest processor.
     """
+
+    is_said_by_text: ClassVar[bool] = True
+    """For structural equality, in which attributes may be targets."""
 
     kind: TargetKind
     """The code generator."""

@@ -42,7 +42,7 @@ from ekiden.ir.prim import (
     Var,
 )
 from ekiden.ir.prim_visitor import children
-from ekiden.runtime.errors import InternalError
+from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 
 LONGEST = 96
@@ -288,7 +288,7 @@ class ExpressionWriter:
         """An element of one of two vectors, which are variables."""
         one, two = e.args[:2]
         if not isinstance(one, Var) or not isinstance(two, Var):
-            raise InternalError(f"c: only vectors in variables can be shuffled: {e!r}")
+            raise CompileError(f"c: name the vectors first (T.LetStmt) whose lanes move: {e!r}")
         order, lanes = shuffle_order(e), dt.lanes(one.dtype)
         at = f"((const unsigned char[]){{{', '.join(map(str, order))}}})[lane]"
         a, b = (f"{self.names[v]}[{at}" for v in (one, two))
