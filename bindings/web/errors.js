@@ -13,8 +13,8 @@ export class EkidenError extends Error {
 
 const KINDS = [
   'InputError', 'LoadError', 'OSError', 'ValueError', 'TypeError', 'KeyError', 'IndexError',
-  'AttributeError', 'MemoryError', 'MemoryLimitError', 'IndexRangeError', 'LinAlgError', 'BoundsError',
-  'RunLimitError', 'RuntimeError', 'DeviceError', 'InternalError',
+  'AttributeError', 'MemoryError', 'MemoryLimitError', 'IndexRangeError', 'LinAlgError',
+  'BoundsError', 'RunLimitError', 'RuntimeError', 'DeviceError', 'InternalError',
 ];
 
 /** A class for each kind of error: `error instanceof errors.InputError`. */

@@ -52,15 +52,19 @@ static int fail(ek_device device, const char *doing, cl_int code) {
 
 /* Devices -------------------------------------------------------------------------------------- */
 
+/* What is known of a device; NULL with an error. */
+static device_state *found_device(ek_device device) {
+  if (device.id >= 0 && device.id < n_devices) return &devices[device.id];
+  host->error("DeviceError", "opencl(%d): there is no such device: %d found here", device.id,
+              n_devices);
+  return NULL;
+}
+
 /* The state of a device, ready for use; NULL with an error. */
 static device_state *state_of(ek_device device) {
   cl_int code = CL_SUCCESS;
-  if (device.id < 0 || device.id >= n_devices) {
-    host->error("DeviceError", "opencl(%d): there is no such device: %d found here", device.id,
-                n_devices);
-    return NULL;
-  }
-  device_state *state = &devices[device.id];
+  device_state *state = found_device(device);
+  if (state == NULL) return NULL;
   pthread_mutex_lock(&lock);
   if (state->context == NULL) {
     cl_context context = cl.clCreateContext(NULL, 1, &state->id, NULL, NULL, &code);
@@ -110,9 +114,20 @@ static void abilities(const device_state *state, char *text, size_t capacity) {
   free(list);
 }
 
+/* Threads that run together: each alone on a processor; elsewhere as the first says that knows. */
+static int64_t warp_of(const device_state *state) {
+  static const cl_uint asked[] = {CL_DEVICE_WARP_SIZE_NV, CL_DEVICE_WAVEFRONT_WIDTH_AMD,
+                                  CL_DEVICE_PREFERRED_WORK_GROUP_SIZE_MULTIPLE};
+  int64_t found = (device_number(state, CL_DEVICE_TYPE, 8) & CL_DEVICE_TYPE_CPU) != 0;
+  for (size_t i = 0; i < sizeof asked / sizeof asked[0] && found == 0; i++) {
+    found = device_number(state, asked[i], sizeof(size_t));
+  }
+  return found;
+}
+
 static int device_attribute(ek_device device, int32_t which, int64_t *number, char *text,
                             size_t capacity) {
-  const device_state *state = state_of(device);
+  const device_state *state = found_device(device);
   if (state == NULL) return -1;
   switch (which) {
     case EK_DEVICE_NAME: device_text(state, CL_DEVICE_NAME, text, capacity); break;
@@ -130,7 +145,11 @@ static int device_attribute(ek_device device, int32_t which, int64_t *number, ch
     case EK_DEVICE_ALIGNMENT:
       *number = device_number(state, CL_DEVICE_MEM_BASE_ADDR_ALIGN, 4) / 8;
       break;
-    case EK_DEVICE_WARP: *number = 1; break;
+    case EK_DEVICE_WARP: *number = warp_of(state); break;
+    case EK_DEVICE_VECTOR:
+      *number = 32 * device_number(state, CL_DEVICE_PREFERRED_VECTOR_WIDTH_FLOAT, 4);
+      break;
+    case EK_DEVICE_LOCAL: *number = device_number(state, CL_DEVICE_LOCAL_MEM_TYPE, 4) == 1; break;
     default: return host->error("ValueError", "opencl: there is no attribute %d", which);
   }
   return 0;

@@ -71,11 +71,15 @@ ek_bytes ek_metadata_text(ek_bytes metadata, const char *key) {
   return enter_key(&j, key, strlen(key)) && take_string(&j, &found) ? found : none;
 }
 
-ek_bytes ek_metadata_first(ek_bytes metadata, const char *table, const char *key) {
+ek_bytes ek_metadata_item(ek_bytes metadata, const char *table, const char *key, int32_t index) {
   json j = {metadata.data, metadata.data + metadata.size};
   ek_bytes found, none = {"", 0};
   if (!enter_key(&j, table, strlen(table)) || !enter_key(&j, key, strlen(key))) return none;
-  return take(&j, '[') && take_string(&j, &found) ? found : none;
+  if (!take(&j, '[') || !take_string(&j, &found)) return none;
+  while (index-- > 0) {
+    if (!take(&j, ',') || !take_string(&j, &found)) return none;
+  }
+  return found;
 }
 
 static int64_t take_number(json *j) {
