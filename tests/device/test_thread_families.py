@@ -75,6 +75,7 @@ CASES: dict[str, Case] = {
                  lambda x, b: np.maximum(x + b, 0), 1),
     "pad": (lambda x: relay.nn.pad(x, ((0, 0), (1, 2), (3, 1))), (numbers(2, 11, 13),),
             lambda x: np.pad(x, ((0, 0), (1, 2), (3, 1))), 1),
+    "max of columns": (lambda x: relay.max(x, axis=0), (numbers(12, 40),), lambda x: x.max(0), 1),
     "mean of columns": (lambda x: relay.mean(x, axis=0), (numbers(12, 33),),
                         lambda x: x.mean(0), 12),
     "long rows": (lambda x: relay.max(x, axis=(1, 2)), (numbers(3, 2, 131),),

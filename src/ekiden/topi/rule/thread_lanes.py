@@ -41,17 +41,20 @@ class Lanes:
     @staticmethod
     def of(block: Block, target: Target) -> Lanes | None:
         """The most axes across which all that is read and written are neighbours; None where there
-        are none, or the target's threads have no vectors."""
+        are none, or the target's threads have no vectors. What a block adds to, it may not add to
+        twice: then vectors fit the axes exactly."""
         if not has_vectors(target):
             return None
         loads, stores = accesses_of(block.body)
         most = most_lanes(target, (buffer.dtype for buffer, _ in (*loads, *stores)))
         axes = [i for i in block.iter_vars if i.kind is IterKind.SPATIAL]
-        step = Var("step")
+        step, adds = Var("step"), len(axes) < len(block.iter_vars)
         for first in range(len(axes)):
             extents = [i.extent for i in axes[first:]]
             size = simplify(product(extents))
             count = lanes_of(most, size.value if isinstance(size, IntImm) else None)
+            while adds and count > 1 and not is_const(simplify(size % count), 0):
+                count //= 2
             at = coordinates(step, extents)
             places = {i.var: value for i, value in zip(axes[first:], at, strict=True)}
             is_near = are_near(loads, places, step) and are_near(stores, places, step, 1)

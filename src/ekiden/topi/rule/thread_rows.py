@@ -62,7 +62,7 @@ class _Row:
 
     def element(self, op: ComputeOp) -> Stmt:
         zero, start = (const(0),), identity(self.reduce.kind, self.dtype)
-        statements = [BufferStore(self.rest, start, zero)]
+        statements: list[Stmt] = [BufferStore(self.rest, start, zero)]
         statements += [self.lane_by_lane(n, lambda lane, at: start) for n in range(self.chains)]
         statements.append(self.steps())
         result: PrimExpr = BufferLoad(self.rest, zero, self.dtype)
