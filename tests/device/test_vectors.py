@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Compute, tuple[str, ...], str]] = {
                                              const(0.0, "float32")), ("float32",), "float32"),
     "gather": (lambda i, x, y, a, b: at(b, cast(x & const(63, "int32"), "int64")) + y,
                ("int32", "float32"), "float32"),
-    "strides": (lambda i, x, a: at(a, i * 2 % 64) + x, ("float32",), "float32"),
+    "strides": (lambda i, x, a: at(a, i * 3 % 64) + x, ("float32",), "float32"),
     "positions": (lambda i, x, *_: cast(i, "float32") * x, ("float32",), "float32"),
     "bits": (lambda i, x, *_: call_intrin("reinterpret", x, dtype="int32"), ("float32",), "int32"),
 }
