@@ -69,7 +69,6 @@ def prepare(folder: Path, manifest: Path, cache: Path, names: Sequence[str]) -> 
         write_site(artifact.read_bytes(), folder / "site")
         print(f"{name}: {artifact.stat().st_size / 1e6:.1f} MB", flush=True)
     shutil.copyfile(HERE / "web_measure.js", folder / "site" / "web_measure.js")
-    (folder / "site" / "package.json").write_text('{"type": "module"}')
     (folder / "page.html").write_text("<!doctype html><link rel=icon href='data:,'>")
 
 

@@ -107,6 +107,8 @@ OTHER = {
     "nn.contrib_depthwise_conv2d_NCHWc": "`nn.conv2d` with `groups`",
     "dyn.nn.upsampling": "`nn.upsampling` with factors that are expressions",
     "sparse_fill_empty_rows": "`relay.sparse_fill_empty_rows`, made of other operators",
+    "nn.bitserial_conv2d": "`relay.nn.bitserial_conv2d`, made of other operators",
+    "nn.bitserial_dense": "`relay.nn.bitserial_dense`, made of other operators",
     "sparse_reshape": "`relay.sparse_reshape`, made of other operators",
 }
 """What is written instead."""
@@ -114,7 +116,6 @@ OTHER = {
 TUNING = "there is no AutoTVM, auto-scheduler or MetaSchedule"
 PLANNER = "collage partitions by measuring other compilers"
 HARDWARE = "for hardware that there is no code generator for"
-FEW_BITS = "weights of few bits stand in blocks, not in planes of bits"
 REFUSED = {
     "AutoSchedulerLayoutRewrite": TUNING,
     "MetaScheduleLayoutRewrite": TUNING,
@@ -128,9 +129,6 @@ REFUSED = {
     "torch_op": "calls PyTorch from inside of a program",
     "annotation.with_funcid": "names functions for a code generator of TVM",
     "qnn.contrib_dense_pack": "kernel families pack weights",
-    "nn.bitpack": FEW_BITS,
-    "nn.bitserial_conv2d": FEW_BITS,
-    "nn.bitserial_dense": FEW_BITS,
     "nn.internal.sparse_dense_padded": "the form of `nn.sparse_dense` for kernels of CUDA",
     "contrib.ethosu.binary_elementwise": HARDWARE,
     "contrib.ethosu.conv2d": HARDWARE,

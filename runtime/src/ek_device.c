@@ -152,8 +152,8 @@ static int device_attribute(void *self, const ek_value *args, int32_t nargs, ek_
   if (table == NULL) return -1;
   if (table->attribute == NULL) return lacks(table, "attributes");
   int32_t which = args[1].type_index == EK_INT ? (int32_t)args[1].v.i64 : -1;
-  if (which < 0 || which > EK_DEVICE_WARP) {
-    return ek_error("ValueError", "ek.device.attribute: a number up to %d expected", EK_DEVICE_WARP);
+  if (which < 0 || which > EK_DEVICE_LOCAL) {
+    return ek_error("ValueError", "ek.device.attribute: a number up to %d expected", EK_DEVICE_LOCAL);
   }
   if (table->attribute(args[0].v.device, which, &number, text, sizeof text) != 0) return -1;
   if (which <= EK_DEVICE_ABILITIES) return ek_string_new(EK_STR, text, strlen(text), ret);

@@ -179,5 +179,5 @@ def test_several_threads_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert len(images) == 3 and len(set(images)) == 1

@@ -96,7 +96,7 @@ def test_no_process_is_forked_while_another_thread_is_inside_llvm() -> None:
     def acquired() -> None:
         if threading.current_thread() is user:
             inside.set()
-            go_on.wait(10)
+            go_on.wait(60)
 
     def released() -> None:
         return
@@ -109,7 +109,7 @@ def test_no_process_is_forked_while_another_thread_is_inside_llvm() -> None:
     llvmlite.ffi.register_lock_callback(acquired, released)
     try:
         user.start()
-        inside.wait(10)
+        inside.wait(60)
         releasing = threading.Timer(0.3, go_on.set)
         releasing.start()
         assert kernels()

@@ -106,6 +106,12 @@ def test_families_on_opencl(opencl: Device, name: str, shared: int | None) -> No
     check(name, Target("opencl"), shared)
 
 
+@pytest.mark.parametrize("bits", [128, 512])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_by_vectors(opencl: Device, name: str, bits: int) -> None:
+    check(name, Target(f"opencl -device=any -vector-bits={bits}"), None)
+
+
 @pytest.mark.parametrize(("name", "shared"), SHARED + OTHERS)
 def test_families_as_cuda(fibres: Device, name: str, shared: int | None) -> None:
     assert fibres.exist

@@ -1,12 +1,22 @@
 """The server in C and its functions, for the tests of this folder."""
 
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ekiden import rpc
 from ekiden.runtime.paths import include_dir
+
+
+def wait_until(holds: Callable[[], bool], said: Callable[[], object] = str) -> None:
+    """Wait until something holds: however busy the machine is, it does so in a minute."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, said()
+        time.sleep(0.02)
 
 
 class CServer:

@@ -150,8 +150,7 @@ HELLO = bytes(write_body(Kind.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 0, "board", (
 
 def talk(port: int, *frames: bytes) -> bytes:
     """What a server says to bytes, until it ends or waits for more."""
-    with socket.create_connection(("127.0.0.1", port), 10) as stream:
-        stream.settimeout(10)
+    with socket.create_connection(("127.0.0.1", port), 60) as stream:
         got = b""
         try:
             for frame in frames:

@@ -3,11 +3,10 @@
 import os
 import platform
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from rpc_functions import CServer
+from rpc_functions import CServer, wait_until
 from test_rpc_frames import HELLO, drive, sample, talk
 
 from ekiden import rpc
@@ -33,10 +32,9 @@ def test_keys_and_constructors(c_server: CServer) -> None:
 
 def test_a_session_in_c_has_its_time(c_server: CServer, functions_library: Path) -> None:
     session = connect(c_server, session_timeout=0.5)
-    session.upload(functions_library)
-    module = session.load_module("functions.so")
-    with pytest.raises(rpc.RPCSessionTimeoutError):
-        module["spin"]()
+    with pytest.raises(rpc.RPCSessionTimeoutError):  # of a spin, or of what comes before it
+        session.upload(functions_library)
+        session.load_module("functions.so")["spin"]()
 
 
 def test_what_spins_in_c_ends_with_its_client(c_server: CServer, functions_library: Path) -> None:
@@ -47,11 +45,7 @@ def test_what_spins_in_c_ends_with_its_client(c_server: CServer, functions_libra
     session._endpoint.channel.stream.settimeout(0.3)  # what waits for the answer gives up
     with pytest.raises(rpc.RPCError):
         spin()
-    for _ in range(200):
-        if children(c_server) < before:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the process of the session goes on")
+    wait_until(lambda: children(c_server) < before)
 
 
 def children(server: CServer) -> int:
@@ -141,11 +135,7 @@ def test_many_sessions_leave_nothing(c_server: CServer) -> None:
             session._endpoint.channel.stream.close()
         else:
             session.close()
-    for _ in range(200):
-        if children(c_server) == 0:
-            break
-        time.sleep(0.05)
-    assert children(c_server) == 0
+    wait_until(lambda: children(c_server) == 0)
     assert len(os.listdir(f"/proc/{c_server.process.pid}/fd")) < 8
 
 

@@ -4,36 +4,42 @@ import os
 import random
 import signal
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from rpc_functions import CServer
+from rpc_functions import CServer, wait_until
 
 from ekiden import rpc
 
 
-def state(pid: int) -> tuple[int, int, int]:
-    """Children, descriptors and pages of a process."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+def resources(pid: int) -> tuple[int, int]:
+    """Descriptors and pages of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return len(children), len(os.listdir(f"/proc/{pid}/fd")), pages
+    return len(os.listdir(f"/proc/{pid}/fd")), pages
 
 
-def settled(pid: int) -> tuple[int, int, int]:
-    """The same once no session runs."""
-    for _ in range(400):
-        if state(pid)[0] == 0:
-            break
-        time.sleep(0.05)
-    return state(pid)
+def children(pid: int) -> list[int]:
+    """The processes of sessions."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def one_session(port: int, rng: random.Random, pid: int) -> None:
-    """Use a session, and end it in one of several ways, perhaps in the middle of a message."""
+def folders(pid: int) -> set[Path]:
+    """Those of the sessions that run."""
+    found = set()
+    for child in children(pid):
+        with suppress(OSError):  # it has ended
+            found.add(Path(os.readlink(f"/proc/{child}/cwd")))
+    return found
+
+
+def one_session(port: int, rng: random.Random, pid: int) -> set[Path]:
+    """Use a session, and end it in one of several ways, perhaps in the middle of a message: the
+    folders that are there meanwhile."""
     session = rpc.connect("127.0.0.1", port, "board")
     tensor = session.cpu().empty((1000,), "float32")
     session.upload(b"x" * rng.randrange(100_000), "file")
+    used = folders(pid)
     match rng.randrange(5):
         case 0:
             session.close()
@@ -45,11 +51,12 @@ def one_session(port: int, rng: random.Random, pid: int) -> None:
                 while True:
                     tensor.numpy()
         case 3:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            for each in children[:1]:
-                os.kill(int(each), signal.SIGKILL)
+            for each in children(pid)[:1]:
+                with suppress(ProcessLookupError):  # that of another session, which has ended
+                    os.kill(each, signal.SIGKILL)
         case _:
             tensor.numpy()
+    return used
 
 
 def use_and_kill(port: int, pid: int, count: int) -> None:
@@ -57,18 +64,19 @@ def use_and_kill(port: int, pid: int, count: int) -> None:
     rng = random.Random(0)
     for _ in range(5):
         one_session(port, rng, pid)
-    before, here = settled(pid), len(os.listdir("/proc/self/fd"))
-    folders = len(list(Path("/tmp").glob("ekiden-rpc-*")))
+    wait_until(lambda: not children(pid))
+    descriptors, pages = resources(pid)
+    here, used = len(os.listdir("/proc/self/fd")), set()
     for _ in range(count):
         try:
-            one_session(port, rng, pid)
+            used |= one_session(port, rng, pid)
         except rpc.RPCError:  # its process was killed meanwhile
             continue
-    children, descriptors, pages = settled(pid)
-    assert (children, descriptors) == before[:2]
-    assert pages < before[2] + 256 + count  # a MB, and 4 KB for a session
+    wait_until(lambda: not children(pid) and resources(pid)[0] <= descriptors)
+    assert used
+    wait_until(lambda: not any(folder.exists() for folder in used))
+    assert resources(pid)[1] < pages + 256 + count  # a MB, and 4 KB for a session
     assert len(os.listdir("/proc/self/fd")) <= here + 4
-    assert len(list(Path("/tmp").glob("ekiden-rpc-*"))) <= folders + 2
     with rpc.connect("127.0.0.1", port, "board") as session:
         assert session.listdir() == ""
 

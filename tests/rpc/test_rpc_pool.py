@@ -3,10 +3,10 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from rpc_functions import wait_until
 
 from ekiden import rpc
 from ekiden.rpc.messages import Kind
@@ -33,11 +33,7 @@ def device(tracker: rpc.Tracker, key: str = "board", **options: object) -> rpc.S
 
 def until(client: rpc.TrackerSession, holds: Callable[[Summary], bool]) -> None:
     """Wait until what the tracker says holds."""
-    for _ in range(200):
-        if holds(client.summary()):
-            return
-        time.sleep(0.05)
-    raise AssertionError(client.text_summary())
+    wait_until(lambda: holds(client.summary()), client.text_summary)
 
 
 def free(count: int, key: str = "board") -> Callable[[Summary], bool]:
@@ -168,9 +164,9 @@ def test_sessions_through_a_proxy(tracker: rpc.Tracker, client: rpc.TrackerSessi
     with rpc.connect(proxy.host, proxy.port, "far") as direct:
         assert direct.get_function("tests.rpc.echo")(3) == 3
     session = client.request("far", session_timeout=0.4)
-    time.sleep(0.6)
     with pytest.raises(rpc.RPCSessionTimeoutError):
-        session.get_function("tests.rpc.echo")
+        while True:
+            session.get_function("tests.rpc.echo")
     for each in servers:
         each.terminate()
     until(client, lambda s: not s["server_info"])

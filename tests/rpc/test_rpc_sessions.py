@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rpc_functions import function
+from rpc_functions import function, wait_until
 
 import ekiden
 from ekiden import rpc
@@ -232,10 +232,9 @@ def test_another_key_is_refused(server: rpc.Server) -> None:
 
 def test_a_session_has_its_time(server: rpc.Server) -> None:
     session = rpc.connect("127.0.0.1", server.port, "board", session_timeout=0.3)
-    echo = function(session, "echo")
-    time.sleep(0.5)
     with pytest.raises(rpc.RPCSessionTimeoutError):
-        echo(1)
+        while True:
+            function(session, "echo")(1)
     assert not session.is_open
     with pytest.raises(rpc.RPCError):
         function(session, "echo")
@@ -248,15 +247,9 @@ def test_what_runs_is_stopped_when_its_client_goes(server: rpc.Server) -> None:
     pid = getpid()
     sleep = session.get_function("tests.rpc.sleep")
     threading.Timer(0.2, session.close).start()
-    begin = time.monotonic()
     with pytest.raises(rpc.RPCError, match="gone"):
-        sleep(60.0)
-    assert time.monotonic() - begin < 20
-    for _ in range(100):
-        if not Path(f"/proc/{pid}").exists():
-            return
-        time.sleep(0.1)
-    raise AssertionError("the process of the session goes on")
+        sleep(3600.0)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_multiple_hops(server: rpc.Server) -> None:

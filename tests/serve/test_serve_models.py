@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,9 +110,8 @@ def test_polling(tmp_path: Path) -> None:
     with serving(tmp_path, poll_seconds=0.02) as server:
         put(tmp_path, "m", DOUBLE, version=2)
         (tmp_path / "other.eki").write_bytes((tmp_path / "m/1/model.eki").read_bytes())
-        for _ in range(1000):
-            if server.infer("m", x=X).output()[0] == 2.0 and ("other", "1") in states(server):
-                break
+        while server.infer("m", x=X).output()[0] != 2.0 or ("other", "1") not in states(server):
+            time.sleep(0.01)
         assert server.infer("m", x=X).output() == [2.0, 4.0, 6.0, 8.0]
 
 

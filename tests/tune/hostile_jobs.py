@@ -25,7 +25,7 @@ def suffer(kind: str) -> None:
         case "crash":
             ctypes.string_at(0)
         case "hang":
-            time.sleep(60)
+            time.sleep(3600)
         case "leak":
             kept = [bytearray(64 << 20) for _ in range(64)]
             raise AssertionError(f"{len(kept)} blocks beyond the limit of memory")
@@ -63,7 +63,7 @@ def crash(head: Head, parts: list[bytes], tell: Tell) -> Message:
 
 
 def hang(head: Head, parts: list[bytes], tell: Tell) -> Message:
-    time.sleep(60)
+    time.sleep(3600)
     raise AssertionError("unreachable")
 
 

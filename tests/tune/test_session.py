@@ -134,7 +134,7 @@ def test_a_tuner_that_is_killed_loses_a_batch_at_most(task: Task, tmp_path: Path
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
         tuner.start()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 200
     while not path.exists() or len(path.read_bytes().splitlines()) < 2:
         assert time.monotonic() < until and tuner.is_alive()
         time.sleep(0.02)

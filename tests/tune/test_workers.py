@@ -6,14 +6,18 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from ekiden.tune.wire import Reader, encode, send
 from ekiden.tune.workers import Job, Worker, ask
 
+LONG = 120.0
+"""Seconds that no job here takes."""
 
-def job(name: str, seconds: float = 20.0, memory: int = 256 << 20) -> Job:
+
+def job(name: str, seconds: float = LONG, memory: int = 256 << 20) -> Job:
     return Job(f"hostile_jobs:{name}", {"n": 3}, (b"abc", b""), seconds, memory)
 
 
@@ -30,7 +34,7 @@ def test_one_that_fails_says_how_and_the_worker_goes_on(name: str, error: str) -
     worker = Worker("hostile_jobs")
     try:
         for _ in range(2):
-            head, _ = worker.ask(job(name, seconds=1.0 if name == "hang" else 20.0))
+            head, _ = worker.ask(job(name, seconds=1.0 if name == "hang" else LONG))
             assert head["error"] == error
     finally:
         worker.close()
@@ -38,10 +42,25 @@ def test_one_that_fails_says_how_and_the_worker_goes_on(name: str, error: str) -
 
 def test_a_worker_that_is_killed_is_a_crash_and_another_is_started() -> None:
     worker = Worker("hostile_jobs")
-    threading.Timer(0.3, lambda: os.kill(worker._process.pid, signal.SIGKILL)).start()
+
+    def kill() -> None:
+        job_of(worker)
+        os.kill(worker._process.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
     with pytest.raises(OSError):
         worker.ask(job("hang"))
+    thread.join()
     assert ask(job("say"))[0]["answer"]
+
+
+def job_of(worker: Worker) -> int:
+    """The process of the job that a worker is at; it is waited for."""
+    pid = worker._process.pid
+    while not (found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        time.sleep(0.01)
+    return int(found[0])
 
 
 def test_a_worker_without_the_function_is_a_crash() -> None:
@@ -57,10 +76,12 @@ def test_a_worker_whose_tuner_is_gone_ends_its_job() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    time.sleep(0.5)
+    pid = job_of(worker)
     worker.close()
     thread.join()
     assert worker._process.returncode is not None
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
 
 
 def test_messages_come_in_pieces_and_what_is_none_ends_them() -> None:
@@ -69,7 +90,7 @@ def test_messages_come_in_pieces_and_what_is_none_ends_them() -> None:
     thread = threading.Thread(target=lambda: [os.write(to, bytes([b])) for b in data])
     thread.start()
     reader = Reader(source)
-    assert reader.receive(time.monotonic() + 20) == ({"a": 1}, [b"xyz"])
+    assert reader.receive(time.monotonic() + LONG) == ({"a": 1}, [b"xyz"])
     thread.join()
     with pytest.raises(TimeoutError):
         reader.receive(time.monotonic())

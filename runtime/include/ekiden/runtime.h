@@ -750,7 +750,9 @@ typedef enum ek_device_attribute {
   EK_DEVICE_CLOCK = 8,         /* MHz */
   EK_DEVICE_MEMORY = 9,        /* bytes */
   EK_DEVICE_ALIGNMENT = 10,    /* bytes, of what 'alloc' gives at least */
-  EK_DEVICE_WARP = 11          /* threads that run together; 1 where it is not known */
+  EK_DEVICE_WARP = 11,         /* threads that run together; 1 on a processor, 0 if not known */
+  EK_DEVICE_VECTOR = 12,       /* bits of what a thread best computes with; 0 if not known */
+  EK_DEVICE_LOCAL = 13         /* 1 where memory of a block is memory of its own, else 0 */
 } ek_device_attribute;
 
 /* What a kernel is given: memory of the device (size 0), or a number of 'size' bytes. */

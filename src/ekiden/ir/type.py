@@ -6,10 +6,11 @@ Tensors, tuples, functions, type variables, ADT instances, references, holes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar
 from enum import IntEnum
 from typing import ClassVar
 
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.env_func import EnvFunc
 from ekiden.ir.node import Node, binding, freeze, node
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, PrimExpr, Var, convert
 from ekiden.ir.prim_visitor import children, literals, post_order
@@ -146,15 +147,34 @@ class FuncType(Type):
     arg_types: tuple[Type, ...]
     ret_type: Type
     type_params: tuple[TypeVar, ...] = binding(default=())
-    type_constraints: InitVar[Sequence[Type] | None] = None
-    """TVM's: relations belong to operators here, so there are none."""
+    type_constraints: tuple[TypeRelation, ...] = ()
+    """What holds between the types: part of what is compared, printed and saved. Type inference
+    refuses functions of such types: relations belong to operators."""
 
-    def __post_init__(self, type_constraints: Sequence[Type] | None) -> None:
-        """The parameters may be any sequences. Raises ValueError for constraints."""
-        if type_constraints:
-            raise ValueError("function type: relations belong to operators, not to function types")
-        params = self.type_params
-        freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params or ()))
+    def __post_init__(self) -> None:
+        """The parameters may be any sequences."""
+        params, held = self.type_params or (), self.type_constraints or ()
+        freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params))
+        freeze(self, type_constraints=tuple(held))
+
+
+@node("relay.TypeRelation")
+class TypeRelation(Type):
+    """A relation between types (TVM's name): a function gives the last ones from the first
+    `num_inputs`. None stands for a relation that is not named.
+    """
+
+    func: EnvFunc | None
+    args: tuple[Type, ...]
+    num_inputs: int
+    attrs: Attrs | None = None
+
+    def __post_init__(self) -> None:
+        """The types may be any sequence. Raises ValueError for more inputs than types."""
+        freeze(self, args=tuple(self.args))
+        if not 0 <= self.num_inputs <= len(self.args):
+            count = f"{self.num_inputs} inputs of {len(self.args)} types"
+            raise ValueError(f"type relation: {count}")
 
 
 @node("relay.TypeCall")
@@ -209,7 +229,16 @@ def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
             if any(x.kind != y.kind for x, y in params):
                 return False
             inner = renamed | {x: y for x, y in params}  # noqa: C416 - as types, not variables
-            return _all_same((*a.arg_types, a.ret_type), (*b.arg_types, b.ret_type), inner)
+            xs, ys = ((*t.arg_types, t.ret_type, *t.type_constraints) for t in (a, b))
+            return _all_same(xs, ys, inner)
+        case TypeRelation(), TypeRelation():
+            is_same = a.func is b.func or (a.func and b.func and a.func.name == b.func.name)
+            return (
+                bool(is_same)
+                and a.num_inputs == b.num_inputs
+                and (a.attrs is b.attrs or repr(a.attrs) == repr(b.attrs))
+                and _all_same(a.args, b.args, renamed)
+            )
         case (TupleType(fields=xs), TupleType(fields=ys)):
             return _all_same(xs, ys, renamed)
         case TypeCall(), TypeCall():
@@ -254,6 +283,8 @@ def _hash(kind: Type) -> int:
             return hash((func, *args))
         case RelayRefType(value=value):
             return hash(("ref", value))
+        case TypeRelation():
+            return hash(("relation", len(kind.args), kind.num_inputs))
         case GlobalTypeVar(name_hint=name):
             return hash(name)
         case StorageType():

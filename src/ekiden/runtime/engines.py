@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
+from ekiden.runtime import engine_artifact
 from ekiden.runtime._core import get_global_func, register_func
 from ekiden.runtime.errors import LoadError
 
@@ -103,3 +104,4 @@ def load_region(engine: str, symbol: str, code: bytes) -> Callable[..., None]:
 
 for _name in ENGINES:
     register_loader(_name, partial(load_region, _name))
+register_loader("ccompiler", engine_artifact.load)

@@ -31,6 +31,7 @@ from ekiden.ir.prim import (
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
+    AttrStmt,
     BufferStore,
     Evaluate,
     For,
@@ -44,6 +45,7 @@ from ekiden.tir.stmt import (
 from ekiden.tir.visitor import sequence
 
 Indices = ExprLike | Sequence[ExprLike]
+_KINDS = {"vectorize": "vectorized", "unroll": "unrolled"}
 
 
 class BufferVar:
@@ -56,6 +58,10 @@ class BufferVar:
         self._builder = builder
         self.buffer = buffer
         self.dtype = buffer.dtype
+
+    def asobject(self) -> PrimExpr:
+        """The address of the buffer, which it is where an expression is expected."""
+        return self.buffer.data
 
     def __getitem__(self, indices: Indices) -> PrimExpr:
         return BufferLoad(self.buffer, self._indices(indices), self.buffer.dtype)
@@ -129,12 +135,15 @@ class IRBuilder:
         dtype: str = "int64",
         kind: str = "serial",
     ) -> Iterator[Var]:
-        """A loop over [begin, end); kind is one of ForKind's values (serial, parallel, ...)."""
+        """A loop over [begin, end); kind is one of ForKind's values (serial, parallel, ...), or
+        TVM's name of it (vectorize, unroll)."""
         var = Var(name, dtype)
         low, high = convert(begin, dtype), convert(end, dtype)
         self._begin()
         yield var
-        self.emit(For(var, low, binary(Sub, high, low), ForKind(kind), self._end()))
+        self.emit(
+            For(var, low, binary(Sub, high, low), ForKind(_KINDS.get(kind, kind)), self._end())
+        )
 
     @contextmanager
     def while_loop(self, condition: PrimExpr) -> Iterator[None]:
@@ -190,15 +199,15 @@ class IRBuilder:
         """A buffer of as many elements as its caller gives: a parameter of one dimension."""
         return BufferVar(self, Buffer(name, (AnyDim(),), content_type, scope or "global"))
 
-    def scope_attr(self, node: IterVar, attr_key: str, value: ExprLike) -> None:
+    def scope_attr(self, node: object, attr_key: str, value: ExprLike | str) -> None:
         """With "thread_extent" or "virtual_thread" the rest of the scope runs on that many threads
-        of an axis (`te.thread_axis`). Raises ValueError for other attributes: loops have their
-        annotations.
+        of an axis (`te.thread_axis`); others are notes that no pass reads (`tir.AttrStmt`).
         """
         if attr_key not in ("thread_extent", "virtual_thread") or not isinstance(node, IterVar):
-            raise ValueError(
-                f"scope_attr {attr_key!r}: expected thread_extent or virtual_thread of an axis"
-            )
+            held = node.buffer if isinstance(node, BufferVar) else node
+            self._rest_of_scope(lambda body: AttrStmt(held, attr_key, value, body))
+            return
+        assert not isinstance(value, str)
         extent, kind = convert(value, node.var.dtype), ForKind.THREAD_BINDING
         low, notes = (
             convert(0, extent.dtype),

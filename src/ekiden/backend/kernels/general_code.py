@@ -71,10 +71,11 @@ BINARY: dict[type[PrimExpr], str] = {
 OF_FLOATS = frozenset(("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "pow",
                        "floor", "ceil", "round", "trunc", "isnan", "isinf", "fma"))  # fmt: skip
 OF_INTEGERS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
+CONSTANTS = ("const", "size")
 SAME = {"nearbyint": "round"}
 GROWS = frozenset(("add", "sub", "mul", "div", "abs"))
 """What may leave the range of a narrow integer."""
-MOST = {"axes": 16, "loads": 64, "results": 8, "instructions": 1024, "registers": 128}
+MOST = {"axes": 16, "loads": 1024, "results": 8, "instructions": 4096, "registers": 512}
 MOST_SYMBOLS = 64
 
 
@@ -205,6 +206,8 @@ class CodeBuilder:
         self.rows: list[list[int]] = []
         self._made: dict[int, int] = {}
         self._addresses: dict[int, Address] = {}
+        self._depths: dict[int, int] = {}
+        self._constants: dict[tuple[int, int, int], int] = {}
         self._alive: list[PrimExpr] = []
 
     def words(self, results: Sequence[PrimExpr]) -> list[int]:
@@ -232,8 +235,20 @@ class CodeBuilder:
                 continue
             self._alive.append(each)
             stack.append((each, True))
-            stack += [(inner, False) for inner in reversed(self._needs(each))]
+            # what needs most registers comes first, while few others are held
+            needs = sorted(self._needs(each), key=self._depth)
+            stack += [(inner, False) for inner in needs]
         return self._made[id(expr)]
+
+    def _depth(self, expr: PrimExpr) -> int:
+        """How deep an expression is."""
+        if id(expr) not in self._depths:
+            for each in post_order(expr):
+                if id(each) not in self._depths:
+                    inside = [self._depths[id(c)] for c in children(each)]
+                    self._depths[id(each)] = 1 + max(inside, default=0)
+            self._alive.append(expr)
+        return self._depths[id(expr)]
 
     def _needs(self, expr: PrimExpr) -> list[PrimExpr]:
         """What must be computed before an expression."""
@@ -278,7 +293,11 @@ class CodeBuilder:
     # Instructions --------------------------------------------------------------------------------
 
     def _put(self, op: str, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
+        if op in CONSTANTS and (OP[op], kind, a) in self._constants:
+            return self._constants[OP[op], kind, a]
         self.rows.append([OP[op], kind, len(self.rows), a, b, c])
+        if op in CONSTANTS:
+            self._constants[OP[op], kind, a] = len(self.rows) - 1
         return len(self.rows) - 1
 
     def _emit(self, expr: PrimExpr) -> int:
@@ -365,7 +384,8 @@ class CodeBuilder:
 
     def _registers(self, results: Sequence[int]) -> tuple[list[int], int]:
         """Numbers of registers in the instructions, those of the results, and how many there are.
-        No instruction writes what it reads.
+        No instruction writes what it reads, and none but theirs the registers of constants: these
+        are written once for all strips.
         """
         last = {made: len(self.rows) for made in results}
         for at, row in enumerate(self.rows):
@@ -373,9 +393,10 @@ class CodeBuilder:
                 last[row[place]] = max(last.get(row[place], 0), at)
         free: list[int] = []
         home: dict[int, int] = {}
+        constant = set(self._constants.values())
         count = 0
         for at, row in enumerate(self.rows):
-            if free:
+            if free and at not in constant:
                 home[at] = free.pop()
             else:
                 home[at], count = count, count + 1
@@ -383,8 +404,8 @@ class CodeBuilder:
             for place in _operands(row):
                 row[place] = home[row[place]]
             row[2] = home[at]
-            free += [home[o] for o in operands if last[o] == at]
-            if at not in last:
+            free += [home[o] for o in operands if last[o] == at and o not in constant]
+            if at not in last and at not in constant:
                 free.append(home[at])
         return [home[made] for made in results], count
 
@@ -392,7 +413,7 @@ class CodeBuilder:
 def _operands(row: Sequence[int]) -> tuple[int, ...]:
     """Where an instruction names what it reads."""
     name = OPS[row[0]]
-    if name in ("const", "size", "axis"):
+    if name in CONSTANTS or name == "axis":
         return ()
     if name == "load":
         return (4,) if row[4] >= 0 else ()

@@ -121,7 +121,7 @@ def reverse_compute_inline(program: Program, consumer: BlockRealize) -> PrimFunc
     )
     predicate = logical_and(producer.predicate, substitute(condition, outside))
     annotations = {**(producer.block.annotations or {}), **(consumer.block.annotations or {})}
-    block = Block(name, producer.block.iter_vars, new, None, annotations or None)
+    block = Block(producer.block.name, producer.block.iter_vars, new, None, annotations or None)
     func = program.replace(program.nest(consumer), NOTHING)
     after = Program(func)
     func = after.replace(

@@ -60,11 +60,19 @@ def _thread_family_of(outputs: list[te.Tensor]) -> tuple[Family, te.Tensor | Non
     return FAMILIES["threads"], None
 
 
+def _is_alone(outputs: list[te.Tensor]) -> bool:
+    """Whether the kernel is one operation, of nothing but the kernel's inputs."""
+    op = outputs[0].op
+    given = op.inputs if isinstance(op, te.ExternOp) else ()
+    is_one = all(t.op is op for t in outputs)
+    return is_one and all(isinstance(t.op, te.PlaceholderOp) for t in given)
+
+
 def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     if target.kind.has_threads:
         return _thread_family_of(outputs)
     whole = FAMILIES.get(outputs[0].op.tag)
-    if whole is not None and whole.is_whole and all(t.op is outputs[0].op for t in outputs):
+    if whole is not None and whole.is_whole and _is_alone(outputs):
         return whole, outputs[0]
     for tensor in te.post_order_tensors(outputs):
         row = FAMILIES.get(tensor.op.tag)
