@@ -234,6 +234,23 @@ def test_recurrent_weights_in_panels(gates: int) -> None:
     check(relay.op.nn.recurrent(v("x", *x.shape), v("p", *panels.shape), kind), x, panels)
 
 
+@pytest.mark.parametrize(("kind", "gates", "hidden"), [("lstm", 4, 20), ("gru", 3, 32)])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_recurrent_weights_of_bytes(kind: str, gates: int, hidden: int, is_packed: bool) -> None:
+    rows = gates * hidden
+    w = data(rows, hidden, dtype="int8")
+    arrays = {"x": data(5, 2, rows), "w": w, "scale": abs(data(rows)) / 500,
+              "sums": w.sum(1, dtype="int32")}  # fmt: skip
+    if is_packed:
+        packed = fused(relay.op.nn.contrib_pack_recurrent(v("w", *w.shape, dtype="int8"), gates, 8))
+        plain = IRModule.from_expr(Function(packed.params, packed.body))
+        arrays["w"] = np.asarray(Interpreter(plain).evaluate("main", w))
+    given = {name: v(name, *a.shape, dtype=str(a.dtype)) for name, a in arrays.items()}
+    extras = {"scale": given["scale"], "sums": given["sums"]}
+    body = relay.op.nn.recurrent(given["x"], given["w"], kind, extras)
+    check(body, *arrays.values(), tolerance=1e-2)  # a level more or less of a state
+
+
 @pytest.mark.parametrize("causal", ["", "start", "end"])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_attention(causal: str, softcap: float) -> None:
