@@ -195,7 +195,7 @@ class _Layer:
 
         def body(p: Var, k: Var, i: Var) -> PrimExpr:
             if self.is_packed:
-                value = self.given[p, k // WORD, i, k % WORD]
+                value: PrimExpr = self.given[p, k // WORD, i, k % WORD]
             else:
                 row = p * self.width + i
                 value = if_then_else(row < self.columns, self.given[row, k], zero)
