@@ -342,7 +342,7 @@ def test_an_artifact_says_elsewhere_what_it_needs(tmp_path: Path) -> None:
         command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model.eki"), state]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         said.append(done.stdout)
-    wanted = r"'elsewhere_0_\w+' is for the external compiler 'elsewhere', which is not registered"
+    wanted = r"'elsewhere_0_\w+': the external compiler 'elsewhere' is not registered"
     assert re.search(wanted, said[0])
     assert said[1] == "[11.0, 11.0, 11.0]\n"
 

@@ -85,9 +85,10 @@ class AnnotatedRegionSet:
 
     def __init__(self, expr: RelayExpr, region_begin_op: Op, region_end_op: Op) -> None:
         """Raises ValueError for other operators than those that begin and end regions."""
-        given = (region_begin_op.name, region_end_op.name)
-        if given != ("annotation.compiler_begin", "annotation.compiler_end"):
-            raise ValueError(f"regions: marks of compilers expected, got {' and '.join(given)}")
+        marks = {"begin": region_begin_op.name, "end": region_end_op.name}
+        if any(name != f"annotation.compiler_{which}" for which, name in marks.items()):
+            given = " and ".join(marks.values())
+            raise ValueError(f"regions: marks of compilers expected, got {given}")
         ends = [e for e in evaluation_order(expr) if mark_of(e, "end") is not None]
         found = dict.fromkeys(find_regions(expr).values())
         self.regions = tuple(_annotated(region, ends) for region in found)

@@ -61,7 +61,9 @@ def _lower(attrs: DynResize3DAttrs, inputs: Sequence[Tensor], out: TensorType) -
 def _reference(attrs: DynResize3DAttrs, data: Array, size: Array) -> Array:
     wanted = not_negative(_NAME, "a dimension of the result", tuple(size.tolist()))
     fields = {name: getattr(attrs, name) for name in Resize3DAttrs.__dataclass_fields__}
-    found = OPS["image.resize3d"].reference(Resize3DAttrs(**{**fields, "size": wanted}), data)
+    reference = OPS["image.resize3d"].reference
+    assert reference is not None
+    found = reference(Resize3DAttrs(**{**fields, "size": wanted}), data)
     assert isinstance(found, np.ndarray)
     return found
 
