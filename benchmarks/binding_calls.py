@@ -419,7 +419,6 @@ def write_models(folder: Path) -> None:
     ekiden.export(str(folder / "calls.onnx"), folder / "calls.eki")
     ekiden.export(str(folder / "calls.onnx"), folder / "web.eki", list(WEB_TARGETS))
     write_site((folder / "web.eki").read_bytes(), folder / "site")
-    (folder / "site/package.json").write_text('{"type": "module"}')
 
 
 def main() -> None:

@@ -69,7 +69,6 @@ def prepare(folder: Path, manifest: Path, cache: Path, names: Sequence[str]) -> 
         write_site(artifact.read_bytes(), folder / "site")
         print(f"{name}: {artifact.stat().st_size / 1e6:.1f} MB", flush=True)
     shutil.copyfile(HERE / "web_measure.js", folder / "site" / "web_measure.js")
-    (folder / "site" / "package.json").write_text('{"type": "module"}')
     (folder / "page.html").write_text("<!doctype html><link rel=icon href='data:,'>")
 
 
@@ -177,7 +176,9 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             for host in hosts:
                 where = f"{folder}/site" if host == "node" else "/site"
                 peer = str(ort / OF_NODE) if host == "node" else f"/ort/{BUNDLE}"
-                order = {"id": name, "budget": options.budget, "threads": options.threads}
+                clock = "cpu" if options.cpu and host == "node" else "wall"
+                order = {"id": name, "budget": options.budget, "threads": options.threads,
+                         "clock": clock}  # fmt: skip
                 rows = []
                 for engine, url in (("ekiden", where), ("onnxruntime", peer)):
                     if engine == "ekiden" or options.ort:
@@ -215,6 +216,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="one of the models")
     parser.add_argument("--budget", type=int, default=1000, help="milliseconds for each")
     parser.add_argument("--threads", type=int, default=1, help="of both engines")
+    parser.add_argument("--cpu", action="store_true", help="in Node, time of the processor")
     parser.add_argument("--chromium", action="store_true")
     parser.add_argument("--wasmtime", action="store_true")
     options = parser.parse_args()

@@ -310,9 +310,15 @@ func TestConformance(t *testing.T) {
 	for _, each := range script.Cases {
 		r := &runner{folder, map[string]*Module{}, map[string]*Model{}, map[string]*Object{}}
 		for _, step := range each.Steps {
-			got, err := r.step(step)
-			if why := judge(got, err, step); why != "" {
-				t.Errorf("%s: %v: %s", each.Name, step, why)
+			times, isSaid := step["times"].(float64)
+			if !isSaid {
+				times = 1
+			}
+			for range int(times) {
+				got, err := r.step(step)
+				if why := judge(got, err, step); why != "" {
+					t.Fatalf("%s: %v: %s", each.Name, step, why)
+				}
 			}
 			steps++
 		}

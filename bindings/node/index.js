@@ -1,7 +1,13 @@
 'use strict';
 // Runs models that Ekiden compiled: see index.d.ts for what each function takes and throws.
 
-const native = require(process.env.EKIDEN_NODE_ADDON || './ekiden.node');
+const {existsSync} = require('node:fs');
+const path = require('node:path');
+
+/** The addon that came with the package for this platform, else what build.js made. */
+const PREBUILT = path.join(__dirname, `prebuilt/${process.platform}-${process.arch}/ekiden.node`);
+const ADDON = existsSync(PREBUILT) ? PREBUILT : './ekiden.node';
+const native = require(process.env.EKIDEN_NODE_ADDON || ADDON);
 
 const TYPES = {function: 68, module: 73, executable: 131};
 const PARTS = {params: 1};
@@ -132,6 +138,15 @@ function define(key, fields) {
   native.define(key, Object.keys(fields), kinds);
 }
 
+/** Calls a function that nobody else has; a model would live as long as it, until the collector comes. */
+function callOnce(function_, ...args) {
+  try {
+    return function_.call(...args);
+  } finally {
+    function_.close();
+  }
+}
+
 function show(tensor) {
   return `${tensor.dtype} [${tensor.shape}]`;
 }
@@ -139,7 +154,7 @@ function show(tensor) {
 class Model {
   constructor(module) {
     this.module = module;
-    this.executable = module.get('get_executable').call();
+    this.executable = callOnce(module.get('get_executable'));
     this.known = new Map();
   }
 
@@ -206,10 +221,10 @@ class Model {
 
   profile(inputs, name = 'main') {
     const machine = new Obj(native.machine(this.executable.handle));
-    const debug = registry.get('ek.vm.module').call(machine);
+    const debug = callOnce(registry.get('ek.vm.module'), machine);
     const {index} = this.entry(name);
     const args = this.arranged(inputs, name);
-    const [result, ...rest] = debug.get('kernels').call(index, ...args);
+    const [result, ...rest] = callOnce(debug.get('kernels'), index, ...args);
     const kernels = [];
     for (let at = 0; at < rest.length; at += 3) {
       kernels.push({name: rest[at], calls: rest[at + 1], nanoseconds: rest[at + 2]});
@@ -219,12 +234,12 @@ class Model {
   }
 
   get numThreads() {
-    return registry.get('ek.executable.num_threads').call(this.executable);
+    return callOnce(registry.get('ek.executable.num_threads'), this.executable);
   }
 
   set numThreads(n) {
     if (!(n >= 0)) throw new EkidenError('ValueError', `threads: 0 or more expected, got ${n}`);
-    registry.get('ek.executable.num_threads').call(this.executable, n);
+    callOnce(registry.get('ek.executable.num_threads'), this.executable, n);
   }
 }
 

@@ -9,7 +9,7 @@ export class EkidenError extends Error {
 /** A class for each kind: `error instanceof errors.InputError`. */
 export const errors: Record<
   | 'InputError' | 'LoadError' | 'OSError' | 'ValueError' | 'TypeError' | 'KeyError' | 'IndexError'
-  | 'AttributeError' | 'MemoryError' | 'MemoryLimitError' | 'IndexRangeError' | 'BoundsError'
+  | 'AttributeError' | 'MemoryError' | 'MemoryLimitError' | 'IndexRangeError' | 'LinAlgError' | 'BoundsError'
   | 'RunLimitError' | 'RuntimeError' | 'DeviceError' | 'InternalError',
   new (message: string, trace?: string) => EkidenError>;
 
@@ -43,8 +43,8 @@ export type Source = string | URL | Response | ArrayBuffer | Uint8Array;
 /** Starts the runtime, once: `wasm` is where ekiden.wasm or, with threads, ekiden-threads.wasm is (beside
  * this file), its bytes, or a compiled module. `threads` is how many share a loop: as many as there are
  * cores, at most 8, where memory can be shared, else one. More than one where that cannot be is a
- * RuntimeError. `webgpu` is what runs kernels in WGSL: a GPUDevice, or a GPU where navigator.gpu is none.
- * load() does it where it has not been done. */
+ * RuntimeError. `webgpu` is what runs kernels in WGSL: a GPUDevice, a GPU where navigator.gpu is none, or the
+ * URL of a module whose default export is one of them. load() does it where it has not been done. */
 export function init(
   options?: {wasm?: Source | WebAssembly.Module; threads?: number; webgpu?: object}): Promise<void>;
 
@@ -81,7 +81,8 @@ export class Module extends Counted {
 }
 
 /** A compiled model. It runs on the thread that calls it: give it to a worker, and pages stay awake. One
- * with kernels on a device is run by run(), one run after the other; the others throw DeviceError. */
+ * with kernels on a device is run by run(), one run after the other; the others throw DeviceError, except
+ * where the thread waits for the device: in a worker of an isolated page, or Node, without JSPI. */
 export class Model {
   constructor(module: Module);
   readonly module: Module;

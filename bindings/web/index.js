@@ -1,18 +1,18 @@
 // Runs models that Ekiden compiled, in browsers, their workers and Node: index.d.ts says what each
 // function takes and throws.
 
-import {
-  EkidenError, Runtime, Tensor, TYPES, errorOf, errors, features, needsWebGpu, takesMemory,
-} from './runtime.js';
+import {EkidenError, errorOf, errors} from './errors.js';
+import {features, needsWebGpu, takesMemory} from './modules.js';
+import {Runtime} from './runtime.js';
+import {Tensor} from './tensor.js';
+import {IS_NODE, startThreads, wantedThreads} from './threads.js';
+import {TYPES} from './values.js';
 
 export {EkidenError, Tensor, errors};
 
 const PARTS = {params: 1, names: 1};
 const FIELDS = {any: -1, int: 1, bool: 2, float: 3};
 const FIELD_BYTES = 56;
-
-const MOST_THREADS = 64, MOST_BY_ITSELF = 8;
-const IS_NODE = typeof process !== 'undefined' && process.versions?.node !== undefined;
 
 let started;
 let runtime;
@@ -31,65 +31,6 @@ async function fetchBytes(from) {
   const response = from instanceof Response ? from : await fetch(from);
   if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
   return new Uint8Array(await response.arrayBuffer());
-}
-
-/** Why there can be no threads here; undefined where there can. */
-function whyOne() {
-  if (typeof SharedArrayBuffer === 'undefined' || globalThis.crossOriginIsolated === false) {
-    return 'memory cannot be shared: the page is not cross-origin isolated (COOP and COEP headers)';
-  }
-  return IS_NODE || typeof Worker !== 'undefined' ? undefined : 'a worker here cannot have workers';
-}
-
-/** How many threads are asked for, and why there is but one. */
-async function wantedThreads(asked) {
-  if (asked !== undefined && !(Number.isInteger(asked) && asked >= 1 && asked <= MOST_THREADS)) {
-    throw errorOf('ValueError', `threads: 1 to ${MOST_THREADS} expected, got ${asked}`);
-  }
-  const why = asked === 1 ? 'one thread was asked for' : whyOne();
-  if (why === undefined) {
-    const cores = globalThis.navigator?.hardwareConcurrency
-      ?? (await import(/* webpackIgnore: true */ 'node:os')).availableParallelism();
-    const n = asked ?? Math.min(cores, MOST_BY_ITSELF);
-    return {n, why: n === 1 ? 'there is one core' : undefined};
-  }
-  if (asked > 1) throw errorOf('RuntimeError', `threads: ${asked} were asked for, but ${why}`);
-  return {n: 1, why};
-}
-
-/** A worker that becomes a thread of the runtime; `fail` gets what goes wrong with it. */
-async function startWorker(given, fail) {
-  const url = new URL('./thread.js', import.meta.url);
-  if (IS_NODE) {
-    const {Worker: NodeWorker} = await import(/* webpackIgnore: true */ 'node:worker_threads');
-    const made = new NodeWorker(url, {workerData: given, execArgv: []});
-    made.on('error', fail);
-    made.unref(); // it keeps no program alive
-    return () => made.terminate();
-  }
-  const made = new Worker(url, {type: 'module'});
-  made.onerror = (event) => fail(new Error(event.message ?? 'a worker did not start'));
-  made.postMessage(given);
-  return () => made.terminate();
-}
-
-/** Starts workers, and waits until each is there. */
-async function startThreads(of, wasm, n) {
-  let failure;
-  const stops = [];
-  for (let number = 0; number < n - 1; number++) {
-    stops.push(await startWorker(of.worker(wasm, number), (error) => {
-      failure ??= error;
-    }));
-  }
-  while (of.c.ek_web_workers() < n - 1) {
-    if (failure !== undefined) {
-      stops.forEach((stop) => stop());
-      throw errorOf('RuntimeError', `threads: a worker did not start: ${failure.message}`);
-    }
-    await new Promise((resolve) => setTimeout(resolve, 1));
-  }
-  of.c.ek_num_threads(n);
 }
 
 async function compileRuntime(wasm) {
@@ -122,7 +63,7 @@ async function start({wasm, threads: asked, webgpu}) {
 
 /** Has the runtime know of WebGPU, once. */
 async function openWebGpu(of) {
-  of.opening ??= import('./webgpu.js').then(async ({open}) => {
+  of.opening ??= import('./driver.js').then(async ({open}) => {
     of.driver = await open(of, gpu);
     of.check(of.c.ek_web_webgpu());
   });
@@ -373,6 +314,15 @@ export function define(key, fields) {
   });
 }
 
+/** Calls a function that nobody else has; a model would live as long as it, until the collector comes. */
+function callOnce(function_, ...args) {
+  try {
+    return function_.call(...args);
+  } finally {
+    function_.close();
+  }
+}
+
 function show(tensor) {
   return `${tensor.dtype} [${tensor.shape}]`;
 }
@@ -385,7 +335,7 @@ export async function load(from, {name} = {}) {
 export class Model {
   constructor(module) {
     this.module = module;
-    this.executable = module.get('get_executable').call();
+    this.executable = callOnce(module.get('get_executable'));
     this.known = new Map();
   }
 
@@ -455,9 +405,9 @@ export class Model {
     const of = this.module.runtime;
     const executable = this.executable.alive();
     const machine = new Obj(of, given(of, (out) => of.c.ek_vm_new(executable, out)));
-    const debug = registry.get('ek.vm.module').call(machine);
+    const debug = callOnce(registry.get('ek.vm.module'), machine);
     const {index} = this.entry(name);
-    const [result, ...rest] = debug.get('kernels').call(index, ...this.arranged(inputs, name));
+    const [result, ...rest] = callOnce(debug.get('kernels'), index, ...this.arranged(inputs, name));
     const kernels = [];
     for (let at = 0; at < rest.length; at += 3) {
       kernels.push({name: rest[at], calls: rest[at + 1], nanoseconds: rest[at + 2]});
@@ -467,12 +417,12 @@ export class Model {
   }
 
   get numThreads() {
-    return registry.get('ek.executable.num_threads').call(this.executable);
+    return callOnce(registry.get('ek.executable.num_threads'), this.executable);
   }
 
   set numThreads(n) {
     if (!(n >= 0)) throw errorOf('ValueError', `threads: 0 or more expected, got ${n}`);
-    registry.get('ek.executable.num_threads').call(this.executable, n);
+    callOnce(registry.get('ek.executable.num_threads'), this.executable, n);
   }
 }
 

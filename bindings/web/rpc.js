@@ -1,7 +1,7 @@
 // Makes a page, a worker or Node a device of rpc.connect, over WebSocket and the proxy of `rpc.Proxy(web_port=)`.
 // Messages are those of docs/rpc.md. Everything that comes is checked before anything is made of it.
 
-import {EkidenError, Func, Module, Tensor, init} from './index.js';
+import {EkidenError, Func, Module, Tensor, init, registry} from './index.js';
 import {
   DEPTH_LIMIT, FRAME_LIMIT, HANDLE_LIMIT, HEADER, HELLO_LIMIT, KINDS, LEAST_LIMIT, MAGIC, MESSAGES, TAGS, VERSION,
 } from './rpc_table.js';
@@ -26,6 +26,16 @@ class FrameError extends EkidenError {
 
 function fail(kind, message) {
   throw new EkidenError(kind, message);
+}
+
+/** What `find` gives; undefined where it throws an error of a kind. */
+function absent(kind, find) {
+  try {
+    return find();
+  } catch (error) {
+    if (error.kind === kind) return undefined;
+    throw error;
+  }
 }
 
 /** Makes the body of one message. */
@@ -326,12 +336,7 @@ class Session {
   entry(module, name) {
     const names = module.names();
     const chosen = name || (names.length === 1 ? names[0] : 'main');
-    try {
-      return module.get(chosen);
-    } catch (error) {
-      if (error.kind === 'AttributeError') return undefined;
-      throw error;
-    }
+    return absent('AttributeError', () => module.get(chosen));
   }
 
   CALL(handle, args) {
@@ -339,7 +344,8 @@ class Session {
   }
 
   FUNCTION(module, name) {
-    return module ? this.entry(this.thing(module, Module), name) : undefined;
+    if (module) return this.entry(this.thing(module, Module), name);
+    return absent('KeyError', () => registry.get(name));
   }
 
   LOAD(name) {

@@ -1,8 +1,7 @@
 // A worker that is a thread of the runtime, in browsers and in Node.
 
 import {Runtime} from './runtime.js';
-
-const IS_NODE = typeof process !== 'undefined' && process.versions?.node !== undefined;
+import {IS_NODE} from './threads.js';
 
 if (IS_NODE) {
   const {workerData} = await import('node:worker_threads');

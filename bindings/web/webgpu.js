@@ -1,23 +1,18 @@
-// The driver of "webgpu": memory, and kernels in WGSL, on a device of the engine.
+// A device of WebGPU: memory by addresses, and kernels in WGSL.
 //
 // Nothing here waits. Launches are recorded, and go to the queue before something is written or read;
 // what is read comes as a promise. codegen/device/wgsl.py says what a kernel is given.
 
-import {errorOf} from './runtime.js';
+import {errorOf} from './errors.js';
 
-// As runtime/web/ek_web_device.c numbers them.
-const REQUESTS = ['alloc', 'free', 'copy', 'synchronize', 'load', 'unload', 'kernel', 'launch'];
-const DONE = 0, WAIT = 1;
-const CPU = 1;
 /** What WebGPU has offsets at multiples of, how many blocks a dimension may have, and bytes of the
  * numbers that wait for the queue. */
 const ALIGN = 256, LINE = 65535, NUMBERS = 1 << 18;
 const SPACE = 2 ** 32; // of addresses, which nothing lies at
-const GIVEN = {size: 24, memory: 0, number: 8, bytes: 16}; // ek_launch_arg
 const USAGE = {mapRead: 1, copySource: 4, copyTarget: 8, uniform: 64, storage: 128};
 const COMPUTE = 4, READ = 1; // GPUShaderStage, GPUMapMode
 
-function fail(message) {
+export function fail(message) {
   return errorOf('DeviceError', `webgpu(0): ${message}`);
 }
 
@@ -104,9 +99,8 @@ class Memory {
 }
 
 export class WebGpu {
-  constructor(device, runtime) {
+  constructor(device) {
     this.device = device;
-    this.runtime = runtime;
     this.memory = new Memory(device);
     this.modules = [undefined]; // by their numbers
     this.kernels = [undefined];
@@ -120,49 +114,33 @@ export class WebGpu {
     });
   }
 
-  /** An entry of the device table. */
-  request(what, id, at) {
-    if (id !== 0) throw fail(`there is one device, got number ${id}`);
+  /** Throws where the device is lost. */
+  alive() {
     if (this.gone !== undefined) throw fail(`the device is lost: ${this.gone}`);
-    const {view} = this.runtime;
-    const words = Array.from({length: 5}, (_, i) => view.getUint32((at >>> 0) + 4 * i, true));
-    return this[REQUESTS[what]](...words) ?? DONE;
   }
 
-  put(at, value) {
-    this.runtime.view.setUint32(at, value, true);
-  }
-
-  alloc(size, out) {
-    this.put(out, this.watch('out-of-memory', '', () => this.memory.alloc(size)).address);
+  alloc(size) {
+    return this.watch('out-of-memory', '', () => this.memory.alloc(size)).address;
   }
 
   free(address) {
     this.memory.free(this.memory.at(address));
   }
 
-  copy(from, fromType, to, toType, size) {
-    if (toType === CPU) {
-      return this.later(async () => {
-        const bytes = await this.read(from, size);
-        this.runtime.u8.set(bytes, to);
-      });
-    }
+  /** Writes bytes of the host, of which it keeps none. */
+  write(to, data) {
     const target = this.memory.at(to);
-    if (fromType === CPU) {
-      const {u8, isShared} = this.runtime;
-      const whole = up(size, 4);
-      let data = isShared ? u8.slice(from, from + size) : u8.subarray(from, from + size);
-      if (whole !== size) data = Uint8Array.from({length: whole}, (_, i) => data[i]);
-      this.flush();
-      this.device.queue.writeBuffer(target.buffer, this.words(to - target.address), data);
-      return DONE;
-    }
-    const source = this.memory.at(from);
+    const whole = up(data.length, 4);
+    const words = whole === data.length ? data : Uint8Array.from({length: whole}, (_, i) => data[i]);
+    this.flush();
+    this.device.queue.writeBuffer(target.buffer, this.words(to - target.address), words);
+  }
+
+  copy(from, to, size) {
+    const [source, target] = [from, to].map((each) => this.memory.at(each));
     this.passing(source, (buffer) => this.commands().copyBufferToBuffer(
       buffer, this.words(from - source.address), target.buffer, this.words(to - target.address), up(size, 4)),
     source === target);
-    return DONE;
   }
 
   words(at) {
@@ -170,29 +148,17 @@ export class WebGpu {
     throw fail('its memory is of words of 4 bytes, and a copy begins within one');
   }
 
-  synchronize() {
+  /** When all is done that was asked for. */
+  drain() {
     this.flush();
-    return this.later(() => this.device.queue.onSubmittedWorkDone());
+    return this.device.queue.onSubmittedWorkDone();
   }
 
-  /** Something to wait for, where this run can. */
-  later(wait) {
-    if (!this.runtime.canWait) {
-      throw fail('this run reads what the device computed before it ends, for a check, a size or a '
-        + `condition: ${this.runtime.whyNoWait}`);
-    }
-    this.waiting = wait;
-    return WAIT;
-  }
-
-  load(format, name, code, size, out) {
-    const {runtime} = this;
-    const text = runtime.text(code, size);
-    const called = runtime.cstringAt(name);
+  load(called, text) {
     const module = this.watch('validation', `kernel '${called}' is refused: `,
       () => this.device.createShaderModule({code: text}));
     const kinds = [...text.matchAll(/@binding\(\d+\) var<([a-z_, ]+)>/g)].map(([, kind]) => kind);
-    this.put(out, this.modules.push({module, kinds, called}) - 1);
+    return this.modules.push({module, kinds, called}) - 1;
   }
 
   unload(number) {
@@ -202,39 +168,31 @@ export class WebGpu {
     });
   }
 
-  kernel(number, name, out) {
+  kernel(number, entryPoint) {
     const {module, kinds, called} = this.modules[number];
     const type = (kind) => kind === 'uniform' ? {type: 'uniform', hasDynamicOffset: true}
       : {type: kind === 'storage, read' ? 'read-only-storage' : 'storage'};
     const entries = kinds.map((kind, binding) => ({binding, visibility: COMPUTE, buffer: type(kind)}));
-    const entryPoint = this.runtime.cstringAt(name);
     const made = this.watch('validation', `kernel '${called}' is refused: `, () => {
       const layout = this.device.createBindGroupLayout({entries});
       const whole = this.device.createPipelineLayout({bindGroupLayouts: [layout]});
       const pipeline = this.device.createComputePipeline({layout: whole, compute: {module, entryPoint}});
       return {layout, pipeline, kinds, called, owner: number, groups: new Map(), seen: 0};
     });
-    this.put(out, this.kernels.push(made) - 1);
+    return this.kernels.push(made) - 1;
   }
 
-  launch(number, at) {
-    const {view} = this.runtime;
+  /** So many blocks of a kernel in three dimensions; `given` is numbers, and memory as `{at}`. */
+  launch(number, grid, given) {
     const kernel = this.kernels[number];
-    const [args, count] = [view.getUint32(at + 48, true), view.getInt32(at + 52, true)];
-    const numbers = [0, 8, 16].map((by) => Number(view.getBigInt64(at + by, true)));
-    const total = numbers[0] * numbers[1] * numbers[2];
     const bound = [];
-    for (let i = 0; i < count; i++) {
-      const arg = args + GIVEN.size * i;
-      if (view.getInt32(arg + GIVEN.bytes, true) !== 0) {
-        numbers.push(Number(view.getBigInt64(arg + GIVEN.number, true)));
-        continue;
-      }
-      const address = view.getUint32(arg + GIVEN.memory, true);
-      const block = this.memory.at(address);
+    const numbers = [...grid, ...given.map((each) => {
+      if (typeof each === 'number') return each;
+      const block = this.memory.at(each.at);
       bound.push(block);
-      numbers.push(this.words(address - block.address) / 4);
-    }
+      return this.words(each.at - block.address) / 4;
+    })];
+    const total = grid[0] * grid[1] * grid[2];
     const large = [...numbers, total].find((each) => each !== (each | 0));
     if (large !== undefined) throw fail(`kernel '${kernel.called}': a size of more than 32 bits: ${large}`);
     this.dispatch(kernel, bound, numbers, total);
@@ -347,6 +305,16 @@ export class WebGpu {
     }
   }
 
+  /** Bytes in use. */
+  used() {
+    return this.memory.used;
+  }
+
+  /** How many pieces of memory it has, with those that wait for their next use. */
+  pieces() {
+    return this.memory.blocks.length;
+  }
+
   /** Waits for what the device has to say; throws the first of it. */
   async settle() {
     await Promise.all(this.checks);
@@ -356,11 +324,18 @@ export class WebGpu {
   }
 }
 
-/** A device of the engine, or the one that is given: a GPUDevice, or what navigator.gpu is elsewhere. Throws
- * a DeviceError that says what is missing. */
-async function deviceOf(given) {
-  if (given?.createComputePipeline !== undefined) return given;
-  const gpu = given ?? globalThis.navigator?.gpu;
+/** What was given, where it is the address of a module that has it as `default`. */
+async function imported(given) {
+  const isModule = typeof given === 'string' || given instanceof URL;
+  return isModule ? (await import(/* webpackIgnore: true */ given)).default : given;
+}
+
+/** A device of the engine, or of what is given: a GPUDevice, what navigator.gpu is elsewhere, or a module
+ * of either. Throws a DeviceError that says what is missing. */
+export async function openDevice(given) {
+  const found = await imported(given);
+  if (found?.createComputePipeline !== undefined) return new WebGpu(found);
+  const gpu = found ?? globalThis.navigator?.gpu;
   if (gpu === undefined) {
     const why = globalThis.isSecureContext === false ? 'the page is not from https: or this machine'
       : 'it has no navigator.gpu, and init({webgpu}) gave none';
@@ -372,13 +347,8 @@ async function deviceOf(given) {
     'maxComputeWorkgroupStorageSize', 'maxComputeInvocationsPerWorkgroup', 'maxComputeWorkgroupSizeX'];
   const requiredLimits = Object.fromEntries(names.map((name) => [name, adapter.limits[name]]));
   try {
-    return await adapter.requestDevice({requiredLimits});
+    return new WebGpu(await adapter.requestDevice({requiredLimits}));
   } catch (error) {
     throw fail(`the adapter gives no device: ${error.message}`);
   }
-}
-
-/** A driver for a runtime. */
-export async function open(runtime, given) {
-  return new WebGpu(await deviceOf(given), runtime);
 }

@@ -45,6 +45,8 @@ def build(folder: Path, wheel: Path | None = None) -> None:
              "padding": "padding_token", "least": "min_file_size_for_dl"}  # fmt: skip
     about = {name: config[key] for name, key in names.items()}
     (folder / "magika.json").write_text(json.dumps(about))
+    files = sorted(path.name for path in folder.iterdir() if path.suffix not in (".ts", ".onnx"))
+    (folder / "files.json").write_text(json.dumps([name for name in files if name != "files.json"]))
 
 
 if __name__ == "__main__":

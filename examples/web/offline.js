@@ -1,14 +1,15 @@
 // Keeps the files of the page, so that it works without a network.
 
 const CACHE = 'ekiden-1';
-const FILES = [
-  './', 'index.html', 'page.css', 'page.js', 'worker.js', 'magika.js', 'magika.json', 'index.js',
-  'runtime.js', 'thread.js', 'webgpu.js', 'ekiden.wasm', 'ekiden-threads.wasm', 'model.eki',
-  'gpu.eki',
-];
+
+async function keep() {
+  const cache = await caches.open(CACHE);
+  const files = await (await fetch('files.json')).json();
+  await cache.addAll(['./', 'files.json', ...files]);
+}
 
 self.addEventListener('install', (event) => {
-  event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)));
+  event.waitUntil(keep());
   self.skipWaiting();
 });
 self.addEventListener('activate', (event) => event.waitUntil(self.clients.claim()));

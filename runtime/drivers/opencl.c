@@ -14,8 +14,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "driver_cache.h"
+#include "driver_log.h"
 #include "opencl_api.h"
-#include "opencl_cache.h"
 
 enum { EK_OPENCL_TYPE = 4, MAX_PLATFORMS = 16, MAX_DEVICES = 16, PAGE = 4096 };
 
@@ -51,15 +52,19 @@ static int fail(ek_device device, const char *doing, cl_int code) {
 
 /* Devices -------------------------------------------------------------------------------------- */
 
+/* What is known of a device; NULL with an error. */
+static device_state *found_device(ek_device device) {
+  if (device.id >= 0 && device.id < n_devices) return &devices[device.id];
+  host->error("DeviceError", "opencl(%d): there is no such device: %d found here", device.id,
+              n_devices);
+  return NULL;
+}
+
 /* The state of a device, ready for use; NULL with an error. */
 static device_state *state_of(ek_device device) {
   cl_int code = CL_SUCCESS;
-  if (device.id < 0 || device.id >= n_devices) {
-    host->error("DeviceError", "opencl(%d): there is no such device: %d found here", device.id,
-                n_devices);
-    return NULL;
-  }
-  device_state *state = &devices[device.id];
+  device_state *state = found_device(device);
+  if (state == NULL) return NULL;
   pthread_mutex_lock(&lock);
   if (state->context == NULL) {
     cl_context context = cl.clCreateContext(NULL, 1, &state->id, NULL, NULL, &code);
@@ -109,9 +114,20 @@ static void abilities(const device_state *state, char *text, size_t capacity) {
   free(list);
 }
 
+/* Threads that run together: each alone on a processor; elsewhere as the first says that knows. */
+static int64_t warp_of(const device_state *state) {
+  static const cl_uint asked[] = {CL_DEVICE_WARP_SIZE_NV, CL_DEVICE_WAVEFRONT_WIDTH_AMD,
+                                  CL_DEVICE_PREFERRED_WORK_GROUP_SIZE_MULTIPLE};
+  int64_t found = (device_number(state, CL_DEVICE_TYPE, 8) & CL_DEVICE_TYPE_CPU) != 0;
+  for (size_t i = 0; i < sizeof asked / sizeof asked[0] && found == 0; i++) {
+    found = device_number(state, asked[i], sizeof(size_t));
+  }
+  return found;
+}
+
 static int device_attribute(ek_device device, int32_t which, int64_t *number, char *text,
                             size_t capacity) {
-  const device_state *state = state_of(device);
+  const device_state *state = found_device(device);
   if (state == NULL) return -1;
   switch (which) {
     case EK_DEVICE_NAME: device_text(state, CL_DEVICE_NAME, text, capacity); break;
@@ -129,7 +145,11 @@ static int device_attribute(ek_device device, int32_t which, int64_t *number, ch
     case EK_DEVICE_ALIGNMENT:
       *number = device_number(state, CL_DEVICE_MEM_BASE_ADDR_ALIGN, 4) / 8;
       break;
-    case EK_DEVICE_WARP: *number = 1; break;
+    case EK_DEVICE_WARP: *number = warp_of(state); break;
+    case EK_DEVICE_VECTOR:
+      *number = 32 * device_number(state, CL_DEVICE_PREFERRED_VECTOR_WIDTH_FLOAT, 4);
+      break;
+    case EK_DEVICE_LOCAL: *number = device_number(state, CL_DEVICE_LOCAL_MEM_TYPE, 4) == 1; break;
     default: return host->error("ValueError", "opencl: there is no attribute %d", which);
   }
   return 0;
@@ -350,15 +370,16 @@ static const char options[] = "-cl-std=CL1.2 -w";
 
 /* A text of the first bytes of what the compiler says. */
 static int build_error(ek_device device, const device_state *state, cl_program program,
-                       const char *name, cl_int code) {
-  char vendor[128];
+                       const char *name, const char *text, size_t size, cl_int code) {
+  char vendor[128], place[256];
   char *log = calloc(1, 1 << 16);
   device_text(state, CL_DEVICE_NAME, vendor, sizeof vendor);
   if (log != NULL) {
     cl.clGetProgramBuildInfo(program, state->id, CL_PROGRAM_BUILD_LOG, (1 << 16) - 1, log, NULL);
   }
-  int status = host->error("DeviceError", "opencl(%d): kernel '%s': the OpenCL compiler of '%s' "
-                           "refuses it (error %d): %.1500s", device.id, name, vendor, code,
+  log_place(log == NULL ? "" : log, text, size, place, sizeof place);
+  int status = host->error("DeviceError", "opencl(%d): kernel '%s': %sthe OpenCL compiler of '%s' "
+                           "refuses it (error %d): %.1500s", device.id, name, place, vendor, code,
                            log == NULL ? "" : log);
   free(log);
   return status;
@@ -421,7 +442,7 @@ static int device_load(ek_device device, const char *format, const char *name, c
   if (status != CL_SUCCESS) return fail(device, "load code", status);
   status = cl.clBuildProgram(program, 1, &state->id, options, NULL, NULL);
   if (status != CL_SUCCESS) {
-    int failed = build_error(device, state, program, name, status);
+    int failed = build_error(device, state, program, name, code, size, status);
     cl.clReleaseProgram(program);
     return failed;
   }

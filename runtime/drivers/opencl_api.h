@@ -3,10 +3,10 @@
 #ifndef EK_OPENCL_API_H_
 #define EK_OPENCL_API_H_
 
-#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
+
+#include "driver_library.h"
 
 typedef int32_t cl_int;
 typedef uint32_t cl_uint, cl_bool;
@@ -37,11 +37,14 @@ enum {
 };
 
 enum {
+  CL_DEVICE_TYPE = 0x1000,
   CL_DEVICE_MAX_COMPUTE_UNITS = 0x1002,
   CL_DEVICE_MAX_WORK_GROUP_SIZE = 0x1004,
+  CL_DEVICE_PREFERRED_VECTOR_WIDTH_FLOAT = 0x100A,
   CL_DEVICE_MAX_CLOCK_FREQUENCY = 0x100C,
   CL_DEVICE_MEM_BASE_ADDR_ALIGN = 0x1019,
   CL_DEVICE_GLOBAL_MEM_SIZE = 0x101F,
+  CL_DEVICE_LOCAL_MEM_TYPE = 0x1022, /* 1: memory of its own */
   CL_DEVICE_LOCAL_MEM_SIZE = 0x1023,
   CL_DEVICE_NAME = 0x102B,
   CL_DEVICE_VENDOR = 0x102C,
@@ -49,6 +52,9 @@ enum {
   CL_DEVICE_VERSION = 0x102F,
   CL_DEVICE_EXTENSIONS = 0x1030,
   CL_DEVICE_OPENCL_C_VERSION = 0x103D,
+  CL_DEVICE_PREFERRED_WORK_GROUP_SIZE_MULTIPLE = 0x1067, /* of OpenCL 3.0 */
+  CL_DEVICE_WARP_SIZE_NV = 0x4003,
+  CL_DEVICE_WAVEFRONT_WIDTH_AMD = 0x4043,
   CL_PROGRAM_BINARY_SIZES = 0x1165,
   CL_PROGRAM_BINARIES = 0x1166,
   CL_PROGRAM_BUILD_LOG = 0x1183,
@@ -101,21 +107,13 @@ enum {
          const size_t *, const size_t *, cl_uint, const cl_event *, cl_event *))
 
 typedef struct opencl_api {
-#define OPENCL_MEMBER(result, name, parameters) result(*name) parameters;
-  OPENCL_FUNCTIONS(OPENCL_MEMBER)
-#undef OPENCL_MEMBER
+  OPENCL_FUNCTIONS(DRIVER_MEMBER)
 } opencl_api;
 
 /* Fills the table from a library; the name of the first function that it lacks, or NULL. */
 static inline const char *opencl_api_load(opencl_api *api, void *library) {
-  void *found;
-#define OPENCL_FIND(result, name, parameters) \
-  found = dlsym(library, #name);              \
-  if (found == NULL) return #name;            \
-  memcpy(&api->name, &found, sizeof found);
-  OPENCL_FUNCTIONS(OPENCL_FIND)
-#undef OPENCL_FIND
-  return NULL;
+  static const char *const names[] = {OPENCL_FUNCTIONS(DRIVER_NAME)};
+  return driver_find(library, names, sizeof names / sizeof names[0], api);
 }
 
 #endif /* EK_OPENCL_API_H_ */

@@ -23,8 +23,19 @@ static const int64_t *read_code(const int64_t *at, code *to, int64_t n_axes, int
   return at + n_results;
 }
 
+static const int64_t *read_text(const int64_t *at, const char **to) {
+  *to = (const char *)(at + 1);
+  return at + 1 + *at;
+}
+
 static const int64_t *read_stage(const int64_t *at, stage *to) {
   to->kind = *at++;
+  if (to->kind == REPEAT) {
+    to->turns = *at++;
+    to->symbol = *at++;
+    to->n_repeated = *at++;
+    return at;
+  }
   to->n_axes = *at++;
   to->n_reduced = *at++;
   int64_t n = to->n_axes + to->n_reduced;
@@ -33,8 +44,9 @@ static const int64_t *read_stage(const int64_t *at, stage *to) {
   to->reducer = *at++;
   to->n_results = *at++;
   to->results = at;
-  at += to->n_results * (to->n_axes + 1);
+  if (to->kind != CHECK) at += to->n_results * (to->n_axes + 2);
   at = read_code(at, &to->codes[0], n, to->n_results);
+  if (to->kind == CHECK) return read_text(read_text(at, &to->error), &to->format);
   if (to->kind != PRODUCT) return at;
   at = read_code(at, &to->codes[1], n, 1);
   to->roles = at;
@@ -132,7 +144,7 @@ static const struct { uint8_t code, bits; } element_types[] = {
     [E_F32] = {EK_DTYPE_FLOAT, 32}, [E_F64] = {EK_DTYPE_FLOAT, 64}, [E_BOOL] = {EK_DTYPE_BOOL, 8},
     [E_I8] = {EK_DTYPE_INT, 8},     [E_I16] = {EK_DTYPE_INT, 16},   [E_I32] = {EK_DTYPE_INT, 32},
     [E_I64] = {EK_DTYPE_INT, 64},   [E_U8] = {EK_DTYPE_UINT, 8},    [E_U16] = {EK_DTYPE_UINT, 16},
-    [E_U32] = {EK_DTYPE_UINT, 32}};
+    [E_U32] = {EK_DTYPE_UINT, 32},  [E_F16] = {EK_DTYPE_FLOAT, 16}, [E_BF16] = {EK_DTYPE_BFLOAT, 16}};
 
 static bool is_compact(const ek_dltensor *t) {
   int64_t expected = 1;
@@ -220,8 +232,13 @@ static stage_runner runner(void) {
   return found;
 }
 
+static void compute_sizes(const program *p, run *r) {
+  for (int64_t i = 0; i < p->n_sizes; i++) {
+    r->sizes[i] = size_of(p->sizes + 4 * i, r->sizes, r->symbols);
+  }
+}
+
 static int bind_arguments(const program *p, run *r, const ek_value *args) {
-  int64_t symbols[MAX_SYMBOLS];
   for (int64_t i = 0; i < p->n_params; i++) {
     if (expect_argument(p, i, &args[i]) != 0) return -1;
     const ek_dltensor *t = tensor_of(&args[i]);
@@ -230,11 +247,10 @@ static int bind_arguments(const program *p, run *r, const ek_value *args) {
     for (int32_t k = 0; k < t->ndim; k++) r->elements[i] *= t->shape[k];
   }
   for (int64_t i = 0; i < p->n_symbols; i++) {
-    symbols[i] = tensor_of(&args[p->symbols[2 * i]])->shape[p->symbols[2 * i + 1]];
+    int64_t from = p->symbols[2 * i];
+    r->symbols[i] = from < 0 ? 0 : tensor_of(&args[from])->shape[p->symbols[2 * i + 1]];
   }
-  for (int64_t i = 0; i < p->n_sizes; i++) {
-    r->sizes[i] = size_of(p->sizes + 4 * i, r->sizes, symbols);
-  }
+  compute_sizes(p, r);
   for (int64_t i = 0; i < p->n_params; i++) {
     const ek_dltensor *t = tensor_of(&args[i]);
     for (int32_t k = 0; k < t->ndim; k++) {
@@ -250,10 +266,29 @@ static int bind_arguments(const program *p, run *r, const ek_value *args) {
   return 0;
 }
 
+/* Runs stages in order. Recursive: repeats nest as the compiler writes them. */
+static int run_some(const program *p, run *r, stage_runner run_stage, int64_t i, int64_t end) {
+  int status = 0;
+  for (; i < end && status == 0; i++) {
+    const stage *s = &p->stages[i];
+    if (s->kind != REPEAT) {
+      status = run_stage(r, s);
+      continue;
+    }
+    int64_t turns = r->sizes[s->turns];
+    for (int64_t turn = 0; turn < turns && status == 0; turn++) {
+      r->symbols[s->symbol] = turn;
+      compute_sizes(p, r);
+      status = run_some(p, r, run_stage, i + 1, i + 1 + s->n_repeated);
+    }
+    i += s->n_repeated;
+  }
+  return status;
+}
+
 static int run_stages(const program *p, run *r) {
-  stage_runner run_stage = runner();
   int status = take_memory(p, r);
-  for (int64_t i = 0; i < p->n_stages && status == 0; i++) status = run_stage(r, &p->stages[i]);
+  if (status == 0) status = run_some(p, r, runner(), 0, p->n_stages);
   free_memory(p, r);
   return status;
 }

@@ -4,15 +4,21 @@
 **
 **   program: MAGIC, VERSION
 **            parameters:  n, then each: element type, rank, a size per dimension
-**            symbols:     n, then each: parameter, dimension: where its value is read
+**            symbols:     n, then each: parameter, dimension: where its value is read; parameter -1:
+**                         the number of a turn
 **            sizes:       n, then each: op, a, b, c: in order, of earlier ones; see size_op
 **            buffers:     n, then each: element type, size (elements), n words of data, the data
 **                         behind the parameters; with data they are constants, else working memory
 **            stages:      n, then each, in order
+**   stage:   REPEAT, a size (turns), the symbol of a turn's number, how many stages behind it are
+**            repeated, each turn after the other
 **   stage:   kind, n spatial axes, n reduced axes, a size (extent) for each, reducer
-**            results: n, then each: buffer, a size (stride) per spatial axis
+**            results: n, then each: buffer, a size (stride) per spatial axis, size (offset)
 **            code; a product has two codes, of its left and its right factor, then a role per
 **            spatial axis, then how the right factor lies: see 'product'
+**   stage:   CHECK, n axes, 0, a size for each, 0, n values, code; two texts: n words, which hold
+**            one that ends with 0: the kind of an error, and its format. The first value is whether
+**            all is well; where it is not, the others are what the format shows
 **   code:    loads: n, then each: buffer, is guarded, a size (step) per axis, size (offset)
 **            n registers, instructions: n, then each: op, kind, to, a, b, c
 **            a register per result
@@ -25,18 +31,19 @@
 
 #include "ekiden/kernel.h"
 
-enum { MAGIC = 0x454b4746, VERSION = 1, MAX_AXES = 16, MAX_SYMBOLS = 64, MAX_LOADS = 64, MAX_RESULTS = 8,
-       MAX_INSTRUCTIONS = 1024, MAX_REGISTERS = 128 };
+enum { MAGIC = 0x454b4746, VERSION = 2, MAX_AXES = 16, MAX_SYMBOLS = 64, MAX_RESULTS = 8,
+       MAX_INSTRUCTIONS = 4096, MAX_REGISTERS = 512 };
 
-enum element { E_F32, E_F64, E_BOOL, E_I8, E_I16, E_I32, E_I64, E_U8, E_U16, E_U32 };
+enum element { E_F32, E_F64, E_BOOL, E_I8, E_I16, E_I32, E_I64, E_U8, E_U16, E_U32, E_F16, E_BF16 };
 
-/* What registers hold: one of these per element, whatever it is in memory. */
+/* What registers hold: one of these per element, whatever it is in memory. Half floats are float32
+** there, rounded by O_WRAP. */
 enum kind { K_F32, K_F64, K_INT };
 
 enum size_op { S_CONST, S_SYMBOL, S_ADD, S_SUB, S_MUL, S_DIV, S_FLOORDIV, S_FLOORMOD, S_MIN, S_MAX,
                S_EQ, S_NE, S_LT, S_LE, S_GT, S_GE, S_AND, S_OR, S_NOT, S_SELECT };
 
-enum stage_kind { MAP, REDUCE, PRODUCT };
+enum stage_kind { MAP, REDUCE, PRODUCT, REPEAT, CHECK };
 enum reducer { R_SUM, R_PROD, R_MAX, R_MIN };
 enum role { BATCH, ROWS, COLUMNS };
 
@@ -69,6 +76,8 @@ typedef struct stage {
   ** columns. tile 0: it is made by its code. */
   int64_t tile, buffer, panel_step, column_axis;
   const int64_t *steps;        /* a size per reduced axis, the offset, a size per spatial axis */
+  int64_t turns, symbol, n_repeated; /* of REPEAT */
+  const char *error, *format;  /* of CHECK */
 } stage;
 
 typedef struct program {
@@ -87,6 +96,7 @@ typedef struct run {
   void **data;                 /* of each buffer */
   int64_t *elements;           /* of each buffer */
   int32_t *types;
+  int64_t symbols[MAX_SYMBOLS];
 } run;
 
 /* Runs one stage: made once for each class of processors. 0 or -1. */

@@ -1,88 +1,93 @@
-/* The loops of general kernels. This file is compiled once for each class of processors, whose name
-** CLASS is: ek_general_v2, ek_general_v3, ek_general_v4.
+/* The loops of general kernels: maps and reductions. Compiled once for each class of processors:
+** ek_general_v2, ek_general_v3, ek_general_v4.
 **
 ** A stage is run in strips: so many consecutive elements along one axis, its lane axis, on which
 ** every instruction of the code works in turn. Neighbouring axes that are one as far as the code can
 ** see are made one first. What is summed is summed in the order of the reduced axes, but for strips
 ** along one of them, which are summed up in halves.
 */
-#include "general.h"
+#include "general_class.h"
 
 #include <math.h>
 #include <string.h>
 
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
-
-#ifdef __AVX512F__
-enum { ROW_TILE = 12, WIDE = 2 };
-#else
-enum { ROW_TILE = 6, WIDE = 1 };
-#endif
-enum { STRIP = 256, VECTOR = 16, BLOCK_TILES = 4, FEW_TASKS = 16 };
-
-typedef union strip {
-  float f[STRIP];
-  double d[STRIP];
-  int64_t i[STRIP];
-} strip __attribute__((aligned(64)));
-
-typedef struct load {
-  int64_t steps[MAX_AXES], offset, buffer, elements;
-  int32_t type;
-  bool is_guarded;
-} load;
-
-/* A code with its numbers, and the axes as they are run. */
-typedef struct loops {
-  const run *r;
-  const code *c;
-  int32_t n_axes, n_spatial, lane; /* all axes, those that are not reduced, the lane axis or -1 */
-  int64_t extents[MAX_AXES];
-  int64_t out_steps[MAX_RESULTS][MAX_AXES];
-  load loads[MAX_LOADS];
-  bool is_same[MAX_INSTRUCTIONS];          /* whether all lanes of its result are equal */
-  bool is_single[MAX_INSTRUCTIONS];        /* whether only the first of them is asked for */
-  bool is_near[MAX_INSTRUCTIONS];          /* a load whose further offset is one for all lanes */
-  int64_t n_results;
-} loops;
-
 /* Strips --------------------------------------------------------------------------------------- */
 
-#define EACH for (int64_t l = 0; l < n; l++)
-/* The cases of a switch on an element's type: the member of a strip that it is in, and its type. */
-#define OF_EACH_TYPE(DO)       \
-  case E_F32: DO(f, float);    \
-  case E_F64: DO(d, double);   \
-  case E_BOOL:                 \
-  case E_U8: DO(i, uint8_t);   \
-  case E_I8: DO(i, int8_t);    \
-  case E_I16: DO(i, int16_t);  \
-  case E_U16: DO(i, uint16_t); \
-  case E_I32: DO(i, int32_t);  \
-  case E_U32: DO(i, uint32_t); \
-  default: DO(i, int64_t);
+/* Numbers of half floats, as they lie in memory, and back. */
+static inline float of_half(uint16_t x) {
+  uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7fff) << 13;
+  union { uint32_t i; float f; } made = {rest}, up = {(254 - 15) << 23};
+  made.f *= up.f;                          /* subnormal numbers too: they are below 2^-14 either way */
+  if (rest >= (uint32_t)0x7c00 << 13) made.i |= 0xffu << 23;
+  made.i |= sign;
+  return made.f;
+}
 
+static inline uint16_t to_half(float x) {
+  union { float f; uint32_t i; } from = {x}, y = {fabsf(x)};
+  uint32_t sign = from.i >> 16 & 0x8000, bits;
+  union { uint32_t i; float f; } least = {0x3f000000u}; /* 1/2: the last bit of its sum is 2^-24 */
+  if (y.i >= 0x47800000u) bits = y.i > 0x7f800000u ? 0x7e00 : 0x7c00;
+  else if (y.i < 0x38800000u) least.f += y.f, bits = least.i - 0x3f000000u;
+  else bits = (y.i + 0xfffu + (y.i >> 13 & 1) - 0x38000000u) >> 13;
+  return (uint16_t)(bits | sign);
+}
+
+static inline float of_brain(uint16_t x) {
+  union { uint32_t i; float f; } made = {(uint32_t)x << 16};
+  return made.f;
+}
+
+static inline uint16_t to_brain(float x) {
+  union { float f; uint32_t i; } from = {x};
+  uint32_t bits = (from.i + 0x7fffu + (from.i >> 16 & 1)) >> 16;
+  return (uint16_t)(x != x ? 0x7fc0 : bits);
+}
+
+#define AS_IT_IS(x) (x)
+/* The cases of a switch on an element's type: the member of a strip that it is in, its type, and
+** what makes one of the other. */
+#define OF_EACH_TYPE(DO)                            \
+  case E_F32: DO(f, float, AS_IT_IS, AS_IT_IS);     \
+  case E_F64: DO(d, double, AS_IT_IS, AS_IT_IS);    \
+  case E_BOOL:                                      \
+  case E_U8: DO(i, uint8_t, AS_IT_IS, AS_IT_IS);    \
+  case E_I8: DO(i, int8_t, AS_IT_IS, AS_IT_IS);     \
+  case E_I16: DO(i, int16_t, AS_IT_IS, AS_IT_IS);   \
+  case E_U16: DO(i, uint16_t, AS_IT_IS, AS_IT_IS);  \
+  case E_I32: DO(i, int32_t, AS_IT_IS, AS_IT_IS);   \
+  case E_U32: DO(i, uint32_t, AS_IT_IS, AS_IT_IS);  \
+  case E_F16: DO(f, uint16_t, of_half, to_half);    \
+  case E_BF16: DO(f, uint16_t, of_brain, to_brain); \
+  default: DO(i, int64_t, AS_IT_IS, AS_IT_IS);
+
+static int64_t clamped(int64_t at, int64_t n) { return at < 0 ? 0 : at > n ? n : at; }
+
+/* Elements from 'begin' of a strip on. */
 static void load_strip(const load *from, const void *data, int64_t at, int64_t step, int64_t n,
-                       strip *to) {
+                       int64_t begin, strip *to) {
   int64_t last = from->elements - 1;
-#define COPY(member, type)                                                                 \
+#define COPY(member, type, read, write)                                                                 \
   {                                                                                        \
     const type *source = data;                                                             \
     if (from->is_guarded && (at < 0 || at > last || at + step * (n - 1) < 0 ||             \
                              at + step * (n - 1) > last)) {                                \
-      EACH {                                                                               \
+      int64_t l = 0, inside = step == 1 ? clamped(-at, n) : n;                             \
+      int64_t end = step == 1 ? clamped(last + 1 - at, n) : n;                             \
+      for (; l < inside; l++) {                                                            \
         int64_t k = at + step * l;                                                         \
-        to->member[l] = source[k < 0 ? 0 : k > last ? last : k];                           \
+        to->member[begin + l] = read(source[k < 0 ? 0 : k > last ? last : k]);                   \
       }                                                                                    \
+      for (; l < end; l++) to->member[begin + l] = read(source[at + l]);                         \
+      for (; l < n; l++) to->member[begin + l] = read(source[last]);                             \
     } else if (step == 1) {                                                                \
       source += at;                                                                        \
-      EACH to->member[l] = source[l];                                                      \
+      EACH to->member[begin + l] = read(source[l]);                                                      \
     } else if (step == 0) {                                                                \
       type value = source[at];                                                             \
-      EACH to->member[l] = value;                                                          \
+      EACH to->member[begin + l] = read(value);                                                          \
     } else {                                                                               \
-      EACH to->member[l] = source[at + step * l];                                          \
+      EACH to->member[begin + l] = read(source[at + step * l]);                                          \
     }                                                                                      \
   }                                                                                        \
   break
@@ -98,12 +103,13 @@ static void load_strip(const load *from, const void *data, int64_t at, int64_t s
 
 /* The element 'at' and so many more for each lane. */
 static void gather_strip(const load *from, const void *data, int64_t first, int64_t step,
-                         const strip *more, int64_t n, strip *to) {
+                         const strip *more, int64_t n, int64_t begin, strip *to) {
   int64_t last = from->elements - 1;
-#define COPY(member, type)                                         \
+#define COPY(member, type, read, write)                                         \
   EACH {                                                           \
-    int64_t k = first + step * l + more->i[l];                                        \
-    to->member[l] = ((const type *)data)[k < 0 ? 0 : k > last ? last : k]; \
+    int64_t k = first + step * l + more->i[begin + l];             \
+    to->member[begin + l] =                                        \
+        read(((const type *)data)[k < 0 ? 0 : k > last ? last : k]);     \
   }                                                                \
   break
   if (from->elements == 0) {
@@ -117,12 +123,12 @@ static void gather_strip(const load *from, const void *data, int64_t first, int6
 }
 
 static void store_strip(int32_t type, void *data, int64_t at, int64_t step, int64_t n,
-                        const strip *from) {
-#define COPY(member, type)                                        \
+                        int64_t begin, const strip *from) {
+#define COPY(member, type, read, write)                                        \
   {                                                               \
     type *to = (type *)data + at;                                 \
-    if (step == 1) EACH to[l] = (type)from->member[l];            \
-    else EACH to[step * l] = (type)from->member[l];               \
+    if (step == 1) EACH to[l] = (type)write(from->member[begin + l]);            \
+    else EACH to[step * l] = (type)write(from->member[begin + l]);               \
   }                                                               \
   break
   switch (type) {
@@ -142,6 +148,18 @@ static int64_t floor_div(int64_t a, int64_t b) {
 static void divide_strip(strip *to, const strip *a, const strip *b, int64_t n, bool is_rest) {
   uint64_t bits = 0;
   EACH bits |= (uint64_t)(a->i[l] ^ a->i[l] >> 63) | (uint64_t)(b->i[l] ^ b->i[l] >> 63);
+  bool is_one = true;
+  EACH is_one &= b->i[l] == b->i[0];
+  if (bits >> 52 == 0 && is_one && b->i[0] > 0) {
+    int64_t by = b->i[0];
+    double inverse = 1.0 / (double)by;
+    EACH {
+      int64_t x = a->i[l], q = (int64_t)floor((double)x * inverse), rest = x - q * by;
+      int64_t change = (rest >= by) - (rest < 0);
+      to->i[l] = is_rest ? rest - change * by : q + change;
+    }
+    return;
+  }
   if (bits >> 52 == 0) {
     EACH {
       int64_t by = b->i[l], q = (int64_t)floor((double)a->i[l] / (double)(by == 0 ? 1 : by));
@@ -195,6 +213,60 @@ static inline float exp_of(float x) {
   return x != x ? x : p * a.f * b.f;
 }
 
+/* (e^x - e^-x) / (e^x + e^-x), or x times a series of its square where that loses digits. */
+static inline float tanh_of(float x) {
+  float y = fabsf(x), z = x * x;
+  float p = -5.406310223e-3f;
+  p = p * z + 2.035699512e-2f;
+  p = p * z - 5.364653383e-2f;
+  p = p * z + 1.333017547e-1f;
+  p = p * z - 3.333321898e-1f;
+  float e = exp_of(-2.0f * y), far = copysignf((1.0f - e) / (1.0f + e), x);
+  return y < 0.65f ? x + x * (z * p) : x != x ? x : far;
+}
+
+/* x times a series of its square; from 1 on 1 - e^-r(x), where r is one of |x|. */
+static inline float erf_of(float x) {
+  float y = fabsf(x), z = x * x, c = y < 4.0f ? y : 4.0f;
+  float p = 7.853857686e-5f;
+  p = p * z - 8.010192514e-4f;
+  p = p * z + 5.188327559e-3f;
+  p = p * z - 2.685381187e-2f;
+  p = p * z + 1.128358515e-1f;
+  p = p * z - 3.761262582e-1f;
+  p = p * z + 1.128379166f;
+  float r = 2.060424779e-5f;
+  r = r * c - 4.287214071e-4f;
+  r = r * c + 4.142909986e-3f;
+  r = r * c - 2.504436481e-2f;
+  r = r * c + 1.081624885e-1f;
+  r = r * c + 6.334552526e-1f;
+  r = r * c + 1.129460534f;
+  r = r * c - 1.631934969e-4f;
+  float far = copysignf(1.0f - exp_of(-r), x);
+  return y < 1.0f ? x * p : x != x ? x : far;
+}
+
+/* Of 2^n (1 + y) with 1 + y between the roots of 1/2 and 2: n ln 2 + y - y^2 / 2 + y^3 q(y). */
+static inline float log_of(float x) {
+  union { float f; int32_t i; } bits = {x < 1.17549435e-38f ? x * 8388608.0f : x};
+  int32_t n = (bits.i - 0x3f3504f3) >> 23;
+  bits.i -= (int32_t)((uint32_t)n << 23);
+  float y = bits.f - 1.0f, z = y * y, whole = (float)(x < 1.17549435e-38f ? n - 23 : n);
+  float q = 6.746601232e-2f;
+  q = q * y - 1.167564126e-1f;
+  q = q * y + 1.188817462e-1f;
+  q = q * y - 1.240559143e-1f;
+  q = q * y + 1.421955091e-1f;
+  q = q * y - 1.666799567e-1f;
+  q = q * y + 2.000211873e-1f;
+  q = q * y - 2.500000960e-1f;
+  q = q * y + 3.333331260e-1f;
+  float made = whole * 0.693359375f + (y + (z * y * q - 0.5f * z - whole * 2.12194440e-4f));
+  if (!(x > 0)) made = x == 0 ? -INFINITY : NAN;
+  return x == INFINITY ? x : made;
+}
+
 /* Of two of which one is no number, that one. */
 #define MORE(x, y) ((x) > (y) || (x) != (x) ? (x) : (y))
 #define LESS(x, y) ((x) < (y) || (x) != (x) ? (x) : (y))
@@ -222,11 +294,11 @@ static void mathematics(int64_t op, int64_t kind, strip *to, const strip *a, con
                         int64_t n) {
   switch (op) {
     case O_EXP: UNARY(exp_of(x), exp(x));
-    case O_LOG: UNARY(logf(x), log(x));
+    case O_LOG: UNARY(log_of(x), log(x));
     case O_SQRT: UNARY(sqrtf(x), sqrt(x));
     case O_RSQRT: UNARY(1.0f / sqrtf(x), 1.0 / sqrt(x));
-    case O_TANH: UNARY(tanhf(x), tanh(x));
-    case O_ERF: UNARY(erff(x), erf(x));
+    case O_TANH: UNARY(tanh_of(x), tanh(x));
+    case O_ERF: UNARY(erf_of(x), erf(x));
     case O_SIGMOID: UNARY(1.0f / (1.0f + exp_of(-x)), 1.0 / (1.0 + exp(-x)));
     case O_SIN: UNARY(sinf(x), sin(x));
     case O_COS: UNARY(cosf(x), cos(x));
@@ -273,7 +345,11 @@ static void step(const int64_t *row, strip *R, int64_t n) {
     case O_BITOR: EACH to->i[l] = a->i[l] | b->i[l]; break;
     case O_BITXOR: EACH to->i[l] = a->i[l] ^ b->i[l]; break;
     case O_NOT: EACH to->i[l] = !a->i[l]; break;
-    case O_WRAP: EACH to->i[l] = wrap(a->i[l], row[4]); break;
+    case O_WRAP:
+      if (row[4] == E_F16) EACH to->f[l] = of_half(to_half(a->f[l]));
+      else if (row[4] == E_BF16) EACH to->f[l] = of_brain(to_brain(a->f[l]));
+      else EACH to->i[l] = wrap(a->i[l], row[4]);
+      break;
     case O_ABS:
       if (kind == K_F32) EACH to->f[l] = fabsf(a->f[l]);
       else if (kind == K_F64) EACH to->d[l] = fabs(a->d[l]);
@@ -318,37 +394,55 @@ static void fill(strip *to, int64_t kind, int64_t bits, int64_t n) {
   else EACH to->i[l] = bits;
 }
 
+/* How many elements of a strip lie along its lane axis, one behind the other. */
+static int64_t width_of(const loops *p, int64_t n) {
+  return p->outer < 0 ? n : p->extents[p->lane];
+}
+
 static void run_load(const loops *p, const int64_t *row, const int64_t *at, bool is_same, int64_t n,
                      strip *R) {
   const load *from = &p->loads[row[3]];
   const void *data = p->r->data[from->buffer];
   int64_t first = from->offset, by = p->lane < 0 ? 0 : from->steps[p->lane];
+  int64_t width = n == 1 ? 1 : width_of(p, n), next = p->outer < 0 ? 0 : from->steps[p->outer];
   for (int32_t a = 0; a < p->n_axes; a++) first += from->steps[a] * at[a];
-  if (row[4] >= 0 && !is_same) {
-    gather_strip(from, data, first, by, &R[row[4]], n, &R[row[2]]);
-    return;
+  bool is_gathered = row[4] >= 0 && !is_same;
+  if (row[4] >= 0 && is_same) first += R[row[4]].i[0];
+  if (next == by * width) width = n;
+  for (int64_t begin = 0; begin < n; begin += width, first += next) {
+    if (is_gathered) gather_strip(from, data, first, by, &R[row[4]], width, begin, &R[row[2]]);
+    else load_strip(from, data, first, by, width, begin, &R[row[2]]);
   }
-  if (row[4] >= 0) first += R[row[4]].i[0];
-  load_strip(from, data, first, by, n, &R[row[2]]);
 }
 
-/* Runs the code on n elements along the lane axis, the first of which 'at' is. */
-static void run_code(const loops *p, const int64_t *at, int64_t all, strip *R) {
+/* The numbers of an axis. */
+static void run_axis(const loops *p, int64_t axis, int64_t first, int64_t n, strip *to) {
+  int64_t width = width_of(p, n);
+  int64_t by = axis == p->lane, next = p->outer >= 0 && axis == p->outer;
+  for (int64_t begin = 0; begin < n; begin += width, first += next) {
+    int64_t *at = to->i + begin, some = n - begin < width ? n - begin : width;
+    for (int64_t l = 0; l < some; l++) at[l] = first + by * l;
+  }
+}
+
+strip *registers_of(const loops *p, int64_t more) {
+  strip *R = ek_workspace_alloc((p->c->n_registers + more) * (int64_t)sizeof(strip));
+  const int64_t *row = p->c->instructions;
+  for (int64_t k = 0; k < p->c->n_instructions && R != NULL; k++, row += 6) {
+    if (row[0] == O_CONST) fill(&R[row[2]], row[1], row[3], STRIP);
+    if (row[0] == O_SIZE) fill(&R[row[2]], K_INT, p->r->sizes[row[3]], STRIP);
+  }
+  return R;
+}
+
+void run_code(const loops *p, const int64_t *at, int64_t all, strip *R) {
   const int64_t *row = p->c->instructions;
   for (int64_t k = 0; k < p->c->n_instructions; k++, row += 6) {
     int64_t n = p->is_single[k] ? 1 : all;
     switch (row[0]) {
-      case O_CONST: fill(&R[row[2]], row[1], row[3], n); break;
-      case O_SIZE: {
-        int64_t value = p->r->sizes[row[3]];
-        EACH R[row[2]].i[l] = value;
-        break;
-      }
-      case O_AXIS: {
-        int64_t first = at[row[3]], by = row[3] == p->lane;
-        EACH R[row[2]].i[l] = first + by * l;
-        break;
-      }
+      case O_CONST:
+      case O_SIZE: break;
+      case O_AXIS: run_axis(p, row[3], at[row[3]], n, &R[row[2]]); break;
       case O_LOAD: run_load(p, row, at, p->is_near[k], n, R); break;
       default: step(row, R, n);
     }
@@ -357,21 +451,23 @@ static void run_code(const loops *p, const int64_t *at, int64_t all, strip *R) {
 
 /* Loops ---------------------------------------------------------------------------------------- */
 
-static void read_loops(loops *p, const run *r, const stage *s, const code *c) {
+int read_loops(loops *p, const run *r, const stage *s, const code *c) {
   p->r = r;
   p->c = c;
   p->n_axes = (int32_t)(s->n_axes + s->n_reduced);
   p->n_spatial = (int32_t)s->n_axes;
-  p->lane = -1;
+  p->lane = p->outer = -1;
   p->n_results = c == &s->codes[0] ? s->n_results : 1;
   for (int32_t a = 0; a < p->n_axes; a++) p->extents[a] = r->sizes[s->extents[a]];
-  for (int64_t k = 0; k < s->n_results; k++) {
-    const int64_t *steps = s->results + k * (s->n_axes + 1) + 1;
+  for (int64_t k = 0; k < s->n_results && s->kind != CHECK; k++) {
+    const int64_t *steps = s->results + k * (s->n_axes + 2) + 1;
+    p->out_offsets[k] = r->sizes[steps[s->n_axes]];
     for (int32_t a = 0; a < p->n_axes; a++) {
       p->out_steps[k][a] = a < p->n_spatial ? r->sizes[steps[a]] : 0;
     }
   }
-  for (int64_t k = 0; k < c->n_loads; k++) {
+  p->loads = ek_workspace_alloc((c->n_loads + 1) * (int64_t)sizeof *p->loads);
+  for (int64_t k = 0; k < c->n_loads && p->loads != NULL; k++) {
     const int64_t *row = c->loads + k * (p->n_axes + 3);
     load *to = &p->loads[k];
     to->buffer = row[0];
@@ -381,6 +477,7 @@ static void read_loops(loops *p, const run *r, const stage *s, const code *c) {
     for (int32_t a = 0; a < p->n_axes; a++) to->steps[a] = r->sizes[row[2 + a]];
     to->offset = r->sizes[row[2 + p->n_axes]];
   }
+  return p->loads == NULL ? -1 : 0;
 }
 
 static bool names_axis(const code *c, int64_t axis) {
@@ -403,8 +500,7 @@ static bool are_one(const loops *p, const stage *s, int32_t outer, int32_t inner
   return can;
 }
 
-/* Makes neighbouring axes one where all see them as one: the outer one is then of extent 1. */
-static void merge_axes(loops *p, const stage *s, int32_t first, int32_t end) {
+void merge_axes(loops *p, const stage *s, int32_t first, int32_t end) {
   int32_t inner = end - 1;
   for (int32_t a = end - 2; a >= first; a--) {
     if (p->extents[a] == 1) continue;
@@ -431,8 +527,13 @@ static int operands_of(const int64_t *row) {
   }
 }
 
-/* What is equal in all lanes is computed once, unless one that is not works on it. */
-static void find_same(loops *p) {
+/* Whether a load has one element for a whole strip. */
+static bool is_still(const loops *p, const load *from) {
+  return p->lane >= 0 && from->steps[p->lane] == 0 &&
+         (p->outer < 0 || from->steps[p->outer] == 0);
+}
+
+void find_same(loops *p) {
   int32_t writer[MAX_REGISTERS];
   const int64_t *row = p->c->instructions;
   for (int64_t k = 0; k < p->c->n_instructions; k++, row += 6) {
@@ -440,8 +541,8 @@ static void find_same(loops *p) {
     bool is_same = true;
     for (int i = 0; i < n; i++) is_same = is_same && p->is_same[writer[row[first + i]]];
     p->is_near[k] = row[0] == O_LOAD && is_same;
-    if (row[0] == O_AXIS) is_same = row[3] != p->lane;
-    if (row[0] == O_LOAD) is_same = is_same && p->lane >= 0 && p->loads[row[3]].steps[p->lane] == 0;
+    if (row[0] == O_AXIS) is_same = row[3] != p->lane && row[3] != p->outer;
+    if (row[0] == O_LOAD) is_same = is_same && is_still(p, &p->loads[row[3]]);
     p->is_same[k] = p->is_single[k] = is_same;
     for (int i = 0; i < n && !is_same; i++) {
       if (!p->is_near[k]) p->is_single[writer[row[first + i]]] = false;
@@ -453,8 +554,19 @@ static void find_same(loops *p) {
   for (int64_t k = p->c->n_instructions - 1; k >= 0; k--) spread(p, k);
 }
 
+/* How many loads do not find their elements side by side along an axis. */
+static int64_t scattered(const loops *p, int32_t axis) {
+  int64_t n = 0;
+  for (int64_t k = 0; k < p->c->n_loads; k++) {
+    int64_t by = p->loads[k].steps[axis];
+    n += by != 0 && by != 1;
+  }
+  return n;
+}
+
 /* The axis that strips lie along: the innermost of those that are longer than 1, unless that is
-** short and another one, of a sum a reduced one, is not. */
+** short and another one, of a sum a reduced one, is not; the reduced one too where elements lie side
+** by side along it alone. */
 static int32_t lane_of(const loops *p) {
   int32_t spatial = p->n_spatial - 1, reduced = p->n_axes - 1;
   while (spatial > 0 && p->extents[spatial] == 1) spatial--;
@@ -465,8 +577,18 @@ static int32_t lane_of(const loops *p) {
     return spatial >= 0 && p->extents[longer] >= VECTOR ? longer : spatial;
   }
   if (spatial < 0) return reduced;
+  if (p->extents[reduced] >= VECTOR && scattered(p, spatial) > scattered(p, reduced)) return reduced;
   return p->extents[spatial] < VECTOR && p->extents[reduced] > p->extents[spatial] ? reduced
                                                                                    : spatial;
+}
+
+void choose_outer(loops *p, int32_t first) {
+  if (p->lane < 0 || p->extents[p->lane] > STRIP / 2) return;
+  int32_t outer = p->lane - 1;
+  while (outer >= first && p->extents[outer] == 1) outer--;
+  if (outer < first || p->extents[p->lane] == 0) return;
+  p->outer = outer;
+  p->per_strip = STRIP / p->extents[p->lane];
 }
 
 /* Lets the writers of the operands of an instruction that works on all lanes do so too. */
@@ -481,29 +603,12 @@ static void spread(loops *p, int64_t k) {
   }
 }
 
-/* The position of a number in a range of axes without the lane axis. */
-static void place(const loops *p, int64_t number, int32_t first, int32_t end, int64_t *at) {
-  for (int32_t a = end - 1; a >= first; a--) {
-    if (a == p->lane) continue;
-    at[a] = number % p->extents[a];
-    number /= p->extents[a];
-  }
-}
-
-static int64_t count(const loops *p, int32_t first, int32_t end) {
-  int64_t n = 1;
-  for (int32_t a = first; a < end; a++) n *= a == p->lane ? 1 : p->extents[a];
-  return n;
-}
-
-static int64_t out_at(const loops *p, int64_t result, const int64_t *at) {
-  int64_t offset = 0;
-  for (int32_t a = 0; a < p->n_spatial; a++) offset += p->out_steps[result][a] * at[a];
-  return offset;
-}
-
 static int64_t kind_of(int32_t type) {
-  return type == E_F32 ? K_F32 : type == E_F64 ? K_F64 : K_INT;
+  switch (type) {
+    case E_F32: case E_F16: case E_BF16: return K_F32;
+    case E_F64: return K_F64;
+    default: return K_INT;
+  }
 }
 
 /* What a reduction of nothing gives. */
@@ -555,11 +660,19 @@ static void fold(strip *of, int64_t reducer, int32_t type, int64_t n) {
 typedef struct work {
   loops p;
   const stage *s;
-  int64_t strips;              /* along the lane axis, where that is spatial */
+  int64_t strips;              /* along the axes that strips lie along, where those are spatial */
 } work;
 
-static strip *registers_of(const loops *p, int64_t more) {
-  return ek_workspace_alloc((p->c->n_registers + more) * (int64_t)sizeof(strip));
+/* Keeps what a strip that begins at 'at' has for a result. */
+static void keep(const work *w, int64_t result, const int64_t *at, int64_t n, const strip *from) {
+  const loops *p = &w->p;
+  int64_t buffer = w->s->results[result * (w->s->n_axes + 2)];
+  int64_t by = p->lane < 0 ? 0 : p->out_steps[result][p->lane], first = out_at(p, result, at);
+  int64_t width = width_of(p, n), next = p->outer < 0 ? 0 : p->out_steps[result][p->outer];
+  if (next == by * width) width = n;
+  for (int64_t begin = 0; begin < n; begin += width, first += next) {
+    store_strip(p->r->types[buffer], p->r->data[buffer], first, by, width, begin, from);
+  }
 }
 
 static int map_some(void *context, int64_t begin, int64_t end) {
@@ -567,52 +680,111 @@ static int map_some(void *context, int64_t begin, int64_t end) {
   const loops *p = &w->p;
   strip *R = registers_of(p, 1);
   if (R == NULL) return -1;
-  int64_t at[MAX_AXES] = {0}, length = p->lane < 0 ? 1 : p->extents[p->lane];
+  int64_t at[MAX_AXES] = {0};
   for (int64_t i = begin; i < end; i++) {
-    int64_t first = i % w->strips * STRIP, n = length - first < STRIP ? length - first : STRIP;
     place(p, i / w->strips, 0, p->n_spatial, at);
-    if (p->lane >= 0) at[p->lane] = first;
+    int64_t n = begin_strip(p, i % w->strips, at);
     run_code(p, at, n, R);
-    for (int64_t k = 0; k < w->s->n_results; k++) {
-      int64_t buffer = w->s->results[k * (w->s->n_axes + 1)];
-      int64_t by = p->lane < 0 ? 0 : p->out_steps[k][p->lane];
-      store_strip(p->r->types[buffer], p->r->data[buffer], out_at(p, k, at), by, n,
-                  &R[p->c->results[k]]);
-    }
+    for (int64_t k = 0; k < w->s->n_results; k++) keep(w, k, at, n, &R[p->c->results[k]]);
   }
   ek_workspace_free(R);
   return 0;
 }
 
+/* Whether what is summed is the product of two elements of float32 that lie at even steps. */
+static bool adds_products(const stage *s, const loops *p) {
+  const int64_t *row = p->c->instructions;
+  if (s->reducer != R_SUM || p->lane < 0 || p->c->n_instructions != 3) return false;
+  for (int i = 0; i < 2; i++) {
+    if (row[6 * i] != O_LOAD || row[6 * i + 4] >= 0) return false;
+    const load *from = &p->loads[row[6 * i + 3]];
+    int64_t by = from->steps[p->lane];
+    if (from->type != E_F32 || (by != 0 && by != 1)) return false;
+  }
+  return row[12] == O_MUL && row[13] == K_F32 && row[2] != row[8];
+}
+
+/* Whether so many rows of elements are all in the buffer. */
+static bool is_inside(const load *from, int64_t first, int64_t next, int64_t rows, int64_t length) {
+  int64_t last = first + next * (rows - 1);
+  int64_t low = first < last ? first : last, high = (first < last ? last : first) + length;
+  return low >= 0 && high < from->elements;
+}
+
+/* sum += a b, elements as they lie in memory; false where any of them does not. */
+static bool add_product(const loops *p, const int64_t *at, int64_t n, strip *sum) {
+  const float *from[2];
+  int64_t by[2], next[2], width = width_of(p, n);
+  for (int i = 0; i < 2; i++) {
+    const load *l = &p->loads[p->c->instructions[6 * i + 3]];
+    int64_t first = l->offset;
+    for (int32_t a = 0; a < p->n_axes; a++) first += l->steps[a] * at[a];
+    from[i] = (const float *)p->r->data[l->buffer] + first;
+    by[i] = l->steps[p->lane];
+    next[i] = p->outer < 0 ? 0 : l->steps[p->outer];
+    if (!is_inside(l, first, next[i], n / width, by[i] * (width - 1))) return false;
+  }
+  if (next[0] == by[0] * width && next[1] == by[1] * width) width = n;
+  for (int64_t begin = 0; begin < n; begin += width, from[0] += next[0], from[1] += next[1]) {
+    const float *a = from[0], *b = from[1];
+    float *to = sum->f + begin;
+    if (by[0] != 0 && by[1] != 0) for (int64_t l = 0; l < width; l++) to[l] += a[l] * b[l];
+    else if (by[0] != 0) for (int64_t l = 0; l < width; l++) to[l] += a[l] * *b;
+    else if (by[1] != 0) for (int64_t l = 0; l < width; l++) to[l] += *a * b[l];
+    else for (int64_t l = 0; l < width; l++) to[l] += *a * *b;
+  }
+  return true;
+}
+
+/* Sums of the elements of strips. */
 static int reduce_some(void *context, int64_t begin, int64_t end) {
   const work *w = context;
   const loops *p = &w->p;
-  bool is_across = p->lane >= p->n_spatial;
-  int64_t buffer = w->s->results[0];
+  int32_t type = p->r->types[w->s->results[0]];
+  int64_t at[MAX_AXES] = {0}, turns = count(p, p->n_spatial, p->n_axes);
+  strip *R = registers_of(p, 1), *sum = R == NULL ? NULL : R + p->c->n_registers;
+  bool adds = adds_products(w->s, p);
+  if (R == NULL) return -1;
+  for (int64_t i = begin; i < end; i++) {
+    place(p, i / w->strips, 0, p->n_spatial, at);
+    int64_t n = begin_strip(p, i % w->strips, at);
+    begin_sum(sum, w->s->reducer, type, n);
+    for (int64_t turn = 0; turn < turns; turn++) {
+      place(p, turn, p->n_spatial, p->n_axes, at);
+      if (adds && add_product(p, at, n, sum)) continue;
+      run_code(p, at, n, R);
+      combine(sum, &R[p->c->results[0]], w->s->reducer, type, n);
+    }
+    keep(w, 0, at, n, sum);
+  }
+  ek_workspace_free(R);
+  return 0;
+}
+
+/* The same with strips along a reduced axis, which are summed up in the end. */
+static int reduce_across(void *context, int64_t begin, int64_t end) {
+  const work *w = context;
+  const loops *p = &w->p;
+  int64_t buffer = w->s->results[0], length = p->extents[p->lane];
   int32_t type = p->r->types[buffer];
-  int64_t at[MAX_AXES] = {0}, length = p->extents[p->lane];
-  int64_t turns = count(p, p->n_spatial, p->n_axes);
+  int64_t at[MAX_AXES] = {0}, turns = count(p, p->n_spatial, p->n_axes);
+  int64_t n = length < STRIP ? length : STRIP, strips = strips_of(p);
   strip *R = registers_of(p, 1), *sum = R == NULL ? NULL : R + p->c->n_registers;
   if (R == NULL) return -1;
   for (int64_t i = begin; i < end; i++) {
-    int64_t first = is_across ? 0 : i % w->strips * STRIP;
-    int64_t n = is_across || length - first > STRIP ? STRIP : length - first;
-    if (is_across && length < STRIP) n = length;
-    place(p, i / w->strips, 0, p->n_spatial, at);
-    begin_sum(sum, w->s->reducer, type, STRIP);
+    place(p, i, 0, p->n_spatial, at);
+    begin_sum(sum, w->s->reducer, type, n);
     for (int64_t turn = 0; turn < turns; turn++) {
       place(p, turn, p->n_spatial, p->n_axes, at);
-      for (at[p->lane] = first; at[p->lane] < length; at[p->lane] += STRIP) {
-        int64_t some = length - at[p->lane] < n ? length - at[p->lane] : n;
+      for (int64_t k = 0; k < strips; k++) {
+        int64_t some = begin_strip(p, k, at);
         run_code(p, at, some, R);
         combine(sum, &R[p->c->results[0]], w->s->reducer, type, some);
-        if (!is_across) break;
       }
     }
-    at[p->lane] = first;
-    if (is_across) fold(sum, w->s->reducer, type, n);
-    store_strip(type, p->r->data[buffer], out_at(p, 0, at), is_across ? 0 : p->out_steps[0][p->lane],
-                is_across ? 1 : n, sum);
+    at[p->lane] = 0;
+    fold(sum, w->s->reducer, type, n);
+    store_strip(type, p->r->data[buffer], out_at(p, 0, at), 0, 1, 0, sum);
   }
   ek_workspace_free(R);
   return 0;
@@ -623,266 +795,66 @@ static int64_t grain(const loops *p, int64_t work_of_one) {
   return 1 + 65536 / (1 + work_of_one * instructions);
 }
 
-static int run_plain(const run *r, const stage *s) {
-  work w = {.s = s};
-  read_loops(&w.p, r, s, &s->codes[0]);
-  loops *p = &w.p;
+static int run_loops(work *w, const stage *s) {
+  loops *p = &w->p;
   merge_axes(p, s, 0, p->n_spatial);
   if (s->kind == REDUCE) merge_axes(p, s, p->n_spatial, p->n_axes);
   if (p->n_axes > 0) p->lane = lane_of(p);
-  find_same(p);
-  int64_t length = p->lane < 0 ? 1 : p->extents[p->lane];
   bool is_across = s->kind == REDUCE && p->lane >= p->n_spatial;
-  w.strips = is_across ? 1 : (length + STRIP - 1) / STRIP;
-  int64_t n = count(p, 0, p->n_spatial) * w.strips;
-  if (s->kind == MAP) return ek_parallel_for(map_some, &w, n, grain(p, length < STRIP ? length : STRIP));
-  int64_t each = count(p, p->n_spatial, p->n_axes) * (is_across || length < STRIP ? length : STRIP);
-  return ek_parallel_for(reduce_some, &w, n, grain(p, each));
+  if (!is_across) choose_outer(p, 0);
+  find_same(p);
+  w->strips = is_across ? 1 : strips_of(p);
+  int64_t length = p->lane < 0 ? 1 : p->extents[p->lane];
+  int64_t width = p->outer >= 0 ? length * p->per_strip : length < STRIP ? length : STRIP;
+  int64_t n = count(p, 0, p->n_spatial) * w->strips, turns = count(p, p->n_spatial, p->n_axes);
+  if (s->kind == MAP) return ek_parallel_for(map_some, w, n, grain(p, width));
+  return is_across ? ek_parallel_for(reduce_across, w, n, grain(p, turns * length))
+                   : ek_parallel_for(reduce_some, w, n, grain(p, turns * width));
 }
 
-/* Products --------------------------------------------------------------------------------------
-**
-** The left factor of a block of rows is computed into rows of K elements, the right one lies in
-** panels of whole vectors of columns, as the weights do or made so first; a tile of rows and columns
-** is summed up in registers. */
-
-typedef float vector __attribute__((vector_size(4 * VECTOR), aligned(4)));
-
-typedef struct product {
-  loops left, right;
-  const stage *s;
-  int64_t batches, rows, columns, depth;   /* depth: of the sum */
-  int64_t width, per_panel, chunks;        /* columns of a chunk, chunks of a panel and in all */
-  int64_t blocks, block_rows, splits;
-  const float *panels;
-  int64_t batch_step, panel_step, base;    /* batch_step: of panels that were made */
-  const int64_t *offsets;                  /* of each term in a panel */
-} product;
-
-#define TILE(name, R, W)                                                                        \
-  static void name(const float *left, int64_t depth, const float *right, const int64_t *offsets, \
-                   vector *out) {                                                               \
-    vector sum[R][W];                                                                           \
-    _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                        \
-      _Pragma("GCC unroll 2") for (int j = 0; j < W; j++) sum[i][j] = (vector){0};              \
-    for (int64_t k = 0; k < depth; k++) {                                                       \
-      const vector *b = (const vector *)(const void *)(right + offsets[k]);                     \
-      _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                      \
-        _Pragma("GCC unroll 2") for (int j = 0; j < W; j++)                                     \
-          sum[i][j] += left[i * depth + k] * b[j];                                              \
-    }                                                                                           \
-    _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                        \
-      _Pragma("GCC unroll 2") for (int j = 0; j < W; j++) out[i * W + j] = sum[i][j];           \
-  }
-TILE(tile_all_1, ROW_TILE, 1)
-TILE(tile_four_1, 4, 1)
-TILE(tile_one_1, 1, 1)
-TILE(tile_all_2, ROW_TILE, 2)
-TILE(tile_four_2, 4, 2)
-TILE(tile_one_2, 1, 2)
-
-typedef void tile(const float *, int64_t, const float *, const int64_t *, vector *);
-
-/* How many rows are done at once of so many that are left. */
-static int64_t rows_at_once(int64_t left) { return left >= ROW_TILE ? ROW_TILE : left >= 4 ? 4 : 1; }
-
-static tile *tile_of(int64_t rows, int64_t width) {
-  if (width == VECTOR) return rows == 1 ? tile_one_1 : rows == 4 ? tile_four_1 : tile_all_1;
-  return rows == 1 ? tile_one_2 : rows == 4 ? tile_four_2 : tile_all_2;
-}
-
-/* The position of a number among the axes of one role. */
-static void place_role(const product *m, int64_t number, int64_t role, int64_t *at) {
-  for (int64_t a = m->s->n_axes - 1; a >= 0; a--) {
-    if (m->s->roles[a] != role) continue;
-    int64_t extent = m->left.r->sizes[m->s->extents[a]];
-    at[a] = number % extent;
-    number /= extent;
-  }
-}
-
-/* One row of the left factor. */
-static void left_row(const product *m, int64_t *at, strip *R, float *to) {
-  const loops *p = &m->left;
-  int64_t length = p->extents[p->lane], turns = count(p, p->n_spatial, p->n_axes);
-  for (int64_t turn = 0; turn < turns; turn++) {
-    place(p, turn, p->n_spatial, p->n_axes, at);
-    for (int64_t first = 0; first < length; first += STRIP) {
-      int64_t n = length - first < STRIP ? length - first : STRIP;
-      at[p->lane] = first;
-      run_code(p, at, n, R);
-      memcpy(to + turn * length + first, R[p->c->results[0]].f, (size_t)n * sizeof(float));
-    }
-  }
-}
-
-static void store_tile(const product *m, const int64_t *row_at, int64_t rows, int64_t column,
-                       const float *from) {
-  int64_t buffer = m->s->results[0], step = m->left.out_steps[0][m->s->column_axis];
-  int64_t n = m->columns - column < m->width ? m->columns - column : m->width;
-  float *data = m->left.r->data[buffer];
-  for (int64_t i = 0; i < rows; i++) {
-    float *to = data + row_at[i] + column * step;
-    const float *row = from + i * m->width;
-    if (step == 1) memcpy(to, row, (size_t)n * sizeof *to);
-    else EACH to[step * l] = row[l];
-  }
-}
-
-static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_t rows,
-                          int64_t chunk, int64_t end, strip *R, float *left) {
-  int64_t at[MAX_AXES] = {0}, row_at[ROW_TILE * BLOCK_TILES];
-  vector out[ROW_TILE * WIDE + WIDE];
-  place_role(m, batch, BATCH, at);
-  const float *panels = m->panels + m->base + batch * m->batch_step;
-  for (int64_t a = 0; a < m->s->n_axes && m->s->tile != 0; a++) {
-    panels += at[a] * m->left.r->sizes[m->s->steps[m->s->n_reduced + 1 + a]];
-  }
-  for (int64_t i = 0; i < rows; i++) {
-    place_role(m, first + i, ROWS, at);
-    at[m->s->column_axis] = 0;
-    row_at[i] = out_at(&m->left, 0, at);
-    left_row(m, at, R, left + i * m->depth);
-  }
-  for (; chunk < end; chunk++) {
-    int64_t panel = chunk / m->per_panel, inside = chunk % m->per_panel * m->width;
-    const float *right = panels + panel * m->panel_step + inside;
-    int64_t column = panel * m->per_panel * m->width + inside;
-    if (column >= m->columns) continue;
-    for (int64_t i = 0; i < rows;) {
-      int64_t some = rows_at_once(rows - i);
-      tile_of(some, m->width)(left + i * m->depth, m->depth, right, m->offsets, out);
-      store_tile(m, row_at + i, some, column, (const float *)(const void *)out);
-      i += some;
-    }
-  }
-}
-
-static int product_some(void *context, int64_t begin, int64_t end) {
-  const product *m = context;
-  strip *R = registers_of(&m->left, 1);
-  float *left = R == NULL ? NULL : ek_workspace_alloc(m->block_rows * m->depth * 4 + 64);
-  int status = left == NULL ? -1 : 0;
-  for (int64_t i = begin; i < end && status == 0; i++) {
-    int64_t split = i % m->splits, block = i / m->splits % m->blocks, batch = i / m->splits / m->blocks;
-    int64_t first = block * m->block_rows, rows = m->rows - first;
-    block_of_rows(m, batch, first, rows < m->block_rows ? rows : m->block_rows,
-                  m->chunks * split / m->splits, m->chunks * (split + 1) / m->splits, R, left);
-  }
-  ek_workspace_free(left);
-  ek_workspace_free(R);
+static int run_plain(const run *r, const stage *s) {
+  work w = {.s = s};
+  int status = read_loops(&w.p, r, s, &s->codes[0]);
+  if (status == 0) status = run_loops(&w, s);
+  ek_workspace_free(w.p.loads);
   return status;
 }
 
-/* Rows of the right factor, for all columns, into panels. */
-static int panels_some(void *context, int64_t begin, int64_t end) {
-  const product *m = context;
-  const loops *p = &m->right;
-  float *panels = (float *)(uintptr_t)m->panels;
-  strip *R = registers_of(p, 1);
-  int64_t at[MAX_AXES] = {0};
-  if (R == NULL) return -1;
-  for (int64_t i = begin; i < end; i++) {
-    int64_t batch = i / m->depth, k = i % m->depth;
-    float *to = panels + batch * m->batch_step + k * m->width;
-    place_role(m, batch, BATCH, at);
-    place(p, k, p->n_spatial, p->n_axes, at);
-    for (int64_t first = 0; first < m->columns; first += STRIP) {
-      int64_t n = m->columns - first < STRIP ? m->columns - first : STRIP;
-      at[p->lane] = first;
-      run_code(p, at, n, R);
-      const float *row = R[p->c->results[0]].f;
-      for (int64_t l = 0; l < n; l += m->width) {
-        int64_t some = n - l < m->width ? n - l : m->width;
-        float *panel = to + (first + l) / m->width * m->panel_step;
-        memcpy(panel, row + l, (size_t)some * sizeof *panel);
-        if (some < m->width) memset(panel + some, 0, (size_t)(m->width - some) * sizeof *panel);
-      }
-    }
+static int fail(const loops *p, const stage *s, const strip *R, int64_t lane) {
+  int64_t values[MAX_RESULTS] = {0};
+  for (int64_t k = 1; k < s->n_results; k++) values[k - 1] = R[p->c->results[k]].i[lane];
+  return ek_kernel_error_values(s->error, s->format, values);
+}
+
+static int check_all(loops *p, const stage *s, strip *R) {
+  if (p->n_axes > 0) p->lane = lane_of(p);
+  choose_outer(p, 0);
+  find_same(p);
+  int64_t at[MAX_AXES] = {0}, strips = strips_of(p), n = count(p, 0, p->n_axes) * strips;
+  for (int64_t i = 0; i < n; i++) {
+    place(p, i / strips, 0, p->n_axes, at);
+    int64_t all = begin_strip(p, i % strips, at), l = 0;
+    run_code(p, at, all, R);
+    while (l < all && R[p->c->results[0]].i[l] != 0) l++;
+    if (l < all) return fail(p, s, R, l);
   }
-  ek_workspace_free(R);
   return 0;
 }
 
-static int64_t extent_of(const product *m, int64_t role) {
-  int64_t n = 1;
-  for (int64_t a = 0; a < m->s->n_axes; a++) {
-    if (m->s->roles[a] == role) n *= m->left.r->sizes[m->s->extents[a]];
-  }
-  return n;
-}
-
-static void lay_out(product *m) {
-  const stage *s = m->s;
-  bool is_wide = WIDE == 2 && (s->tile == 0 ? m->columns > VECTOR : s->tile % (2 * VECTOR) == 0);
-  m->width = is_wide ? 2 * VECTOR : VECTOR;
-  m->per_panel = s->tile == 0 ? 1 : s->tile / m->width;
-  m->chunks = (m->columns + m->width - 1) / m->width;
-  if (s->tile != 0) m->chunks = (m->columns + s->tile - 1) / s->tile * m->per_panel;
-  m->block_rows = m->rows < ROW_TILE * BLOCK_TILES ? m->rows : ROW_TILE * BLOCK_TILES;
-  m->blocks = (m->rows + m->block_rows - 1) / m->block_rows;
-  m->splits = (FEW_TASKS + m->batches * m->blocks - 1) / (m->batches * m->blocks);
-  if (m->splits > m->chunks) m->splits = m->chunks;
-}
-
-/* Where the terms of the sum lie in the weights, or in panels that are made now. */
-static int find_right(product *m, int64_t *offsets, float *panels) {
-  const stage *s = m->s;
-  const run *r = m->left.r;
-  m->offsets = offsets;
-  if (s->tile != 0) {
-    m->panels = r->data[s->buffer];
-    m->panel_step = r->sizes[s->panel_step];
-    m->base = r->sizes[s->steps[s->n_reduced]];
-    int64_t at[MAX_AXES] = {0};
-    for (int64_t k = 0; k < m->depth; k++) {
-      int64_t left = k, offset = 0;
-      for (int64_t a = s->n_reduced - 1; a >= 0; a--) {
-        int64_t extent = r->sizes[s->extents[s->n_axes + a]];
-        at[a] = left % extent;
-        left /= extent;
-        offset += at[a] * r->sizes[s->steps[a]];
-      }
-      offsets[k] = offset;
-    }
-    return 0;
-  }
-  m->panels = panels;
-  m->panel_step = m->depth * m->width;
-  m->batch_step = m->chunks * m->panel_step;
-  for (int64_t k = 0; k < m->depth; k++) offsets[k] = k * m->width;
-  return ek_parallel_for(panels_some, m, m->batches * m->depth, 1 + 65536 / (m->columns + 1));
-}
-
-static int run_product(const run *r, const stage *s) {
-  product m = {.s = s};
-  read_loops(&m.left, r, s, &s->codes[0]);
-  read_loops(&m.right, r, s, &s->codes[1]);
-  m.depth = 1;
-  for (int64_t a = 0; a < s->n_reduced; a++) m.depth *= r->sizes[s->extents[s->n_axes + a]];
-  m.batches = extent_of(&m, BATCH);
-  m.rows = extent_of(&m, ROWS);
-  m.columns = r->sizes[s->extents[s->column_axis]];
-  if (m.batches == 0 || m.rows == 0 || m.columns == 0) return 0;
-  merge_axes(&m.left, s, m.left.n_spatial, m.left.n_axes);
-  m.left.lane = m.left.n_axes - 1;
-  while (m.left.lane > m.left.n_spatial && m.left.extents[m.left.lane] == 1) m.left.lane--;
-  m.right.lane = (int32_t)s->column_axis;
-  find_same(&m.left);
-  find_same(&m.right);
-  lay_out(&m);
-  int64_t made = s->tile == 0 ? m.batches * m.chunks * m.width * m.depth : 0;
-  int64_t *offsets = ek_workspace_alloc(m.depth * 8 + 8);
-  float *panels = offsets == NULL ? NULL : ek_workspace_alloc(made * 4 + 64);
-  int status = panels == NULL ? -1 : find_right(&m, offsets, panels);
-  if (status == 0) {
-    status = ek_parallel_for(product_some, &m, m.batches * m.blocks * m.splits, 1);
-  }
-  ek_workspace_free(panels);
-  ek_workspace_free(offsets);
+static int run_check(const run *r, const stage *s) {
+  loops p;
+  int status = read_loops(&p, r, s, &s->codes[0]);
+  strip *R = status == 0 ? registers_of(&p, 1) : NULL;
+  status = R == NULL ? -1 : check_all(&p, s, R);
+  ek_workspace_free(R);
+  ek_workspace_free(p.loads);
   return status;
 }
 
 int JOIN(ek_general_, CLASS)(const run *r, const stage *s) {
-  return s->kind == PRODUCT ? run_product(r, s) : run_plain(r, s);
+  switch (s->kind) {
+    case PRODUCT: return run_product(r, s);
+    case CHECK: return run_check(r, s);
+    default: return run_plain(r, s);
+  }
 }

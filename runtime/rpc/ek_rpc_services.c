@@ -94,14 +94,31 @@ static double now(void) {
   return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-/* Seconds of so many calls in a row, or -1. */
+/* Waits for what computes a value, where that is a tensor of a device. 0 or -1. */
+static int wait_for(const ek_value *value) {
+  const ek_dltensor *tensor = ek_value_tensor(value);
+  if (tensor == NULL || tensor->device.type == EK_CPU) return 0;
+  ek_value device = ek_value_none(), nothing = ek_value_none();
+  device.type_index = EK_DEVICE;
+  device.v.device = tensor->device;
+  ek_object *sync = ek_registry_get("ek.device.sync");
+  int code = sync == NULL ? -1 : ek_function_call(sync, &device, 1, &nothing);
+  ek_object_release(sync);
+  return code;
+}
+
+/* Seconds of so many calls in a row and of what they left running on devices, or -1. */
 static double time_calls(ek_object *function, const rpc_field *arguments, uint64_t count) {
   double begin = now();
   for (uint64_t i = 0; i < count; i++) {
     ek_value result = ek_value_none();
     int code = ek_function_call(function, arguments->values, (int32_t)arguments->count, &result);
+    if (code == 0 && i + 1 == count) code = wait_for(&result);
     ek_value_release(&result);
     if (code != 0) return -1;
+  }
+  for (int64_t i = 0; i < arguments->count; i++) {
+    if (wait_for(&arguments->values[i]) != 0) return -1;
   }
   return now() - begin;
 }
@@ -194,35 +211,43 @@ static int alloc_tensor(rpc_session *session, rpc_field *fields, ek_value *resul
   return 0;
 }
 
-/* The bytes from 'offset' on of a contiguous tensor of the host that has 'size' more; NULL with an
-** error. */
-static char *elements(rpc_session *session, const rpc_field *fields, uint64_t size) {
+/* The bytes of a contiguous tensor from 'offset' on, 'size' of them, as a tensor of bytes where it lies.
+** 0 or -1. */
+static int piece_of(rpc_session *session, const rpc_field *fields, uint64_t size, int64_t *shape,
+                    ek_dltensor *piece) {
   ek_object *object = thing_of(session, &fields[0], EK_TENSOR);
-  if (object == NULL) return NULL;
+  if (object == NULL) return -1;
   const ek_dltensor *tensor = &((ek_tensor *)(void *)object)->dl;
   size_t all = ek_dltensor_nbytes(tensor);
   uint64_t offset = fields[1].number;
   if (offset > all || size > all - offset) {
-    ek_error("ValueError", "tensor: bytes %llu and %llu more of %zu", (unsigned long long)offset,
-             (unsigned long long)size, all);
-    return NULL;
+    return ek_error("ValueError", "tensor: bytes %llu and %llu more of %zu", (unsigned long long)offset,
+                    (unsigned long long)size, all);
   }
-  if (tensor->device.type != EK_CPU || !ek_dltensor_is_contiguous(tensor)) {
-    ek_error("ValueError", "tensor: a contiguous one of the host expected");
-    return NULL;
+  if (!ek_dltensor_is_contiguous(tensor)) {
+    return ek_error("ValueError", "tensor: a contiguous one expected");
   }
-  return (char *)ek_dltensor_data(tensor) + offset;
+  *shape = (int64_t)size;
+  *piece = (ek_dltensor){tensor->data, tensor->device, 1, {EK_DTYPE_UINT, 8, 1}, shape, NULL,
+                         tensor->byte_offset + offset};
+  return 0;
+}
+
+/* The same bytes in memory of the host. */
+static ek_dltensor bytes_at(const void *data, int64_t *shape) {
+  return (ek_dltensor){(void *)(uintptr_t)data, {EK_CPU, 0}, 1, {EK_DTYPE_UINT, 8, 1}, shape, NULL, 0};
 }
 
 static int write_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
   (void)result;
   const ek_bytes *data = &fields[2].bytes;
-  char *to = elements(session, fields, data->size);
-  if (to == NULL) return -1;
+  int64_t shape;
+  ek_dltensor to;
+  if (piece_of(session, fields, data->size, &shape, &to) != 0) return -1;
   const ek_tensor *tensor = (const ek_tensor *)(const void *)rpc_held(session, fields[0].number)->v.obj;
   if (tensor->flags & EK_DLPACK_READ_ONLY) return ek_error("ValueError", "write: the tensor can only be read");
-  memcpy(to, data->data, data->size);
-  return 0;
+  ek_dltensor from = bytes_at(data->data, &shape);
+  return ek_tensor_copy(&from, &to);
 }
 
 /* Bytes as an answer, which stay where they are until it has been sent. */
@@ -234,12 +259,25 @@ static int lend(rpc_session *session, const char *data, size_t size, ek_value *r
   return 0;
 }
 
+/* What lies on a device comes to the host first. */
+static int fetch(const ek_dltensor *from, size_t size, int64_t *shape, ek_value *result) {
+  char *data = malloc(size + 1);
+  if (data == NULL) return ek_error("MemoryError", "read: no memory for %zu bytes", size);
+  ek_dltensor to = bytes_at(data, shape);
+  int code = ek_tensor_copy(from, &to);
+  if (code == 0) code = ek_string_new(EK_BYTES, data, size, result);
+  free(data);
+  return code;
+}
+
 static int read_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
   uint64_t size = fields[2].number;
-  const char *from = elements(session, fields, size);
-  if (from == NULL) return -1;
+  int64_t shape;
+  ek_dltensor from;
+  if (piece_of(session, fields, size, &shape, &from) != 0) return -1;
   if (size > session->peer_limit) return ek_error("ValueError", "read: more than a message holds");
-  return lend(session, from, size, result);
+  if (from.device.type != EK_CPU) return fetch(&from, size, &shape, result);
+  return lend(session, ek_dltensor_data(&from), size, result);
 }
 
 static int copy_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {

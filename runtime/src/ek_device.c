@@ -43,7 +43,7 @@ ek_device_name ek_device_describe(ek_device device) {
 
 /* Drivers -------------------------------------------------------------------------------------- */
 
-static void *find_driver(const char *kind) {
+void *ek_driver_library(const char *kind) {
   char folder[512], path[640];
   const char *said = getenv("EKIDEN_DRIVERS"), *reason;
   ek_dl_folder(folder, sizeof folder);
@@ -64,7 +64,7 @@ static int open_driver(ek_device device, const char *doing) {
   const char *kind = driver_names[device.type];
   ek_device_name name = ek_device_describe(device);
   ek_driver_open_t open;
-  void *library = find_driver(kind);
+  void *library = ek_driver_library(kind);
   if (library == NULL) {
     return ek_error("DeviceError", "%s: %s: there is no driver libekiden_%s.so here: it comes with "
                     "Ekiden for the devices it supports; EKIDEN_DRIVERS names the folder of others",
@@ -152,8 +152,8 @@ static int device_attribute(void *self, const ek_value *args, int32_t nargs, ek_
   if (table == NULL) return -1;
   if (table->attribute == NULL) return lacks(table, "attributes");
   int32_t which = args[1].type_index == EK_INT ? (int32_t)args[1].v.i64 : -1;
-  if (which < 0 || which > EK_DEVICE_WARP) {
-    return ek_error("ValueError", "ek.device.attribute: a number up to %d expected", EK_DEVICE_WARP);
+  if (which < 0 || which > EK_DEVICE_LOCAL) {
+    return ek_error("ValueError", "ek.device.attribute: a number up to %d expected", EK_DEVICE_LOCAL);
   }
   if (table->attribute(args[0].v.device, which, &number, text, sizeof text) != 0) return -1;
   if (which <= EK_DEVICE_ABILITIES) return ek_string_new(EK_STR, text, strlen(text), ret);

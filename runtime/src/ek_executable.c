@@ -771,10 +771,11 @@ int ek_executable_bind(ek_executable *e, int64_t index, const ek_value *value) {
 
 /* Linking -------------------------------------------------------------------------------------- */
 
-/* What "ek.external.<compiler>"(name, metadata) makes of a function for an external compiler. */
+/* What "ek.external.<compiler>"(name, metadata) makes of a function for an external compiler, or the
+** library of the engine of that name. */
 static int link_external(const ek_executable *e, const char *name, ek_object **out) {
   char maker[128];
-  ek_bytes compiler = ek_metadata_first(e->metadata, "external", name);
+  ek_bytes compiler = ek_metadata_item(e->metadata, "external", name, 0);
   int shown = compiler.size < 64 ? (int)compiler.size : 64;
   if (compiler.size == 0) {
     return ek_error("LoadError",
@@ -785,10 +786,8 @@ static int link_external(const ek_executable *e, const char *name, ek_object **o
   snprintf(maker, sizeof maker, "ek.external.%.*s", shown, compiler.data);
   ek_object *function = ek_registry_get(maker);
   if (function == NULL) {
-    return ek_error("LoadError",
-                    "link executable: '%s' is for the external compiler '%.*s', which is not "
-                    "registered in this process: ekiden.byoc.register and ekiden.backend.external.register_external do it",
-                    name, shown, compiler.data);
+    ek_bytes text = ek_metadata_item(e->metadata, "external", name, 1);
+    return ek_engine_link(maker + strlen("ek.external."), name, text, out);
   }
   ek_value args[2] = {{EK_RAW_STR, 0, {0}}, ek_value_none()}, made = ek_value_none();
   args[0].v.ptr = (void *)(uintptr_t)name;

@@ -154,8 +154,8 @@ const ek_executable *ek_program_executable(ek_object *module);
 /* A text of the metadata, as it is written there; empty where there is none. */
 ek_bytes ek_metadata_text(ek_bytes metadata, const char *key);
 
-/* The first text of the list that a table of the metadata has under a key; empty without one. */
-ek_bytes ek_metadata_first(ek_bytes metadata, const char *table, const char *key);
+/* A text of the list that a table of the metadata has under a key, by index; empty without one. */
+ek_bytes ek_metadata_item(ek_bytes metadata, const char *table, const char *key, int32_t index);
 
 /* Writes the file anew: it appears whole or not at all. 0 or -1. */
 int ek_executable_save(const ek_executable *executable, const char *path);

@@ -64,16 +64,23 @@ static bool has_shape_of(const ek_dltensor *a, const ek_dltensor *b) {
          (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
+/* Where the program takes an input. */
+static ek_device place_of(const graph *self, const ek_value *slot) {
+  const int32_t *places = self->executable->functions[self->function].places;
+  return self->executable->devices[places == NULL ? 0 : places[slot - self->inputs->data]];
+}
+
 /* Whether an earlier call made the tensor in a slot, for this shape and for nobody else. */
-static bool is_reusable(const ek_value *slot, const ek_dltensor *wanted) {
+static bool is_reusable(const ek_value *slot, const ek_dltensor *wanted, ek_device device) {
   if (slot->type_index != EK_TENSOR || !ek_tensor_is_own(slot->v.obj)) return false;
   const ek_tensor *kept = (const ek_tensor *)(const void *)slot->v.obj;
   uint64_t counts = __atomic_load_n(&slot->v.obj->refs, __ATOMIC_ACQUIRE);
   return (uint32_t)counts == 1 && (kept->flags & EK_DLPACK_READ_ONLY) == 0 &&
-         kept->owner != NULL && ek_storage_is_own(kept->owner) && has_shape_of(&kept->dl, wanted);
+         kept->owner != NULL && ek_storage_is_own(kept->owner) &&
+         ek_device_same(kept->dl.device, device) && has_shape_of(&kept->dl, wanted);
 }
 
-/* set_input(key, tensor): copies. */
+/* set_input(key, tensor): copies, to the device that the program takes it on. */
 static int set_input(graph *self, const ek_value *args, ek_value *ret) {
   ek_value *slot = input_at(self, "set_input", &args[0]);
   const ek_dltensor *from = ek_value_tensor(&args[1]);
@@ -84,12 +91,11 @@ static int set_input(graph *self, const ek_value *args, ek_value *ret) {
     return ek_error("TypeError", "set_input: a tensor expected, got %s",
                     ek_value_type_name(&args[1]));
   }
-  if (is_reusable(slot, from)) {
+  ek_device device = place_of(self, slot);
+  if (is_reusable(slot, from, device)) {
     return ek_tensor_copy(from, &((ek_tensor *)(void *)slot->v.obj)->dl);
   }
-  if (ek_tensor_new(from->shape, from->ndim, from->dtype, (ek_device){EK_CPU, 0}, &copy) != 0) {
-    return -1;
-  }
+  if (ek_tensor_new(from->shape, from->ndim, from->dtype, device, &copy) != 0) return -1;
   if (ek_tensor_copy(from, &((ek_tensor *)(void *)copy)->dl) != 0) {
     ek_release(copy);
     return -1;

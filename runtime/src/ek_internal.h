@@ -239,6 +239,18 @@ void ek_device_workspace_free(int64_t type, int64_t id, void *memory, int64_t nb
 enum { EK_DEVICE_BUILTINS = 4 };
 extern const ek_builtin ek_device_builtins[EK_DEVICE_BUILTINS];
 
+/* libekiden_<kind>.so, in EKIDEN_DRIVERS, beside the runtime, or where the system looks; or NULL. */
+void *ek_driver_library(const char *kind);
+
+/* ek_engine.c ----------------------------------------------------------------------------------
+**
+** What runs the region 'name' in the engine 'kind', by its library; 'text' is its code in base64. 0
+** or -1 (LoadError); '*out' owned. */
+int ek_engine_link(const char *kind, const char *name, ek_bytes text, ek_object **out);
+
+enum { EK_ENGINE_BUILTINS = 2 };
+extern const ek_builtin ek_engine_builtins[EK_ENGINE_BUILTINS];
+
 /* ek_device_code.c -----------------------------------------------------------------------------
 **
 ** A module of kernels of devices, from bytes that docs/artifact-format.md describes; 'owner' keeps

@@ -121,3 +121,4 @@ static_assert(EK_DIM_MAX == 8, "EK_DIM_MAX");
 static_assert(EK_EVENT_CALL == 0, "EK_EVENT_CALL");
 static_assert(EK_EVENT_ENTER == 1, "EK_EVENT_ENTER");
 static_assert(EK_EVENT_LEAVE == 2, "EK_EVENT_LEAVE");
+static_assert(EK_EVENT_PLACE == 3, "EK_EVENT_PLACE");

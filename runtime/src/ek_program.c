@@ -66,14 +66,30 @@ static void delete_function(void *context) {
   ek_free(function);
 }
 
+/* Whether a program that names its devices itself runs on this one; any processor counts as the host. */
+static bool is_device_of(const ek_executable *e, const ek_value *value) {
+  bool found = value->type_index == EK_DEVICE && value->v.device.type == EK_CPU;
+  for (int32_t i = 0; i < e->n_devices && !found && value->type_index == EK_DEVICE; i++) {
+    found = ek_device_same(e->devices[i], value->v.device);
+  }
+  return found;
+}
+
 /* What TVM's factories give under their name: (device, ...) -> a graph executor. */
 static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
   const program_function *function = context;
+  const ek_executable *e = (const ek_executable *)(const void *)function->of->executable;
   ek_object *made;
   for (int32_t i = 0; i < nargs; i++) {
-    if (args[i].type_index == EK_DEVICE && args[i].v.device.type == EK_CPU) continue;
-    return ek_error("TypeError", "make graph executor: the host as a device expected, got %s",
-                    ek_value_type_name(&args[i]));
+    if (is_device_of(e, &args[i])) continue;
+    if (args[i].type_index != EK_DEVICE) {
+      return ek_error("TypeError", "make graph executor: a device expected, got %s",
+                      ek_value_type_name(&args[i]));
+    }
+    ek_device_name wanted = ek_device_describe(e->devices[e->n_devices - 1]);
+    ek_device_name got = ek_device_describe(args[i].v.device);
+    return ek_error("InputError", "make graph executor: one of the %d devices of the program, as %s, "
+                    "expected, got %s", e->n_devices, wanted.text, got.text);
   }
   if (ek_graph_new(function->of->executable, NULL, &made) != 0) return -1;
   *ret = ek_value_object(made);

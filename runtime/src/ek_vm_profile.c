@@ -1,4 +1,5 @@
-/* Where the time of a run went: counts and times of each instruction, a list of kernel calls. */
+/* Where the time of a run went: counts and times of each instruction, a list of kernel calls. What runs on
+** a device takes the time between two events of it, not the time until it was queued. */
 #include <time.h>
 
 #include "ek_vm_step.h"
@@ -13,6 +14,9 @@ typedef struct profile {
   int64_t *events;
   int64_t n_events, capacity, max_events;
   int64_t origin, start;
+  const ek_device_table *table; /* of the device that the instruction runs on; NULL: the host */
+  ek_device device;
+  void *begin;                 /* an event of it, owned; NULL where its driver has none */
 } profile;
 
 static int64_t now(void) {
@@ -124,6 +128,50 @@ static int add_frame(profile *p, const ek_vm *vm, int64_t kind, const ek_vm_func
   return 0;
 }
 
+/* Devices -------------------------------------------------------------------------------------- */
+
+/* The primitive that an instruction calls, or -1. */
+static int32_t primitive_of(const int32_t *pc) {
+  if (!ek_opcode_has(*pc, EK_WORKS) || *pc == EK_OP_DeviceCopy) return -1;
+  return *pc == EK_OP_InvokePackedValue ? ek_InvokePackedValue_packed_index(pc)
+                                        : ek_InvokePacked_packed_index(pc);
+}
+
+/* What an instruction does on a device is waited for; its time is taken by events where there are such. */
+static int enter_device(profile *p, const ek_executable *e, const int32_t *pc) {
+  int32_t primitive = primitive_of(pc);
+  bool is_placed = primitive >= 0 && e->primitive_places != NULL;
+  int32_t place = is_placed ? e->primitive_places[primitive] : 0;
+  p->table = NULL;
+  if (place == 0 || e->devices[place - 1].type == EK_CPU) return 0;
+  p->device = e->devices[place - 1];
+  p->table = ek_device_table_of(p->device, "profile");
+  if (p->table == NULL) return -1;
+  if (p->table->event_new != NULL) return p->table->event_new(p->device, NULL, &p->begin);
+  return p->table->synchronize == NULL ? 0 : p->table->synchronize(p->device, NULL);
+}
+
+static void forget_event(profile *p) {
+  if (p->begin != NULL) p->table->event_free(p->device, p->begin);
+  p->begin = NULL;
+}
+
+/* The nanoseconds of an instruction on its device; -1 with an error. */
+static int64_t leave_device(profile *p) {
+  void *end = NULL;
+  int64_t took = -1;
+  if (p->begin == NULL) {
+    bool waits = p->table->synchronize != NULL;
+    return waits && p->table->synchronize(p->device, NULL) != 0 ? -1 : now() - p->start;
+  }
+  if (p->table->event_new(p->device, NULL, &end) != 0) return -1;
+  int status = p->table->event_time(p->device, p->begin, end, &took);
+  p->table->event_free(p->device, end);
+  forget_event(p);
+  if (status != 0) return -1;
+  return took < 0 ? 0 : took;
+}
+
 /* The hook ------------------------------------------------------------------------------------- */
 
 static int before(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
@@ -134,6 +182,7 @@ static int before(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
   if (leaves && p->n_events < p->max_events) {
     status = add_frame(p, vm, EK_EVENT_LEAVE, vm->function, now());
   }
+  if (status == 0) status = enter_device(p, vm->executable, pc);
   p->start = now();
   return status;
 }
@@ -141,10 +190,12 @@ static int before(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
 static int after(ek_vm_hook *hook, ek_vm *vm, const int32_t *pc) {
   profile *p = (profile *)(void *)hook;
   int64_t end = now(), *count = &p->counts[2 * p->numbers[pc - vm->executable->words]];
+  int64_t took = p->table == NULL ? end - p->start : leave_device(p);
+  if (took < 0) return -1;
   count[0] += 1;
-  count[1] += end - p->start;
+  count[1] += took;
   if (p->n_events >= p->max_events) return 0;
-  if (ek_opcode_has(*pc, EK_WORKS)) return add_call(p, vm, pc, end - p->start);
+  if (ek_opcode_has(*pc, EK_WORKS)) return add_call(p, vm, pc, took);
   bool enters = ek_opcode_has(*pc, EK_FRAMES) && *pc != EK_OP_Ret;
   return enters ? add_frame(p, vm, EK_EVENT_ENTER, vm->function, end) : 0;
 }
@@ -177,6 +228,41 @@ static int run(ek_vm *vm, profile *p) {
   return stop == EK_VM_ENDED ? 0 : -1;
 }
 
+/* Arguments ------------------------------------------------------------------------------------ */
+
+/* A tensor that lies elsewhere than the program takes it, copied there, which is an event; else the
+** argument itself. '*placed' owned. */
+static int place_argument(profile *p, const ek_vm *vm, const ek_vm_function *f, int32_t index,
+                          const ek_value *arg, ek_value *placed) {
+  const ek_executable *e = vm->executable;
+  const ek_dltensor *tensor = ek_value_tensor(arg);
+  bool is_placed = tensor != NULL && f->places != NULL && index < f->n_params;
+  int32_t place = is_placed ? f->places[index] : 0;
+  ek_object *copy;
+  if (!is_placed || ek_device_same(tensor->device, e->devices[place])) {
+    *placed = *arg;
+    ek_value_retain(placed);
+    return 0;
+  }
+  int64_t start = now();
+  if (ek_vm_copy_tensor(tensor, e->devices[place], &copy) != 0) return -1;
+  int64_t took = now() - start, *at = p->n_events < p->max_events ? more(p, 6) : NULL;
+  *placed = ek_value_object(copy);
+  if (at == NULL) return p->n_events < p->max_events ? -1 : 0;
+  memcpy(at, (int64_t[]){EK_EVENT_PLACE, f - e->functions, index, place, start - p->origin, took}, 48);
+  return add_argument(p, placed);
+}
+
+/* All of them, in an array of 'n' that the caller frees: 0 or -1. */
+static int place_arguments(profile *p, const ek_vm *vm, int32_t function, const ek_value *args,
+                           int32_t n, ek_value *placed) {
+  int status = 0;
+  for (int32_t i = 0; i < n && status == 0; i++) {
+    status = place_argument(p, vm, &vm->executable->functions[function], i, &args[i], &placed[i]);
+  }
+  return status;
+}
+
 /* What to make of a profile: '*ret' owned; 0 or -1. */
 typedef int (*describer)(const profile *p, const ek_executable *e, const ek_value *result,
                          ek_value *ret);
@@ -185,11 +271,17 @@ static int profiled(ek_vm *vm, int32_t function, int64_t max_events, const ek_va
                     int32_t nargs, describer tell, ek_value *ret) {
   profile p = {.hook = {before, after}, .max_events = max_events};
   ek_value result = ek_value_none();
-  int status = prepare(vm->executable, &p);
-  if (status == 0) status = ek_vm_begin(vm, function, args, nargs, true);
+  ek_value *placed = ek_alloc_or_error(((size_t)nargs + 1) * sizeof *placed);
+  if (placed != NULL) memset(placed, 0, ((size_t)nargs + 1) * sizeof *placed); /* NONE */
+  int status = placed == NULL ? -1 : prepare(vm->executable, &p);
+  p.origin = now();
+  if (placed != NULL && function >= 0 && function < vm->executable->n_functions) {
+    int copied = place_arguments(&p, vm, function, args, nargs, placed);
+    if (status == 0) status = copied;
+  }
+  if (status == 0) status = ek_vm_begin(vm, function, placed, nargs, true);
   if (status == 0) {
     ek_vm_enter_bytecode(vm);
-    p.origin = now();
     status = add_frame(&p, vm, EK_EVENT_ENTER, vm->function, p.origin);
     if (status != 0) ek_vm_unwind(vm);
     if (status == 0) status = run(vm, &p);
@@ -197,6 +289,9 @@ static int profiled(ek_vm *vm, int32_t function, int64_t max_events, const ek_va
   }
   if (status == 0) status = tell(&p, vm->executable, &result, ret);
   ek_value_release(&result);
+  for (int32_t i = 0; placed != NULL && i < nargs; i++) ek_value_release(&placed[i]);
+  ek_free(placed);
+  forget_event(&p); /* of an instruction that failed */
   ek_free(p.counts);
   ek_free(p.numbers);
   ek_free(p.first);
@@ -210,13 +305,6 @@ int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_valu
 }
 
 /* By kernel ------------------------------------------------------------------------------------ */
-
-/* The primitive that an instruction calls, or -1. */
-static int32_t primitive_of(const int32_t *pc) {
-  if (!ek_opcode_has(*pc, EK_WORKS) || *pc == EK_OP_DeviceCopy) return -1;
-  return *pc == EK_OP_InvokePackedValue ? ek_InvokePackedValue_packed_index(pc)
-                                        : ek_InvokePacked_packed_index(pc);
-}
 
 /* Adds what the instructions that call primitives took: two numbers for each primitive. */
 static void add_up(const profile *p, const ek_executable *e, int64_t *totals) {

@@ -64,8 +64,10 @@ bool ek_vm_frame(const ek_vm *vm, int32_t depth, ek_vm_view *out);
 **                   each: dtype (code * 256 + bits), rank (-1 for a number), dimensions
 **   EK_EVENT_ENTER  kind, function, start
 **   EK_EVENT_LEAVE  kind, function, start
+**   EK_EVENT_PLACE  kind, function, parameter, place it was copied to, start, nanoseconds, and its
+**                   argument as that of a call
 ** Once there are 'max_events' words or more, calls are counted and no more events made. 0 or -1. */
-enum { EK_EVENT_CALL, EK_EVENT_ENTER, EK_EVENT_LEAVE };
+enum { EK_EVENT_CALL, EK_EVENT_ENTER, EK_EVENT_LEAVE, EK_EVENT_PLACE };
 int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_value *args,
                   int32_t nargs, ek_value *ret);
 

@@ -71,11 +71,15 @@ ek_bytes ek_metadata_text(ek_bytes metadata, const char *key) {
   return enter_key(&j, key, strlen(key)) && take_string(&j, &found) ? found : none;
 }
 
-ek_bytes ek_metadata_first(ek_bytes metadata, const char *table, const char *key) {
+ek_bytes ek_metadata_item(ek_bytes metadata, const char *table, const char *key, int32_t index) {
   json j = {metadata.data, metadata.data + metadata.size};
   ek_bytes found, none = {"", 0};
   if (!enter_key(&j, table, strlen(table)) || !enter_key(&j, key, strlen(key))) return none;
-  return take(&j, '[') && take_string(&j, &found) ? found : none;
+  if (!take(&j, '[') || !take_string(&j, &found)) return none;
+  while (index-- > 0) {
+    if (!take(&j, ',') || !take_string(&j, &found)) return none;
+  }
+  return found;
 }
 
 static int64_t take_number(json *j) {
@@ -132,14 +136,15 @@ static void copy_text(char *to, const ek_vm *vm, const char *table, const ek_vm_
   unescape(to, text);
 }
 
-/* Adds the place to the pending error. */
-static void add_place(const ek_vm *vm, const int32_t *pc, const ek_error_object *error) {
+/* Adds the place to the pending error, which is of a kind. */
+static void add_place(const ek_vm *vm, const int32_t *pc, const char *kind,
+                      const ek_error_object *error) {
   const ek_vm_function *f = vm->function;
   int32_t number = ek_vm_instruction(f, pc);
   char text[LONGEST + 1];
   copy_text(text, vm, "sources", f, number, 0);
   if (text[0] == '\0') snprintf(text, sizeof text, "instruction %d", number);
-  ek_error("RunError", "%.*s (in '%.*s': %s)", (int)error->message.size, error->message.data,
+  ek_error(kind, "%.*s (in '%.*s': %s)", (int)error->message.size, error->message.data,
            (int)f->name.size, f->name.data, text);
 }
 
@@ -147,8 +152,13 @@ static bool is_of_kind(const ek_error_object *error, const char *kind) {
   return error->kind.size == strlen(kind) && memcmp(error->kind.data, kind, strlen(kind)) == 0;
 }
 
+/* Whether what failed is a check of data, which names its operator by number. */
+static bool is_of_data(const ek_error_object *error) {
+  return is_of_kind(error, "IndexRangeError") || is_of_kind(error, "LinAlgError");
+}
+
 /* "#1 take: index ..." as "Gather 'node': index ...", or "take: index ..." where the node has no
-** name. */
+** name; other messages stay. */
 static void name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *pc,
                       const ek_error_object *error) {
   json j = {error->message.data, error->message.data + error->message.size};
@@ -159,7 +169,9 @@ static void name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *p
   if (pc != NULL) copy_text(name, vm, "checks", f, ek_vm_instruction(f, pc), n);
   const char *colon = memchr(j.at, ':', (size_t)(j.end - j.at));
   if (name[0] != '\0' && colon != NULL) j.at = colon;
-  ek_error("IndexRangeError", "%s%.*s", name, (int)(j.end - j.at), j.at);
+  char kind[64];
+  snprintf(kind, sizeof kind, "%.*s", (int)error->kind.size, error->kind.data);
+  ek_error(kind, "%s%.*s", name, (int)(j.end - j.at), j.at);
 }
 
 void ek_vm_name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *pc) {
@@ -167,7 +179,7 @@ void ek_vm_name_node(const ek_vm *vm, const ek_vm_function *f, const int32_t *pc
   if (error == NULL) return;
   ek_error_set(error);
   const ek_error_object *known = (const ek_error_object *)(const void *)error;
-  if (is_of_kind(known, "IndexRangeError")) name_node(vm, f, pc, known);
+  if (is_of_data(known)) name_node(vm, f, pc, known);
   ek_object_release(error);
 }
 
@@ -181,7 +193,14 @@ void ek_vm_say_where(const ek_vm *vm, const int32_t *pc) {
   if (error == NULL) return;
   ek_error_set(error);
   const ek_error_object *known = (const ek_error_object *)(const void *)error;
-  if (is_of_kind(known, "RunError")) add_place(vm, pc, known);
+  /* of the host's memory the error says all, and there may be none for another text */
+  static const char *const kinds[] = {"RunError", "DeviceError", "MemoryError"};
+  size_t n = vm->executable->n_devices > 1 ? 3 : 2;
+  for (size_t i = 0; i < n; i++) {
+    if (!is_of_kind(known, kinds[i])) continue;
+    add_place(vm, pc, kinds[i], known);
+    break;
+  }
   ek_object_release(error);
 }
 

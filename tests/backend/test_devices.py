@@ -189,7 +189,9 @@ def test_a_saved_program_knows_its_devices(tmp_path: Path) -> None:
 def test_a_profile_shows_copies() -> None:
     text, args, _ = PROGRAMS["operators"]
     report = ekiden.compile(parse(text)).profile(*args, peak=False)
-    (copy,) = [call for call in report.calls if call.name.startswith("device_copy")]
+    copies = [call for call in report.calls if call.name.startswith("device_copy")]
+    arguments, copy = copies[:-1], copies[-1]
+    assert {call.name for call in arguments} == {"device_copy argument -> cpu(1)"}
     assert copy.name == "device_copy cpu(1) -> cpu(0)"
     assert copy.nbytes == 4 * 5 * 7
     assert "device_copy cpu(1) -> cpu(0)" in str(report)

@@ -14,6 +14,7 @@ from ekiden.relay.expr import Expr, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform import InferType
 from ekiden.runtime import num_threads
+from ekiden.runtime.errors import IndexRangeError
 from ekiden.target import Target
 from ekiden.topi.nn.winograd import transform_weight
 
@@ -46,9 +47,16 @@ def check(body: Expr, *arrays: np.ndarray, tolerance: float = 1e-5) -> None:
     form = general_form(canonicalize(function), TARGET)
     assert isinstance(form, bytes), form
     plain = Function(function.params, function.body)
-    expected = np.asarray(Interpreter(IRModule.from_expr(plain)).evaluate("main", *arrays))
-    found = np.full(expected.shape, 7, expected.dtype)
-    general_function(form)(*map(np.ascontiguousarray, arrays), found)
+    meant = Interpreter(IRModule.from_expr(plain)).evaluate("main", *arrays)
+    wanted = [np.asarray(each) for each in (meant if isinstance(meant, tuple) else (meant,))]
+    results = [np.full(each.shape, 7, each.dtype) for each in wanted]
+    general_function(form)(*map(np.ascontiguousarray, arrays), *results)
+    for found, expected in zip(results, wanted, strict=True):
+        compare(found, expected, tolerance)
+
+
+def compare(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    """Numbers agree, of floats within a tolerance."""
     if expected.dtype.kind == "f":
         scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * scale)
@@ -138,6 +146,40 @@ def test_products(rows: int) -> None:
     check(batched, left, right)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_floats(dtype: str) -> None:
+    ends = np.array([0, -0.0, 1e-7, -3e-6, 6e-5, 65504, 65519.9, 65520, -np.inf, np.nan, 1 / 3],
+                    "float32")  # fmt: skip
+    x = np.concatenate([ends, data(300), data(300) * 1e-5, data(300) * 1e4])
+    n = len(x)
+    check(relay.cast(relay.cast(v("a", n), dtype), "float32"), x)
+    half = fused(relay.cast(v("a", 300), dtype))
+    a = np.asarray(Interpreter(IRModule.from_expr(Function(half.params, half.body))).evaluate(
+        "main", x[11:311]))  # fmt: skip
+    given = v("a", 300, dtype=dtype)
+    for body in (
+        relay.exp(given),
+        given + relay.const(0.1, dtype) * given,
+        relay.maximum(given, -given),
+    ):
+        check(relay.cast(body, "float32"), a, tolerance=0.01 if dtype == "bfloat16" else 0.002)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 50])
+@pytest.mark.parametrize("dtypes", [("int8", "int8"), ("uint8", "int8"), ("int32", "int32")])
+def test_products_of_integers(rows: int, dtypes: tuple[str, str]) -> None:
+    a, b = data(rows, 600, dtype=dtypes[0]), data(70, 600, dtype=dtypes[1])
+    left, right = v("a", *a.shape, dtype=dtypes[0]), v("b", *b.shape, dtype=dtypes[1])
+    check(relay.nn.dense(left, right, out_dtype="int32"), a, b)
+
+
+def test_a_join_of_many() -> None:
+    arrays = [data(2, n % 3 + 1) for n in range(150)]
+    given = [v(f"x{n}", *a.shape) for n, a in enumerate(arrays)]
+    check(relay.concatenate(given, axis=1), *arrays)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
 def test_convolutions(groups: int, strides: tuple[int, int]) -> None:
@@ -170,6 +212,95 @@ def test_packed_and_winograd_weights(size: tuple[int, int], tile: int) -> None:
         check(relay.nn.relu(conv), x, points, tolerance=1e-4)
 
 
+LAYERS = [
+    ("rnn", 1, {}),
+    ("lstm", 4, {}),
+    ("lstm", 4, {"reverse": True, "clip": 0.7, "input_forget": True}),
+    ("gru", 3, {}),
+    ("gru", 3, {"reset_first": True, "reverse": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "gates", "options"), LAYERS)
+@pytest.mark.parametrize("hidden", [5, 16, 40])
+@pytest.mark.parametrize("has_extras", [False, True])
+def test_recurrent_layers(
+    kind: str, gates: int, options: dict[str, object], hidden: int, has_extras: bool
+) -> None:
+    rows = gates * hidden
+    arrays = {"x": data(6, 2, rows), "w": data(rows, hidden) / hidden}
+    extras = {"bias": data(rows), "initial_h": data(2, hidden)}
+    if kind == "lstm":
+        extras |= {"initial_c": data(2, hidden), "peephole": data(3 * hidden)}
+    if "reverse" not in options:
+        extras["lengths"] = np.array([6, 3], "int32")
+    if has_extras:
+        arrays |= extras
+    given = {name: v(name, *a.shape, dtype=str(a.dtype)) for name, a in arrays.items()}
+    more = {name: given[name] for name in extras if name in given}
+    body = relay.op.nn.recurrent(given["x"], given["w"], kind, more, **options)
+    check(body, *arrays.values())
+
+
+@pytest.mark.parametrize("gates", [3, 4])
+def test_recurrent_weights_in_panels(gates: int) -> None:
+    x, w = data(4, 2, gates * 40), data(gates * 40, 40) / 40
+    kind = "lstm" if gates == 4 else "gru"
+    packed = relay.op.nn.contrib_pack_recurrent(v("w", *w.shape), gates, 16)
+    plain = fused(packed)
+    panels = np.asarray(
+        Interpreter(IRModule.from_expr(Function(plain.params, plain.body))).evaluate("main", w)
+    )
+    check(relay.op.nn.recurrent(v("x", *x.shape), v("p", *panels.shape), kind), x, panels)
+
+
+@pytest.mark.parametrize(("kind", "gates", "hidden"), [("lstm", 4, 20), ("gru", 3, 32)])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_recurrent_weights_of_bytes(kind: str, gates: int, hidden: int, is_packed: bool) -> None:
+    rows = gates * hidden
+    w = data(rows, hidden, dtype="int8")
+    arrays = {"x": data(5, 2, rows), "w": w, "scale": abs(data(rows)) / 500,
+              "sums": w.sum(1, dtype="int32")}  # fmt: skip
+    if is_packed:
+        packed = fused(relay.op.nn.contrib_pack_recurrent(v("w", *w.shape, dtype="int8"), gates, 8))
+        plain = IRModule.from_expr(Function(packed.params, packed.body))
+        arrays["w"] = np.asarray(Interpreter(plain).evaluate("main", w))
+    given = {name: v(name, *a.shape, dtype=str(a.dtype)) for name, a in arrays.items()}
+    extras = {"scale": given["scale"], "sums": given["sums"]}
+    body = relay.op.nn.recurrent(given["x"], given["w"], kind, extras)
+    check(body, *arrays.values(), tolerance=1e-2)  # a level more or less of a state
+
+
+@pytest.mark.parametrize("causal", ["", "start", "end"])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_attention(causal: str, softcap: float) -> None:
+    q, k, value, bias = data(2, 4, 9, 8), data(2, 2, 21, 8), data(2, 2, 21, 12), data(2, 1, 1, 21)
+    given = [v(name, *a.shape) for name, a in zip("qkvb", (q, k, value, bias), strict=True)]
+    check(relay.op.nn.attention(*given[:3], causal=causal, softcap=softcap), q, k, value)
+    check(relay.op.nn.attention(*given, causal=causal, softcap=softcap), q, k, value, bias)
+
+
+@pytest.mark.parametrize("queries", [256, 257, 700])
+def test_attention_of_blocks_of_queries(queries: int) -> None:
+    q, k = data(1, 2, queries, 4), data(1, 2, 300, 4)
+    given = [v("q", *q.shape), v("k", *k.shape), v("v", *k.shape)]
+    check(relay.op.nn.attention(*given, causal="start"), q, k, k)
+
+
+def test_attention_in_other_layouts() -> None:
+    q, k, value = data(2, 9, 4, 8), data(2, 8, 4, 21), data(2, 4, 21, 16)
+    layouts = ("bshd", "bdhs", "bhsd", "bshd")
+    given = [v(name, *a.shape) for name, a in zip("qkv", (q, k, value), strict=True)]
+    check(relay.op.nn.attention(*given, layouts=layouts), q, k, value)
+
+
+def test_a_query_that_sees_no_key_is_zero() -> None:
+    q, k = data(1, 2, 7, 8), data(1, 2, 4, 8)
+    given = [v("q", *q.shape), v("k", *k.shape), v("v", *k.shape)]
+    body = relay.op.nn.attention(*given, causal="end", nan_as_zero=True)
+    check(body, q, k, k)
+
+
 def test_one_thread_and_many(request: pytest.FixtureRequest) -> None:
     before = num_threads()
     request.addfinalizer(lambda: num_threads(before))
@@ -194,11 +325,23 @@ def test_sizes_of_any_call() -> None:
         run(data(3, 24, dtype="float64"), weight, np.zeros((3, 40), "float32"))
 
 
+def test_indices_are_checked() -> None:
+    a, at = data(9, 5), np.array([[3, -9], [8, 0]])
+    body = relay.take(v("a", 9, 5), v("i", 2, 2, dtype="int64"), axis=0, mode="raise")
+    check(body, a, at)
+    form = general_form(canonicalize(fused(body)), TARGET)
+    assert isinstance(form, bytes), form
+    found, kernel = np.zeros((2, 2, 5), "float32"), general_function(form)
+    message = r"take: index 9 at position \(1, 0\) is out of range for axis 0 of size 9"
+    with pytest.raises(IndexRangeError, match=message):
+        kernel(a, np.array([[3, -9], [9, 0]]), found)
+    assert not found.any()
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (relay.sqrt(v("a", 3, dtype="float16")), "elements of float16"),
-        (relay.take(v("a", 9), v("i", 4, dtype="int64"), mode="raise"), "indices are checked"),
+        (relay.cast(v("a", 3), "float8_e4m3fn"), "elements of float8_e4m3fn"),
         (relay.cumsum(v("a", 3, 4), axis=1), "is made of statements"),
     ],
 )

@@ -7,23 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from toolchains import BINDINGS, LIBRARY, NEEDS_JDK, NEEDS_NODE, ROOT, go, jdk, needs, run
 
 import ekiden
 from ekiden import relay, runtime
-
-ROOT = Path(__file__).parents[2]
-BINDINGS = ROOT / "bindings"
-LIBRARY = runtime.library_path().resolve().parent
-
-
-def needs(*tools: str) -> pytest.MarkDecorator:
-    """Leaves a test out where a program is missing, and names it."""
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+from long_runs import LONG
 
 
 @pytest.fixture(scope="module")
@@ -44,97 +37,163 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(command: Sequence[object], cwd: Path, **more: object) -> str:
-    """What a program prints; it must end well."""
-    variables = {
-        **os.environ,
-        "EKIDEN_LIB_DIR": str(LIBRARY),
-        **{k: str(v) for k, v in more.items()},
-    }
-    done = subprocess.run(
-        [str(each) for each in command], cwd=cwd, env=variables, capture_output=True, text=True
+@dataclass(frozen=True)
+class Program:
+    """What runs the script of a folder, and what else must say "right"."""
+
+    command: Sequence[object]
+    cwd: Path = ROOT
+    variables: Mapping[str, str] = field(default_factory=dict)
+    checks: tuple[Sequence[object], ...] = ()
+
+
+def python(folder: Path, _: Path, library: Path) -> Program:
+    here = Path(__file__).parent
+    return Program(
+        [sys.executable, here / "conformance.py", folder],
+        checks=([sys.executable, here / "check.py", folder],),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
-def test_python(folder: Path) -> None:
-    run([sys.executable, Path(__file__).with_name("conformance.py"), folder], ROOT)
-    said = run([sys.executable, Path(__file__).with_name("check.py"), folder], ROOT)
-    assert said == "right\n"
-
-
-@needs("c++")
-def test_cpp(folder: Path, tmp_path: Path) -> None:
+def cpp(folder: Path, tmp_path: Path, library: Path) -> Program:
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]
-    library = [LIBRARY / "libekiden_runtime.so", f"-Wl,-rpath,{LIBRARY}"]
-    for name, last in (("conformance", " steps\n"), ("check", "right\n")):
-        program, source = tmp_path / name, Path(__file__).with_name(f"{name}.cpp")
-        run(["c++", *flags, f"-I{runtime.include_dir()}", source, *library, "-o", program], ROOT)
-        assert run([program, folder], ROOT).endswith(last)
+    linked = [library / "libekiden_runtime.so", f"-Wl,-rpath,{library}"]
+    for name in ("conformance", "check"):
+        source = Path(__file__).with_name(f"{name}.cpp")
+        words = [*flags, f"-I{runtime.include_dir()}", source, *linked, "-o", tmp_path / name]
+        run(["c++", *words], ROOT)
+    return Program([tmp_path / "conformance", folder], checks=([tmp_path / "check", folder],))
 
 
-@needs("cargo", "cc")
-def test_rust(folder: Path, tmp_path: Path) -> None:
-    command = ["cargo", "test", "--offline", "--quiet", "--", "--nocapture"]
-    places = {"EKIDEN_CONFORMANCE": folder, "CARGO_TARGET_DIR": tmp_path}
-    said = run(command, BINDINGS / "rust", **places)
-    assert " steps" in said
-
-
-def _has_node_headers() -> bool:
-    node = shutil.which("node")
-    places = [Path("/usr/include/node")]
-    places += [Path(node).resolve().parents[1] / "include/node"] if node else []
-    return any((place / "node_api.h").exists() for place in places)
-
-
-@needs("node", "cc")
-@pytest.mark.skipif(not _has_node_headers(), reason="needs node_api.h of Node")
-def test_node(folder: Path, tmp_path: Path) -> None:
-    addon = tmp_path / "ekiden.node"
-    run(["node", "build.js", addon], BINDINGS / "node")
-    said = run(["node", "conformance.js", folder], BINDINGS / "node", EKIDEN_NODE_ADDON=addon)
-    assert said.endswith(" steps\n")
-    said = run(
-        ["node", "--expose-gc", "check.js", folder], BINDINGS / "node", EKIDEN_NODE_ADDON=addon
-    )
-    assert said == "right\n"
-
-
-@needs("go", "cc")
-def test_go(folder: Path, tmp_path: Path) -> None:
+def rust(folder: Path, tmp_path: Path, library: Path) -> Program:
     places = {
-        "CGO_CFLAGS": f"-I{runtime.include_dir()}",
-        "CGO_LDFLAGS": f"-L{LIBRARY} -Wl,-rpath,{LIBRARY}",
-        "GOCACHE": os.environ.get("GOCACHE", tmp_path),
-        "GOPROXY": "off",
-        "GOTOOLCHAIN": "local",
-        "EKIDEN_CONFORMANCE": folder,
+        "EKIDEN_CONFORMANCE": str(folder),
+        "CARGO_TARGET_DIR": str(tmp_path),
+        "EKIDEN_LIB_DIR": str(library),
     }
-    said = run(["go", "test", "-count=1", "-v", "./..."], BINDINGS / "go", **places)
-    assert " steps" in said
+    words = ["cargo", "test", "--offline", "--no-run", "--message-format=json", "--quiet"]
+    lines = run(words, BINDINGS / "rust", **places).splitlines()
+    programs = [json.loads(line).get("executable") for line in lines if line.startswith("{")]
+    (program,) = [each for each in programs if each and "conformance" in each]
+    return Program([program, "--nocapture"], BINDINGS / "rust", places)
 
 
-def _jdk() -> Path | None:
-    """The folder of programs of a JDK of 22 or later, which has foreign functions."""
-    homes = [Path(os.environ.get("JAVA_HOME", "/nowhere")), *sorted(Path("/usr/lib/jvm").glob("*"))]
-    for home in homes:
-        release = home / "release"
-        words = release.read_text().split('JAVA_VERSION="')[1:] if release.exists() else []
-        if words and (home / "bin/javac").exists() and int(words[0].split(".")[0]) >= 22:
-            return home / "bin"
-    return None
+def node(folder: Path, tmp_path: Path, library: Path) -> Program:
+    addon = tmp_path / "ekiden.node"
+    include = str(runtime.include_dir())
+    places = {"EKIDEN_LIB_DIR": str(library), "EKIDEN_INCLUDE_DIR": include}
+    run(["node", "build.js", addon], BINDINGS / "node", **places)
+    return Program(
+        ["node", "conformance.js", folder],
+        BINDINGS / "node",
+        {"EKIDEN_NODE_ADDON": str(addon)},
+        (["node", "--expose-gc", "check.js", folder],),
+    )
 
 
-@pytest.mark.skipif(
-    _jdk() is None, reason="needs a JDK of 22 or later, of JAVA_HOME or /usr/lib/jvm"
-)
-def test_java(folder: Path, tmp_path: Path) -> None:
-    jdk = _jdk()
-    assert jdk is not None
-    sources = sorted((BINDINGS / "java").rglob("*.java"))
-    run([jdk / "javac", "-d", tmp_path, *sources], ROOT)
-    options = ["--enable-native-access=ALL-UNNAMED", "-cp", tmp_path]
-    said = run([jdk / "java", *options, "dev.ekiden.Conformance", folder], ROOT)
-    assert said.endswith(" steps\n")
+def golang(folder: Path, tmp_path: Path, library: Path) -> Program:
+    made = tmp_path / "conformance.test"
+    run(["go", "test", "-c", "-o", made, "."], BINDINGS / "go", **go(library))
+    places = {"EKIDEN_CONFORMANCE": str(folder)}
+    return Program([made, "-test.v", "-test.timeout=2h"], BINDINGS / "go", places)
+
+
+def java(folder: Path, tmp_path: Path, library: Path) -> Program:
+    programs = jdk()
+    assert programs is not None
+    sources = sorted((BINDINGS / "java").glob("*/dev/**/*.java"))
+    run([programs / "javac", "-d", tmp_path, *sources], ROOT)
+    options = ["--enable-native-access=ALL-UNNAMED", "-Xmx64m", "-cp", tmp_path]
+    places = {"EKIDEN_LIB_DIR": str(library)}
+    command = [programs / "java", *options, "dev.ekiden.Conformance", folder]
+    return Program(command, variables=places)
+
+
+Build = Callable[[Path, Path, Path], Program]
+LANGUAGES = [
+    pytest.param(python, id="python"),
+    pytest.param(cpp, id="cpp", marks=needs("c++")),
+    pytest.param(rust, id="rust", marks=needs("cargo", "cc")),
+    pytest.param(node, id="node", marks=[needs("node", "cc"), NEEDS_NODE]),
+    pytest.param(golang, id="go", marks=needs("go", "cc")),
+    pytest.param(java, id="java", marks=NEEDS_JDK),
+]
+
+
+@pytest.mark.parametrize("build", LANGUAGES)
+def test_the_script_of_all_languages_passes(build: Build, folder: Path, tmp_path: Path) -> None:
+    program = build(folder, tmp_path, LIBRARY)
+    assert " steps" in run(program.command, program.cwd, **program.variables)
+    for check in program.checks:
+        assert run(check, program.cwd, **program.variables) == "right\n"
+
+
+def often(folder: Path, made: Path, times: int) -> Path:
+    """The script's case of what is done many times, that often."""
+    shutil.copytree(folder, made)
+    script = json.loads((folder / "conformance.json").read_text())
+    script["cases"] = [case for case in script["cases"] if case["name"] == "many times"]
+    for step in script["cases"][0]["steps"]:
+        if "times" in step:
+            step["times"] = times
+    (made / "conformance.json").write_text(json.dumps(script))
+    return made
+
+
+MOST_GROWN = 16 << 10
+"""KB that a process may have more after so many times more; 24 bytes each, the least object, would
+be 21 MB."""
+
+
+@pytest.mark.parametrize("build", LANGUAGES)
+@pytest.mark.parametrize("_", [pytest.param(0, marks=LONG, id="long")])
+def test_a_million_calls_leave_nothing(build: Build, folder: Path, tmp_path: Path, _: int) -> None:
+    sizes = []
+    for times in (100_000, 1_000_000):
+        place = tmp_path / str(times)
+        place.mkdir()
+        program = build(often(folder, place / "script", times), place, LIBRARY)
+        variables = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY), **program.variables}
+        with subprocess.Popen(
+            list(map(str, program.command)),
+            cwd=program.cwd,
+            env=variables,
+            stdout=subprocess.DEVNULL,
+        ) as process:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        sizes.append(usage.ru_maxrss)
+    print(f"{build.__name__}: {sizes[1] - sizes[0]} KB more")
+    assert sizes[1] - sizes[0] <= MOST_GROWN, sizes
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a runtime that AddressSanitizer watches."""
+    made = tmp_path_factory.mktemp("sanitized")
+    options = ["-DEKIDEN_PYTHON=OFF", "-DEKIDEN_SANITIZE=address", "-DCMAKE_BUILD_TYPE=Debug"]
+    run(["cmake", "-S", ROOT, "-B", made, *options], ROOT)
+    run(["cmake", "--build", made, "--target", "ekiden_runtime"], ROOT)
+    return next(made.rglob("libekiden_runtime.so")).parent
+
+
+NOT_PYTHON = [each for each in LANGUAGES if each.id != "python"]
+"""Python's extension has the runtime inside: tests/c watches that one."""
+EXACT = ("cpp", "rust")
+"""Languages without a collector, where what is left at the end is lost."""
+
+
+@pytest.mark.parametrize("build", NOT_PYTHON)
+@pytest.mark.parametrize("_", [pytest.param(0, marks=LONG, id="long")])
+def test_a_million_steps_under_address_sanitizer(
+    build: Build, folder: Path, sanitized: Path, tmp_path: Path, _: int
+) -> None:
+    program = build(often(folder, tmp_path / "script", 200_000), tmp_path, sanitized)
+    leaks = int(build.__name__ in EXACT)
+    options = f"detect_leaks={leaks}:handle_segv=0:verify_asan_link_order=0"  # a JVM has its own
+    found = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True)
+    watch = {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": options}
+    assert " steps" in run(program.command, program.cwd, **program.variables, **watch)
+    for check in program.checks:
+        assert run(check, program.cwd, **program.variables, **watch) == "right\n"

@@ -15,7 +15,14 @@ import ekiden
 from ekiden import relay
 from ekiden.codegen import llvm
 from ekiden.codegen.llvm import wasm
-from ekiden.driver.web import PACKAGE, RUNTIME, THREADED, WEB_TARGETS, build_runtime, write_site
+from ekiden.driver.web import (
+    RUNTIME,
+    THREADED,
+    WEB_TARGETS,
+    build_runtime,
+    package_files,
+    write_site,
+)
 from ekiden.runtime.errors import CompileError, ExportError, LoadError
 from ekiden.target import Target
 
@@ -43,7 +50,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "conformance.json").write_text(json.dumps(script))
     write_site(data, made)
     shutil.copyfile(BINDINGS / "web" / "conformance.js", made / "conformance.mjs")
-    (made / "package.json").write_text('{"type": "module"}')
     return made
 
 
@@ -78,7 +84,7 @@ def test_wrong_handles_and_what_is_closed_are_errors(site: Path) -> None:
 def test_the_runtime_is_small(site: Path) -> None:
     for name in (RUNTIME, THREADED):
         assert len(gzip.compress((site / name).read_bytes(), 9)) <= MOST
-    assert all((site / name).exists() for name in PACKAGE)
+    assert all((site / name).exists() for name in package_files())
 
 
 def test_a_file_for_another_width_is_refused(site: Path, tmp_path: Path) -> None:
@@ -140,7 +146,6 @@ def test_the_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
     def @main(%x: Tensor[(n, 4), float32]) { strided_slice(%x, begin=[0], end=[3], axes=[1]) }"""
     ekiden.export(relay.parse(text), tmp_path / "model.eki", list(WEB_TARGETS))
     write_site((tmp_path / "model.eki").read_bytes(), tmp_path / "site")
-    (tmp_path / "site" / "package.json").write_text('{"type": "module"}')
     page = (BINDINGS.parent / "docs" / "guides" / "web.md").read_text()
     blocks = [part.split("```")[0] for part in page.split("```js\n")[1:]]
     said = run(tmp_path, "--input-type=module", "-e", "\n".join(blocks[:2])).splitlines()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
+import os
 import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,11 @@ import numpy as np
 import pytest
 
 import ekiden
+from chromium import PLAIN, SWIFTSHADER, page_of
 from ekiden import relay
 from ekiden.driver.web import WEB_TARGETS, web_targets, write_site
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
-SWIFTSHADER = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader",
-               "--enable-features=Vulkan"]  # fmt: skip
 NET = """#[version = "0.0.5"]
 def @main(%x: Tensor[(n, 3, 9, 7), float32], %w: Tensor[(5, 3, 3, 3), float32]) {
   %0 = nn.relu(nn.conv2d(%x, %w, padding=[1, 1, 1, 1], channels=5, kernel_size=[3, 3]));
@@ -48,7 +43,11 @@ PROGRAM = """async () => {
   const w = ramp(5, 3, 3, 3);
   said.net = [];
   for (const n of [2, 1, 4]) said.net.push(list(await net.run({x: ramp(n, 3, 9, 7), w})));
-  try { net.runSync({x: ramp(2, 3, 9, 7), w}); } catch (error) { said.sync = text(error); }
+  try {
+    said.sync = list(net.runSync({x: ramp(2, 3, 9, 7), w}));
+  } catch (error) {
+    said.sync = text(error);
+  }
   said.shape = await net.run({x: ramp(2, 3), w}).catch(text);
   const int64 = (...data) => new Tensor('int64', [4], data.map(BigInt));
   const both = await load('both.eki');
@@ -58,12 +57,13 @@ PROGRAM = """async () => {
   const given = [[4, 0, -5, 1], [0, 7, 1, -9], [1, 1, 1, 1]];
   said.checked = await Promise.all(given.map((i) => checked.run(
     {x: ramp(5, 2), i: new Tensor('int32', [4], i)}).then((found) => list([found]), text)));
-  const {memory} = net.module.runtime.driver;
-  const before = [memory.used, memory.blocks.length];
+  const {device} = net.module.runtime.driver;
+  const memory = () => [device.used(), device.pieces()];
+  const before = memory();
   for (let i = 0; i < 20; i++) await net.run({x: ramp(2, 3, 9, 7), w});
-  said.grown = [memory.used, memory.blocks.length].map((each, at) => each - before[at]);
+  said.grown = memory().map((each, at) => each - before[at]);
   [net, both, checked].forEach((each) => each.close());
-  said.left = memory.used;
+  said.left = memory()[0];
   return said;
 }"""
 
@@ -80,40 +80,70 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in {"net": NET, "both": BOTH, "checked": CHECKED}.items():
         ekiden.export(relay.parse(text), made / f"{name}.eki", ["webgpu", WEB_TARGETS[-1]])
     write_site((made / "net.eki").read_bytes(), made)
-    (made / "page.html").write_text("<!doctype html><link rel=icon href='data:,'>")
-    (made / "package.json").write_text('{"type": "module"}')
     return made
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
+WORKER = f"""
+delete WebAssembly.Suspending;
+const program = {PROGRAM};
+program().then((found) => postMessage(found), (error) => postMessage({{error: String(error)}}));
+"""
+IN_WORKER = """() => new Promise((resolve) => {
+  const worker = new Worker('./worker.js', {type: 'module'});
+  worker.onmessage = ({data}) => resolve(data);
+  worker.onerror = ({message}) => resolve({error: message});
+})"""
+"""As in an engine without JSPI."""
 
 
-def in_chromium(site: Path, program: str, flags: list[str]) -> Any:  # noqa: ANN401
+def in_chromium(site: Path, program: str, flags: Sequence[str], *, isolated: bool = False) -> Any:  # noqa: ANN401
     """What a program gives in a page."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if BROWSER is None:
-        pytest.skip("needs chromium")
-    handler = functools.partial(_Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with sync_api.sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=BROWSER, args=flags)
-            page = browser.new_page()
-            page.goto(f"http://127.0.0.1:{server.server_address[1]}/page.html")
-            found = page.evaluate(program)
-            browser.close()
-        server.shutdown()
+    with page_of(site, flags, isolated=isolated) as page:
+        return page.evaluate(program)
+
+
+def in_node(site: Path) -> Any:  # noqa: ANN401
+    """What the program gives in Node, where the package webgpu of npm is the engine's WebGPU."""
+    drivers = Path("/usr/lib/chromium")  # with a processor that plays a GPU
+    found = subprocess.run(["npm", "root", "-g"], capture_output=True, text=True).stdout.strip()
+    package = Path(found, "webgpu", "index.js")
+    if not (package.exists() and (drivers / "vk_swiftshader_icd.json").exists()):
+        pytest.skip("needs webgpu of npm, and chromium of Debian")
+    (site / "gpu.mjs").write_text(
+        f"import {{create, globals}} from '{package}';"
+        "Object.assign(globalThis, globals); export default create([]);"
+    )
+    (site / "gpu_test.mjs").write_text(
+        "import {init} from './index.js';"
+        "await init({webgpu: new URL('./gpu.mjs', import.meta.url)});"
+        f"console.log(JSON.stringify(await ({PROGRAM})())); process.exit();"
+    )
+    variables = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(drivers),
+        "VK_DRIVER_FILES": str(drivers / "vk_swiftshader_icd.json"),
+    }
+    done = subprocess.run(
+        ["node", "gpu_test.mjs"], cwd=site, env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module", params=["suspends", "waits", "node"])
+def said(site: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the program says where WebAssembly suspends, and where a thread has the device."""
+    if request.param == "suspends":
+        found = in_chromium(site, PROGRAM, SWIFTSHADER)
+    elif request.param == "node":
+        if shutil.which("node") is None or shutil.which("npm") is None:
+            pytest.skip("needs node and npm")
+        found = in_node(site)
+    else:
+        (site / "worker.js").write_text(WORKER)
+        found = in_chromium(site, IN_WORKER, SWIFTSHADER, isolated=True)
+    assert isinstance(found, dict) and "error" not in found, found
     return found
-
-
-@pytest.fixture(scope="module")
-def said(site: Path) -> Iterator[dict[str, Any]]:
-    """What the program says."""
-    found = in_chromium(site, PROGRAM, SWIFTSHADER)
-    assert isinstance(found, dict)
-    yield found
 
 
 def check(found: list[Any], wanted: object) -> None:
@@ -130,7 +160,10 @@ def test_a_network_gives_what_this_machine_gives(said: dict[str, Any]) -> None:
     for n, found in zip((2, 1, 4), said["net"], strict=True):
         check(found, exe(ramp(n, 3, 9, 7), w))
     assert said["shape"].startswith("InputError: input 'x'")
-    assert said["sync"].startswith("DeviceError: webgpu(0): its results lie there")
+    if isinstance(said["sync"], str):
+        assert said["sync"].startswith("DeviceError: webgpu(0): its results lie there")
+    else:
+        check(said["sync"], exe(ramp(2, 3, 9, 7), w))
 
 
 def test_what_the_language_lacks_runs_in_wasm(said: dict[str, Any]) -> None:
@@ -159,7 +192,7 @@ def test_what_is_missing_is_said(site: Path) -> None:
         done = subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=60)
         assert done.stdout.startswith("DeviceError webgpu(0): this engine has no WebGPU"), done
     page = "async () => (await import('./index.js')).load('net.eki').catch((e) => e.message)"
-    assert "WebGPU" in in_chromium(site, page, ["--no-sandbox", "--disable-gpu"])
+    assert "WebGPU" in in_chromium(site, page, [*PLAIN, "--disable-gpu"])
 
 
 def test_the_command_compiles_for_both() -> None:

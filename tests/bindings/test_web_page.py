@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import runpy
-import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from chromium import Browser, Page, chromium, served
 from ekiden.runtime.errors import ImportModelError
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
-if BROWSER is None:
-    pytest.skip("needs chromium", allow_module_level=True)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web"
-Page = Any
-"""Of playwright, which need not be there."""
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +25,19 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         program["build"](folder)
     except ImportModelError as reason:
         pytest.skip(f"needs the package magika from PyPI: {reason}")
-    handler = functools.partial(_Quiet, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/"
-    server.shutdown()
-    server.server_close()
+    with served(folder) as where:
+        yield where
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser() -> Iterator[Browser]:
     """Chromium without a screen."""
-    with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    with chromium() as made:
         yield made
-        made.close()
 
 
 @pytest.fixture
-def page(browser: Page, address: str) -> Iterator[Page]:
+def page(browser: Browser, address: str) -> Iterator[Page]:
     """The page, ready, which must say nothing on its console."""
     context = browser.new_context(viewport={"width": 800, "height": 760})
     made, said = context.new_page(), list[str]()

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
 import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ekiden
+from chromium import page_of
 from ekiden import relay
 from ekiden.driver.web import THREADED, WEB_TARGETS, write_site
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 PROGRAM = """
 import {abilities, init, load, registry, Tensor} from './index.js';
 
@@ -57,8 +51,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ekiden.export(relay.parse(text), made / "net.eki", list(WEB_TARGETS))
     write_site((made / "net.eki").read_bytes(), made)
     (made / "measure.js").write_text(PROGRAM)
-    (made / "page.html").write_text("<!doctype html><link rel=icon href='data:,'>")
-    (made / "package.json").write_text('{"type": "module"}')
     return made
 
 
@@ -126,57 +118,19 @@ def test_a_thread_that_cannot_place_code_is_an_error(site: Path, tmp_path: Path)
     assert wanted in done.stdout, done.stderr
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    isolated = False
-
-    def end_headers(self) -> None:
-        """With what lets a page share memory, where it is asked for."""
-        if self.isolated:
-            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
-            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
-        super().end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
-class _Isolated(_Quiet):
-    isolated = True
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium without a screen."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if BROWSER is None:
-        pytest.skip("needs chromium")
-    with sync_api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-@pytest.mark.parametrize("handler", [_Isolated, _Quiet])
-def test_a_page_has_threads_where_it_may(site: Path, browser: Any, handler: type[_Quiet]) -> None:  # noqa: ANN401
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(handler, directory=str(site))
-    )
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    page = browser.new_page()
-    page.goto(f"http://127.0.0.1:{server.server_address[1]}/page.html")
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_page_has_threads_where_it_may(site: Path, isolated: bool) -> None:
     script = "async (n) => (await import('/measure.js')).measure(n ? {threads: n} : {})"
-    if handler.isolated:
-        found = page.evaluate(script, 3)
-        assert found["threads"] == 3 and found["equal"]
-        assert found["first"] == in_node(site, "{threads: 1}")["first"]
-    else:
+    with page_of(site, isolated=isolated) as page:
+        if isolated:
+            found = page.evaluate(script, 3)
+            assert found["threads"] == 3 and found["equal"]
+            assert found["first"] == in_node(site, "{threads: 1}")["first"]
+            return
         with pytest.raises(Exception, match="3 were asked for, but memory cannot be shared"):
             page.evaluate(script, 3)
         found = page.evaluate(script, 0)
         assert found["threads"] == 1 and "COOP and COEP" in found["oneThread"]
-    page.close()
-    server.shutdown()
-    server.server_close()
 
 
 def test_both_runtimes_are_written(site: Path) -> None:

@@ -35,13 +35,6 @@ MLP = """def @main(%x: Tensor[(n, 3), float32], %w: Tensor[(4, 3), float32],
 }"""
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    """Each engine that is here."""
-    pytest.importorskip(request.param, reason=f"needs the package {request.param}")
-    return str(request.param)
-
-
 def whole(*shapes: tuple[int, ...]) -> list[Array]:
     """Small whole numbers: sums and products of them are exact in any order."""
     rng = np.random.default_rng(0)
@@ -140,11 +133,10 @@ def test_an_unknown_engine_is_refused() -> None:
 
 
 ELSEWHERE = """
-import importlib.util, sys, numpy as np
+import sys, numpy as np
 if sys.argv[2] == "absent":
-    whole = importlib.util.find_spec
-    importlib.util.find_spec = lambda name, *rest: (
-        None if name == sys.argv[3] else whole(name, *rest))
+    from ekiden.runtime.engines import ENGINES
+    ENGINES[sys.argv[3]] = lambda: ""
 import ekiden
 try:
     x, w, b = np.ones((2, 3), "f"), np.ones((4, 3), "f"), np.ones(4, "f")
@@ -166,17 +158,19 @@ def test_an_artifact_runs_elsewhere_or_says_what_it_needs(engine: str, tmp_path:
         assert done.stderr == ""
         said.append(done.stdout)
     assert said[0] == f"{[[8.0] * 4] * 2}\n"
-    assert f"runs in the engine '{engine}', whose package '{engine}' is missing" in said[1]
-    assert said[1].endswith(f"pip install 'ekiden[{engine}]'\n")
+    region = f"link executable: 'tvmgen_default_{engine}_main_0_"
+    assert said[1].startswith(region) and said[1].count("\n") == 1
+    assert f"{engine}: its library lib" in said[1]
+    assert f"pip install 'ekiden[{engine}]'" in said[1]
 
 
-def test_an_engine_that_is_not_here_is_one_error(
-    engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ekiden.runtime.engines.find_spec", lambda name: None)
-    wanted = f"byoc: the engine '{engine}': its package '{engine}' is missing; pip install"
-    with pytest.raises(CompileError, match=wanted):
-        byoc.partition(relay.parse(MLP), engine)
+def test_an_engine_that_is_not_here_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "absent", lambda: "/nowhere")
+    byoc.register(OnnxEngine("absent"))
+    with pytest.raises(
+        CompileError, match="byoc: .*'absent'.* there is no library libekiden_absen"
+    ):
+        byoc.partition(relay.parse(MLP), "absent")
 
 
 def test_a_region_takes_arrays_that_may_not_be_written_or_are_not_contiguous(engine: str) -> None:
@@ -221,20 +215,46 @@ def net(width: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_a_region_that_fails_names_its_nodes(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(symbol: str, code: bytes) -> Callable[..., None]:
-        def kernel(*tensors: ekiden.Tensor) -> None:
-            raise RunError(f"run '{symbol}': {engine}: it is broken")
+class Broken:
+    """An engine whose regions load and fail when they run: their shape is another's."""
 
-        return kernel
+    def __init__(self, engine: str) -> None:
+        self.name = f"broken_{engine}"
+        self.whole = OnnxEngine(engine)
 
-    module = relay.frontend.from_onnx(net(4))[0]
-    made = byoc.partition(module, engine)
-    monkeypatch.setattr(f"ekiden.runtime.engine_{engine}.load", broken)
+    def patterns(self) -> Sequence[Entry]:
+        return patterns_of(self.whole, self.name)
+
+    def compile(self, function: Function) -> bytes:
+        x, y, z = (helper.make_tensor_value_info(n, 1, ["n", "k"]) for n in "xyz")
+        seven = helper.make_tensor("seven", 7, [2], [7, 7])
+        node = helper.make_node("Reshape", ["x", "seven"], ["z"])
+        graph = helper.make_graph([node], "net", [x, y], [z], [seven])
+        opsets = [helper.make_opsetid("", 17)]
+        code: bytes = helper.make_model(
+            graph, opset_imports=opsets, ir_version=8
+        ).SerializeToString()
+        return code
+
+    def load(self, symbol: str, code: bytes) -> Callable[..., None]:
+        return self.whole.load(symbol, code)
+
+
+def patterns_of(engine: OnnxEngine, name: str) -> list[Entry]:
+    """Its patterns under another name."""
+    return [(each.replace(engine.name, name), *rest) for each, *rest in engine.patterns()]
+
+
+def test_a_region_that_fails_names_its_nodes(onnx_engine: str) -> None:
+    broken = Broken(onnx_engine)
+    byoc.register(broken)
+    made = byoc.partition(relay.frontend.from_onnx(net(4))[0], broken.name)
+    exe = ekiden.compile(made)
     with pytest.raises(RunError) as caught:
-        ekiden.compile(made)(*whole((2, 4), (2, 4)))
+        exe(*whole((2, 4), (2, 4)))
     said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert "it is broken" in said and "Add 'first', Relu 'second'" in said
+    assert f"run 'tvmgen_default_{broken.name}_main_0" in said and f"{onnx_engine}: " in said
+    assert "Add 'first', Relu 'second'" in said
 
 
 class Choosy:
@@ -245,10 +265,7 @@ class Choosy:
         self.whole = OnnxEngine(engine)
 
     def patterns(self) -> Sequence[Entry]:
-        return [
-            (name.replace(self.whole.name, self.name), *rest)
-            for name, *rest in self.whole.patterns()
-        ]
+        return patterns_of(self.whole, self.name)
 
     def compile(self, function: Function) -> bytes:
         return self.whole.compile(function)
@@ -260,9 +277,9 @@ class Choosy:
 
 
 def test_what_an_engine_refuses_stays_with_ekiden(
-    engine: str, caplog: pytest.LogCaptureFixture
+    onnx_engine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chosen = Choosy(engine)
+    chosen = Choosy(onnx_engine)
     byoc.register(chosen)
     text = """def @main(%x: Tensor[(n, 3), float32]) {
       %0 = nn.relu(add(%x, %x)); %1 = cumsum(%0, axis=1);

@@ -279,6 +279,12 @@ def test_the_debugger_measures_each_node(debug: debug_executor.GraphModuleDebug)
 
 def test_the_factory_makes_the_debuggers_module(lib: ExecutorFactoryModule) -> None:
     module = lib["debug_create"]("default", HOST)
+    module["set_input"]("x", ekiden.nd.array(X))
+    module["run"]()
+    plain = graph_executor.GraphModule(lib["default"](HOST))
+    plain.run(x=X)
+    given = module["get_output"](0).numpy()  # of the graph, as from any graph executor
+    assert given.tolist() == plain.get_output(0).numpy().tolist()
     debug = debug_executor.GraphModuleDebug(module, [HOST], lib.get_graph_json())
     debug.set_input(x=X)
     debug.run(number=1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from stand_ins import stand_in
 from wgpu_driver import Driver
 
 from ekiden import runtime
@@ -28,20 +30,41 @@ def opencl() -> Device:
 
 
 @pytest.fixture(scope="session")
-def fibres(tmp_path_factory: pytest.TempPathFactory) -> Device:
-    """A device of the kind "cuda" that is none: its driver is fibre_driver.c, in the folder that
-    EKIDEN_DRIVERS names, and runs the text of kernels on this processor.
-    """
-    compiler = shutil.which("cc")
-    if compiler is None or shutil.which("c++") is None:
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with stand-ins for NVIDIA's libraries, libcuda.so.1 and libnvrtc.so."""
+    if shutil.which("cc") is None or shutil.which("c++") is None:
         pytest.skip("needs a C and a C++ compiler: apt-get install g++")
-    folder = tmp_path_factory.mktemp("drivers")
-    command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-w"]
-    command += [f"-I{runtime.include_dir()}", str(HERE / "fibre_driver.c")]
-    subprocess.run([*command, "-o", str(folder / "libekiden_cuda.so")], check=True)
+    folder = tmp_path_factory.mktemp("cuda")
+    stand_in("cuda", folder / "libcuda.so.1")
+    stand_in("nvrtc", folder / "libnvrtc.so")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fibres(request: pytest.FixtureRequest) -> Device:
+    """A device of the kind "cuda", by the driver of CUDA over stand-ins for NVIDIA's libraries:
+    kernels run on this processor. With EKIDEN_TEST_CUDA=1 it is the machine's GPU.
+    """
+    found = runtime.device("cuda", 0)
+    if os.environ.get("EKIDEN_TEST_CUDA") != "1":
+        folder: Path = request.getfixturevalue("stand_ins")
+        ctypes.CDLL(str(folder / "libcuda.so.1"))  # what is loaded already is found by its name
+        os.environ["EKIDEN_NVRTC"] = str(folder / "libnvrtc.so")
+    runtime.get_global_func("ek.device.open")(found)
+    return found
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Device:
+    """A device of the kind "rocm", by the driver in other_driver.c."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler: apt-get install gcc")
+    folder = tmp_path_factory.mktemp("other")
+    command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", f"-I{runtime.include_dir()}"]
+    library = folder / "libekiden_rocm.so"
+    subprocess.run([*command, str(HERE / "other_driver.c"), "-o", str(library)], check=True)
     os.environ["EKIDEN_DRIVERS"] = str(folder)
-    os.environ["FIBRE_HEADER"] = str(HERE / "fibre.h")
-    return runtime.device("cuda", 0)
+    return runtime.device("rocm", 0)
 
 
 @pytest.fixture(scope="session")

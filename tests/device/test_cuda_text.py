@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ import pytest
 import test_thread_families as families
 
 import ekiden
-from ekiden import relay
+from ekiden import relay, runtime
 from ekiden.codegen.device import DeviceKernel, unpack_kernels
 from ekiden.driver.build import compile_to_bytes
 from ekiden.ir.module import IRModule
@@ -27,18 +28,25 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, seq
 from ekiden.topi.rule.thread_parts import BARRIER, bound
 
+GPU = os.environ.get("EKIDEN_TEST_CUDA") == "1"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+
+
+def nvrtc_library() -> ctypes.CDLL | None:
+    """NVIDIA's compiler as a library, where its package is installed."""
+    home = find_spec("nvidia")
+    folders = list(home.submodule_search_locations or ()) if home is not None else []
+    found = [p for f in folders for p in Path(f).glob("**/lib/libnvrtc.so.*")]
+    return ctypes.CDLL(str(found[0])) if found else None
 
 
 @pytest.fixture(scope="module")
 def nvrtc() -> ctypes.CDLL:
-    """NVIDIA's compiler as a library."""
-    home = find_spec("nvidia")
-    folders = list(home.submodule_search_locations or ()) if home is not None else []
-    found = [p for f in folders for p in Path(f).glob("**/lib/libnvrtc.so.*")]
-    if not found:
+    """The same, or a skip."""
+    found = nvrtc_library()
+    if found is None:
         pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
-    return ctypes.CDLL(str(found[0]))
+    return found
 
 
 def kernels(name: str, shared: int | None) -> Iterator[DeviceKernel]:
@@ -80,18 +88,25 @@ def test_families_compile_without_spills(nvrtc: ctypes.CDLL, name: str, shared: 
             assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"], (kernel.name, said)
 
 
+@pytest.mark.skipif(GPU, reason="needs fibres: what a GPU does with such a barrier is not defined")
 def test_a_barrier_that_not_all_threads_reach(fibres: Device) -> None:
+    """It loses the second device, of which every later use says what did; the first goes on."""
     out = Buffer("out", (const(8),), "float32")
     thread, block = Var("thread"), Var("block")
     store = BufferStore(out, const(1.0), (thread,))
-    for body, is_wrong in ((seq(store, BARRIER), False), (IfThenElse(thread < 4, BARRIER), True)):
+    modules = []
+    for body in (seq(store, BARRIER), IfThenElse(thread < 4, BARRIER)):
         threads = bound(thread, 8, "threadIdx.x", seq(store, body))
         func = PrimFunc((out,), bound(block, 1, "blockIdx.x", threads), {"global_symbol": "f"})
-        module = ekiden.build(func, "cuda")
-        there = ekiden.runtime.nd.array(np.zeros(8, "float32"), fibres)
-        if not is_wrong:
-            module["f"](there)
-            assert there.numpy().tolist() == [1.0] * 8
-            continue
-        with pytest.raises(DeviceError, match="a barrier that not all threads of a block reach"):
-            module["f"](there)
+        modules.append(ekiden.build(func, "cuda"))
+    other = runtime.device("cuda", 1)
+    here, there = (runtime.nd.array(np.zeros(8, "float32"), d) for d in (fibres, other))
+    right, wrong = modules
+    right["f"](there)
+    assert there.numpy().tolist() == [1.0] * 8
+    wrong["f"](there)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=r"cuda\(1\): .*it is lost .* in kernel 'f_kernel'"):
+            there.numpy()
+    right["f"](here)
+    assert here.numpy().tolist() == [1.0] * 8

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +52,9 @@ def test_kernels_are_bytes_and_back() -> None:
 
 def test_a_device_goes_on_after_failures(opencl: Device) -> None:
     there = runtime.nd.array(np.zeros(1, "float32"), opencl)
-    with pytest.raises(DeviceError, match=r"kernel 'f': the OpenCL compiler .* refuses it"):
+    with pytest.raises(
+        DeviceError, match=r"kernel 'f': line 1 \(__kernel .*\): the OpenCL compiler"
+    ):
         called(kernel(CODE.replace(b"= 2", b"= nothing")), there)
     with pytest.raises(DeviceError, match="code of format 'opencl' expected, got 'spirv'"):
         called(DeviceKernel("f", 4, "spirv", "b", CODE), there)
@@ -89,9 +93,53 @@ print(runtime.nd.array(np.ones(1, "float32")).numpy(), runtime.device(sys.argv[1
         assert wanted in ran.stdout and "[1.] False" in ran.stdout, ran
 
 
-def test_doctor_lists_a_driver_that_says_nothing(
-    fibres: Device, capsys: pytest.CaptureFixture[str]
+def test_a_driver_of_somebody_else(other: Device) -> None:
+    """Tensors, copies and code on a device that nothing here knows but by its table."""
+    given = np.arange(6, dtype="float32").reshape(2, 3)
+    there = runtime.nd.array(given, other)
+    kernels = [DeviceKernel(f"by_{n}", other.type, "words", "bl", b"times %d" % n) for n in (2, 5)]
+    module = runtime.load_device_code(pack_kernels(kernels))
+    for kernel_name in ("by_2", "by_5"):
+        module[kernel_name](0, 1, 1, 1, 1, 1, 1, there, 6)
+    np.testing.assert_array_equal(there.numpy(), given * 10)
+    again = there.copyto(runtime.nd.empty((2, 3), "float32", other))
+    np.testing.assert_array_equal(again.numpy(), given * 10)
+    wrong = DeviceKernel("f", other.type, "words", "bl", b"plus 2")
+    with pytest.raises(DeviceError, match="kernel 'f': 'times' expected, got 'plus 2'"):
+        runtime.load_device_code(pack_kernels([wrong]))["f"](0, 1, 1, 1, 1, 1, 1, there, 6)
+    assert other.exist and not runtime.device("rocm", 1).exist
+
+
+def test_doctor_lists_devices(
+    opencl: Device, other: Device, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runtime.get_global_func("ek.device.open")(fibres)
-    assert main(["doctor"]) == 0
-    assert "of which its driver says nothing" in capsys.readouterr().out
+    """With what was measured of each; a driver that says nothing of itself too."""
+    assert opencl.exist and other.exist
+    assert main(["doctor", "--json"]) == 0
+    rows = {f["name"]: f["detail"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    measured = r"[\d.e+]+ GFLOP/s, [\d.e+-]+ GB/s"
+    assert re.fullmatch(measured, rows["speed"])
+    assert re.search(rf"opencl\(0\) .*{measured}, a kernel .* us, copies", rows["devices opencl"])
+    assert "of which its driver says nothing" in rows["devices rocm"]
+    assert main(["doctor", "--json", "--quick"]) == 0
+    assert "GFLOP/s" not in capsys.readouterr().out
+
+
+def test_a_program_whose_driver_dies(stand_ins: Path, tmp_path: Path) -> None:
+    """Each failure names the kernel and the model's node; what can go on does."""
+    given = {"LD_LIBRARY_PATH": str(stand_ins), "EKIDEN_NVRTC": str(stand_ins / "libnvrtc.so")}
+    command = [sys.executable, str(Path(__file__).parent / "dying_program.py")]
+    environment = {**os.environ, **given, "EKIDEN_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    said = dict(line.split(": ", 1) for line in ran.stdout.splitlines())
+    kernel, node = r"kernel 'fused_nn_softmax_\w+'", r"\(in 'main': Softmax 'probs'\)"
+    failed = rf"DeviceError: cuda\(0\): {kernel}: the driver failed: "
+    assert re.fullmatch(rf"{failed}CUDA_ERROR_INVALID_IMAGE .* {node}", said["build"])
+    memory = r"MemoryError: cuda\(0\): allocate \d+ bytes: it has too little memory"
+    assert re.fullmatch(rf"{memory} {node}", said["memory"])
+    assert re.fullmatch(rf"{failed}CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES .* {node}", said["launch"])
+    lost = rf"DeviceError: cuda\(0\): {kernel}: it is lost to this process: "
+    assert re.match(rf"{lost}CUDA_ERROR_LAUNCH_FAILED .* in one of the last 2", said["lost"])
+    assert re.match(r"DeviceError: cuda\(0\): .* it is lost to this process", said["after lost"])
+    for name in ("after build", "after memory", "after launch", "host", "other device"):
+        assert said[name] == "True", name

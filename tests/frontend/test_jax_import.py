@@ -167,7 +167,10 @@ def test_nan_in_sorts_and_largest() -> None:
             lambda x: jnp.fft.fft(x).real,
             r"stablehlo\.\w+ \(test_jax_import\.py:\d+: .*complex<f32>",
         ),
-        (jnp.linalg.svd, r"the function 'lapack_sgesdd\w*' outside of the program is not known"),
+        (
+            lambda x: lax.linalg.hessenberg(x[:, :3]),
+            r"the function 'lapack_sgehrd\w*' outside of the program is not known",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(function: Any, message: str) -> None:  # noqa: ANN401

@@ -246,6 +246,23 @@ def sample(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> Any:  
     return np.asarray(jnp.asarray(rng.standard_normal(shape), dtype))
 
 
+@program("b, 4, 4")
+def systems(x: Any) -> Any:  # noqa: ANN401
+    regular = x + 4 * jnp.eye(4)
+    positive = x @ jnp.swapaxes(x, 1, 2) + jnp.eye(4)
+    sides = jnp.linalg.solve(regular, x), jnp.linalg.inv(regular)
+    turned = lax.linalg.triangular_solve(regular, x, lower=True, transpose_a=True)
+    return *sides, jnp.linalg.cholesky(positive), turned, *jnp.linalg.slogdet(regular)
+
+
+@program("b, 5, 3")
+def factors(x: Any) -> Any:  # noqa: ANN401
+    q, r = jnp.linalg.qr(x)
+    left, values, right = jnp.linalg.svd(x, full_matrices=False)
+    squares, vectors = jnp.linalg.eigh(jnp.swapaxes(x, 1, 2) @ x)
+    return q, r, values, (left * values[:, None]) @ right, squares, jnp.abs(vectors)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_agree_at_all_sizes_of_one_compilation(name: str) -> None:
     function, shapes, dtypes = PROGRAMS[name]

@@ -20,6 +20,7 @@ from ekiden import relay  # noqa: E402
 from ekiden.runtime.errors import (  # noqa: E402
     CompileError,
     ImportModelError,
+    LinAlgError,
     UnsupportedError,
 )
 
@@ -371,3 +372,43 @@ def test_a_graph_that_is_not_frozen() -> None:
         tf.identity(x * held, name="y")
     with pytest.raises(UnsupportedError, match="VarHandleOp 'w': the graph holds a variable"):
         ekiden.compile(graph.as_graph_def())
+
+
+def test_decompositions() -> None:
+    """One compile for two batches; of what has signs of its own, what has none."""
+
+    def function(x: Model, b: Model) -> list[Model]:
+        regular, symmetric = x + 4 * tf.eye(4), tf.matmul(x, x, transpose_b=True) + tf.eye(4)
+        values, left, right = tf.linalg.svd(b)
+        squares, vectors = tf.linalg.eigh(symmetric)
+        lower = tf.linalg.cholesky(symmetric)
+        return [
+            tf.linalg.inv(regular), tf.linalg.inv(regular, adjoint=True),
+            tf.linalg.solve(regular, b), tf.linalg.solve(regular, b, adjoint=True), lower,
+            tf.linalg.triangular_solve(lower, b), tf.linalg.triangular_solve(
+                lower, b, adjoint=True),
+            *tf.linalg.qr(b), tf.linalg.qr(b, full_matrices=True)[0], values,
+            tf.matmul(left * values[:, None], right, transpose_b=True), squares, tf.abs(vectors),
+            tf.linalg.det(regular), *tf.linalg.slogdet(regular),
+        ]  # fmt: skip
+
+    sizes = [((None, 4, 4), tf.float32), ((None, 4, 3), tf.float32)]
+    check(function, sizes, *([floats(n, 4, 4), floats(n, 4, 3)] for n in (1, 3)))
+
+
+def test_diagonals() -> None:
+    def function(x: Model, d: Model) -> list[Model]:
+        return [
+            tf.linalg.diag(d), tf.linalg.diag(d, k=1, padding_value=2.0), tf.linalg.trace(x),
+            tf.linalg.diag(d, k=-2, num_rows=5, num_cols=4), tf.linalg.diag_part(x),
+            tf.linalg.set_diag(x, d), tf.eye(3, 4, batch_shape=[2]),
+        ]  # fmt: skip
+
+    sizes = [((None, 3, 5), tf.float32), ((None, 3), tf.float32)]
+    check(function, sizes, *([floats(n, 3, 5), floats(n, 3)] for n in (1, 4)))
+
+
+def test_a_singular_matrix_is_named() -> None:
+    concrete = tf.function(tf.linalg.inv).get_concrete_function(tf.TensorSpec((2, 2), name="x"))
+    with pytest.raises(LinAlgError, match="pivot 2 is 0: the matrix is singular"):
+        ekiden.compile(concrete)(np.ones((2, 2), np.float32))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from relay_programs import LIST, PROGRAMS
 
-from ekiden import relay
+from ekiden import ir, relay
 from ekiden.ir.op import OPS
 from ekiden.relay import Call, Function, GlobalVar, IRModule, Let, Tuple, Var, op, parse, parse_expr
 from ekiden.relay.analysis import (
@@ -33,6 +33,7 @@ from ekiden.relay.analysis import (
     post_order_visit,
     unmatched_cases,
 )
+from ekiden.relay.testing import run_infer_type
 from ekiden.runtime.errors import TypeInferenceError
 
 pytestmark = pytest.mark.quick
@@ -223,7 +224,7 @@ def test_call_graph() -> None:
         ["lost"],
     ]
     assert [g.name_hint for g in graph.unreachable()] == ["lost"]
-    assert graph.print_var("odd") == "@odd: 1 references\n  @even, 1 times"
+    assert graph.print_var("odd") == "@odd: #refs = 1\n  @even, 1 times"
 
 
 def test_a_long_chain_of_functions_is_no_recursion() -> None:
@@ -360,3 +361,29 @@ def test_a_let_without_a_use_is_found_in_every_function() -> None:
     v = Var("v")
     function = Function((), Let(v, relay.const(1), relay.const(2)), None)
     assert [let.var for let in dead_bindings(function)] == [v]
+
+
+def test_a_relation_between_types_is_a_constraint() -> None:
+    """TVM's nodes: kept, compared, printed and saved, and refused where a function must have it."""
+    a, b = relay.TypeVar("a"), relay.TypeVar("b")
+    broadcast = ir.EnvFunc.get("tvm.relay.type_relation.Broadcast")
+    held = relay.TypeRelation(broadcast, [a, b], 1, None)
+    kind = relay.FuncType([a], b, [a, b], [held])
+    assert relay.analysis.check_kind(held) == relay.TypeKind.Constraint
+    assert relay.analysis.check_kind(kind) == relay.TypeKind.Type
+    assert str(kind) == "fn [a, b](a) -> b where tvm.relay.type_relation.Broadcast(a, b)"
+    again = ir.load_json(ir.save_json(kind))
+    assert again == kind and hash(again) == hash(kind) and again != relay.FuncType([a], b, [a, b])
+    other = relay.TypeRelation(ir.EnvFunc.get("tvm.relay.type_relation.Identity"), [a, b], 1, None)
+    assert kind != relay.FuncType([a], b, [a, b], [other])
+    row = relay.TensorType((3,))
+    assert broadcast([row, relay.TensorType((2, 1))], None) == relay.TensorType((2, 3))
+    with pytest.raises(ValueError, match="no function is registered as 'nothing'"):
+        ir.EnvFunc.get("nothing")
+    with pytest.raises(TypeInferenceError, match="what a relation relates"):
+        shape = relay.TypeVar("s", relay.TypeKind.ShapeVar)
+        relay.analysis.check_kind(relay.TypeRelation(None, [shape], 0, None))
+    f = relay.Var("f", kind)
+    g = relay.Var("g", relay.FuncType([a], b, [a, b], [other]))
+    with pytest.raises(TypeInferenceError):
+        run_infer_type(relay.Function([f, g], relay.If(relay.const(True), f, g)))

@@ -76,7 +76,6 @@ REFUSED = [
     (lambda x, u: relay.Tuple([x])[1], IndexError, "field 1: the tuple has 1 fields"),
     (lambda x, u: u[-1], IndexError, "field -1: the number of fields is not known here"),
     (lambda x, u: relay.var("v", "int32", shape=(1,)), ValueError, "expected a type or a shape"),
-    (lambda x, u: relay.FuncType([], relay.TupleType([]), [], [1]), ValueError, "relations belong"),
     (lambda x, u: make_node("relay.Vr"), KeyError, "no node type 'relay.Vr'"),
 ]
 

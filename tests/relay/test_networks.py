@@ -142,3 +142,13 @@ def test_spans_of_the_printed_text() -> None:
     assert (body.span.line, body.span.column) == (3, 3)
     assert (body.args[1].span.line, body.args[1].span.column) == (3, 11)
     assert relay.transform.InferTypeLocal(body) == relay.scalar_type("float32")
+
+
+def test_cells_of_a_chain_have_inputs_of_their_own() -> None:
+    module, params = testing.lstm.get_workload(iterations=3, num_hidden=4)
+    names = [p.name_hint for p in module["main"].params]
+    inputs = {"data", "data1", "data2"}
+    assert set(names) == inputs | set(params) and len(set(names)) == len(names)
+    given = {name: np.full((1, 4), i, np.float32) for i, name in enumerate(sorted(inputs))}
+    run = relay.create_executor("vm", module).evaluate()
+    assert run(**given, **params).shape == (1, 4)

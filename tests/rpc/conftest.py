@@ -1,6 +1,7 @@
 """A server whose process has the functions of tests, and sessions with it and with this process."""
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +86,19 @@ def remote(request: pytest.FixtureRequest) -> Iterator[rpc.RPCSession]:
             session.remove("functions.so")
         yield session
         LIBRARIES.pop(session, None)
+
+
+@pytest.fixture
+def web_port() -> int:
+    """A free one, where pages come."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def proxy(web_port: int) -> Iterator[rpc.Proxy]:
+    """Where pages wait, and clients come."""
+    made = rpc.Proxy(port=0, web_port=web_port)
+    yield made
+    made.terminate()

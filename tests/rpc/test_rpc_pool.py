@@ -1,9 +1,11 @@
 """Trackers and proxies: devices come and go, requests wait."""
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from rpc_functions import wait_until
@@ -11,6 +13,7 @@ from rpc_functions import wait_until
 from ekiden import rpc
 from ekiden.rpc.messages import Kind
 from ekiden.rpc.tracker import Summary
+from long_runs import sizes
 
 
 @pytest.fixture
@@ -171,3 +174,65 @@ def test_sessions_through_a_proxy(tracker: rpc.Tracker, client: rpc.TrackerSessi
         each.terminate()
     until(client, lambda s: not s["server_info"])
     proxy.terminate()
+
+
+class Fleet:
+    """A tracker and two devices of it, each of which may be killed; then there is another."""
+
+    def __init__(self) -> None:
+        self.tracker = rpc.Tracker(port=0)
+        self.port = self.tracker.port
+        self.devices = [device(self.tracker) for _ in range(2)]
+
+    def kill_tracker(self) -> None:
+        os.kill(self.tracker.pid, signal.SIGKILL)
+        self.tracker.terminate()
+        self.tracker = rpc.Tracker(port=self.port, port_end=self.port + 1)
+
+    def kill_device(self, at: int) -> None:
+        os.kill(self.devices[at].pid, signal.SIGKILL)
+        self.devices[at].terminate()
+        self.devices[at] = device(self.tracker)
+
+    def use(self, rng: random.Random) -> None:
+        """A session, at whose end the client is gone, or a device, or the tracker, or none."""
+        with rpc.connect_tracker("127.0.0.1", self.port) as client:
+            session = client.request("board", session_timeout=20)
+            assert session.get_function("tests.rpc.echo")(5) == 5
+            match rng.randrange(5):
+                case 0:
+                    session._endpoint.channel.stream.sendall(rng.randbytes(7))
+                case 1:
+                    self.kill_device(rng.randrange(2))
+                case 2:
+                    self.kill_tracker()
+                case 3:
+                    client.close()
+            session.close()
+
+    def terminate(self) -> None:
+        for each in (*self.devices, self.tracker):
+            each.terminate()
+
+
+@sizes("turns", 12, 300)
+def test_devices_and_trackers_are_killed_at_random(turns: int) -> None:
+    fleet, rng = Fleet(), random.Random(0)
+    here = len(os.listdir("/proc/self/fd"))
+    for _ in range(turns):
+        try:
+            fleet.use(rng)
+        except rpc.RPCError:  # what it was with was killed meanwhile
+            continue
+    with rpc.connect_tracker("127.0.0.1", fleet.port) as client:
+        until(client, free(2))
+        until(client, lambda s: s["queue_info"]["board"]["pending"] == 0)
+        addresses = sorted(each["addr"][1] for each in client.summary()["server_info"])  # type: ignore[index]
+        assert addresses == sorted(each.port for each in fleet.devices)
+        with client.request("board") as one, client.request("board") as other:
+            assert one.get_function("tests.rpc.echo")(1) == 1
+            assert other.get_function("tests.rpc.echo")(2) == 2
+            descriptors = len(list(Path(f"/proc/{fleet.tracker.pid}/fd").iterdir()))
+        assert descriptors < 32
+    fleet.terminate()
+    assert len(os.listdir("/proc/self/fd")) <= here

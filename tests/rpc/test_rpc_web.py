@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,23 +18,8 @@ pytest.importorskip("websockets", reason="needs websockets")
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync import client as websockets
 
-WEB = Path(__file__).parents[2] / "bindings" / "web"
 FLAG = "--experimental-websocket"
 SERVER = "import {serve} from './rpc.js'; await (await serve(process.argv[1], {threads: 1})).done;"
-
-
-@pytest.fixture
-def web_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@pytest.fixture
-def proxy(web_port: int) -> Iterator[rpc.Proxy]:
-    made = rpc.Proxy(port=0, web_port=web_port)
-    yield made
-    made.terminate()
 
 
 def node(program: str, folder: Path, url: str) -> list[str]:
@@ -77,9 +60,6 @@ def test_a_page_runs_what_native_code_does(tmp_path: Path, proxy: rpc.Proxy, web
     model = ekiden.IRModule.from_expr(relay.Function([x], relay.nn.relu(x)))
     ekiden.export(model, tmp_path / "relu.eki", list(WEB_TARGETS))
     write_site((tmp_path / "relu.eki").read_bytes(), tmp_path)
-    for name in ("rpc.js", "rpc_table.js", "index.js", "runtime.js", "thread.js"):
-        shutil.copyfile(WEB / name, tmp_path / name)
-    (tmp_path / "package.json").write_text('{"type": "module"}')
     url = f"ws://127.0.0.1:{web_port}"
     page = subprocess.Popen(node(SERVER, tmp_path, url), cwd=tmp_path)
     try:

@@ -25,6 +25,16 @@ def test_outputs_are_copied_to_tensors_of_the_caller() -> None:
         vm.invoke_with_outputs("main", {"x": X}, out[:1])
 
 
+def test_outputs_are_set_for_the_next_call() -> None:
+    vm = machine()
+    out = [nd.array(np.zeros((2, 3), np.float32)) for _ in range(2)]
+    vm.set_outputs("main", *out)
+    for given in (X, X + 1):  # the second call is one of its own
+        vm.invoke("main", given)
+        np.testing.assert_array_equal(out[0].numpy(), X + X)
+        np.testing.assert_array_equal(out[1].numpy(), X)
+
+
 def test_a_call_without_arguments_takes_the_inputs_that_were_set() -> None:
     vm = machine()
     vm.invoke_stateful("main", X)

@@ -6,7 +6,8 @@ import pytest
 
 import ekiden
 from ekiden import tir
-from ekiden.runtime.errors import ScheduleError, VerifyError
+from ekiden.ir import structural_equal
+from ekiden.runtime.errors import CompileError, ScheduleError, VerifyError
 from ekiden.tir import analysis
 
 
@@ -84,3 +85,30 @@ def test_well_formed_programs() -> None:
     assert analysis.undefined_vars(loop.body, {loop.loop_var: None}) == []
     assert analysis.undefined_vars(loop) == []
     assert analysis.undefined_vars(loop.loop_var + 1) == [loop.loop_var]
+
+
+def test_what_a_function_does_that_can_be_seen() -> None:
+    text = """
+@T.prim_func
+def total(A: T.Buffer((16,), "float32")) -> T.float32:
+    found = T.alloc_buffer((1,), "float32")
+    found[0] = 0.0
+    for i in range(16):
+        found[0] = found[0] + A[i]
+    T.call_pure_extern("float32", "sinf", A[0])
+    T.ret(found[0])
+"""
+    total = tir.parse(text)
+    assert structural_equal(tir.parse(str(total)), total)
+    assert analysis.is_pure_function(total)
+    assert analysis.assert_pure_function(total)
+    with pytest.raises(CompileError, match="no code generator has the call"):
+        ekiden.build(total, target="llvm")
+    for line, said in [
+        ("T.call_extern('int32', 'puts')", "calls call_extern"),
+        ("A[0] = 1.0", "writes into 'A'"),
+    ]:
+        func = tir.parse(text.replace("T.ret(found[0])", line))
+        assert not analysis.is_pure_function(func)
+        with pytest.raises(AssertionError, match=said):
+            analysis.assert_pure_function(func)

@@ -9,6 +9,7 @@ import pytest
 
 import ekiden
 from ekiden import te, tir
+from ekiden.runtime.errors import CompileError
 from ekiden.tir import stmt_functor
 
 UNARY = {
@@ -227,3 +228,69 @@ def test_numbers_fold_as_machines_compute() -> None:
     assert int(tir.const(7, "int4") * tir.const(3, "int4")) == 5
     assert tir.const(float("inf"), "float16").value == float("inf")
     assert tir.max(1, 5, 2, 4) == 5 and tir.min(*range(3, 9)) == 3
+
+
+def test_halves_of_a_vector() -> None:
+    data = tir.decl_buffer((8,), "int8", name="data")
+    given = tir.Var("given", "int8x8")
+    out = tir.decl_buffer((8,), "int8", name="out")
+    halves = [tir.vectorhigh("int8x4", given), tir.vectorlow("int8x4", given)]
+    turned = tir.BufferStore(out, tir.vectorcombine("int8x8", *halves), (tir.Ramp(0, 1, 8),))
+    body = tir.LetStmt(given, data.vload(0, "int8x8"), turned)
+    func = tir.PrimFunc((data, out), body, {"global_symbol": "turned"})
+    assert str(tir.parse(str(func))) == str(func)
+    result = ekiden.nd.array(np.zeros(8, "int8"))
+    ekiden.build(func, target="llvm")["turned"](ekiden.nd.array(np.arange(8, dtype="int8")), result)
+    assert result.numpy().tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
+    unnamed = func.with_fields(body=tir.BufferStore(out, turned.value, (tir.Ramp(0, 1, 8),)))
+    whole = {given: data.vload(0, "int8x8")}
+    unnamed = unnamed.with_fields(body=stmt_functor.substitute(unnamed.body, whole))
+    with pytest.raises(CompileError, match="name the vectors first"):
+        ekiden.build(unnamed, target="c")
+    with pytest.raises(TypeError, match="int8x2 is not half of a vector of int8x8"):
+        tir.vectorlow("int8x2", given)
+    with pytest.raises(TypeError, match="two halves of int8x8 expected"):
+        tir.vectorcombine("int8x8", given, given)
+
+
+def test_the_operator_of_a_call_has_its_name_in_the_registry() -> None:
+    x = tir.Var("x", "int32")
+    for made, name in [
+        (tir.exp(x.astype("float32")), "tir.exp"),
+        (tir.shift_left(x, x), "tir.shift_left"),
+        (tir.ptx_mma("float32", "m8n8k4", "row", "col"), "tir.ptx_mma"),
+        (tir.Call("int32", "tir.likely", [x]), "tir.likely"),
+        (tir.address_of(tir.decl_buffer((4,))[x]), "tir.address_of"),
+        (tir.decl_buffer((4,)).access_ptr("r"), "tir.tvm_access_ptr"),
+    ]:
+        assert made.op.name == name
+        assert made.op.same_as(ekiden.ir.Op.get(name))
+        assert not made.op.same_as(ekiden.ir.Op.get("tir.abs"))
+        again = ekiden.ir.load_json(ekiden.ir.save_json(made))
+        assert again.op.name == name
+
+
+def test_values_are_looked_at_while_a_program_runs() -> None:
+    seen: list[tuple[float, ...]] = []
+
+    @ekiden.register_func("test.look")
+    def look(*values: float) -> float | None:
+        seen.append(values)
+        return -1.0 if values[0] == 2 else None
+
+    x = te.placeholder((4,), "float32", "x")
+    y = te.compute((4,), lambda i: tir.trace([i, x[i]], "test.look") + 1.0, name="y")
+    f = ekiden.build(te.create_schedule(y.op), [x, y], "llvm", name="f")
+    result = ekiden.nd.array(np.zeros(4, "float32"))
+    f["f"](ekiden.nd.array(np.array([0.5, 1.5, 2.5, 3.5], "float32")), result)
+    assert seen == [(0, 0.5), (1, 1.5), (2, 2.5), (3, 3.5)]
+    assert result.numpy().tolist() == [1.5, 2.5, 0.0, 4.5]
+    with pytest.raises(ValueError, match="trace: a list of values expected"):
+        tir.trace(x[0])  # type: ignore[arg-type]
+
+
+def test_a_name_in_an_expression_is_its_value() -> None:
+    x, y = tir.Var("x", "int32"), tir.Var("y", "int32")
+    assert str(tir.Let(x, y * 10, x + 1)) == "y * 10 + 1"
+    with pytest.raises(TypeError, match="Let: x is int32, its value float32"):
+        tir.Let(x, tir.const(1.0, "float32"), x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import ekiden
 from ekiden import relay, te, tir
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Add, PrimExpr, Var, binary, const
@@ -488,3 +489,81 @@ def test_one_variable_bound_twice_is_two_in_the_text() -> None:
     assert apart is not func and tir.distinct(apart) is apart
     assert structural_equal(func, apart)
     assert structural_equal(parsed(func.script()), func)
+
+
+def test_a_store_converts_to_the_dtype_of_its_buffer() -> None:
+    @T.prim_func
+    def converted(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "int64")) -> None:
+        for i in range(2):
+            A[i] = B[i]
+        A[T.Ramp(2, 1, 2)] = T.Broadcast(7, 2)
+
+    a = ekiden.nd.array(np.zeros(4, "float32"))
+    ekiden.build(converted, target="llvm")(a, ekiden.nd.array(np.array([3, 5, 0, 0])))
+    assert a.numpy().tolist() == [3.0, 5.0, 7.0, 7.0]
+    buffer = tir.decl_buffer((4,), "float32", name="A")
+    with pytest.raises(TypeError, match="a store to 'A': it holds float32, not int64"):
+        tir.BufferStore(buffer, tir.const(1, "int64"), (tir.const(0, "int64"),))
+
+
+def test_scalable_loops_become_scalable_vectors() -> None:
+    @T.prim_func
+    def doubled(A: T.Buffer((25,), "float32"), B: T.Buffer((25,), "float32")) -> None:
+        for i in T.vectorized(T.vscale() * 4):
+            B[i] = A[i] * T.float32(2) + T.Cast("float32", i)
+
+    module = ekiden.IRModule({"doubled": doubled})
+    made = tir.transform.VectorizeLoop()(module)["doubled"]
+    lanes = "T.vscale() * 4"
+    index = f"T.Ramp(0, 1, {lanes})"
+    value = f'A[{index}] * T.Broadcast(2.0, {lanes}) + T.Cast("float32xvscalex4", {index})'
+    assert f"B[{index}] = {value}" in str(made)
+    with pytest.raises(ekiden.CompileError, match="the number is known where it runs"):
+        ekiden.build(doubled, target="llvm")
+
+
+def test_notes_around_statements_are_kept_and_not_compiled() -> None:
+    text = """@T.prim_func
+def noted(A: T.Buffer((4,), "float32"), n: T.int64):
+    with T.attr(A, "pragma_near", 1):
+        A[0] = 1.0
+    T.attr("default", "pragma_unroll", "all")
+    for i in range(2):
+        T.attr(i, "pragma_step", n + 1)
+        A[i + 1] = 2.0
+"""
+    noted = tir.parse(text)
+    assert text in str(noted)
+    again = tir.parse(str(noted))
+    assert structural_equal(again, noted)
+    assert isinstance(noted, PrimFunc)
+    lowered = lower(noted)
+    assert "T.attr" not in str(lowered)
+    a = ekiden.nd.array(np.zeros(4, "float32"))
+    ekiden.build(noted, target="llvm")(a, 7)
+    assert a.numpy().tolist() == [1, 2, 2, 0]
+    out = np.zeros(4, "float32")
+    interpreter.run(noted, out, 7)
+    assert out.tolist() == [1, 2, 2, 0]
+    ib = tir.ir_builder.create()
+    buffer = tir.decl_buffer((4,), name="A")
+    ib.scope_attr(buffer, "storage_scope", "local")
+    ib.buffer_ptr(buffer)[0] = 1.0
+    made = ib.get()
+    assert isinstance(made, tir.AttrStmt)
+    assert made.attr_key == "storage_scope"
+    sch = tir.Schedule(tir.parse(str(noted)))
+    assert sch.func is not None
+
+
+def test_a_number_is_stored_in_the_dtype_of_the_buffer() -> None:
+    store = tir.BufferStore(tir.decl_buffer((4,), "int8"), 3, (0,))  # type: ignore[arg-type]
+    assert store.value.dtype == "int8"
+
+
+def test_numbers_in_statements() -> None:
+    x, buffer = Var("x", "int32"), tir.decl_buffer((4,), name="A")
+    store = BufferStore(buffer, 1, (2,))  # type: ignore[arg-type]
+    made = tir.LetStmt(x, 3, tir.seq(store, tir.Evaluate(0)))  # type: ignore[arg-type]
+    assert made.value.dtype == "int32"
+    assert "A[2] = 1.0" in str(made)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ekiden
 from ekiden import te, tir
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import SizeVar, Var, const
@@ -229,3 +230,18 @@ def test_hoisted_loads_do_not_touch_what_is_empty() -> None:
         array, out = np.ones((2, size), "float32"), np.zeros((2, size), "float32")
         run(tir.verify(func), array, out)
         assert (out == 2).all()
+
+
+def test_passes_by_the_names_of_older_programs() -> None:
+    text = """@T.prim_func
+def main(A: T.Buffer((4, 8), "float32")):
+    for i, j in T.grid(4, 8):
+        A[i, j] = 1.0
+"""
+    module = ekiden.IRModule({"main": tir.parse(text)})
+    flat = tir.transform.StorageFlatten(64)(module)["main"]
+    assert "A[i * 8 + j] = 1.0" in str(flat)
+    narrow = tir.transform.NarrowDataType(32)(module)["main"]
+    assert narrow.body.loop_var.dtype == "int32"
+    with pytest.raises(ValueError, match="32 bits wide, not 16"):
+        tir.transform.NarrowDataType(16)

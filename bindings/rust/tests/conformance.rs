@@ -309,9 +309,10 @@ fn conforms() {
     for case in script.list("cases") {
         let mut runner = Runner { folder: folder.clone(), things: HashMap::new() };
         for step in case.list("steps") {
-            let result = runner.step(step);
-            if let Err(why) = judge(&result, step) {
-                panic!("{}: {step:?}: {why}", case.text("name"));
+            for _ in 0..step.get("times").map_or(1, |times| times.number() as u64) {
+                if let Err(why) = judge(&runner.step(step), step) {
+                    panic!("{}: {step:?}: {why}", case.text("name"));
+                }
             }
             n += 1;
         }

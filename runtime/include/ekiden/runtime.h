@@ -547,6 +547,9 @@ EK_API ek_object *ek_error_take(void);
 **   ek.module.save(module, path)              by the module's kind
 **   ek.executable.bind_constant(executable, i, tensor)  gives late-bound constant i its data, before
 **                                             the first virtual machine is made
+**   ek.engine.open(engine, folder)            opens the library of an engine (section 9); 'folder',
+**                                             or nothing, has the engine's own
+**   ek.engine.load(engine, folder, name, code)  the same, and gives what runs a region
 **   ek.executable.module(executable)          a module that gives its functions by name, then its
 **                                             kernels, get_constant(index), and default(device...),
 **                                             which makes a graph executor of it
@@ -747,7 +750,9 @@ typedef enum ek_device_attribute {
   EK_DEVICE_CLOCK = 8,         /* MHz */
   EK_DEVICE_MEMORY = 9,        /* bytes */
   EK_DEVICE_ALIGNMENT = 10,    /* bytes, of what 'alloc' gives at least */
-  EK_DEVICE_WARP = 11          /* threads that run together; 1 where it is not known */
+  EK_DEVICE_WARP = 11,         /* threads that run together; 1 on a processor, 0 if not known */
+  EK_DEVICE_VECTOR = 12,       /* bits of what a thread best computes with; 0 if not known */
+  EK_DEVICE_LOCAL = 13         /* 1 where memory of a block is memory of its own, else 0 */
 } ek_device_attribute;
 
 /* What a kernel is given: memory of the device (size 0), or a number of 'size' bytes. */
@@ -800,6 +805,31 @@ typedef struct ek_driver_host {
 } ek_driver_host;
 
 typedef int (*ek_driver_open_t)(const ek_driver_host *host);
+
+/* An engine of someone else that runs regions of programs (docs/byoc.md). A region is loaded by the
+** global function ek.external.<engine>(name, metadata) where there is one, else by the library
+** libekiden_<engine>.so, looked for as drivers are. Its one symbol 'ek_engine_open' gives a table, or
+** NULL with an error that says what to install. The engine's own library is looked for in 'folders',
+** then where the system looks.
+**
+** 'load' makes of the code of a region, which is the caller's, what runs it: 0 or -1 (LoadError).
+** 'run' gets its inputs, then the tensors that it writes, all contiguous and of the host, in any
+** number of threads at once: 0 or -1 (RunError). 'name' is for messages. */
+typedef struct ek_engine_host {
+  int32_t version;                         /* of this structure and of ek_engine_table: 1 */
+  int32_t threads;                         /* that a region may use */
+  const char *folders;                     /* with ':' between each two; never NULL */
+  int (*error)(const char *kind, const char *format, ...);
+} ek_engine_host;
+
+typedef struct ek_engine_table {
+  int (*load)(const ek_engine_host *host, const char *name, const void *code, size_t size,
+              void **region);
+  int (*run)(void *region, const ek_dltensor *const *tensors, int32_t n);
+  void (*unload)(void *region);
+} ek_engine_table;
+
+typedef const ek_engine_table *(*ek_engine_open_t)(const ek_engine_host *host);
 
 /* Registered functions over devices:
 **   "ek.device.count"(device)           how many there are of its kind

@@ -6,13 +6,15 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
-from ekiden.arith import poly
+from ekiden.arith import modular, poly
 from ekiden.arith.canonical import EVERYTHING, Bound, CanonicalForm, is_number
 from ekiden.arith.former import Former
 from ekiden.arith.int_set import IntervalSet, eval_set, interval
-from ekiden.arith.poly import ONE, Poly
+from ekiden.arith.modular import ModularSet
+from ekiden.arith.poly import Poly
 from ekiden.ir import prim
 from ekiden.ir.prim import (
     EQ,
@@ -24,6 +26,7 @@ from ekiden.ir.prim import (
     And,
     AnyDim,
     BinaryExpr,
+    FloorMod,
     IntImm,
     Not,
     PrimExpr,
@@ -39,19 +42,19 @@ class _Ends(NamedTuple):
     max_value: Bound
 
 
+class ProofStrength(IntEnum):
+    """How hard `can_prove` tries; every proof is tried whichever is asked for."""
+
+    DEFAULT = 0
+    SYMBOLIC_BOUND = 1
+
+
 class ConstIntBound(_Ends):
     """The lowest and the highest value; infinite where not known."""
 
     __slots__ = ()
     NEG_INF: ClassVar[float] = -math.inf
     POS_INF: ClassVar[float] = math.inf
-
-
-class ModularSet(NamedTuple):
-    """Values of the form coeff * something + base; coeff 0 for the number base."""
-
-    coeff: int
-    base: int
 
 
 _OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {
@@ -231,10 +234,31 @@ class Analyzer(CanonicalForm):
 
     def modular_set(self, expr: PrimExpr) -> ModularSet:
         """(coeff, base): the value is always coeff * something + base; coeff 0 for a constant."""
-        p = self._poly(expr)
-        coeff = poly.content(p)
-        base = p.get(ONE, 0)
-        return ModularSet(coeff, base % coeff) if coeff else ModularSet(0, base)
+        sets = modular.ModularSets(self._poly, lambda n: self._atoms[n].expr, self._fits_dtype)
+        for number, said in self._remainders():  # x % 4 is known to be 2
+            sets.learn(number, said)
+        for p in self._facts:  # x - 4 * y - 2 is known to be 0
+            if poly.add({}, p, -1) in self._facts:
+                for monomial, scale in p.items():
+                    if len(monomial) == 1 and abs(scale) == 1:
+                        rest = {m: c for m, c in p.items() if m != monomial}
+                        sets.learn(monomial[0], sets.of(poly.add({}, rest, -scale)))
+        return sets.of(self._poly(expr))
+
+    def _remainders(self) -> Iterator[tuple[int, ModularSet]]:
+        """What remainders of which atoms are known."""
+        for atom in self._atoms:
+            numerator, known = atom.numerator, atom.bound[0] == atom.bound[1]
+            if not known or numerator is None or not isinstance(atom.expr, FloorMod):
+                continue
+            ((monomial, scale),) = numerator if len(numerator) == 1 else (((), 0),)
+            if len(monomial) == 1 and scale == 1 and atom.divisor > 0:
+                yield monomial[0], ModularSet(atom.divisor, int(atom.bound[0]))
+
+    def _fits_dtype(self, expr: PrimExpr, dtype: str) -> bool:
+        low, high = self._bound(self._poly(expr))
+        ends = prim.int_range(dtype)
+        return ends is not None and ends[0] <= low and high <= ends[1]
 
     def int_set(
         self, expr: PrimExpr, dom_map: Mapping[Var, IntervalSet] | None = None

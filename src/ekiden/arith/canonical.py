@@ -6,7 +6,7 @@ An atom is what the form does not look into: a variable, a quotient, a minimum, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TypeAlias
 
@@ -88,6 +88,8 @@ class CanonicalForm:
         self._atoms: list[_Atom] = []
         self._numbers: dict[object, int] = {}
         self._has_digits = False
+        self._has_rests = False
+        """Whether there are quotients that are rounded towards zero."""
         self._ranges: dict[int, tuple[Poly, Poly]] = {}
         self._memo: dict[int, Poly] = {}
         self._alive: list[PrimExpr] = []
@@ -255,7 +257,32 @@ class CanonicalForm:
             for atom in monomial:
                 term = _interval_product(term, self._atoms[atom].bound)
             low, high = low + term[0], high + term[1]
+        if self._has_rests:
+            for inside in self._rest_bounds(p):
+                low, high = max(low, inside[0]), min(high, inside[1])
         return low, high
+
+    def _rest_bounds(self, p: Poly) -> Iterator[Interval]:
+        """Bounds by what a division towards zero leaves: of s * (a - truncdiv(a, b) * b) + r."""
+        for monomial, coefficient in p.items():
+            for number in monomial:
+                quotient = self._atoms[number].expr
+                if not isinstance(quotient, Div):
+                    continue
+                a, b = self._poly(quotient.a), self._poly(quotient.b)
+                ((by, size),) = b.items() if len(b) == 1 else (((0,), 0),)
+                left = list(monomial)
+                left.remove(number)
+                if tuple(left) != by or not size or coefficient % size:
+                    continue
+                scale = -coefficient // size
+                rest = poly.add({m: c for m, c in p.items() if m != monomial}, a, -scale)
+                if monomial in rest or any(number in m for m in rest):
+                    continue
+                low, high = self._bound(rest)
+                least, most = _rest_of(self._bound(a), self._bound(b))
+                ends = [_times(scale, least), _times(scale, most)]
+                yield low + min(ends), high + max(ends)
 
     def _nonnegative(self, p: Poly, depth: int = DEPTH) -> bool:
         """Whether p >= 0 is known: by constant bounds, or after replacing ranged variables by their
@@ -406,6 +433,10 @@ class CanonicalForm:
         a, b = self._of(e.a), self._of(e.b)
         if self._bound(a)[0] >= 0 and self._bound(b)[0] >= 0:
             return self._divide(a, b, e.dtype)
+        divisor = poly.constant_of(b)
+        if divisor and all(c % divisor == 0 for c in a.values()):
+            return {m: c // divisor for m, c in a.items()}
+        self._has_rests = True
         return self._opaque(e, _quotients(self._bound(a), self._bound(b), _truncated))
 
     def _floordiv(self, e: PrimExpr) -> Poly:
@@ -523,7 +554,8 @@ class CanonicalForm:
         step = max(smallest, 1)
         if smallest == largest:
             return _floor(low, step), _floor(high, step)
-        return (0 if low >= 0 else low), (_floor(high, step) if high >= 0 else 0)
+        least = 0 if low >= 0 else _floor(low, step)
+        return least, (_floor(high, step) if high >= 0 else 0)
 
     def _extreme(self, e: PrimExpr) -> Poly:
         assert isinstance(e, (Min, Max))
@@ -602,7 +634,10 @@ class CanonicalForm:
     def _cast(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Cast)
         value = self._of(e.value)
+        number = poly.constant_of(value)
         exact = (e.dtype == "int64" and e.value.dtype == "int32") or e.dtype == e.value.dtype
+        if number is not None and _is_index(e.value) and _holds(e.dtype, number):
+            return value
         if exact and (self._is_affine_of_small(value) or poly.constant_of(value) is not None):
             return value
         if not dt.is_int(e.value.dtype) and e.value.dtype != "bool":
@@ -636,6 +671,12 @@ def _quotients(a: Interval, b: Interval, divide: Callable[[Bound, Bound], Bound]
     return (min(ends), max(ends)) if ends else EVERYTHING
 
 
+def _rest_of(a: Interval, b: Interval) -> Interval:
+    """The values of a - truncdiv(a, b) * b: below b, of the sign of a and no further than a."""
+    most = max(abs(b[0]), abs(b[1])) - 1
+    return (-min(most, -a[0]) if a[0] < 0 else 0), (min(most, a[1]) if a[1] > 0 else 0)
+
+
 def _truncated(value: Bound, divisor: Bound) -> Bound:
     quotient = abs(int(value)) // abs(int(divisor))
     return quotient if (value < 0) == (divisor < 0) else -quotient
@@ -661,6 +702,11 @@ def _is_index(expr: PrimExpr) -> bool:
     if isinstance(expr, (EQ, NE, LT, LE, GT, GE)):
         return is_number(expr.a)
     return is_number(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
+
+
+def _holds(dtype: str, number: int) -> bool:
+    low, high = _integer_range(dtype)
+    return low <= number <= high
 
 
 def _natural_bound(expr: PrimExpr) -> Interval:

@@ -20,7 +20,7 @@ from ekiden.ir.extensions import note_extension
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
-from ekiden.runtime import register_func
+from ekiden.runtime import Module, get_global_func, register_func
 from ekiden.runtime.engines import kept_for
 from ekiden.runtime.errors import CompileError
 
@@ -61,6 +61,24 @@ def register_compiler(name: str, external: External) -> None:
     _EXTERNALS[name] = external
 
 
+def _registered_as_in_tvm(compiler: str) -> bool:
+    """Whether a global function relay.ext.<compiler> makes modules of functions: then `codegen` is
+    that."""
+    make = get_global_func(f"relay.ext.{compiler}", allow_missing=True)
+    if make is None:
+        return False
+
+    def codegen(function: Function) -> Kernel:
+        symbol, made = str(function.attr("global_symbol")), make(function)
+        if not isinstance(made, Module):
+            given = type(made).__name__
+            raise CompileError(f"relay.ext.{compiler}: it should give a module, got {given}")
+        return made.get_function(symbol)
+
+    register_external(compiler, codegen)
+    return True
+
+
 def is_external(function: Function) -> bool:
     """Whether a function is for an external compiler."""
     return function.attr("Compiler") is not None
@@ -74,12 +92,13 @@ def build_external(function: Function) -> tuple[str, list[str]]:
     Raises CompileError when nobody is registered for its compiler.
     """
     compiler, symbol = str(function.attr("Compiler")), str(function.attr("global_symbol"))
-    if compiler not in _EXTERNALS:
+    if compiler not in _EXTERNALS and not _registered_as_in_tvm(compiler):
         known = ", ".join(sorted(_EXTERNALS)) or "none is"
         raise CompileError(
             f"function {symbol!r} is for the external compiler {compiler!r}, which has no code "
             f"generator (registered: {known}); register one with backend.external."
-            "register_external or byoc.register, or bring the function back with "
+            f"register_external, as the global function relay.ext.{compiler} or with "
+            "byoc.register, or bring the function back with "
             "relay.transform.Inline() and DefuseOps()"
         )
     name = f"{symbol}_{structural_digest(function)[:12]}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 from ekiden.backend.external import External, register_compiler
+from ekiden.byoc.onednn_regions import OneDnnEngine
 from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.extensions import note_extension
@@ -23,7 +24,7 @@ from ekiden.relay.transform import (
 from ekiden.relay.transform.inline import apply, inline
 from ekiden.relay.transform.merge_composite import Entry
 from ekiden.relay.transform.scopes import rewrite_graph
-from ekiden.runtime.engines import ENGINES, missing, register_loader, text_of
+from ekiden.runtime.engines import missing, register_loader, text_of
 from ekiden.runtime.errors import CompileError, LoadError
 
 _LOG = logging.getLogger("ekiden")
@@ -55,7 +56,12 @@ class Backend(Protocol):
         """
 
 
-_BACKENDS: dict[str, Backend] = {name: OnnxEngine(name) for name in ENGINES}
+_OWN: tuple[Backend, ...] = (
+    OnnxEngine("onnxruntime"),
+    OnnxEngine("openvino"),
+    OneDnnEngine("onednn"),
+)
+_BACKENDS: dict[str, Backend] = {each.name: each for each in _OWN}
 """By name; those that Ekiden has, and what users register."""
 
 
@@ -82,7 +88,7 @@ def _find(name: str) -> Backend:
         known = ", ".join(f"'{each}'" for each in sorted(_BACKENDS))
         raise CompileError(f"byoc: expected one of the engines {known}, got {name!r}")
     if lacks := missing(name):
-        raise CompileError(f"byoc: the engine '{name}': its {lacks}")
+        raise CompileError(f"byoc: {lacks}")
     return _BACKENDS[name]
 
 

@@ -6,26 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from ekiden.byoc.regions import DTYPE, Region, Row, patterns_of, results_of, tensor_of
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType, Type
-from ekiden.relay.dataflow_pattern import is_op, wildcard
-from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
+from ekiden.relay.expr import Call, Constant, Function
 from ekiden.relay.transform.merge_composite import Entry
-from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.engines import load_region
 from ekiden.runtime.errors import CompileError
 
 OPSET, IR_VERSION = 17, 8
-DTYPES = {"float32": TensorProto.FLOAT}
-"""Of the tensors that regions have: what all engines have all of the rows below for."""
 
 Attributes = Mapping[str, Any]
 
@@ -34,27 +29,16 @@ def _nothing(call: Call) -> Attributes | None:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """An operator of Relay that is one of ONNX: its name there, how many arguments, and its
-    attributes; None where this call has no such form.
-    """
-
-    op: str
-    arity: int
-    attributes: Callable[[Call], Attributes | None] = _nothing
-
-
 def _dense(call: Call) -> Attributes | None:
     """Gemm has no batch dimensions."""
-    ranks = [len(_tensor(arg).shape) for arg in call.args]
+    ranks = [len(tensor_of(arg).shape) for arg in call.args]
     return {"transB": 1} if ranks == [2, 2] else None
 
 
 def _bias(call: Call) -> Attributes | None:
     """Add along the last axis; a bias along another has another shape in ONNX."""
     axis: int = getattr(call.attrs, "axis")  # noqa: B009 - of BiasAddAttrs
-    return {} if axis in (-1, len(_tensor(call.args[0]).shape) - 1) else None
+    return {} if axis in (-1, len(tensor_of(call.args[0]).shape) - 1) else None
 
 
 def _softmax(call: Call) -> Attributes | None:
@@ -85,38 +69,23 @@ def _window(attrs: Any) -> dict[str, Any]:  # noqa: ANN401 - attributes of sever
     }
 
 
-ROWS = {
+ROWS: dict[str, Row[str, Attributes]] = {
     "nn.dense": Row("Gemm", 2, _dense),
     "nn.bias_add": Row("Add", 2, _bias),
     "nn.conv2d": Row("Conv", 2, _conv2d),
     "nn.max_pool2d": Row("MaxPool", 1, _pool),
     "nn.softmax": Row("Softmax", 1, _softmax),
-    "nn.relu": Row("Relu", 1),
-    "add": Row("Add", 2),
-    "subtract": Row("Sub", 2),
-    "multiply": Row("Mul", 2),
-    "divide": Row("Div", 2),
-    "tanh": Row("Tanh", 1),
-    "sigmoid": Row("Sigmoid", 1),
-    "exp": Row("Exp", 1),
-    "sqrt": Row("Sqrt", 1),
+    "nn.relu": Row("Relu", 1, _nothing),
+    "add": Row("Add", 2, _nothing),
+    "subtract": Row("Sub", 2, _nothing),
+    "multiply": Row("Mul", 2, _nothing),
+    "divide": Row("Div", 2, _nothing),
+    "tanh": Row("Tanh", 1, _nothing),
+    "sigmoid": Row("Sigmoid", 1, _nothing),
+    "exp": Row("Exp", 1, _nothing),
+    "sqrt": Row("Sqrt", 1, _nothing),
 }
 """By the name in Relay."""
-
-
-def _tensor(expr: RelayExpr) -> TensorType:
-    found = expr.checked_type
-    assert isinstance(found, TensorType), "operators of the table take and give tensors"
-    return found
-
-
-def _takes(row: Row, expr: RelayExpr) -> bool:
-    """Whether a matched call has a form in ONNX, of dtypes that engines compute."""
-    assert isinstance(expr, Call)
-    kinds = [each.checked_type for each in (*expr.args, expr)]
-    if not all(isinstance(kind, TensorType) and kind.dtype in DTYPES for kind in kinds):
-        return False
-    return row.attributes(expr) is not None
 
 
 @dataclass(slots=True)
@@ -127,22 +96,14 @@ class OnnxEngine:
 
     def patterns(self) -> Sequence[Entry]:
         """Each operator of the table."""
-        return [
-            (
-                f"{self.name}.{name}",
-                is_op(name)(*(wildcard() for _ in range(row.arity))),
-                partial(_takes, row),
-            )
-            for name, row in ROWS.items()
-        ]
+        return patterns_of(self.name, ROWS)
 
     def compile(self, function: Function) -> bytes:
         """A region as a model of ONNX; CompileError for an operator outside the table."""
         region = _Region()
         inputs = [_info(region.bind(param), param.checked_type) for param in function.params]
         region.convert(function.body)
-        body = function.body
-        outputs = body.fields if isinstance(body, Tuple) else (body,)
+        outputs = results_of(function.body)
         infos = [_info(region.result(each), each.checked_type) for each in outputs]
         graph = helper.make_graph(
             region.nodes, str(function.attr("global_symbol")), inputs, infos, region.constants
@@ -159,66 +120,49 @@ class OnnxEngine:
 
 def _info(name: str, kind: Type) -> ValueInfoProto:
     """An input or output: sizes that are not numbers are left open."""
-    assert isinstance(kind, TensorType), "regions have tensors as parameters and results"
+    assert isinstance(kind, TensorType) and kind.dtype == DTYPE, "what the patterns take"
     sizes = [each.value if isinstance(each, IntImm) else None for each in kind.shape]
-    return helper.make_tensor_value_info(name, DTYPES[kind.dtype], sizes)
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
 
 
-class _Region:
+class _Region(Region[str]):
     """A region on its way to ONNX: nodes so far, constants, and the names of values."""
 
+    engine = "ONNX"
+
     def __init__(self) -> None:
+        super().__init__()
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
-        self.names: dict[RelayExpr, str] = {}
+        self.count = 0
 
     def bind(self, expr: RelayExpr) -> str:
-        """A new name for a value."""
-        self.names[expr] = f"v{len(self.names)}"
-        return self.names[expr]
+        """A name for a parameter."""
+        self.values[expr] = self._name()
+        return self.values[expr]
 
-    def convert(self, root: RelayExpr) -> None:
-        """Add the nodes of all calls below an expression; composite functions are their bodies."""
-        order = evaluation_order(root)
-        inner = {
-            id(each)
-            for function in order
-            if isinstance(function, Function)
-            for each in evaluation_order(function.body)
-        }
-        for expr in order:
-            if id(expr) not in inner and expr not in self.names:
-                self._convert(expr)
+    def constant(self, expr: Constant) -> str:
+        """An initializer."""
+        name = self._name()
+        self.constants.append(numpy_helper.from_array(np.asarray(expr.data), name))
+        return name
 
-    def _convert(self, expr: RelayExpr) -> None:
-        match expr:
-            case Constant():
-                name = self.bind(expr)
-                self.constants.append(numpy_helper.from_array(np.asarray(expr.data), name))
-            case Call(op=Op() as op):
-                self._operator(op.name, expr)
-            case Call(op=Function() as composite):
-                for param, arg in zip(composite.params, expr.args, strict=True):
-                    self.names[param] = self.names[arg]
-                self.convert(composite.body)
-                self.names[expr] = self.names[composite.body]
-            case TupleGetItem(tuple_value=Tuple() as made):
-                self.names[expr] = self.names[made.fields[expr.index]]
-            case Function() | Tuple() | Op() | Var():
-                pass
-            case _:
-                raise CompileError(f"a {type(expr).__name__} has no form in ONNX")
-
-    def _operator(self, name: str, call: Call) -> None:
+    def operator(self, name: str, call: Call, inputs: Sequence[str]) -> str:
+        """A node."""
         row = ROWS.get(name)
         attributes = None if row is None else row.attributes(call)
         if row is None or attributes is None:
             raise CompileError(f"'{name}' of this form is not in ONNX")
-        inputs = [self.names[arg] for arg in call.args]
-        self.nodes.append(helper.make_node(row.op, inputs, [self.bind(call)], **attributes))
+        made = self._name()
+        self.nodes.append(helper.make_node(row.op, inputs, [made], **attributes))
+        return made
+
+    def _name(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
 
     def result(self, expr: RelayExpr) -> str:
         """The name of a result, which no input and no other result has."""
         at = f"r{len(self.nodes)}"
-        self.nodes.append(helper.make_node("Identity", [self.names[expr]], [at]))
+        self.nodes.append(helper.make_node("Identity", [self.values[expr]], [at]))
         return at

@@ -13,12 +13,14 @@ find the same functions by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from ekiden import runtime
 from ekiden.backend.graph.graph import Graph
 from ekiden.backend.graph.write import new_module
+from ekiden.rpc.far import RemoteModule
 from ekiden.runtime import BenchmarkResult, Device, Module, Shape, Tensor
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import ANY_OBJECT, read_metadata, tensor_infos
@@ -48,10 +50,11 @@ def library_of(libmod: object) -> Module:
 class GraphModule:
     """Inputs that are set once, outputs that are asked for. For one thread at a time.
 
-    An input that is not set is zeros.
+    An input that is not set is zeros. A module of another machine has its inputs and outputs there:
+    what is set is sent, what is asked for crosses when its elements are.
     """
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module | RemoteModule) -> None:
         self.module = module
         metadata = read_metadata(str(module["get_metadata"]()), "graph executor", None)
         self._inputs, self._outputs = tensor_infos(metadata, "graph executor")
@@ -72,7 +75,7 @@ class GraphModule:
         wrong shape.
         """
         if key is not None:
-            self._set_input(index := self._index(key), self._checked(index, value))
+            self._set_input(index := self._index(key), self._sent(self._checked(index, value)))
             self._unset.discard(index)
         for name, each in params.items():
             if name in self._names:
@@ -85,7 +88,7 @@ class GraphModule:
         if key is not None:
             index = self._index(key)
             given = self._checked(index, value, may_convert=False)
-            self._share_input(index, given)
+            self._share_input(index, self._sent(given))
             self._unset.discard(index)
         for name, each in params.items():
             if name in self._names:
@@ -122,8 +125,7 @@ class GraphModule:
         number = self._index(index)
         self._fill_unset(number)
         found = self.module["get_input"](number)
-        assert isinstance(found, Tensor)
-        return _copied(found, out)
+        return _copied(cast(Tensor, found), out)
 
     def get_input_index(self, name: str) -> int:
         """The number of an input, -1 for a name that there is not."""
@@ -139,8 +141,7 @@ class GraphModule:
         if index in self._results:
             return _copied(self._results[index], out)
         found = self._get_output(index)
-        assert isinstance(found, Tensor)
-        return _copied(found, out)
+        return _copied(cast(Tensor, found), out)
 
     def debug_get_output(self, node: str | int, out: Tensor) -> None:
         """Only the debugger keeps what nodes give."""
@@ -225,7 +226,11 @@ class GraphModule:
         dtype = self._inputs[index].dtype
         made = runtime.empty(tuple(shape), dtype)
         made.numpy().fill(0)
-        self._share_input(index, made)
+        self._share_input(index, self._sent(made))
+
+    def _sent(self, given: Tensor) -> object:
+        """A tensor where the module is."""
+        return self.module.sent(given) if isinstance(self.module, RemoteModule) else given
 
     def _checked(self, index: int, value: object, *, may_convert: bool = True) -> Tensor:
         """The value as a tensor of the declared dtype and shape."""

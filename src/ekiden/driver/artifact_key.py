@@ -21,7 +21,7 @@ from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.table import frontend_of
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.extensions import is_extended
-from ekiden.ir.pass_context import ENGINE, PassContext
+from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
 from ekiden.target.virtual_device import Targets, compilation_config
 
 _LEAF, _BLOCK = 16 << 20, 1 << 20
@@ -66,11 +66,12 @@ def request(
     model: object, target: Targets, options: ImportOptions, executor: str
 ) -> Request | None:
     """What is asked, or None where it must be compiled: something watches the passes, the program
-    has extended the compiler, engines of others are measured or tried, the model is a module, or
-    is none at all.
+    has extended the compiler, engines of others or devices are measured or tried, the model is a
+    module, or is none at all.
     """
     context = PassContext.current()
-    if context.instruments or context.config.get(ENGINE) or is_extended():
+    is_measured = context.config.get(ENGINE) or context.config.get(COSTS)
+    if context.instruments or is_measured or is_extended():
         return None
     made_at = time.time_ns()
     try:

@@ -73,6 +73,7 @@ def compile(
     decisions: Mapping[str, object] | None = None,
     records: RecordsLike = None,
     byoc: str = "",
+    devices: str = "",
 ) -> Executable:
     """Compile a model: a path, bytes, an object of a framework (docs/frontends.md), or an IRModule
     with a function `main`: `compile(model)`, `compile(model, target)`,
@@ -116,8 +117,10 @@ def compile(
     apply any more is named in a warning (docs/tuning.md).
     `byoc` is the engine that takes what it can of the model ("onnxruntime", "openvino", or one's
     own); "auto" gives an engine that is here those regions that it runs faster than Ekiden, as
-    measured on this machine (docs/byoc.md). Options and instruments come from the
-    current PassContext.
+    measured on this machine (docs/byoc.md).
+    `devices` "auto" measures the model on each of the devices of `target`, or of all that are here,
+    and over the host and each of them, with operators placed by what they cost, and gives the
+    fastest (docs/vm.md). Options and instruments come from the current PassContext.
 
     A model in a file or bytes that was compiled before, by the same compiler with the same options,
     is mapped from the cache (EKIDEN_CACHE_LIMIT), unless instruments watch.
@@ -128,10 +131,17 @@ def compile(
     asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
     if tier not in TIERS:
         raise CompileError(f"compile: tier 'full' or 'quick' expected, got {tier!r}")
+    if devices not in DEVICES:
+        raise CompileError(f"compile: devices 'auto' or '' expected, got {devices!r}")
+    if devices and (bounds or tier == "quick"):
+        raise CompileError("compile: devices 'auto' takes neither bounds nor tier 'quick'")
     upgrade: Upgrade | None = None
+    made: memoryview | runtime.Executable
     with _chosen(size, denormals, decisions, records, byoc):
         to = with_bounds(target, bounds)
-        if tier == "quick":
+        if devices:
+            made = _on_fastest(model, target, asked, executor, progress)
+        elif tier == "quick":
             made, upgrade = compile_quick(model, to, asked, executor, progress)
         else:
             made = compile_artifact(model, to, asked, executor, progress)
@@ -220,6 +230,7 @@ def _are_examples(given: Targets | Sequence[object]) -> bool:
 
 
 SIZES = ("", "small")
+DEVICES = ("", "auto")
 TIERS = ("full", "quick")
 """What a model is ready with: the code of its own of every kernel, or general kernels."""
 
@@ -290,6 +301,27 @@ def compile_artifact(
     if wanted is not None:
         found = cache.put(wanted, made.artifact, made.weight_files)
     return made.artifact if found is None else found
+
+
+def _on_fastest(
+    model: Model,
+    target: Targets,
+    options: ImportOptions,
+    executor: str,
+    progress: Progress | None,
+) -> runtime.Executable:
+    """What `compile` makes for the devices on which it runs fastest."""
+    auto = import_module("ekiden.driver.auto_devices")
+
+    def compiled(targets: Targets) -> runtime.Executable:
+        made = compile_artifact(model, targets, options, executor, progress)
+        if isinstance(made, runtime.Executable):
+            return made
+        return runtime.Executable.from_bytes(made)
+
+    found = auto.fastest(auto.candidates(target), compiled)
+    assert isinstance(found, runtime.Executable)
+    return found
 
 
 def compile_quick(

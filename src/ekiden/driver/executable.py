@@ -418,13 +418,14 @@ class Executable:
         *,
         cc: str | None = None,
         options: Sequence[str] = (),
+        fcompile: object = None,
     ) -> None:
         """Write one shared library with the model and the runtime inside, for programs in any
         language; see ekiden.driver.library.export_library. Needs the compiler's package, and raises
         MissingCompilerError without.
         """
         library = compiler_module("ekiden.driver.library", "export_library")
-        library.export_library(self._whole(), path, cc=cc, options=options)
+        library.export_library(self._whole(), path, cc=cc, options=options, fcompile=fcompile)
 
     @property
     def num_threads(self) -> int:

@@ -253,6 +253,7 @@ def export_library(
     *,
     cc: str | None = None,
     options: Sequence[str] = (),
+    fcompile: object = None,
 ) -> None:
     """Write a model, or a module with all that it imports, as the suffix says: `.so` one shared
     library with the runtime inside, `.o` an object to link with it, `.c` the same as C, `.tar`
@@ -264,9 +265,12 @@ def export_library(
 
     A module that imports others, or is none of an executable, has no artifact (`.eki`).
     `cc` is the C compiler; else $CC, cc, gcc or clang is taken, or that of the package ziglang.
-    `options` go to its command line. Raises ExportError when there is none or it fails, for another
-    suffix, and for a module whose kind cannot be saved, such as a shared library.
+    `options` go to its command line. `fcompile` is TVM's function in the place of a compiler: there
+    is none here, `cc` names one. Raises ExportError for one, when there is no compiler or it fails,
+    for another suffix, and for a module whose kind cannot be saved, such as a shared library.
     """
+    if fcompile:
+        raise ExportError(f"export library '{path}': fcompile is not called; cc= names a compiler")
     if isinstance(program, runtime.Executable):
         write_artifact(late_bound.whole(program), path, cc=cc, options=options)
         return

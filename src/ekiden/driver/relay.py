@@ -37,8 +37,8 @@ def _module(ir_mod: IRModule | BaseFunc, params: Params | None) -> IRModule:
 def build(
     ir_mod: IRModule | BaseFunc,
     target: Targets = None,
-    *,
     target_host: TargetLike | None = None,
+    *,
     params: Params | None = None,
     executor: str | Executor = "graph",
     runtime: str | Runtime = "cpp",

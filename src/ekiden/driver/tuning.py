@@ -18,6 +18,7 @@ from ekiden.runtime.files import PathName
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.tune.measure import Measurer
 from ekiden.tune.records import Records
+from ekiden.tune.remote import Remote
 from ekiden.tune.search import Evolution, Random, Search
 from ekiden.tune.session import Progress, Session
 from ekiden.tune.task import Extracted, SizesLike, Task, extract_tasks
@@ -40,6 +41,7 @@ def tune(
     search: str | Search = "evolution",
     executor: Executor | None = None,
     runners: int = 1,
+    remote: Remote | None = None,
     seed: int = 0,
     kernels: str = "",
     progress: Progress | None = None,
@@ -55,9 +57,10 @@ def tune(
     `threads` is how many a kernel runs on: with 1 its time is that of the thread, which others on
     the machine lengthen little. `cold` empties the caches before each call. `search` is
     "evolution", "random" or a `tune.Search`. `executor` is any concurrent.futures.Executor, of this
-    machine or of a cluster of equal ones, that runs `runners` batches at a time. Equal `seed`s ask
-    for the same candidates as long as they are measured alike. `kernels` keeps those whose name or
-    node holds it.
+    machine or of a cluster of equal ones, that runs `runners` batches at a time. With `remote`, a
+    `tune.Remote`, candidates run in sessions with that server, which may be a page; `target` is its
+    own. Equal `seed`s ask for the same candidates as long as they are measured alike. `kernels`
+    keeps those whose name or node holds it.
 
     Raises what `compile` does, InputError for a size that is not given or an option that cannot be,
     OSError for records that cannot be read or written.
@@ -65,7 +68,9 @@ def tune(
     session = prepare(
         model, target, dims=dims, shape=shape, kernels=kernels,
         records=records if isinstance(records, Records) else _records(records),
-        measurer=Measurer(executor=executor, runners=runners, threads=threads, cold=cold),
+        measurer=Measurer(
+            executor=executor, runners=runners, threads=threads, cold=cold, remote=remote
+        ),
         search=search, seed=seed, progress=progress,
     )  # fmt: skip
     session.run(trials, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import shlex
 import shutil
 import sys
@@ -25,7 +26,8 @@ from ekiden.target import Target
 from ekiden.target.features import WASM
 
 __all__ = [
-    "PACKAGE", "RUNTIME", "THREADED", "WEB_TARGETS", "build_runtime", "web_targets", "write_site",
+    "RUNTIME", "THREADED", "WEB_TARGETS", "build_runtime", "package_files", "web_targets",
+    "write_site",
 ]  # fmt: skip
 
 WEB_TARGETS = tuple(
@@ -34,8 +36,6 @@ WEB_TARGETS = tuple(
 )
 """What a model is compiled for where nothing else is asked: an engine takes the first it can."""
 RUNTIME, THREADED = "ekiden.wasm", "ekiden-threads.wasm"
-PACKAGE = ("index.js", "runtime.js", "thread.js", "webgpu.js", "index.d.ts")
-"""The files of `ekiden-web`, beside the runtimes."""
 FLAGS = (
     "-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-std=gnu11", "-D_GNU_SOURCE",
     "-DEK_STATIC", "-Dgetenv=ek_web_getenv", "-Dclock_gettime=ek_web_clock", "-DNDEBUG",
@@ -52,7 +52,7 @@ OF_FILE = {
         "-Wl,--max-memory=4294901760", "-Wl,--export=__wasm_init_tls", "-Wl,--export=__tls_size",
     ),
 }  # fmt: skip
-"""What else makes each file: with threads memory is shared, of the sizes runtime.js gives it."""
+"""What else makes each file: with threads memory is shared, of the sizes modules.js gives it."""
 TABLE, FUNCTIONS_WITH_MOST = 4, b"\1\x70\1"
 
 
@@ -84,6 +84,12 @@ def build_runtime(*, cc: str | None = None, name: str = RUNTIME) -> bytes:
     return made
 
 
+def package_files() -> list[str]:
+    """The files of the package `ekiden-web`, beside the runtimes."""
+    about = json.loads((web_source_dir() / "package.json").read_text())
+    return ["package.json", *(name for name in about["files"] if name not in OF_FILE)]
+
+
 def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
     """Write a folder for a web server: the runtime, `ekiden-web`, and the bytes of an artifact as
     `model.eki`. Files that are there are replaced, others stay.
@@ -100,7 +106,7 @@ def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
     place, runtimes = Path(folder), {name: build_runtime(cc=cc, name=name) for name in OF_FILE}
     with named("write", folder):
         place.mkdir(parents=True, exist_ok=True)
-    for name in PACKAGE:
+    for name in package_files():
         shutil.copyfile(web_source_dir() / name, place / name)
     for name, runtime in runtimes.items():
         write_whole(place / name, lambda file, made=runtime: file.write(made))  # type: ignore[misc]

@@ -16,6 +16,7 @@ _HOMES = {
     "make_node": "make",
     "Node": "node",
     "Attrs": "attrs",
+    "EnvFunc": "env_func",
     "Span": "span",
     "SourceName": "span",
     "Op": "op",
@@ -31,7 +32,7 @@ _HOMES = {
     "Range": "range",
     **dict.fromkeys(
         "Type TypeKind TensorType TupleType TypeVar GlobalTypeVar FuncType TypeCall RelayRefType"
-        " IncompleteType".split(),
+        " TypeRelation IncompleteType".split(),
         "type",
     ),
 }

@@ -14,7 +14,7 @@ import numpy as np
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.op import OP_ATTRS, register_name
-from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, const, convert, is_const
+from ekiden.ir.prim import ExprLike, Intrinsic, OpName, PrimExpr, const, convert, is_const
 from ekiden.runtime import get_global_func
 
 
@@ -182,13 +182,18 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     # waits for all threads of a block, whose memory of a scope is then as they have written it
     IntrinsicDef("tvm_storage_sync", 1, _not_here, "int32", effects=True),
     # of how many times their least width the processor's scalable vectors are
-    IntrinsicDef("vscale",       0, _not_here, "int32", is_compiled=False),
+    IntrinsicDef("vscale",       0, _not_here, "int64", is_compiled=False),
     IntrinsicDef("call_extern",  ANY, _not_here, "int32", True, is_compiled=False),
+    IntrinsicDef("call_pure_extern", ANY, _not_here, "int32", is_compiled=False),
+    IntrinsicDef("ret",          1, lambda x: x, effects=True, is_compiled=False),  # the end
     # tensor cores and copies of NVIDIA's threads: programs hold them, no generator has them
     *(IntrinsicDef(name, ANY, _not_here, "handle", True, is_compiled=False) for name in (
         "tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_mma_sync", "tvm_bmma_sync",
-        "tvm_store_matrix_sync", "ptx_mma", "ptx_mma_sp", "ptx_ldmatrix", "ptx_cp_async",
-        "ptx_commit_group", "ptx_wait_group", "tvm_thread_allreduce")),
+        "tvm_store_matrix_sync", "ptx_mma", "ptx_mma_sp", "ptx_ldmatrix", "mma_store", "mma_fill",
+        "ptx_cp_async", "ptx_cp_async_bulk", "ptx_commit_group", "ptx_wait_group",
+        "ptx_cp_async_barrier", "ptx_init_barrier_thread_count", "ptx_arrive_barrier",
+        "ptx_arrive_barrier_expect_tx", "ptx_wait_barrier", "create_barriers",
+        "tvm_thread_allreduce")),
     IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
     # no value in particular: RemoveStoreUndef drops what stores it
     IntrinsicDef("undef",        0, _not_here, "int32", is_compiled=False),
@@ -224,6 +229,9 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("bitwise_not",  1, np.invert),
     IntrinsicDef("q_multiply_shift", 4, _q_multiply_shift, LIKE_FIRST),  # x * y * 2**-(q + s)
     IntrinsicDef("q_multiply_shift_per_axis", 7, _q_per_axis, LIKE_FIRST),  # by two shifts
+    IntrinsicDef("vectorlow",    1, lambda x: np.split(np.asarray(x), 2)[0]),  # its first half
+    IntrinsicDef("vectorhigh",   1, lambda x: np.split(np.asarray(x), 2)[1]),
+    IntrinsicDef("vectorcombine", 2, lambda a, b: np.concatenate([a, b])),
     IntrinsicDef("popcount",     1, _popcount),
     IntrinsicDef("clz",          1, _clz),         # of 0 the number of bits
 )}
@@ -232,6 +240,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
 
 NAMES = {row.also: row.name for row in INTRINSICS.values() if row.also}
 """TVM's name of an intrinsic -> ours, where they differ."""
+OpName.others = {ours: theirs for theirs, ours in NAMES.items()}
 
 
 def row_of(op: str) -> IntrinsicDef:
@@ -241,9 +250,11 @@ def row_of(op: str) -> IntrinsicDef:
 
 PURE, OPAQUE = 1, 3
 """What "TCallEffectKind" of an operator says, by TVM's numbers."""
-for _row in INTRINSICS.values():  # in the one registry of operators, beside those of Relay
-    OP_ATTRS.setdefault("TCallEffectKind", {})[register_name(f"tir.{_row.name}").name] = (
-        OPAQUE if _row.effects else PURE
+_EFFECTS = {n: r.effects for r in INTRINSICS.values() for n in (r.name, r.also) if n}
+_EFFECTS |= {"address_of": False, "tvm_access_ptr": False}  # tir.BufferAddress
+for _name, _effects in _EFFECTS.items():  # in the one registry, beside the operators of Relay
+    OP_ATTRS.setdefault("TCallEffectKind", {})[register_name(f"tir.{_name}").name] = (
+        OPAQUE if _effects else PURE
     )
 
 EXPENSIVE = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"))

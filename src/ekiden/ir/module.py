@@ -22,7 +22,7 @@ class IRModule:
     type_key = "IRModule"
     printer: ClassVar[Callable[..., str] | None] = None
     """How a module becomes text: set by `ekiden.relay.printer`, which stands on a higher floor."""
-    script_printer: ClassVar[Callable[[IRModule], str] | None] = None
+    script_printer: ClassVar[Callable[[IRModule, str], str] | None] = None
     """How a module becomes Python text: set by `ekiden.tir.printer`."""
     relay_reader: ClassVar[Callable[[str], IRModule] | None] = None
     """How Relay text in a script is read: set by `ekiden.relay.parser`."""
@@ -207,14 +207,15 @@ class IRModule:
         """What a notebook shows."""
         return None if IRModule.html_printer is None else IRModule.html_printer(self)
 
-    def script(self) -> str:
-        """The module as Python text, loop programs and all; `ekiden.tir.parse` reads it back.
+    def script(self, name: str = "Module") -> str:
+        """The module as Python text, loop programs and all, a class of that name;
+        `ekiden.tir.parse` reads it back.
 
         Raises ValueError before `ekiden.tir` is loaded.
         """
         if IRModule.script_printer is None:
             raise ValueError("module script: import ekiden.tir first")
-        return IRModule.script_printer(self)
+        return IRModule.script_printer(self, name)
 
 
 define_node_class(

@@ -138,6 +138,13 @@ KEEP_OUTPUT = register_option(
     False,
     "whether results of functions keep their dtype",
 )
+COSTS = register_option(
+    "relay.PlaceByCost.costs",
+    dict,
+    {},
+    "what operators and copies cost on the host and on a device, by which PlaceByCost places them: "
+    "the fields of its Costs; \"devices='auto'\" measures them",
+)
 DENORMALS = register_option(
     "kernels.denormals",
     str,

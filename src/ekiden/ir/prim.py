@@ -10,12 +10,14 @@ expected it is EQ or NE, and its truth is that of identity, so that nodes can be
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, ClassVar, Union
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import NODE_TYPES, Node, freeze, ignored, node
+from ekiden.runtime.errors import ExpressionError
 
 ExprLike = Union["PrimExpr", int, float, bool]
 
@@ -120,7 +122,9 @@ class PrimExpr(Node):
     __hash__ = Node.__hash__
 
     def equal(self, other: ExprLike) -> PrimExpr:
-        """`EQ(self, other)`, at once."""
+        """`EQ(self, other)`, at once; vscale() is one number, whichever call it is."""
+        if _is_vscale(self) and _is_vscale(other):
+            return const(True)
         return binary(EQ, self, other)
 
     def astype(self, dtype: str) -> PrimExpr:
@@ -128,7 +132,7 @@ class PrimExpr(Node):
         return cast(self, dt.spelled(dtype))
 
     def __bool__(self) -> bool:
-        raise TypeError(
+        raise ExpressionError(
             f"the truth of {self!r} is not known at compile time; use Select or IfThenElse"
         )
 
@@ -197,6 +201,9 @@ class IntImm(PrimExpr):
     def __int__(self) -> int:
         return self.value
 
+    def __bool__(self) -> bool:
+        return self.value != 0
+
     def __index__(self) -> int:
         return self.value
 
@@ -232,6 +239,15 @@ class StringImm(PrimExpr):
 
     value: str
     dtype: str = "handle"
+
+    def __eq__(self, other: object) -> bool:
+        """The same text, a str or another constant (TVM's rule)."""
+        return self.value == (other.value if isinstance(other, StringImm) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = PrimExpr.__hash__
 
 
 @node("tir.Any")
@@ -523,11 +539,32 @@ class Cast(PrimExpr):
             freeze(self, value=convert(second), dtype=first)
 
 
+class OpName(str):
+    """The name of an intrinsic in its table, "exp"; `name` is that in the registry of operators,
+    "tir.exp", as of TVM's operators of calls."""
+
+    __slots__ = ()
+    others: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Ours -> TVM's where they differ; set by `ekiden.ir.intrinsic`."""
+
+    @property
+    def name(self) -> str:
+        """`ekiden.ir.Op.get` knows it."""
+        return f"tir.{self.others.get(self, self)}"
+
+    def same_as(self, other: object) -> bool:
+        """Whether another operator, of a call or of the registry, is this one."""
+        return getattr(other, "name", None) == self.name
+
+
 @node("tir.Call")
 class Intrinsic(PrimExpr):
-    """A call of an intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, ..."""
+    """A call of an intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, ...
 
-    op: str
+    `op` is an OpName, whatever text or operator it was made with.
+    """
+
+    op: OpName | str
     args: tuple[PrimExpr, ...]
     dtype: str
 
@@ -537,6 +574,8 @@ class Intrinsic(PrimExpr):
         if not isinstance(op, (tuple, list)):
             name = getattr(op, "name", op).removeprefix("tir.")
             freeze(self, op=name, args=tuple(map(convert, args)), dtype=self.op)
+        if type(self.op) is not OpName:
+            freeze(self, op=OpName(self.op))
 
 
 def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
@@ -549,11 +588,15 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     """A constant, of a vector type in every lane; dtype defaults to int64, float32 or bool by the
-    Python type. A Comparison is its expression."""
+    Python type. What stands for an expression (a Comparison, an axis) is that."""
     given: object = value
-    if isinstance(given, Comparison):
-        found = given.asobject()
-        return found if dtype is None else cast(found, dtype)
+    if not isinstance(given, (int, float)):
+        make = getattr(given, "asobject", None)  # of a Comparison, and of an axis its variable
+        if make is not None:
+            found = make()
+            if not isinstance(found, PrimExpr):
+                raise ExpressionError(f"an expression expected, got {found!r}")
+            return found if dtype is None else cast(found, dtype)
     if dtype is None:
         dtype = (
             "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
@@ -569,6 +612,10 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
 def as_given(value: object) -> Any:  # noqa: ANN401
     """A field of whatever a caller has put there."""
     return value
+
+
+def _is_vscale(value: object) -> bool:
+    return isinstance(value, Intrinsic) and value.op == "vscale"
 
 
 def convert(value: ExprLike, dtype: str | None = None) -> PrimExpr:
@@ -590,6 +637,11 @@ def cast(value: PrimExpr, dtype: str) -> PrimExpr:
     """
     if value.dtype == dtype:
         return value
+    if type(value) is NODE_TYPES.get("tir.Broadcast") and dt.vector(value.dtype) == dt.vector(
+        dtype
+    ):
+        scalar = cast(value.value, dt.element(dtype))  # type: ignore[attr-defined]
+        return value.with_fields(value=scalar, dtype=dtype)
     if dt.vector(dtype) and not dt.vector(value.dtype):
         return _in_lanes(cast(value, dt.element(dtype)), dtype)
     if isinstance(value, (IntImm, FloatImm)) and not dt.vector(dtype):

@@ -198,6 +198,8 @@ class _Canonical:
             return _array_row(np.asarray(value))
         if isinstance(value, Object):
             return _Meaning(value)
+        if getattr(type(value), "is_said_by_text", False):
+            return f"t{value}"
         raise TypeError(
             f"structural equality: a {type(value).__name__} has no structure: {value!r}"
         )

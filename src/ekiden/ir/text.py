@@ -45,6 +45,7 @@ from ekiden.ir.type import (
     TupleType,
     Type,
     TypeCall,
+    TypeRelation,
     TypeVar,
 )
 
@@ -139,7 +140,7 @@ def shape_text(shape: tuple[PrimExpr, ...], names: Names = _NO_NAMES) -> str:
 def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
     """A type in Relay's text format; a scalar tensor is its dtype alone, a hole is `_`."""
 
-    def joined(kinds: tuple[Type, ...]) -> str:
+    def joined(kinds: Sequence[Type]) -> str:
         return ", ".join(type_text(k, names) for k in kinds)
 
     match kind:
@@ -151,10 +152,12 @@ def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
             return f"({type_text(only, names)},)"
         case TupleType(fields=fields):
             return f"({joined(fields)})"
-        case FuncType(arg_types=args, ret_type=ret, type_params=params):
-            return (
-                f"fn {type_params_text(params, names)}({joined(args)}) -> {type_text(ret, names)}"
-            )
+        case FuncType(arg_types=args, ret_type=ret, type_params=params, type_constraints=held):
+            where = f" where {joined(held)}" if held else ""
+            text = f"fn {type_params_text(params, names)}({joined(args)})"
+            return f"{text} -> {type_text(ret, names)}{where}"
+        case TypeRelation(func=relation, args=args):
+            return f"{relation.name if relation else '_'}({joined(args)})"
         case TypeVar(name_hint=name) | GlobalTypeVar(name_hint=name):
             return names.get(kind, name)
         case TypeCall(func=func, args=args):

@@ -6,10 +6,11 @@ Tensors, tuples, functions, type variables, ADT instances, references, holes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar
 from enum import IntEnum
 from typing import ClassVar
 
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.env_func import EnvFunc
 from ekiden.ir.node import Node, binding, freeze, node
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, PrimExpr, Var, convert
 from ekiden.ir.prim_visitor import children, literals, post_order
@@ -19,12 +20,15 @@ class Type(Node):
     """Base of all types.
 
     `==` compares structure (TVM's rule): type parameters up to their names, a data type by its
-    name, dimensions as expressions, `?` with `?`. A type variable or a hole equals itself alone.
+    name, dimensions as expressions that are known to be equal, `?` with `?`. A type variable or a
+    hole equals itself alone.
     """
 
     __slots__ = ()
     printer: ClassVar[Callable[[Type], str] | None] = None
     """How a type becomes text: set by `ekiden.ir.text`."""
+    prover: ClassVar[Callable[[PrimExpr, PrimExpr], bool] | None] = None
+    """What knows that dimensions are equal which are not one expression: set by Relay."""
 
     def astext(self) -> str:
         """The type in Relay's text format."""
@@ -146,15 +150,34 @@ class FuncType(Type):
     arg_types: tuple[Type, ...]
     ret_type: Type
     type_params: tuple[TypeVar, ...] = binding(default=())
-    type_constraints: InitVar[Sequence[Type] | None] = None
-    """TVM's: relations belong to operators here, so there are none."""
+    type_constraints: tuple[TypeRelation, ...] = ()
+    """What holds between the types: part of what is compared, printed and saved. Type inference
+    refuses functions of such types: relations belong to operators."""
 
-    def __post_init__(self, type_constraints: Sequence[Type] | None) -> None:
-        """The parameters may be any sequences. Raises ValueError for constraints."""
-        if type_constraints:
-            raise ValueError("function type: relations belong to operators, not to function types")
-        params = self.type_params
-        freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params or ()))
+    def __post_init__(self) -> None:
+        """The parameters may be any sequences."""
+        params, held = self.type_params or (), self.type_constraints or ()
+        freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params))
+        freeze(self, type_constraints=tuple(held))
+
+
+@node("relay.TypeRelation")
+class TypeRelation(Type):
+    """A relation between types (TVM's name): a function gives the last ones from the first
+    `num_inputs`. None stands for a relation that is not named.
+    """
+
+    func: EnvFunc | None
+    args: tuple[Type, ...]
+    num_inputs: int
+    attrs: Attrs | None = None
+
+    def __post_init__(self) -> None:
+        """The types may be any sequence. Raises ValueError for more inputs than types."""
+        freeze(self, args=tuple(self.args))
+        if not 0 <= self.num_inputs <= len(self.args):
+            count = f"{self.num_inputs} inputs of {len(self.args)} types"
+            raise ValueError(f"type relation: {count}")
 
 
 @node("relay.TypeCall")
@@ -209,7 +232,16 @@ def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
             if any(x.kind != y.kind for x, y in params):
                 return False
             inner = renamed | {x: y for x, y in params}  # noqa: C416 - as types, not variables
-            return _all_same((*a.arg_types, a.ret_type), (*b.arg_types, b.ret_type), inner)
+            xs, ys = ((*t.arg_types, t.ret_type, *t.type_constraints) for t in (a, b))
+            return _all_same(xs, ys, inner)
+        case TypeRelation(), TypeRelation():
+            is_same = a.func is b.func or (a.func and b.func and a.func.name == b.func.name)
+            return (
+                bool(is_same)
+                and a.num_inputs == b.num_inputs
+                and (a.attrs is b.attrs or repr(a.attrs) == repr(b.attrs))
+                and _all_same(a.args, b.args, renamed)
+            )
         case (TupleType(fields=xs), TupleType(fields=ys)):
             return _all_same(xs, ys, renamed)
         case TypeCall(), TypeCall():
@@ -231,14 +263,24 @@ def _all_same(xs: tuple[Type, ...], ys: tuple[Type, ...], renamed: dict[Type, Ty
 def _same_dims(xs: tuple[PrimExpr, ...], ys: tuple[PrimExpr, ...]) -> bool:
     if len(xs) != len(ys):
         return False
-    for x, y in zip(xs, ys, strict=True):
-        if x is y:
-            continue
-        if type(x) is not type(y) or isinstance(x, Var) or literals(x) != literals(y):
-            return False
-        if not _same_dims(children(x), children(y)):
-            return False
-    return True
+    return all(x is y or _same_expr(x, y) or _is_proved(x, y) for x, y in zip(xs, ys, strict=True))
+
+
+def _same_expr(x: PrimExpr, y: PrimExpr) -> bool:
+    """Whether two expressions are written alike."""
+    if type(x) is not type(y) or isinstance(x, Var) or literals(x) != literals(y):
+        return False
+    inside = children(x), children(y)
+    return len(inside[0]) == len(inside[1]) and all(
+        a is b or _same_expr(a, b) for a, b in zip(*inside, strict=True)
+    )
+
+
+def _is_proved(x: PrimExpr, y: PrimExpr) -> bool:
+    if Type.prover is None or (isinstance(x, _WHOLE) and isinstance(y, _WHOLE)):
+        return False
+    is_unknown = any(isinstance(e, AnyDim) for root in (x, y) for e in post_order(root))
+    return not is_unknown and Type.prover(x, y)
 
 
 def _hash(kind: Type) -> int:
@@ -254,6 +296,8 @@ def _hash(kind: Type) -> int:
             return hash((func, *args))
         case RelayRefType(value=value):
             return hash(("ref", value))
+        case TypeRelation():
+            return hash(("relation", len(kind.args), kind.num_inputs))
         case GlobalTypeVar(name_hint=name):
             return hash(name)
         case StorageType():

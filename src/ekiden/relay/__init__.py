@@ -24,6 +24,7 @@ from ekiden.ir.type import (
     Type,
     TypeCall,
     TypeKind,
+    TypeRelation,
     TypeVar,
     tensor_type,
 )
@@ -176,6 +177,7 @@ __all__ = [
     "TypeFunctor",
     "TypeKind",
     "TypeMutator",
+    "TypeRelation",
     "TypeVar",
     "TypeVisitor",
     "Var",

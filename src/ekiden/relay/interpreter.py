@@ -49,7 +49,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.lowered import as_function
-from ekiden.runtime.errors import IndexRangeError, InputError, RunError
+from ekiden.runtime.errors import IndexRangeError, InputError, LinAlgError, RunError
 from ekiden.tir.stmt import PrimFunc
 
 Symbols = dict[PrimVar, int]
@@ -509,7 +509,8 @@ def _to_value(value: object) -> Value:
 def _note_place(error: Exception, expr: Expr) -> None:
     """Say once which operator or node of the model failed."""
     is_operator = isinstance(expr, Call) and isinstance(expr.op, Op)
-    if isinstance(error, IndexRangeError) and is_operator and expr.span is not None:
+    of_data = isinstance(error, (IndexRangeError, LinAlgError))
+    if of_data and is_operator and expr.span is not None:
         _, colon, rest = str(error).partition(":")
         error.args = (expr.span.naming(expr.op.name) + colon + rest,)  # type: ignore[attr-defined]
     if getattr(error, "__notes__", None) or (not is_operator and expr.span is None):

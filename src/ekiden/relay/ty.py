@@ -13,6 +13,7 @@ from ekiden.ir.type import (
     Type,
     TypeCall,
     TypeKind,
+    TypeRelation,
     TypeVar,
 )
 from ekiden.ir.type import RelayRefType as RefType
@@ -47,6 +48,7 @@ __all__ = [
     "Type",
     "TypeCall",
     "TypeKind",
+    "TypeRelation",
     "TypeVar",
     "is_dynamic",
     "scalar_type",

@@ -20,6 +20,7 @@ METHODS: dict[type[Type], str] = {
     ty.RelayRefType: "visit_ref_type",
     ty.GlobalTypeVar: "visit_global_type_var",
     ty.TypeCall: "visit_type_call",
+    ty.TypeRelation: "visit_type_relation",
     TypeData: "visit_type_data",
 }
 """Type -> the method that is called with it."""
@@ -50,8 +51,13 @@ class TypeVisitor(TypeFunctor[None]):
         """Nothing below it."""
 
     def visit_func_type(self, ft: ty.FuncType) -> None:
-        """Parameters, result, type parameters."""
-        for each in (*ft.arg_types, ft.ret_type, *ft.type_params):
+        """Parameters, result, type parameters, relations."""
+        for each in (*ft.arg_types, ft.ret_type, *ft.type_params, *ft.type_constraints):
+            self.visit(each)
+
+    def visit_type_relation(self, tr: ty.TypeRelation) -> None:
+        """What it relates."""
+        for each in tr.args:
             self.visit(each)
 
     def visit_tuple_type(self, tt: ty.TupleType) -> None:
@@ -96,7 +102,12 @@ class TypeMutator(TypeFunctor[Type]):
         """From its parts."""
         params = [p for p in map(self.visit, ft.type_params) if isinstance(p, ty.TypeVar)]
         args = tuple(map(self.visit, ft.arg_types))
-        return ty.FuncType(args, self.visit(ft.ret_type), tuple(params))
+        held = [r for r in map(self.visit, ft.type_constraints) if isinstance(r, ty.TypeRelation)]
+        return ty.FuncType(args, self.visit(ft.ret_type), tuple(params), tuple(held))
+
+    def visit_type_relation(self, tr: ty.TypeRelation) -> Type:
+        """From what it relates."""
+        return tr.with_fields(args=tuple(map(self.visit, tr.args)))
 
     def visit_tuple_type(self, tt: ty.TupleType) -> Type:
         """From its fields."""

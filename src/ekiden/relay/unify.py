@@ -19,6 +19,7 @@ from ekiden.ir.type import (
 from ekiden.relay.visitor import map_type, type_post_order
 
 Dims = Mapping[Var, PrimExpr]
+Type.prover = staticmethod(prove_equal)
 
 
 class MismatchError(Exception):
@@ -186,6 +187,8 @@ class Unifier:
 
     def _functions(self, a: FuncType, b: FuncType) -> FuncType:
         """Two functions. A polymorphic one beside one that is not is taken for one of its uses."""
+        if a.type_constraints or b.type_constraints:
+            raise MismatchError("relations of function types are not solved")
         if len(a.type_params) != len(b.type_params):
             if a.type_params and b.type_params:
                 raise MismatchError

@@ -21,6 +21,7 @@ from ekiden.ir.type import (
     TupleType,
     Type,
     TypeCall,
+    TypeRelation,
     TypeVar,
 )
 from ekiden.relay.expr import (
@@ -346,8 +347,10 @@ def type_children(kind: Type) -> tuple[Type, ...]:
     match kind:
         case TupleType(fields=fields):
             return fields
-        case FuncType(arg_types=args, ret_type=ret):
-            return (*args, ret)
+        case FuncType(arg_types=args, ret_type=ret, type_constraints=held):
+            return (*args, ret, *held)
+        case TypeRelation(args=args):
+            return args
         case TypeCall(func=func, args=args):
             return (func, *args)
         case RelayRefType(value=value):
@@ -394,7 +397,13 @@ def _rebuild_type(kind: Type, new: Mapping[Type, Type]) -> Type:
         case TupleType(fields=fields):
             return kind.with_fields(fields=_map_types(fields, new))
         case FuncType(arg_types=args, ret_type=ret):
-            return kind.with_fields(arg_types=_map_types(args, new), ret_type=new[ret])
+            plain = kind.with_fields(arg_types=_map_types(args, new), ret_type=new[ret])
+            held = tuple(r for c in kind.type_constraints if isinstance(r := new[c], TypeRelation))
+            return (
+                plain if held == kind.type_constraints else plain.with_fields(type_constraints=held)
+            )
+        case TypeRelation(args=args):
+            return kind.with_fields(args=_map_types(args, new))
         case TypeCall(func=func, args=args):
             return kind.with_fields(func=new[func], args=_map_types(args, new))
         case RelayRefType(value=value):

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ekiden.rpc.endpoint import Endpoint
+from ekiden.rpc.errors import RPCError
 from ekiden.rpc.messages import Kind, Tag
 from ekiden.rpc.wire import TensorType
-from ekiden.runtime import BenchmarkResult, DataType, Device, Tensor, empty, tensor
+from ekiden.runtime import BenchmarkResult, DataType, Device, Tensor, cpu, empty, tensor
 from ekiden.runtime.devices import FarDevice
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ Progress = Callable[[int, int], object]
 
 PIECE = 1 << 20
 """Bytes of a piece: what stays in a cache while it is copied from here to there."""
+HOST = 1
+"""DLPack's number of processors."""
 _FARTHEST = 128
 """Kinds of devices from here on are of other machines: no device of this one has such a number."""
 
@@ -86,6 +89,10 @@ class RemoteModule(_Remote):
         """Look for functions in another module of that side, too."""
         self.endpoint.request(Kind.IMPORT, self.handle, module.handle)
 
+    def sent(self, given: Tensor) -> RemoteTensor:
+        """A tensor on the other side's host with the elements of one here."""
+        return RemoteDevice.of(self.endpoint, 0, cpu()).array(given)
+
     @property
     def entry_func(self) -> RemoteFunction:
         """Its only function, or `main`."""
@@ -142,10 +149,23 @@ class RemoteDevice(FarDevice):
     @property
     def exist(self) -> bool:
         """Whether the session can use it."""
-        return self.there.type == 1
+        if self.there.type == HOST:
+            return True
+        try:
+            return self.there.id < cast(int, self._asked("ek.device.count"))
+        except RPCError:
+            return False
 
     def sync(self, stream: object = None) -> None:
-        """Wait for what runs there: calls are done when they return."""
+        """Wait for what runs there. Calls on the host are done when they return."""
+        if self.there.type != HOST:
+            self._asked("ek.device.sync")
+
+    def _asked(self, name: str) -> object:
+        """What a function of the other side says of it."""
+        function = self.endpoint.request(Kind.FUNCTION, 0, name)
+        assert isinstance(function, RemoteFunction)
+        return function(self)
 
     def empty(self, shape: Sequence[int], dtype: str) -> RemoteTensor:
         """A new tensor there."""

@@ -51,6 +51,7 @@ from ekiden.runtime._core import (
     structural_hash,
     tensor,
     trim_pools,
+    wait_for,
 )
 from ekiden.runtime._core import Shape as ShapeTuple
 from ekiden.runtime.devices import (
@@ -153,5 +154,6 @@ __all__ = [
     "trim_pools",
     "vpi",
     "vulkan",
+    "wait_for",
     "webgpu",
 ]

@@ -71,7 +71,7 @@ cdef class Module(Object):
         """
         return _module_part(self, EK_MODULE_BYTES)
 
-    def export_library(self, path, *, cc=None, options=()):
+    def export_library(self, path, *, cc=None, options=(), fcompile=None):
         """Write the module, with all that it imports, as one shared library (`.so`), an object, C
         or sources with a Makefile (`.o`, `.c`, `.tar`); needs a C compiler.
 
@@ -79,7 +79,7 @@ cdef class Module(Object):
         """
         # The writer stands on a higher floor, and is loaded when it is first used.
         importlib.import_module("ekiden.driver.library").export_library(
-            self, path, cc=cc, options=options)
+            self, path, cc=cc, options=options, fcompile=fcompile)
 
     @property
     def imported_modules(self):
@@ -105,16 +105,18 @@ cdef class Module(Object):
         Runs once to warm up, then `repeat` times `number` calls in a row, without Python's lock;
         `number` grows until a repeat takes `min_repeat_ms`. Before each repeat as many bytes are
         written as `cache_flush_bytes`, to empty the caches, and the global function `f_preproc`
-        is called. `dev` must be the host, where calls are done when they return.
+        is called. A time ends when `dev` and the devices of what the last call was given and gave
+        have done what was queued.
         """
         if number < 1 or repeat < 1 or repeats_to_cooldown < 1:
             raise ValueError("time_evaluator: number, repeat and repeats_to_cooldown must be "
                              f"positive, got {number}, {repeat}, {repeats_to_cooldown}")
-        if dev is not None and device(dev).type != EK_CPU:
-            raise ValueError(f"time_evaluator: expected the host, got {device(dev)}")
+        where = None if dev is None else device(dev)
+        if where is not None and not where.exist:
+            raise ValueError(f"time_evaluator: expected a device that is here, got {where}")
         function = self.get_function(func_name)
         return timing.Evaluator(
-            lambda args, count: _time_calls(function, args, count, cache_flush_bytes),
+            lambda args, count: _time_calls(function, args, count, cache_flush_bytes, where),
             get_global_func(f_preproc) if f_preproc else None, number, repeat, min_repeat_ms,
             limit_zero_time_iterations, cooldown_interval_ms, repeats_to_cooldown)
 
@@ -145,13 +147,12 @@ cdef double _now() noexcept nogil:
     return <double>now.tv_sec + <double>now.tv_nsec * 1e-9
 
 
-cdef object _time_calls(PackedFunc function, tuple args, int64_t count, Py_ssize_t flush):
-    """Seconds of so many calls, one after the other."""
+cdef object _time_calls(PackedFunc function, tuple args, int64_t count, Py_ssize_t flush, where):
+    """Seconds of so many calls, one after the other, and of what they left running on devices."""
     cdef Arguments arguments = Arguments(args)
     cdef ek_value result = ek_value_none()
     cdef int status = 0
     cdef double begin
-    cdef double end
     cdef int64_t i
     cdef bytearray dirt = bytearray(flush)
     cdef char *memory = dirt
@@ -164,10 +165,11 @@ cdef object _time_calls(PackedFunc function, tuple args, int64_t count, Py_ssize
                                       &result)
             if status != 0:
                 break
-            ek_value_release(&result)
-        end = _now()
+            if i + 1 < count:
+                ek_value_release(&result)
     _check(status)
-    return end - begin
+    wait_for((_move_out(&result), args, where))
+    return _now() - begin
 
 
 _CLASSES[EK_MODULE] = Module

@@ -403,6 +403,19 @@ def tensor(source):
     return _tensor_of_array(array)
 
 
+def wait_for(value):
+    """Wait for what computes a value: the devices that its tensors lie on, and those that it names.
+    Tuples and lists stand for what is in them; all else is there already.
+    """
+    if isinstance(value, (tuple, list)):
+        for each in value:
+            wait_for(each)
+    elif isinstance(value, Tensor):
+        value.device.sync()
+    elif isinstance(value, Device):
+        value.sync()
+
+
 def empty(shape, dtype="float32", device=None):
     """A new tensor whose elements are not set, on the host unless a device is given."""
     cdef int64_t dims[EK_MAX_NDIM]

@@ -1,25 +1,28 @@
 """Engines of others that run regions of a program: what an artifact needs of them, and loading it.
 
-An artifact names the engine of each such region and has the region's code, bytes that the engine
-made. When the region is linked, the global function ek.external.<engine> makes a kernel of these
-bytes; C code may register one by that name too (`ek_registry_set` in runtime.h).
+An artifact names the engine of each such region and has the region's code, bytes that the engine's
+side made. When the region is linked, the global function ek.external.<engine> makes a kernel of
+these bytes; without one the runtime opens the library libekiden_<engine>.so, as it does in programs
+without Python (section 9 of runtime.h).
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
 
-from ekiden.runtime._core import register_func
+from ekiden.runtime import engine_artifact
+from ekiden.runtime._core import get_global_func, register_func
 from ekiden.runtime.errors import LoadError
 
 __all__ = [
-    "ENGINES", "Engine", "kept_for", "load_region", "missing", "register_loader", "text_of",
+    "ENGINES", "folder_of", "kept_for", "load_region", "missing", "register_loader", "text_of",
 ]  # fmt: skip
 
 Loader = Callable[[str, bytes], Callable[..., None]]
@@ -27,23 +30,34 @@ Loader = Callable[[str, bytes], Callable[..., None]]
 writes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """An engine that Ekiden knows: the package that it comes with, and where it is loaded."""
-
-    package: str
-    """The module that must be there."""
-    extra: str
-    """The extra of Ekiden that installs it."""
-    module: str
-    """Ours, whose function `load` is a Loader."""
+def _in_package(package: str, folder: str) -> str:
+    """A folder of an installed package, which is not imported; empty where it is not installed."""
+    spec = find_spec(package)
+    return "" if spec is None or spec.origin is None else str(Path(spec.origin).parent / folder)
 
 
-ENGINES = {
-    "onnxruntime": Engine("onnxruntime", "onnxruntime", "ekiden.runtime.engine_onnxruntime"),
-    "openvino": Engine("openvino", "openvino", "ekiden.runtime.engine_openvino"),
+def _in_environment(library: str) -> str:
+    """The folder of libraries of this Python's environment, where packages of C libraries put
+    theirs; empty where it has not this one.
+    """
+    folder = Path(sysconfig.get_path("data")) / "lib"
+    return str(folder) if (folder / library).exists() else ""
+
+
+ENGINES: dict[str, Callable[[], str]] = {
+    "onednn": partial(_in_environment, "libdnnl.so.3"),
+    "onnxruntime": partial(_in_package, "onnxruntime", "capi"),
+    "openvino": partial(_in_package, "openvino", "libs"),
 }
-"""By the name in artifacts."""
+"""Those that Ekiden has libraries for, by the name in artifacts: where their packages have theirs,
+if these are installed. The runtime looks in EKIDEN_ENGINES and where the system looks besides."""
+
+
+def folder_of(engine: str) -> str:
+    """The folder with an engine's own library, as EKIDEN_ENGINES names it for programs in C; empty
+    for one that no package here has, or that is none of the table.
+    """
+    return ENGINES[engine]() if engine in ENGINES else ""
 
 
 def text_of(code: bytes) -> str:
@@ -66,27 +80,28 @@ def register_loader(engine: str, load: Loader) -> None:
     register_func(f"ek.external.{engine}", make, override=True)
 
 
-def missing(name: str) -> str:
-    """What an engine of the table lacks here, and the command that installs it; empty where it is
-    here, or is none of the table.
+def missing(engine: str) -> str:
+    """Why an engine of the table is not here, with what installs it; empty where it is here, or is
+    none of the table.
     """
-    engine = ENGINES.get(name)
-    if engine is None or find_spec(engine.package) is not None:
+    if engine not in ENGINES:
         return ""
-    return f"package '{engine.package}' is missing; pip install 'ekiden[{engine.extra}]'"
+    try:
+        get_global_func("ek.engine.open")(engine, folder_of(engine))
+    except LoadError as error:
+        return str(error)
+    return ""
 
 
-def load_region(name: str, symbol: str, code: bytes) -> Callable[..., None]:
-    """Load a region of an engine in the table, which is imported now.
+def load_region(engine: str, symbol: str, code: bytes) -> Callable[..., None]:
+    """What runs a region, by the library of an engine, which calls no Python.
 
-    Raises LoadError with the command that installs it.
+    Raises LoadError where the engine is not here, with what installs it, or refuses the code.
     """
-    engine = ENGINES[name]
-    if lacks := missing(name):
-        raise LoadError(f"link executable: '{symbol}' runs in the engine '{name}', whose {lacks}")
-    made: Callable[..., None] = import_module(engine.module).load(symbol, code)
-    return made
+    made = get_global_func("ek.engine.load")(engine, folder_of(engine), symbol, code)
+    return cast("Callable[..., None]", made)
 
 
 for _name in ENGINES:
     register_loader(_name, partial(load_region, _name))
+register_loader("ccompiler", engine_artifact.load)

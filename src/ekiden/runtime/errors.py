@@ -5,6 +5,7 @@
     ├── RunError             a compiled program failed while running
     │   ├── InputError       an argument has the wrong name, dtype, rank or dimension
     │   ├── IndexRangeError  an index in the data is out of range (also an IndexError)
+    │   ├── LinAlgError      a matrix has no inverse, no decomposition (also a ValueError)
     │   ├── BoundsError      a kernel accessed a buffer outside its extent (also an IndexError)
     │   ├── DeviceError      a device, its driver or the code for it fails, or is not there
     │   ├── MemoryLimitError memory beyond the limit was asked for (also a MemoryError)
@@ -50,6 +51,11 @@ class InputError(RunError, ValueError):
 class IndexRangeError(RunError, IndexError):
     """Data that says where to read or write lies outside: an index, a coordinate, a length. The
     message names the node, the value, its position and what is valid."""
+
+
+class LinAlgError(RunError, ValueError):
+    """A matrix of the data has no inverse or no such decomposition. The message names the node, the
+    pivot or minor, and the matrix of a batch."""
 
 
 class BoundsError(RunError, IndexError):

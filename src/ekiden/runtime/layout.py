@@ -243,6 +243,7 @@ class Event(IntEnum):
     CALL = 0
     ENTER = 1
     LEAVE = 2
+    PLACE = 3
 
 
 SERVICES = (

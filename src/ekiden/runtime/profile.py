@@ -76,6 +76,7 @@ class KernelCall:
 
     function: str
     instruction: int
+    """-1 of the copy of an argument, before the first one."""
     name: str
     source: str
     """The node of the model it was made from; empty where that is not known."""
@@ -142,8 +143,9 @@ class Report:
 
     @property
     def duration(self) -> int:
-        """Nanoseconds in all instructions."""
-        return sum(each.duration for each in self.instructions)
+        """Nanoseconds in all instructions, and in copying arguments to where they are taken."""
+        placed = sum(call.duration for call in self.calls if call.instruction < 0)
+        return placed + sum(each.duration for each in self.instructions)
 
     def rows(self, aggregate: bool = True) -> list[Row]:
         """The kernels, the slowest first; else each call, in order."""
@@ -378,6 +380,7 @@ class _Reader:
         metadata = executable.metadata
         self.tiers = tiers
         self.functions = executable.globals
+        self.params = {name: executable.params(name) for name in self.functions}
         self.primitives = executable.primitives
         self.devices = executable.devices
         self.code = {name: list(instructions(executable.code(name)[1])) for name in self.functions}
@@ -403,6 +406,10 @@ class _Reader:
         while at < len(words):
             if words[at] == Event.CALL:
                 call, at = self._call(words, at + 1)
+                calls.append(call)
+                continue
+            if words[at] == Event.PLACE:
+                call, at = self._placed(words, at + 1)
                 calls.append(call)
                 continue
             name, time = self.functions[words[at + 1]], words[at + 2]
@@ -434,6 +441,18 @@ class _Reader:
             known.get("vectors") is False,
             self.tiers.get(name) == "general",
         )  # fmt: skip
+        return call, at
+
+    def _placed(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
+        """An argument that was copied to where the program takes it."""
+        function, index, place, start, duration = words[at : at + 5]
+        argument, at = _argument(words, at + 5)
+        caller = self.functions[function]
+        name = f"device_copy argument -> {self.devices[place]}"
+        source = f"'{self.params[caller][index]}'"
+        call = KernelCall(
+            caller, -1, name, source, start, duration, (argument,), 0, argument.nbytes, name
+        )
         return call, at
 
     def _name(self, opcode: Opcode, words: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ekiden.runtime._core import Executable, Module, Object, Tensor, tensor
+from ekiden.runtime._core import Executable, Module, Object, Tensor, tensor, wait_for
 from ekiden.runtime._core import VirtualMachine as Machine
 from ekiden.runtime.devices import check_devices
 from ekiden.runtime.errors import InputError
@@ -75,6 +75,7 @@ class VirtualMachine:
         self._machine = Machine(raw, executor or executor_of(raw))
         self._inputs: dict[str, dict[int, object]] = {}
         self._outputs: object = None
+        self._wanted: dict[str, Sequence[Tensor]] = {}
 
     def invoke(self, func_name: str, *args: object, **kwargs: object) -> object:
         """Call a function with arrays, tensors, numbers or tuples of them, by position or name."""
@@ -110,12 +111,24 @@ class VirtualMachine:
         Raises InputError for another number of outputs.
         """
         self.set_input(func_name, **input_args)
+        self.set_outputs(func_name, *output_args)
         self.invoke_stateful(func_name)
+
+    def set_outputs(self, func_name: str, *outputs: Tensor) -> None:
+        """Tensors that the next call of a function copies its outputs to; as many as it has, else
+        that call raises InputError.
+        """
+        self._wanted[func_name] = outputs
+
+    def _hand_over(self, func_name: str) -> None:
+        """Copy what a call gave to the tensors that were set for it."""
+        if (wanted := self._wanted.pop(func_name, None)) is None:
+            return
         outputs = self.get_outputs()
-        if len(outputs) != len(output_args):
-            wanted = f"{len(outputs)} outputs expected, got {len(output_args)}"
-            raise InputError(f"{func_name}: {wanted}")
-        for made, to in zip(outputs, output_args, strict=True):
+        if len(outputs) != len(wanted):
+            counts = f"{len(outputs)} outputs expected, got {len(wanted)}"
+            raise InputError(f"{func_name}: {counts}")
+        for made, to in zip(outputs, wanted, strict=True):
             assert isinstance(made, Tensor)
             made.copyto(to)
 
@@ -167,7 +180,8 @@ class VirtualMachine:
     ) -> BenchmarkResult:
         """The seconds of a call, each repeat's the mean of `number` calls; one call before them.
 
-        `device` is the executable's; `end_to_end` changes nothing: arguments are on the host.
+        `device` is one of the executable's; a call is over when its result is there.
+        `end_to_end` changes nothing: arguments are on the host.
         """
         check_devices("benchmark", device, self.module.devices)
         if kwargs:
@@ -177,7 +191,8 @@ class VirtualMachine:
         def run(values: tuple[object, ...], count: int) -> float:
             start = time.perf_counter()
             for _ in range(count):
-                self._machine.invoke(func_name, *values)
+                found = self._machine.invoke(func_name, *values)
+            wait_for(found)
             return time.perf_counter() - start
 
         measure = Evaluator(
@@ -219,6 +234,7 @@ class VirtualMachine:
 
     def _call(self, func_name: str, args: Sequence[object]) -> object:
         self._outputs = self._machine.invoke(func_name, *args)
+        self._hand_over(func_name)
         return self._outputs
 
     def _names(self, func_name: str) -> list[str]:

@@ -39,6 +39,8 @@ class TargetKind:
     has_threads: bool = False
     """Whether its programs are bound to the threads of a device."""
     own_options: Mapping[str, Option] = field(default_factory=dict, hash=False, repr=False)
+    asks_device: bool = False
+    """Whether a target that names no device has the facts of this machine's, where there is one."""
 
     @property
     def default_device_type(self) -> int:
@@ -118,6 +120,9 @@ _GPU: dict[str, Option] = {
 }
 _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256),
                "thread_warp_size": Option(int, None, 1)}
+_OPENCL = {**_WARPS_OF_1, "vector-bits": Option(int, None, 32), "cores": Option(int, None, 1),
+           "local_memory": Option(int, None, 1)}
+"""A device of which nothing is known computes with one number at a time."""
 
 _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
                    "flush_subnormals",
@@ -131,7 +136,7 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
     TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_THREADS, True, _GPU),
     TargetKind("nvptx",     2, ("cuda", "gpu"),       False, _OF_THREADS, True, _GPU),
-    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _WARPS_OF_1),
+    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _OPENCL, True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("metal",     8, ("metal", "gpu"),      False, _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),

@@ -16,17 +16,19 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 from ekiden.ir import dtype as dt
 from ekiden.runtime.errors import CompileError
 from ekiden.target import facts as target_facts
 from ekiden.target.config import Config, read_config, written
+from ekiden.target.device_facts import ASKED, device_facts
 from ekiden.target.features import ABILITIES, FEATURES, has_any, idle
 from ekiden.target.kinds import KINDS, TargetKind, generators
 from ekiden.target.processors import PROCESSORS, Cache
 from ekiden.target.triple import TRIPLES, architecture_of, is_supported
 
+WIDEST_BITS = 512
 TargetLike: TypeAlias = "str | Mapping[str, object] | Target"
 """What names a target: text, JSON, a tag, a dictionary, or itself."""
 
@@ -50,6 +52,9 @@ class Target:
 
     A target of devices that have no facts here, as GPUs, has those of the oldest processor.
     """
+
+    is_said_by_text: ClassVar[bool] = True
+    """For structural equality, in which attributes may be targets."""
 
     kind: TargetKind
     """The code generator."""
@@ -426,7 +431,11 @@ def _from_config(config: Config) -> dict[str, Any]:
     found = target_facts.resolve(facts) if facts is not None else _without_facts()
     host = config.get("host")
     defaults = {n: o.default for n, o in kind.option_table.items() if o.default is not None}
-    options = defaults | {n: config[n] for n in kind.option_table if n in config}
+    said = {n: config[n] for n in kind.option_table if n in config}
+    options = defaults | _of_device(kind, said) | said
+    if kind.asks_device:
+        options.pop("from_device", None)
+        found |= _vectors(int(str(options["vector-bits"])), int(str(options["cores"])))
     keys = _all_keys(kind, options)
     if keys == _all_keys(kind, {**options, "keys": ()}):
         options.pop("keys", None)
@@ -444,6 +453,27 @@ def _all_keys(kind: TargetKind, options: Mapping[str, Any]) -> tuple[str, ...]:
     device = options.get("device")
     own = (device,) if device else ()
     return tuple(dict.fromkeys((*options.get("keys", ()), *own, *kind.default_keys)))
+
+
+def _of_device(kind: TargetKind, said: Mapping[str, object]) -> dict[str, object]:
+    """The facts of a device of this machine: of the first, or of the one that `from_device` says;
+    none where the target is labelled as another's, or says everything. Raises CompileError."""
+    is_known = all(name in said for name in ASKED) or "device" in said or "model" in said
+    if not kind.asks_device or (is_known and "from_device" not in said):
+        return {}
+    number = int(str(said.get("from_device", 0)))
+    found = dict[str, object](device_facts(kind.device_type, number))
+    if not found and "from_device" in said:
+        raise CompileError(
+            f"target: -from_device={number}: there is no such device of kind {kind.name!r} here"
+        )
+    return found
+
+
+def _vectors(bits: int, cores: int) -> dict[str, object]:
+    """Those of a device: there are more of the widest."""
+    registers = 32 if bits >= WIDEST_BITS else 16
+    return {"vector_bits": bits, "registers": registers, "cores": cores}
 
 
 def _without_facts() -> dict[str, object]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
 from ekiden.ir.node import Node, freeze, ignored, node
+from ekiden.ir.prim import IntImm
 from ekiden.runtime import Device, device
 from ekiden.runtime.errors import CompileError
 from ekiden.target.kinds import KINDS
@@ -23,19 +24,23 @@ CPU = 1
 class VirtualDevice(Node):
     """A device of a program, in DLPack's numbers (TVM's name and order of fields).
 
-    The first field may be a Device or the name of one. Of memory scopes there is "global" alone:
-    another raises ValueError. What `target` says does not tell devices apart.
+    The first field may be a Device, the name of one, or a number that is an expression. Of memory
+    scopes there is "global" alone: another raises ValueError. What `target` says does not tell
+    devices apart.
     """
 
-    device_type: int | Device | str = CPU
+    device_type: int | Device | str | IntImm = CPU
     target: str | None = ignored(default=None)
     memory_scope: str = ignored(default="")
     virtual_device_id: int = 0
 
     def __post_init__(self) -> None:
         """Take a Device or name apart; a target is kept as its text."""
-        if not isinstance(self.device_type, int):
-            found = device(self.device_type)
+        kind = self.device_type
+        if isinstance(kind, IntImm):
+            freeze(self, device_type=kind.value)
+        elif not isinstance(kind, int):
+            found = device(kind)
             freeze(self, device_type=found.type, virtual_device_id=found.id)
         if self.memory_scope not in ("", "global"):
             got = f"got {self.memory_scope!r}"

@@ -11,7 +11,7 @@ from ekiden.te.gradient import gradient
 from ekiden.te.inline import inline_injective, is_injective, post_order_tensors, tensor_loads
 from ekiden.te.intrin import *  # noqa: F403
 from ekiden.te.prim_func import create_prim_func
-from ekiden.te.range_check import index_check, range_check
+from ekiden.te.range_check import index_check, info_check, range_check
 from ekiden.te.reducer import *  # noqa: F403
 from ekiden.te.scan import scan
 from ekiden.te.schedule import Schedule, Stage, create_schedule, thread_axis
@@ -20,7 +20,7 @@ from ekiden.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
 
 __all__ = [
     "Schedule", "Stage", "TensorIntrin", "const", "create_prim_func", "create_schedule",
-    "decl_tensor_intrin", "gradient", "hybrid", "index_check", "inline_injective", "is_injective",
-    "post_order_tensors", "range_check", "scan", "schedule",
+    "decl_tensor_intrin", "gradient", "hybrid", "index_check", "info_check", "inline_injective",
+    "is_injective", "post_order_tensors", "range_check", "scan", "schedule",
     "tensor_loads", "thread_axis", *intrin.__all__, *reducer.__all__, *tensor.__all__,
 ]  # fmt: skip

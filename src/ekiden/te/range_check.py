@@ -33,7 +33,9 @@ from ekiden.tir.stmt import AssertStmt, For, ForKind, Stmt
 CHECKS = "checks"
 """The attribute of a computation: its checks."""
 KIND = "IndexRangeError"
-"""The error of a check."""
+"""The error of a check of indices."""
+NUMERIC = "LinAlgError"
+"""The error of a check of what a decomposition says of its matrices."""
 _SITES: list[int | None] = [None]
 
 
@@ -43,7 +45,8 @@ class RangeCheck(Node):
 
     subject: begins the message: "take: index". bound: what the numbers are out of range for, with a
     "{}" for each of `shown`: "axis 0 of size {}". site: which of the operators of a kernel this is,
-    None where that is unknown.
+    None where that is unknown. kind: the class of the error. problem: what is wrong with a value
+    that is not a place: "is 0, the matrix is singular".
     """
 
     subject: str
@@ -53,6 +56,8 @@ class RangeCheck(Node):
     bound: str = ""
     shown: tuple[PrimExpr, ...] = ()
     site: int | None = None
+    kind: str = KIND
+    problem: str = ""
 
     def holds(self, value: PrimExpr) -> PrimExpr:
         """Whether a value is in range."""
@@ -66,20 +71,23 @@ class RangeCheck(Node):
 
     def assertion(self, value: PrimExpr, position: Sequence[PrimExpr]) -> AssertStmt:
         """What fails for a value at a position that is out of range."""
-        text = message(self.subject, len(position), self.bound)
+        text = message(self.subject, len(position), self.bound, self.problem)
         text = text if self.site is None else f"#{self.site} {text}"
-        shown = (value, *position, *self.shown, self.low, self.high - 1)
+        ends = () if self.problem else (*self.shown, self.low, self.high - 1)
+        shown = (value, *position, *ends)
         return AssertStmt(
-            self.holds(value), text, KIND, tuple(cast(convert(v), "int64") for v in shown)
+            self.holds(value), text, self.kind, tuple(cast(convert(v), "int64") for v in shown)
         )
 
 
-def message(subject: str, rank: int, bound: str) -> str:
+def message(subject: str, rank: int, bound: str, problem: str = "") -> str:
     """The message of a check, a format: of the value, its position, the numbers of `bound`, the
-    least and the greatest value that are valid.
+    least and the greatest value that are valid; of the first two alone where the problem is said.
     """
     at = ", ".join(["{}"] * rank)
     place = f" at position {at if rank == 1 else f'({at})'}" if rank else ""
+    if problem:
+        return f"{subject} {{}}{place} {problem}"
     what = f" for {bound}" if bound else ""
     return f"{subject} {{}}{place} is out of range{what} ([{{}}, {{}}] are valid)"
 
@@ -105,6 +113,12 @@ def range_check(
     """A check of any numbers: a length, a coordinate."""
     least, end = (cast(convert(e, "int64"), "int64") for e in (low, high))
     return RangeCheck(subject, values, least, end, bound, tuple(shown), _SITES[-1])
+
+
+def info_check(subject: str, info: Tensor, problem: str) -> RangeCheck:
+    """A check of what a decomposition says of each of its matrices: 0 where all is well."""
+    low, high = const(0, "int64"), const(1, "int64")
+    return RangeCheck(subject, info, low, high, site=_SITES[-1], kind=NUMERIC, problem=problem)
 
 
 def index_check(

@@ -62,6 +62,7 @@ from ekiden.tir.script.builtins import max_value, min_value
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
+    AttrStmt,
     Block,
     BlockRealize,
     BufferStore,
@@ -81,6 +82,7 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.tir.tensor_intrin import TensorIntrin
+from ekiden.tir.values import Let, trace
 from ekiden.tir.verify import verify
 
 __all__ = [
@@ -89,6 +91,7 @@ __all__ = [
     "And",
     "Any",
     "AssertStmt",
+    "AttrStmt",
     "BinaryOpExpr",
     "Block",
     "BlockRV",
@@ -120,6 +123,7 @@ __all__ = [
     "IterVar",
     "LE",
     "LT",
+    "Let",
     "LetStmt",
     "LoopRV",
     "Max",
@@ -162,5 +166,6 @@ __all__ = [
     "min_value",
     "op",
     "stmt_functor",
+    "trace",
     *op.__all__,
 ]

@@ -6,12 +6,21 @@ from collections.abc import Mapping
 
 from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr, Select, Var
+from ekiden.ir.prim import BinaryExpr, IntImm, Intrinsic, PrimExpr, Select, Var
 from ekiden.ir.prim_visitor import children, post_order
 from ekiden.runtime.errors import ScheduleError, VerifyError
-from ekiden.tir.expr import BufferLoad
-from ekiden.tir.stmt import Allocate, For, IfThenElse, PrimFunc, Stmt
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    DeclBuffer,
+    For,
+    IfThenElse,
+    PrimFunc,
+    Stmt,
+)
 from ekiden.tir.verify import verify
 from ekiden.tir.visitor import expressions, sub_statements
 
@@ -139,6 +148,37 @@ def _operations(e: PrimExpr) -> float:
     return counts[id(e)]
 
 
+def is_pure_function(func: PrimFunc) -> bool:
+    """Whether a function does nothing but give a value (`tir.ret`): it writes into no memory but
+    its own, and calls nothing that may."""
+    return _effect(func) == ""
+
+
+def assert_pure_function(func: PrimFunc) -> bool:
+    """True for a pure function. Raises AssertionError, which says what another does."""
+    found = _effect(func)
+    if found:
+        raise AssertionError(f"function {func.name!r} is not pure: it {found}")
+    return True
+
+
+def _effect(func: PrimFunc) -> str:
+    """What a function does that can be seen outside of it, "" for nothing."""
+    own: set[Buffer] = set()
+    stack: list[Stmt] = [func.body]
+    while stack:
+        s = stack.pop()
+        if isinstance(s, Allocate) or (isinstance(s, DeclBuffer) and s.source in own):
+            own.add(s.buffer)
+        elif isinstance(s, BufferStore) and s.buffer not in own:
+            return f"writes into {s.buffer.name!r}"
+        for e in post_order(*expressions(s)):
+            if isinstance(e, Intrinsic) and row_of(e.op).effects and e.op not in ("ret", "assume"):
+                return f"calls {e.op}"
+        stack.extend(sub_statements(s))
+    return ""
+
+
 def undefined_vars(node: Stmt | PrimExpr, defs: Mapping[Var, object] | None = None) -> list[Var]:
     """The variables that are used and not defined inside, in order of appearance; those of `defs`
     are not named."""
@@ -162,8 +202,10 @@ def undefined_vars(node: Stmt | PrimExpr, defs: Mapping[Var, object] | None = No
 
 
 __all__ = [
+    "assert_pure_function",
     "calculate_allocated_bytes",
     "estimate_tir_flops",
+    "is_pure_function",
     "undefined_vars",
     "verify_well_formed",
 ]

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from functools import cache, reduce
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.node import NODE_TYPES, Node, freeze, node
+from ekiden.ir.node import NODE_TYPES, Node, binding, freeze, node
 from ekiden.ir.prim import (
     Comparison,
     ExprLike,
     IntImm,
     Intrinsic,
     Mul,
+    OpName,
     PrimExpr,
     Var,
     const,
     convert,
+    is_const,
     numbers_beside,
 )
 from ekiden.runtime.errors import ExpressionError
@@ -33,16 +35,17 @@ class Buffer(Node):
 
     scope: "global" (an argument, or a per-call workspace when allocated), "local" (small, on the
     stack), "register" (every index is constant after unrolling; becomes SSA values, never memory).
-    strides: in elements, empty for row-major. elem_offset: where the first element is, in
-    elements after the address.
+    strides: in elements, empty for row-major. elem_offset: where the first element is, in elements
+    after the address. Names in sizes are defined here where nothing around does: functions that
+    differ in them are equal.
     """
 
     name: str
-    shape: tuple[PrimExpr, ...]
+    shape: tuple[PrimExpr, ...] = binding()
     dtype: str = "float32"
     scope: str = "global"
-    strides: tuple[PrimExpr, ...] = ()
-    elem_offset: PrimExpr | None = None
+    strides: tuple[PrimExpr, ...] = binding(default=())
+    elem_offset: PrimExpr | None = binding(default=None)
 
     def sizes(self) -> tuple[PrimExpr, ...]:
         """The expressions that lay it out: shape, strides, offset."""
@@ -180,11 +183,18 @@ class BufferAddress(PrimExpr):
     access: str = "rw"
     dtype: str = "handle"
 
+    @property
+    def op(self) -> OpName:
+        """The operator of the call that it is in TVM: `address_of` of one element, else
+        `tvm_access_ptr`."""
+        one = bool(self.extents) and all(is_const(e, 1) for e in self.extents)
+        return OpName("address_of" if one else "tvm_access_ptr")
+
 
 @cache
 def _scalable(factor: int) -> PrimExpr:
     """`vscale() * factor`, one object for each factor: lanes are compared by identity."""
-    return Mul(Intrinsic("vscale", (), "int32"), const(factor, "int32"))
+    return Mul(Intrinsic("vscale", (), "int64"), const(factor, "int64"))
 
 
 def lanes_of(given: ExprLike | str) -> int | PrimExpr:
@@ -306,20 +316,26 @@ def decl_buffer(
     )
 
 
-def ramp(base: PrimExpr, stride: ExprLike, lanes: int) -> PrimExpr:
-    """A Ramp; the base itself for one lane."""
-    return (
-        base
-        if lanes == 1
-        else Ramp(base, convert(stride, base.dtype), lanes, dt.with_lanes(base.dtype, lanes))
-    )
+def ramp(base: PrimExpr, stride: ExprLike, lanes: int | str) -> PrimExpr:
+    """A Ramp of a number of lanes, or as `dt.vector` says them; the base itself for one lane."""
+    if lanes in (1, ""):
+        return base
+    dtype = dt.with_lanes(base.dtype, lanes)
+    return Ramp(base, convert(stride, base.dtype), lanes_of(lanes), dtype)
 
 
-def broadcast(value: PrimExpr, lanes: int) -> PrimExpr:
-    """A Broadcast; the value itself for one lane or if it already has the lanes."""
-    if lanes == 1 or dt.lanes(value.dtype) == lanes:
+def broadcast(value: PrimExpr, lanes: int | str) -> PrimExpr:
+    """A Broadcast; the value itself for one lane or if it already has the lanes.
+
+    Raises CompileError for a scalable vector as a part of another, ExpressionError for one of which
+    another vector would be a part.
+    """
+    there = dt.vector(value.dtype)
+    if lanes in (1, "") or there == str(lanes):
         return value
-    return Broadcast(value, lanes, dt.with_lanes(value.dtype, lanes))
+    if there and dt.lanes(value.dtype) and not str(lanes).isdecimal():
+        raise ExpressionError(f"a vector of {value.dtype} cannot be a part of a scalable one")
+    return Broadcast(value, lanes_of(lanes), dt.with_lanes(value.dtype, lanes))
 
 
 EqualOp = NotEqualOp = Comparison

@@ -254,8 +254,8 @@ class Expressions:
             case Cast():
                 return f'T.Cast("{e.dtype}", {x[0]})'
             case Intrinsic():
-                if e.op == "call_extern":
-                    return f'T.call_extern("{e.dtype}", {", ".join(x)})'
+                if e.op in ("call_extern", "call_pure_extern"):
+                    return f'T.{e.op}("{e.dtype}", {", ".join(x)})'
                 if e.dtype == result_dtype(e.op, e.args):
                     return f"T.{e.op}({', '.join(x)})"
                 return f"T.call_intrin({', '.join([quoted(e.dtype), quoted(e.op), *x])})"

@@ -37,6 +37,7 @@ from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, 
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
+    AttrStmt,
     BufferStore,
     Evaluate,
     For,
@@ -160,6 +161,8 @@ class _Source:
                 self.statement(s.body, depth)
             case Allocate():
                 self.allocate(s.buffer, depth)
+                self.statement(s.body, depth)
+            case AttrStmt():
                 self.statement(s.body, depth)
             case BufferStore():
                 self.store(s, depth)

@@ -21,6 +21,7 @@ from ekiden.ir.prim import (
     AnyDim,
     ExprLike,
     PrimExpr,
+    StringImm,
     Sub,
     Var,
     binary,
@@ -31,6 +32,7 @@ from ekiden.ir.prim import (
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
+    AttrStmt,
     BufferStore,
     Evaluate,
     For,
@@ -44,6 +46,7 @@ from ekiden.tir.stmt import (
 from ekiden.tir.visitor import sequence
 
 Indices = ExprLike | Sequence[ExprLike]
+_KINDS = {"vectorize": "vectorized", "unroll": "unrolled"}
 
 
 class BufferVar:
@@ -56,6 +59,10 @@ class BufferVar:
         self._builder = builder
         self.buffer = buffer
         self.dtype = buffer.dtype
+
+    def asobject(self) -> Buffer:
+        """The buffer."""
+        return self.buffer
 
     def __getitem__(self, indices: Indices) -> PrimExpr:
         return BufferLoad(self.buffer, self._indices(indices), self.buffer.dtype)
@@ -129,12 +136,22 @@ class IRBuilder:
         dtype: str = "int64",
         kind: str = "serial",
     ) -> Iterator[Var]:
-        """A loop over [begin, end); kind is one of ForKind's values (serial, parallel, ...)."""
+        """A loop over [begin, end); kind is one of ForKind's values (serial, parallel, ...), or
+        TVM's name of it (vectorize, unroll)."""
         var = Var(name, dtype)
         low, high = convert(begin, dtype), convert(end, dtype)
         self._begin()
         yield var
-        self.emit(For(var, low, binary(Sub, high, low), ForKind(kind), self._end()))
+        self.emit(
+            For(var, low, binary(Sub, high, low), ForKind(_KINDS.get(kind, kind)), self._end())
+        )
+
+    @contextmanager
+    def new_scope(self) -> Iterator[None]:
+        """What is allocated, named or noted inside ends with it."""
+        self._begin()
+        yield
+        self.emit(self._end())
 
     @contextmanager
     def while_loop(self, condition: PrimExpr) -> Iterator[None]:
@@ -190,15 +207,16 @@ class IRBuilder:
         """A buffer of as many elements as its caller gives: a parameter of one dimension."""
         return BufferVar(self, Buffer(name, (AnyDim(),), content_type, scope or "global"))
 
-    def scope_attr(self, node: IterVar, attr_key: str, value: ExprLike) -> None:
+    def scope_attr(self, node: object, attr_key: str, value: ExprLike | str) -> None:
         """With "thread_extent" or "virtual_thread" the rest of the scope runs on that many threads
-        of an axis (`te.thread_axis`). Raises ValueError for other attributes: loops have their
-        annotations.
+        of an axis (`te.thread_axis`); others are notes that no pass reads (`tir.AttrStmt`).
         """
         if attr_key not in ("thread_extent", "virtual_thread") or not isinstance(node, IterVar):
-            raise ValueError(
-                f"scope_attr {attr_key!r}: expected thread_extent or virtual_thread of an axis"
-            )
+            held = node.buffer if isinstance(node, BufferVar) else node
+            said = StringImm(value) if isinstance(value, str) else convert(value)
+            self._rest_of_scope(lambda body: AttrStmt(held, attr_key, said, body))
+            return
+        assert not isinstance(value, str)
         extent, kind = convert(value, node.var.dtype), ForKind.THREAD_BINDING
         low, notes = (
             convert(0, extent.dtype),

@@ -63,6 +63,17 @@ def call_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     return Intrinsic("call_extern", (StringImm(func_name), *map(_argument, args)), dtype)
 
 
+def call_pure_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
+    """The same of one that does nothing but give its value."""
+    return Intrinsic("call_pure_extern", (StringImm(func_name), *map(_argument, args)), dtype)
+
+
+def ret(val: ExprLike) -> PrimExpr:
+    """The value of the function, which ends there: `tir.Evaluate(tir.ret(x))`. It stands in
+    programs; code generators refuse it, as what a compiled function gives it writes."""
+    return _call("ret", convert(val))
+
+
 def call_intrin(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     """A call of an intrinsic by name, ours or TVM's, of a dtype, which written numbers take where
     the result has that of its operands. Raises KeyError for an unknown one.
@@ -110,7 +121,7 @@ isnan, isinf, isfinite, nearbyint = map(_named, "isnan isinf isfinite nearbyint"
 power, fma, fmod, atan2, hypot = map(_named, "pow fma fmod atan2 hypot".split())
 copysign, ldexp, popcount, clz = map(_named, "copysign ldexp popcount clz".split())
 q_multiply_shift = _named("q_multiply_shift")
-likely, bitwise_not = map(_named, "likely bitwise_not".split())
+bitwise_not = _named("bitwise_not")
 bitwise_and, bitwise_or, bitwise_xor = map(_named, "bitwise_and bitwise_or bitwise_xor".split())
 shift_left, shift_right = map(_named, "left_shift right_shift".split())
 pow = power
@@ -139,10 +150,82 @@ def undef(dtype: str = "int32") -> PrimExpr:
 
 
 def vscale() -> PrimExpr:
-    """Of how many times their least width the scalable vectors of the processor are, an int32:
+    """Of how many times their least width the scalable vectors of the processor are, an int64:
     `tir.Ramp(0, 1, 4 * tir.vscale())`.
     """
     return _call("vscale")
+
+
+def likely(cond: ExprLike) -> PrimExpr:
+    """A condition that loop partition makes true in a loop of its own."""
+    return _call("likely", convert(cond))
+
+
+def vectorlow(dtype: str, vec: PrimExpr) -> PrimExpr:
+    """The first half of the lanes of a vector, of type `dtype`. Raises TypeError for another."""
+    return _half("vectorlow", dtype, vec)
+
+
+def vectorhigh(dtype: str, vec: PrimExpr) -> PrimExpr:
+    """The second half of the lanes of a vector, of type `dtype`. Raises TypeError for another."""
+    return _half("vectorhigh", dtype, vec)
+
+
+def vectorcombine(dtype: str, vec1: PrimExpr, vec2: PrimExpr) -> PrimExpr:
+    """The lanes of two vectors of one type behind one another, of type `dtype`. Raises TypeError
+    for others."""
+    whole = dt.with_lanes(dt.element(vec1.dtype), 2 * dt.lanes(vec1.dtype))
+    if vec1.dtype != vec2.dtype or dtype != whole:
+        given = f"{vec1.dtype} and {vec2.dtype}"
+        raise TypeError(f"vectorcombine: two halves of {dtype} expected, got {given}")
+    return Intrinsic("vectorcombine", (vec1, vec2), dtype)
+
+
+def _half(op: str, dtype: str, vec: PrimExpr) -> PrimExpr:
+    lanes = dt.lanes(vec.dtype)
+    if lanes < 4 or lanes % 2 or dtype != dt.with_lanes(dt.element(vec.dtype), lanes // 2):
+        raise TypeError(f"{op}: {dtype} is not half of a vector of {vec.dtype}")
+    return Intrinsic(op, (vec,), dtype)
+
+
+def _of_threads(op: str) -> Callable[..., PrimExpr]:
+    """A call for the threads of a device, which stands in programs; no generator has it."""
+
+    def apply(*args: Argument) -> PrimExpr:
+        return Intrinsic(op, tuple(map(_argument, args)), INTRINSICS[op].dtype or "int32")
+
+    apply.__name__ = apply.__qualname__ = op
+    apply.__doc__ = f"The call `{op}` of NVIDIA's threads; it stands in programs alone."
+    return apply
+
+
+def _typed_of_threads(op: str) -> Callable[..., PrimExpr]:
+    """The same, of a dtype that comes first."""
+
+    def apply(dtype: str, *args: Argument) -> PrimExpr:
+        return Intrinsic(op, tuple(map(_argument, args)), dtype)
+
+    apply.__name__ = apply.__qualname__ = op
+    apply.__doc__ = f"The call `{op}` of NVIDIA's threads, of a dtype; it stands in programs alone."
+    return apply
+
+
+tvm_fill_fragment, tvm_load_matrix_sync, tvm_store_matrix_sync = map(
+    _of_threads, "tvm_fill_fragment tvm_load_matrix_sync tvm_store_matrix_sync".split()
+)
+tvm_mma_sync, tvm_bmma_sync, tvm_thread_allreduce, create_barriers = map(
+    _of_threads, "tvm_mma_sync tvm_bmma_sync tvm_thread_allreduce create_barriers".split()
+)
+ptx_commit_group, ptx_wait_group, ptx_cp_async_barrier, ptx_wait_barrier = map(
+    _of_threads, "ptx_commit_group ptx_wait_group ptx_cp_async_barrier ptx_wait_barrier".split()
+)
+ptx_init_barrier_thread_count = _of_threads("ptx_init_barrier_thread_count")
+ptx_arrive_barrier = _of_threads("ptx_arrive_barrier")
+ptx_arrive_barrier_expect_tx = _of_threads("ptx_arrive_barrier_expect_tx")
+ptx_mma, ptx_mma_sp, ptx_ldmatrix, mma_store, mma_fill, ptx_cp_async, ptx_cp_async_bulk = map(
+    _typed_of_threads,
+    "ptx_mma ptx_mma_sp ptx_ldmatrix mma_store mma_fill ptx_cp_async ptx_cp_async_bulk".split(),
+)
 
 
 def reinterpret(dtype: str, value: ExprLike) -> PrimExpr:
@@ -281,6 +364,7 @@ __all__ = [
     "call_extern",
     "call_intrin",
     "call_packed",
+    "call_pure_extern",
     "ceil",
     "ceildiv",
     "clz",
@@ -288,6 +372,7 @@ __all__ = [
     "copysign",
     "cos",
     "cosh",
+    "create_barriers",
     "div",
     "erf",
     "exp",
@@ -315,13 +400,28 @@ __all__ = [
     "logical_not",
     "max",
     "min",
+    "mma_fill",
+    "mma_store",
     "multiply",
     "nearbyint",
     "popcount",
     "pow",
     "power",
+    "ptx_arrive_barrier",
+    "ptx_arrive_barrier_expect_tx",
+    "ptx_commit_group",
+    "ptx_cp_async",
+    "ptx_cp_async_barrier",
+    "ptx_cp_async_bulk",
+    "ptx_init_barrier_thread_count",
+    "ptx_ldmatrix",
+    "ptx_mma",
+    "ptx_mma_sp",
+    "ptx_wait_barrier",
+    "ptx_wait_group",
     "q_multiply_shift",
     "reinterpret",
+    "ret",
     "round",
     "rsqrt",
     "shift_left",
@@ -336,6 +436,15 @@ __all__ = [
     "trunc",
     "truncdiv",
     "truncmod",
+    "tvm_bmma_sync",
+    "tvm_fill_fragment",
+    "tvm_load_matrix_sync",
+    "tvm_mma_sync",
+    "tvm_store_matrix_sync",
+    "tvm_thread_allreduce",
     "undef",
+    "vectorcombine",
+    "vectorhigh",
+    "vectorlow",
     "vscale",
 ]  # fmt: skip

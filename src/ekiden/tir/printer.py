@@ -19,12 +19,14 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.expression_text import RESERVED, Expressions, Names, quoted
 from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
+    AttrStmt,
     Block,
     BlockRealize,
     BufferStore,
@@ -130,6 +132,9 @@ class _Printer:
             case DeclBuffer():
                 self._declare(s, indent, last)
                 return
+            case AttrStmt():
+                self._attribute(s, indent, last)
+                return
             case Evaluate():
                 self._evaluate(s, indent)
             case AssertStmt():
@@ -180,6 +185,19 @@ class _Printer:
         name = self.names.make(s.var, s.var.name)
         dtype = "" if s.var.dtype == s.value.dtype else f', "{s.var.dtype}"'
         self._opened(s, f"with T.LetStmt({value}{dtype}) as {name}:", indent)
+
+    def _attribute(self, s: AttrStmt, indent: int, last: bool) -> None:
+        given = self.exprs.attribute(s.node) if not isinstance(s.node, Buffer) else ""
+        given = given or self.names.of(s.node)  # type: ignore[arg-type]
+        if isinstance(s.node, Target):
+            given = f"T.target({quoted(str(s.node))})"
+        made = f"T.attr({given}, {quoted(s.attr_key)}, {self.exprs.text(s.value)})"
+        if last:
+            self._opened(s, made, indent)
+            self._stack.append((s.body, indent, True))
+        else:
+            self._inside(s.body, indent + 1)
+            self._opened(s, f"with {made}:", indent)
 
     def _allocate(self, s: Allocate, indent: int, last: bool) -> None:
         self._new_buffer(s, f"T.alloc_buffer({self.exprs.buffer(s.buffer)})", indent, last)
@@ -421,7 +439,7 @@ def statement_text(stmt: Stmt) -> str:
     return "\n".join(printer.lines)
 
 
-def module_text(module: IRModule) -> str:
+def module_text(module: IRModule, name: str = "Module") -> str:
     """A module as a Python class: loop programs as its methods, Relay functions and types as Relay
     text in a string.
 
@@ -429,15 +447,15 @@ def module_text(module: IRModule) -> str:
     """
     functions = {g.name_hint: f for g, f in module.functions.items()}
     loops = {name: f for name, f in functions.items() if isinstance(f, PrimFunc)}
-    lines = [HEADER.replace("tir as T", "ir as I, tir as T"), "", "@I.ir_module", "class Module:"]
+    lines = [HEADER.replace("tir as T", "ir as I, tir as T"), "", "@I.ir_module", f"class {name}:"]
     if module.attrs:
         attrs = Expressions(Names()).mapping(module.attrs)
         lines += [f"    I.module_attrs({attrs})", ""]
-    for name, func in loops.items():
-        if not _is_name(name):
-            raise ValueError(f"module script: {name!r} is no Python name")
+    for symbol, func in loops.items():
+        if not _is_name(symbol):
+            raise ValueError(f"module script: {symbol!r} is no Python name")
         printer = _Printer()
-        printer.function(func, 1, name)
+        printer.function(func, 1, symbol)
         lines += [*printer.lines, ""]
     rest = {g: f for g, f in module.functions.items() if g.name_hint not in loops}
     if rest or module.type_definitions:

@@ -24,6 +24,7 @@ from ekiden.tir.stmt import (
     DeclBuffer,
     For,
     IfThenElse,
+    LetStmt,
     Stmt,
     While,
 )
@@ -64,8 +65,8 @@ def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
 
 
 def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffer, Access]]:
-    """Every access of every buffer, or of one, in program order; iterators of blocks inside are
-    replaced by what they are bound to.
+    """Every access of every buffer, or of one, in program order; iterators of blocks inside, and
+    what is named there, are replaced by what they are bound to.
     """
     stack: list[tuple[Stmt, tuple[For, ...], dict[Var, PrimExpr], tuple[PrimExpr, ...]]] = [
         (root, (), {}, ())
@@ -90,6 +91,8 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
             yield s.buffer, Access(at, loops, True, _cuts(conditions, s.buffer, at))
         if isinstance(s, For):
             loops = (*loops, s)
+        if isinstance(s, LetStmt):
+            values = values | {s.var: substitute(s.value, values)}
         if isinstance(s, BlockRealize):
             given = (substitute(v, values) for v in s.iter_values)
             values = values | {i.var: v for i, v in zip(s.block.iter_vars, given, strict=False)}
@@ -166,6 +169,8 @@ def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyz
         if len(access.indices) <= axis or dt.lanes(access.indices[axis].dtype) > 1:
             return whole
         index = access.indices[axis]
+        if any(isinstance(e, BufferLoad) for e in post_order(index)):
+            return whole  # what it reads there may be another number each time
         start = substitute(index, {loop.loop_var: loop.min for loop in access.loops})
         base = start if base is None else base
         bounds = analyzer.const_int_bound(index - base)

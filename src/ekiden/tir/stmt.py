@@ -13,9 +13,10 @@ from enum import Enum
 from string import Formatter
 from typing import ClassVar
 
+from ekiden.ir import dtype as dt
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.node import Node, binding, freeze, ignored, node
-from ekiden.ir.prim import AnyDim, ExprLike, PrimExpr, Var, const, convert
+from ekiden.ir.prim import AnyDim, ExprLike, PrimExpr, StringImm, Var, const, convert
 from ekiden.ir.range import Range
 from ekiden.ir.span import Span
 from ekiden.runtime.html import PYTHON, coloured, styled
@@ -58,6 +59,19 @@ class BufferStore(Stmt):
     value: PrimExpr
     indices: tuple[PrimExpr, ...]
     predicate: PrimExpr | None = None
+
+    def __post_init__(self) -> None:
+        """A number is of the buffer's dtype. Raises TypeError for a value of another dtype; bytes
+        may hold elements of a small one."""
+        given: object = self.value
+        if not isinstance(given, PrimExpr):
+            number = convert(given, dt.element(self.buffer.dtype))  # type: ignore[arg-type]
+            freeze(self, value=number)
+        if not all(isinstance(i, PrimExpr) for i in self.indices):
+            freeze(self, indices=tuple(convert(i, "int64") for i in self.indices))
+        stored, held = dt.element(self.value.dtype), dt.element(self.buffer.dtype)
+        if stored != held and not (stored == "uint8" and dt.is_small(held)):
+            raise TypeError(f"a store to {self.buffer.name!r}: it holds {held}, not {stored}")
 
 
 @node("tir.For")
@@ -122,6 +136,10 @@ class LetStmt(Stmt):
     value: PrimExpr
     body: Stmt
 
+    def __post_init__(self) -> None:
+        """A number is of the variable's dtype."""
+        freeze(self, value=convert(self.value, self.var.dtype))
+
 
 @node("tir.Allocate")
 class Allocate(Stmt):
@@ -132,6 +150,21 @@ class Allocate(Stmt):
 
     buffer: Buffer = binding()
     body: Stmt
+
+    @property
+    def extents(self) -> tuple[PrimExpr, ...]:
+        """The shape of what is allocated."""
+        return self.buffer.shape
+
+    @property
+    def dtype(self) -> str:
+        """Of its elements."""
+        return self.buffer.dtype
+
+    @property
+    def buffer_var(self) -> PrimExpr:
+        """The address of the buffer; TVM has a variable there."""
+        return self.buffer.data
 
 
 @node("tir.DeclBuffer")
@@ -155,11 +188,33 @@ class DeclBuffer(Stmt):
         return tuple(map(Range.from_min_extent, self.mins, self.extents))
 
 
+@node("tir.AttrStmt")
+class AttrStmt(Stmt):
+    """A note on what runs in `body`: "pragma_...", "storage_scope" and the like of a variable, a
+    buffer, a target or a text. No pass here reads one, and lowering drops it; threads are loops.
+    """
+
+    node: object
+    attr_key: str
+    value: PrimExpr
+    body: Stmt
+
+    def __post_init__(self) -> None:
+        """A number or a text is taken for a value too."""
+        value: object = self.value
+        made = StringImm(value) if isinstance(value, str) else convert(value)  # type: ignore[arg-type]
+        freeze(self, value=made)
+
+
 @node("tir.Evaluate")
 class Evaluate(Stmt):
     """Evaluate for nothing (an empty statement is Evaluate(const(0)))."""
 
     value: PrimExpr
+
+    def __post_init__(self) -> None:
+        """A number is taken too."""
+        freeze(self, value=convert(self.value))
 
 
 @node("tir.AssertStmt")
@@ -251,6 +306,10 @@ class IterVar(Node):
 
     def __lt__(self, other: ExprLike) -> PrimExpr:
         return self.var < other
+
+    def asobject(self) -> PrimExpr:
+        """Its variable, which it is where an expression is expected."""
+        return self.var
 
     @property
     def dom(self) -> Range | None:

@@ -16,6 +16,7 @@ from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
+    AttrStmt,
     Block,
     BlockRealize,
     BufferStore,
@@ -50,7 +51,7 @@ def sequence(*statements: Stmt) -> Stmt:
 def sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
     """The statements directly inside."""
     match stmt:
-        case For() | While() | LetStmt() | Allocate() | DeclBuffer():
+        case For() | While() | LetStmt() | Allocate() | DeclBuffer() | AttrStmt():
             return (stmt.body,)
         case SeqStmt():
             return stmt.seq
@@ -76,7 +77,7 @@ def expressions(stmt: Stmt) -> tuple[PrimExpr, ...]:
             return (stmt.condition,)
         case AssertStmt():
             return (stmt.condition, *stmt.values)
-        case LetStmt() | Evaluate():
+        case LetStmt() | Evaluate() | AttrStmt():
             return (stmt.value,)
         case Prefetch():
             return stmt.indices
@@ -272,6 +273,11 @@ class StmtMutator:
             body=self.visit(stmt.body),
         )
 
+    def visit_attr(self, stmt: AttrStmt) -> Stmt:
+        """Rebuild an AttrStmt; one of a buffer is of the buffer that takes its place."""
+        held = self.buffer(stmt.node) if isinstance(stmt.node, Buffer) else stmt.node
+        return stmt.with_fields(node=held, value=self.expr(stmt.value), body=self.visit(stmt.body))
+
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
         """Rebuild an Evaluate."""
         return stmt.with_fields(value=self.expr(stmt.value))
@@ -312,6 +318,7 @@ _METHODS: dict[type[Stmt], str] = {
     LetStmt: "visit_let",
     Allocate: "visit_allocate",
     DeclBuffer: "visit_decl",
+    AttrStmt: "visit_attr",
     Evaluate: "visit_evaluate",
     AssertStmt: "visit_assert",
     Prefetch: "visit_prefetch",

@@ -24,6 +24,7 @@ from ekiden.topi import (
     linalg,
     ml,
     nn,
+    products,
     random,
     reduce,
     rule,
@@ -43,7 +44,7 @@ from ekiden.topi.broadcast import *  # noqa: F403
 from ekiden.topi.create import *  # noqa: F403
 from ekiden.topi.elementwise import *  # noqa: F403
 from ekiden.topi.index import *  # noqa: F403
-from ekiden.topi.linalg import *  # noqa: F403
+from ekiden.topi.products import *  # noqa: F403
 from ekiden.topi.reduce import *  # noqa: F403
 from ekiden.topi.scan import *  # noqa: F403
 from ekiden.topi.scattering import *  # noqa: F403
@@ -54,12 +55,13 @@ from ekiden.topi.transcendental import *  # noqa: F403
 from ekiden.topi.transform import *  # noqa: F403
 
 _FAMILIES = (
-    broadcast, create, elementwise, index, linalg, reduce, scan, scattering, signal, slice, sorting,
-    transcendental, transform,
+    broadcast, create, elementwise, index, products, reduce, scan, scattering, signal, slice,
+    sorting, transcendental, transform,
 )  # fmt: skip
 """Modules whose names are those of this one."""
 _NAMESPACES = {
     "image": image,
+    "linalg": linalg,
     "ml": ml,
     "nn": nn,
     "random": random,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ekiden.tune.clusters import RayExecutor
     from ekiden.tune.measure import Measurer, Outcome
     from ekiden.tune.records import Best, Records, Trial
+    from ekiden.tune.remote import Remote
     from ekiden.tune.search import Evolution, Random, Replay, Search
     from ekiden.tune.session import Session
     from ekiden.tune.sketch import TraceSpace
@@ -43,6 +44,7 @@ __all__ = [
     "Random",
     "RayExecutor",
     "Records",
+    "Remote",
     "Replay",
     "Search",
     "Session",
@@ -65,6 +67,7 @@ _HOMES = {
     "Random": "search",
     "RayExecutor": "clusters",
     "Records": "records",
+    "Remote": "remote",
     "Replay": "search",
     "Search": "search",
     "Session": "session",

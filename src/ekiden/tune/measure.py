@@ -13,6 +13,8 @@ from ekiden.runtime import environment
 from ekiden.runtime.errors import InputError
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import NAME
+from ekiden.tune.records import processor
+from ekiden.tune.remote import Remote
 from ekiden.tune.task import Task
 from ekiden.tune.wire import Head, Message
 from ekiden.tune.workers import Job, ask
@@ -87,6 +89,8 @@ class Measurer:
     """Candidates that run in turns in one process, beside the default and the best so far."""
     retries: int = 2
     """How often a job is tried again whose machine is gone."""
+    remote: Remote | None = None
+    """The server in whose sessions candidates run; None for this machine's processes."""
     build_function: str = "ekiden.tune.build_job:job"
     run_function: str = "ekiden.tune.run_job:job"
     _kept: dict[tuple[str, Candidate], _Built] = field(
@@ -97,6 +101,13 @@ class Measurer:
         for name in ("runners", "jobs", "threads", "turns", "batch"):
             if int(getattr(self, name)) < 1:
                 raise InputError(f"tune: {name} above 0 expected, got {getattr(self, name)}")
+        if self.remote is not None and (self.threads != 1 or self.cold):
+            raise InputError("tune: with remote= neither threads= nor cold=: a server has its own")
+
+    @property
+    def processor(self) -> str:
+        """What records call the machine that candidates run on."""
+        return processor() if self.remote is None else self.remote.processor
 
     def measure(
         self,
@@ -165,11 +176,12 @@ class Measurer:
 
     def _built(self, task: Task, candidates: Sequence[Candidate]) -> list[_Built | Outcome]:
         texts = task.source.texts()
+        function = self.build_function if self.remote is None else REMOTE_BUILD
         jobs = [
             Job(
-                self.build_function,
+                function,
                 {"target": str(task.target), "rule": c.rule, "choice": c.choice,
-                 "sizes": [dict(s) for s in task.sizes]},
+                 "sizes": [dict(s) for s in task.sizes], "key": task.key},
                 texts, self.build_seconds, self.memory,
             )
             for c in candidates
@@ -193,7 +205,7 @@ class Measurer:
 
     def _run_job(self, task: Task, built: Sequence[_Built], seed: int) -> Job:
         count = len(task.sizes)
-        head = {
+        head: dict[str, object] = {
             "name": NAME,
             "args": built[0].args,
             "outputs": built[0].outputs,
@@ -205,7 +217,10 @@ class Measurer:
             "cold": self.cold,
         }
         images = tuple(b.image for b in built)
-        return Job(self.run_function, head, images, self.run_seconds, self.memory)
+        function = self.run_function
+        if self.remote is not None:
+            head["remote"], function = self.remote.head(), REMOTE_RUN
+        return Job(function, head, images, self.run_seconds, self.memory)
 
     def confirm(self, task: Task, candidate: Candidate, seed: int, times: int = 2) -> list[Outcome]:
         """The same candidate against the default in so many processes. One that fails there, or
@@ -223,6 +238,7 @@ class Measurer:
         return found
 
 
+REMOTE_BUILD, REMOTE_RUN = "ekiden.tune.remote:build", "ekiden.tune.remote:run"
 KEPT = 32
 """Candidates whose code is kept."""
 SAME = 1e-3

@@ -96,17 +96,19 @@ def build(
     program = source.lower(candidate, target)
     generator = GENERATORS[target.kind.name]
     code = generator.compile([tir_transform.lower(program, target)], target)
-    args = [_shapes(program, each) for each in sizes]
+    args = [shapes_of(program, each) for each in sizes]
     return Built(
-        link([code], [NAME], target), [a for each in args for a in each], _outputs(program)
+        link([code], [NAME], target), [a for each in args for a in each], outputs_of(program)
     )
 
 
-def _outputs(program: PrimFunc) -> int:
+def outputs_of(program: PrimFunc) -> int:
+    """How many of its last buffers a program writes."""
     return int(str((program.attrs or {}).get("num_outputs", 1)))
 
 
-def _shapes(program: PrimFunc, sizes: Mapping[str, int]) -> list[tuple[list[int], str]]:
+def shapes_of(program: PrimFunc, sizes: Mapping[str, int]) -> list[tuple[list[int], str]]:
+    """What a program takes where symbols have these sizes. Raises ScheduleError."""
     for number in program.scalars:
         raise ScheduleError(f"tune: {program.name!r} takes {number.name!r}, a number no size gives")
     return [
@@ -126,4 +128,4 @@ def _extent(dim: PrimExpr, sizes: Mapping[str, int]) -> int:
     return found.value
 
 
-__all__ = ["DEFAULT", "NAME", "Built", "Source", "build"]
+__all__ = ["DEFAULT", "NAME", "Built", "Source", "build", "outputs_of", "shapes_of"]

@@ -84,7 +84,7 @@ def _stamped(record: Record) -> Record:
     if record.at:
         return record
     now = round(time.time(), 3)
-    return replace(record, at=now, processor=processor(), version=__version__)
+    return replace(record, at=now, processor=record.processor or processor(), version=__version__)
 
 
 def processor() -> str:

@@ -155,7 +155,7 @@ def race(
         for index in alive if turn % 2 else reversed(alive):
             evicted += 1
             times[index].append(_timed(calls[index], count, clock))
-        alive = _still_racing(times, alive, turn + 1)
+        alive = still_racing(times, alive, turn + 1)
         if time.perf_counter() > until and turn >= 2:
             break
     return times
@@ -169,7 +169,8 @@ def compared(times: list[float], base: list[float]) -> float:
     return max(middle, min(times) / max(min(base), 1e-12))
 
 
-def _still_racing(times: list[list[float]], alive: list[int], turns: int) -> list[int]:
+def still_racing(times: list[list[float]], alive: list[int], turns: int) -> list[int]:
+    """Those that may win yet, after so many turns; the first always."""
     limit = next((factor for at, factor in reversed(RACE) if turns >= at), math.inf)
     best = min(min(times[i]) for i in alive)
     return [i for i in alive if i == 0 or min(times[i]) <= limit * best]
@@ -236,7 +237,7 @@ def _check(
             continue
         if number == 0:
             wanted = [out.copy() for out in arrays.outputs]
-        if fault := arrays.fault() or _difference(arrays.outputs, wanted):
+        if fault := arrays.fault() or difference(arrays.outputs, wanted):
             results[number] = {"wrong": fault}
             for before, now in zip(arrays.kept, arrays.inputs, strict=True):
                 now[...] = before
@@ -247,7 +248,8 @@ def _check(
         results[number]["sample"] = [*found, *sample(arrays.outputs, seed)]
 
 
-def _difference(got: list[Array], wanted: list[Array]) -> str:
+def difference(got: list[Array], wanted: list[Array]) -> str:
+    """What is wrong with results beside others, empty if nothing is."""
     for number, (a, b) in enumerate(zip(got, wanted, strict=True)):
         if not agrees(a, b, TOLERANCE.get(str(a.dtype), 5e-4)):
             return f"its result {number} is not that of the default"

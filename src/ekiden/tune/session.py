@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ekiden.runtime.errors import InputError
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.measure import Measurer, NoDefaultError, Outcome
-from ekiden.tune.records import Best, Record, Records, Trial, processor
+from ekiden.tune.records import Best, Record, Records, Trial
 from ekiden.tune.search import Evolution, Search
 from ekiden.tune.task import Task
 
@@ -120,7 +120,7 @@ class Session:
         state = State(task)
         for record in self.records.query(task.workload, str(task.target)):
             same = (record.sizes or [{}], record.threads, record.processor)
-            wanted = ([dict(s) for s in task.sizes], self.measurer.threads, processor())
+            wanted = ([dict(s) for s in task.sizes], self.measurer.threads, self.measurer.processor)
             if same == wanted and not task.space.refusal(Candidate(record.rule, record.choice)):
                 state.add(record)
         return state
@@ -237,6 +237,7 @@ def _trial(session: Session, task: Task, outcome: Outcome) -> Trial:
         seconds=finite(outcome.seconds),
         untuned=finite(outcome.untuned),
         threads=session.measurer.threads,
+        processor=session.measurer.processor,
         sizes=[dict(s) for s in task.sizes if s],
         said=outcome.said[:400],
         search=session.search.name,

@@ -6,9 +6,11 @@ import pytest
 
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import Call, Constant, Expr, Function, const, op, var
+from ekiden.relay.analysis import free_vars
 from ekiden.relay.dataflow_pattern import (
     DFPattern,
     DFPatternCallback,
+    FunctionPattern,
     is_constant,
     is_op,
     partition,
@@ -191,6 +193,19 @@ def test_constants_that_a_pattern_names_move_inside() -> None:
     assert args == (X,) and len(function.params) == 1
     _, args = _parts(partition(is_op("multiply")(wildcard(), wildcard()), op.multiply(X, scale)))
     assert args == (X, scale)
+
+
+@pytest.mark.parametrize("given", [None, [wildcard(), wildcard()]])
+def test_what_uses_the_parameters_of_a_function_stays_in_it(given: list[DFPattern] | None) -> None:
+    """A wildcard for the body stands for all of it; what the body takes from outside is given."""
+    a, b = var("a"), var("b")
+    outside = op.exp(Z)
+    inner = Function([a, b], op.add(op.multiply(a, b), outside))
+    pattern = is_op("nn.relu")(FunctionPattern(given, wildcard())(None))
+    function, args = _parts(partition(pattern, op.nn.relu(Call(inner, [X, Y]))))
+    assert args == (X, Y, outside) or args == (outside, X, Y)
+    assert set(free_vars(function)) == set()
+    assert function.attrs["PartitionedFromPattern"] == "multiply_add_FunctionCall_nn.relu_"
 
 
 def test_partition_of_a_long_program() -> None:

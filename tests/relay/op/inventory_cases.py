@@ -3,6 +3,7 @@ NumPy, on every backend)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -197,6 +198,26 @@ def randoms() -> Iterator[Case]:
     )  # fmt: skip
 
 
+def matrices() -> Iterator[Case]:
+    """Decompositions; of one batch and of several, square and not, of small floats too."""
+    near = functools.partial(case, symbolic=False, tolerance=1e-5)
+    x, tall, wide = normal(2, 4, 4), normal(5, 3), normal(3, 17)
+    yield from (near(op.linalg.lu_factor, each) for each in (x, tall, wide))
+    yield from (near(op.linalg.geqrf, each) for each in (tall, wide))
+    yield near(op.linalg.cholesky, x @ x.swapaxes(1, 2) + np.eye(4, dtype="float32"))
+    lower = np.tril(x) + 3 * np.eye(4, dtype="float32")
+    yield near(op.linalg.solve_triangular, lower, normal(2, 4, 17))
+    yield near(lambda a, b: op.linalg.solve_triangular(a, b, False, True), x, normal(2, 4, 1))
+    yield near(op.linalg.householder_product, tall, positive(2))
+    yield near(op.linalg.eigh, x)
+    yield near(op.linalg.matrix_exp, x.astype("float64"))
+    yield near(op.linalg.svd, tall)
+    yield near(lambda x: op.linalg.svd(x, False), wide.astype("float64"))
+    yield case(op.linalg.lu_factor, x.astype("float16"), symbolic=False, tolerance=1e-2)
+    info = np.zeros(3, "int32")
+    yield case(lambda x, i: op.linalg.checked(x, i, "pivot", "is 0"), normal(3, 2, 2), info)
+
+
 def networks() -> Iterator[Case]:
     """Convolutions, pooling, blocks of pixels, losses."""
     volume, cube = normal(1, 4, 5, 4, 6), normal(6, 2, 2, 3, 3)
@@ -282,6 +303,8 @@ def networks() -> Iterator[Case]:
         symbolic=False,
     )
     yield case(lambda x: op.nn.dilate(x, (1, 2, 3), -1.0), line)
+    few = (np.arange(96) * 37 % 64 - 32).astype("int32").reshape(2, 16, 3)
+    yield case(lambda x: op.nn.bitpack(x, 3, 1, 2, "uint8"), few, symbolic=False)
     yield case(
         lambda a, b: op.nn.fifo_buffer(a, b, 1), normal(2, 2, 4), normal(2, 5, 4), symbolic=False
     )
@@ -400,5 +423,16 @@ def detection() -> Iterator[Case]:
 
 
 CASES = all_of(
-    (elementwise, movement, ordering, sparse, algebra, randoms, networks, images, detection)
+    (
+        elementwise,
+        movement,
+        ordering,
+        sparse,
+        algebra,
+        matrices,
+        randoms,
+        networks,
+        images,
+        detection,
+    )
 )

@@ -776,3 +776,10 @@ def test_what_no_kernel_takes_is_a_type_error_where_sizes_are_data_too() -> None
     dense = relay.Call(relay.op.get("dyn.sparse_to_dense"), given)
     with pytest.raises(TypeInferenceError, match="positions of 33 numbers, the result has 2"):
         relay.transform.InferType()(relay.IRModule.from_expr(relay.Function(given, dense)))
+
+
+def test_updates_that_are_a_constant_of_the_kernel() -> None:
+    """The kernel of scatters wants all that it is given in memory; found by a program of JAX."""
+    data, place = np.arange(4, dtype="int32"), np.array([2], "int32")
+    found = both(lambda x, i: op.scatter_nd(x, i, relay.const(-7, "int32")), data, place)
+    assert found.tolist() == [0, 1, -7, 3]

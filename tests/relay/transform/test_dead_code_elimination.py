@@ -1,9 +1,11 @@
 """DeadCodeElimination: what has no use and no effect goes."""
 
 import pytest
-from pass_checks import check, program
+from pass_checks import check, main_of, program
 
+from ekiden.relay.expr import Let
 from ekiden.relay.transform import DeadCodeElimination
+from ekiden.relay.visitor import post_order
 
 pytestmark = pytest.mark.quick
 
@@ -82,3 +84,13 @@ def test_effects_can_be_ignored() -> None:
     text = "def @main(%x: float32) { let %r = ref(%x); let %u = ref_write(%r, exp(%x)); %x }"
     check(DeadCodeElimination(), text, text)
     check(DeadCodeElimination(ignore_impurity=True), text, "def @main(%x: float32) { %x }")
+
+
+def test_a_let_that_is_an_operand() -> None:
+    text = """def @main(%x: int32) -> int32 {
+      add({ let %a = 1; let %b = %a + %x; 3 }, { let %r = ref(%x); 2 }) }"""
+    made = DeadCodeElimination()(program(text))
+    lets = [e for e in post_order(main_of(made).body) if isinstance(e, Let)]
+    assert [let.var.name_hint for let in lets] == ["r"]
+    made = DeadCodeElimination(ignore_impurity=True)(program(text))
+    assert not any(isinstance(e, Let) for e in post_order(main_of(made).body))

@@ -13,7 +13,7 @@ import pytest
 from pass_checks import Array, assert_same_meaning, calls, evaluate, main_of, program
 
 import ekiden
-from ekiden import relay
+from ekiden import relay, te
 from ekiden.backend.external import register_external
 from ekiden.ir.op import OP_ATTRS, register_op_attr
 from ekiden.ir.structural import structural_equal
@@ -35,6 +35,8 @@ from ekiden.relay.transform import (
     SimplifyExpr,
     ToANormalForm,
 )
+from ekiden.relay.transform.compiler_regions import is_mark
+from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
 
 pytestmark = pytest.mark.quick
@@ -55,6 +57,12 @@ def test_target() -> Iterator[None]:
     yield
     for table in ("target.test", "target.other"):
         OP_ATTRS.pop(table, None)
+
+
+def compilers(module: IRModule) -> list[str]:
+    """Those of all begins and ends, in order of evaluation."""
+    order = evaluation_order(main_of(module).body)
+    return [each.attrs.compiler for each in order if isinstance(each, Call) and is_mark(each)]
 
 
 PARTITION = Sequential([AnnotateTarget("test"), MergeCompilerRegions(), PartitionGraph()])
@@ -86,12 +94,49 @@ def partitioned(body: str, params: str = X) -> IRModule:
 def test_each_operator_is_marked() -> None:
     made = AnnotateTarget("test")(program(f"def @main({X}) {{ nn.relu(exp(%x)) }}"))
     begin, end = "annotation.compiler_begin", "annotation.compiler_end"
-    assert calls(made) == [begin, "exp", end, "nn.relu"]
+    assert calls(made) == [begin, "exp", end, begin, "nn.relu", end]
+    assert compilers(made) == ["test"] * 2 + ["default"] * 2
 
 
 def test_a_predicate_looks_at_the_call() -> None:
     made = AnnotateTarget("test")(program(f"def @main({X}) {{ add(%x, %x) }}"))
-    assert calls(made) == ["add"]
+    assert set(compilers(made)) == {"default"}
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_one_target_after_the_other_is_both_at_once(joins: bool) -> None:
+    register_op_attr("nn.relu", "target.other", lambda call: True)
+    module = program(f"def @main({X}) {{ %0 = exp(%x); add(abs(%0), nn.relu(%0)) }}")
+    first = AnnotateTarget("test", joins)(module)
+    assert structural_equal(first, AnnotateTarget("test", joins)(first))
+    at_once = AnnotateTarget(["test", "other"], joins)(module)
+    assert structural_equal(AnnotateTarget("other", joins)(first), at_once)
+
+
+def test_what_stays_is_marked_where_it_calls_a_function_of_the_program() -> None:
+    """Calls of variables have marks where all does; results of branches have ends."""
+    module = program(
+        f"def @main({X}) {{ let %f = fn (%y: Tensor[(2, 3), float32]) {{ exp(%y) }};"
+        " if (True) { %f(%x) } else { tanh(%x) } }"
+    )
+    some, every = (AnnotateTarget("test", joins)(module) for joins in (False, True))
+    assert calls(every).count("annotation.compiler_end") == 3
+    assert calls(some).count("annotation.compiler_end") == 2
+    for made in (some, every):
+        assert_same_meaning(module, PartitionGraph()(made), random((2, 3)))
+
+
+def test_regions_do_not_wait_for_each_other() -> None:
+    """Joining both pairs would make each region need a result of the other."""
+    for name in ("abs", "subtract"):
+        register_op_attr(name, "target.other", lambda call: True)
+    module = program(
+        f"def @main({X}) {{ %0 = exp(%x); %1 = abs(%x); (multiply(%0, %1), subtract(%1, %0)) }}"
+    )
+    marked = AnnotateTarget(["test", "other"])(module)
+    made = PartitionGraph()(MergeCompilerRegions()(marked))
+    assert sorted(map(len, external(made).values())) == [1, 1, 2]
+    assert_same_meaning(module, made, random((2, 3)))
 
 
 def test_the_first_target_that_takes_an_operator_has_it() -> None:
@@ -179,7 +224,7 @@ def test_a_symbol_is_a_name_in_c() -> None:
 
 def test_nothing_to_take_changes_nothing() -> None:
     module = program(f"def @main({X}) {{ nn.relu(%x) }}")
-    assert PARTITION(module)["main"] is module["main"]
+    assert structural_equal(PARTITION(module), module)
 
 
 def _interpreted(function: Function) -> Callable[..., None]:
@@ -297,6 +342,85 @@ def test_an_artifact_says_elsewhere_what_it_needs(tmp_path: Path) -> None:
         command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model.eki"), state]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         said.append(done.stdout)
-    wanted = r"'elsewhere_0_\w+' is for the external compiler 'elsewhere', which is not registered"
+    wanted = r"'elsewhere_0_\w+': the external compiler 'elsewhere' is not registered"
     assert re.search(wanted, said[0])
     assert said[1] == "[11.0, 11.0, 11.0]\n"
+
+
+def test_the_smallest_compiler_makes_c(tmp_path: Path) -> None:
+    """A region for "ccompiler" is an artifact for target "c", which runs wherever it is loaded."""
+    region = """def @f(%a: Tensor[(2, 3), float32], %b: Tensor[(2, 3), float32],
+                       Compiler="ccompiler", Primitive=1, global_symbol="f") {
+      %0 = subtract(add(%a, %b), %a); (%0, nn.dense(%a, %b)) }"""
+    module = relay.parse(f"def @main({X}) {{ %0 = @f(%x, exp(%x)); (%0.1, %0.0) }} {region}")
+    (x,) = random((2, 3))
+    exe = ekiden.compile(module)
+    exe.save(tmp_path / "model.eki")
+    exe.export_library(tmp_path / "model.so", fcompile=False)
+    for each in (exe, *(ekiden.load(tmp_path / f"model.{suffix}") for suffix in ("eki", "so"))):
+        product, same = each(x)
+        np.testing.assert_allclose(product, x @ np.exp(x).T, rtol=1e-5)
+        np.testing.assert_allclose(same, np.exp(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiler_is_a_global_function_as_in_tvm() -> None:
+    """relay.ext.NAME makes a module of a region."""
+
+    def codegen(function: Function) -> ekiden.runtime.Module:
+        n = te.placeholder((2, 3), name="n")
+        double = te.compute((2, 3), lambda i, j: n[i, j] * 2.0, name="double")
+        return ekiden.build(
+            te.create_prim_func([n, double]), name=str(function.attrs["global_symbol"])
+        )
+
+    ekiden.register_func("relay.ext.twice", codegen, override=True)
+    module = relay.parse(
+        f"""def @main({X}) {{ @f(%x) }}
+        def @f(%a: Tensor[(2, 3), float32], Compiler="twice", Primitive=1, global_symbol="f") {{
+          add(%a, %a) }}"""
+    )
+    (x,) = random((2, 3))
+    np.testing.assert_array_equal(ekiden.compile(module)(x), x * 2)
+    ekiden.register_func("relay.ext.nothing", lambda function: None, override=True)
+    module = relay.parse(
+        f"""def @main({X}) {{ @f(%x) }}
+        def @f(%a: Tensor[(2, 3), float32], Compiler="nothing", Primitive=1, global_symbol="f") {{
+          add(%a, %a) }}"""
+    )
+    with pytest.raises(CompileError, match="relay.ext.nothing: it should give a module"):
+        ekiden.compile(module)
+
+
+def test_a_compiler_has_passes_of_its_own() -> None:
+    ekiden.register_func("relay.ext.test.optimize", FoldConstant(), override=True)
+    try:
+        made = partitioned("add(exp(%x), tanh(multiply(2f, 3f)))")
+    finally:
+        ekiden.runtime.remove_global_func("relay.ext.test.optimize")
+    (function,) = [f for f in made.functions.values() if f.attr("Compiler")]
+    assert calls(IRModule({"main": function})) == ["exp", "add"]
+    assert function.attrs["global_symbol"] == "tvmgen_default_test_main_0"
+
+
+def test_constants_in_tuples_are_bound() -> None:
+    register_op_attr("concatenate", "target.test", lambda call: True)
+    ones = relay.const(np.ones((2, 3), np.float32))
+    module = IRModule.from_expr(relay.concatenate(relay.Tuple([ones, ones]), 1))
+    made = PARTITION(module)
+    (function,) = [f for f in made.functions.values() if f.attr("Compiler")]
+    assert not function.params
+
+
+def test_regions_can_be_looked_at() -> None:
+    module = program(f"def @main({X}) {{ %0 = exp(%x); add(tanh(%0), nn.relu(%0)) }}")
+    marked = MergeCompilerRegions()(AnnotateTarget("test")(module))
+    begin, end = (relay.op.get(f"annotation.compiler_{which}") for which in ("begin", "end"))
+    regions = relay.analysis.AnnotatedRegionSet(marked["main"], begin, end)
+    first, *_, last = regions.regions
+    assert (len(regions), first.target, last.target) == (3, "test", "test")
+    assert all(regions.get_region(node) is first for node in first.nodes)
+    assert [mark.args[0].name_hint for mark in first.args] == ["x"]
+    assert {mark.attrs.compiler for mark in (*first.rets, *last.args)} == {"test"}
+    assert regions.get_region(main_of(module).params[0]) is None
+    with pytest.raises(ValueError, match="marks of compilers expected, got add and add"):
+        relay.analysis.AnnotatedRegionSet(marked["main"], relay.op.get("add"), relay.op.get("add"))

@@ -1,10 +1,10 @@
-"""ForwardFoldScaleAxis: scales before products go into weights."""
+"""ForwardFoldScaleAxis and BackwardFoldScaleAxis: scales beside products go into weights."""
 
 import numpy as np
 import pytest
 from pass_checks import assert_same_meaning, calls, program
 
-from ekiden.relay.transform import ForwardFoldScaleAxis
+from ekiden.relay.transform import BackwardFoldScaleAxis, ForwardFoldScaleAxis, InferType
 
 pytestmark = pytest.mark.quick
 
@@ -54,11 +54,80 @@ def test_what_others_read_stays() -> None:
     assert "multiply" in folded(body)
 
 
-def test_other_layouts_and_axes_stay() -> None:
-    body = """nn.conv2d(multiply(%x, %s), %w, data_layout="NHWC", kernel_layout="OHWI")"""
-    text = CONV.replace("WEIGHT", "(6, 3, 3, 6)").replace("(4, 1, 1)", "(6,)", 1)
-    before = program(text.replace("BODY", body), w=array(6, 3, 3, 6), s=array(6))
+LAYOUTS = [
+    ("NHWC", "OHWI", (2, 6, 6, 4), (6, 3, 3, 4), (4,), (6,)),
+    ("NHWC", "HWIO", (2, 6, 6, 4), (3, 3, 4, 6), (4,), (6,)),
+    ("NCHW2c", "OIHW2i3o", (2, 2, 6, 6, 2), (2, 2, 3, 3, 2, 3), (2, 1, 1, 2), (1, 2, 1, 1, 3)),
+]
+
+
+@pytest.mark.parametrize("constants", ["", "ws", "wsb", "wstbc"])
+@pytest.mark.parametrize("data, kernel, x, w, s, t", LAYOUTS)
+def test_other_layouts(
+    data: str, kernel: str, x: tuple[int, ...], w: tuple[int, ...], s: tuple[int, ...],
+    t: tuple[int, ...], constants: str,
+) -> None:  # fmt: skip
+    """Before and behind a convolution, of weights and biases that are constants or parameters."""
+    out = "NCHW3c" if "c" in data else data
+    shapes = {"w": w, "s": s, "b": s, "t": t, "c": t}
+    params = ", ".join(f"%{n}: Tensor[{shape}, float32]" for n, shape in shapes.items())
+    before = program(
+        f"""def @main(%x: Tensor[{x}, float32], {params}) {{
+          %0 = add(nn.relu(multiply(%s, %x)), %b);
+          %1 = nn.conv2d(%0, %w, data_layout="{data}", kernel_layout="{kernel}",
+                         out_layout="{out}");
+          multiply(nn.relu(add(%c, %1)), %t) }}""",
+        **{n: array(*shapes[n]) for n in constants},
+    )
+    first = InferType()(ForwardFoldScaleAxis()(before))
+    after = InferType()(BackwardFoldScaleAxis()(first))
+    given = [array(*x) - 1, *(array(*shape) for n, shape in shapes.items() if n not in constants)]
+    assert_same_meaning(before, after, given)
+    assert calls(first).count("divide") == (constants == "ws")
+    assert calls(after).count("multiply") == {"": 2, "ws": 1, "wsb": 1, "wstbc": 0}[constants]
+
+
+def test_other_axes_stay() -> None:
+    """One factor for each row, not for each channel."""
+    text = CONV.replace("WEIGHT", "(6, 4, 3, 3)").replace("(4, 1, 1)", "(6, 1)", 1)
+    body = "nn.conv2d(multiply(%x, %s), %w)"
+    before = program(text.replace("BODY", body), w=array(6, 4, 3, 3), s=array(6, 1))
     assert calls(ForwardFoldScaleAxis()(before)) == ["multiply", "nn.conv2d"]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_factors_behind(groups: int) -> None:
+    weight = (8, 4 // groups, 3, 3)
+    text = f"""def @main(%x: Tensor[(2, 4, 6, 6), float32], %w: Tensor[{weight}, float32],
+                         %t: Tensor[(8, 1, 1), float32]) {{
+      multiply(%t, nn.leaky_relu(nn.conv2d(%x, %w, groups={groups}))) }}"""
+    for sign in (1, -1):
+        before = program(text, t=array(8, 1, 1) * np.float32(sign))
+        after = InferType()(BackwardFoldScaleAxis()(before))
+        assert (calls(after)[-1] == "multiply") == (sign < 0)
+        assert_same_meaning(before, after, [array(2, 4, 6, 6) - 1, array(*weight)])
+
+
+def test_both_sides_of_a_sum_take_a_factor_behind_it() -> None:
+    text = """def @main(%x: Tensor[(2, 4, 6, 6), float32], %w: Tensor[(4, 4, 1, 1), float32],
+                        %t: Tensor[(4, 1, 1), float32]) {
+      multiply(add(nn.conv2d(%x, %w), MORE), %t) }"""
+    both = program(text.replace("MORE", "nn.relu(nn.conv2d(%x, %w))"), t=array(4, 1, 1))
+    after = InferType()(BackwardFoldScaleAxis()(both))
+    assert calls(after)[-1] == "add"
+    assert_same_meaning(both, after, [array(2, 4, 6, 6) - 1, array(4, 4, 1, 1)])
+    one = program(text.replace("MORE", "%x"), t=array(4, 1, 1))
+    assert calls(BackwardFoldScaleAxis()(one))[-1] == "multiply"
+
+
+def test_what_others_read_takes_no_factor_behind_it() -> None:
+    text = """def @main(%x: Tensor[(2, 4, 6, 6), float32], %w: Tensor[(4, 4, 1, 1), float32],
+                        %t: Tensor[(4, 1, 1), float32]) {
+      %0 = nn.conv2d(%x, %w); (multiply(%0, %t), %0) }"""
+    before = program(text, t=array(4, 1, 1))
+    assert calls(BackwardFoldScaleAxis()(before))[-1] == "multiply"
+    alone = program(text.replace("(multiply(%0, %t), %0)", "multiply(%0, %t)"), t=array(4, 1, 1))
+    assert calls(BackwardFoldScaleAxis()(alone))[-1] == "nn.conv2d"
 
 
 def test_a_dense_layer_is_scaled_along_what_it_sums() -> None:

@@ -391,6 +391,58 @@ def test_a_let_is_kept() -> None:
     assert_same_meaning(program(text), made, random((2, 3)))
 
 
+BIASED = {
+    "wide": (CombineParallelDense(2, to_batch=False), "nn.dense", (2, 3), [(4, 3), (5, 3)]),
+    "batch": (CombineParallelDense(2), "nn.dense", (2, 3), [(4, 3), (4, 3)]),
+    "equal": (CombineParallelDense(2, to_batch=False), "nn.dense", (3, 3), [(3, 3), (3, 3)]),
+    "conv2d": (CombineParallelConv2D(2), "nn.conv2d", (1, 3, 4, 4), [(4, 3, 1, 1), (5, 3, 1, 1)]),
+    "matmul": (CombineParallelBatchMatmul(2), "nn.batch_matmul", (2, 2, 3), [(2, 4, 3), (2, 5, 3)]),
+}
+WIDTHS = {"conv2d": [(4, 1, 1), (5, 1, 1)]}
+
+
+@pytest.mark.parametrize("biases", ["each", "numbers", "ones", "rows", "mixed"])
+@pytest.mark.parametrize("kind", BIASED)
+def test_what_follows_all_is_done_to_the_whole(kind: str, biases: str) -> None:
+    """Additions that fit are one; whatever is done, the meaning is the same."""
+    combine, name, data, weights = BIASED[kind]
+    wide = [(w[1] if kind == "matmul" else w[0],) for w in weights]
+    shapes = {
+        "each": WIDTHS.get(kind, wide),
+        "numbers": [(), ()],
+        "ones": [(1,), (1,)],
+        "rows": [(data[-2], 1), (data[-2], 1)],
+        "mixed": [(1,), wide[1] if kind != "conv2d" else (5, 1, 1)],
+    }[biases]
+    given = [*weights, *shapes]
+    params = ", ".join(f"%p{i}: Tensor[{shape}, float32]" for i, shape in enumerate(given))
+    text = f"""def @main(%x: Tensor[{data}, float32], {params}) {{
+      (nn.relu(add(%p2, {name}(%x, %p0))), exp(nn.relu(add(%p3, {name}(%x, %p1))))) }}"""
+    with PassContext(opt_level=4):
+        made = combine(program(text))
+    verify(made)
+    fits = biases == "each" or (kind in ("wide", "equal", "batch") and biases != "mixed")
+    assert calls(made).count("nn.relu") == (1 if fits or kind in ("wide", "equal") else 2)
+    assert_same_meaning(program(text), made, random(data, *given))
+
+
+def test_a_bias_of_a_later_value_stays_behind() -> None:
+    text = f"""def @main({X}, %v: Tensor[(4, 3), float32], %w: Tensor[(4, 3), float32]) {{
+      %0 = nn.dense(%x, %v); (exp(%0), add(nn.dense(%x, %w), exp(%0))) }}"""
+    made = CombineParallelDense(2, to_batch=False)(program(text))
+    assert_same_meaning(program(text), made, random((2, 3), (4, 3), (4, 3)))
+
+
+def test_an_axis_in_attributes_is_not_taken_for_another() -> None:
+    """A bias along the rows, of as many as there are channels, is none along the channels."""
+    text = """def @main(%x: Tensor[(3, 3), float32], %v: Tensor[(3, 3), float32],
+                        %w: Tensor[(3, 3), float32], %b: Tensor[(3), float32]) {
+      (nn.bias_add(nn.dense(%x, %v), %b, axis=0), nn.bias_add(nn.dense(%x, %w), %b, axis=0)) }"""
+    for to_batch in (False, True):
+        made = CombineParallelDense(2, to_batch)(program(text))
+        assert_same_meaning(program(text), made, random((3, 3), (3, 3), (3, 3), (3,)))
+
+
 def test_parts_of_what_was_combined_are_cut_in_the_form_of_tvm() -> None:
     text = f"""def @main({X}, %v: Tensor[(4, 3), float32], %w: Tensor[(5, 3), float32]) {{
       (nn.dense(%x, %v), nn.dense(%x, %w)) }}"""

@@ -441,7 +441,7 @@ def reverse_compute_at(s: Schedule) -> None:
                 s[i_1] = 0.0
             s[i_1] = s[i_1] + a[i_1, k_1]
     for i in range(4):
-        with T.block("r_local"):
+        with T.block("r"):
             i_1 = T.axis.spatial(4, i)
             r[i_1] = T.max(s[i_1], 0.0)
     """
@@ -492,6 +492,50 @@ def cache_read(s: Schedule) -> None:
 )
 def cache_write(s: Schedule) -> None:
     s.cache_write("s", 0, "local")
+
+
+@case(
+    """
+    for ax0, ax1 in T.grid(4, 6):
+        with T.block("a_reindex"):
+            i, k = T.axis.remap("SS", [ax0, ax1])
+            a_reindex[k, i] = a[i, k]
+    for i, k in T.grid(4, 6):
+        with T.block("s"):
+            i_1, k_1 = T.axis.remap("SR", [i, k])
+            with T.init():
+                s[i_1] = 0.0
+            s[i_1] = s[i_1] + a_reindex[k_1, i_1]
+    for i in range(4):
+        with T.block("r"):
+            i_1 = T.axis.spatial(4, i)
+            r[i_1] = T.max(s[i_1], 0.0)
+    """
+)
+def reindex_cache_read(s: Schedule) -> None:
+    s.reindex_cache_read("s", 0, "local", lambda i, k: (k, i))
+
+
+@case(
+    """
+    for i, k in T.grid(4, 6):
+        with T.block("s"):
+            i_1, k_1 = T.axis.remap("SR", [i, k])
+            with T.init():
+                s_reindex[i_1 // 2, i_1 % 2] = 0.0
+            s_reindex[i_1 // 2, i_1 % 2] = s_reindex[i_1 // 2, i_1 % 2] + a[i_1, k_1]
+    for ax0 in range(4):
+        with T.block("s_reindex"):
+            i = T.axis.spatial(4, ax0)
+            s[i] = s_reindex[i // 2, i % 2]
+    for i in range(4):
+        with T.block("r"):
+            i_1 = T.axis.spatial(4, i)
+            r[i_1] = T.max(s[i_1], 0.0)
+    """
+)
+def reindex_cache_write(s: Schedule) -> None:
+    s.reindex_cache_write("s", 0, "local", lambda i, k: (i // 2, i % 2))
 
 
 @case(
@@ -613,13 +657,13 @@ def merge_reduction(s: Schedule) -> None:
     """
     for i, k_0, k_1 in T.grid(4, 3, 2):
         with T.block("s_rf"):
-            i_1, vk_1, vk_0 = T.axis.remap("SSR", [i, k_1, k_0])
+            vk_1, i_1, vk_0 = T.axis.remap("SSR", [k_1, i, k_0])
             with T.init():
                 s_rf[vk_1, i_1] = 0.0
             s_rf[vk_1, i_1] = s_rf[vk_1, i_1] + a[i_1, vk_0 * 2 + vk_1]
     for i, k_1 in T.grid(4, 2):
         with T.block("s"):
-            i_1, vk_1 = T.axis.remap("SR", [i, k_1])
+            vk_1, i_1 = T.axis.remap("RS", [k_1, i])
             with T.init():
                 s[i_1] = 0.0
             s[i_1] = s[i_1] + s_rf[vk_1, i_1]
@@ -759,3 +803,17 @@ def test_every_step_has_a_text() -> None:
     }
     steps = {k for k in Schedule.kinds if not k.startswith(("get_", "sample_"))} - others
     assert steps - {"split"} <= set(CASES)
+
+
+def test_a_copy_by_a_map_is_done_or_refused_as_a_whole() -> None:
+    sch = Schedule(rows())
+    before = str(sch.func)
+    for step, faulty in [
+        (sch.reindex_cache_read, lambda i, k: (k * 2, 0)),
+        (sch.reindex_cache_write, lambda i, k: (k,)),
+        (sch.reindex_cache_read, lambda i: (i,)),
+    ]:
+        with pytest.raises(tir.ScheduleError, match="reindex_cache|share a place"):
+            step("s", 0, "local", faulty)
+        assert str(sch.func) == before
+        assert {inst.kind for inst in sch.trace.insts} == {"get_block"}

@@ -113,12 +113,12 @@ class _Writer:
 def write_graph(graph: Graph, *, every_entry: bool = False) -> bytes:
     """The bytes of an executable that runs a graph; kernels are found by name when it is linked.
 
-    It gives the graph's results, or what every node gives (`every_entry`), each in memory of its
-    own.
+    It gives the graph's results, and with `every_entry` behind them what every node gives, each in
+    memory of its own.
     """
-    results = graph.heads
+    results = [*graph.heads]
     if every_entry:
-        results = [(n, i) for n, node in enumerate(graph.nodes) for i in range(len(node.outputs))]
+        results += [(n, i) for n, node in enumerate(graph.nodes) for i in range(len(node.outputs))]
     writer = _Writer(graph, results, is_shared=not every_entry)
     main = writer.function()
     metadata: dict[str, object] = {
@@ -140,7 +140,7 @@ def _describe(graph: Graph, entry: Entry) -> dict[str, object]:
 def new_module(graph: Graph, library: Module, *, every_entry: bool = False) -> Module:
     """A graph executor over a graph whose kernels are in a library, with its constants set.
 
-    With `every_entry` its outputs are those of all nodes.
+    With `every_entry` its outputs are the graph's, then those of all nodes.
     """
     executable = Executable.from_bytes(write_graph(graph, every_entry=every_entry))
     made = runtime.get_global_func("ek.graph_executor.create")(executable, library)

@@ -3,7 +3,8 @@ the tensor expressions of a primitive function in a moment, without schedule and
 
 A sum of products whose factors split into rows and columns is a product of matrices, over weights
 as they are packed for the kernel's own code; Winograd's convolutions are taken apart into stages.
-All else is evaluated in strips of elements, one instruction of the expression after the other.
+What is written as statements is made of regions of stages that are repeated. All else is evaluated
+in strips of elements, one instruction of the expression after the other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from ekiden import te
 from ekiden.backend.kernels.general_code import CodeBuilder, NoGeneralFormError, Sizes, element_of
+from ekiden.backend.kernels.general_regions import Place, Region, Step, regions_of
 from ekiden.backend.kernels.general_stages import staged
 from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
@@ -27,15 +29,17 @@ from ekiden.runtime import PackedFunc, load_module
 from ekiden.runtime.paths import general_kernels_path
 from ekiden.target import Target
 from ekiden.te.prim_func import whole_operations
-from ekiden.te.range_check import checks_of
+from ekiden.te.range_check import RangeCheck, checks_of
 from ekiden.te.reducer import REDUCERS, Reduce
 from ekiden.tir.stmt import IterVar
 
-MAGIC, VERSION = 0x454B4746, 1
-MAP, REDUCE, PRODUCT = range(3)
+MAGIC, VERSION = 0x454B4746, 2
+MAP, REDUCE, PRODUCT, REPEAT, CHECK = range(5)
 BATCH, ROWS, COLUMNS = range(3)
 LANES = 16
 """Columns of a vector of the library: panels of weights hold a multiple."""
+FACTORS = ("float32", "int32")
+"""What products of matrices are of."""
 SHORT = 8
 """Terms of a sum from which a product of matrices pays."""
 
@@ -57,8 +61,13 @@ def general_form(function: Function, target: Target) -> bytes | str:
     try:
         _refuse_options(function, target)
         inputs, outputs = te_graph(function, target)
+        checks = list(dict.fromkeys(
+            check for tensor in te.post_order_tensors(outputs) for check in checks_of(tensor.op)
+        ))  # fmt: skip
         outputs, kept = staged(outputs)
-        return _Form(inputs, te.inline_injective(outputs, kept)).words()
+        checked = [_checked(check) for check in checks]
+        found = te.inline_injective([*(t for group in checked for t in group), *outputs], kept)
+        return _Form(inputs, found[-len(outputs) :], found[: -len(outputs)], checks).words()
     except NoGeneralFormError as error:
         return str(error)
 
@@ -76,10 +85,27 @@ def _refuse_options(function: Function, target: Target) -> None:
             raise NoGeneralFormError(f"{call.op.name} has an implementation of the user's")
 
 
-class _Form:
-    """A program as it is put together."""
+def _checked(check: RangeCheck) -> tuple[te.Tensor, ...]:
+    """What a check computes for each element: whether it holds, and what its message shows."""
 
-    def __init__(self, inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> None:
+    def body(*at: Var) -> tuple[PrimExpr, ...]:
+        assertion = check.assertion(check.values[at], at)
+        return (assertion.condition, *assertion.values)
+
+    return te.compute_op(check.values.whole_shape, body, name="checked")
+
+
+class _Form:
+    """A program as it is put together. `checked` are the results of `_checked` of all checks, which
+    come before anything else."""
+
+    def __init__(
+        self,
+        inputs: Sequence[te.Tensor],
+        outputs: Sequence[te.Tensor],
+        checked: Sequence[te.Tensor] = (),
+        checks: Sequence[RangeCheck] = (),
+    ) -> None:
         self.params = [*inputs, *outputs]
         self.sizes = Sizes()
         self.symbols: list[int] = []
@@ -93,26 +119,75 @@ class _Form:
             for axis, dim in enumerate(tensor.whole_shape):
                 if isinstance(dim, Var) and self.sizes.bind(dim):
                     self.symbols += [at, axis]
-        self.stages = [self._stage(group) for group in self._groups(outputs)]
-
-    def _groups(self, outputs: Sequence[te.Tensor]) -> list[list[te.Tensor]]:
-        found = []
-        for group in whole_operations(te.post_order_tensors(outputs)):
+        self.stages: list[list[int]] = []
+        waiting = {t.op: check for t, check in zip(_first_of_each(checked), checks, strict=True)}
+        for group in whole_operations(te.post_order_tensors([*checked, *outputs])):
             op = group[0].op
-            if isinstance(op, te.PlaceholderOp):
-                if group[0] not in self.buffers:
-                    raise NoGeneralFormError("an input that is no parameter")
-                continue
-            if not isinstance(op, te.ComputeOp):
-                raise NoGeneralFormError(f"{op.name} is made of statements")
-            if checks_of(op):
-                raise NoGeneralFormError("indices are checked")
-            for tensor in group:
-                if tensor not in self.buffers:
-                    self.buffers[tensor] = len(self.params) + len(self.temporaries)
-                    self.temporaries.append(tensor)
-            found.append(group)
-        return found
+            if op in waiting:
+                self.stages.append(self._check(group, waiting[op]))
+            else:
+                self._add(group)
+
+    def _add(self, group: Sequence[te.Tensor]) -> None:
+        """The stages of an operation."""
+        op = group[0].op
+        if isinstance(op, te.PlaceholderOp):
+            if group[0] not in self.buffers:
+                raise NoGeneralFormError("an input that is no parameter")
+            return
+        for tensor in group:
+            self._hold(tensor)
+        if isinstance(op, te.ComputeOp):
+            self.stages.append(self._stage(group, [self._whole(tensor) for tensor in group]))
+            return
+        if not isinstance(op, te.ExternOp):
+            raise NoGeneralFormError(f"{op.name} is made of statements")
+        for region in regions_of(op, group):
+            self._repeat(region)
+
+    def _check(self, group: Sequence[te.Tensor], check: RangeCheck) -> list[int]:
+        """A stage that fails where a check does not hold."""
+        op = group[0].op
+        assert isinstance(op, te.ComputeOp)
+        spatial = [a.var for a in op.axis]
+        extents = [self.sizes.of(a.extent) for a in op.axis]
+        code = CodeBuilder(spatial, self.sizes, self.buffers)
+        body = code.words(op.body)
+        text = check.assertion(check.values[tuple(spatial)], spatial)
+        return [CHECK, len(spatial), 0, *extents, 0, len(op.body), *body, *_text(text.kind),
+                *_text(text.format)]  # fmt: skip
+
+    def _hold(self, tensor: te.Tensor) -> None:
+        """Let a tensor have memory."""
+        if tensor not in self.buffers:
+            self.buffers[tensor] = len(self.params) + len(self.temporaries)
+            self.temporaries.append(tensor)
+
+    def _repeat(self, region: Region) -> None:
+        """The stages of a region, behind what repeats them."""
+        turns = self.sizes.of(region.turns)
+        self.sizes.bind(region.turn)
+        symbol = len(self.symbols) // 2
+        self.symbols += [-1, 0]
+        self.stages.append([REPEAT, turns, symbol, len(region.steps)])
+        for step in region.steps:
+            self.stages.append(self._stage(step.made, self._places(step)))
+
+    def _places(self, step: Step) -> list[list[int]]:
+        for tensor in step.made:
+            for read in tensor.op.input_tensors:
+                self._hold(read)
+        return [self._place(place) for place in step.places]
+
+    def _place(self, place: Place) -> list[int]:
+        """The words of where a result lies."""
+        self._hold(place.tensor)
+        strides = [self.sizes.of(stride) for stride in place.strides]
+        return [self.buffers[place.tensor], *strides, self.sizes.of(place.offset)]
+
+    def _whole(self, tensor: te.Tensor) -> list[int]:
+        strides = self.sizes.strides(tensor.whole_shape)
+        return [self.buffers[tensor], *strides, self.sizes.number(0)]
 
     def words(self) -> bytes:
         """The whole program."""
@@ -130,7 +205,7 @@ class _Form:
         ]  # fmt: skip
         return np.array(words, np.int64).tobytes()
 
-    def _stage(self, group: Sequence[te.Tensor]) -> list[int]:
+    def _stage(self, group: Sequence[te.Tensor], places: Sequence[Sequence[int]]) -> list[int]:
         op = group[0].op
         assert isinstance(op, te.ComputeOp)
         first = op.body[0]
@@ -138,9 +213,7 @@ class _Form:
         axes = [*spatial, *op.reduce_axis]
         extents = [self.sizes.of(e) for e in (*(a.extent for a in op.axis),
                                               *(r.extent for r in op.reduce_axis))]  # fmt: skip
-        results = [len(group)]
-        for tensor in group:
-            results += [self.buffers[tensor], *self.sizes.strides(tensor.whole_shape)]
+        results = [len(group), *(word for place in places for word in place)]
         head = [len(spatial), len(op.reduce_axis), *extents]
         if not isinstance(first, Reduce):
             code = CodeBuilder(axes, self.sizes, self.buffers)
@@ -160,8 +233,8 @@ class _Form:
 
     def _factors(self, op: te.ComputeOp, sum_of: Reduce) -> tuple[int, PrimExpr, PrimExpr] | None:
         """The axis of columns, what does not depend on it and what does; None for what is no sum of
-        products of float32, or of few terms."""
-        if sum_of.kind != "sum" or sum_of.dtype != "float32" or not op.axis:
+        products of float32 or int32, or of few terms."""
+        if sum_of.kind != "sum" or sum_of.dtype not in FACTORS or not op.axis:
             return None
         depth = 1
         for axis in sum_of.axis:
@@ -222,6 +295,7 @@ class _Form:
             and isinstance(last.b, IntImm)
             and last.b.value == tile.value
             and tile.value % LANES == 0
+            and right.dtype in FACTORS
         )
         if not is_packed or right.producer not in self.buffers:
             return none
@@ -242,12 +316,24 @@ class _Form:
                 *steps[: len(spatial)]]  # fmt: skip
 
 
+def _first_of_each(tensors: Sequence[te.Tensor]) -> list[te.Tensor]:
+    """The first result of each operation."""
+    return list({tensor.op: tensor for tensor in reversed(tensors)}.values())[::-1]
+
+
+def _text(text: str) -> list[int]:
+    """Words that hold a text, which ends with a zero, behind their number."""
+    data = text.encode()
+    data += bytes(8 - len(data) % 8)
+    return [len(data) // 8, *np.frombuffer(data, np.int64).tolist()]
+
+
 def _is_one(extent: PrimExpr) -> bool:
     return isinstance(extent, IntImm) and extent.value == 1
 
 
 def _product_of(expr: PrimExpr) -> list[PrimExpr]:
-    """The factors of a product of floats."""
+    """The factors of a product."""
     found: list[PrimExpr] = []
     left = [expr]
     while left:

@@ -45,7 +45,8 @@ class NoGeneralFormError(Exception):
 
 # In the order of the enumerations of general.h.
 ELEMENTS = ("float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16",
-            "uint32")  # fmt: skip
+            "uint32", "float16", "bfloat16")  # fmt: skip
+HALVES = ("float16", "bfloat16")
 F32, F64, INT = range(3)
 S_CONST, S_SYMBOL = 0, 1
 SIZE_OPS: dict[type[PrimExpr], int] = {
@@ -71,10 +72,13 @@ BINARY: dict[type[PrimExpr], str] = {
 OF_FLOATS = frozenset(("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "pow",
                        "floor", "ceil", "round", "trunc", "isnan", "isinf", "fma"))  # fmt: skip
 OF_INTEGERS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
+EXACT = frozenset(("min", "max", "abs", "floor", "ceil", "round", "trunc"))
+"""What gives a half float of half floats."""
+CONSTANTS = ("const", "size")
 SAME = {"nearbyint": "round"}
 GROWS = frozenset(("add", "sub", "mul", "div", "abs"))
 """What may leave the range of a narrow integer."""
-MOST = {"axes": 16, "loads": 64, "results": 8, "instructions": 1024, "registers": 128}
+MOST = {"axes": 16, "loads": 1024, "results": 8, "instructions": 4096, "registers": 512}
 MOST_SYMBOLS = 64
 
 
@@ -87,7 +91,8 @@ def element_of(dtype: str) -> int:
 
 def kind_of(dtype: str) -> int:
     """What a register of a type holds."""
-    return min(element_of(dtype), INT)
+    number = element_of(dtype)
+    return F32 if dtype in HALVES else min(number, INT)
 
 
 class Sizes:
@@ -205,6 +210,8 @@ class CodeBuilder:
         self.rows: list[list[int]] = []
         self._made: dict[int, int] = {}
         self._addresses: dict[int, Address] = {}
+        self._depths: dict[int, int] = {}
+        self._constants: dict[tuple[int, int, int], int] = {}
         self._alive: list[PrimExpr] = []
 
     def words(self, results: Sequence[PrimExpr]) -> list[int]:
@@ -232,8 +239,20 @@ class CodeBuilder:
                 continue
             self._alive.append(each)
             stack.append((each, True))
-            stack += [(inner, False) for inner in reversed(self._needs(each))]
+            # what needs most registers comes first, while few others are held
+            needs = sorted(self._needs(each), key=self._depth)
+            stack += [(inner, False) for inner in needs]
         return self._made[id(expr)]
+
+    def _depth(self, expr: PrimExpr) -> int:
+        """How deep an expression is."""
+        if id(expr) not in self._depths:
+            for each in post_order(expr):
+                if id(each) not in self._depths:
+                    inside = [self._depths[id(c)] for c in children(each)]
+                    self._depths[id(each)] = 1 + max(inside, default=0)
+            self._alive.append(expr)
+        return self._depths[id(expr)]
 
     def _needs(self, expr: PrimExpr) -> list[PrimExpr]:
         """What must be computed before an expression."""
@@ -278,7 +297,11 @@ class CodeBuilder:
     # Instructions --------------------------------------------------------------------------------
 
     def _put(self, op: str, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
+        if op in CONSTANTS and (OP[op], kind, a) in self._constants:
+            return self._constants[OP[op], kind, a]
         self.rows.append([OP[op], kind, len(self.rows), a, b, c])
+        if op in CONSTANTS:
+            self._constants[OP[op], kind, a] = len(self.rows) - 1
         return len(self.rows) - 1
 
     def _emit(self, expr: PrimExpr) -> int:
@@ -289,7 +312,8 @@ class CodeBuilder:
                 element_of(expr.dtype)
                 return self._put("const", INT, int(value))
             case FloatImm(value=value):
-                return self._put("const", kind_of(expr.dtype), _bits(value))
+                made = self._put("const", kind_of(expr.dtype), _bits(value))
+                return self._narrow("const", made, expr.dtype)
             case Var() if expr in self.axes:
                 return self._put("axis", INT, self.axes[expr])
             case _ if self._is_size(expr):
@@ -329,7 +353,9 @@ class CodeBuilder:
         return self._narrow(op, made, expr.dtype)
 
     def _narrow(self, op: str, made: int, dtype: str) -> int:
-        """An integer back in the range of its type."""
+        """A number as one of its type: an integer in its range, a half float rounded."""
+        if dtype in HALVES and op not in EXACT:
+            return self._put("wrap", F32, made, element_of(dtype))
         if op in GROWS and kind_of(dtype) == INT and dtype != "int64":
             return self._put("wrap", INT, made, element_of(dtype))
         return made
@@ -337,12 +363,13 @@ class CodeBuilder:
     def _cast(self, made: int, source: str, target: str) -> int:
         before, after = kind_of(source), kind_of(target)
         if before == after:
-            if after != INT or source == target:
+            if source == target or (after != INT and target not in HALVES):
                 return made
-            return self._put("wrap", INT, made, element_of(target))
+            return self._put("wrap", after, made, element_of(target))
         if after == INT:
             return self._put("to_int", before, made, element_of(target))
-        return self._put("to_f32" if after == F32 else "to_f64", before, made)
+        made = self._put("to_f32" if after == F32 else "to_f64", before, made)
+        return self._narrow("cast", made, target) if target in HALVES else made
 
     def _intrinsic(self, expr: Intrinsic) -> int:
         name = SAME.get(expr.op, expr.op)
@@ -365,7 +392,8 @@ class CodeBuilder:
 
     def _registers(self, results: Sequence[int]) -> tuple[list[int], int]:
         """Numbers of registers in the instructions, those of the results, and how many there are.
-        No instruction writes what it reads.
+        No instruction writes what it reads, and none but theirs the registers of constants: these
+        are written once for all strips.
         """
         last = {made: len(self.rows) for made in results}
         for at, row in enumerate(self.rows):
@@ -373,9 +401,10 @@ class CodeBuilder:
                 last[row[place]] = max(last.get(row[place], 0), at)
         free: list[int] = []
         home: dict[int, int] = {}
+        constant = set(self._constants.values())
         count = 0
         for at, row in enumerate(self.rows):
-            if free:
+            if free and at not in constant:
                 home[at] = free.pop()
             else:
                 home[at], count = count, count + 1
@@ -383,8 +412,8 @@ class CodeBuilder:
             for place in _operands(row):
                 row[place] = home[row[place]]
             row[2] = home[at]
-            free += [home[o] for o in operands if last[o] == at]
-            if at not in last:
+            free += [home[o] for o in operands if last[o] == at and o not in constant]
+            if at not in last and at not in constant:
                 free.append(home[at])
         return [home[made] for made in results], count
 
@@ -392,7 +421,7 @@ class CodeBuilder:
 def _operands(row: Sequence[int]) -> tuple[int, ...]:
     """Where an instruction names what it reads."""
     name = OPS[row[0]]
-    if name in ("const", "size", "axis"):
+    if name in CONSTANTS or name == "axis":
         return ()
     if name == "load":
         return (4,) if row[4] >= 0 else ()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels
+from ekiden.backend.vm.place_by_cost import PlaceByCost
 from ekiden.backend.vm.place_refused import PlaceRefused
 from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import COSTS, PassContext
 from ekiden.ir.transform import Sequential, needed
 from ekiden.relay import qnn, transform
 from ekiden.target import CompilationConfig, Target
@@ -67,7 +69,9 @@ def pipeline(
             transform.FoldConstant(),  # packs the weights
             transform.Rematerialize(),
             # nothing that merges values may follow
-            needed(PlaceRefused(config), "to run on the host what a device has no code for"),
+            needed(PlaceByCost(config), "as who measured has asked for")
+            if PassContext.current().config.get(COSTS)
+            else needed(PlaceRefused(config), "to run on the host what a device has no code for"),
             needed(transform.PlanDevices(config), "to say where each value lives"),
             needed(
                 transform.FuseOps(),

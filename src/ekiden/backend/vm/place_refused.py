@@ -28,10 +28,10 @@ from ekiden.runtime.errors import CompileError
 from ekiden.target import CompilationConfig, Target
 from ekiden.target.virtual_device import HOST
 
-__all__ = ["PlaceRefused"]
+__all__ = ["PlaceRefused", "Refusals"]
 
 
-class _Refusals:
+class Refusals:
     """Which operators a target has no code for."""
 
     def __init__(self, target: Target) -> None:
@@ -61,7 +61,7 @@ def PlaceRefused(config: CompilationConfig | None) -> Pass:  # noqa: N802
         default = HOST if config is None else config.default_primitive_virtual_device
         if config is None or default.is_host or HOST not in config.devices or TABLE in module.attrs:
             return module
-        refuses = _Refusals(config.by_kind[default.device_type_int])
+        refuses = Refusals(config.by_kind[default.device_type_int])
 
         def place(old: RelayExpr, new: RelayExpr) -> RelayExpr:
             if not is_primitive_call(old):

@@ -42,7 +42,7 @@ from ekiden.ir.prim import (
     Var,
 )
 from ekiden.ir.prim_visitor import children
-from ekiden.runtime.errors import InternalError
+from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 
 LONGEST = 96
@@ -124,7 +124,7 @@ class ExpressionWriter:
     def text(self, root: PrimExpr) -> str:
         """The expression as C, without parentheses around it."""
         self._walk(root)
-        return _stripped(self._known(root) or "")
+        return stripped(self._known(root) or "")
 
     def _known(self, e: PrimExpr) -> str | None:
         if isinstance(e, (IntImm, FloatImm)):
@@ -185,7 +185,7 @@ class ExpressionWriter:
 
     def _named(self, e: PrimExpr, text: str) -> str:
         name = self.unique("t")
-        self.put(self.syntax.let(self.syntax.type(e.dtype), name, _stripped(text)))
+        self.put(self.syntax.let(self.syntax.type(e.dtype), name, stripped(text)))
         return name
 
     def of(self, e: PrimExpr) -> str:
@@ -242,7 +242,7 @@ class ExpressionWriter:
         if kind in (Min, Max) and dtype in PLAIN and dt.is_int(dtype) and _are_names(x, y):
             before = f"{x} {'<' if kind is Min else '>'} {y}"
             return f"({self.syntax.choose(before, x, y)})"
-        return self.helpers.binary(kind, dtype, _stripped(x), _stripped(y))
+        return self.helpers.binary(kind, dtype, stripped(x), stripped(y))
 
     def _cast(self, source: str, target: str, x: str) -> str:
         if source == target:
@@ -259,13 +259,13 @@ class ExpressionWriter:
         return self._helper(source, target, x)
 
     def _helper(self, source: str, target: str, x: str) -> str:
-        return self.helpers.cast(source, target, _stripped(x))
+        return self.helpers.cast(source, target, stripped(x))
 
     def intrinsic(self, e: Intrinsic) -> str:
         """A call of a function of <math.h> or of a helper."""
         if e.op == "reinterpret":
             return self.reinterpreted(e)
-        argument, given = dt.element(e.args[0].dtype), [_stripped(self.of(a)) for a in e.args]
+        argument, given = dt.element(e.args[0].dtype), [stripped(self.of(a)) for a in e.args]
         if (function := self.helpers.math(e.op, argument)) is not None:
             return f"{function}({', '.join(given)})"
         return self.helpers.intrinsic(e.op, dt.element(e.dtype), argument, given)
@@ -288,7 +288,7 @@ class ExpressionWriter:
         """An element of one of two vectors, which are variables."""
         one, two = e.args[:2]
         if not isinstance(one, Var) or not isinstance(two, Var):
-            raise InternalError(f"c: only vectors in variables can be shuffled: {e!r}")
+            raise CompileError(f"c: name the vectors first (T.LetStmt) whose lanes move: {e!r}")
         order, lanes = shuffle_order(e), dt.lanes(one.dtype)
         at = f"((const unsigned char[]){{{', '.join(map(str, order))}}})[lane]"
         a, b = (f"{self.names[v]}[{at}" for v in (one, two))
@@ -308,10 +308,10 @@ class ExpressionWriter:
             return f"({self.syntax.choose(condition, sides[0][1], sides[1][1])})"
         name = self.unique("t")
         self.put(self.syntax.var(self.syntax.type(e.dtype), name))
-        self.put(f"if ({_stripped(condition)}) {{")
+        self.put(f"if ({stripped(condition)}) {{")
         for n, (lines, text) in enumerate(sides):
             self.lines += lines
-            self.put(f"  {name} = {_stripped(text)};")
+            self.put(f"  {name} = {stripped(text)};")
             self.put("}" if n else "} else {")
         return name
 
@@ -367,7 +367,7 @@ class ExpressionWriter:
     def element(self, buffer: Buffer, index: str) -> str:
         """An element; the lane of it where the buffer holds vectors."""
         lane = "[lane]" if dt.lanes(buffer.dtype) > 1 else ""
-        return f"{self.name(buffer)}[{self.checked(buffer, _stripped(index))}]{lane}"
+        return f"{self.name(buffer)}[{self.checked(buffer, stripped(index))}]{lane}"
 
     def checked(self, buffer: Buffer, index: str) -> str:
         """The index of an access, compared with the buffer's extent if the target asks for that."""
@@ -402,7 +402,7 @@ def _product(a: str, b: str) -> str:
     return a if b == "1" else f"{a} * {b}"
 
 
-def _stripped(text: str) -> str:
+def stripped(text: str) -> str:
     """Without parentheses around all of it."""
     if not text.startswith("(") or not text.endswith(")"):
         return text

@@ -191,6 +191,10 @@ class Form:
     syntax: Syntax = C
 
 
+class NoVectorsError(Exception):
+    """A function over vectors would need what has no words for them: it is computed by lanes."""
+
+
 class HelperBuilder(Builder):
     """Writes the lines of one helper function. Operands are names behind a percent sign, as LLVM's
     are, or constants.
@@ -238,13 +242,15 @@ class HelperBuilder(Builder):
         if dt.element(dtype) == "float16":
             a, b = (self.convert("fpext", dtype, "float32", x) for x in (a, b))
         text = _comparison(predicate, dtype, _bare(a), _bare(b), self.syntax)
-        return self.assign("bool", text)
+        kind = dt.with_lanes("bool", dt.lanes(dtype))
+        return self.assign(kind, self.syntax.comparison(text, dtype))
 
     def select(
         self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1
     ) -> Operand:
         """`condition ? a : b`."""
-        return self.assign(dtype, self.syntax.choose(_bare(condition), _bare(a), _bare(b)))
+        text = self.syntax.select(_bare(condition), _bare(a), _bare(b), dtype)
+        return self.assign(dtype, text)
 
     def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
         """A conversion instruction."""
@@ -258,12 +264,15 @@ class HelperBuilder(Builder):
             self.lines.append(f"  {kind} {name};")
             self.lines.append(f"  memcpy(&{name}, &({c_type(source)}){{{x}}}, sizeof {name});")
             return f"%{name}"
-        if dt.element(source) != "bool" and opcode in ("zext", "uitofp"):
+        if dt.element(source) == "bool":
+            x = syntax.flag(x, source)
+        elif opcode in ("zext", "uitofp"):
             x = syntax.cast(syntax.integer(source, True), x)
         if opcode in ("sext", "sitofp"):
             x = syntax.cast(syntax.integer(source, False), x)
         half = {"fpext": "ek_half_to_float", "fptrunc": "ek_float_to_half"}.get(opcode)
         if half is not None and "float16" in (dt.element(source), dt.element(target)):
+            _one_lane(dt.lanes(source))
             self.uses_half = True
             return self.assign(target, f"{half}({x})")
         return self.assign(target, syntax.cast(kind, x))
@@ -279,8 +288,14 @@ class HelperBuilder(Builder):
 
     def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
         """An element of a constant table."""
+        _one_lane(lanes)
         name = self.tables.setdefault(values, f"{self.prefix}table{len(self.tables)}")
         return self.assign("float64", f"{name}[{_bare(index)}]")
+
+
+def _one_lane(lanes: int) -> None:
+    if lanes > 1:
+        raise NoVectorsError
 
 
 def _bare(operand: Operand) -> str:
@@ -318,6 +333,12 @@ class Helpers:
         self.prototypes: dict[str, str] = {}
         self._module = Module(target)
 
+    def over(self, form: Form) -> Helpers:
+        """Those in another form, for the same file."""
+        found = Helpers(self._module.target, form)
+        found.texts = self.texts
+        return found
+
     def math(self, op: str, dtype: str) -> str | None:
         """The function of <math.h> that an intrinsic is an instruction by; None for a helper."""
         name = INSTRUCTIONS.get(op)
@@ -345,7 +366,8 @@ class Helpers:
 
     def binary(self, kind: type[BinaryExpr], dtype: str, x: str, y: str) -> str:
         """A call that computes any two-operand node, on operands of `dtype`."""
-        result = "bool" if kind.__name__ in ("EQ", "NE", "LT", "LE", "GT", "GE") else dtype
+        is_comparison = kind.__name__ in ("EQ", "NE", "LT", "LE", "GT", "GE")
+        result = dt.with_lanes("bool", dt.lanes(dtype)) if is_comparison else dtype
         name = f"ek_{kind.__name__.lower()}_{dtype}"
         self._define(name, [dtype, dtype], result, lambda b, o: emit_binary(b, kind, dtype, *o))
         return f"{name}({x}, {y})"

@@ -109,6 +109,18 @@ class Syntax:
         """One of two, without parentheses."""
         return f"{condition} ? {yes} : {no}"
 
+    def select(self, condition: str, yes: str, no: str, dtype: str) -> str:
+        """One of two of a type, lane by lane."""
+        return self.choose(condition, yes, no)
+
+    def comparison(self, text: str, dtype: str) -> str:
+        """A comparison of operands of a type as a condition."""
+        return text
+
+    def flag(self, x: str, dtype: str) -> str:
+        """A condition as 1 or 0."""
+        return x
+
     def let(self, kind: str, name: str, value: str) -> str:
         """The line of a variable that stays as it is."""
         return f"const {kind} {name} = {value};"
@@ -139,3 +151,13 @@ class Syntax:
 
 
 C = Syntax()
+
+
+def in_parentheses(text: str) -> bool:
+    """Whether a parenthesis stands around all of it."""
+    depth = 0
+    for at, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return c == ")" and at == len(text) - 1
+    return False

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ekiden.codegen.c.helpers import Form
 from ekiden.codegen.c.types import Syntax
 from ekiden.codegen.device import wgsl
+from ekiden.codegen.device.vectors import VectorSyntax
 
 AXES = ("x", "y", "z")
 
@@ -22,7 +23,8 @@ class Dialect:
     offsets: whether memory comes as a pointer and a distance in bytes. threads: thread axis -> the
     number of the thread, then of how many. barrier: what waits for all threads of a block.
     keywords: names that mean something in it. least: atomic minimum of an int in memory, given a
-    place and a value. bound: whether memory is bound beside the kernel, not given to it.
+    place and a value. bound: whether memory is bound beside the kernel, not given to it. vectors:
+    how vectors are written, and helper functions over them; None where they are loops over lanes.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Dialect:
     least: str
     keywords: frozenset[str]
     bound: bool = False
+    vectors: VectorSyntax | None = None
 
     @property
     def linear(self) -> str:
@@ -123,7 +126,7 @@ _OPENCL_WORDS = frozenset(
     "mad fmax fmin fract fdim hypot ldexp remainder round convert vload vstore wait prefetch "
     "printf uniform pipe bitselect isnan isinf isequal exp2 exp10 log2 log10 rsqrt tanh sinh cosh "
     "asin acos atan erf erfc sampler_t vec_step popcount clz".split()
-)
+) | {f"{name}{lanes}" for name in VectorSyntax.names.values() for lanes in (2, 3, 4, 8, 16)}
 _CUDA_WORDS = frozenset(
     "threadIdx blockIdx blockDim gridDim warpSize min max class new delete this template typename "
     "namespace private public protected operator try catch throw friend virtual using explicit "
@@ -145,6 +148,7 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         barrier="barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);",
         least="atomic_min((volatile __global int *){place}, {value});",
         keywords=_OPENCL_WORDS,
+        vectors=VectorSyntax(),
     ),
     Dialect(
         "cuda", CUDA_HEAD,

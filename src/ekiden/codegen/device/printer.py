@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.helpers import Helpers, c_symbol
-from ekiden.codegen.c.statement import StatementWriter
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.device.dialect import DIALECTS, Dialect
 from ekiden.codegen.device.kernels import DeviceKernel
+from ekiden.codegen.device.vector_writer import VectorWriter
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
 from ekiden.runtime.errors import CompileError, InternalError
@@ -26,11 +26,11 @@ MOST_LOCAL = 1 << 16
 """Bytes of arrays of one thread."""
 
 
-class KernelWriter(StatementWriter):
+class KernelWriter(VectorWriter):
     """Writes the body of one kernel."""
 
     def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
-        super().__init__(helpers, symbol, [])
+        super().__init__(helpers, symbol, dialect.vectors)
         self.dialect = dialect
         self.in_parallel = True  # loops that a processor would share run in the thread
         self.checks: list[tuple[str, str]] = []
@@ -62,6 +62,9 @@ class KernelWriter(StatementWriter):
 
     def allocate(self, buffer: Buffer) -> None:
         """An array of the thread, or of its block."""
+        if buffer in self.arrays:
+            super().allocate(buffer)
+            return
         lanes, kind = dt.lanes(buffer.dtype), memory_type(buffer.dtype)
         extent: PrimExpr = const(1)
         for d in buffer.shape:
@@ -140,6 +143,7 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
         given.append(f"const int64_t {writer.define(size)}")
         if isinstance(size, SizeVar):
             writer.positive.add(size)
+    writer.prepare(func.body)
     writer.statement(func.body)
     if writer.checks:
         offset = ", const int64_t ek_status_at" if dialect.offsets else ""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.codegen.c.types import Syntax
+from ekiden.codegen.c.types import Syntax, in_parentheses
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Select, SizeVar, Var, cast
 from ekiden.ir.prim_visitor import children, post_order, rebuild
@@ -95,7 +95,7 @@ class Wgsl(Syntax):
 
     def cast(self, kind: str, x: str) -> str:
         """`i32(x)`"""
-        return f"{kind}{x}" if x.startswith("(") and _is_whole(x) else f"{kind}({x})"
+        return f"{kind}{x}" if in_parentheses(x) else f"{kind}({x})"
 
     def choose(self, condition: str, yes: str, no: str) -> str:
         """`select(no, yes, condition)`: both are evaluated; reads stay inside of memory."""
@@ -142,16 +142,6 @@ def _integer(value: int, kind: str) -> str:
     if signed == -(1 << 31):
         return "(-2147483647i - 1i)"
     return f"({signed}i)" if signed < 0 else f"{signed}i"
-
-
-def _is_whole(text: str) -> bool:
-    """Whether the first parenthesis closes at the end."""
-    depth = 0
-    for at, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0:
-            return at == len(text) - 1
-    return False
 
 
 class NarrowIndices(StmtMutator):

@@ -55,7 +55,7 @@ class GraphModuleDebug(GraphModule):
 
     def get_output(self, index: int, out: Tensor | None = None) -> Tensor:
         """What the last run gave. Raises InputError for an output that there is not."""
-        return self._entry(self.graph.heads[self._output_index(index)], out)
+        return super().get_output(self._output_index(index), out)
 
     def get_node_output(self, node: str | int, output: int = 0) -> Tensor:
         """What a node, by number or name, gave in the last run."""
@@ -136,8 +136,10 @@ class GraphModuleDebug(GraphModule):
             cooldown_interval_ms,
             repeats_to_cooldown,
         )
-        entries = range(self._firsts[-1])
-        self.debug_datum.update(seconds, [GraphModule.get_output(self, e) for e in entries])
+        entries = [
+            (n, i) for n, node in enumerate(self.graph.nodes) for i in range(len(node.outputs))
+        ]
+        self.debug_datum.update(seconds, [self._entry(e, None) for e in entries])
         self.debug_datum.dump_output_tensor()
         self.debug_datum.dump_chrome_trace()
         self.debug_datum.display_debug_result(sort_by_time)
@@ -168,7 +170,8 @@ class GraphModuleDebug(GraphModule):
         number, output = entry
         if not 0 <= output < len(self.graph.nodes[number].outputs):
             raise InputError(f"node {number}: it has no output {output}")
-        return super().get_output(self._firsts[number] + output, out)
+        behind = len(self.graph.heads) + self._firsts[number] + output
+        return super().get_output(behind, out)
 
     def _evaluate(
         self,

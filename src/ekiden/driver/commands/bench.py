@@ -77,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
 def _times(
     executable: Executable | RemoteExecutable, feed: Mapping[str, Array], seconds: float
 ) -> list[float]:
-    """Seconds of whole calls from Python; of a remote model, of runs by the clock there."""
+    """Seconds of whole calls from Python, until results are there; of a remote model, of runs by
+    the clock there."""
     if isinstance(executable, RemoteExecutable):
         return executable.times(feed, seconds)
     for _ in range(3):
@@ -86,6 +87,6 @@ def _times(
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(times) < 5:
         started = time.perf_counter()
-        executable(**feed)
+        runtime.wait_for(executable(**feed))
         times.append(time.perf_counter() - started)
     return times

@@ -21,7 +21,9 @@ import numpy as np
 import ekiden
 from ekiden import relay, runtime
 from ekiden.codegen.cache import KernelCache
+from ekiden.driver.device_peak import measure_device
 from ekiden.driver.library import export_library
+from ekiden.driver.peak import measure_peak
 from ekiden.target import Target
 
 BROKEN = 3
@@ -40,12 +42,16 @@ class Finding:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="measure nothing")
 
 
 def run(options: argparse.Namespace) -> int:
     """Try everything and print what works."""
     findings = [_tried(name, check, mend) for name, check, mend in CHECKS]
-    findings += [_device(name) for name in DEVICES]
+    if not options.quick:
+        findings.append(_tried("speed", _speed, ""))
+    others = [name for name in OTHERS if runtime.device(name).exist]
+    findings += [_device(name, not options.quick) for name in (*DEVICES, *others)]
     findings += [_package(name, why) for name, why in PACKAGES.items()]
     is_sound = all(f.state != "broken" for f in findings)
     if options.json:
@@ -71,19 +77,22 @@ def _tried(name: str, check: Callable[[], str], mend: str) -> Finding:
 ATTRIBUTES = {"NAME": 0, "DRIVER": 2, "VERSION": 3, "ABILITIES": 4, "MEMORY": 9}
 """The numbers of ek_device_attribute in runtime.h."""
 DEVICES = ("opencl", "cuda")
-"""Kinds of devices that there is code for."""
+"""Kinds of devices that Ekiden has drivers of."""
+OTHERS = ("vulkan", "metal", "rocm", "webgpu")
+"""Kinds that somebody else may have one of."""
 
 
-def _device(name: str) -> Finding:
-    """The devices of a kind, their drivers and what they can do; what is to be installed if there
-    are none."""
+def _device(name: str, is_measured: bool) -> Finding:
+    """The devices of a kind, their drivers, what they can do and reach; what is to be installed if
+    there are none."""
     first = runtime.device(name)
     try:
         count = int(str(runtime.get_global_func("ek.device.count")(first)))
     except runtime.errors.DeviceError as error:
         reason = str(error).removeprefix("ek.device.count: ")
         return Finding(f"devices {name}", "missing", reason)
-    rows = [_about(runtime.device(name, number)) for number in range(count)]
+    found = [runtime.device(name, number) for number in range(count)]
+    rows = [_about(each) + (_reached(each) if is_measured else "") for each in found]
     return Finding(f"devices {name}", "ok", "; ".join(rows))
 
 
@@ -98,6 +107,19 @@ def _about(device: runtime.Device) -> str:
     return f"{device} {found['NAME']}, {found['DRIVER']}, {found['VERSION']}, {memory}, " + (
         found["ABILITIES"] or "no extensions"
     )
+
+
+def _reached(device: runtime.Device) -> str:
+    """What was measured of a device, or why nothing was."""
+    try:
+        return f", {measure_device(device)}"
+    except (runtime.errors.EkidenError, ValueError, MemoryError) as error:
+        return f", not measured ({error})"
+
+
+def _speed() -> str:
+    peak = measure_peak()
+    return f"{peak.flops / 1e9:.3g} GFLOP/s, {peak.bandwidth / 1e9:.3g} GB/s"
 
 
 def _package(name: str, why: str) -> Finding:
@@ -169,7 +191,7 @@ CHECKS: tuple[tuple[str, Callable[[], str], str], ...] = (
     ("kernel cache", _cache, "export EKIDEN_CACHE_DIR=/a/folder/you/may/write"),
     ("export library", _export, "install a C compiler, or: pip install ziglang"),
 )
-OPTIONAL = ("export library",)
+OPTIONAL = ("export library", "speed")
 """What only some need: its lack breaks nothing else."""
 PACKAGES = {
     "onnx": "to import ONNX models",

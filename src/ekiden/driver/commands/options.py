@@ -41,11 +41,16 @@ def open_executable(path: str) -> Executable:
     return ekiden.compile(path) if is_model else ekiden.load(path)
 
 
-def add_remote(parser: argparse.ArgumentParser) -> None:
-    """The arguments of a session with another machine, as `open_given` takes them."""
+def add_session(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name a session with another machine."""
     parser.add_argument("--remote", metavar="HOST:PORT", help="run in a session with this server")
     parser.add_argument("--key", default="", help="the name of the device there")
     parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
+
+
+def add_remote(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a session with another machine, as `open_given` takes them."""
+    add_session(parser)
     parser.add_argument(
         "--target", metavar="'llvm -mcpu=...'", help="what to compile a model for, with --remote"
     )

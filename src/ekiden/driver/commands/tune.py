@@ -11,13 +11,22 @@ from typing import TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from ekiden.driver.commands.options import count, parse_shapes, positive, sizes
+from ekiden.driver.commands.options import (
+    add_session,
+    address,
+    count,
+    parse_shapes,
+    positive,
+    sizes,
+)
 from ekiden.driver.progress import TuningBar
 from ekiden.driver.tuning import SEARCHES, prepare
 from ekiden.driver.tuning_report import page
+from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder, write_text
 from ekiden.tune.measure import Measurer
 from ekiden.tune.records import Records
+from ekiden.tune.remote import Remote
 from ekiden.tune.session import Progress, Session
 
 Shown: TypeAlias = AbstractContextManager[Progress | None]
@@ -31,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=count, default=200,
                         help="candidates in all, earlier runs' included (200)")  # fmt: skip
     parser.add_argument("--seconds", type=positive, default=math.inf, help="end after so many")
-    parser.add_argument("--target", help="what to make code for: this machine must run it")
+    parser.add_argument("--target", help="what to make code for: this machine's, or --remote's")
     parser.add_argument("--shape", action="append", default=[], metavar="NAME=1,3,H,W",
                         help="fix dimensions of an input")  # fmt: skip
     parser.add_argument("--dim", action="append", default=[], metavar="SYMBOL=4",
@@ -41,6 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--search", choices=tuple(SEARCHES), default="evolution")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kernel", default="", help="only kernels whose name or node holds this")
+    add_session(parser)
     parser.add_argument("--report", metavar="FILE.html", help="write a page with plots")
 
 
@@ -52,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         options.model, options.target, dims=sizes(options.dim),
         shape=parse_shapes(options.shape) or None, kernels=options.kernel,
         records=Records.open(options.output),
-        measurer=Measurer(threads=options.threads, cold=options.cold),
+        measurer=Measurer(threads=options.threads, cold=options.cold, remote=_remote(options)),
         search=options.search, seed=options.seed, progress=None,
     )  # fmt: skip
     ended = 0
@@ -68,6 +78,15 @@ def run(options: argparse.Namespace) -> int:
     if options.report:
         write_text(options.report, page(session))
     return ended
+
+
+def _remote(options: argparse.Namespace) -> Remote | None:
+    """The server that candidates run at. Raises InputError for its options without it."""
+    if options.remote is not None:
+        return Remote(*address(options.remote), options.key, options.credentials)
+    if options.key or options.credentials:
+        raise InputError("--key and --credentials are for --remote")
+    return None
 
 
 def _shown() -> Shown:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ekiden.driver.commands.options import FILE, is_artifact, parse_shapes
 from ekiden.driver.compiler import compile_artifact
-from ekiden.driver.web import PACKAGE, RUNTIME, THREADED, web_targets, write_site
+from ekiden.driver.web import RUNTIME, THREADED, package_files, web_targets, write_site
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import named
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         data = made if isinstance(made, memoryview) else memoryview(made.to_bytes())
     write_site(data, options.output, cc=options.cc)
     folder = Path(options.output)
-    for name in (RUNTIME, THREADED, *PACKAGE, "model.eki"):
+    for name in (RUNTIME, THREADED, *package_files(), "model.eki"):
         print(f"  {folder / name}: {(folder / name).stat().st_size:,} bytes")
     print(f"{folder}: in {time.perf_counter() - started:.1f} s")
     return 0

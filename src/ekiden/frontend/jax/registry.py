@@ -12,6 +12,7 @@ from ekiden.frontend.jax.converters import (
     convolution,
     elementwise,
     gathering,
+    linalg,
     linear,
     movement,
     random,
@@ -25,7 +26,7 @@ from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     elementwise, movement, linear, convolution, reduction, windows, gathering, scattering, sorting,
-    random, control, calls,
+    random, control, calls, linalg,
 )  # fmt: skip
 TABLE: dict[str, Row] = {row.name: row for family in FAMILIES for row in family.ROWS}
 """"stablehlo.add" -> its row."""

@@ -6,6 +6,7 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.tensorflow.converters import (
     control,
     elementwise,
+    linalg,
     lists,
     movement,
     network,
@@ -14,7 +15,7 @@ from ekiden.frontend.tensorflow.converters import (
 )
 from ekiden.frontend.tensorflow.node import Row
 
-FAMILIES = (elementwise, reduction, movement, shape, network, control, lists)
+FAMILIES = (elementwise, reduction, movement, shape, network, linalg, control, lists)
 TABLE: dict[str, Row] = {row.op: row for family in FAMILIES for row in family.ROWS}
 """"Conv2D" -> its row."""
 assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operator has two rows"

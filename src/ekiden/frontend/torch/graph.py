@@ -113,6 +113,8 @@ class Graph:
     ) -> object:
         if node.target is operator.getitem:
             whole, index = args
+            if whole is None:  # of what has an effect and no result
+                return None
             assert isinstance(whole, Sequence) and isinstance(index, int)
             return whole[index]
         meta = node.meta.get("val")

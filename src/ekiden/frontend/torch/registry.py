@@ -17,6 +17,7 @@ from ekiden.frontend.torch.converters import (
     fourier,
     image,
     index,
+    linalg,
     linear,
     movement,
     norm,
@@ -28,7 +29,7 @@ from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
-    backward, complex, fourier,
+    backward, complex, fourier, linalg,
 )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class CallGraph:
     def print_var(self, var: GlobalVar | str) -> str:
         """A function and what it refers to, as text."""
         name = self._var(var)
-        lines = [f"@{name.name_hint}: {self.ref_count(name)} references"]
+        lines = [f"@{name.name_hint}: #refs = {self.ref_count(name)}"]
         used = self._callees[name].items()
         return "\n".join(lines + [f"  @{g.name_hint}, {count} times" for g, count in used])
 

@@ -17,6 +17,7 @@ from ekiden.ir.type import (
     Type,
     TypeCall,
     TypeKind,
+    TypeRelation,
     TypeVar,
 )
 from ekiden.relay.expr import Expr, TypeData
@@ -67,8 +68,13 @@ def _kind(at: Type, kinds: dict[Type, TypeKind], module: IRModule | None) -> Typ
             return _all_types(fields, kinds, "a field of a tuple")
         case RelayRefType(value=value):
             return _all_types((value,), kinds, "the value of a reference")
-        case FuncType(arg_types=args, ret_type=ret):
+        case TypeRelation(args=args):
+            _all_types(args, kinds, "what a relation relates")
+            return TypeKind.CONSTRAINT
+        case FuncType(arg_types=args, ret_type=ret, type_constraints=held):
             _all_types(args, kinds, "a parameter of a function")
+            for each in held:
+                _require(each, kinds[each], TypeKind.CONSTRAINT, "a relation of a function")
             return _all_types((ret,), kinds, "the result of a function")
         case TypeCall():
             return _type_call_kind(at, kinds, module)

@@ -87,9 +87,13 @@ def _partitioned_before(root: RelayExpr) -> set[RelayExpr]:
 
 
 def _members(root: RelayExpr, found: NodeMap) -> dict[RelayExpr, None]:
-    """What moves into the function: all that a closed pattern matched, and operators never do."""
+    """What moves into the function: all that a closed pattern matched, and what of functions that
+    it matched uses their parameters; operators never do.
+    """
     paths = {q.path for q in found if isinstance(q, p.DominatorPattern)}
     closed = {e for q in found if not isinstance(q, OPEN) or q in paths for e in found[q]}
+    for function in [e for e in closed if isinstance(e, Function)]:
+        closed.update(_bound_inside(function))
     inside = {e for e in closed | {root} if not isinstance(e, (Op, GlobalVar, Constructor, Var))}
     order: dict[RelayExpr, None] = {}
     stack: list[tuple[RelayExpr, bool]] = [(root, False)]
@@ -101,6 +105,16 @@ def _members(root: RelayExpr, found: NodeMap) -> dict[RelayExpr, None]:
             stack.append((expr, True))
             stack.extend((c, False) for c in reversed(children(expr)))
     return order
+
+
+def _bound_inside(function: Function) -> set[RelayExpr]:
+    """What is computed in the body of a function from a variable that is bound in it."""
+    order = post_order(function, into_functions=True)
+    found: set[RelayExpr] = {v for each in order for v in binders(each)}
+    for each in order:
+        if not found.isdisjoint(children(each)):
+            found.add(each)
+    return found
 
 
 def _is_closed(root: RelayExpr, members: Mapping[RelayExpr, None], users: Users) -> bool:

@@ -7,6 +7,7 @@ from ekiden.relay.op import (
     annotation,
     contrib,
     image,
+    linalg,
     memory,
     ml,
     nn,
@@ -90,7 +91,7 @@ _FAMILIES = (
     _sparse,
     _transform,
 )
-_NAMESPACES = (image, memory, ml, nn, random, sequence, text, vision, vm)
+_NAMESPACES = (image, linalg, memory, ml, nn, random, sequence, text, vision, vm)
 
 attach("", globals())
 for _family in _NAMESPACES:
@@ -107,6 +108,7 @@ __all__ = [
     "dyn",
     "get",
     "image",
+    "linalg",
     "memory",
     "ml",
     "nn",

@@ -14,7 +14,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import prim_text, shape_text, type_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.runtime.errors import IndexRangeError, TypeInferenceError
+from ekiden.runtime.errors import IndexRangeError, LinAlgError, TypeInferenceError
 from ekiden.te.range_check import bound_text, message
 from ekiden.topi.shape import unify_dim
 
@@ -74,6 +74,14 @@ def check_range(
         at = tuple(int(i) for i in wrong[0])
         text = message(subject, len(at), bound)
         raise IndexRangeError(text.format(int(wide[at]), *at, *shown, low, high - 1))
+
+
+def check_info(subject: str, info: Array, problem: str) -> None:
+    """Raise LinAlgError for what is not 0, as the kernel of an `info_check` does."""
+    wrong = np.argwhere(info)
+    if len(wrong):
+        at = tuple(int(i) for i in wrong[0])
+        raise LinAlgError(message(subject, len(at), "", problem).format(int(info[at]), *at))
 
 
 def tensors(name: str, types: Sequence[Type], count: int | None = None) -> tuple[TensorType, ...]:

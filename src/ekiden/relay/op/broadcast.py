@@ -23,6 +23,7 @@ from ekiden.relay.op._declare import (
     show,
     tensors,
 )
+from ekiden.runtime import register_func
 from ekiden.te import Tensor
 from ekiden.topi.shape import Shape, broadcast_shape
 
@@ -61,6 +62,8 @@ RELATIONS.update(
     Broadcast=_relation("Broadcast", None, "any"),
     BroadcastComp=_relation("BroadcastComp", "bool", "any"),
 )
+for _name, _of_types in RELATIONS.items():
+    register_func(f"tvm.relay.type_relation.{_name}", _of_types, override=True)
 
 
 def _reference(function: Callable[..., Array], dtype: str | None) -> Callable[..., Array]:

@@ -74,7 +74,7 @@ class Constant(Initializer):
 def create_workload(
     net: Function, initializer: Initializer | None = None, seed: int = 0
 ) -> tuple[IRModule, dict[str, runtime.Tensor]]:
-    """A module whose `main` is a network, and values of its parameters but `data`."""
+    """A module whose `main` is a network, and values of its parameters but `data`, `data1`, ..."""
     module = infer_type(IRModule.from_expr(net))
     main = module["main"]
     assert isinstance(main, Function)
@@ -83,7 +83,8 @@ def create_workload(
     params: dict[str, runtime.Tensor] = {}
     for each in main.params:
         kind = each.checked_type
-        if each.name_hint != DATA and isinstance(kind, TensorType):
+        is_data = each.name_hint.rstrip("0123456789") == DATA
+        if not is_data and isinstance(kind, TensorType):
             value = np.zeros(kind.concrete_shape, to_numpy(kind.dtype))
             fill(each.name_hint, value)
             params[each.name_hint] = runtime.tensor(value)

@@ -55,6 +55,14 @@ def conv2d(
     )
 
 
+def conv2d_transpose(
+    data: Expr, weight: Expr | None = None, *, name: str, **options: object
+) -> Expr:
+    """A transposed convolution with a weight `{name}_weight`; options as `nn.conv2d_transpose`."""
+    made = var(f"{name}_weight") if weight is None else weight
+    return nn.conv2d_transpose(data, made, **options)  # type: ignore[arg-type]
+
+
 def batch_norm_infer(
     data: Expr, name: str, epsilon: float = 1e-5, scale: bool = True, axis: int = 1
 ) -> Expr:
@@ -87,4 +95,4 @@ def closed(net: Expr) -> Function:
     return Function(tuple(free_vars(net)), net)
 
 
-__all__ = ["add_bias", "batch_norm_infer", "closed", "conv2d", "dense_add_bias"]
+__all__ = ["add_bias", "batch_norm_infer", "closed", "conv2d", "conv2d_transpose", "dense_add_bias"]

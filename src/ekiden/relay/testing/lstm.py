@@ -42,7 +42,9 @@ def lstm_cell(num_hidden: int, batch_size: int = 1, dtype: str = "float32") -> F
 def get_net(
     iterations: int, num_hidden: int, batch_size: int = 1, dtype: str = "float32"
 ) -> Function:
-    """The output after so many cells, each with an input and parameters of its own."""
+    """The output after so many cells, each with an input ("data", "data1", ...) and parameters of
+    its own.
+    """
     state = tensor_type((batch_size, num_hidden), dtype)
     sb = ScopeBuilder()
     nothing = sb.let("zeros", zeros((batch_size, num_hidden), dtype))
@@ -51,7 +53,8 @@ def get_net(
     for i in range(iterations):
         cell = lstm_cell(num_hidden, batch_size, dtype)
         params = _parameters(num_hidden, dtype, f"{i}_")
-        made = sb.let(f"call_{i}", cell(Var("data", state), states, *params))
+        data = Var(f"data{i or ''}", state)
+        made = sb.let(f"call_{i}", cell(data, states, *params))
         out, states = sb.let(f"out_{i}", made[0]), sb.let(f"states_{i}", made[1])
     sb.ret(out)
     return layers.closed(sb.get())

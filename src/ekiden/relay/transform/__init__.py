@@ -19,6 +19,7 @@ from ekiden.relay.transform.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.annotate_spans import AnnotateSpans
 from ekiden.relay.transform.annotate_target import AnnotateTarget
 from ekiden.relay.transform.annotate_used_memory import AnnotateUsedMemory
+from ekiden.relay.transform.backward_fold_scale_axis import BackwardFoldScaleAxis
 from ekiden.relay.transform.bind_dimensions import BindDimensions
 from ekiden.relay.transform.call_prim_funcs import CallPrimFuncs
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
@@ -52,7 +53,7 @@ from ekiden.relay.transform.fast_math import FastMath
 from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
 from ekiden.relay.transform.fold_constant import FoldConstant, FoldConstantExpr
 from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
-from ekiden.relay.transform.fold_scale_axis import BackwardFoldScaleAxis, FoldScaleAxis
+from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.forward_fold_scale_axis import ForwardFoldScaleAxis
 from ekiden.relay.transform.fuse_attention import FuseAttention
 from ekiden.relay.transform.fuse_ops import FuseOps

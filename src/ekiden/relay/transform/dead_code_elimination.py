@@ -6,12 +6,13 @@ let %a = nn.relu(%x); let %b = nn.tanh(%x); %b   ->   let %b = nn.tanh(%x); %b
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.relay.expr import Call, Constructor, Function, RefCreate, RefRead, RefWrite, Var
+from ekiden.relay.expr import Call, Constructor, Function, Let, RefCreate, RefRead, RefWrite, Var
 from ekiden.relay.transform.chains import Binding, Chain, map_chains
 from ekiden.relay.transform.scopes import (
     bodies,
@@ -63,6 +64,26 @@ def drop_unused_bindings(
     return kept[::-1]
 
 
+def _bodies_of(root: RelayExpr, dead: Set[RelayExpr]) -> RelayExpr:
+    """`root` with the bodies of some lets in their place."""
+    return rewrite_graph(
+        root, lambda old, new: new.body if old in dead and isinstance(new, Let) else new
+    )
+
+
+def _without_unused_operands(root: RelayExpr, ignore_impurity: bool) -> RelayExpr:
+    """`root` without the unused bindings of lets that are operands, which begin no chain of a
+    scope: add({ let %a = 1; 3 }, 2) -> add(3, 2)."""
+    while True:
+        order = evaluation_order(root)
+        used = {o for e in order for o in (*operands(e), *bodies(e)) if isinstance(o, Var)}
+        unused = [e for e in order if isinstance(e, Let) and e.var not in used]
+        dead = {let for let in unused if ignore_impurity or is_pure(let.value)}
+        if not dead:
+            return root
+        root = _bodies_of(root, dead)
+
+
 def _inline_once(chain: Chain) -> Chain:
     """A chain with the pure values that are used once in place of their names, where no function
     value captures them.
@@ -103,7 +124,10 @@ def DeadCodeElimination(  # noqa: N802
         left = Chain(kept, chain.result)
         return _inline_once(left) if inline_once else left
 
+    def live(body: RelayExpr) -> RelayExpr:
+        return _without_unused_operands(map_chains(body, drop), ignore_impurity)
+
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return map_functions(module, on_body(lambda body: map_chains(body, drop)))
+        return map_functions(module, on_body(live))
 
     return Pass("DeadCodeElimination", transform, 1)

@@ -39,7 +39,7 @@ from ekiden.relay.transform.scopes import (
 )
 from ekiden.relay.visitor import closed
 from ekiden.runtime import environment
-from ekiden.runtime.errors import IndexRangeError
+from ekiden.runtime.errors import IndexRangeError, LinAlgError
 
 MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 """A result may be this large, or this many times as large as what it is made from (a weight of one
@@ -141,7 +141,7 @@ def _fold_call(call: Call, kind: Type | None, begun: dict[RelayExpr, Values]) ->
         return call
     try:
         value = begun.pop(call).result() if call in begun else _evaluate(call)
-    except IndexRangeError:  # of a program that fails, if it comes here at all
+    except (IndexRangeError, LinAlgError):  # of a program that fails, if it comes here at all
         return call
     values = value if isinstance(value, tuple) else (value,)
     folded = tuple(_constant(v, k, call.span) for v, k in zip(values, kinds, strict=True))

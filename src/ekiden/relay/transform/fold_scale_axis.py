@@ -174,8 +174,3 @@ def _fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
 def FoldScaleAxis() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
     return Pass("FoldScaleAxis", _fold_scale_axis, 3, (InferType(),))
-
-
-def BackwardFoldScaleAxis() -> Pass:  # noqa: N802
-    """The same (TVM's name for scales behind convolutions)."""
-    return Pass("BackwardFoldScaleAxis", _fold_scale_axis, 3, (InferType(),))

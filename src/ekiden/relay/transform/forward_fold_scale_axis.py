@@ -1,32 +1,41 @@
-"""Fold multiplications by constants before convolutions and products into their weights.
+"""Fold multiplications before convolutions and dense layers into their weights.
 
-    nn.conv2d(multiply(%x, s), W)                   ->  nn.conv2d(%x, s * W)
-    nn.conv2d(nn.relu(multiply(%x, s)), W)          ->  nn.conv2d(nn.relu(%x), s * W)      s > 0
-    nn.conv2d(add(multiply(%x, s), b), W)           ->  nn.conv2d(add(%x, b / s), s * W)   s != 0
+    nn.conv2d(multiply(%x, %s), %w)                 ->  nn.conv2d(%x, %w * %s)
+    nn.conv2d(nn.relu(multiply(%x, s)), %w)         ->  nn.conv2d(nn.relu(%x), %w * s)     s > 0
+    nn.conv2d(add(multiply(%x, s), %b), %w)         ->  nn.conv2d(add(%x, %b / s), %w * s) s != 0
 
-s has a value per input channel, or one. Only for floating point, constants s, b, W, where the
-constant does not widen what it scales, and where nothing else reads what is between. Scales behind
-convolutions are for FoldScaleAxis (TVM's BackwardFoldScaleAxis).
+A scale has a value per input channel, or is one constant; it may be a constant or a name. Only
+floating point, in any layout, and only where all that reads what is between takes the scale. Of
+constants the products are made at once; of others they are part of the program.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Array, Linear, OpDef
+from ekiden.ir.op import Linear
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.transform.fold_scale_axis import full_rank, row_of, same_shape
+from ekiden.relay.transform.fold_scale_axis import row_of
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.scaled_axes import (
+    Axes,
+    Scale,
+    beside,
+    channels_of,
+    data_places,
+    scale_of,
+    times,
+)
 from ekiden.relay.transform.scopes import (
+    bodies,
     evaluation_order,
     map_functions,
     on_body,
@@ -36,117 +45,122 @@ from ekiden.relay.transform.scopes import (
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A call on the way from a scale to a product: what it does to `data`, by which constant (of
-    the rank of the data), None where it is homogeneous."""
+class _Wanted:
+    """What those who read a value take: a scale along axes, perhaps one above 0, or never 0."""
 
-    call: Call
-    linear: Linear
-    data: RelayExpr
-    value: Array | None
-
-
-def _step(expr: RelayExpr) -> _Step | None:
-    """A call of which a scale of its data could be moved behind it, or is that; None of others."""
-    row, kind = row_of(expr), expr.checked_type
-    if row is None or not isinstance(expr, Call) or not isinstance(kind, TensorType):
-        return None
-    if not is_float(kind.dtype):
-        return None
-    if row.homogeneous:
-        return _Step(expr, Linear.NO, expr.args[0], None)
-    if row.linear is Linear.NO:
-        return None
-    at = 1 if row.commutes and isinstance(expr.args[0], Constant) else 0
-    data, constant = expr.args[at], expr.args[1 - at]
-    given = data.checked_type
-    is_plain = isinstance(constant, Constant) and isinstance(given, TensorType)
-    if not is_plain or not same_shape(kind, given):  # type: ignore[arg-type]
-        return None
-    assert isinstance(constant, Constant)
-    return _Step(expr, row.linear, data, full_rank(expr, constant.data, len(kind.shape)))
-
-
-def _passes(step: _Step, scale: Array) -> bool:
-    """Whether a scale before a step may stand behind it."""
-    if step.value is None:
-        return bool(np.all(scale > 0))
-    with np.errstate(all="ignore"):
-        return bool(np.all(np.isfinite(step.value / scale)))
-
-
-def _scaled(call: Call, row: OpDef, scale: Array) -> Constant | None:
-    """The weight of a product times a scale of its data per channel; None where it varies
-    otherwise, or the layouts are others than the operator's own."""
-    weight, attrs = call.args[1], call.attrs
-    assert isinstance(weight, Constant) and row.channels is not None
-    layouts = getattr(attrs, "data_layout", "NC"), getattr(attrs, "kernel_layout", "OI")
-    if [str(each)[:2] for each in layouts] != ["NC", "OI"]:
-        return None
-    axis, groups = row.channels[0] % scale.ndim, int(getattr(attrs, "groups", 1))
-    if any(d != 1 for i, d in enumerate(scale.shape) if i != axis):
-        return None
-    out, per_group, *window = weight.data.shape
-    if weight.data.dtype != scale.dtype or scale.size not in (1, groups * per_group):
-        return None
-    factor = scale.reshape(groups, 1, -1, 1) if scale.size > 1 else scale.reshape(())
-    parts = weight.data.reshape(groups, out // groups, per_group, -1)
-    made = (parts * factor.astype(weight.data.dtype)).reshape(out, per_group, *window)
-    return Constant(np.ascontiguousarray(made), span=weight.span)
+    axes: Axes
+    positive: bool = False
+    divides: bool = False
 
 
 class _Folder:
-    """Rewrites one graph bottom-up."""
+    """Rewrites one graph: users first to ask what they take, then operands first to fold."""
 
     def __init__(self, root: RelayExpr) -> None:
-        self.order = evaluation_order(root)
-        self.uses = Counter(id(o) for e in self.order for o in operands(e))
+        self.root, self.order = root, evaluation_order(root)
+        self.wanted: dict[RelayExpr, _Wanted] = {}
         self.new: dict[RelayExpr, RelayExpr] = {}
+        self.scales: dict[RelayExpr, Scale] = {}
+        """Of an expression whose new form lacks a factor: that, along the axes wanted."""
 
-    def run(self, root: RelayExpr) -> RelayExpr:
+    def run(self) -> RelayExpr:
         """The folded graph."""
+        self._ask()
         for expr in self.order:
-            self.new[expr] = self._folded(expr) or with_children(expr, self.new)
-        return self.new[root]
+            self.new[expr] = self._folded(expr)
+        return self.new[self.root]
 
-    def _way(self, data: RelayExpr) -> tuple[list[_Step], Array] | None:
-        """The steps from a scale to `data`, nearest to that first, and the scale behind them."""
-        steps: list[_Step] = []
-        while self.uses[id(data)] == 1 and (step := _step(data)) is not None:
-            if step.linear is Linear.SCALES:
-                assert step.value is not None
-                is_fit = all(_passes(each, step.value) for each in steps)
-                return ([*steps, step], step.value) if is_fit else None
-            steps.append(step)
-            data = step.data
+    def _ask(self) -> None:
+        asked: dict[RelayExpr, list[_Wanted | None]] = {self.root: [None]}
+        for expr in reversed(self.order):
+            answers = asked.get(expr, [])
+            first = answers[0] if answers else None
+            if first is not None and all(a is not None and a.axes == first.axes for a in answers):
+                self.wanted[expr] = _Wanted(
+                    first.axes,
+                    any(a.positive for a in answers if a),
+                    any(a.divides for a in answers if a),
+                )
+            for body in bodies(expr):
+                asked.setdefault(body, []).append(None)
+            for i, operand in enumerate(operands(expr)):
+                asked.setdefault(operand, []).append(self._taken(expr, i))
+
+    def _taken(self, expr: RelayExpr, at: int) -> _Wanted | None:
+        """What an expression takes of operand number `at`."""
+        channels, row = channels_of(expr), row_of(expr)
+        if channels is not None:
+            return _Wanted(channels.read) if at == 0 else None
+        wanted = self.wanted.get(expr)
+        if wanted is None or row is None:
+            return None
+        if row.homogeneous:
+            return replace(wanted, positive=True)
+        is_sum = row.linear in (Linear.SHIFTS, Linear.SHIFTS_BACK)
+        is_data = is_sum and data_places(expr, wanted.axes) == [at]
+        return replace(wanted, divides=True) if is_data else None
+
+    def _folded(self, expr: RelayExpr) -> RelayExpr:
+        row = row_of(expr)
+        if row is None or not isinstance(expr, Call):
+            return with_children(expr, self.new)
+        wanted = self.wanted.get(expr)
+        if wanted is not None and row.linear is Linear.SCALES:
+            return self._taken_out(expr, wanted) or with_children(expr, self.new)
+        scaled = [arg for arg in expr.args if arg in self.scales]
+        if not scaled:
+            return with_children(expr, self.new)
+        scale = self.scales[scaled[0]]
+        if (channels := channels_of(expr)) is not None:
+            near = channels.scaled_as_read(expr.args[1], scale)
+            weight = times(self.new[expr.args[1]], near)
+            return expr.with_fields(args=(self.new[expr.args[0]], weight))
+        if row.homogeneous:
+            self.scales[expr] = scale
+            return with_children(expr, self.new)
+        assert wanted is not None
+        return self._shifted(expr, expr.args.index(scaled[0]), scale, wanted)
+
+    def _taken_out(self, call: Call, wanted: _Wanted) -> RelayExpr | None:
+        """The data of a multiplication, whose scale goes on; None where it may not."""
+        kind = call.checked_type
+        assert isinstance(kind, TensorType)
+        for at in data_places(call, wanted.axes):
+            scale = scale_of(call.args[1 - at], kind, wanted.axes)
+            is_fit = scale is not None and call.args[at] not in self.scales and (
+                (scale.is_positive or not wanted.positive)
+                and (scale.is_divisor or not wanted.divides)
+            )  # fmt: skip
+            if scale is not None and is_fit:
+                self.scales[call] = scale
+                return self.new[call.args[at]]
         return None
 
-    def _folded(self, call: RelayExpr) -> RelayExpr | None:
-        row = row_of(call)
-        if row is None or row.channels is None or not isinstance(call, Call):
-            return None
-        if not isinstance(call.args[1], Constant) or (way := self._way(call.args[0])) is None:
-            return None
-        weight = _scaled(call, row, way[1])
-        if weight is None:
-            return None
-        return call.with_fields(args=(self._unscaled(*way), weight))
+    def _shifted(self, call: Call, at: int, scale: Scale, wanted: _Wanted) -> RelayExpr:
+        """A sum without the scale of its data: what is added is divided by it. Where that is no
+        number the scale stays before the sum."""
+        data, other = self.new[call.args[at]], self.new[call.args[1 - at]]
+        near = beside(call, at, scale, wanted.axes)
+        if isinstance(other, Constant) and near.value is not None:
+            with np.errstate(all="ignore"):
+                divided = (other.data / near.value).astype(other.data.dtype)
+            if not np.all(np.isfinite(divided)):
+                data = op.multiply(data, scale.along(call, wanted.axes).expr)
+                return call.with_fields(args=_pair(at, data, other))
+            other = Constant(divided)
+        else:
+            other = op.divide(other, near.expr)
+        self.scales[call] = scale
+        return call.with_fields(args=_pair(at, data, other))
 
-    def _unscaled(self, steps: list[_Step], scale: Array) -> RelayExpr:
-        """What the steps compute without the scale, which is the last."""
-        made = self.new[steps[-1].data]
-        for step in reversed(steps[:-1]):
-            if step.value is None:
-                made = step.call.with_fields(args=(made,))
-            else:
-                function = op.add if step.linear is Linear.SHIFTS else op.subtract
-                made = function(made, Constant((step.value / scale).astype(step.value.dtype)))
-        return made
+
+def _pair(at: int, data: RelayExpr, other: RelayExpr) -> Sequence[RelayExpr]:
+    return (data, other) if at == 0 else (other, data)
 
 
 @module_pass(name="ForwardFoldScaleAxis", opt_level=3, required=(InferType(),))
 def _forward_fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(lambda body: _Folder(body).run(body)))
+    return map_functions(module, on_body(lambda body: _Folder(body).run()))
 
 
 def ForwardFoldScaleAxis() -> Pass:  # noqa: N802

@@ -10,12 +10,13 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.relay.transform.annotate_target import inside, mark_of
+from ekiden.relay.transform.annotate_target import DEFAULT, mark_of
 from ekiden.relay.transform.compiler_regions import (
     Region,
     data_of,
     find_regions,
     is_mark,
+    sources,
     unmarked,
 )
 from ekiden.relay.transform.infer_type import InferType
@@ -43,37 +44,46 @@ def merge_regions(root: RelayExpr) -> RelayExpr:
 
 
 def _join(order: list[RelayExpr], region_of: dict[RelayExpr, Region]) -> None:
-    """Union regions in place, in order of evaluation, where that makes no cycle."""
-    for expr in order:
-        region = region_of.get(expr)
-        if region is None:
-            continue
-        for child in data_of(expr):
-            other = region_of.get(unmarked(child))
-            is_near = other is not None and other is not region_of[expr]
-            if is_near and other.target == region.target:  # type: ignore[union-attr]
-                assert other is not None
-                _join_two(order, region_of, other, region_of[expr])
+    """Union regions in place where that makes no cycle: in order of evaluation, those of external
+    compilers first, so that what stays with Ekiden keeps none of them apart.
+    """
+    for is_default in (False, True):
+        for expr in order:
+            region = region_of.get(expr)
+            if region is None or (region.target == DEFAULT) is not is_default:
+                continue
+            for child in data_of(expr):
+                other = region_of.get(unmarked(child))
+                if other is not None and other.target == region.target:
+                    _join_two(region_of, other, region_of[expr])
 
 
-def _join_two(
-    order: list[RelayExpr], region_of: dict[RelayExpr, Region], first: Region, second: Region
-) -> None:
-    """Join unless something outside of both lies on a path from one to the other."""
-    both = {**first.members, **second.members}
-    reached: set[RelayExpr] = set()
-    for expr in order:
-        below = data_of(expr)
-        if expr in both:
-            if any(c in reached for c in below):
-                return
-        elif is_mark(expr):
-            if inside(expr) in reached:
-                reached.add(expr)
-        elif any(c in reached or unmarked(c) in both for c in below):
-            reached.add(expr)
+def _join_two(region_of: dict[RelayExpr, Region], first: Region, second: Region) -> None:
+    """Join unless the two are one, or what is joined would wait for itself through others."""
+    if first is second or _waits_for_itself({**first.members, **second.members}, region_of):
+        return
     first.members.update(second.members)
     region_of.update(dict.fromkeys(second.members, first))
+
+
+def _waits_for_itself(members: dict[RelayExpr, None], region_of: dict[RelayExpr, Region]) -> bool:
+    """Whether something outside of `members` that they read needs one of them. A region needs all
+    that any of its members reads.
+    """
+    seen: set[RelayExpr] = set()
+    waiting = [s for each in members for s in sources(each) if s not in members]
+    while waiting:
+        expr = waiting.pop()
+        if expr in seen:
+            continue
+        region = region_of.get(expr)
+        together = [expr] if region is None else list(region.members)
+        seen.update(together)
+        needed = [s for each in together for s in sources(each)]
+        if any(each in members for each in needed):
+            return True
+        waiting.extend(each for each in needed if each not in seen)
+    return False
 
 
 @module_pass(name="MergeCompilerRegions", required=(InferType(),))

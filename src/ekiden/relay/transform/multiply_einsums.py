@@ -21,7 +21,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.op.algebra import EinsumAttrs
 from ekiden.relay.transform.calls import call_pass
-from ekiden.topi.linalg import einsum_labels
+from ekiden.topi.products import einsum_labels
 from ekiden.topi.shape import product
 
 DTYPES = ("float32", "float16", "bfloat16")

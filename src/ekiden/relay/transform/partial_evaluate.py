@@ -55,7 +55,7 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.relay.transform.to_a_normal_form import to_a_normal_form
 from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
-from ekiden.runtime.errors import IndexRangeError
+from ekiden.runtime.errors import IndexRangeError, LinAlgError
 
 MAX_DEPTH = 5_000
 """Calls that are unrolled inside each other, before the rest is left as it is."""
@@ -418,7 +418,7 @@ def _fold(call: Call, args: Sequence[Value]) -> Value | None:
         return None
     try:
         value = evaluate_call(call.op, call.attrs, arrays)
-    except IndexRangeError:  # of a program that fails, if it comes here at all
+    except (IndexRangeError, LinAlgError):  # of a program that fails, if it comes here at all
         return None
     parts = value if isinstance(value, tuple) else (value,)
     if sum(p.size for p in parts) > MAX_ELEMENTS:

@@ -9,12 +9,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.span import Span
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
+from ekiden.relay.transform.annotate_target import DEFAULT
 from ekiden.relay.transform.compiler_regions import (
     Region,
     data_of,
@@ -25,6 +27,8 @@ from ekiden.relay.transform.compiler_regions import (
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import bodies, evaluation_order, operands, with_children
 from ekiden.relay.visitor import children
+from ekiden.runtime import get_global_func
+from ekiden.runtime.errors import PassError
 
 
 class _Partitioner:
@@ -37,7 +41,8 @@ class _Partitioner:
 
     def run(self, root: RelayExpr) -> RelayExpr:
         """`root` with calls in place of its regions, each made once all it reads is."""
-        region_of = find_regions(root)
+        found = find_regions(root).items()
+        region_of = {expr: region for expr, region in found if region.target != DEFAULT}
         used_outside = _outputs(evaluation_order(root), root, region_of)
         new: dict[RelayExpr, RelayExpr] = {}
         stack: list[tuple[RelayExpr, bool]] = [(unmarked(root), False)]
@@ -74,8 +79,8 @@ class _Partitioner:
                 source = unmarked(child)
                 if source in region.members:
                     inner[child] = inner[source]
-                elif self.bind_constants and isinstance(source, Constant):
-                    inner[child] = source
+                elif self.bind_constants and (bound := _constant(source)) is not None:
+                    inner[child] = bound
                 else:
                     inner[child] = self._parameter(source, params, region.target, number)
             inner[member] = with_children(member, inner)
@@ -94,6 +99,34 @@ class _Partitioner:
         if source not in params:
             params[source] = Var(f"{target}_{number}_i{len(params)}", source.checked_type)
         return params[source]
+
+
+def _constant(expr: RelayExpr) -> RelayExpr | None:
+    """A constant, or a tuple of such without begins and ends; None for anything else."""
+    if isinstance(expr, Tuple):
+        fields = [_constant(unmarked(field)) for field in expr.fields]
+        found = tuple(field for field in fields if field is not None)
+        return Tuple(found, span=expr.span) if len(found) == len(fields) else None
+    return expr if isinstance(expr, Constant) else None
+
+
+def _optimized(module: IRModule, made: Mapping[GlobalVar, Function]) -> IRModule:
+    """The module with each function that was cut out as its compiler's own passes leave it: the
+    global function relay.ext.<compiler>.optimize gets a module of it alone, as a plain function.
+    """
+    for var, function in made.items():
+        name = f"relay.ext.{function.attr('Compiler')}.optimize"
+        optimize = get_global_func(name, True)
+        if optimize is None:
+            continue
+        plain = Function(function.params, function.body)
+        found = optimize(InferType()(IRModule({var: plain}, module.type_definitions)))
+        if not isinstance(found, IRModule) or var.name_hint not in found:
+            raise PassError(f"PartitionGraph: {name}: a module with {var.name_hint!r} expected")
+        better = found[var.name_hint]
+        assert isinstance(better, Function)
+        module = module.with_function(var, better.with_fields(attrs=function.attrs))
+    return module
 
 
 def _span_of(region: Region) -> Span | None:
@@ -122,11 +155,14 @@ def _outputs(
 def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pass:  # noqa: N802
     """The pass described at the top of this file.
 
-    bind_constants: constants move into the functions instead of being handed to them.
+    bind_constants: constants, and tuples of them, move into the functions instead of being handed
+    to them. Where there is a global function relay.ext.<compiler>.optimize, it is what the
+    compiler's functions go through.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        functions = {}
+        functions: dict[GlobalVar, BaseFunc] = {}
+        cut_out: dict[GlobalVar, Function] = {}
         for var, function in module.functions.items():
             if not isinstance(function, Function) or function.attr("Compiler") is not None:
                 functions[var] = function
@@ -134,6 +170,7 @@ def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pa
             partitioner = _Partitioner(mod_name, var.name_hint, bind_constants)
             functions[var] = function.with_fields(body=partitioner.run(function.body))
             functions.update(partitioner.made)
-        return InferType()(module.with_functions(functions))
+            cut_out.update(partitioner.made)
+        return InferType()(_optimized(module.with_functions(functions), cut_out))
 
     return Pass("PartitionGraph", transform, 0, (InferType(),))

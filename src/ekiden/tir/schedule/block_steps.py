@@ -20,6 +20,7 @@ from ekiden.tir.schedule import (
 )
 from ekiden.tir.schedule import read_at as _read_at
 from ekiden.tir.schedule.core import BlockLike, LoopLike, Steps
+from ekiden.tir.schedule.reindex_cache import reindex_cache_read, reindex_cache_write
 from ekiden.tir.schedule.set_dtype import unsafe_set_dtype
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 
@@ -42,8 +43,9 @@ class BlockSteps(Steps):
 
             b[i] = f(i); c[i] = g(b[i])   ->   c[i] = g(f(i))
 
-        Proved: one store at distinct iterators, the only writer, what it reads is not written
-        again. Refused otherwise, for reductions and for outputs of the function.
+        A block that nobody reads vanishes. Proved: one store at distinct iterators, the only
+        writer, what it reads is not written again. Refused otherwise, for reductions and for
+        outputs of the function.
         """
         self._run("compute_inline", inline.compute_inline, (self._block(block),))
 
@@ -52,6 +54,7 @@ class BlockSteps(Steps):
 
             b[i] = f(i); c[i] = g(b[i])   ->   c[i] = g(f(i)), in the loops of b
 
+        The block that is left is the producer, by its name and handles.
         Proved: the producer is plain, writes all of its buffer, and nobody else reads that; the
         block reads each element of it once (at a bijection of its iterators).
         """
@@ -174,6 +177,31 @@ class BlockSteps(Steps):
         attrs = {"buffer": list(side) if isinstance(side, tuple) else side}
         given = (self._block(block),)
         return _block_handle(self._run("reindex", cache.reindex, given, attrs, moves=True))
+
+    def reindex_cache_read(
+        self, block: BlockLike, read_buffer_index: Which, storage_scope: str, index_map: Mapping_
+    ) -> BlockRV:
+        """Copy what a block reads to a buffer laid out by a map of its iterators.
+
+            c[i, j] = b[i, j]
+            -> reindex_cache_read("c", 0, "shared", lambda i, j: (j, i))
+            b_reindex[j, i] = b[i, j]; c[i, j] = b_reindex[j, i]
+
+        It is `reindex`, `transform_layout` and `set_scope`. Proved: what they prove.
+        """
+        attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
+        attrs["index_map"] = _index_map(index_map)
+        step, given = reindex_cache_read, (self._block(block),)
+        return _block_handle(self._run("reindex_cache_read", step, given, attrs, moves=True))
+
+    def reindex_cache_write(
+        self, block: BlockLike, write_buffer_index: Which, storage_scope: str, index_map: Mapping_
+    ) -> BlockRV:
+        """The same of what a block writes, which is copied to where it was written behind."""
+        attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
+        attrs["index_map"] = _index_map(index_map)
+        step, given = reindex_cache_write, (self._block(block),)
+        return _block_handle(self._run("reindex_cache_write", step, given, attrs, moves=True))
 
     def set_scope(self, block: BlockLike, buffer_index: Which, storage_scope: str) -> None:
         """Move an intermediate that a block writes to another scope.

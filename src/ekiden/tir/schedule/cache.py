@@ -256,7 +256,7 @@ def pick_side(
     return found, found in writes
 
 
-def _pattern(step: str, realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr, ...]:
+def pattern_of(step: str, realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr, ...]:
     """The one tuple of indices, over iterators alone, at which a block accesses a buffer."""
     name = realize.block.name
     found = accesses(realize.block, buffer)
@@ -269,7 +269,8 @@ def _pattern(step: str, realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr
     return found[0].indices
 
 
-def _used_iters(realize: BlockRealize, indices: Sequence[PrimExpr]) -> list[IterVar]:
+def used_iters(realize: BlockRealize, indices: Sequence[PrimExpr]) -> list[IterVar]:
+    """The iterators of a block that indices are made of."""
     used = set(free_vars(*indices))
     return [i for i in realize.block.iter_vars if i.var in used]
 
@@ -294,10 +295,10 @@ def _reindex_read(
 ) -> tuple[PrimFunc, list[str]]:
     step, name = "reindex", realize.block.name
     require_outermost(step, program, realize)
-    indices = _pattern(step, realize, old)
+    indices = pattern_of(step, realize, old)
     require_no_conditions(step, realize)
     _require_unguarded(step, realize, old)
-    iters = _used_iters(realize, indices)
+    iters = used_iters(realize, indices)
     for writer in program.writers(old):
         if not program.before(writer, realize):
             refuse(f"{step} {name!r}: {old.name!r} is written after it is read", writer)
@@ -338,7 +339,7 @@ def _reindex_write(
 ) -> tuple[PrimFunc, list[str]]:
     step, name = "reindex", realize.block.name
     require_outermost(step, program, realize)
-    indices = _pattern(step, realize, old)
+    indices = pattern_of(step, realize, old)
     require_kind(step, realize, COMPLETE, REDUCTION)
     require_no_conditions(step, realize)
     require_sole_writer(step, program, realize, old)
@@ -349,7 +350,7 @@ def _reindex_write(
     place = _outermost(program, realize, readers)
     if program.loops_above(place):
         refuse(f"{step} {name!r}: {old.name!r} is read in the same loops", realize)
-    iters = _used_iters(realize, indices)
+    iters = used_iters(realize, indices)
     new, copies, at = _reindexed(program, old, iters)
     made = tuple(c.var for c in copies)
     target = tuple(substitute(i, at) for i in indices)

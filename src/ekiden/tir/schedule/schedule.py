@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.printer import astext
 from ekiden.tir.schedule.block_steps import BlockSteps
 from ekiden.tir.schedule.core import BlockLike
@@ -128,3 +129,5 @@ Schedule.kinds = (
     | QUERIES
     | {"work_on"}
 )
+
+__all__ = ["Schedule", "ScheduleError"]

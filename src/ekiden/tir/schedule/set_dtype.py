@@ -36,12 +36,13 @@ class _Retype(ExprRewriter):
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """old[i] = v  ->  new[i] = cast(v)"""
-        new = super().visit_store(stmt)
         if stmt.buffer is not self._old:
-            return new
-        assert isinstance(new, BufferStore)
-        kind = dt.with_lanes(self._new.dtype, dt.vector(new.value.dtype))
-        return new.with_fields(value=cast(new.value, kind))
+            return super().visit_store(stmt)
+        value = self.expr(stmt.value)
+        kind = dt.with_lanes(self._new.dtype, dt.vector(value.dtype))
+        where = self.exprs(stmt.indices)
+        held = None if stmt.predicate is None else self.expr(stmt.predicate)
+        return BufferStore(self._new, cast(value, kind), where, held)
 
 
 def unsafe_set_dtype(

@@ -81,6 +81,8 @@ SINGLE = frozenset(
         "cache_read",
         "cache_write",
         "reindex",
+        "reindex_cache_read",
+        "reindex_cache_write",
         "read_at",
         "decompose_reduction",
         "rfactor",

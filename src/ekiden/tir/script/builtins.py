@@ -186,11 +186,12 @@ def call_intrin(*args: Argument, dtype: str | None = None) -> PrimExpr:
     return Intrinsic(str(op).removeprefix("tir."), tuple(map(_call_argument, rest)), str(kind))
 
 
-def call_extern(*args: Argument, dtype: str | None = None) -> PrimExpr:
+def call_extern(*args: Argument, dtype: str | None = None, op: str = "call_extern") -> PrimExpr:
     """A call of a C function; the dtype of its result comes first or by its name, then the
-    function's name; buffers go as addresses."""
+    function's name; buffers go as addresses. With the `op` "call_pure_extern" it only gives a
+    value."""
     kind, *rest = args if dtype is None else (dtype, *args)
-    return call_intrin(kind, "call_extern", *rest)
+    return call_intrin(kind, op, *rest)
 
 
 def call_packed(*args: Argument, dtype: str | None = None) -> PrimExpr:
@@ -358,6 +359,8 @@ def _intrinsic(op: str) -> Callable[..., PrimExpr]:
         return lambda *args, dtype=None: call_intrin(dtype or row.dtype or "int32", op, *args)
 
     def call(*args: Argument, dtype: str | None = None) -> PrimExpr:
+        if dtype is None and len(args) == row.arity + 1 and isinstance(args[0], str):
+            dtype, *args = args  # type: ignore[assignment]  # T.reinterpret("float32", x)
         if row.arity >= 0 and len(args) != row.arity:
             raise TypeError(f"T.{op} takes {row.arity} arguments, got {len(args)}")
         values = tuple(_numbers(args))
@@ -393,6 +396,7 @@ _NAMES: dict[str, Callable[..., PrimExpr]] = {
     "floordiv": _pair(FloorDiv),
     "floormod": _pair(FloorMod),
     "truncdiv": _pair(Div),
+    "Mod": truncmod,
     "Div": _pair(Div),
     "power": lambda a, b: _intrinsic("pow")(a, b),
     "ramp": Ramp,
@@ -400,7 +404,9 @@ _NAMES: dict[str, Callable[..., PrimExpr]] = {
     "tvm_call_packed": call_packed,
     "tvm_call_cpacked": call_packed,
     "call_cpacked": call_packed,
-    "call_pure_extern": call_extern,
+    "call_pure_extern": lambda *args, dtype=None: call_extern(
+        *args, dtype=dtype, op="call_pure_extern"
+    ),
     "shift_left": lambda a, b, dtype=None: _shift("left_shift", a, b, dtype),
     "shift_right": lambda a, b, dtype=None: _shift("right_shift", a, b, dtype),
     **{
@@ -414,7 +420,7 @@ _NAMES: dict[str, Callable[..., PrimExpr]] = {
 _FORMS = (
     "grid serial parallel vectorized unroll thread_binding block init axis where reads writes "
     "block_attr func_attr alloc_buffer allocate decl_buffer match_buffer launch_thread LetStmt "
-    "meta_var prefetch"
+    "meta_var prefetch attr"
 )
 
 

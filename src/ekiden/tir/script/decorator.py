@@ -70,10 +70,21 @@ def _outer(caller: FrameType | None) -> dict[str, object]:
     return found
 
 
-def ir_module(cls: type) -> IRModule:
+@overload
+def ir_module(cls: type, /) -> IRModule: ...
+@overload
+def ir_module(
+    cls: None = None, /, check_well_formed: bool = True
+) -> Callable[[type], IRModule]: ...
+def ir_module(
+    cls: type | None = None, /, check_well_formed: bool = True
+) -> IRModule | Callable[[type], IRModule]:
     """A class whose attributes are functions, as a module of them; `relay = I.relay(...)` adds
-    Relay's.
+    Relay's. `check_well_formed` is TVM's, `tir.verify` checks.
     """
+    if cls is None:
+        return ir_module
+    del check_well_formed
     functions: dict[GlobalVar | str, BaseFunc] = {}
     found = IRModule()
     for name, value in vars(cls).items():

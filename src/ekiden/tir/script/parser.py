@@ -12,9 +12,10 @@ from functools import reduce
 from typing import TypeAlias
 
 from ekiden.arith import prove_equal, simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr, SizeVar, Var, const, convert, is_const
+from ekiden.ir.prim import PrimExpr, SizeVar, StringImm, Var, cast, const, convert, is_const
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Bytes
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.blocks import Arguments, BlockReader
@@ -22,6 +23,7 @@ from ekiden.tir.script.evaluate import Evaluator, Source
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
+    AttrStmt,
     Block,
     BlockRealize,
     BufferStore,
@@ -381,7 +383,11 @@ class FunctionParser(BlockReader):
             self.fail(target, f"cannot store into {type(buffer).__name__}")
         index = self.evaluator.value(target.slice)
         load = self.evaluator.load(target, buffer, index)
-        return BufferStore(load.buffer, self.evaluator.expr(value, load.dtype), load.indices)
+        stored = self.evaluator.expr(value, load.dtype)
+        if dt.vector(stored.dtype) in ("", dt.vector(load.dtype)):
+            stored = cast(stored, load.dtype)
+        make = lambda: BufferStore(load.buffer, stored, load.indices)  # noqa: E731
+        return self.evaluator.call(target, make)  # type: ignore[return-value]
 
     def _augmented(self, node: ast.AugAssign) -> Stmt:
         if not isinstance(node.target, ast.Subscript):
@@ -498,6 +504,8 @@ class FunctionParser(BlockReader):
         name, given = form
         if name == "block":
             return self._block(node, given)
+        if name == "attr":
+            return self._attr(item.context_expr, given)(self.body(node.body))
         if name == "init":
             if not self.blocks:
                 self.fail(node, "T.init stands in a block")
@@ -540,6 +548,20 @@ class FunctionParser(BlockReader):
             if isinstance(value, script.EnvThread) and self.threads[value] is var:
                 self.names[name] = var
         return wrap
+
+    def _attr(self, node: ast.AST, given: Arguments) -> Wrap:
+        """T.attr(node, key, value): a note on the rest of the block; of a thread axis a loop."""
+        if len(given.args) != 3:
+            self.fail(node, "T.attr takes what it is of, a key and a value")
+        held, key, value = (self.evaluator.value(a) for a in given.args)
+        if not isinstance(key, str):
+            self.fail(given.args[1], "the key of T.attr is a text")
+        if isinstance(held, script.EnvThread):
+            axis = Arguments([given.args[0], given.args[2]], {})
+            wrap = self._launch_here(node, axis)  # type: ignore[arg-type]
+            return wrap or (lambda body: body)
+        made = StringImm(value) if isinstance(value, str) else self.evaluator.scalar(node, value)
+        return lambda body: AttrStmt(held, key, made, body)
 
     def _func_attr(self, node: ast.Call, given: Arguments) -> None:
         self.attrs = {**(self.attrs or {}), **self._mapping(node, given)}
@@ -604,6 +626,7 @@ _CALLS: dict[str, Callable[..., Stmt | Wrap | None]] = {
     "writes": FunctionParser._writes,
     "block_attr": FunctionParser._block_attr,
     "func_attr": FunctionParser._func_attr,
+    "attr": FunctionParser._attr,
     "prefetch": FunctionParser._prefetch,
 }
 

@@ -10,6 +10,7 @@ from ekiden.tir.transform.align_storage import align_storage
 from ekiden.tir.transform.compact_buffers import compact_buffers
 from ekiden.tir.transform.convert_blocks_to_opaque import convert_blocks_to_opaque
 from ekiden.tir.transform.convert_loops_to_serial import convert_loops_to_serial
+from ekiden.tir.transform.drop_attributes import drop_attributes
 from ekiden.tir.transform.flatten_buffers import flat_index, flatten_buffers
 from ekiden.tir.transform.hoist_conditions import hoist_conditions
 from ekiden.tir.transform.hoist_invariants import hoist_invariants
@@ -30,6 +31,7 @@ from ekiden.tir.transform.pipeline import (
     ConvertBlocksToOpaque,
     ConvertForLoopsToSerial,
     ConvertSSA,
+    DropAttributes,
     Filter,
     FlattenBuffer,
     HoistExpression,
@@ -41,11 +43,13 @@ from ekiden.tir.transform.pipeline import (
     LowerIntrin,
     LowerMatchBuffer,
     LowerOpaqueBlock,
+    NarrowDataType,
     RemoveAssume,
     RemoveNoOp,
     RemoveStoreUndef,
     Simplify,
     SplitHostDevice,
+    StorageFlatten,
     StorageRewrite,
     UnifyThreadBinding,
     UnrollLoop,
@@ -75,6 +79,7 @@ __all__ = [
     "ConvertBlocksToOpaque",
     "ConvertForLoopsToSerial",
     "ConvertSSA",
+    "DropAttributes",
     "Filter",
     "FlattenBuffer",
     "HoistExpression",
@@ -86,11 +91,13 @@ __all__ = [
     "LowerIntrin",
     "LowerMatchBuffer",
     "LowerOpaqueBlock",
+    "NarrowDataType",
     "RemoveAssume",
     "RemoveNoOp",
     "RemoveStoreUndef",
     "Simplify",
     "SplitHostDevice",
+    "StorageFlatten",
     "StorageRewrite",
     "UnifyThreadBinding",
     "UnrollLoop",
@@ -100,6 +107,7 @@ __all__ = [
     "compact_buffers",
     "convert_blocks_to_opaque",
     "convert_loops_to_serial",
+    "drop_attributes",
     "flat_index",
     "flatten_buffers",
     "hoist_conditions",

@@ -1,5 +1,5 @@
 """Shrink intermediates to what one step of the loops around all their accesses needs, and allocate
-them there.
+them there; one that stays where it is shrinks to what is touched of it.
 
 t = alloc(n, m); for i in n: (for j in m: t[i, j] = ..; for j in m: .. = t[i, j]) ->  for i in n: t
 = alloc(1, m); (for j in m: t[0, j] = ..; ..)
@@ -8,14 +8,26 @@ t = alloc(n, m); for i in n: (for j in m: t[i, j] = ..; for j in m: .. = t[i, j]
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ekiden.arith import prove_equal
-from ekiden.ir.prim import PrimExpr
+from ekiden.arith.determine import image_box
+from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.regions import Access, accesses, region
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, SeqStmt, Stmt
-from ekiden.tir.visitor import ExprRewriter, StmtMutator, sequence
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    DeclBuffer,
+    For,
+    ForKind,
+    LetStmt,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+)
+from ekiden.tir.visitor import ExprRewriter, StmtMutator, sequence, walk
 
 
 class _Shift(ExprRewriter):
@@ -54,12 +66,13 @@ class _Compact(StmtMutator):
         return new
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
-        """Inner buffers first; one that is read as flat memory stays as it is."""
+        """Inner buffers first; one that is read as flat memory or by its address stays as it
+        is."""
         stmt = stmt.with_fields(body=self.visit(stmt.body))
-        flat = any(
-            len(a.indices) != len(stmt.buffer.shape) for a in accesses(stmt.body, stmt.buffer)
-        )
-        if flat or stmt.buffer.strides:
+        touched = accesses(stmt.body, stmt.buffer)
+        rank = len(stmt.buffer.shape)
+        flat = any(len(a.indices) != rank or a.extents is not None for a in touched)
+        if flat or stmt.buffer.strides or _has_view(stmt.body, stmt.buffer):
             return stmt
         return _place(stmt.body, stmt.buffer, list(self._loops), [])
 
@@ -81,6 +94,11 @@ def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stm
     return _allocate(s, buffer, outer, crossed)
 
 
+def _has_view(root: Stmt, buffer: Buffer) -> bool:
+    """Whether another buffer lies in this one."""
+    return any(isinstance(s, DeclBuffer) and s.source is buffer for s in walk(root))
+
+
 def _shares(buffer: Buffer, loop: For) -> bool:
     """Whether the threads that a loop is bound to have the buffer together: it stays outside."""
     thread = str((loop.annotations or {}).get("thread", ""))
@@ -95,8 +113,20 @@ def _is_fresh(buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]) -
     """
     if not touched or not touched[0].is_store or touched[0].conditional:
         return False
-    written = region(buffer, [a for a in touched if a.is_store and not a.conditional], outer)
-    return all(map(_same, written, region(buffer, touched, outer)))
+    needed = region(buffer, touched, outer)
+    return any(_fills(buffer, a, needed, outer) for a in touched if a.is_store)
+
+
+def _fills(buffer: Buffer, store: Access, needed: Sequence[Range], outer: Sequence[For]) -> bool:
+    """Whether a store always happens, and to every element of a box."""
+    if store.conditional or not all(map(_same, region(buffer, [store], outer), needed)):
+        return False
+    moving = {loop.loop_var for loop in store.loops}
+    plain = [i for i in store.indices if isinstance(i, Var) and i in moving]
+    if len(set(plain)) == len(plain) and all(i in plain or is_const(i) for i in store.indices):
+        return True
+    iters = {f.loop_var: Range.from_min_extent(f.min, f.extent) for f in store.loops}
+    return not isinstance(image_box(store.indices, iters), str)
 
 
 def _same(a: Range, b: Range) -> bool:
@@ -104,13 +134,19 @@ def _same(a: Range, b: Range) -> bool:
 
 
 def _allocate(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
-    if not crossed:
+    together = [f for f in outer if f not in crossed and _shares(buffer, f)]
+    touched = [replace(a, loops=(*together, *a.loops)) for a in accesses(s, buffer)]
+    ranges = region(buffer, touched, outer) if touched else _whole(buffer)
+    if not crossed and all(map(_same, ranges, _whole(buffer))):
         return Allocate(buffer, s)
-    ranges = region(buffer, accesses(s, buffer), outer)
     new = buffer.with_fields(shape=tuple(r.extent for r in ranges))
     return Allocate(new, _Shift(buffer, new, ranges).visit(s))
 
 
+def _whole(buffer: Buffer) -> list[Range]:
+    return [Range.from_min_extent(const(0), extent) for extent in buffer.shape]
+
+
 def compact_buffers(func: PrimFunc) -> PrimFunc:
-    """The function with small intermediates. Blocks must have been lowered."""
+    """The function with small intermediates; iterators of blocks inside are not seen through."""
     return func.with_fields(body=_Compact().visit(func.body))

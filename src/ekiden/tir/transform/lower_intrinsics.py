@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.prim import (
     EQ,
     LT,
@@ -168,8 +168,22 @@ _SCALAR: dict[str, Callable[..., PrimExpr]] = {
     "q_multiply_shift": _q_multiply_shift,
     "q_multiply_shift_per_axis": _q_per_axis,
 }  # fmt: skip
+
+
+def _low(x: PrimExpr) -> PrimExpr:
+    return shuffle(x, x, range(dt.lanes(x.dtype) // 2))
+
+
+def _high(x: PrimExpr) -> PrimExpr:
+    lanes = dt.lanes(x.dtype)
+    return shuffle(x, x, range(lanes // 2, lanes))
+
+
 LOWERED: dict[str, Callable[..., PrimExpr]] = {
     "likely": lambda x: x,
+    "vectorlow": _low,
+    "vectorhigh": _high,
+    "vectorcombine": lambda x, y: shuffle(x, y, range(2 * dt.lanes(x.dtype))),
     "exp2": _exp2,
     "exp10": _exp10,
     "fmod": _fmod,

@@ -24,6 +24,7 @@ from ekiden.tir.transform.align_storage import align_storage
 from ekiden.tir.transform.compact_buffers import compact_buffers
 from ekiden.tir.transform.convert_blocks_to_opaque import convert_blocks_to_opaque
 from ekiden.tir.transform.convert_loops_to_serial import convert_loops_to_serial
+from ekiden.tir.transform.drop_attributes import drop_attributes
 from ekiden.tir.transform.flatten_buffers import flatten_buffers
 from ekiden.tir.transform.hoist_conditions import hoist_conditions
 from ekiden.tir.transform.hoist_invariants import hoist_invariants
@@ -34,6 +35,7 @@ from ekiden.tir.transform.lower_blocks import lower_blocks
 from ekiden.tir.transform.lower_init_block import lower_init_block
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.lower_small_types import lower_small_types
+from ekiden.tir.transform.narrow_data_type import narrow_data_type
 from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.remove_store_undef import remove_store_undef
@@ -104,12 +106,44 @@ def BindTarget(target: Target) -> Pass:  # noqa: N802
     return Apply(lambda f: f if f.attr("target") is not None else f.with_attr("target", target))
 
 
+_COMPACT = _factory("CompactBufferAllocation", compact_buffers)
+
+
+def CompactBufferAllocation(is_strict: bool = True) -> Pass:  # noqa: N802
+    """Intermediates shrink to what one step of the loops around their accesses needs.
+
+    Raises ValueError for `is_strict=False`, by which TVM's may grow.
+    """
+    if not is_strict:
+        raise ValueError("CompactBufferAllocation: a buffer never grows; is_strict is True")
+    return _COMPACT()
+
+
+def StorageFlatten(cache_line_size: int = 64, create_bound_attribute: bool = False) -> Pass:  # noqa: N802
+    """`FlattenBuffer`, by the name under which TVM has it for programs of tensor expressions. The
+    arguments are promises to TVM's; what `te` lowers to has buffers, as all programs.
+    """
+    del cache_line_size, create_bound_attribute
+    return FlattenBuffer()
+
+
+_NARROW = _factory("NarrowDataType", narrow_data_type)
+
+
+def NarrowDataType(target_bits: int) -> Pass:  # noqa: N802
+    """Indices of 64 bits whose values fit are computed in 32.
+
+    Raises ValueError for other widths.
+    """
+    if target_bits != 32:
+        raise ValueError(f"NarrowDataType: indices become 32 bits wide, not {target_bits}")
+    return _NARROW()
+
+
 # fmt: off
 LowerMatchBuffer        = _factory("LowerMatchBuffer",        lower_match_buffer)
 LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
 """Blocks give way to their statements, iterators to the loop expressions they are bound to."""
-CompactBufferAllocation = _factory("CompactBufferAllocation", compact_buffers)
-"""Intermediates shrink to what one step of the loops around their accesses needs."""
 AlignStorage            = _factory("AlignStorage",            align_storage)
 """Axes of intermediates lie as far apart as `Schedule.storage_align` asked."""
 LoopPartition           = _factory("LoopPartition",           loop_partition)
@@ -152,12 +186,16 @@ UnifyThreadBinding      = _factory("UnifyThreadBinding",      unify_thread_bindi
 ConvertForLoopsToSerial = _factory("ConvertForLoopsToSerial", convert_loops_to_serial)
 ConvertSSA              = _factory("ConvertSSA",              distinct)
 
+DropAttributes          = _factory("DropAttributes",          drop_attributes)
+"""What AttrStmts say is dropped: nothing below reads it."""
+
 SplitHostDevice         = _module_factory("SplitHostDevice",  split_host_device)
 """Functions are cut in two: what runs on a device's threads, and the host that starts it."""
 
 PASSES: list[Pass] = [
     LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     LowerOpaqueBlock(),
+    DropAttributes(),
     CompactBufferAllocation(),
     AlignStorage(),         # once buffers have their shapes
     LoopPartition(),        # while what a split left over is still marked, and loops are loops
@@ -177,6 +215,7 @@ PASSES: list[Pass] = [
 BEFORE_SPLIT: list[Pass] = [
     LowerMatchBuffer(),
     LowerOpaqueBlock(),
+    DropAttributes(),
     CompactBufferAllocation(),
     AlignStorage(),
     UseAssumptions(),
@@ -208,6 +247,7 @@ the compile time).
 MIXED_PASSES: list[Pass] = [
     LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     LowerOpaqueBlock(),
+    DropAttributes(),
     UseAssumptions(),
     FlattenBuffer(),
     LowerSmallTypes(),

@@ -1,12 +1,14 @@
 """Turn vectorized loops into vectors: whole vectors, then one masked vector for what is left.
 
+A loop of `vscale() * 4` steps is one scalable vector.
+
 for i in vectorized(n): b[i] = a[i]   ->   for o in range(n // 16): b[o*16 : +16] = a[o*16 : +16] if
 n % 16 > 0: the same at (n // 16) * 16 under the mask lane < n % 16
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import row_of
@@ -15,6 +17,7 @@ from ekiden.ir.prim import (
     Add,
     And,
     BinaryExpr,
+    Cast,
     IntImm,
     Intrinsic,
     Mul,
@@ -55,8 +58,10 @@ class Vectorizer(StmtMutator):
     become vectors.
     """
 
-    def __init__(self, var: Var, base: PrimExpr, lanes: int, mask: PrimExpr | None = None) -> None:
-        self._lanes = lanes
+    def __init__(
+        self, var: Var, base: PrimExpr, lanes: int | str, mask: PrimExpr | None = None
+    ) -> None:
+        self._lanes = dt.vector(f"x{lanes}")
         self._mask = mask
         self._has_branched = False
         self._memo: dict[int, PrimExpr] = {}
@@ -87,7 +92,7 @@ class Vectorizer(StmtMutator):
             return self._load(e, new)
         if isinstance(e, Intrinsic) and row_of(e.op).effects:
             raise ScheduleError(f"vectorize: a call of {e.op!r} cannot be one of vectors: {e!r}")
-        if not any(dt.lanes(c.dtype) > 1 for c in new) or isinstance(
+        if not any(dt.vector(c.dtype) for c in new) or isinstance(
             e, (Broadcast, Ramp, VectorReduce)
         ):
             return rebuild(e, new)
@@ -98,9 +103,9 @@ class Vectorizer(StmtMutator):
         return self._widen(e, new)
 
     def _widen(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
-        lanes = max(dt.lanes(c.dtype) for c in new)
+        lanes = _widest(new)
         scalar_condition = (
-            isinstance(e, Intrinsic) and e.op == "if_then_else" and dt.lanes(new[0].dtype) == 1
+            isinstance(e, Intrinsic) and e.op == "if_then_else" and not dt.vector(new[0].dtype)
         )
         wide = [
             c if scalar_condition and n == 0 else broadcast(c, lanes) for n, c in enumerate(new)
@@ -113,10 +118,10 @@ class Vectorizer(StmtMutator):
         if e.buffer in self._buffers:
             wide = self._buffers[e.buffer]
             return BufferLoad(wide, tuple(new), wide.dtype)
-        lanes = dt.lanes(new[-1].dtype) if new else 1
-        if lanes == 1 and not (self._has_branched and new):
+        lanes = dt.vector(new[-1].dtype) if new else ""
+        if not lanes and not (self._has_branched and new):
             return rebuild(e, new)
-        if lanes == 1:  # one element for all lanes, if any of them is there
+        if not lanes:  # one element for all lanes, if any of them is there
             lanes, new = self._lanes, [*new[:-1], broadcast(new[-1], self._lanes)]
         dtype = dt.with_lanes(e.dtype, lanes)
         load = BufferLoad(e.buffer, tuple(new), dtype)
@@ -138,18 +143,18 @@ class Vectorizer(StmtMutator):
                 old = BufferLoad(buffer, indices, wide.dtype)
                 wide = Select(self._mask, wide, old, wide.dtype)
             return BufferStore(buffer, wide, indices)
-        lanes = dt.lanes(indices[-1].dtype)
-        if lanes == 1 and self._has_branched:
+        lanes = dt.vector(indices[-1].dtype)
+        if not lanes and self._has_branched:
             raise ScheduleError(
                 f"vectorize: the store to {stmt.buffer.name!r} is under a condition that differs "
                 "between lanes, and to one element"
             )
-        if lanes == 1 and dt.lanes(value.dtype) > 1 == dt.lanes(stmt.value.dtype):
+        if not lanes and dt.vector(value.dtype) and not dt.vector(stmt.value.dtype):
             raise ScheduleError(
                 f"vectorize: every lane has a value of its own to store to one element of"
                 f" {stmt.buffer.name!r}"
             )
-        predicate = self._mask if lanes > 1 else None
+        predicate = self._mask if lanes else None
         if stmt.predicate is not None:
             given = broadcast(self.expr(stmt.predicate), lanes)
             predicate = given if predicate is None else logical_and(predicate, given)
@@ -169,7 +174,7 @@ class Vectorizer(StmtMutator):
         that does not stays a branch.
         """
         condition = self.expr(stmt.condition)
-        if dt.lanes(condition.dtype) == 1:
+        if not dt.vector(condition.dtype):
             return super().visit_if(stmt)
         if stmt.else_case is None and isinstance(stmt.condition, And):
             inner = stmt.with_fields(condition=stmt.condition.b)
@@ -190,7 +195,7 @@ class Vectorizer(StmtMutator):
         if stmt.kind in (ForKind.VECTORIZED, ForKind.PARALLEL):
             stmt = stmt.with_fields(kind=ForKind.SERIAL, annotations=None)
         low, extent = self.expr(stmt.min), self.expr(stmt.extent)
-        if dt.lanes(low.dtype) == dt.lanes(extent.dtype) == 1:
+        if not dt.vector(low.dtype) and not dt.vector(extent.dtype):
             return super().visit_for(stmt)
         step = Var(stmt.loop_var.name, stmt.loop_var.dtype)
         wide = broadcast(extent, self._lanes)
@@ -201,7 +206,7 @@ class Vectorizer(StmtMutator):
 
     def visit_while(self, stmt: While) -> Stmt:
         """A condition must be the same for all lanes."""
-        if dt.lanes(self.expr(stmt.condition).dtype) > 1:
+        if dt.vector(self.expr(stmt.condition).dtype):
             raise ScheduleError(
                 "vectorize: the condition of a while loop inside differs between lanes"
             )
@@ -232,16 +237,22 @@ def _cleared(buffer: Buffer) -> Stmt:
     size: PrimExpr = const(1)
     for extent in buffer.shape:
         size = size * extent
-    zero = broadcast(const(0, dt.element(buffer.dtype)), dt.lanes(buffer.dtype))
+    zero = broadcast(const(0, dt.element(buffer.dtype)), dt.vector(buffer.dtype))
     kind = ForKind.UNROLLED if buffer.scope == "register" else ForKind.SERIAL
     return For(n, const(0), size, kind, BufferStore(buffer, zero, (n,)))
+
+
+def _widest(values: Sequence[PrimExpr]) -> str:
+    """The lanes of the widest of values, as `dt.vector` says them."""
+    lanes = {dt.vector(v.dtype) for v in values} - {""}
+    return max(lanes, key=lambda count: int(count.removeprefix(dt.VSCALE)))
 
 
 def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """Ramp + s, Ramp - s, s + Ramp, Ramp * s, s * Ramp as a Ramp."""
     if kind is Mul:
         a, b = (b, a) if isinstance(b, Ramp) else (a, b)
-        if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1:
+        if isinstance(a, Ramp) and not dt.vector(b.dtype):
             return Ramp(a.base * b, a.stride * b, a.lanes, a.dtype)
         return None
     combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = lambda x, y: binary(kind, x, y)  # noqa: E731
@@ -252,9 +263,9 @@ def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None
             if isinstance(stride, IntImm) and stride.value == 0
             else Ramp(combine(a.base, b.base), stride, a.lanes, a.dtype)
         )
-    if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1:
+    if isinstance(a, Ramp) and not dt.vector(b.dtype):
         return Ramp(combine(a.base, b), a.stride, a.lanes, a.dtype)
-    if isinstance(b, Ramp) and dt.lanes(a.dtype) == 1:
+    if isinstance(b, Ramp) and not dt.vector(a.dtype):
         return Ramp(
             combine(a, b.base),
             combine(const(0), b.stride) if kind is Sub else b.stride,
@@ -300,6 +311,8 @@ class _Vectorize(Simplifier):
         low, extent = self.expr(stmt.min), self.expr(stmt.extent)
         if isinstance(extent, IntImm):
             return self._known(stmt, low, extent.value, lanes)
+        if (factor := _times_vscale(extent)) is not None:
+            return self.visit(_at(stmt, low, dt.scalable(factor)))
         outer = Var(stmt.loop_var.name)
         whole = self.analyzer.simplify(extent // lanes)
         rest = self.analyzer.simplify(extent % lanes)
@@ -322,10 +335,22 @@ class _Vectorize(Simplifier):
         return self.visit(sequence(*parts))
 
 
-def _at(stmt: For, base: PrimExpr, lanes: int, rest: PrimExpr | None = None) -> Stmt:
+def _times_vscale(extent: PrimExpr) -> int | None:
+    """The factor of an extent that is one scalable vector, `vscale() * factor`."""
+    value = extent.value if isinstance(extent, Cast) else extent
+    if isinstance(value, Intrinsic) and value.op == "vscale":
+        return 1
+    if isinstance(value, Mul):
+        for one, other in ((value.a, value.b), (value.b, value.a)):
+            if isinstance(other, IntImm) and _times_vscale(one) == 1:
+                return int(other.value)
+    return None
+
+
+def _at(stmt: For, base: PrimExpr, lanes: int | str, rest: PrimExpr | None = None) -> Stmt:
     """The body for the vector at base; only its first `rest` lanes if given."""
     mask = None
-    if rest is not None and lanes > 1:
+    if rest is not None and lanes != 1:
         wide = dt.with_lanes("bool", lanes)
         mask = LT(ramp(const(0, "int32"), 1, lanes), broadcast(_int32(rest), lanes), wide)
     return Vectorizer(stmt.loop_var, base, lanes, mask).visit(stmt.body)

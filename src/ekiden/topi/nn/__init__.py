@@ -2,6 +2,7 @@
 
 from ekiden.topi.nn import activation as _activation
 from ekiden.topi.nn import attention as _attention
+from ekiden.topi.nn import bits as _bits
 from ekiden.topi.nn import blocks as _blocks
 from ekiden.topi.nn import conv as _conv
 from ekiden.topi.nn import conv_layouts as _conv_layouts
@@ -22,6 +23,7 @@ from ekiden.topi.nn import upsample as _upsample
 from ekiden.topi.nn import winograd as _winograd
 from ekiden.topi.nn.activation import *  # noqa: F403
 from ekiden.topi.nn.attention import *  # noqa: F403
+from ekiden.topi.nn.bits import *  # noqa: F403
 from ekiden.topi.nn.blocks import *  # noqa: F403
 from ekiden.topi.nn.conv import *  # noqa: F403
 from ekiden.topi.nn.conv_layouts import *  # noqa: F403
@@ -42,8 +44,8 @@ from ekiden.topi.nn.upsample import *  # noqa: F403
 from ekiden.topi.nn.winograd import *  # noqa: F403
 
 _FAMILIES = (
-    _activation, _attention, _blocks, _conv, _conv_layouts, _conv_transpose, _deformable, _dense,
-    _loss, _lstm, _nibbles, _norm, _pad, _pages, _pool, _recurrent, _softmax, _space, _upsample,
-    _winograd,
+    _activation, _attention, _bits, _blocks, _conv, _conv_layouts, _conv_transpose, _deformable,
+    _dense, _loss, _lstm, _nibbles, _norm, _pad, _pages, _pool, _recurrent, _softmax, _space,
+    _upsample, _winograd,
 )  # fmt: skip
 __all__ = [name for family in _FAMILIES for name in family.__all__]

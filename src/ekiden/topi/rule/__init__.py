@@ -49,22 +49,30 @@ def choose(
     return Chosen(family, anchor, family.decide(anchor, target, fixed))
 
 
-def _thread_family_of(outputs: list[te.Tensor]) -> tuple[Family, te.Tensor | None]:
+def _thread_family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     """For devices of many threads: of a group whose elementwise producers are substituted."""
     chosen = chosen_stages(own_outputs(outputs))
     anchors = [t for t in stages_of(chosen) if not te.is_injective(t)]
     if len(anchors) == 1 and is_epilogue(anchors[0], chosen):
         for row in FAMILIES.values():
-            if row.on_threads and row.accepts(anchors[0]):
+            if row.on_threads and row.serves(target) and row.accepts(anchors[0]):
                 return row, anchors[0]
     return FAMILIES["threads"], None
 
 
+def _is_alone(outputs: list[te.Tensor]) -> bool:
+    """Whether the kernel is one operation, of nothing but the kernel's inputs."""
+    op = outputs[0].op
+    given = op.inputs if isinstance(op, te.ExternOp) else ()
+    is_one = all(t.op is op for t in outputs)
+    return is_one and all(isinstance(t.op, te.PlaceholderOp) for t in given)
+
+
 def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     if target.kind.has_threads:
-        return _thread_family_of(outputs)
+        return _thread_family_of(outputs, target)
     whole = FAMILIES.get(outputs[0].op.tag)
-    if whole is not None and whole.is_whole and all(t.op is outputs[0].op for t in outputs):
+    if whole is not None and whole.is_whole and _is_alone(outputs):
         return whole, outputs[0]
     for tensor in te.post_order_tensors(outputs):
         row = FAMILIES.get(tensor.op.tag)

@@ -9,6 +9,7 @@ taps; the data is never copied. Columns are those with the last axis of the resu
 neighbouring threads write neighbouring elements.
 
     a block of threads per tile of rows x columns, each thread every so many columns of some rows
+    vector>1   one thread a block, whose columns or steps of k are vectors (`thread_vectors`)
     shared=0   for k: a, b of the thread's rows and columns; sums in registers
     shared=1   for blocks of k: all threads bring their share of a and b into memory of the block;
                barrier; for k in the block: sums in registers; barrier
@@ -17,27 +18,32 @@ neighbouring threads write neighbouring elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ekiden.arith import simplify
-from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import Mul, PrimExpr, Var, const, logical_and, minimum
-from ekiden.ir.prim_visitor import free_vars
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
-from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.loops import product
-from ekiden.topi.rule.thread import coordinates
+from ekiden.topi.rule.thread_factors import Factors, factors_of
+from ekiden.topi.rule.thread_lanes import coordinates
 from ekiden.topi.rule.thread_parts import BARRIER, Group, bound, serial
+from ekiden.topi.rule.thread_vectors import (
+    COLUMNS,
+    DEPTH,
+    VectorKernel,
+    columns_of,
+    tile_of,
+    way_of,
+)
 
-ROWS, COLUMNS = 4, 4
+ROWS, SUMS = 4, 4
 """Sums of a thread: as many as keep loads below multiply-adds and still fit its registers."""
 LANES = 16
 """Threads beside each other along columns."""
@@ -45,50 +51,8 @@ LANES = 16
 ALONE_ROWS, ALONE_COLUMNS, ALONE_LANES = 8, 2, 64
 """The same where threads run one after the other, as in PoCL on a processor, whose compiler makes
 vectors along the threads of a block (512x512x512 on a Zen 4: 2.9 GFLOP/s, 1.3 with the above)."""
-DEPTH = 16
+DEPTH_OF_BLOCK = 16
 """Steps of k between two barriers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """A sum of products: its factors, and axes by who reads them."""
-
-    a: PrimExpr
-    b: PrimExpr
-    batch: tuple[Var, ...]
-    rows: tuple[Var, ...]
-    columns: tuple[Var, ...]
-    extents: Mapping[Var, PrimExpr]
-
-    def size(self, axes: Sequence[Var]) -> PrimExpr:
-        """How many elements axes have."""
-        return simplify(product([self.extents[v] for v in axes])) if axes else const(1)
-
-
-def factors_of(anchor: Tensor) -> Factors | None:
-    """The factors of a computation that is such a sum."""
-    op = anchor.op
-    body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
-    if not isinstance(op, ComputeOp) or not isinstance(body, Reduce) or body.kind != "sum":
-        return None
-    source = body.source
-    if len(body.sources) != 1 or not isinstance(source, Mul) or dt.lanes(source.dtype) != 1:
-        return None
-    axes = [a.var for a in op.axis]
-    of_a, of_b = set(free_vars(source.a)), set(free_vars(source.b))
-    if any(v in axes for r in body.axis for v in free_vars(r.extent)):
-        return None
-    rows = tuple(v for v in axes if v in of_a and v not in of_b)
-    columns = tuple(v for v in axes if v in of_b and v not in of_a)
-    batch = tuple(v for v in axes if v not in rows and v not in columns)
-    if not rows and not columns:
-        return None
-    extents = {a.var: a.extent for a in op.axis}
-    order = {v: n for n, v in enumerate(axes) if size_of(extents[v]) != 1}
-    last = [max((order.get(v, -1) for v in group), default=-1) for group in (rows, columns)]
-    if last[0] > last[1]:
-        return Factors(source.b, source.a, batch, columns, rows, extents)
-    return Factors(source.a, source.b, batch, rows, columns, extents)
 
 
 def _space(anchor: Tensor, target: Target) -> Space:
@@ -99,6 +63,8 @@ def _space(anchor: Tensor, target: Target) -> Space:
         Choice("lines", (64, 32, 16, 8, 4, 2, 1), "threads above each other along rows"),
         Choice("depth", (32, 16, 8, 4), "steps between two barriers, of shared=1"),
         Choice("shared", (1, 0), "whether blocks of k come into memory of the block"),
+        Choice("vector", (16, 8, 4, 2, 1), "lanes of the vectors of a thread alone in its block"),
+        Choice("along", (COLUMNS, DEPTH), "what its vectors run over"),
     )
 
 
@@ -112,18 +78,41 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     no barriers, which make each of them stop."""
     factors = factors_of(anchor)
     assert factors is not None
+    if (vectors := _of_vectors(anchor, factors, target, fixed)) is not None:
+        return vectors
     m, n = size_of(factors.size(factors.rows)), size_of(factors.size(factors.columns))
     has_warps = target.thread_warp_size > 1
     lanes = _down(LANES if has_warps else ALONE_LANES, n)
     rows = _down(ROWS if has_warps else ALONE_ROWS, m)
-    most = COLUMNS if has_warps else ALONE_COLUMNS
+    most = SUMS if has_warps else ALONE_COLUMNS
     columns = _down(most, None if n is None else -(-n // lanes))
     lines = _down(LANES if has_warps else 1, None if m is None else -(-m // rows))
     while lanes * lines > target.max_num_threads:
         lines //= 2
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
-        "depth": DEPTH, "shared": int(has_warps),
+        "depth": DEPTH_OF_BLOCK, "shared": int(has_warps), "vector": 1, "along": COLUMNS,
+    }  # fmt: skip
+    return Decision.of(found | dict(fixed))
+
+
+def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
+    """With vectors, where threads run one after the other and have them; None where they do not,
+    or something is fixed that only the other kernels have."""
+    most = target.lanes(factors.a.dtype)
+    asked = fixed.get("vector", most if target.thread_warp_size == 1 else 1)
+    if asked == 1 or not fixed.keys().isdisjoint(("lanes", "lines", "depth", "shared")):
+        return None
+    along, lanes = way_of(anchor, factors, int(asked))
+    if lanes == 1 and "vector" not in fixed:
+        return None
+    inner = columns_of(factors) if along == COLUMNS else factors.columns
+    m, n = size_of(factors.size(factors.rows)), size_of(factors.size(inner))
+    vectors = n if n is None or along == DEPTH else n // lanes
+    rows, columns = tile_of(target, m, vectors, along)
+    found: dict[str, int | str] = {
+        "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEPTH_OF_BLOCK,
+        "shared": 0, "vector": lanes, "along": along,
     }  # fmt: skip
     return Decision.of(found | dict(fixed))
 
@@ -308,6 +297,8 @@ def build(
 ) -> PrimFunc:
     """The kernel of a product, and of what follows it."""
     group = Group.of(inputs, outputs)
+    if decision.number("vector") > 1:
+        return VectorKernel(group, decision).build(name)
     return _Kernel(group, decision).build(name, bool(decision.number("shared")))
 
 

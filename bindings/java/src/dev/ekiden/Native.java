@@ -5,6 +5,8 @@ import static java.lang.foreign.ValueLayout.JAVA_BYTE;
 import static java.lang.foreign.ValueLayout.JAVA_INT;
 import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
+import java.io.IOException;
+import java.io.InputStream;
 import java.lang.foreign.AddressLayout;
 import java.lang.foreign.Arena;
 import java.lang.foreign.FunctionDescriptor;
@@ -15,7 +17,9 @@ import java.lang.foreign.SymbolLookup;
 import java.lang.invoke.MethodHandle;
 import java.lang.ref.Cleaner;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
 
 /** The runtime's C interface: layouts, numbers of types and functions of ekiden/runtime.h. */
 final class Native {
@@ -47,6 +51,7 @@ final class Native {
   static final AddressLayout POINTER =
       ADDRESS.withTargetLayout(MemoryLayout.sequenceLayout(Long.MAX_VALUE / 8, JAVA_BYTE));
 
+  private static final String FILE = "libekiden_runtime.so";
   static final Cleaner CLEANER = Cleaner.create();
   static final Linker LINKER = Linker.nativeLinker();
   private static final SymbolLookup LIBRARY = library();
@@ -104,11 +109,27 @@ final class Native {
 
   private static SymbolLookup library() {
     String folder = System.getProperty("EKIDEN_LIB_DIR", System.getenv("EKIDEN_LIB_DIR"));
-    if (folder == null) {
-      String message = "EKIDEN_LIB_DIR names the folder of libekiden_runtime.so";
-      throw new EkidenException("OSError", message);
+    if (folder != null) return opened(Path.of(folder, FILE));
+    String arch = System.getProperty("os.arch").equals("amd64") ? "x86_64" : "aarch64";
+    try (InputStream inside = Native.class.getResourceAsStream("/native/linux-" + arch + "/" + FILE)) {
+      if (inside != null) return opened(copied(inside));
+    } catch (IOException error) {
+      throw new EkidenException("OSError", "the runtime's library cannot be written: " + error);
     }
-    return SymbolLookup.libraryLookup(Path.of(folder, "libekiden_runtime.so"), Arena.global());
+    String message = "the jar has no " + FILE + " for " + arch + ": EKIDEN_LIB_DIR names its folder";
+    throw new EkidenException("OSError", message);
+  }
+
+  private static SymbolLookup opened(Path file) {
+    return SymbolLookup.libraryLookup(file, Arena.global());
+  }
+
+  /** A file of its own, as a library is loaded from one; it goes with the process. */
+  private static Path copied(InputStream inside) throws IOException {
+    Path made = Files.createTempFile("libekiden_runtime", ".so");
+    made.toFile().deleteOnExit();
+    Files.copy(inside, made, StandardCopyOption.REPLACE_EXISTING);
+    return made;
   }
 
   private static MethodHandle function(String name, MemoryLayout result, MemoryLayout... args) {

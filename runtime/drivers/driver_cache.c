@@ -1,5 +1,5 @@
 /* A file is a digest of what follows it, then the binary: damage is a miss. */
-#include "opencl_cache.h"
+#include "driver_cache.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,8 +1,9 @@
-/* Binaries of programs that were built before, in files by a digest of the text and of what built it.
+/* Of all drivers: binaries of programs that were built before, in files by a digest of the text and
+** of what built it.
 ** The folder is the first of EKIDEN_CACHE_DIR (empty: there is none), else ekiden below
 ** XDG_CACHE_HOME or ~/.cache; in it "device". What cannot be read or written is as if it were not there. */
-#ifndef EK_OPENCL_CACHE_H_
-#define EK_OPENCL_CACHE_H_
+#ifndef EK_DRIVER_CACHE_H_
+#define EK_DRIVER_CACHE_H_
 
 #include <stddef.h>
 
@@ -16,4 +17,4 @@ void cache_key(const void *text, size_t size, char (*names)[256], int n_names, c
 unsigned char *cache_read(const char *key, size_t *size);
 void cache_write(const char *key, const void *data, size_t size);
 
-#endif /* EK_OPENCL_CACHE_H_ */
+#endif /* EK_DRIVER_CACHE_H_ */

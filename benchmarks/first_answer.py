@@ -1,0 +1,380 @@
+"""From a model's file to its first answer, of fresh processes with empty caches, beside ONNX
+Runtime and OpenVINO in one run: all in turns, each in a process of its own.
+
+    python benchmarks/first_answer.py MODEL.onnx... [--rounds 3] [--threads 2] [--json FILE]
+    python benchmarks/first_answer.py --manifest models.json --models-cache FOLDER [--only ID ...]
+
+    first     seconds on the clock from the file to the first answer; the import of the engine,
+              which a program does before it has a model, is not in it
+    import    that import
+    cpu       seconds of the processor of the process and its workers until then, the import in them
+    general   speed after the first answer over full speed, what compiles being stopped meanwhile
+    full      seconds from the first answer until every kernel has its own code, that stop left out
+    second    as `first`, of a process that finds what the first has compiled
+
+Every figure is the median of the rounds, geometric means are of ratios in one row. Python's own
+caches of modules are as after an installation: one round before them fills these. A model of a
+manifest comes through the `fetch_models.py` beside it; inputs of others are random, a size that has
+no number is 1, or as `--dim NAME=SIZE` says. Answers that differ from ONNX Runtime's are marked.
+Given `--python` of another checkout, that one is measured in turns with this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import resource
+import runpy
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Feed = Mapping[str, np.ndarray]
+Run = Callable[[Feed], list[np.ndarray]]
+Figures = dict[str, float]
+ENOUGH_S = 0.4
+"""How long a speed is measured."""
+TOLERANCE = (2e-3, 1e-4, 0.0)
+"""Relative, absolute, and relative to the largest element: where no manifest says another."""
+PEERS = ("onnxruntime", "openvino")
+CODE = tempfile.TemporaryDirectory()
+"""Where Python keeps modules that it has read."""
+
+
+def onnx_runtime(path: str, threads: int) -> tuple[Callable[[], Run], None]:
+    """By ONNX Runtime."""
+    import onnxruntime
+
+    def load() -> Run:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+        return lambda feed: list(session.run(None, dict(feed)))
+
+    return load, None
+
+
+def open_vino(path: str, threads: int) -> tuple[Callable[[], Run], None]:
+    """By OpenVINO in float32: it would take bfloat16 where the processor has that."""
+    import openvino
+
+    def load() -> Run:
+        config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
+                  "INFERENCE_PRECISION_HINT": "f32"}  # fmt: skip
+        made = openvino.Core().compile_model(path, "CPU", config)
+        request = made.create_infer_request()
+
+        def run(feed: Feed) -> list[np.ndarray]:
+            found = request.infer(dict(feed))
+            return [found[port] for port in made.outputs]
+
+        return run
+
+    return load, None
+
+
+def ekiden_tier(tier: str) -> Callable[[str, int], tuple[Callable[[], Run], Callable[[], object]]]:
+    """By Ekiden: the second function waits until every kernel has its own code."""
+
+    def engine(path: str, threads: int) -> tuple[Callable[[], Run], Callable[[], object]]:
+        os.environ["EKIDEN_NUM_THREADS"] = str(threads)
+        import ekiden
+
+        made: list[ekiden.Executable] = []
+
+        def load() -> Run:
+            exe = ekiden.compile(path, tier=tier)
+            made.append(exe)
+
+            def run(feed: Feed) -> list[np.ndarray]:
+                found = exe(**feed)
+                return [np.asarray(o) for o in (found if isinstance(found, tuple) else (found,))]
+
+            return run
+
+        return load, lambda: made[0].wait()
+
+    return engine
+
+
+ENGINES: Mapping[str, Callable[[str, int], tuple[Callable[[], Run], Any]]] = {
+    "quick": ekiden_tier("quick"),
+    "full": ekiden_tier("full"),
+    "onnxruntime": onnx_runtime,
+    "openvino": open_vino,
+}
+
+
+def children() -> list[int]:
+    """The processes that this one has started: what compiles."""
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def tell(kind: signal.Signals) -> None:
+    """Send a signal to what compiles and its workers, which are a group."""
+    for pid in children():
+        os.killpg(pid, kind)
+
+
+def milliseconds(run: Run, feed: Feed, threads: int) -> float:
+    """Of one call, the median; the first of them is not counted. On one thread time of the
+    processor: other programs do not count."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    run(feed)
+    found: list[float] = []
+    deadline = time.perf_counter() + ENOUGH_S
+    while len(found) < 3 or time.perf_counter() < deadline:
+        started = clock()
+        run(feed)
+        found.append((clock() - started) * 1e3)
+    return statistics.median(found)
+
+
+def work(engine: str, path: str, threads: int, feed_file: str, is_second: bool) -> None:
+    """What a process of its own does: prints its figures, and writes its answer beside the feed."""
+    with open(feed_file, "rb") as file:
+        feed: Feed = pickle.load(file)
+    started = time.perf_counter()
+    load, wait = ENGINES[engine](path, threads)
+    imported = time.perf_counter()
+    run = load()
+    ready = time.perf_counter()
+    answer = run(feed)
+    done = time.perf_counter()
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    used = [resource.getrusage(kind) for kind in kinds]
+    found: Figures = {
+        "import": imported - started,
+        "ready": ready - imported,
+        "first": done - imported,
+        "cpu": sum(each.ru_utime + each.ru_stime for each in used),
+        "peak_mb": max(each.ru_maxrss for each in used) / 1e3,
+    }
+    if wait is not None and not is_second:
+        tell(signal.SIGSTOP)
+        found["early_ms"] = milliseconds(run, feed, threads)
+        tell(signal.SIGCONT)
+        continued = time.perf_counter()
+        wait()
+        found["full"] = time.perf_counter() - continued
+        found["ms"] = milliseconds(run, feed, threads)
+    with open(feed_file + ".answer", "wb") as file:
+        pickle.dump(answer, file)
+    print(json.dumps(found))
+
+
+def measure(
+    python: str, engine: str, path: Path, threads: int, feed: Path, cache: str, second: bool = False
+) -> tuple[Figures, list[np.ndarray]]:
+    """Figures and answer of one process; it raises what the process says where that fails."""
+    args = [
+        python,
+        __file__,
+        "--work",
+        engine,
+        str(path),
+        str(threads),
+        str(feed),
+        str(int(second)),
+    ]
+    environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, PYTHONPYCACHEPREFIX=CODE.name)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run(args, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{engine}, {path}: {done.stderr[-2000:]}")
+    found: Figures = json.loads(done.stdout.splitlines()[-1])
+    with open(f"{feed}.answer", "rb") as file:
+        answer: list[np.ndarray] = pickle.load(file)
+    return found, answer
+
+
+def error(expected: Sequence[np.ndarray], got: Sequence[np.ndarray], by: Sequence[float]) -> float:
+    """The largest difference as a multiple of the tolerance."""
+    relative, absolute, of_largest = by
+    worst = 0.0
+    for a, b in zip(expected, got, strict=True):
+        if a.dtype.kind not in "fc":
+            worst = max(worst, float("inf") if (a != b).any() else 0.0)
+        elif a.size:
+            a, b = a.astype(float), b.astype(float)
+            scale = absolute + relative * np.abs(a) + of_largest * np.abs(a).max()
+            worst = max(worst, float((np.abs(a - b) / scale).max()))
+    return worst
+
+
+def random_feed(path: Path, dims: Mapping[str, int]) -> Feed:
+    """Numbers for the inputs of a model."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {each.name for each in graph.initializer}
+    random, feed = np.random.default_rng(0), {}
+    for value in graph.input:
+        if value.name in weights:
+            continue
+        kind = value.type.tensor_type
+        shape = [d.dim_value or dims.get(d.dim_param, 1) for d in kind.shape.dim]
+        numbers = random.random(shape)
+        feed[value.name] = numbers.astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    return feed
+
+
+def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Sequence[float]]]:
+    """(name, file, inputs, tolerance) of each model that was asked for."""
+    dims = {name: int(size) for name, size in (text.split("=") for text in options.dim)}
+    for path in options.models:
+        yield path.stem, path, random_feed(path, dims), TOLERANCE
+    if options.manifest is None:
+        return
+    tools = runpy.run_path(str(options.manifest.resolve().parent / "fetch_models.py"))
+    for entry in tools["load"](str(options.manifest)):
+        wanted = not options.only or entry["id"] in options.only
+        if entry["format"] == "onnx" and wanted:
+            found = tools["fetch"]([entry], options.models_cache)[entry["id"]]
+            path = Path(tools["prepare"](entry, found, options.models_cache))
+            feed = tools["make_inputs"](entry, entry["cases"][0], 0)
+            yield entry["id"], path, feed, entry.get("tolerance", TOLERANCE)
+
+
+def processor() -> str:
+    """This machine's, and how fast its Python is."""
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    info = {key.strip(): value.strip() for key, _, value in (each.partition(":") for each in lines)}
+    name = f"{info.get('model name', 'unknown')}, family {info.get('cpu family', '?')}"
+    turns = []
+    for _ in range(7):
+        started = time.perf_counter()
+        for _ in range(1000):
+            sum(range(1000))
+        turns.append((time.perf_counter() - started) * 1e3)
+    took = f"sum(range(1000)) takes {min(turns):.1f} us"
+    return f"{name} model {info.get('model', '?')}, {len(os.sched_getaffinity(0))} cores; {took}"
+
+
+def one_model(
+    options: argparse.Namespace, path: Path, feed: Feed, tolerance: Sequence[float]
+) -> dict[str, Figures]:
+    """Engine -> the median of each figure."""
+    pythons = dict.fromkeys(options.engines, sys.executable)
+    if options.python:
+        pythons |= {f"other {name}": options.python for name in options.engines if name in TIERS}
+    runs: dict[str, list[Figures]] = {name: [] for name in pythons}
+    with tempfile.TemporaryDirectory() as folder:
+        feed_file = Path(folder, "feed")
+        feed_file.write_bytes(pickle.dumps(feed))
+        answers: dict[str, list[np.ndarray]] = {}
+        for turn in range(0 if any(Path(CODE.name).iterdir()) else -1, options.rounds):
+            for name, python in pythons.items():
+                engine, cache = name.rpartition(" ")[2], str(Path(folder, f"{name}{turn}"))
+                found, answers[name] = measure(
+                    python, engine, path, options.threads, feed_file, cache
+                )
+                if engine in TIERS:
+                    again, _ = measure(
+                        python, engine, path, options.threads, feed_file, cache, second=True
+                    )
+                    found["second"] = again["first"]
+                if turn >= 0:
+                    runs[name].append(found)
+    made = {name: medians(each) for name, each in runs.items()}
+    for name, answer in answers.items():
+        if "onnxruntime" in answers:
+            made[name]["error"] = error(answers["onnxruntime"], answer, tolerance)
+    return made
+
+
+TIERS = ("quick", "full")
+
+
+def medians(runs: Sequence[Figures]) -> Figures:
+    """Of each figure."""
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+
+
+HEAD = (
+    f"{'':26}{'engine':>13}{'first':>8}{'import':>8}{'cpu':>7}{'peak MB':>9}{'general':>9}"
+    f"{'full':>7}{'second':>8}{'ms':>10}"
+)
+
+
+def line(model: str, engine: str, row: Figures) -> str:
+    """A row of the table."""
+    text = f"{model[-26:]:26}{engine:>13}{row['first']:8.2f}{row['import']:8.2f}{row['cpu']:7.2f}"
+    text += f"{row['peak_mb']:9.0f}"
+    if "ms" in row:
+        speed = row["ms"] / row["early_ms"]
+        text += f"{speed:9.2f}{row['full']:7.1f}{row['second']:8.3f}{row['ms']:10.3f}"
+    wrong = row.get("error", 0.0)
+    return text + (f"  WRONG: {wrong:.1f} times the tolerance" if not wrong <= 1 else "")
+
+
+def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
+    """Geometric means of what Ekiden's tiers are against the peers, and against full speed."""
+    mean = statistics.geometric_mean
+    rows = list(table.values())
+    subjects = [name for name in rows[0] if name.rpartition(" ")[2] in TIERS]
+    for subject in subjects:
+        for peer in (p for p in PEERS if p in rows[0]):
+            texts = []
+            for figure, name in (("first", "first answer"), ("second", "second start")):
+                ratios = [row[subject][figure] / row[peer]["first"] for row in rows]
+                texts.append(f"{name} {mean(ratios):.2f} (worst {max(ratios):.2f})")
+            yield f"{subject} over {peer}: {', '.join(texts)}"
+        speeds = [row[subject]["ms"] / row[subject]["early_ms"] for row in rows]
+        late = [row[subject]["full"] for row in rows]
+        firsts = [row[subject]["first"] for row in rows]
+        yield f"{subject}: first answer after {mean(firsts):.2f} s (worst {max(firsts):.2f})"
+        yield f"  at {mean(speeds):.2f} of full speed (worst {min(speeds):.2f})"
+        yield f"  which comes {statistics.median(late):.1f} s later (worst {max(late):.1f})"
+    for subject in subjects:
+        if f"other {subject}" in rows[0]:
+            cpu = [row[subject]["cpu"] / row[f"other {subject}"]["cpu"] for row in rows]
+            yield f"{subject} over the other's: cpu {mean(cpu):.3f} (worst {max(cpu):.3f})"
+
+
+def main(arguments: list[str]) -> int:
+    """Print a row for each model and engine, then the means."""
+    if arguments[:1] == ["--work"]:
+        engine, path, threads, feed_file, is_second = arguments[1:]
+        work(engine, path, int(threads), feed_file, is_second == "1")
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--manifest", type=Path)
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--models-cache", default="models-cache")
+    parser.add_argument("--dim", action="append", default=[])
+    parser.add_argument("--engines", nargs="+", default=["quick", *PEERS], choices=ENGINES)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--python", help="of another checkout")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    machine = processor()
+    print(f"{machine}; {options.threads} threads")
+    print(HEAD)
+    table: dict[str, dict[str, Figures]] = {}
+    for model, file, feed, tolerance in models(options):
+        table[model] = one_model(options, file, feed, tolerance)
+        for engine, row in table[model].items():
+            print(line(model, engine, row), flush=True)
+    for text in summary(table) if table else ():
+        print(text)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "models": table}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,19 @@
+/* CUDA C to code of one kind of GPU, by NVRTC, which is looked for when it is first needed. */
+#ifndef EK_CUDA_BUILD_H_
+#define EK_CUDA_BUILD_H_
+
+#include "ekiden/runtime.h"
+
+/* What kernels are built for: compute capability 9.0 is 90. version: of CUDA, that the driver knows
+** (13000). */
+typedef struct cuda_kind {
+  int architecture, version;
+} cuda_kind;
+
+/* A binary, or PTX where this NVRTC knows no GPUs as new as these: in memory from malloc, a zero
+** behind its 'size' bytes. From the folder of the cache where it was built before. NULL with an
+** error of the host's, which names device and kernel. */
+char *cuda_build(const ek_driver_host *host, ek_device device, cuda_kind kind, const char *name,
+                 const void *code, size_t size, size_t *made);
+
+#endif /* EK_CUDA_BUILD_H_ */

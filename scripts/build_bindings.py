@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Builds the packages of other languages into dist/bindings, and with --docs their API references.
+
+    scripts/build_bindings.py [NAME ...] [--to FOLDER] [--docs]
+
+A name is a row of PACKAGES; without one all whose tools are there are built, and the others named.
+The runtime's library of this machine goes into the jar and into Node's package, which then need
+nothing else. References are made by each language's own tool, whose warnings are errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from generated_files import ROOT
+
+import ekiden
+from ekiden import runtime
+from ekiden.driver.web import RUNTIME, THREADED, build_runtime, package_files
+from ekiden.runtime.paths import web_source_dir
+
+BINDINGS = ROOT / "bindings"
+LIBRARY = runtime.library_path().resolve()
+PLATFORM = f"linux-{platform.machine()}"
+
+
+class MissingToolError(Exception):
+    """What a package needs that is not here."""
+
+
+def tool(name: str) -> str:
+    """The path of a program, beside Python's or on the path."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which(name, path=places)
+    if found is None:
+        raise MissingToolError(name)
+    return found
+
+
+def jdk(name: str) -> str:
+    """A program of a JDK of 22 or later, of JAVA_HOME or /usr/lib/jvm."""
+    homes = [Path(os.environ.get("JAVA_HOME", "/nowhere")), *sorted(Path("/usr/lib/jvm").glob("*"))]
+    for home in homes:
+        release = home / "release"
+        found = re.search(r'JAVA_VERSION="(\d+)', release.read_text()) if release.exists() else None
+        if found and int(found[1]) >= 22 and (home / "bin" / name).exists():
+            return str(home / "bin" / name)
+    raise MissingToolError(f"{name} of a JDK of 22 or later, of JAVA_HOME or /usr/lib/jvm")
+
+
+def run(words: Sequence[object], folder: Path, **more: str) -> str:
+    """What a program prints. Raises SystemExit with what it says where it fails."""
+    done = subprocess.run(
+        [str(each) for each in words],
+        cwd=folder,
+        env={**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY.parent), **more},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"build_bindings: {words[0]}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def java(to: Path) -> Path:
+    """A jar with the classes and the native library."""
+    sources = sorted((BINDINGS / "java/src").rglob("*.java"))
+    made = to / f"ekiden-{ekiden.__version__}.jar"
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        words = ["--release", "22", "-Xlint:all,-restricted", "-Werror", "-d", place / "classes"]
+        run([jdk("javac"), *words, *sources], place)
+        native = place / "classes/native" / PLATFORM
+        native.mkdir(parents=True)
+        shutil.copyfile(LIBRARY, native / LIBRARY.name)
+        (place / "manifest").write_text(
+            "Automatic-Module-Name: dev.ekiden\nEnable-Native-Access: ALL-UNNAMED\n"
+        )
+        run([jdk("jar"), "--create", "--file", made, "--manifest", place / "manifest",
+             "-C", place / "classes", "."], place)  # fmt: skip
+    return made
+
+
+def java_docs(to: Path) -> None:
+    """By javadoc."""
+    sources = sorted((BINDINGS / "java/src").rglob("*.java"))
+    run([jdk("javadoc"), "-quiet", "-Xdoclint:all,-missing", "-Werror", "-d", to, *sources], ROOT)
+
+
+def node(to: Path) -> Path:
+    """A package for npm with the addon and the library of this machine."""
+    name = run([tool("node"), "-p", "`${process.platform}-${process.arch}`"], ROOT).strip()
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch) / "package"
+        shutil.copytree(BINDINGS / "node", place, ignore=shutil.ignore_patterns("*.node"))
+        prebuilt = place / "prebuilt" / name
+        prebuilt.mkdir(parents=True)
+        shutil.copyfile(LIBRARY, prebuilt / LIBRARY.name)
+        include = {"EKIDEN_INCLUDE_DIR": str(runtime.include_dir()), "EKIDEN_RPATH": "$ORIGIN"}
+        run([tool("node"), "build.js", prebuilt / "ekiden.node"], place, **include)
+        return packed(place, to)
+
+
+def web(to: Path) -> Path:
+    """The package for browsers, with both runtimes."""
+    if find_spec("ziglang") is None:
+        raise MissingToolError("ziglang of PyPI, a C compiler for WebAssembly")
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        for name in package_files():
+            shutil.copyfile(web_source_dir() / name, place / name)
+        for name in (RUNTIME, THREADED):
+            (place / name).write_bytes(build_runtime(name=name))
+        return packed(place, to)
+
+
+def packed(folder: Path, to: Path) -> Path:
+    """A folder as npm publishes it."""
+    words = [tool("npm"), "pack", "--ignore-scripts", "--pack-destination", to]
+    return to / run(words, folder).split()[-1]
+
+
+def typed_docs(name: str) -> Callable[[Path], None]:
+    """By typedoc of npm, of the types of a package."""
+
+    def write(to: Path) -> None:
+        words = ["--treatWarningsAsErrors", "--skipErrorChecking", "--readme", "none", "--out", to]
+        run([tool("typedoc"), *words, "index.d.ts"], BINDINGS / name)
+
+    return write
+
+
+def rust(to: Path) -> Path:
+    """A crate."""
+    with tempfile.TemporaryDirectory() as scratch:
+        words = ["package", "--no-verify", "--offline", "--allow-dirty", "--quiet"]
+        run([tool("cargo"), *words, "--target-dir", scratch], BINDINGS / "rust")
+        made = next((Path(scratch) / "package").glob("*.crate"))
+        return Path(shutil.copy(made, to))
+
+
+def rust_docs(to: Path) -> None:
+    """By rustdoc."""
+    words = ["doc", "--no-deps", "--offline", "--quiet", "--target-dir", to]
+    run([tool("cargo"), *words], BINDINGS / "rust", RUSTDOCFLAGS="-D warnings")
+
+
+def go(to: Path) -> Path:
+    """The module's files, which are a package as they are."""
+    made = to / f"ekiden-go-{ekiden.__version__}"
+    names = [path for path in (BINDINGS / "go").iterdir() if path.is_file()]
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in names:
+            if not path.name.endswith("_test.go"):
+                shutil.copyfile(path, Path(scratch) / path.name)
+        return Path(shutil.make_archive(str(made), "zip", scratch))
+
+
+def go_docs(to: Path) -> None:
+    """By go doc, as text."""
+    to.mkdir(parents=True, exist_ok=True)
+    flags = {"GOTOOLCHAIN": "local", "GOPROXY": "off"}
+    (to / "ekiden.txt").write_text(run([tool("go"), "doc", "-all", "."], BINDINGS / "go", **flags))
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What makes a package, and its reference."""
+
+    build: Callable[[Path], Path]
+    docs: Callable[[Path], None]
+
+
+PACKAGES = {
+    "rust": Package(rust, rust_docs),
+    "go": Package(go, go_docs),
+    "java": Package(java, java_docs),
+    "node": Package(node, typed_docs("node")),
+    "web": Package(web, typed_docs("web")),
+}
+
+
+def main() -> int:
+    """Build what is asked for; 1 where a tool is missing that was."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(PACKAGES)}")
+    parser.add_argument("--to", type=Path, default=ROOT / "dist/bindings")
+    parser.add_argument("--docs", action="store_true", help="write the references too")
+    options = parser.parse_args()
+    to, missing = options.to.resolve(), False
+    to.mkdir(parents=True, exist_ok=True)
+    for name in options.names or PACKAGES:
+        try:
+            made = PACKAGES[name].build(to)
+            print(f"{name}: {made.name}, {made.stat().st_size / 1e3:.0f} kB")
+            if options.docs:
+                PACKAGES[name].docs(to / "docs" / name)
+        except MissingToolError as error:
+            print(f"{name}: left out, needs {error}")
+            missing = missing or name in options.names
+    return int(missing)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

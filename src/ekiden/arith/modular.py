@@ -1,0 +1,121 @@
+"""Which remainders an integer may leave: sets of the form coeff * k + base."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ekiden.arith.poly import Poly
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import Cast, FloorDiv, FloorMod, IntImm, Intrinsic, Max, Min, PrimExpr, Select
+from ekiden.ir.prim_visitor import children
+
+
+class ModularSet(NamedTuple):
+    """Values of the form coeff * something + base; coeff 0 for the number base."""
+
+    coeff: int
+    base: int
+
+
+EVERY = ModularSet(1, 0)
+
+
+def _made(coeff: int, base: int) -> ModularSet:
+    return ModularSet(coeff, base % coeff if coeff else base)
+
+
+def both(a: ModularSet, b: ModularSet) -> ModularSet:
+    """Of values that may be in either set."""
+    return _made(math.gcd(a.coeff, b.coeff, a.base - b.base), a.base)
+
+
+def sum_of(a: ModularSet, b: ModularSet) -> ModularSet:
+    """Of a + b."""
+    return _made(math.gcd(a.coeff, b.coeff), a.base + b.base)
+
+
+def product(a: ModularSet, b: ModularSet) -> ModularSet:
+    """Of a * b."""
+    shared = math.gcd(a.coeff * b.coeff, a.coeff * b.base, b.coeff * a.base)
+    return _made(shared, a.base * b.base)
+
+
+def remainder(a: ModularSet, divisor: int) -> ModularSet:
+    """Of a % divisor, or of what differs from a by multiples of the divisor."""
+    return _made(math.gcd(a.coeff, divisor), a.base)
+
+
+def met(a: ModularSet, b: ModularSet) -> ModularSet:
+    """Of values in both sets, of which there is one at least."""
+    if a.coeff == 0 or b.coeff == 0:
+        return a if a.coeff == 0 else b
+    shared = math.gcd(a.coeff, b.coeff)
+    if (b.base - a.base) % shared:
+        return a  # no value is in both: what follows is never reached
+    steps = (b.base - a.base) // shared * pow(a.coeff // shared, -1, b.coeff // shared)
+    return _made(a.coeff * b.coeff // shared, a.base + steps * a.coeff)
+
+
+class ModularSets:
+    """The sets of polynomials over atoms.
+
+    `poly_of` gives the polynomial of an expression, `atom` the expression of an atom, `fits`
+    whether a value fits a dtype.
+    """
+
+    def __init__(
+        self,
+        poly_of: Callable[[PrimExpr], Poly],
+        atom: Callable[[int], PrimExpr],
+        fits: Callable[[PrimExpr, str], bool],
+    ) -> None:
+        self._poly_of, self._atom, self._fits = poly_of, atom, fits
+        self._known: dict[int, ModularSet] = {}
+
+    def learn(self, number: int, said: ModularSet) -> None:
+        """Say what is known of an atom beside what it is."""
+        self._known[number] = met(self._known.get(number, EVERY), said)
+
+    def of(self, p: Poly) -> ModularSet:
+        """The set of a polynomial."""
+        total = ModularSet(0, 0)
+        for monomial, scale in p.items():
+            term = ModularSet(0, scale)
+            for number in monomial:
+                term = product(term, self._of_atom(number))
+            total = sum_of(total, term)
+        return total
+
+    def _of_atom(self, number: int) -> ModularSet:
+        found = self._of_node(self._atom(number))
+        said = self._known.get(number)
+        return found if said is None else met(found, said)
+
+    def _of_node(self, e: PrimExpr) -> ModularSet:
+        match e:
+            case Min() | Max():
+                return both(self._of(e.a), self._of(e.b))
+            case Select() | Intrinsic(op="if_then_else"):
+                _, yes, no = children(e)
+                return both(self._of(yes), self._of(no))
+            case FloorMod(a=a, b=IntImm(value=divisor)) if divisor > 0:
+                return remainder(self._of(a), divisor)
+            case FloorDiv(a=a, b=IntImm(value=divisor)) if divisor > 0:
+                inside = self._of(a)
+                if inside.coeff % divisor:
+                    return EVERY
+                return _made(inside.coeff // divisor, inside.base // divisor)
+            case Cast(value=value) if dt.is_int(value.dtype) and dt.is_int(e.dtype):
+                inside = self._of(value)
+                if self._fits(value, e.dtype):
+                    return inside
+                return remainder(inside, 2 ** dt.SCALAR_BITS[e.dtype])
+            case Intrinsic(op="bitwise_and", args=(a, IntImm(value=mask))):
+                is_mask = mask > 0 and mask & (mask + 1) == 0
+                return remainder(self._of(a), mask + 1) if is_mask else EVERY
+        return EVERY
+
+    def _of(self, e: PrimExpr) -> ModularSet:
+        return self.of(self._poly_of(e))

@@ -1,0 +1,449 @@
+"""What general kernels do of computations that are written as statements: the layers of recurrent
+networks and attention, as stages of tensor expressions that are repeated, for each step or head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.backend.kernels.general_code import NoGeneralFormError
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import (
+    Div,
+    IntImm,
+    Max,
+    Min,
+    PrimExpr,
+    Select,
+    Var,
+    cast,
+    const,
+    is_const,
+    minimum,
+)
+from ekiden.topi.cells import Cell
+from ekiden.topi.nn.weights import WORD
+from ekiden.topi.rule.attention import Heads
+from ekiden.topi.rule.recurrent import PEEPHOLES
+
+PANEL = 16
+"""Columns of the panels of a weight that comes without."""
+Indices = Sequence[PrimExpr]
+Body = Callable[..., PrimExpr]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the elements of a computation are written: in a tensor, which has these strides for
+    their axes, from an offset on."""
+
+    tensor: te.Tensor
+    strides: Indices
+    offset: PrimExpr
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A computation, and the place of each of its results."""
+
+    made: Sequence[te.Tensor]
+    places: Sequence[Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Steps in order, repeated so many times; `turn` is the number of the time."""
+
+    turn: Var
+    turns: PrimExpr
+    steps: Sequence[Step]
+
+
+@dataclass(eq=False, slots=True)
+class _Regions:
+    """Regions as they are put together, and the memory that they work in."""
+
+    found: list[Region] = field(default_factory=list)
+
+    def once(self, *steps: Step) -> None:
+        """Steps that are not repeated."""
+        self.found.append(Region(Var("once"), const(1), steps))
+
+
+def regions_of(op: te.ExternOp, outputs: Sequence[te.Tensor]) -> list[Region]:
+    """The regions that write all outputs of an operation. Raises NoGeneralFormError."""
+    row = ROWS.get(op.tag)
+    if row is None:
+        raise NoGeneralFormError(f"{op.name} is made of statements")
+    made = _Regions()
+    row(made, op, outputs)
+    return made.found
+
+
+def _strides(shape: Indices) -> list[PrimExpr]:
+    found: list[PrimExpr] = [const(1)]
+    for dim in reversed(shape[1:]):
+        found.append(simplify(found[-1] * dim))
+    return found[: len(shape)][::-1]
+
+
+def _into(tensor: te.Tensor, leading: Indices = ()) -> Place:
+    """All of a tensor behind some first indices."""
+    strides = _strides(tensor.whole_shape)
+    offset: PrimExpr = const(0)
+    for index, stride in zip(leading, strides, strict=False):
+        offset = offset + index * stride
+    return Place(tensor, strides[len(leading) :], offset)
+
+
+def _step(shape: Indices, body: Body, *places: Place, name: str) -> Step:
+    return Step([te.compute(tuple(shape), body, name=name)], places)
+
+
+def _memory(shape: Indices, name: str, dtype: str = "float32") -> te.Tensor:
+    return te.placeholder(tuple(shape), dtype, name)
+
+
+# Recurrent layers ---------------------------------------------------------------------------------
+
+
+class _ScalarMaths:
+    """What a cell is written with, for one element."""
+
+    def constant(self, value: float) -> PrimExpr:
+        return const(value, "float32")
+
+    def call(self, name: str, value: PrimExpr) -> PrimExpr:
+        return call_intrin(name, value)
+
+    def divide(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return Div(a, b, a.dtype)
+
+    def larger(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return Max(a, b, a.dtype)
+
+    def smaller(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return Min(a, b, a.dtype)
+
+
+class _Layer:
+    """A layer: inputs and outputs are those of ekiden.topi.nn.recurrent."""
+
+    def __init__(self, op: te.ExternOp, outputs: Sequence[te.Tensor]) -> None:
+        cell = op.attrs["cell"]
+        assert isinstance(cell, Cell)
+        self.cell, self.outputs = cell, list(outputs)
+        self.data, self.given = op.inputs[:2]
+        self.is_bytes = self.given.dtype == "int8"
+        self.extras = dict(zip(cell.given, op.inputs[2:], strict=True))
+        self.steps, self.batch, rows = self.data.whole_shape
+        assert isinstance(rows, IntImm)
+        self.hidden = rows.value // cell.gates
+        self.h = _memory((self.batch, const(self.hidden)), "h_state")
+        self.c = _memory((self.batch, const(self.hidden)), "c_state")
+        self.reset = _memory((self.batch, const(self.hidden)), "reset_state")
+        self.update = _memory((self.batch, const(self.hidden)), "update")
+        if "places" in self.extras:
+            raise NoGeneralFormError("a recurrent weight in which rows are listed")
+        self.dtype = "int32" if self.is_bytes else "float32"
+        self.is_packed = len(self.given.whole_shape) > 2
+        self.columns, self.lanes, self.width = rows.value, self.hidden, PANEL
+        if self.is_packed:  # panels of units with all their gates
+            panels, width = self.given.whole_shape[0], self.given.whole_shape[2]
+            assert isinstance(panels, IntImm) and isinstance(width, IntImm)
+            self.columns, self.width = panels.value * width.value, width.value
+            self.lanes = self.width // cell.gates
+        self.weight = self.given
+        if self.is_bytes or not self.is_packed:
+            panels = const(-(-self.columns // self.width))
+            shape = (panels, const(self.hidden), const(self.width))
+            self.weight = _memory(shape, "panels", self.dtype)
+        self.products = _memory((self.batch, const(self.columns)), "products", self.dtype)
+        self.bytes = _memory((self.batch, const(self.hidden)), "bytes", "int32")
+        self.low, self.high = _memory((), "low"), _memory((), "high")
+        self.states = {"h": self.h} | ({"c": self.c} if cell.kind == "lstm" else {})
+
+    @property
+    def shape(self) -> Indices:
+        """That of a state."""
+        return self.h.whole_shape
+
+    def first(self, name: str) -> Step:
+        """A state before the first step."""
+        given = self.extras.get(f"initial_{name}")
+
+        def body(b: Var, u: Var) -> PrimExpr:
+            return const(0.0, "float32") if given is None else given[b, u]
+
+        return _step(self.shape, body, _into(self.states[name]), name=f"first_{name}")
+
+    def last(self, name: str) -> Step:
+        """A state after the last one."""
+        output = self.outputs[1 + list(self.states).index(name)]
+        state = self.states[name]
+        return _step(self.shape, lambda b, u: state[b, u], _into(output), name=f"last_{name}")
+
+    def panels(self) -> list[Step]:
+        """The weight as products read it, if it does not lie so."""
+        if self.weight is self.given:
+            return []
+        zero = const(0, self.given.dtype)
+
+        def body(p: Var, k: Var, i: Var) -> PrimExpr:
+            if self.is_packed:
+                value: PrimExpr = self.given[p, k // WORD, i, k % WORD]
+            else:
+                row = p * self.width + i
+                value = if_then_else(row < self.columns, self.given[row, k], zero)
+            return cast(value, self.dtype)
+
+        return [_step(self.weight.whole_shape, body, _into(self.weight), name="panels")]
+
+    def multiply(self, state: te.Tensor) -> list[Step]:
+        """The products of a state with the weight, as the weight's rows lie."""
+        k, width = te.reduce_axis((0, self.hidden), "k"), self.width
+        steps = self.quantize(state) if self.is_bytes else []
+        left = self.bytes if self.is_bytes else state
+
+        def body(b: Var, column: Var) -> PrimExpr:
+            return te.sum(left[b, k] * self.weight[column // width, k, column % width], k)
+
+        shape = self.products.whole_shape
+        return [*steps, _step(shape, body, _into(self.products), name="products")]
+
+    def quantize(self, state: te.Tensor) -> list[Step]:
+        """A state as bytes of the least range that holds it and 0."""
+        zero = const(0.0, "float32")
+
+        def extreme(reduce: Callable[..., PrimExpr], to: te.Tensor) -> Step:
+            b = te.reduce_axis((0, self.batch), "b")
+            u = te.reduce_axis((0, self.hidden), "u")
+            body = state[b, u]
+            return _step((), lambda: reduce(body, (b, u)), _into(to), name=to.op.name)
+
+        def byte(b: Var, u: Var) -> PrimExpr:
+            step, point = self.spread()
+            level = call_intrin("round", state[b, u] / step) + cast(point, "float32")
+            top = const(255.0, "float32")
+            return cast(Max(Min(level, top, "float32"), zero, "float32"), "int32")
+
+        return [
+            extreme(te.min, self.low),
+            extreme(te.max, self.high),
+            _step(self.shape, byte, _into(self.bytes), name="bytes"),
+        ]
+
+    def spread(self) -> tuple[PrimExpr, PrimExpr]:
+        """(scale, zero point) of the bytes."""
+        zero, one = const(0.0, "float32"), const(1.0, "float32")
+        low, high = Min(self.low[()], zero, "float32"), Max(self.high[()], zero, "float32")
+        step = if_then_else(high > low, (high - low) / const(255.0, "float32"), one)
+        return step, cast(call_intrin("round", (zero - low) / step), "int32")
+
+    def product(self, b: Var, u: Var, gate: int) -> PrimExpr:
+        """That of a unit's gate, in float32."""
+        at: PrimExpr = u + gate * self.hidden
+        row = at
+        if self.is_packed:
+            at = u // self.lanes * self.width + gate * self.lanes + u % self.lanes
+        value: PrimExpr = self.products[b, at]
+        if not self.is_bytes:
+            return value
+        step, point = self.spread()
+        total = cast(value - point * self.extras["sums"][row], "float32")
+        return total * (step * self.extras["scale"][row])
+
+    def time(self, t: PrimExpr, b: Var) -> tuple[PrimExpr, PrimExpr | None]:
+        """As of ekiden.topi.rule.recurrent.Layer: the row of the data, whether there is one."""
+        lengths = self.extras.get("lengths")
+        if lengths is None:
+            return (self.steps - 1 - t if self.cell.reverse else t), None
+        length = lengths[b]
+        there = t < length
+        return (if_then_else(there, length - 1 - t, t) if self.cell.reverse else t), there
+
+    def cells(self, t: Var, phase: int) -> Step:
+        """What a phase makes of all units of a step."""
+        names: list[str] = []
+
+        def body(b: Var, u: Var) -> tuple[PrimExpr, ...]:
+            made = self.unit(t, phase, b, u)
+            names.extend(made)
+            return tuple(made.values())
+
+        shape = self.shape
+        made = te.compute_op(tuple(shape), body, name=f"cells_{phase}")
+        memory = {"h": self.h, "c": self.c, "reset": self.reset, "update": self.update}
+        places = [
+            _into(self.outputs[0], (self.shown_at(t),)) if name == "shown" else _into(memory[name])
+            for name in names
+        ]
+        return Step(made, places)
+
+    def shown_at(self, t: Var) -> PrimExpr:
+        """The row of the result that a step writes."""
+        return self.steps - 1 - t if self.cell.reverse else t
+
+    def unit(self, t: Var, phase: int, b: Var, u: Var) -> dict[str, PrimExpr]:
+        """New values of a unit, by what keeps them."""
+        chosen = self.cell.phases[phase]
+        when, there = self.time(t, b)
+        x = [self.data[when, b, u + g * self.hidden] for g in chosen]
+        r = [self.product(b, u, g) for g in chosen]
+        if "bias" in self.extras:
+            bias = self.extras["bias"]
+            r = [value + bias[u + g * self.hidden] for g, value in zip(chosen, r, strict=True)]
+        old = {name: state[b, u] for name, state in self.states.items()}
+        known = dict(old)
+        if "peephole" in self.extras:
+            weight = self.extras["peephole"]
+            known |= {name: weight[u + n * self.hidden] for n, name in enumerate(PEEPHOLES)}
+        if phase:
+            known["update"] = self.update[b, u]
+        made = dict(self.cell.step(_ScalarMaths(), phase, x, r, known))
+        if "h" in made:
+            shown = made["h"]
+            made["shown"] = (
+                shown if there is None else if_then_else(there, shown, const(0.0, "float32"))
+            )
+        if there is not None:
+            made |= {n: Select(there, made[n], old[n], "float32") for n in old if n in made}
+        return made
+
+
+def _recurrent(regions: _Regions, op: te.ExternOp, outputs: Sequence[te.Tensor]) -> None:
+    """The loop over time."""
+    layer, t = _Layer(op, outputs), Var("t")
+    if layer.cell.reverse and "lengths" in layer.extras:
+        raise NoGeneralFormError("sequences of their own lengths are read backwards")
+    regions.once(*layer.panels(), *(layer.first(name) for name in layer.states))
+    steps: list[Step] = []
+    for phase in range(len(layer.cell.phases)):
+        steps += layer.multiply(layer.reset if phase else layer.h)
+        steps.append(layer.cells(t, phase))
+    regions.found.append(Region(t, layer.steps, steps))
+    regions.once(*(layer.last(name) for name in layer.states))
+
+
+# Attention ----------------------------------------------------------------------------------------
+
+
+MOST_ROWS = 256
+"""Queries whose scores are held at once: keys are brought into order anew for each block."""
+
+
+class _Head:
+    """A block of queries of one head of one text; the number of all is `turn`."""
+
+    def __init__(self, op: te.ExternOp, output: te.Tensor, turn: Var) -> None:
+        heads = op.attrs["heads"]
+        assert isinstance(heads, Heads)
+        self.heads, self.output = heads, output
+        self.query, self.key, self.value = op.inputs[:3]
+        self.bias = op.inputs[3] if len(op.inputs) > 3 else None
+        self.q, k, self.v = (
+            dict(zip(layout, operand.whole_shape, strict=True))
+            for layout, operand in zip(heads.layouts, op.inputs[:3], strict=False)
+        )
+        blocks = simplify((self.q["s"] + (MOST_ROWS - 1)) // MOST_ROWS)
+        self.turns = simplify(self.q["b"] * self.q["h"] * blocks)
+        number: PrimExpr = turn
+        self.start: PrimExpr = const(0)
+        self.rows = self.q["s"]
+        if not is_const(blocks, 1):
+            number, self.start = turn // blocks, turn % blocks * MOST_ROWS
+            self.rows = minimum(self.q["s"] - self.start, const(MOST_ROWS))
+        self.b, self.head = number // self.q["h"], number % self.q["h"]
+        groups = k["h"]
+        self.shared = self.head // simplify(self.q["h"] // groups)
+        self.queries, self.keys, self.depth = self.q["s"], self.v["s"], self.q["d"]
+        self.scores = _memory((self.rows, self.keys), "scores")
+        self.top = _memory((self.rows,), "top")
+        self.total = _memory((self.rows,), "total")
+        self.mixed = _memory((self.rows, self.v["d"]), "mixed")
+
+    def at(self, tensor: te.Tensor, n: int, s: PrimExpr, d: PrimExpr) -> PrimExpr:
+        """An element of the n-th operand."""
+        head = self.shared if n in (1, 2) else self.head
+        index = {"b": self.b, "h": head, "s": s, "d": d}
+        return tensor[tuple(index[axis] for axis in self.heads.layouts[n])]
+
+    def seen(self, row: PrimExpr) -> PrimExpr:
+        """How many keys a query sees, of those from the first."""
+        shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
+        return row + shift + 1
+
+    def score(self, s: Var, key: Var) -> PrimExpr:
+        """What a product becomes before the softmax."""
+        scale = self.heads.scale
+        if scale is None:
+            if not isinstance(self.depth, IntImm):
+                raise NoGeneralFormError("an attention whose depth is not known")
+            scale = 1 / math.sqrt(self.depth.value)
+        value = self.scores[s, key] * const(scale, "float32")
+        if cap := self.heads.softcap:
+            value = call_intrin("tanh", value * const(1 / cap, "float32")) * const(cap, "float32")
+        if self.bias is not None:
+            place = (self.b, self.head, self.start + s, key)
+            dims = self.bias.whole_shape
+            value = value + self.bias[tuple(
+                const(0) if is_const(d, 1) else i for i, d in zip(place, dims, strict=True)
+            )]  # fmt: skip
+        if not self.heads.causal:
+            return value
+        return if_then_else(key < self.seen(self.start + s), value, const(-math.inf, "float32"))
+
+    def share(self, s: Var, d: Var) -> PrimExpr:
+        """An element of the result."""
+        value = self.mixed[s, d] / self.total[s]
+        if not self.heads.nan_as_zero:
+            return value
+        return if_then_else(call_intrin("isnan", self.total[s]), const(0.0, "float32"), value)
+
+    def steps(self) -> list[Step]:
+        """The whole block."""
+        d, j, n, m = (te.reduce_axis((0, extent), name) for extent, name in (
+            (self.depth, "d"), (self.keys, "j"), (self.keys, "n"), (self.keys, "m")))  # fmt: skip
+        scores, rows = _into(self.scores), self.scores.whole_shape
+        width = self.mixed.whole_shape
+        layout = self.heads.layouts[3]
+        strides = dict(zip(layout, _strides(self.output.whole_shape), strict=True))
+        place = Place(
+            self.output,
+            (strides["s"], strides["d"]),
+            self.b * strides["b"] + self.head * strides["h"] + self.start * strides["s"],
+        )
+        return [
+            _step(rows, lambda s, key: te.sum(
+                self.at(self.query, 0, self.start + s, d) * self.at(self.key, 1, key, d), d),
+                scores, name="scores"),
+            _step(rows, self.score, scores, name="bent"),
+            _step(rows[:1], lambda s: te.max(self.scores[s, j], j), _into(self.top), name="top"),
+            _step(rows, lambda s, key: call_intrin("exp", self.scores[s, key] - self.top[s]),
+                  scores, name="powers"),
+            _step(rows[:1], lambda s: te.sum(self.scores[s, n], n), _into(self.total),
+                  name="total"),
+            _step(width, lambda s, d: te.sum(self.scores[s, m] * self.at(self.value, 2, m, d), m),
+                  _into(self.mixed), name="mixed"),
+            _step(width, self.share, place, name="share"),
+        ]  # fmt: skip
+
+
+def _attention(regions: _Regions, op: te.ExternOp, outputs: Sequence[te.Tensor]) -> None:
+    """The loop over blocks of heads."""
+    turn = Var("head")
+    head = _Head(op, outputs[0], turn)
+    regions.found.append(Region(turn, head.turns, head.steps()))
+
+
+ROWS: dict[str, Callable[[_Regions, te.ExternOp, Sequence[te.Tensor]], None]] = {
+    "recurrent": _recurrent,
+    "attention": _attention,
+}
+"""Tag of an operation -> what adds its regions."""
+
+__all__ = ["Region", "Step", "regions_of"]

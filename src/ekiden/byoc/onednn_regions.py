@@ -1,0 +1,234 @@
+"""oneDNN as an engine: which operators of Relay go there, a row each, and regions as programs of
+steps, which `runtime/engines/onednn_plan.h` describes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from ekiden.byoc.regions import Region, Row, patterns_of, results_of, tensor_of
+from ekiden.ir.op import Array
+from ekiden.relay.expr import Call, Constant, Function
+from ekiden.relay.transform.merge_composite import Entry
+from ekiden.runtime.engines import load_region
+from ekiden.runtime.errors import CompileError
+
+__all__ = ["OneDnnEngine"]
+
+MAGIC = 0x314C4E4E444B45
+RELU, ADD = 0x20, 0x1FFF0
+
+
+class Kind(IntEnum):
+    """What a step does; in the order of onednn_kind in onednn_plan.h."""
+
+    PRODUCT = 0
+    CONVOLUTION = 1
+    POOLING = 2
+    ELEMENT = 3
+    BINARY = 4
+    SOFTMAX = 5
+    BIAS = 6
+    """A bias, with its axis: part of the product before it, or a BINARY."""
+
+
+Attributes = Sequence[int]
+
+
+def _dense(call: Call) -> Attributes | None:
+    ranks = [len(tensor_of(arg).shape) for arg in call.args]
+    return [0] if ranks == [2, 2] else None
+
+
+def _bias(call: Call) -> Attributes | None:
+    axis: int = getattr(call.attrs, "axis")  # noqa: B009 - of BiasAddAttrs
+    return [axis % len(tensor_of(call.args[0]).shape)]
+
+
+def _softmax(call: Call) -> Attributes | None:
+    axis: int = getattr(call.attrs, "axis")  # noqa: B009 - of SoftmaxAttrs
+    return [axis % len(tensor_of(call).shape)]
+
+
+def _conv2d(call: Call) -> Attributes | None:
+    attrs: Any = call.attrs
+    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout)
+    if layouts != ("NCHW", "OIHW", "NCHW"):
+        return None
+    return [*attrs.strides, *attrs.padding, *attrs.dilation, attrs.groups, 0]
+
+
+def _pool(call: Call) -> Attributes | None:
+    attrs: Any = call.attrs
+    if attrs.layout != "NCHW" or attrs.ceil_mode:
+        return None
+    return [*attrs.pool_size, *attrs.strides, *attrs.padding, *attrs.dilation]
+
+
+def _number(number: int) -> Callable[[Call], Attributes | None]:
+    """Of a function or operator, as oneDNN numbers them; what has no dimensions it has not."""
+    return lambda call: [number] if all(tensor_of(arg).shape for arg in call.args) else None
+
+
+ROWS: dict[str, Row[Kind, Attributes]] = {
+    "nn.dense": Row(Kind.PRODUCT, 2, _dense),
+    "nn.bias_add": Row(Kind.BIAS, 2, _bias),
+    "nn.conv2d": Row(Kind.CONVOLUTION, 2, _conv2d),
+    "nn.max_pool2d": Row(Kind.POOLING, 1, _pool),
+    "nn.softmax": Row(Kind.SOFTMAX, 1, _softmax),
+    "nn.relu": Row(Kind.ELEMENT, 1, _number(RELU)),
+    "tanh": Row(Kind.ELEMENT, 1, _number(0x21)),
+    "sqrt": Row(Kind.ELEMENT, 1, _number(0x25)),
+    "sigmoid": Row(Kind.ELEMENT, 1, _number(0x29)),
+    "exp": Row(Kind.ELEMENT, 1, _number(0x2A)),
+    "add": Row(Kind.BINARY, 2, _number(ADD)),
+    "multiply": Row(Kind.BINARY, 2, _number(0x1FFF1)),
+    "divide": Row(Kind.BINARY, 2, _number(0x1FFF4)),
+    "subtract": Row(Kind.BINARY, 2, _number(0x1FFF5)),
+}
+"""By the name in Relay."""
+
+
+@dataclass(slots=True)
+class OneDnnEngine:
+    """oneDNN, by its library in C."""
+
+    name: str
+
+    def patterns(self) -> Sequence[Entry]:
+        """Each operator of the table."""
+        return patterns_of(self.name, ROWS)
+
+    def compile(self, function: Function) -> bytes:
+        """A region as a program; CompileError for an operator outside the table."""
+        region = _Region()
+        for param in function.params:
+            region.values[param] = _Value()
+        inputs = list(region.values.values())
+        region.convert(function.body)
+        results = [region.values[each] for each in results_of(function.body)]
+        _fold(region.steps, region.constants, results)
+        return _written(inputs, region.constants, region.steps, results)
+
+    def load(self, symbol: str, code: bytes) -> Callable[..., None]:
+        """By the runtime, which has it without the compiler."""
+        return load_region(self.name, symbol, code)
+
+
+@dataclass(eq=False, slots=True)
+class _Value:
+    """An input, a constant, or what a step gives."""
+
+    data: Array | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Step(_Value):
+    kind: Kind = Kind.ELEMENT
+    args: list[_Value] = field(default_factory=list)
+    attributes: list[int] = field(default_factory=list)
+    ndim: int = 0
+
+
+class _Region(Region[_Value]):
+    engine = "oneDNN"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constants: list[_Value] = []
+        self.steps: list[_Step] = []
+
+    def constant(self, expr: Constant) -> _Value:
+        """Its numbers are of the code."""
+        self.constants.append(_Value(np.asarray(expr.data)))
+        return self.constants[-1]
+
+    def operator(self, name: str, call: Call, inputs: Sequence[_Value]) -> _Value:
+        """A step for each; `_fold` joins them."""
+        row = ROWS.get(name)
+        attributes = None if row is None else row.attributes(call)
+        if row is None or attributes is None:
+            raise CompileError(f"'{name}' of this form is not in oneDNN")
+        ndim = len(tensor_of(call).shape)
+        self.steps.append(_Step(None, row.op, list(inputs), list(attributes), ndim))
+        return self.steps[-1]
+
+
+PRODUCTS = (Kind.PRODUCT, Kind.CONVOLUTION)
+
+
+def _fold(steps: list[_Step], constants: list[_Value], results: list[_Value]) -> None:
+    """A bias, and a relu behind, become part of the product or convolution before them where nobody
+    else uses what that gives; other biases are added.
+    """
+    for step in list(steps):
+        uses = Counter(id(arg) for each in steps for arg in each.args)
+        uses.update(map(id, results))
+        before = step.args[0]
+        alone = isinstance(before, _Step) and before.kind in PRODUCTS and uses[id(before)] == 1
+        if alone and _joins(before, step):
+            steps.remove(step)
+            _replace(step, before, steps, results)
+        elif step.kind is Kind.BIAS:
+            step.args[1] = _broadcast(step.args[1], step.ndim - 1 - step.attributes[0], constants)
+            step.kind, step.attributes = Kind.BINARY, [ADD]
+
+
+def _broadcast(bias: _Value, after: int, constants: list[_Value]) -> _Value:
+    """A bias as it is added, with 1 for the sizes after its own."""
+    if not after:
+        return bias
+    if bias.data is None:
+        raise CompileError(
+            "a bias that is no constant, along an axis before the last, is not there"
+        )
+    constants.append(_Value(bias.data.reshape(-1, *(1,) * after)))
+    return constants[-1]
+
+
+def _joins(before: _Value, step: _Step) -> bool:
+    """Has a product do what a step behind it does, if it can."""
+    assert isinstance(before, _Step)
+    if before.attributes[-1]:
+        return False
+    channel = 1 if step.ndim == 4 else step.ndim - 1
+    if step.kind is Kind.BIAS and len(before.args) == 2 and step.attributes == [channel]:
+        if isinstance(step.args[1], _Step):  # which may come after the product
+            return False
+        before.args.append(step.args[1])
+        return True
+    if step.kind is Kind.ELEMENT and step.attributes == [RELU]:
+        before.attributes[-1] = 1
+        return True
+    return False
+
+
+def _replace(old: _Value, new: _Value, steps: list[_Step], results: list[_Value]) -> None:
+    for values in (results, *(step.args for step in steps)):
+        values[:] = [new if each is old else each for each in values]
+
+
+def _written(
+    inputs: list[_Value], constants: list[_Value], steps: list[_Step], results: list[_Value]
+) -> bytes:
+    number = {id(each): at for at, each in enumerate((*inputs, *constants, *steps))}
+    made = _words(MAGIC, len(inputs), len(constants), len(steps), len(results))
+    for each in constants:
+        assert each.data is not None
+        numbers = each.data.astype("<f4").tobytes()
+        made += _words(each.data.ndim, *each.data.shape) + numbers + bytes(-len(numbers) % 8)
+    for step in steps:
+        args = [number[id(arg)] for arg in step.args]
+        made += _words(step.kind, len(args), *args, len(step.attributes), *step.attributes)
+    return made + _words(*(number[id(each)] for each in results))
+
+
+def _words(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)

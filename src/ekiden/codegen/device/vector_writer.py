@@ -1,0 +1,444 @@
+"""Statements with whole vectors, where a dialect has them.
+
+    b[i : i + 16] = exp(a[i : i + 16]) * 2   ->   vstore16(ek_exp_float32x16(vload16(0, a + i)) *
+                                                            (float16)(2.0f), 0, b + i);
+
+What has no words over vectors (a gather, a table, half a conversion) goes through an array, lane by
+lane, as in C. Inside of such a loop over lanes everything is written for one lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ekiden.arith import simplify
+from ekiden.codegen.c.expression import PLAIN, stripped
+from ekiden.codegen.c.helpers import Form, Helpers, NoVectorsError
+from ekiden.codegen.c.statement import StatementWriter
+from ekiden.codegen.common import check_lanes, flat_extent, is_nonnegative, stored_value
+from ekiden.codegen.device.vectors import VectorSyntax
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import row_of
+from ekiden.ir.prim import (
+    BOOLEAN,
+    Add,
+    And,
+    BinaryExpr,
+    Cast,
+    Div,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    Max,
+    Min,
+    Mul,
+    Not,
+    Or,
+    PrimExpr,
+    Select,
+    Sub,
+    Var,
+    is_const,
+)
+from ekiden.ir.prim_visitor import post_order
+from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
+from ekiden.tir.stmt import Allocate, BufferStore, Stmt
+from ekiden.tir.visitor import expressions, walk
+
+THREAD_SCOPES = ("local", "register")
+_INFIX: dict[type, str] = {Add: "+", Sub: "-", Mul: "*", And: "&", Or: "|"}
+_COMBINE: dict[str, type[BinaryExpr]] = {"sum": Add, "prod": Mul, "max": Max, "min": Min}
+
+
+class VectorWriter(StatementWriter):
+    """Writes a function in a dialect that may have vectors."""
+
+    def __init__(self, helpers: Helpers, symbol: str, vectors: VectorSyntax | None) -> None:
+        super().__init__(helpers, symbol, [])
+        self.vectors = vectors
+        self.whole: dict[Var, str] = {}
+        """Variables that are vectors of the dialect -> their names; `names` has their lanes."""
+        self.arrays: dict[Buffer, int] = {}
+        """Buffers of a thread that are arrays of vectors -> lanes of each."""
+        self._in_lanes = False
+        if vectors is not None:
+            form = Form(helpers.form.function, helpers.form.table, vectors.bits, vectors)
+            self._functions_of_vectors = helpers.over(form)
+
+    def _writes(self, dtype: str) -> bool:
+        """Whether a value of this type is written as a whole here."""
+        return not self._in_lanes and self.vectors is not None and self.vectors.has(dtype)
+
+    def prepare(self, body: Stmt) -> None:
+        """Find out what will be arrays of vectors: of arrays of numbers no compiler need make
+        registers (PoCL's does not: a product of 512 has 24 GFLOP/s instead of 90)."""
+        if self.vectors is not None:
+            self.arrays = whole_vectors(body, self.vectors)
+
+    def allocate(self, buffer: Buffer) -> None:
+        """An array of vectors where every access is of one."""
+        lanes = self.arrays.get(buffer)
+        extent = buffer.shape[0] if len(buffer.shape) == 1 else None
+        if lanes is None or self.vectors is None or not isinstance(extent, IntImm):
+            super().allocate(buffer)
+            return
+        kind = self.vectors.type(dt.with_lanes(buffer.dtype, lanes))
+        count = -(-extent.value // lanes)
+        self.put(self.vectors.var(kind, self.define(buffer), count))
+
+    def element(self, buffer: Buffer, index: str) -> str:
+        """A number; of an array of vectors through a pointer."""
+        if buffer not in self.arrays or self.vectors is None:
+            return super().element(buffer, index)
+        return f"(({self.vectors.lane_type(buffer.dtype)} *){self.name(buffer)})[{index}]"
+
+    # the walk
+
+    def lane_loop(self, lanes: int, line: Callable[[], str]) -> None:
+        """A loop in which everything is of one lane."""
+        outer, self._in_lanes = self._in_lanes, True
+        try:
+            super().lane_loop(lanes, line)
+        finally:
+            self._in_lanes = outer
+
+    def _known(self, e: PrimExpr) -> str | None:
+        if isinstance(e, Var) and self._writes(e.dtype):
+            return self.whole.get(e) or self._memoised(e)
+        return super()._known(e)
+
+    def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
+        if isinstance(e, BufferLoad) and self._writes(e.dtype) and len(e.indices) == 1:
+            match e.indices[0]:
+                case Ramp(base=base) as index if _near_step(index):
+                    return (base,)
+                case Broadcast(value=value):
+                    return (value,)
+        return super()._operands(e)
+
+    def _memoised(self, e: PrimExpr) -> str | None:
+        return next((table[e] for table in reversed(self._memo) if e in table), None)
+
+    def _named(self, e: PrimExpr, text: str) -> str:
+        if not self._writes(e.dtype):
+            return super()._named(e, text)
+        return self._kept("t", e.dtype, text)
+
+    def _kept(self, hint: str, dtype: str, text: str) -> str:
+        """A variable that holds a vector."""
+        assert self.vectors is not None
+        name = self.unique(hint)
+        self.put(self.vectors.let(self.vectors.type(dtype), name, text))
+        return name
+
+    def _node(self, e: PrimExpr) -> str:
+        match e:
+            case VectorReduce() if self._writes(e.value.dtype):
+                return self._halved(e)
+            case Intrinsic(op="reinterpret") if self._writes(e.args[0].dtype):
+                return self._as_bits(e)
+        if not self._writes(e.dtype):
+            return super()._node(e)
+        try:
+            return self._vector(e)
+        except NoVectorsError:
+            return self._by_lanes(e)
+
+    def _by_lanes(self, e: PrimExpr) -> str:
+        """Through an array, which a loop over lanes fills."""
+        assert self.vectors is not None
+        name, lanes = self.unique("lanes"), dt.lanes(e.dtype)
+        self.put(self.vectors.var(self.vectors.lane_type(e.dtype), name, lanes))
+        sign = "-(int)" if dt.element(e.dtype) == "bool" else ""
+        self.lane_loop(lanes, lambda: f"{name}[lane] = {sign}({self.text(e)});")
+        return self._kept("t", e.dtype, self.vectors.of_lanes(name, e.dtype))
+
+    # what nodes are
+
+    def _vector(self, e: PrimExpr) -> str:
+        """A node whose operands are written. Raises NoVectorsError."""
+        assert self.vectors is not None
+        syntax = self.vectors
+        match e:
+            case BinaryExpr():
+                return self._vector_binary(e)
+            case Cast():
+                return self._converted(e)
+            case Not():
+                return f"~{self.of(e.a)}"
+            case Select() if dt.lanes(e.condition.dtype) > 1:
+                chosen = (self.of(x) for x in (e.condition, e.true_value, e.false_value))
+                condition, yes, no = chosen
+                return syntax.select(condition, yes, no, e.dtype)
+            case Intrinsic(op="if_then_else"):
+                return self._where(e)
+            case Intrinsic() if all(dt.lanes(a.dtype) == dt.lanes(e.dtype) for a in e.args):
+                return self._called(e)
+            case Ramp():
+                return syntax.ramp(self.of(e.base), self.of(e.stride), e.dtype)
+            case Broadcast():
+                return syntax.broadcast(self.of(e.value), e.dtype)
+            case BufferLoad():
+                return self._neighbours(e)
+        raise NoVectorsError
+
+    def _vector_binary(self, e: BinaryExpr) -> str:
+        assert self.vectors is not None
+        kind, dtype, element = type(e), e.a.dtype, dt.element(e.a.dtype)
+        x, y = self.of(e.a), self.of(e.b)
+        if kind in (And, Or) and element == "bool":
+            return f"({x} {_INFIX[kind]} {y})"
+        if kind in BOOLEAN and element in PLAIN:
+            return self.vectors.comparison(f"{x} {e.symbol} {y}", dtype)
+        if kind in (Add, Sub, Mul) and element in PLAIN:
+            return f"({x} {e.symbol} {y})"
+        if kind is Div and dt.is_float(element) and element in PLAIN:
+            return f"({x} / {y})"
+        if kind in (FloorDiv, FloorMod) and self._divides_plainly(e):
+            return f"({x} {'/' if kind is FloorDiv else '%'} {y})"
+        if kind in (Min, Max) and element in PLAIN and dt.is_int(element):
+            return f"{'min' if kind is Min else 'max'}({x}, {y})"
+        return self._functions_of_vectors.binary(kind, dtype, x, y)
+
+    def _divides_plainly(self, e: BinaryExpr) -> bool:
+        divisor = e.b.value if isinstance(e.b, Broadcast) else e.b
+        is_positive = isinstance(divisor, IntImm) and divisor.value > 0
+        return is_positive and is_nonnegative(e.a, self.positive)
+
+    def _converted(self, e: Cast) -> str:
+        assert self.vectors is not None
+        source, target = dt.element(e.value.dtype), dt.element(e.dtype)
+        x, kind = self.of(e.value), self.vectors.type(e.dtype)
+        if source == target:
+            return x
+        exact = dt.is_int(source) or source == "bool" or {source, target} == {"float32", "float64"}
+        if exact and target not in ("bool", "float16", "bfloat16"):
+            is_flag = source == "bool"
+            return self.vectors.cast(kind, self.vectors.flag(x, e.dtype) if is_flag else x)
+        return self._functions_of_vectors.cast(e.value.dtype, e.dtype, x)
+
+    def _called(self, e: Intrinsic) -> str:
+        argument, given = e.args[0].dtype, [self.of(a) for a in e.args]
+        functions = self._functions_of_vectors
+        if (function := functions.math(e.op, argument)) is not None:
+            return f"{function}({', '.join(given)})"
+        return functions.intrinsic(e.op, e.dtype, argument, given)
+
+    def _as_bits(self, e: Intrinsic) -> str:
+        """`as_int4(x)`, of neighbours in memory too."""
+        assert self.vectors is not None
+        kind = self.vectors.type(e.dtype)
+        return self.vectors.bits(kind.removesuffix("_t"), self.of(e.args[0]))
+
+    def _neighbours(self, e: BufferLoad) -> str:
+        assert self.vectors is not None and len(e.indices) == 1
+        check_lanes("c: the load of", e.buffer, e.indices[0], e.dtype)
+        index = e.indices[0]
+        if dt.lanes(e.buffer.dtype) > 1:
+            raise NoVectorsError
+        if (slot := self._slot(e.buffer, index)) is not None:
+            return slot
+        if isinstance(index, Ramp) and (step := _near_step(index)):
+            load = self.vectors.load if step == 1 else self.vectors.load_seconds
+            return load(self.name(e.buffer), self.text(index.base), e.dtype)
+        if isinstance(index, Broadcast):
+            one = BufferLoad(e.buffer, (index.value,), dt.element(e.dtype))
+            return self.vectors.broadcast(self.text(one), e.dtype)
+        raise NoVectorsError
+
+    def _slot(self, buffer: Buffer, index: PrimExpr) -> str | None:
+        """The element of an array of vectors."""
+        if buffer not in self.arrays:
+            return None
+        assert isinstance(index, Ramp) and isinstance(index.base, IntImm)
+        return f"{self.name(buffer)}[{index.base.value // self.arrays[buffer]}]"
+
+    # conditions
+
+    def _where(self, e: Intrinsic) -> str:
+        """A choice whose sides may not be evaluated everywhere. Where all that they would read is
+        memory of its buffer, as nearly always, both are; where that cannot be said, one is if
+        lanes agree; else they go one by one."""
+        assert self.vectors is not None
+        condition, yes, no = e.args
+        if dt.lanes(condition.dtype) == 1:
+            rows = [(self.of(condition), lambda: self._side_of(yes))]
+            return self._branches(e.dtype, rows, lambda: self._side_of(no))
+        inside = self._inside(yes, no)
+        if inside == "":
+            return self._chosen(e)
+        if inside is not None:
+            rows = [(inside, lambda: self._chosen(e))]
+            return self._branches(e.dtype, rows, lambda: self._by_lanes(e))
+        held = self.of(condition)
+        if not held.isidentifier():
+            held = self._kept("mask", condition.dtype, held)
+        rows = [(f"all({held})", lambda: self._side_of(yes))]
+        rows.append((f"!any({held})", lambda: self._side_of(no)))
+        return self._branches(e.dtype, rows, lambda: self._by_lanes(e))
+
+    def _side_of(self, e: PrimExpr) -> str:
+        self._walk(e)
+        return stripped(self.of(e))
+
+    def _chosen(self, e: Intrinsic) -> str:
+        """By a condition for each lane, both sides evaluated."""
+        assert self.vectors is not None
+        yes, no = (self._side_of(side) for side in e.args[1:])
+        return self.vectors.select(self.of(e.args[0]), yes, no, e.dtype)
+
+    def _branches(
+        self, dtype: str, rows: Sequence[tuple[str, Callable[[], str]]], last: Callable[[], str]
+    ) -> str:
+        """A variable that gets the first value whose test holds, or the last."""
+        assert self.vectors is not None
+        name = self.unique("t")
+        self.put(self.vectors.var(self.vectors.type(dtype), name))
+        before = ""
+        for test, value in (*rows, ("", last)):
+            self.put(f"{before}if ({stripped(test)}) {{" if test else f"{before}{{")
+            before = "} else "
+            with self.indented():
+                self.put(f"{name} = {value()};")
+        self.put("}")
+        return name
+
+    def _inside(self, *sides: PrimExpr) -> str | None:
+        """What must hold for all of some expressions to be readable; None where it cannot be said,
+        "" where they read nothing."""
+        found: list[str] = []
+        for e in post_order(*sides):
+            if isinstance(e, Intrinsic) and (e.op == "if_then_else" or row_of(e.op).effects):
+                return None
+            if not isinstance(e, BufferLoad):
+                continue
+            index, extent = e.indices[0], simplify(flat_extent(e.buffer))
+            lanes = dt.lanes(index.dtype)
+            if isinstance(index, Ramp) and (step := _near_step(index)):
+                index, lanes = index.base, (lanes - 1) * step + 1
+            elif isinstance(index, Broadcast):
+                index, lanes = index.value, 1
+            elif lanes > 1:
+                return None
+            reads = any(isinstance(part, BufferLoad) for part in post_order(index))
+            if reads or not isinstance(extent, IntImm) or dt.lanes(e.buffer.dtype) > 1:
+                return None
+            at = self.text(index)
+            found.append(f"({at}) >= 0 && ({at}) <= {extent.value - lanes}")
+        return " && ".join(dict.fromkeys(found))
+
+    def _halved(self, e: VectorReduce) -> str:
+        """Halves are combined until one lane is left, in the order LLVM's code has."""
+        assert self.vectors is not None
+        kind, dtype = _COMBINE[e.kind], e.value.dtype
+        self._walk(e.value)
+        name = self._kept("parts", dtype, self.of(e.value))
+        while dt.lanes(dtype) > 1:
+            dtype = dt.with_lanes(dtype, dt.lanes(dtype) // 2)
+            low, high = self.vectors.halves(name)
+            if dt.element(dtype) in PLAIN and kind in (Add, Mul):
+                text = f"{low} {kind.symbol} {high}"
+            elif dt.lanes(dtype) > 1:
+                text = self._functions_of_vectors.binary(kind, dtype, low, high)
+            else:
+                text = self.helpers.binary(kind, dtype, low, high)
+            name = self._kept("parts", dtype, text)
+        return name
+
+    # statements
+
+    def let(self, var: Var, value: PrimExpr) -> None:
+        """A variable of a vector."""
+        if not self._writes(var.dtype) or dt.element(var.dtype) == "bool":
+            super().let(var, value)
+            return
+        assert self.vectors is not None
+        self.learn(var, value)
+        text = self.text(value)
+        self.whole[var] = self._kept(var.name, var.dtype, text)
+        self.names[var] = self.vectors.lanes_of(self.whole[var], var.dtype)
+
+    def store(self, s: BufferStore) -> None:
+        """Neighbours at once; elsewhere the value at once, and a store for each lane."""
+        value = stored_value(s)
+        lanes = dt.lanes(value.dtype)
+        if not self._writes(value.dtype) or dt.lanes(s.buffer.dtype) > 1:
+            super().store(s)
+            return
+        assert self.vectors is not None
+        index = s.indices[0]
+        check_lanes("c: the store to", s.buffer, index, value.dtype)
+        text = self.text(value)
+        is_near = isinstance(index, Ramp) and is_const(index.stride, 1)
+        is_masked = s.predicate is not None and not is_const(s.predicate, 1)
+        held = ""
+        if is_near and not is_masked:
+            self._store_near(s, text, value.dtype)
+            self.forget()
+            return
+        name = Var("value", value.dtype)
+        self.whole[name] = self._kept("value", value.dtype, text)
+        self.names[name] = self.vectors.lanes_of(self.whole[name], value.dtype)
+        each = f"{self.names[name]}[lane]"
+        if is_near and s.predicate is not None and dt.lanes(s.predicate.dtype) > 1:
+            held = self._kept("mask", s.predicate.dtype, self.text(s.predicate))
+            self.put(f"if (all({held})) {{")
+            with self.indented():
+                self._store_near(s, self.whole[name], value.dtype)
+            self.put("} else {")
+        self.lane_loop(lanes, lambda: self.assigned(s, each))
+        if held:
+            self.put("}")
+        self.forget()
+
+    def _store_near(self, s: BufferStore, text: str, dtype: str) -> None:
+        assert self.vectors is not None
+        index = s.indices[0]
+        assert isinstance(index, Ramp)
+        if (slot := self._slot(s.buffer, index)) is not None:
+            self.put(f"{slot} = {text};")
+            return
+        self.put(self.vectors.store(self.name(s.buffer), self.text(index.base), text, dtype))
+
+
+def _near_step(index: Ramp) -> int:
+    """1 and 2 for elements that are loaded as vectors of neighbours, else 0."""
+    return next((n for n in (1, 2) if is_const(index.stride, n)), 0)
+
+
+def whole_vectors(body: Stmt, vectors: VectorSyntax) -> dict[Buffer, int]:
+    """Buffers of a thread that are read and written by vectors of so many lanes alone, each at a
+    constant multiple of that."""
+    found: dict[Buffer, int] = {}
+    refused: set[Buffer] = set()
+    for buffer, index in _accesses(body):
+        is_vector = isinstance(index, Ramp) and is_const(index.stride, 1)
+        lanes = index.lanes if isinstance(index, Ramp) else 0
+        fits = is_vector and isinstance(lanes, int) and found.setdefault(buffer, lanes) == lanes
+        base = index.base if isinstance(index, Ramp) else None
+        is_whole = isinstance(lanes, int) and isinstance(base, IntImm) and base.value % lanes == 0
+        if not fits or not is_whole:
+            refused.add(buffer)
+    own = {s.buffer for s in walk(body) if isinstance(s, Allocate)}
+    return {
+        b: n
+        for b, n in found.items()
+        if b in own - refused
+        and b.scope in THREAD_SCOPES
+        and vectors.has(dt.with_lanes(b.dtype, n))
+        and b.dtype != "bool"
+        and dt.lanes(b.dtype) == 1
+    }
+
+
+def _accesses(body: Stmt) -> Iterator[tuple[Buffer, PrimExpr | None]]:
+    """Every buffer that is read, written or passed on, and where (None: who knows)."""
+    for s in walk(body):
+        if isinstance(s, BufferStore):
+            yield s.buffer, s.indices[0] if s.predicate is None else None
+        for e in post_order(*expressions(s)):
+            if isinstance(e, BufferLoad):
+                yield e.buffer, e.indices[0]
+            elif isinstance(e, BufferAddress):
+                yield e.buffer, None

@@ -1,0 +1,126 @@
+"""What a dialect of C writes vectors as: the types, and the operations that no infix says.
+
+A condition is a vector of int32, -1 in the lanes in which it holds; in memory it is a byte. Helper
+functions over vectors are those of `codegen.c.helpers`, in this syntax: `ek_exp_float32x16`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ekiden.codegen.c.types import C, Syntax, in_parentheses
+from ekiden.ir import dtype as dt
+
+LANES = (2, 4, 8, 16)
+"""How many lanes vectors have; others are computed lane by lane."""
+
+
+class VectorSyntax(Syntax):
+    """Vectors of OpenCL C: `float16`, `convert_int16(x)`, `vload16(0, p + i)`. Types of one lane
+    are those of C."""
+
+    names: ClassVar = {
+        "int8": "char", "uint8": "uchar", "int16": "short", "uint16": "ushort", "int32": "int",
+        "uint32": "uint", "int64": "long", "uint64": "ulong", "float32": "float",
+        "float64": "double", "float16": "ushort", "bfloat16": "ushort", "bool": "int",
+    }  # fmt: skip
+    """The first part of a type; 16-bit floats are their bits."""
+
+    def has(self, dtype: str) -> bool:
+        """Whether there is such a vector."""
+        return dt.lanes(dtype) in LANES and dt.element(dtype) in self.names
+
+    def type(self, dtype: str) -> str:
+        """`float16`"""
+        lanes = dt.lanes(dtype)
+        return C.type(dtype) if lanes == 1 else f"{self.names[dt.element(dtype)]}{lanes}"
+
+    def lane_type(self, dtype: str) -> str:
+        """The type of a lane of the variable of a vector."""
+        return C.type("int32" if dt.element(dtype) == "bool" else dtype)
+
+    def integer(self, dtype: str, unsigned: bool) -> str:
+        """`uint16` for float32x16."""
+        bits = dt.SCALAR_BITS[dt.element(dtype)]
+        kind = f"{'uint' if unsigned else 'int'}{32 if dt.element(dtype) == 'bool' else bits}"
+        return self.type(dt.with_lanes(kind, dt.lanes(dtype)))
+
+    def constant(self, value: int | float, dtype: str) -> str:
+        """`(float16)(0.5f)`"""
+        if dt.lanes(dtype) == 1:
+            return C.constant(value, dtype)
+        return self.broadcast(C.constant(value, dt.element(dtype)), dtype)
+
+    def broadcast(self, x: str, dtype: str) -> str:
+        """The same in every lane."""
+        if dt.element(dtype) == "bool":
+            x = f"-(int)({x})"
+        return f"({self.type(dtype)})({x})"
+
+    def ramp(self, base: str, stride: str, dtype: str) -> str:
+        """`base + lane * stride`"""
+        kind = self.type(dtype)
+        numbers = f"({kind})({', '.join(map(str, range(dt.lanes(dtype))))})"
+        steps = numbers if stride == "1" else f"{numbers} * ({kind})({stride})"
+        return f"(({kind})({base}) + {steps})"
+
+    def cast(self, kind: str, x: str) -> str:
+        """`convert_int16(x)`: integers keep their low bits, as in C."""
+        if not kind[-1:].isdigit() or kind.endswith("_t"):
+            return C.cast(kind, x)
+        return f"convert_{kind}{x}" if in_parentheses(x) else f"convert_{kind}({x})"
+
+    def shifted(self, kind: str, x: str, symbol: str, by: str) -> str:
+        """By as many bits in each lane as another vector says."""
+        return f"{self.cast(kind, x)} {symbol} {by}"
+
+    def flag(self, x: str, dtype: str) -> str:
+        """A condition as 1 and 0."""
+        lanes = dt.lanes(dtype)
+        return f"({x} & (int{lanes})(1))" if lanes > 1 else x
+
+    def select(self, condition: str, yes: str, no: str, dtype: str) -> str:
+        """`select(no, yes, condition)`; a condition has as many bits as a lane."""
+        lanes, bits = dt.lanes(dtype), dt.SCALAR_BITS[dt.element(dtype)]
+        if dt.element(dtype) != "bool" and bits != 32:
+            condition = f"convert_{self.type(dt.with_lanes(f'int{bits}', lanes))}({condition})"
+        return f"select({no}, {yes}, {condition})"
+
+    def comparison(self, text: str, dtype: str) -> str:
+        """What a comparison of such operands gives, as a condition."""
+        bits = 32 if dt.element(dtype) == "bool" else dt.SCALAR_BITS[dt.element(dtype)]
+        return f"({text})" if bits == 32 else f"convert_int{dt.lanes(dtype)}({text})"
+
+    def load(self, pointer: str, index: str, dtype: str) -> str:
+        """Neighbours in memory."""
+        lanes = dt.lanes(dtype)
+        text = f"vload{lanes}(0, &{pointer}[{index}])"
+        return f"(convert_int{lanes}({text}) != 0)" if dt.element(dtype) == "bool" else text
+
+    def load_seconds(self, pointer: str, index: str, dtype: str) -> str:
+        """Every second of neighbours in memory, of which none behind the last is read."""
+        lanes = dt.lanes(dtype)
+        near = self.load(pointer, index, dtype), self.load(pointer, f"{index} + {lanes - 1}", dtype)
+        return f"({self.type(dtype)})({near[0]}.even, {near[1]}.odd)"
+
+    def store(self, pointer: str, index: str, value: str, dtype: str) -> str:
+        """The line that stores them."""
+        if dt.element(dtype) == "bool":
+            value = f"convert_uchar{dt.lanes(dtype)}({self.flag(value, dtype)})"
+        return f"vstore{dt.lanes(dtype)}({value}, 0, &{pointer}[{index}]);"
+
+    def of_lanes(self, array: str, dtype: str) -> str:
+        """The vector of an array of lanes."""
+        return f"vload{dt.lanes(dtype)}(0, {array})"
+
+    def lanes_of(self, name: str, dtype: str) -> str:
+        """A pointer to the lanes of a variable."""
+        return f"((const {self.lane_type(dtype)} *)&{name})"
+
+    def halves(self, name: str) -> tuple[str, str]:
+        """The first lanes and the others."""
+        return f"{name}.lo", f"{name}.hi"
+
+    def bits(self, kind: str, x: str) -> str:
+        """`as_int16(x)`"""
+        return f"as_{kind}({x})"

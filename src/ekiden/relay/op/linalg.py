@@ -1,0 +1,137 @@
+"""Linear algebra: decompositions of matrices, and triangular systems.
+
+Matrices are the last two axes, the axes before a batch. What a decomposition could not do it says
+in a result of its own, `info`, as LAPACK does; `checked` makes a run fail by it.
+"""
+
+from __future__ import annotations
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpPattern
+from ekiden.relay.expr import Call, Expr
+from ekiden.relay.op._declare import call, check_info
+from ekiden.relay.op._inventory import declare
+
+
+@node("relay.attrs.CheckedAttrs")
+class CheckedAttrs(Attrs):
+    """The words of the error before the number, and behind its place."""
+
+    subject: str = ""
+    problem: str = ""
+
+
+@node("relay.attrs.SolveTriangularAttrs")
+class SolveTriangularAttrs(Attrs):
+    """Which triangle is read, and whether its diagonal is 1 and not read."""
+
+    lower: bool = True
+    unit_diagonal: bool = False
+
+
+@node("relay.attrs.EighAttrs")
+class EighAttrs(Attrs):
+    """Which triangle is read."""
+
+    lower: bool = True
+
+
+@node("relay.attrs.SvdAttrs")
+class SvdAttrs(Attrs):
+    """Whether square U and V' are wanted, or as much as there are singular values."""
+
+    full_matrices: bool = True
+
+
+def _checked(attrs: CheckedAttrs, data: Array, info: Array) -> Array:
+    check_info(attrs.subject, info, attrs.problem)
+    return data
+
+
+declare("linalg.checked", ("data", "info"),
+        lambda attrs, data, info: topi.linalg.checked(data, info, attrs.subject, attrs.problem),
+        "the type of data", CheckedAttrs, OpPattern.INJECTIVE, _checked,
+        takes={"info": "integer"}, refuses=True)  # fmt: skip
+declare("linalg.lu_factor", ("data",), lambda attrs, data: topi.linalg.lu_factor(data),
+        "a tuple: factors, data's type; int32 pivots [.., min(m, n)], order [.., m], info [..]",
+        fields=4)  # fmt: skip
+declare("linalg.cholesky", ("data",), lambda attrs, data: topi.linalg.cholesky(data),
+        "a tuple: the factor, the type of data; int32 info [..]", fields=2)  # fmt: skip
+declare(
+    "linalg.solve_triangular",
+    ("a", "b"),
+    lambda attrs, a, b: topi.linalg.solve_triangular(a, b, attrs.lower, attrs.unit_diagonal),
+    "the type of b",
+    SolveTriangularAttrs,
+)
+declare("linalg.geqrf", ("data",), lambda attrs, data: topi.linalg.geqrf(data),
+        "a tuple: what is packed, the type of data; tau [.., min(m, n)]", fields=2)  # fmt: skip
+declare("linalg.householder_product", ("packed", "tau"),
+        lambda attrs, packed, tau: topi.linalg.householder_product(packed, tau),
+        "the type of packed")  # fmt: skip
+declare("linalg.eigh", ("data",), lambda attrs, data: topi.linalg.eigh(data, attrs.lower),
+        "a tuple: eigenvalues [.., n], eigenvectors [.., n, n]", EighAttrs, fields=2)  # fmt: skip
+declare("linalg.svd", ("data",), lambda attrs, data: topi.linalg.svd(data, attrs.full_matrices),
+        "a tuple: U, singular values [.., min(m, n)], V'", SvdAttrs, fields=3)  # fmt: skip
+declare("linalg.matrix_exp", ("data",), lambda attrs, data: topi.linalg.matrix_exp(data),
+        "the type of data")  # fmt: skip
+
+
+def checked(data: Expr, info: Expr, subject: str, problem: str) -> Call:
+    """`data`; a run fails with LinAlgError, "SUBJECT number at position PROBLEM", where an element
+    of `info` is not 0."""
+    return call("linalg.checked", data, info, attrs=CheckedAttrs(subject, problem))
+
+
+def lu_factor(data: Expr) -> Call:
+    """L and U of rows of matrices that changed places, packed: L below the diagonal. Also the row
+    with which each changed places, the row that each of them is, both from 0, and the number of
+    the first pivot that is 0, from 1, or 0. LAPACK's getrf."""
+    return call("linalg.lu_factor", data)
+
+
+def cholesky(data: Expr) -> Call:
+    """The lower triangular L of L L', for symmetric matrices of which the lower triangle is read,
+    and the order of the first leading minor that is not positive, or 0; L has not-a-numbers from
+    there on. LAPACK's potrf."""
+    return call("linalg.cholesky", data)
+
+
+def solve_triangular(a: Expr, b: Expr, lower: bool = True, unit_diagonal: bool = False) -> Call:
+    """x of a x = b for triangular a [.., n, n] and b [.., n, k] of the same batch."""
+    return call("linalg.solve_triangular", a, b, attrs=SolveTriangularAttrs(lower, unit_diagonal))
+
+
+def geqrf(data: Expr) -> Call:
+    """R, and below its diagonal the vectors of the reflections that give Q, whose factors come
+    second. LAPACK's geqrf."""
+    return call("linalg.geqrf", data)
+
+
+def householder_product(packed: Expr, tau: Expr) -> Call:
+    """The first columns, as many as `packed` has, of the product of reflections. LAPACK's orgqr."""
+    return call("linalg.householder_product", packed, tau)
+
+
+def eigh(data: Expr, lower: bool = True) -> Call:
+    """Eigenvalues of symmetric matrices, the least first, and their orthonormal eigenvectors as
+    columns, of either sign."""
+    return call("linalg.eigh", data, attrs=EighAttrs(lower))
+
+
+def svd(data: Expr, full_matrices: bool = True) -> Call:
+    """U, singular values, the greatest first, and V' of U S V'."""
+    return call("linalg.svd", data, attrs=SvdAttrs(full_matrices))
+
+
+def matrix_exp(data: Expr) -> Call:
+    """The exponentials of square matrices."""
+    return call("linalg.matrix_exp", data)
+
+
+__all__ = [
+    "checked", "cholesky", "eigh", "geqrf", "householder_product", "lu_factor", "matrix_exp",
+    "solve_triangular", "svd",
+]  # fmt: skip

@@ -1,0 +1,127 @@
+"""Weights and data of few bits: packed planes, and products of what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import topi
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.node import node
+from ekiden.ir.op import Array, OpPattern
+from ekiden.relay.expr import Call, Expr, const
+from ekiden.relay.op._declare import call
+from ekiden.relay.op._inventory import declare
+from ekiden.relay.op.broadcast import bitwise_and, multiply, subtract
+from ekiden.relay.op.elementwise import cast
+from ekiden.relay.op.nn.conv import conv2d
+from ekiden.relay.op.nn.dense import dense
+
+
+@node("relay.attrs.BitPackAttrs")
+class BitPackAttrs(Attrs):
+    """How many bits, the axes of words and of bits, the type of words."""
+
+    bits: int = 1
+    pack_axis: int = 1
+    bit_axis: int = 2
+    pack_type: str = "uint32"
+    name: str = "BitPack"
+
+
+def _packed(attrs: BitPackAttrs, data: Array) -> Array:
+    """Each word's bits as numbers of their place, summed."""
+    width = int(attrs.pack_type[4:])
+    planes = []
+    for bit in range(attrs.bits):
+        ones = np.moveaxis(data >> bit & 1, attrs.pack_axis, -1).astype(attrs.pack_type)
+        places = np.arange(width - 1, -1, -1).astype(attrs.pack_type)
+        words = (ones.reshape(*ones.shape[:-1], -1, width) << places).sum(-1, attrs.pack_type)
+        planes.append(np.moveaxis(words, -1, attrs.pack_axis))
+    return np.stack(planes, attrs.bit_axis)
+
+
+declare(
+    "nn.bitpack",
+    ("data",),
+    lambda attrs, data: topi.nn.bitpack(
+        data, attrs.bits, attrs.pack_axis, attrs.bit_axis, attrs.pack_type
+    ),
+    "a word for as many elements along pack_axis as it has bits; bit_axis counts the bits kept",
+    BitPackAttrs,
+    OpPattern.COMM_REDUCE,
+    _packed,
+    takes={"data": "integer"},
+)
+
+
+def bitpack(
+    data: Expr,
+    bits: int = 1,
+    pack_axis: int = 1,
+    bit_axis: int = 2,
+    pack_type: str = "uint32",
+    name: str = "BitPack",
+) -> Call:
+    """The lowest bits of integers, each in a plane of its own, packed into words."""
+    attrs = BitPackAttrs(bits, pack_axis, bit_axis, pack_type, name)
+    return call("nn.bitpack", data, attrs=attrs)
+
+
+def bitserial_conv2d(
+    data: Expr,
+    weight: Expr,
+    strides: int | Sequence[int] = (1, 1),
+    padding: int | Sequence[int] = (0, 0),
+    channels: int | None = None,
+    kernel_size: int | Sequence[int] | None = (3, 3),
+    activation_bits: int = 1,
+    weight_bits: int = 1,
+    data_layout: str = "NCHW",
+    kernel_layout: str = "OIHW",
+    pack_dtype: str = "uint32",
+    out_dtype: str = "int16",
+    unipolar: bool = True,
+) -> Call:
+    """A convolution of the lowest bits of integers, made of other operators: kernels multiply
+    integers, so that `pack_dtype`, the words of TVM's kernels, changes nothing.
+
+    `unipolar`: a bit of the weight stands for 1 or -1, else for 1 or 0.
+    """
+    given = _lowest(data, activation_bits, out_dtype)
+    numbers = _numbers(weight, weight_bits, out_dtype, unipolar)
+    return conv2d(
+        given, numbers, strides, padding, 1, 1, channels, kernel_size, data_layout, kernel_layout,
+        "", out_dtype,
+    )  # fmt: skip
+
+
+def bitserial_dense(
+    data: Expr,
+    weight: Expr,
+    units: int | None = None,
+    data_bits: int = 1,
+    weight_bits: int = 1,
+    pack_dtype: str = "uint32",
+    out_dtype: str = "int16",
+    unipolar: bool = True,
+) -> Call:
+    """The same for a dense layer, of a weight with a row for each unit."""
+    given = _lowest(data, data_bits, out_dtype)
+    return dense(given, _numbers(weight, weight_bits, out_dtype, unipolar), units, out_dtype)
+
+
+def _lowest(data: Expr, bits: int, dtype: str) -> Expr:
+    return bitwise_and(cast(data, dtype), const((1 << bits) - 1, dtype))
+
+
+def _numbers(weight: Expr, bits: int, dtype: str, unipolar: bool) -> Expr:
+    """What the bits of a weight stand for."""
+    plain = _lowest(weight, bits, dtype)
+    if not unipolar:
+        return plain
+    return subtract(multiply(plain, const(2, dtype)), const((1 << bits) - 1, dtype))
+
+
+__all__ = ["bitpack", "bitserial_conv2d", "bitserial_dense"]

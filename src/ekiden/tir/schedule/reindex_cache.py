@@ -1,0 +1,76 @@
+"""Copies of what a block reads or writes, laid out by a map of the block's iterators: reindex,
+transform_layout and set_scope as one step, which is done or refused as a whole.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.tir.expr import Buffer
+from ekiden.tir.index_map import IndexMap
+from ekiden.tir.schedule.cache import pattern_of, pick_side, reindex, set_scope, used_iters
+from ekiden.tir.schedule.layout import transform_layout
+from ekiden.tir.schedule.program import Program, inputs, refuse, written
+from ekiden.tir.stmt import BlockRealize, PrimFunc
+
+
+def reindex_cache_read(
+    program: Program,
+    realize: BlockRealize,
+    read_buffer_index: int | str | Buffer,
+    storage_scope: str,
+    index_map: IndexMap,
+) -> tuple[PrimFunc, list[str]]:
+    """See `Schedule.reindex_cache_read`."""
+    step = "reindex_cache_read"
+    side = ("read", read_buffer_index) if isinstance(read_buffer_index, int) else read_buffer_index
+    layout = _map_of_used(step, realize, side, index_map)
+    func, (copy,) = reindex(program, realize, side)
+    second = Program(func)
+    third = Program(transform_layout(second, second.blocks[copy], ("write", 0), layout))
+    return set_scope(third, third.blocks[copy], 0, storage_scope), [copy]
+
+
+def reindex_cache_write(
+    program: Program,
+    realize: BlockRealize,
+    write_buffer_index: int | str | Buffer,
+    storage_scope: str,
+    index_map: IndexMap,
+) -> tuple[PrimFunc, list[str]]:
+    """See `Schedule.reindex_cache_write`."""
+    step = "reindex_cache_write"
+    named = isinstance(write_buffer_index, int)
+    side = ("write", write_buffer_index) if named else write_buffer_index
+    layout = _map_of_used(step, realize, side, index_map)  # type: ignore[arg-type]
+    func, (copy,) = reindex(program, realize, side)  # type: ignore[arg-type]
+    second = Program(func)
+    third = Program(transform_layout(second, second.blocks[copy], ("read", 0), layout))
+    (made,) = inputs(third.blocks[copy].block)
+    writer = third.blocks[realize.block.name]
+    assert made in written(writer.block)
+    return set_scope(third, writer, made, storage_scope), [copy]
+
+
+def _map_of_used(
+    step: str,
+    realize: BlockRealize,
+    side: tuple[str, int] | str | Buffer,
+    index_map: IndexMap,
+) -> IndexMap:
+    """The map as one of the iterators that index the buffer."""
+    name, iters = realize.block.name, realize.block.iter_vars
+    given = index_map.initial_indices
+    if len(given) != len(iters):
+        refuse(
+            f"{step} {name!r}: it has {len(iters)} iterators, the map takes {len(given)}", realize
+        )
+    old, _ = pick_side(step, realize, side)
+    used = used_iters(realize, pattern_of(step, realize, old))
+    kept = tuple(v for v, i in zip(given, iters, strict=True) if i in used)
+    for var in free_vars(*index_map.final_indices):
+        if var in given and var not in kept:
+            refuse(f"{step} {name!r}: {old.name!r} is not indexed by {var.name!r}", realize)
+    return IndexMap(kept, index_map.final_indices)
+
+
+__all__ = ["reindex_cache_read", "reindex_cache_write"]

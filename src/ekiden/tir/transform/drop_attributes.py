@@ -1,0 +1,20 @@
+"""Drop the notes that stand around statements (AttrStmt): nothing that follows reads them."""
+
+from __future__ import annotations
+
+from ekiden.tir.contents import contents
+from ekiden.tir.stmt import AttrStmt, PrimFunc, Stmt
+from ekiden.tir.visitor import StmtMutator
+
+
+class _Drop(StmtMutator):
+    def visit_attr(self, stmt: AttrStmt) -> Stmt:
+        """attr { s }  ->  s"""
+        return self.visit(stmt.body)
+
+
+def drop_attributes(func: PrimFunc) -> PrimFunc:
+    """The function without AttrStmts."""
+    if AttrStmt not in contents(func.body).statements:
+        return func
+    return func.with_fields(body=_Drop().visit(func.body))

@@ -1,0 +1,20 @@
+"""Matrices as products of simpler ones: LU, Cholesky, QR, eigenvectors, singular values.
+
+Matrices of a batch run in parallel. What is worked on lies by rows, each padded to whole vectors,
+so that nearly all of it is sums of rows and products of two. G. H. Golub, C. F. Van Loan: Matrix
+Computations, 4th edition (2013), sections 3.4 (LU with partial pivoting), 4.2 (Cholesky), 5.2 (QR
+by reflections), 8.5 and 8.6.3 (Jacobi's rotations).
+"""
+
+from __future__ import annotations
+
+from ekiden.topi.linalg.checked import checked
+from ekiden.topi.linalg.exponential import matrix_exp
+from ekiden.topi.linalg.orthogonal import geqrf, householder_product
+from ekiden.topi.linalg.rotations import eigh, svd
+from ekiden.topi.linalg.triangular import cholesky, lu_factor, solve_triangular
+
+__all__ = [
+    "checked", "cholesky", "eigh", "geqrf", "householder_product", "lu_factor", "matrix_exp",
+    "solve_triangular", "svd",
+]  # fmt: skip

@@ -1,0 +1,145 @@
+"""Rows of a matrix that is worked on: sums of rows, products of two, by vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ekiden.ir.prim import ExprLike, PrimExpr, Select, Var, const, convert
+from ekiden.te import Tensor
+from ekiden.tir.ir_builder import BufferVar, IRBuilder
+from ekiden.topi.shape import Shape, equal, product, tidy
+from ekiden.topi.transform import unravel
+
+LANES = 16
+"""The elements of a step along a row, which is padded to a multiple of them."""
+EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
+"""The distance from 1 to the next number, of the dtypes that are worked in."""
+
+
+Angle = tuple[PrimExpr, PrimExpr]
+"""An angle by its sine s and s / (1 + c), the tangent of its half, where c is its cosine."""
+
+
+def turned(x: PrimExpr, y: PrimExpr, angle: Angle) -> tuple[PrimExpr, PrimExpr]:
+    """(c x - s y, s x + c y), as what is added to x and y: small angles lose nothing to rounding,
+    so that the lengths of rows do not drift (Rutishauser, 1966)."""
+    sine, half = angle
+    return x - sine * (y + half * x), y + sine * (x - half * y)
+
+
+class Rows:
+    """`count` rows of `size` elements, with zeros behind each up to whole vectors."""
+
+    def __init__(self, ib: IRBuilder, dtype: str, count: PrimExpr, size: PrimExpr) -> None:
+        self.ib, self.dtype, self.count, self.size = ib, dtype, count, size
+        self._blocks = tidy((size + (LANES - 1)) // LANES)
+        self._data = ib.allocate(dtype, (count, tidy(self._blocks * LANES)), "rows")
+        with ib.for_range(0, count, "i") as i, self.columns() as j:
+            self[i, j] = const(0, dtype)
+
+    def __getitem__(self, at: tuple[ExprLike, ExprLike]) -> PrimExpr:
+        return self._data[at]
+
+    def __setitem__(self, at: tuple[ExprLike, ExprLike], value: ExprLike) -> None:
+        self._data[at] = value
+
+    @contextmanager
+    def _block(self, begin: ExprLike = 0, end: PrimExpr | None = None) -> Iterator[PrimExpr]:
+        """The first column of each vector from that of `begin` to that of `end`."""
+        last = self._blocks if end is None else (end + (LANES - 1)) // LANES
+        with self.ib.for_range(convert(begin, "int64") // LANES, last, "block") as block:
+            yield block * LANES
+
+    @contextmanager
+    def _lanes(self) -> Iterator[Var]:
+        with self.ib.for_range(0, LANES, "lane", kind="vectorized") as lane:
+            yield lane
+
+    @contextmanager
+    def columns(self, begin: ExprLike = 0) -> Iterator[PrimExpr]:
+        """All columns, of whole vectors from that of `begin` on."""
+        with self._block(begin) as first, self._lanes() as lane:
+            yield first + lane
+
+    def fill(self, element: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> None:
+        """Every element anew."""
+        ib = self.ib
+        with ib.for_range(0, self.count, "i") as i, ib.for_range(0, self.size, "j") as j:
+            self[i, j] = element(i, j)
+
+    def subtract(self, i: PrimExpr, k: PrimExpr, share: PrimExpr, begin: ExprLike = 0) -> None:
+        """Row i becomes itself minus `share` times row k, from column `begin` on."""
+        with self.columns(begin) as j:
+            less = self[i, j] - share * self[k, j]
+            self[i, j] = Select(j >= begin, less, self[i, j], self.dtype)
+
+    def swap(self, i: PrimExpr, k: PrimExpr) -> None:
+        """Row i and row k change places."""
+        with self.columns() as j:
+            kept = self.ib.let("kept", self[i, j])
+            self[i, j] = self[k, j]
+            self[k, j] = kept
+
+    def rotate(self, i: PrimExpr, k: PrimExpr, angle: Angle) -> None:
+        """Rows i and k, turned by an angle."""
+        with self.columns() as j:
+            x, y = self.ib.let("x", self[i, j]), self.ib.let("y", self[k, j])
+            self[i, j], self[k, j] = turned(x, y, angle)
+
+    def dot(self, i: PrimExpr, k: PrimExpr, end: PrimExpr | None = None) -> PrimExpr:
+        """The product of two rows, of whole vectors up to that before column `end`."""
+        sums = self._zeros()
+        with self._block(0, end) as first, self._lanes() as lane:
+            j = first + lane
+            sums[lane] = sums[lane] + self[i, j] * self[k, j]
+        parts = [sums[lane] for lane in range(LANES)]
+        while len(parts) > 1:
+            parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return self.ib.let("dot", parts[0])
+
+    def reflect(self, v: BufferVar, tau: PrimExpr, top: PrimExpr, begin: ExprLike = 0) -> None:
+        """(1 - tau v v') times what is right of column `begin`; v is 0 above element `top`."""
+        ib = self.ib
+        with self._block(begin) as first:
+            sums = self._zeros()
+            with ib.for_range(top, self.count, "i") as i, self._lanes() as lane:
+                sums[lane] = sums[lane] + v[i] * self[i, first + lane]
+            with ib.for_range(top, self.count, "i") as i, self._lanes() as lane:
+                j = first + lane
+                less = self[i, j] - tau * v[i] * sums[lane]
+                self[i, j] = Select(j >= begin, less, self[i, j], self.dtype)
+
+    def _zeros(self) -> BufferVar:
+        sums = self.ib.allocate(self.dtype, LANES, "sums", "local")
+        with self._lanes() as lane:
+            sums[lane] = const(0, self.dtype)
+        return sums
+
+
+@contextmanager
+def each_matrix(ib: IRBuilder, batch: Shape) -> Iterator[tuple[PrimExpr, ...]]:
+    """The place of each matrix of a batch; they run in parallel."""
+    with ib.for_range(0, product(batch), "matrix", kind="parallel") as n:
+        yield tuple(unravel(n, batch))
+
+
+def wide_dtype(data: Tensor) -> str:
+    """What is worked in: floats below float32 are widened."""
+    return "float64" if data.dtype == "float64" else "float32"
+
+
+def matrices(name: str, data: Tensor, square: bool = False) -> tuple[Shape, PrimExpr, PrimExpr]:
+    """The batch, rows and columns. Raises ValueError where these are no matrices of floats, or
+    not square."""
+    if data.ndim < 2 or not data.dtype.startswith("float"):
+        raise ValueError(f"{name}: expected matrices of floats, got {data.dtype}{data.shape}")
+    rows, columns = data.shape[-2:]
+    if square and not equal(rows, columns):
+        raise ValueError(f"{name}: expected square matrices, got {data.shape}")
+    return tuple(data.shape[:-2]), rows, columns
+
+
+def shapes_of(batch: Shape, *tails: Sequence[PrimExpr]) -> list[Shape]:
+    """Shapes of results, each with the axes of the batch before its own."""
+    return [(*batch, *tail) for tail in tails]

@@ -1,0 +1,128 @@
+"""LU and Cholesky's decomposition, and what they are for: triangular systems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import Not, PrimExpr, Select, cast, const, logical_and
+from ekiden.te import Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.ir_builder import IRBuilder
+from ekiden.tir.stmt import Stmt
+from ekiden.topi.linalg.rows import Rows, each_matrix, matrices, shapes_of, wide_dtype
+from ekiden.topi.shape import as_dim, equal, tidy
+
+
+def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
+    """Of matrices [.., m, n]: their factors [.., m, n], L below the diagonal, whose own is 1, and
+    U; the row [.., min(m, n)] that changed places with each; the row [.., m] of the matrix that
+    each of them is; [..] the number of the first pivot that is 0, counted from 1, or 0. int32.
+
+    The greatest pivot of each column, as LAPACK's getrf. Raises ValueError for no matrices.
+    """
+    batch, rows, columns = matrices("lu_factor", data)
+    least, dtype = tidy(te.min(rows, columns)), wide_dtype(data)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        source = ib.buffer_ptr(ins[0])
+        factors, pivots, order, info = map(ib.buffer_ptr, outs)
+        with each_matrix(ib, batch) as at:
+            work = Rows(ib, dtype, rows, columns)
+            work.fill(lambda i, j: source[(*at, i, j)])
+            pivot = ib.allocate("int64", 1, "pivot", "local")
+            info[at] = 0
+            with ib.for_range(0, rows, "i") as i:
+                order[(*at, i)] = i
+            with ib.for_range(0, least, "k") as k:
+                pivot[0] = k
+                with ib.for_range(k + 1, rows, "i") as i:
+                    larger = te.abs(work[i, k]) > te.abs(work[pivot[0], k])
+                    pivot[0] = Select(larger, i, pivot[0], "int64")
+                pivots[(*at, k)] = pivot[0]
+                with ib.if_scope(pivot[0] > k):
+                    work.swap(k, pivot[0])
+                    kept = ib.let("kept", order[(*at, k)])
+                    order[(*at, k)] = order[(*at, pivot[0])]
+                    order[(*at, pivot[0])] = kept
+                top = ib.let("top", work[k, k])
+                with ib.if_scope(top.equal(0.0)):
+                    info[at] = Select(info[at].equal(0), cast(k + 1, "int32"), info[at], "int32")
+                with ib.else_scope(), ib.for_range(k + 1, rows, "i") as i:
+                    share = ib.let("share", work[i, k] / top)
+                    work.subtract(i, k, share, k + 1)
+                    work[i, k] = share
+            with ib.for_range(0, rows, "i") as i, ib.for_range(0, columns, "j") as j:
+                factors[(*at, i, j)] = work[i, j]
+        return ib.get()
+
+    shapes = shapes_of(batch, (rows, columns), (least,), (rows,), ())
+    return te.extern_op(shapes, [data], build, [data.dtype, *["int32"] * 3], name="lu_factor")
+
+
+def cholesky(data: Tensor) -> tuple[Tensor, ...]:
+    """Of symmetric matrices [.., n, n], whose lower triangles are read: the lower triangular L of
+    L L', and [..] the order of the first leading minor that is not positive, or 0 (int32); then L
+    has not-a-numbers from there on.
+
+    Raises ValueError for matrices that are not square.
+    """
+    batch, size, _ = matrices("cholesky", data, square=True)
+    dtype = wide_dtype(data)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        source, (factor, info) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
+        with each_matrix(ib, batch) as at:
+            work = Rows(ib, dtype, size, size)
+            info[at] = 0
+            with ib.for_range(0, size, "i") as i:
+                with ib.for_range(0, i, "j") as j:  # what is right of column j is 0 in row i
+                    rest = cast(source[(*at, i, j)], dtype) - work.dot(i, j, j)
+                    work[i, j] = rest / work[j, j]
+                rest = ib.let("rest", cast(source[(*at, i, i)], dtype) - work.dot(i, i))
+                is_wrong = logical_and(info[at].equal(0), Not(rest > 0.0))
+                info[at] = Select(is_wrong, cast(i + 1, "int32"), info[at], "int32")
+                root = call_intrin("sqrt", rest)
+                work[i, i] = Select(info[at] > 0, const(float("nan"), dtype), root, dtype)
+            with ib.for_range(0, size, "i") as i, ib.for_range(0, size, "j") as j:
+                factor[(*at, i, j)] = work[i, j]
+        return ib.get()
+
+    shapes = shapes_of(batch, (size, size), ())
+    return te.extern_op(shapes, [data], build, [data.dtype, "int32"], name="cholesky")
+
+
+def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> Tensor:
+    """x of a x = b for triangular a [.., n, n] and b [.., n, k]; the other triangle of a is not
+    read, nor its diagonal where that is said to be 1. A 0 on it gives infinities.
+
+    Raises ValueError where shapes do not fit.
+    """
+    batch, size, _ = matrices("solve_triangular", a, square=True)
+    if a.ndim != b.ndim or not all(map(equal, a.shape[:-1], b.shape[:-1])):
+        raise ValueError(f"solve_triangular: matrices {a.shape} do not fit sides {b.shape}")
+    columns, dtype = b.shape[-1], wide_dtype(a)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        left, right, out = (ib.buffer_ptr(each) for each in (*ins, *outs))
+        with each_matrix(ib, batch) as at:
+            work = Rows(ib, dtype, size, columns)
+            work.fill(lambda i, j: right[(*at, i, j)])
+            with ib.for_range(0, size, "step") as step:
+                i: PrimExpr = step if lower else ib.let("i", size - 1 - step)
+                done = (as_dim(0), i) if lower else (i + 1, size)
+                with ib.for_range(*done, "k") as k:
+                    work.subtract(i, k, cast(left[(*at, i, k)], dtype))
+                if not unit_diagonal:
+                    top = ib.let("top", cast(left[(*at, i, i)], dtype))
+                    with ib.for_range(0, columns, "j") as j:
+                        work[i, j] = work[i, j] / top
+            with ib.for_range(0, size, "i") as i, ib.for_range(0, columns, "j") as j:
+                out[(*at, i, j)] = work[i, j]
+        return ib.get()
+
+    return te.extern_op([b.shape], [a, b], build, [b.dtype], name="solve_triangular")[0]

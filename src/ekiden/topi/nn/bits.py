@@ -1,0 +1,54 @@
+"""Bits of numbers, each in a plane of its own, packed into words."""
+
+from __future__ import annotations
+
+from ekiden import te
+from ekiden.ir.dtype import itemsize
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, Var, cast, const
+from ekiden.te import Tensor
+from ekiden.topi.shape import expect_positive, normalize_axis, tidy
+
+PACK_TYPES = ("uint8", "uint16", "uint32", "uint64")
+
+
+def bitpack(
+    data: Tensor,
+    bits: int = 1,
+    pack_axis: int = 1,
+    bit_axis: int = 2,
+    pack_type: str = "uint32",
+    name: str = "QuantizeInput",
+) -> Tensor:
+    """The lowest `bits` bits of integers: along `pack_axis` as many as a word has become one, the
+    first its highest bit; `bit_axis` of the result counts the bits, from the lowest.
+
+    Raises ValueError for another type of words, and an axis that is no multiple of their bits.
+    """
+    if pack_type not in PACK_TYPES:
+        known = ", ".join(PACK_TYPES)
+        raise ValueError(f"bitpack: pack_type must be one of {known}, got {pack_type!r}")
+    expect_positive("bitpack", bits=bits)
+    at = normalize_axis(pack_axis, data.ndim, "bitpack")
+    plane = normalize_axis(bit_axis, data.ndim + 1, "bitpack")
+    width = int(pack_type[4:])
+    if bits > 8 * itemsize(data.dtype):
+        raise ValueError(f"bitpack: {data.dtype} has no {bits} bits")
+    extent = data.shape[at]
+    if tidy(extent % width) != 0:
+        raise ValueError(f"bitpack: axis {at} must be a multiple of {width}, got {extent}")
+    words = [tidy(d // width) if i == at else d for i, d in enumerate(data.shape)]
+    k = te.reduce_axis((0, width), "k")
+
+    def word(*i: Var) -> PrimExpr:
+        bit = i[plane]
+        rest = [index for n, index in enumerate(i) if n != plane]
+        where = [index * width + k if n == at else index for n, index in enumerate(rest)]
+        shifted = call_intrin("right_shift", data[where], cast(bit, data.dtype))
+        only = cast(call_intrin("bitwise_and", shifted, const(1, data.dtype)), pack_type)
+        return te.sum(call_intrin("left_shift", only, cast(width - 1 - k, pack_type)), k)
+
+    return te.compute([*words[:plane], const(bits, "int64"), *words[plane:]], word, name=name)
+
+
+__all__ = ["bitpack"]

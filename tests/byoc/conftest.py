@@ -1,0 +1,27 @@
+"""The engines that tests are of; those that a test registers are known in that test alone."""
+
+import pytest
+
+from ekiden.byoc import backend
+from ekiden.runtime.engines import ENGINES, missing
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine that is here."""
+    if lacks := missing(str(request.param)):
+        pytest.skip(f"needs an engine: {lacks}")
+    return str(request.param)
+
+
+@pytest.fixture
+def onnx_engine(engine: str) -> str:
+    """Each that takes models of ONNX."""
+    if not isinstance(backend._BACKENDS[engine], backend.OnnxEngine):
+        pytest.skip(f"'{engine}' takes no models of ONNX")
+    return engine
+
+
+@pytest.fixture(autouse=True)
+def known_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_BACKENDS", dict(backend._BACKENDS))

@@ -1,0 +1,52 @@
+"""A program on CUDA whose driver fails in the middle, in each way once: prints what is raised. It
+runs in a process of its own, as it loses its device; the library path has the stand-ins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+import ekiden
+
+library = ctypes.CDLL("libcuda.so.1")
+rows = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])
+result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+weight = onnx.numpy_helper.from_array(np.ones((8, 6), "float32"), "w")
+nodes = [
+    helper.make_node("MatMul", ["x", "w"], ["h"], name="proj"),
+    helper.make_node("Softmax", ["h"], ["y"], name="probs"),
+]
+graph = helper.make_graph(nodes, "g", [rows], [result], [weight])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+data = model.SerializeToString()
+x = np.ones((3, 8), "float32")
+host, exe = ekiden.compile(data), ekiden.compile(data, "cuda")
+
+
+def tried(name: str, run: Callable[[], object]) -> None:
+    try:
+        found = run()
+    except (ekiden.runtime.errors.EkidenError, MemoryError) as error:
+        print(f"{name}: {type(error).__name__}: {error}")
+        return
+    assert isinstance(found, ekiden.runtime.Tensor)
+    print(f"{name}: {float(np.abs(found.numpy() - 1 / 6).max()) < 1e-6}")
+
+
+for what, function, code, skip in (
+    ("build", b"cuModuleLoadDataEx", 200, 1),
+    ("memory", b"cuMemAlloc_v2", 2, 2),
+    ("launch", b"cuLaunchKernel", 701, 1),
+    ("lost", b"cuLaunchKernel", 719, 1),
+):
+    library.stand_in_fail(function, code, skip)
+    tried(what, lambda: exe(x))
+    tried(f"after {what}", lambda: exe(x))
+tried("host", lambda: host(x))
+other = ekiden.compile(data, {ekiden.device("cuda", 1): "cuda"})
+tried("other device", lambda: other(x))

@@ -1,0 +1,214 @@
+"""One program half on a device and half on the host, with control flow between: every way to run it
+equals the host alone, and moves what was planned and no more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, rpc, runtime
+from ekiden.contrib import graph_executor
+from ekiden.driver import auto_devices
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import RelayExpr
+from ekiden.runtime import Device, cpu
+from ekiden.runtime.errors import CompileError, DeviceError, InputError
+from ekiden.target import Target
+
+GPU = os.environ.get("EKIDEN_TEST_CUDA") == "1"
+RNG = np.random.default_rng(7)
+ROUNDS = (0, 1, 5)
+T = relay.TensorType((4, 8), "float32")
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype("float32")
+
+
+W1, W2, X = numbers(16, 8), numbers(8, 16), numbers(4, 8)
+
+
+@pytest.fixture(scope="module", params=["opencl", "fibres"])
+def place(request: pytest.FixtureRequest) -> Device:
+    """A device that is no processor: one of OpenCL, one of CUDA."""
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Device)
+    return found
+
+
+def placed(value: RelayExpr, where: Device | None) -> RelayExpr:
+    return value if where is None else relay.annotation.on_device(value, where)
+
+
+def layers(x: RelayExpr, there: Device | None, here: Device | None) -> RelayExpr:
+    """The first layer there, the second one here."""
+    hidden = placed(relay.tanh(relay.nn.dense(x, relay.const(W1))), there)
+    return placed(relay.nn.relu(relay.nn.dense(hidden, relay.const(W2))), here)
+
+
+def loop(there: Device | None = None, here: Device | None = None) -> IRModule:
+    """As many rounds of the layers as an argument says, each with a branch on what came out."""
+    again = relay.GlobalVar("again")
+    i, n, y = relay.var("i", "int32"), relay.var("n", "int32"), relay.var("y", T)
+    out = layers(y, there, here)
+    is_large = placed(relay.sum(out), here) > relay.const(1.0)
+    out = relay.If(is_large, out * relay.const(0.5), relay.negative(out))
+    turn = relay.Call(again, (i + relay.const(1), n, out))
+    x, rounds = relay.var("x", T), relay.var("rounds", "int32")
+    module = IRModule()
+    module[again] = relay.Function([i, n, y], relay.If(relay.less(i, n), turn, y), T)
+    module["main"] = relay.Function([x, rounds], relay.Call(again, (relay.const(0), rounds, x)))
+    return module
+
+
+def straight(there: Device) -> IRModule:
+    x = relay.var("x", T)
+    return IRModule.from_expr(relay.Function([x], layers(x, there, cpu(0))))
+
+
+@pytest.fixture(scope="module")
+def wanted() -> list[np.ndarray]:
+    """What the host alone computes."""
+    alone = ekiden.compile(loop())
+    return [alone(X, np.int32(n)).numpy() for n in ROUNDS]
+
+
+def check(exe: ekiden.Executable, wanted: list[np.ndarray]) -> None:
+    for n, right in zip(ROUNDS, wanted, strict=True):
+        np.testing.assert_allclose(exe(X, np.int32(n)).numpy(), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("executor", ["vm", "aot", "async"])
+def test_every_executor(place: Device, executor: str, wanted: list[np.ndarray]) -> None:
+    exe = ekiden.compile(loop(place, cpu(0)), [cpu(0), place], executor=executor)
+    check(exe, wanted)
+    assert exe.raw.devices == [cpu(0), place]
+
+
+def test_ways_to_say_it(place: Device, wanted: list[np.ndarray]) -> None:
+    """The order of a list, a host, TVM's dictionaries."""
+    kind = str(place).partition("(")[0]
+    target = Target(kind, host="llvm")
+    for given in ([place, cpu(0)], {cpu(0): "llvm", place: kind}, {"cpu": "llvm", kind: target}):
+        check(ekiden.compile(loop(place, cpu(0)), given), wanted)
+
+
+def test_transfers_are_those_planned(place: Device, tmp_path: Path) -> None:
+    """The argument goes there; in each round comes back what goes there for the next one; weights
+    were put where they are used once."""
+    exe = ekiden.compile(loop(place, cpu(0)), [cpu(0), place])
+    where = {c.shape: c.device for c in exe.raw.constants if c.nbytes > 8}
+    assert sorted(str(d) for d in where.values()) == sorted(["cpu(0)", str(place)])
+    exe.save(tmp_path / "two.eki")
+    for each in (exe, ekiden.load(tmp_path / "two.eki")):
+        for rounds in ROUNDS:
+            report = each.profile(X, np.int32(rounds), peak=False)
+            names = [call.name for call in report.calls if call.name.startswith("device_copy")]
+            there, back = f"device_copy cpu(0) -> {place}", f"device_copy {place} -> cpu(0)"
+            assert names == [f"device_copy argument -> {place}", *[back, there] * rounds]
+            assert all(call.nbytes > 0 for call in report.calls if call.name in names)
+
+
+@pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which counts")
+def test_cuda_moves_what_the_plan_says(fibres: Device, stand_ins: Path) -> None:
+    """Counted by the library below the driver."""
+    library = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
+    names = (b"cuMemcpyHtoDAsync_v2", b"cuMemcpyDtoHAsync_v2", b"cuMemcpyDtoDAsync_v2")
+    exe = ekiden.compile(loop(fibres, cpu(0)), [cpu(0), fibres])
+    exe(X, np.int32(1))  # which places weights
+    before = [library.stand_in_calls(name) for name in names]
+    exe(X, np.int32(5))
+    made = [library.stand_in_calls(n) - b for n, b in zip(names, before, strict=True)]
+    assert made == [1 + 5, 5, 0]
+
+
+def test_kernels_are_timed_by_events(place: Device) -> None:
+    """What is queued takes the time that it runs, not that of queueing: products of half a
+    million terms take longer than a copy of no bytes."""
+    x = relay.var("x", shape=(64, 512))
+    module = IRModule.from_expr(
+        relay.Function([x], relay.nn.dense(x, relay.const(numbers(16, 512))))
+    )
+    exe = ekiden.compile(module, {place: str(place).partition("(")[0]})
+    given = numbers(64, 512)
+    exe(given)
+    report = exe.profile(given, peak=False)
+    (call,) = [c for c in report.calls if not c.name.startswith("device_copy")]
+    assert call.flops == 2 * 64 * 16 * 512
+    assert call.duration > 1000  # a launch alone is below; 1 ns for each product is 500 times that
+
+
+def test_graph_executor(place: Device, tmp_path: Path) -> None:
+    kind = str(place).partition("(")[0]
+    right = ekiden.compile(straight(cpu(0)))(X).numpy()
+    built = relay.build(straight(place), {cpu(0): "llvm", place: kind})
+    graph = graph_executor.GraphModule(built["default"](cpu(0), place))
+    graph.set_input("x", X)
+    graph.run()
+    np.testing.assert_allclose(graph.get_output(0).numpy(), right, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match=rf"one of the 2 devices of the program, as {kind}"):
+        built["default"](runtime.device("vulkan", 0))
+    built.export_library(tmp_path / "two.so")
+    session = rpc.LocalSession()
+    session.upload(tmp_path / "two.so")
+    there = (session.cpu(0), session.device(kind, 0))
+    assert there[1].exist and not session.device(kind, 99).exist
+    far = graph_executor.GraphModule(session.load_module("two.so")["default"](*there))
+    far.set_input("x", X)
+    far.run()
+    np.testing.assert_allclose(far.get_output(0).numpy(), right, rtol=1e-4, atol=1e-5)
+
+
+def test_a_session_has_devices(place: Device, wanted: list[np.ndarray], tmp_path: Path) -> None:
+    """Arguments sent to a device there, results read from one."""
+    kind = str(place).partition("(")[0]
+    exe = ekiden.compile(loop(place, place), {place: kind, cpu(0): "llvm"})
+    exe.export_library(tmp_path / "far.so")
+    session = rpc.LocalSession()
+    session.upload(tmp_path / "far.so")
+    module = session.load_module("far.so")
+    device = session.device(kind, 0)
+    sent = device.array(X), session.cpu(0).array(np.array(5, "int32"))
+    np.testing.assert_array_equal(sent[0].numpy(), X)
+    found = module["main"](*sent)
+    np.testing.assert_allclose(found.numpy(), wanted[2], rtol=1e-4, atol=1e-5)
+    assert module.time_evaluator("main", device, number=2, repeat=2)(*sent).min > 0
+
+
+def test_wrong_places_are_refused(place: Device) -> None:
+    x = relay.var("x", T)
+    where = relay.annotation.on_device(relay.tanh(x), runtime.device("vulkan", 0))
+    with pytest.raises(CompileError, match="no code generator for vulkan"):
+        ekiden.compile(IRModule.from_expr(relay.Function([x], where)), [cpu(0), place])
+    far = relay.annotation.on_device(relay.tanh(x), Device(place.type, 40))
+    module = IRModule.from_expr(relay.Function([x], far))
+    with pytest.raises((CompileError, DeviceError), match=r"\(40\)"):
+        ekiden.compile(module, [cpu(0), place])(X)
+
+
+def test_the_fastest_devices(
+    opencl: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every plan is measured, and what is left computes as the host."""
+    monkeypatch.setattr(auto_devices, "MEASURED", 0.0)
+    x = relay.var("x", shape=(3, 33))
+    y = relay.nn.softmax(relay.nn.dense(x, relay.const(numbers(17, 33))))
+    module, given = IRModule.from_expr(relay.Function([x], y)), numbers(3, 33)
+    with caplog.at_level("INFO", "ekiden"):
+        exe = ekiden.compile(module, [opencl, cpu(0)], devices="auto")
+    right = ekiden.compile(module)(given).numpy()
+    np.testing.assert_allclose(exe(given).numpy(), right, rtol=1e-4, atol=1e-6)
+    said = "\n".join(r.getMessage() for r in caplog.records if "devices: " in r.getMessage())
+    plans = ["all on cpu(0)", "all on opencl(0)"]
+    plans += ["placed over cpu(0), opencl(0)", "placed over opencl(0), cpu(0)"]
+    assert all(f"devices: {plan}: " in said for plan in plans)
+    with pytest.raises(CompileError, match=r"devices 'auto' measures, and opencl\(9\) is not here"):
+        ekiden.compile(module, [runtime.device("opencl", 9), cpu(0)], devices="auto")
+    with pytest.raises(CompileError, match="devices 'auto' or '' expected, got 'best'"):
+        ekiden.compile(module, devices="best")

@@ -1,0 +1,92 @@
+"""What the compaction of intermediates may do, and what would change a program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ekiden import tir
+from ekiden.tir import interpreter
+from ekiden.tir.transform import compact_buffers
+
+HEAD = """@T.prim_func
+def f(out: T.Buffer((4, 8), "float32"), at: T.Buffer((8,), "int64")):
+"""
+
+
+def compacted(body: str) -> tir.PrimFunc:
+    """The function of a body after the pass; it computes the same."""
+    func = tir.parse(HEAD + body)
+    assert isinstance(func, tir.PrimFunc)
+    made = compact_buffers(func)
+    tir.verify(made, lowered=False)
+    places = np.array([3, 1, 3, 1, 3, 1, 3, 1])
+    found = []
+    for each in (func, made):
+        out = np.zeros((4, 8), "float32")
+        interpreter.run(each, out, places)
+        found.append(out)
+    np.testing.assert_array_equal(*found)
+    return made
+
+
+def test_an_intermediate_shrinks_to_what_is_touched() -> None:
+    made = compacted("""
+    for i in range(4):
+        t = T.alloc_buffer((4, 8), "float32")
+        for j in range(8):
+            t[i, j] = T.Cast("float32", at[j])
+        for j in range(8):
+            out[i, j] = t[i, j] + 1.0
+""")
+    assert 't = T.alloc_buffer((1, 8), "float32")' in str(made)
+
+
+def test_what_is_named_inside_is_seen_through() -> None:
+    made = compacted("""
+    t = T.alloc_buffer((4, 8), "float32")
+    for i in range(4):
+        for j in range(8):
+            k: T.int64 = j % 4
+            t[k, j] = 2.0
+    for i, j in T.grid(4, 8):
+        k: T.int64 = j % 4
+        out[i, j] = t[k, j]
+""")
+    assert 't = T.alloc_buffer((4, 8), "float32")' in str(made)
+
+
+@pytest.mark.parametrize("store", ["t[at[j]]", "t[j * 2 % 8]", "t[j // 2 * 2]"])
+def test_an_intermediate_stays_where_a_step_leaves_a_part_of_it(store: str) -> None:
+    made = compacted(f"""
+    t = T.alloc_buffer((8,), "float32")
+    for i in range(4):
+        t[0] = T.Cast("float32", i)
+        if i == 0:
+            for j in range(8):
+                t[j] = 7.0
+        for j in range(8):
+            {store} = T.Cast("float32", i)
+        for j in range(8):
+            out[i, j] = t[j]
+""")
+    assert isinstance(made.body, tir.Allocate)
+
+
+def test_threads_share_what_is_allocated_inside_their_loop() -> None:
+    text = """@T.prim_func
+def f(out: T.Buffer((2, 8), "float32")):
+    for i in T.thread_binding(2, thread="blockIdx.x"):
+        for j in T.thread_binding(8, thread="threadIdx.x"):
+            t = T.alloc_buffer((2, 8), "float32", scope="shared")
+            t[i, j] = 1.0
+            out[i, j] = t[i, j]
+"""
+    func = tir.parse(text)
+    assert isinstance(func, tir.PrimFunc)
+    assert 't = T.alloc_buffer((1, 8), "float32", scope="shared")' in str(compact_buffers(func))
+
+
+def test_a_buffer_never_grows() -> None:
+    with pytest.raises(ValueError, match="a buffer never grows"):
+        tir.transform.CompactBufferAllocation(is_strict=False)
