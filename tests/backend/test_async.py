@@ -14,6 +14,7 @@ from ekiden.ir.prim import SizeVar
 from ekiden.relay.expr import Expr, Function
 from ekiden.runtime.errors import EkidenError
 from ekiden.runtime.vm import VirtualMachine
+from long_runs import share
 
 RUNS = 5
 """Of each program, as orders differ."""
@@ -95,6 +96,7 @@ def random_program(seed: int) -> Function:
     return Function([x], relay.Tuple(known[-6:]))
 
 
+@share(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_programs_give_the_same_bits(seed: int) -> None:
     exe = agree(random_program(seed), RNG.standard_normal((5, 48)).astype("float32"))
@@ -104,6 +106,7 @@ def test_random_programs_give_the_same_bits(seed: int) -> None:
         same(exe(x), expected)
 
 
+@share(2)
 @pytest.mark.parametrize("count, depth, width", [(2, 4, 64), (3, 30, 32), (1, 80, 16), (90, 1, 16)])
 def test_towers_give_the_same_bits(count: int, depth: int, width: int) -> None:
     agree(towers(count, depth, width), RNG.standard_normal((3, width)).astype("float32"))

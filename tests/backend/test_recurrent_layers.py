@@ -15,6 +15,7 @@ from ekiden.ir.text import type_text
 from ekiden.relay import op
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.topi.cells import GATES
+from long_runs import share
 
 Array = npt.NDArray[Any]
 Function = Callable[[Array], Array]
@@ -141,6 +142,7 @@ def check(
         np.testing.assert_allclose(also.numpy(), want, rtol=2e-5, atol=2e-5)
 
 
+@share(2)
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("size", [(5, 1, 4, 16), (1, 1, 3, 5), (4, 9, 7, 37), (3, 2, 5, 300)])
 def test_layers(kind: str, size: tuple[int, int, int, int]) -> None:

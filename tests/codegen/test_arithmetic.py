@@ -10,6 +10,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir import prim
 from ekiden.ir.prim import BinaryExpr, PrimExpr
 from ekiden.tir.expr import VectorReduce, broadcast
+from long_runs import share
 
 NUMPY = {
     prim.Add: np.add,
@@ -43,6 +44,7 @@ def operands(dtype: str) -> tuple[np.ndarray, np.ndarray]:
     return x.ravel(), y.ravel()
 
 
+@share(2)
 @pytest.mark.parametrize("kind", NUMPY, ids=lambda k: k.__name__)
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_binary(kind: type[BinaryExpr], dtype: str) -> None:

@@ -9,10 +9,12 @@ from codegen_kernels import run_map, to_array
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import cast
+from long_runs import share
 
 DTYPES = [d for d in dt.SCALAR_BITS if d != "handle" and not dt.is_small(d)]
 
 
+@share(2)
 @pytest.mark.parametrize("source", DTYPES)
 @pytest.mark.parametrize("target", DTYPES)
 def test_cast_agrees_with_numpy(source: str, target: str) -> None:

@@ -11,6 +11,7 @@ from codegen_kernels import run_map, to_array
 
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import PrimExpr
+from long_runs import share
 from rounding import ULP
 
 EDGES = [
@@ -56,6 +57,7 @@ def call(name: str, dtype: str) -> object:
     return lambda *x: call_intrin(name, *x, dtype=x[0].dtype)
 
 
+@share(2)
 @pytest.mark.parametrize("name", ULP)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_accuracy(name: str, dtype: str, lanes: int) -> None:
@@ -74,6 +76,7 @@ def test_accuracy(name: str, dtype: str, lanes: int) -> None:
     assert error[worst] <= (single if dtype == "float32" else double), (x[worst], got[worst])
 
 
+@share(2)
 @pytest.mark.parametrize("name", ULP)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_edges(name: str, dtype: str, lanes: int) -> None:
@@ -152,6 +155,7 @@ def test_pow_special_cases(lanes: int) -> None:
     assert (np.signbit(got) == np.signbit(want))[~np.isnan(want)].all()
 
 
+@share(2)
 @pytest.mark.parametrize("name", ["floor", "ceil", "round", "trunc", "abs"])
 @pytest.mark.parametrize(
     "dtype", ["float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64"]

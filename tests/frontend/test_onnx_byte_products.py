@@ -175,6 +175,7 @@ def nibbles(packed: Array, points: Array | None, columns: int) -> tuple[Array, A
     return levels, np.stack([both & 15, both >> 4], -1).reshape(rows, -1)[:, :blocks, None]
 
 
+@share(2)
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(
     ("shape", "rows", "block"), [((1, 40), 130, 16), ((2, 5, 64), 5, 32), ((13, 128), 70, 128)]
@@ -270,7 +271,7 @@ def random_lstm(
     return [data, *weights, bias, *[None] * 4, scales[0], zeros, scales[1], zeros], exact, most
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])

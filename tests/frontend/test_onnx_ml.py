@@ -15,7 +15,7 @@ import ekiden
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.onnx.trees import Questions, forest
 from ekiden.runtime.errors import UnsupportedError
-from long_runs import sizes
+from long_runs import share, sizes
 from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray[Any, Any]
@@ -185,6 +185,7 @@ def test_support_vector_regressor(kernel: str) -> None:
           kernel_params=[0.3, 0.5, 3.0])  # fmt: skip
 
 
+@share(3)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("proba", [False, True])
@@ -236,6 +237,7 @@ ALL = ["LEQ", "LT", "GTE", "GT", "EQ", "NEQ"]
 HOLED = np.where(X > 1.2, np.nan, np.round(X, 1)).astype(np.float32)
 
 
+@share(2)
 @pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize("modes", [["LEQ"], ALL])
 def test_tree_regressor(how: str, modes: list[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
+from long_runs import share
 from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray
@@ -48,6 +49,7 @@ def weights(op_type: str, directions: int, inputs: int, hidden: int) -> dict[str
     return {n: rng.normal(size=s).astype("f") * 0.4 for n, s in shapes.items()}
 
 
+@share(2)
 @pytest.mark.parametrize("op_type", GATES)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_lengths_and_first_states(op_type: str, direction: str) -> None:

@@ -12,6 +12,7 @@ from onnx_models import Array, Feed, graph_model, ints, normal
 
 import ekiden
 from ekiden.runtime.errors import IndexRangeError, InputError, RunError, UnsupportedError
+from long_runs import share
 from onnx_runtime import run_onnx_runtime
 
 pytestmark = pytest.mark.quick
@@ -39,6 +40,7 @@ def node(op_type: str, inputs: str, outputs: str, **attributes: object) -> onnx.
     return helper.make_node(op_type, names, outputs.split(), name=called, **attributes)
 
 
+@share(2)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("coordinates", MODES)
 def test_resize_by_scales_from_data(mode: str, coordinates: str) -> None:
@@ -50,6 +52,7 @@ def test_resize_by_scales_from_data(mode: str, coordinates: str) -> None:
     compare(graph_model([node("Resize", "x - s", "y", **attributes)], feeds[0], ["y"]), *feeds)
 
 
+@share(2)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("given", ["data", "constant", "constant, of a dynamic image"])
 def test_corners_are_aligned_by_the_scaled_extents_unrounded(mode: str, given: str) -> None:

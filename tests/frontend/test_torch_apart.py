@@ -47,6 +47,7 @@ def test_distances_of_any_order(p: float) -> None:
     check(Apply(lambda a, b: torch.cdist(a, b, p=p)), x, y)
 
 
+@share(2)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 2])
 def test_embedding_bags(mode: str, padding: int | None) -> None:

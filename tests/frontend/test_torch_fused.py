@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ekiden
+from long_runs import share
 
 torch = pytest.importorskip("torch", reason="needs the package torch")
 fused = pytest.importorskip("ekiden.frontend.torch.fused")
@@ -23,6 +24,7 @@ def masks(kind: str, batch: int, steps: int, heads: int) -> tuple[object, int | 
     }[kind]
 
 
+@share(3)
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("kind", ["none", "pairs", "keys", "whole"])

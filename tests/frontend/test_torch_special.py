@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ekiden
+from long_runs import share
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
 
@@ -38,6 +39,7 @@ def run(function: object, *args: torch.Tensor) -> object:
     return ekiden.compile(Of(function), args)(*args)
 
 
+@share(2)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_as_pytorch(name: str, dtype: torch.dtype) -> None:

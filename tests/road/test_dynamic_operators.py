@@ -14,6 +14,7 @@ from ekiden.ir.op import OPS
 from ekiden.relay import op
 from ekiden.relay.op.dynamic import DynamicAttrs, dynamic
 from ekiden.runtime.errors import InputError
+from long_runs import share
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -252,6 +253,7 @@ def leaves(value: object) -> list[object]:
     return list(value) if isinstance(value, tuple) else [value]
 
 
+@share(2)
 @pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
 @pytest.mark.parametrize("is_used", [False, True], ids=["result", "used"])
 def test_shapes_that_are_data(case: Case, is_used: bool) -> None:

@@ -20,6 +20,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.runtime.errors import IndexRangeError
 from ekiden.runtime.vm import VirtualMachine
+from long_runs import share
 
 pytestmark = pytest.mark.quick
 KINDS = ("debug", "vm", "aot", "graph", "async", "steps")
@@ -156,6 +157,7 @@ def _model(name: str, case: Case) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
+@share(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_indices_out_of_range_are_refused(name: str, kind: str) -> None:

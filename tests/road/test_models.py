@@ -9,9 +9,13 @@ import pytest
 from road_models import Array, cached_model, compiled_entry, compiled_light, light_model, reference
 
 import ekiden
+from long_runs import LONG
+
+pytestmark = pytest.mark.early
 
 LIGHT = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "densenet121")
-LARGE = ("bvlc_alexnet", "zfnet512", "vgg19")
+LARGE = {"bvlc_alexnet": pytest.mark.slow, "zfnet512": LONG, "vgg19": LONG}
+"""What takes seconds each, for layers that others have too."""
 CACHED = (
     "oww_hey_jarvis", "silero_vad", "silero_vad_half", "silero_vad_16k_op15",
     "silero_vad_ov_static", "oww_alexa_mlp", "oww_timer_mlp", "magika_v3_3", "attacut_c",
@@ -36,7 +40,7 @@ def assert_close(
 
 
 @pytest.mark.parametrize(
-    "name", [*LIGHT, *(pytest.param(n, marks=pytest.mark.slow) for n in LARGE)]
+    "name", [*LIGHT, *(pytest.param(n, marks=marks) for n, marks in LARGE.items())]
 )
 def test_light_models(name: str) -> None:
     model = light_model(name)

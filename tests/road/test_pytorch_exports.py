@@ -26,6 +26,8 @@ import ekiden  # noqa: E402
 from long_runs import LONG  # noqa: E402
 from onnx_runtime import session  # noqa: E402
 
+pytestmark = pytest.mark.early
+
 FULL = ("gpt2", "t5", "vit", "unet", "lstm")
 SLOW = ("mamba_unrolled",)
 """Left to long runs: an export takes some seconds."""

@@ -31,6 +31,7 @@ from ekiden.topi.rule.attention import Heads
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.families import ROWS
 from ekiden.topi.rule.family import Product
+from long_runs import share
 
 TARGET = Target(Target.host(), cores=2)
 NARROW = Target("llvm -mcpu=x86-64-v3 -cores=1")
@@ -177,6 +178,7 @@ def test_sums_kept_in_the_result_leave_an_argument_alone() -> None:
     assert "tir.in_place" not in (blocked.attrs or {})
 
 
+@share(2)
 @pytest.mark.parametrize("target", [TARGET, NARROW], ids=["host", "avx2"])
 @pytest.mark.parametrize(
     ("a", "b", "tb"),
@@ -215,6 +217,7 @@ def convolved(x: np.ndarray, w: np.ndarray, stride: int, pad: int) -> np.ndarray
     return made
 
 
+@share(2)
 @pytest.mark.parametrize("target", [TARGET, NARROW], ids=["host", "avx2"])
 @pytest.mark.parametrize(
     ("image", "channels", "kernel", "stride", "pad"),

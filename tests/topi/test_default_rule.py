@@ -24,6 +24,7 @@ from ekiden.tir.transform import lower
 from ekiden.tir.visitor import walk
 from ekiden.topi.nn.softmax import log_softmax, softmax
 from ekiden.topi.rule.default import schedule_default
+from long_runs import share
 
 TARGET = Target(cpu="x86-64-v4", vector_bits=512, registers=32)
 
@@ -109,6 +110,7 @@ def test_chains_mean_the_same(shape: list[int], steps: list[str], symbolic: bool
     compare([x], [result], [array])
 
 
+@share(3)
 @pytest.mark.quick
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])

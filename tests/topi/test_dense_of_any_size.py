@@ -220,7 +220,7 @@ def test_layers_of_any_size(count: int) -> None:
             raise
 
 
-@share(3)
+@share(4)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize("leading", [(5, 2), (3, 2, 2), (2, 7, 3), (7, 9), (3, 3, 5)])
 def test_tiles_end_inside_an_axis(leading: tuple[int, ...], text: str) -> None:
@@ -235,7 +235,7 @@ def test_tiles_end_inside_an_axis(leading: tuple[int, ...], text: str) -> None:
         check(layer, np.random.default_rng(2))
 
 
-@share(2)
+@share(3)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize(
     ("dtype", "ending"),

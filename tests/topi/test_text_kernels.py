@@ -18,6 +18,7 @@ from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op import text
 from ekiden.runtime.text import decode, encode, sorted_texts
 from ekiden.topi.text import GROWTH
+from long_runs import share
 
 Array = np.ndarray[Any, Any]
 LETTERS = [*"ab, éßЖx ", "😀", "中"]
@@ -69,6 +70,7 @@ def test_find() -> None:
     assert found.tolist() == [keys.index(w) if w in keys else -1 for w in WORDS]
 
 
+@share(2)
 @pytest.mark.parametrize("delimiter", ["", ",", "é", ", "])
 @pytest.mark.parametrize("maxsplit", [-1, 0, 1, 3])
 def test_split(delimiter: str, maxsplit: int) -> None:

@@ -20,6 +20,7 @@ from ekiden.tir.transform import lower
 from ekiden.topi.nn import batch_matmul, dense_pack, matmul
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.rule import schedule
+from long_runs import share
 from rounding import LEAST, ULP, UNIT, expect_within, gamma, product
 
 TARGET = Target.host()
@@ -54,6 +55,7 @@ def swap(x: np.ndarray, transposed: bool) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if transposed else x
 
 
+@share(2)
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize(

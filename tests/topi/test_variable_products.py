@@ -21,6 +21,7 @@ from ekiden.tir.transform import lower
 from ekiden.topi.nn import batch_matmul, matmul
 from ekiden.topi.rule import choose, schedule
 from ekiden.topi.rule.streaming import Streamed
+from long_runs import share
 
 HOST = Target.host()
 Dim = int | SizeVar
@@ -52,6 +53,7 @@ def check(kernel: Callable[..., object], x: np.ndarray, y: np.ndarray, tb: bool 
     np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
 
 
+@share(2)
 @pytest.mark.parametrize("m", [1, 3, 7])
 @pytest.mark.parametrize(("n", "k"), [(16, 8), (1, 9), (37, 1), (1000, 19), (5000, 3), (40, 0)])
 def test_few_rows(m: int, n: int, k: int) -> None:
@@ -88,6 +90,7 @@ def test_few_rows_with_an_epilogue() -> None:
     np.testing.assert_allclose(out, np.tanh(x @ y + z), rtol=1e-4, atol=1e-5)
 
 
+@share(3)
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize("cores", [1, 2, 3])
 @pytest.mark.parametrize(("m", "n", "k"), [(9, 300, 35), (50, 260, 16), (8, 192, 3)])
@@ -106,6 +109,7 @@ def test_batches_panel_by_panel(tb: bool) -> None:
         check(kernel, random(2, 11, depth), y, tb)
 
 
+@share(2)
 @pytest.mark.parametrize("cpu", ["host", "x86-64", "x86-64-v3"])
 @pytest.mark.parametrize(
     ("a", "b", "tb"),

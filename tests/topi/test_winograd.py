@@ -94,6 +94,7 @@ def test_kernel_is_the_convolution(
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=3e-5)
 
 
+@share(2)
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize(
     ("shape", "channels", "padding"),

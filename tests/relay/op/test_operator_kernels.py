@@ -16,6 +16,8 @@ from ekiden.tir.transform import lower
 from ekiden.topi.rule import schedule
 from long_runs import share
 
+pytestmark = pytest.mark.early
+
 TARGET = Target.host()
 
 
@@ -36,14 +38,14 @@ def check_kernel(case: Case, symbols: dict[int, SizeVar]) -> None:
         check(found, expected, max(case.tolerance, 1e-5) if expected.dtype.kind == "f" else 0)
 
 
-@share(3, by=lambda case: case.name)
+@share(5, by=lambda case: case.name)
 @pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES])
 def test_kernel_is_the_reference(case: Case) -> None:
     """Every dimension a number."""
     check_kernel(case, {})
 
 
-@share(2, by=lambda case: case.name)
+@share(4, by=lambda case: case.name)
 @pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
 def test_kernel_on_symbols_is_the_reference(case: Case) -> None:
     """Every dimension above 1 a symbol, which the kernel reads from its arguments."""

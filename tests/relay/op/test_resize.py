@@ -14,6 +14,7 @@ from ekiden.relay import Function, IRModule, create_executor, infer_type
 from ekiden.relay.expr import var
 from ekiden.relay.op import image
 from ekiden.runtime.errors import TypeInferenceError
+from long_runs import share
 from onnx_runtime import run_onnx_runtime
 
 pytestmark = pytest.mark.quick
@@ -47,6 +48,7 @@ def reference(x: Array, size: tuple[int, int], method: str, mode: str, rounding:
     return np.asarray(found(call.attrs, x))
 
 
+@share(3)
 @pytest.mark.parametrize(("mode", "method", "size"), list(product(MODES, METHODS, SIZES)))
 def test_resize_is_onnx_runtimes(mode: str, method: str, size: tuple[int, int]) -> None:
     """Up, down, and both, in every mode."""

@@ -14,6 +14,7 @@ from ekiden import relay
 from ekiden.ir.op import OP_ATTRS, OPS
 from ekiden.relay.qnn import op as qnn
 from ekiden.runtime.errors import CompileError, TypeInferenceError
+from long_runs import share
 
 Array = np.ndarray
 RNG = np.random.default_rng(11)
@@ -87,6 +88,7 @@ def test_dequantize_to_float16_saturates() -> None:
     assert found.tolist() == [-65504.0, -1.0, 0.0, 65504.0]
 
 
+@share(2)
 @pytest.mark.parametrize("compute", ["int64", "float32", "float64"])
 @pytest.mark.parametrize("rounding", ["UPWARD", "TONEAREST"])
 def test_requantize_of_halves(rounding: str, compute: str) -> None:
@@ -110,6 +112,7 @@ def test_requantize_just_above_a_half() -> None:
     assert run(build, data).tolist() == [-1]
 
 
+@share(3)
 @pytest.mark.parametrize("compute", ["int64", "float32", "float64"])
 @pytest.mark.parametrize("rounding", ["UPWARD", "TONEAREST"])
 @pytest.mark.parametrize("dtypes", [("int32", "int8"), ("uint8", "int8"), ("int8", "int32")])
@@ -147,6 +150,7 @@ def test_the_scales_of_floating_requantization_may_be_data() -> None:
         ekiden.compile(fixed)
 
 
+@share(2)
 @pytest.mark.parametrize("name", ["add", "subtract", "mul"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_two_sides(name: str, dtype: str) -> None:
@@ -171,6 +175,7 @@ BITS = {"exp", "rsqrt", "log", "erf", "tanh", "sigmoid", "hardswish"}
 """Those whose float functions may differ in the last bit, so that a result may be 1 step off."""
 
 
+@share(2)
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_one_side(name: str, dtype: str) -> None:
@@ -212,6 +217,7 @@ def test_softmax() -> None:
     run(lambda x: qnn.softmax(x, *its, axis=0), data)
 
 
+@share(2)
 @pytest.mark.parametrize("data", ["int8", "uint8", "int16", "uint16"])
 @pytest.mark.parametrize("weight", ["int8", "uint8"])
 def test_dense(data: str, weight: str) -> None:
@@ -234,6 +240,7 @@ def test_dense(data: str, weight: str) -> None:
     )
 
 
+@share(2)
 @pytest.mark.parametrize("layouts", [("NCHW", "OIHW"), ("NHWC", "HWIO"), ("NHWC", "OIHW")])
 @pytest.mark.parametrize("dtypes", [("uint8", "int8"), ("int8", "int8"), ("int16", "int8")])
 def test_conv2d(layouts: tuple[str, str], dtypes: tuple[str, str]) -> None:

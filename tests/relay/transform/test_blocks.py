@@ -106,6 +106,7 @@ def test_layers(row: BlockFormat, rows: int, units: int, how: str) -> None:
         assert (wrong <= near + (error if how == "int8" else 0)).all()
 
 
+@share(2)
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
 @pytest.mark.parametrize("cpu", ["znver4", "x86-64-v2", "neoverse-v1"])
 def test_bytes_that_need_no_rounding_are_exact(row: BlockFormat, cpu: str) -> None:

@@ -28,6 +28,7 @@ from ekiden.relay.transform import InferType
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime import load_image, tensor
 from ekiden.target import Target
+from long_runs import share
 
 TARGET = Target.host()
 MARGIN = 1024
@@ -132,6 +133,7 @@ def assert_writes_its_part(module: IRModule, shape: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(memory, np.full_like(memory, before))
 
 
+@share(2)
 @pytest.mark.parametrize("symbolic", [False, True], ids=["known", "symbolic"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_kernel_writes_its_part_alone(name: str, symbolic: bool) -> None:

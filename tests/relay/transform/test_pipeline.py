@@ -20,7 +20,9 @@ from ekiden.relay.transform import InferType, ManifestAlloc
 from ekiden.relay.visitor import free_vars
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
-from long_runs import sizes
+from long_runs import share, sizes
+
+pytestmark = pytest.mark.early
 
 TARGET = Target.parse("llvm -mcpu=x86-64-v4")
 PASSES = pipeline(TARGET).passes
@@ -94,17 +96,21 @@ def programs(draw: st.DrawFn) -> IRModule:
 
 
 @pytest.mark.quick
-@settings(max_examples=80, deadline=None)
-@given(programs(), st.sampled_from([0, 1, 4]))
-def test_random_programs_keep_their_meaning_after_every_pass(module: IRModule, n: int) -> None:
-    rng = np.random.default_rng(n)
-    args = [rng.standard_normal((n, 3)).astype(np.float32) for _ in "xy"]
-    (expected,) = evaluate(module, args)
-    for each in BEFORE_MEMORY:
-        module = each(module)
-        verify(module)
-        (got,) = evaluate(module, args)
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=each.name)
+@sizes("count", 30, 1000)
+def test_random_programs_keep_their_meaning_after_every_pass(count: int) -> None:
+    @settings(max_examples=count, deadline=None)
+    @given(programs(), st.sampled_from([0, 1, 4]))
+    def check(module: IRModule, n: int) -> None:
+        rng = np.random.default_rng(n)
+        args = [rng.standard_normal((n, 3)).astype(np.float32) for _ in "xy"]
+        (expected,) = evaluate(module, args)
+        for each in BEFORE_MEMORY:
+            module = each(module)
+            verify(module)
+            (got,) = evaluate(module, args)
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=each.name)
+
+    check()
 
 
 class _VerifyAll(PassInstrument):
@@ -117,13 +123,17 @@ class _VerifyAll(PassInstrument):
 
 
 @pytest.mark.quick
-@settings(max_examples=40, deadline=None)
-@given(programs())
-def test_programs_with_explicit_memory_are_well_formed(module: IRModule) -> None:
-    instrument = _VerifyAll()
-    with PassContext(instruments=(instrument,)):
-        pipeline(TARGET)(module)
-    assert instrument.names[-3:] == ["MemoryPlan", "UpdateInPlace", "vm"]
+@sizes("count", 20, 1000)
+def test_programs_with_explicit_memory_are_well_formed(count: int) -> None:
+    @settings(max_examples=count, deadline=None)
+    @given(programs())
+    def check(module: IRModule) -> None:
+        instrument = _VerifyAll()
+        with PassContext(instruments=(instrument,)):
+            pipeline(TARGET)(module)
+        assert instrument.names[-3:] == ["MemoryPlan", "UpdateInPlace", "vm"]
+
+    check()
 
 
 def graph(length: int) -> Expr:
@@ -216,6 +226,7 @@ def _right_or_named(context: PassContext, executor: str, name: str) -> PassError
 
 
 @pytest.mark.quick
+@share(2)
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("level", range(5))
 def test_every_opt_level_gives_a_right_program(level: int, name: str) -> None:
@@ -223,13 +234,14 @@ def test_every_opt_level_gives_a_right_program(level: int, name: str) -> None:
 
 
 @pytest.mark.quick
+@share(3)
+@pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("disabled", NAMES)
-def test_without_a_pass_a_program_is_right_or_the_error_names_it(disabled: str) -> None:
+def test_without_a_pass_a_program_is_right_or_the_error_names_it(disabled: str, name: str) -> None:
     (reason,) = {p.reason for p in PASSES if p.name == disabled}
     message = f"pass {disabled!r} is disabled, and the sequence 'vm' needs it {reason}"
-    for name in SAMPLES:
-        error = _right_or_named(PassContext(disabled_pass=[disabled]), "vm", name)
-        assert str(error) == message if reason else error is None
+    error = _right_or_named(PassContext(disabled_pass=[disabled]), "vm", name)
+    assert str(error) == message if reason else error is None
 
 
 @pytest.mark.quick

@@ -117,7 +117,7 @@ def compiled(module: IRModule, *inputs: Array) -> Array:
     return np.asarray(ekiden.compile(module)(*inputs).numpy())
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize("out_dtype", ["", "float32"])
 @pytest.mark.parametrize(
@@ -163,6 +163,7 @@ PRODUCTS: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
 }
 
 
+@share(2)
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize("body", PRODUCTS)
 def test_other_products(body: str, dtype: str) -> None:

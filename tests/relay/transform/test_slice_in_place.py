@@ -10,6 +10,7 @@ import ekiden
 from ekiden.relay import Interpreter
 from ekiden.relay.printer import astext
 from ekiden.relay.transform import ManifestAlloc, SliceInPlace
+from long_runs import share
 
 KERNEL = "fn (%p0: Tensor[{0}, float32], Primitive=1) -> Tensor[{1}, float32] {{ {2} }}"
 X = "Tensor[(3, n, 16), float32]"
@@ -94,6 +95,7 @@ def text_of(name: str) -> str:
     return PROGRAMS[name].replace("X", X)
 
 
+@share(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_every_form_gives_what_the_interpreter_gives(name: str, executor: str) -> None:

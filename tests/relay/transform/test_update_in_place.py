@@ -8,6 +8,7 @@ import pytest
 import ekiden
 from ekiden import relay, runtime
 from ekiden.relay.interpreter import Interpreter
+from long_runs import share
 
 ROWS, WIDTH = 40, 3
 KIND = f"Tensor[({ROWS}, {WIDTH}), float32]"
@@ -117,6 +118,7 @@ def leaves(value: object) -> list[np.ndarray]:
     return found
 
 
+@share(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_every_form_gives_what_the_interpreter_gives(name: str, executor: str) -> None:
