@@ -85,11 +85,12 @@ class Background:
     # The child's ---------------------------------------------------------------------------------
 
     def send(self, message: object) -> None:
-        """Tell the parent something; one that is gone ends this process."""
+        """Tell the parent something; one that is gone ends this process and its workers, which
+        would wait for it for ever."""
         try:
             self._connection.send(message)
         except OSError:
-            _end(1)
+            os.killpg(0, signal.SIGKILL)
 
     def finish(self, artifact: memoryview) -> None:
         """Hand over the result, and end this process."""
