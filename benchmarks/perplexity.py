@@ -3,7 +3,8 @@
     python benchmarks/perplexity.py MODEL.gguf --node FOLDER      where the folder has
         npm install node-llama-cpp
 
-Both get the same tokens, those of the file's own tokenizer.
+All get the same tokens, those of the file's own tokenizer. "floats" are the file's own weights as
+floats, so that nothing else is rounded: which of the others is nearer to what the file says.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import argparse
 import json
 import math
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from ekiden import llm
+from ekiden.llm.files import open_checkpoint
+from ekiden.llm.weights import Checkpoint, Weight
 
 TEXT = """\
 Alice was beginning to get very tired of sitting by her sister on the bank, and of having \
@@ -33,6 +37,19 @@ mind that she had never before seen a rabbit with either a waistcoat-pocket, or 
 take out of it, and burning with curiosity, she ran across the field after it, and fortunately \
 was just in time to see it pop down a large rabbit-hole under the hedge."""
 """The first of `Alice's Adventures in Wonderland` (1865)."""
+
+
+class Floats:
+    """A checkpoint whose blocks are decoded."""
+
+    def __init__(self, whole: Checkpoint) -> None:
+        self.whole, self.config = whole, whole.config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.whole)
+
+    def __getitem__(self, name: str) -> Weight:
+        return Weight.of(name, self.whole[name].values())
 
 
 def of_ekiden(model: llm.Model, tokens: list[int]) -> list[float]:
@@ -62,18 +79,32 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=265, help="how many of it (265)")
     options = parser.parse_args()
     text = options.text.read_text(encoding="utf-8") if options.text else TEXT
-    model = llm.load(options.model, sequences=1, context=1024)
+    model = llm.load(options.model, sequences=1, context=options.tokens + 1)
     tokens = model.encode(text)[: options.tokens]
-    found = {"Ekiden": of_ekiden(model, tokens)}
+    floats = llm.load(Floats(open_checkpoint(options.model)), sequences=1, context=len(tokens) + 1)
+    found = {"Ekiden": of_ekiden(model, tokens), "floats": of_ekiden(floats, tokens)}
+    print_each(found, tokens)
     if options.node is not None:
         found["llama.cpp"] = of_llama(options.node, options.model, tokens)
-    print(f"{len(tokens)} tokens")
+        print_each({"llama.cpp": found["llama.cpp"]}, tokens)
+    exact = np.asarray(found.pop("floats"))
     for name, logs in found.items():
-        print(f"{name:<12}{math.exp(-sum(logs) / len(logs)):>10.4f}")
+        apart = np.asarray(logs) - exact
+        print(
+            f"{name} beside floats: {math.expm1(-apart.mean()):+.2%}; one token's logarithm is "
+            f"{np.sqrt((apart**2).mean()):.4f} apart, at most {np.abs(apart).max():.3f}"
+        )
     if len(found) == 2:
         ours, theirs = (np.asarray(each) for each in found.values())
-        print(f"{math.expm1(theirs.mean() - ours.mean()):+.2%} beside llama.cpp; one token's "
-              f"logarithm is at most {np.abs(ours - theirs).max():.3f} apart")  # fmt: skip
+        print(f"{math.expm1(theirs.mean() - ours.mean()):+.2%} beside llama.cpp")
+
+
+def print_each(found: dict[str, list[float]], tokens: list[int]) -> None:
+    """The perplexity of each."""
+    for name, logs in found.items():
+        print(
+            f"{name:<12}{math.exp(-sum(logs) / len(logs)):>10.4f}  {len(tokens)} tokens", flush=True
+        )
 
 
 if __name__ == "__main__":

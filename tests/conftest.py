@@ -1,4 +1,4 @@
-"""One in eight of the loop programs that the tests lower is printed, parsed back and compared,
+"""One in 24 of the loop programs that the tests lower is printed, parsed back and compared,
 before and after; `--texts 1` takes each, `-m quick` none. Models are compiled each time, not taken
 from the cache of artifacts; kernels are cached for the run, in one folder for all its workers, each
 of which compiles by itself. `-m long` runs what is left out otherwise.
@@ -6,12 +6,13 @@ of which compiles by itself. `-m long` runs what is left out otherwise.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +40,51 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--texts",
         type=int,
         metavar="N",
-        help="print and parse back one in N loop programs; 8, or each with -m long",
+        help="print and parse back one in N loop programs; 24, or each with -m long",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before test files are read: some make their targets as they are."""
+    """Before test files are read: some make their targets as they are. Workers of pytest-xdist take
+    files in the order of collection, not those with the most tests first."""
+    config.option.loadscopereorder = False
     if cpu := config.getoption("--processor"):
         pretend(cpu)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, unless `-m` says something about it."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For `-m quick`, what has no such test is not even imported."""
+    if config.option.markexpr != "quick" or not collection_path.match("test_*.py"):
+        return None
+    return True if "mark.quick" not in collection_path.read_text() else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: garbage is not looked for in it, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Leave out what takes long, unless `-m` says something about it; then, whatever order the
+    others are brought into, begin with the files that no worker should be alone with at the end."""
     mark_what_is_not_shared(items)
-    if "long" in config.option.markexpr:
-        return
+    if "long" not in config.option.markexpr:
+        leave_out_long(config, items)
+    yield
+    items.sort(key=lambda item: item.get_closest_marker("early") is None)
+
+
+def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """As pytest leaves out what `-m` does not ask for."""
     dropped = [item for item in items if item.get_closest_marker("long")]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
@@ -120,7 +150,7 @@ def text_round_trip(request: pytest.FixtureRequest) -> Iterator[None]:
     if marks == "quick":
         yield
         return
-    _round_trip.one_in = request.config.getoption("texts") or (1 if "long" in marks else 8)
+    _round_trip.one_in = request.config.getoption("texts") or (1 if "long" in marks else 24)
     pipelines = (transform.PASSES, transform.TILED_PASSES)
     checked = Pass("RoundTrip", _round_trip)
     for passes in pipelines:

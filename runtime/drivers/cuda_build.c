@@ -114,13 +114,16 @@ typedef struct build {
   bool is_binary;
 } build;
 
+static const char standard[] = "--std=c++17";
+static const char unfused[] = "--fmad=false"; /* programs say where products and sums are fused */
+
 static void choose_options(build *b, int known, int wanted) {
   b->is_binary = known == wanted;
   snprintf(b->architecture, sizeof b->architecture, "--gpu-architecture=%s_%d",
            b->is_binary ? "sm" : "compute", known);
   b->options[0] = b->architecture;
-  b->options[1] = "--std=c++17";
-  b->options[2] = "--fmad=false"; /* programs say where products and sums are fused */
+  b->options[1] = standard;
+  b->options[2] = unfused;
   b->options[3] = headers;
 }
 
@@ -193,7 +196,7 @@ static char *kept(const char *key, size_t *size) {
 char *cuda_build(const ek_driver_host *host, ek_device device, cuda_kind kind, const char *name,
                  const void *code, size_t size, size_t *made) {
   build b = {.host = host};
-  char names[2][256], key[CACHE_KEY];
+  char names[3][256], key[CACHE_KEY];
   snprintf(b.doing, sizeof b.doing, "cuda(%d): kernel '%s'", device.id, name);
   pthread_mutex_lock(&lock);
   int status = version != 0 ? 0 : find_nvrtc(host, b.doing, kind.version / 1000);
@@ -209,7 +212,8 @@ char *cuda_build(const ek_driver_host *host, ek_device device, cuda_kind kind, c
   choose_options(&b, known, kind.architecture);
   snprintf(names[0], sizeof names[0], "NVRTC %d", version);
   snprintf(names[1], sizeof names[1], "%s", b.architecture);
-  cache_key(code, size, names, 2, b.options[2], key, sizeof key);
+  snprintf(names[2], sizeof names[2], "%s", standard);
+  cache_key(code, size, names, 3, unfused, key, sizeof key);
   char *binary = kept(key, made);
   if (binary != NULL) return binary;
   char *text = calloc(1, size + 1);

@@ -144,7 +144,7 @@ static const struct { uint8_t code, bits; } element_types[] = {
     [E_F32] = {EK_DTYPE_FLOAT, 32}, [E_F64] = {EK_DTYPE_FLOAT, 64}, [E_BOOL] = {EK_DTYPE_BOOL, 8},
     [E_I8] = {EK_DTYPE_INT, 8},     [E_I16] = {EK_DTYPE_INT, 16},   [E_I32] = {EK_DTYPE_INT, 32},
     [E_I64] = {EK_DTYPE_INT, 64},   [E_U8] = {EK_DTYPE_UINT, 8},    [E_U16] = {EK_DTYPE_UINT, 16},
-    [E_U32] = {EK_DTYPE_UINT, 32}};
+    [E_U32] = {EK_DTYPE_UINT, 32},  [E_F16] = {EK_DTYPE_FLOAT, 16}, [E_BF16] = {EK_DTYPE_BFLOAT, 16}};
 
 static bool is_compact(const ek_dltensor *t) {
   int64_t expected = 1;

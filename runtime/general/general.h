@@ -34,9 +34,10 @@
 enum { MAGIC = 0x454b4746, VERSION = 2, MAX_AXES = 16, MAX_SYMBOLS = 64, MAX_RESULTS = 8,
        MAX_INSTRUCTIONS = 4096, MAX_REGISTERS = 512 };
 
-enum element { E_F32, E_F64, E_BOOL, E_I8, E_I16, E_I32, E_I64, E_U8, E_U16, E_U32 };
+enum element { E_F32, E_F64, E_BOOL, E_I8, E_I16, E_I32, E_I64, E_U8, E_U16, E_U32, E_F16, E_BF16 };
 
-/* What registers hold: one of these per element, whatever it is in memory. */
+/* What registers hold: one of these per element, whatever it is in memory. Half floats are float32
+** there, rounded by O_WRAP. */
 enum kind { K_F32, K_F64, K_INT };
 
 enum size_op { S_CONST, S_SYMBOL, S_ADD, S_SUB, S_MUL, S_DIV, S_FLOORDIV, S_FLOORMOD, S_MIN, S_MAX,

@@ -13,18 +13,53 @@
 
 /* Strips --------------------------------------------------------------------------------------- */
 
-/* The cases of a switch on an element's type: the member of a strip that it is in, and its type. */
-#define OF_EACH_TYPE(DO)       \
-  case E_F32: DO(f, float);    \
-  case E_F64: DO(d, double);   \
-  case E_BOOL:                 \
-  case E_U8: DO(i, uint8_t);   \
-  case E_I8: DO(i, int8_t);    \
-  case E_I16: DO(i, int16_t);  \
-  case E_U16: DO(i, uint16_t); \
-  case E_I32: DO(i, int32_t);  \
-  case E_U32: DO(i, uint32_t); \
-  default: DO(i, int64_t);
+/* Numbers of half floats, as they lie in memory, and back. */
+static inline float of_half(uint16_t x) {
+  uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7fff) << 13;
+  union { uint32_t i; float f; } made = {rest}, up = {(254 - 15) << 23};
+  made.f *= up.f;                          /* subnormal numbers too: they are below 2^-14 either way */
+  if (rest >= (uint32_t)0x7c00 << 13) made.i |= 0xffu << 23;
+  made.i |= sign;
+  return made.f;
+}
+
+static inline uint16_t to_half(float x) {
+  union { float f; uint32_t i; } from = {x}, y = {fabsf(x)};
+  uint32_t sign = from.i >> 16 & 0x8000, bits;
+  union { uint32_t i; float f; } least = {0x3f000000u}; /* 1/2: the last bit of its sum is 2^-24 */
+  if (y.i >= 0x47800000u) bits = y.i > 0x7f800000u ? 0x7e00 : 0x7c00;
+  else if (y.i < 0x38800000u) least.f += y.f, bits = least.i - 0x3f000000u;
+  else bits = (y.i + 0xfffu + (y.i >> 13 & 1) - 0x38000000u) >> 13;
+  return (uint16_t)(bits | sign);
+}
+
+static inline float of_brain(uint16_t x) {
+  union { uint32_t i; float f; } made = {(uint32_t)x << 16};
+  return made.f;
+}
+
+static inline uint16_t to_brain(float x) {
+  union { float f; uint32_t i; } from = {x};
+  uint32_t bits = (from.i + 0x7fffu + (from.i >> 16 & 1)) >> 16;
+  return (uint16_t)(x != x ? 0x7fc0 : bits);
+}
+
+#define AS_IT_IS(x) (x)
+/* The cases of a switch on an element's type: the member of a strip that it is in, its type, and
+** what makes one of the other. */
+#define OF_EACH_TYPE(DO)                            \
+  case E_F32: DO(f, float, AS_IT_IS, AS_IT_IS);     \
+  case E_F64: DO(d, double, AS_IT_IS, AS_IT_IS);    \
+  case E_BOOL:                                      \
+  case E_U8: DO(i, uint8_t, AS_IT_IS, AS_IT_IS);    \
+  case E_I8: DO(i, int8_t, AS_IT_IS, AS_IT_IS);     \
+  case E_I16: DO(i, int16_t, AS_IT_IS, AS_IT_IS);   \
+  case E_U16: DO(i, uint16_t, AS_IT_IS, AS_IT_IS);  \
+  case E_I32: DO(i, int32_t, AS_IT_IS, AS_IT_IS);   \
+  case E_U32: DO(i, uint32_t, AS_IT_IS, AS_IT_IS);  \
+  case E_F16: DO(f, uint16_t, of_half, to_half);    \
+  case E_BF16: DO(f, uint16_t, of_brain, to_brain); \
+  default: DO(i, int64_t, AS_IT_IS, AS_IT_IS);
 
 static int64_t clamped(int64_t at, int64_t n) { return at < 0 ? 0 : at > n ? n : at; }
 
@@ -32,7 +67,7 @@ static int64_t clamped(int64_t at, int64_t n) { return at < 0 ? 0 : at > n ? n :
 static void load_strip(const load *from, const void *data, int64_t at, int64_t step, int64_t n,
                        int64_t begin, strip *to) {
   int64_t last = from->elements - 1;
-#define COPY(member, type)                                                                 \
+#define COPY(member, type, read, write)                                                                 \
   {                                                                                        \
     const type *source = data;                                                             \
     if (from->is_guarded && (at < 0 || at > last || at + step * (n - 1) < 0 ||             \
@@ -41,18 +76,18 @@ static void load_strip(const load *from, const void *data, int64_t at, int64_t s
       int64_t end = step == 1 ? clamped(last + 1 - at, n) : n;                             \
       for (; l < inside; l++) {                                                            \
         int64_t k = at + step * l;                                                         \
-        to->member[begin + l] = source[k < 0 ? 0 : k > last ? last : k];                   \
+        to->member[begin + l] = read(source[k < 0 ? 0 : k > last ? last : k]);                   \
       }                                                                                    \
-      for (; l < end; l++) to->member[begin + l] = source[at + l];                         \
-      for (; l < n; l++) to->member[begin + l] = source[last];                             \
+      for (; l < end; l++) to->member[begin + l] = read(source[at + l]);                         \
+      for (; l < n; l++) to->member[begin + l] = read(source[last]);                             \
     } else if (step == 1) {                                                                \
       source += at;                                                                        \
-      EACH to->member[begin + l] = source[l];                                                      \
+      EACH to->member[begin + l] = read(source[l]);                                                      \
     } else if (step == 0) {                                                                \
       type value = source[at];                                                             \
-      EACH to->member[begin + l] = value;                                                          \
+      EACH to->member[begin + l] = read(value);                                                          \
     } else {                                                                               \
-      EACH to->member[begin + l] = source[at + step * l];                                          \
+      EACH to->member[begin + l] = read(source[at + step * l]);                                          \
     }                                                                                      \
   }                                                                                        \
   break
@@ -70,11 +105,11 @@ static void load_strip(const load *from, const void *data, int64_t at, int64_t s
 static void gather_strip(const load *from, const void *data, int64_t first, int64_t step,
                          const strip *more, int64_t n, int64_t begin, strip *to) {
   int64_t last = from->elements - 1;
-#define COPY(member, type)                                         \
+#define COPY(member, type, read, write)                                         \
   EACH {                                                           \
     int64_t k = first + step * l + more->i[begin + l];             \
     to->member[begin + l] =                                        \
-        ((const type *)data)[k < 0 ? 0 : k > last ? last : k];     \
+        read(((const type *)data)[k < 0 ? 0 : k > last ? last : k]);     \
   }                                                                \
   break
   if (from->elements == 0) {
@@ -89,11 +124,11 @@ static void gather_strip(const load *from, const void *data, int64_t first, int6
 
 static void store_strip(int32_t type, void *data, int64_t at, int64_t step, int64_t n,
                         int64_t begin, const strip *from) {
-#define COPY(member, type)                                        \
+#define COPY(member, type, read, write)                                        \
   {                                                               \
     type *to = (type *)data + at;                                 \
-    if (step == 1) EACH to[l] = (type)from->member[begin + l];            \
-    else EACH to[step * l] = (type)from->member[begin + l];               \
+    if (step == 1) EACH to[l] = (type)write(from->member[begin + l]);            \
+    else EACH to[step * l] = (type)write(from->member[begin + l]);               \
   }                                                               \
   break
   switch (type) {
@@ -310,7 +345,11 @@ static void step(const int64_t *row, strip *R, int64_t n) {
     case O_BITOR: EACH to->i[l] = a->i[l] | b->i[l]; break;
     case O_BITXOR: EACH to->i[l] = a->i[l] ^ b->i[l]; break;
     case O_NOT: EACH to->i[l] = !a->i[l]; break;
-    case O_WRAP: EACH to->i[l] = wrap(a->i[l], row[4]); break;
+    case O_WRAP:
+      if (row[4] == E_F16) EACH to->f[l] = of_half(to_half(a->f[l]));
+      else if (row[4] == E_BF16) EACH to->f[l] = of_brain(to_brain(a->f[l]));
+      else EACH to->i[l] = wrap(a->i[l], row[4]);
+      break;
     case O_ABS:
       if (kind == K_F32) EACH to->f[l] = fabsf(a->f[l]);
       else if (kind == K_F64) EACH to->d[l] = fabs(a->d[l]);
@@ -565,7 +604,11 @@ static void spread(loops *p, int64_t k) {
 }
 
 static int64_t kind_of(int32_t type) {
-  return type == E_F32 ? K_F32 : type == E_F64 ? K_F64 : K_INT;
+  switch (type) {
+    case E_F32: case E_F16: case E_BF16: return K_F32;
+    case E_F64: return K_F64;
+    default: return K_INT;
+  }
 }
 
 /* What a reduction of nothing gives. */

@@ -131,12 +131,11 @@ ek_scratch ek_workspace_lend(ek_scratch lent);
 /* Part 'index' of 'count' of what is not taken. */
 ek_scratch ek_scratch_part(ek_scratch whole, int64_t index, int64_t count);
 
-#ifdef EK_HARD_TEST
-/* Makes the n-th allocation from now fail (1 is the next one), once; 0 turns that off. */
+/* Of the build with fault injection alone: makes the n-th allocation from now fail (1 is the next
+** one), once; 0 turns that off. */
 void ek_hard_fail_at(int64_t n);
-/* Blocks and buffers that are in use. */
+/* The same: blocks and buffers that are in use. */
 int64_t ek_hard_live(void);
-#endif
 
 /* ek_function.c -------------------------------------------------------------------------------- */
 

@@ -146,6 +146,26 @@ def test_products(rows: int) -> None:
     check(batched, left, right)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_floats(dtype: str) -> None:
+    ends = np.array([0, -0.0, 1e-7, -3e-6, 6e-5, 65504, 65519.9, 65520, -np.inf, np.nan, 1 / 3],
+                    "float32")  # fmt: skip
+    x = np.concatenate([ends, data(300), data(300) * 1e-5, data(300) * 1e4])
+    n = len(x)
+    check(relay.cast(relay.cast(v("a", n), dtype), "float32"), x)
+    half = fused(relay.cast(v("a", 300), dtype))
+    a = np.asarray(Interpreter(IRModule.from_expr(Function(half.params, half.body))).evaluate(
+        "main", x[11:311]))  # fmt: skip
+    given = v("a", 300, dtype=dtype)
+    for body in (
+        relay.exp(given),
+        given + relay.const(0.1, dtype) * given,
+        relay.maximum(given, -given),
+    ):
+        check(relay.cast(body, "float32"), a, tolerance=0.01 if dtype == "bfloat16" else 0.002)
+
+
 @pytest.mark.parametrize("rows", [1, 5, 50])
 @pytest.mark.parametrize("dtypes", [("int8", "int8"), ("uint8", "int8"), ("int32", "int32")])
 def test_products_of_integers(rows: int, dtypes: tuple[str, str]) -> None:
@@ -234,6 +254,23 @@ def test_recurrent_weights_in_panels(gates: int) -> None:
     check(relay.op.nn.recurrent(v("x", *x.shape), v("p", *panels.shape), kind), x, panels)
 
 
+@pytest.mark.parametrize(("kind", "gates", "hidden"), [("lstm", 4, 20), ("gru", 3, 32)])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_recurrent_weights_of_bytes(kind: str, gates: int, hidden: int, is_packed: bool) -> None:
+    rows = gates * hidden
+    w = data(rows, hidden, dtype="int8")
+    arrays = {"x": data(5, 2, rows), "w": w, "scale": abs(data(rows)) / 500,
+              "sums": w.sum(1, dtype="int32")}  # fmt: skip
+    if is_packed:
+        packed = fused(relay.op.nn.contrib_pack_recurrent(v("w", *w.shape, dtype="int8"), gates, 8))
+        plain = IRModule.from_expr(Function(packed.params, packed.body))
+        arrays["w"] = np.asarray(Interpreter(plain).evaluate("main", w))
+    given = {name: v(name, *a.shape, dtype=str(a.dtype)) for name, a in arrays.items()}
+    extras = {"scale": given["scale"], "sums": given["sums"]}
+    body = relay.op.nn.recurrent(given["x"], given["w"], kind, extras)
+    check(body, *arrays.values(), tolerance=1e-2)  # a level more or less of a state
+
+
 @pytest.mark.parametrize("causal", ["", "start", "end"])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_attention(causal: str, softcap: float) -> None:
@@ -304,7 +341,7 @@ def test_indices_are_checked() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (relay.sqrt(v("a", 3, dtype="float16")), "elements of float16"),
+        (relay.cast(v("a", 3), "float8_e4m3fn"), "elements of float8_e4m3fn"),
         (relay.cumsum(v("a", 3, 4), axis=1), "is made of statements"),
     ],
 )

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,8 @@ import pytest
 
 from ekiden.runtime.paths import library_path
 from long_runs import sizes
+
+pytestmark = pytest.mark.early
 
 HERE = Path(__file__).parent
 RUNTIME = HERE.parents[1] / "runtime"
@@ -51,13 +52,21 @@ class Build:
     """How far the runtime is optimised."""
     only: tuple[str, ...] | None = None
     """The tests worth running in this build; None is all."""
+    like: str = ""
+    """A build whose object files are those of this one, but for files that name its macros."""
+    macros: tuple[str, ...] = ()
+
+    def is_own(self, source: Path) -> bool:
+        """Whether a file is another one in this build."""
+        text = source.read_text()
+        return not self.like or any(macro in text for macro in self.macros)
 
 
 ADDRESS = ("-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 BUILDS = {
     "plain": Build((), "-O2"),
-    "address": Build(ADDRESS),
-    "hard": Build((*ADDRESS, "-DEK_HARD_TEST", "-DEK_VM_SWITCH"), "-O0"),
+    "address": Build(ADDRESS, "-O0"),
+    "hard": Build(ADDRESS, "-O0", like="address", macros=("EK_HARD_TEST", "EK_VM_SWITCH")),
     "thread": Build(
         ("-g1", "-fsanitize=thread"),
         only=(
@@ -103,38 +112,67 @@ def compile_files(sources: list[Path], folder: Path, flags: tuple[str, ...]) -> 
     return objects
 
 
-@pytest.fixture(scope="module")
-def runtime_objects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Path]]:
-    """The object files of the runtime in the build of a name, compiled when first asked for."""
+class Objects:
+    """The object files of builds, compiled when first asked for."""
 
-    @cache
-    def objects(name: str) -> list[Path]:
-        build = BUILDS[name]
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._folder = cache(factory.mktemp)
+        self.runtime, self.tests = cache(self._runtime), cache(self._tests)
+
+    def _runtime(self, name: str) -> list[Path]:
+        """Those of the runtime in the build of a name."""
         sources = sorted((RUNTIME / "src").glob("*.c"))
-        return compile_files(sources, tmp_path_factory.mktemp(name), (build.level, *build.flags))
+        return self._compiled(name, sources, BUILDS[name].level)
 
-    return objects
+    def _tests(self, name: str) -> list[Path]:
+        """The build's tests, behind their library."""
+        only = BUILDS[name].only
+        wanted = [*TESTS, "soak", "fuzz_load"] if only is None else only
+        return self._compiled(name, [HERE / f"{test}.c" for test in ("library", *wanted)], "-O0")
+
+    def _compiled(self, name: str, sources: list[Path], level: str) -> list[Path]:
+        build, folder = BUILDS[name], self._folder(name)
+        own = [source for source in sources if build.is_own(source)]
+        flags = (level, *build.flags, *(f"-D{macro}" for macro in build.macros))
+        compile_files(own, folder, flags)
+        for source in sources:
+            if source not in own:
+                (folder / f"{source.stem}.o").symlink_to(
+                    self._folder(build.like) / f"{source.stem}.o"
+                )
+        return [folder / f"{source.stem}.o" for source in sources]
 
 
 @pytest.fixture(scope="module")
-def plain_objects(runtime_objects: Callable[[str], list[Path]]) -> list[Path]:
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
+    return Objects(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def plain_objects(objects: Objects) -> list[Path]:
     """The object files of the runtime as it is released."""
-    return runtime_objects("plain")
+    return objects.runtime("plain")
 
 
 @pytest.fixture(scope="module", params=BUILDS)
-def built(request: pytest.FixtureRequest, runtime_objects: Callable[[str], list[Path]]) -> Path:
+def built(request: pytest.FixtureRequest, objects: Objects) -> Path:
     """A folder of all test programs and library.so in one build."""
-    build = BUILDS[request.param]
-    runtime = runtime_objects(request.param)
-    folder = runtime[0].parent
-    wanted = [*TESTS, "soak", "fuzz_load"] if build.only is None else build.only
-    sources = [HERE / f"{name}.c" for name in ("library", *wanted)]
-    compile_files(sources, folder, ("-O0", *build.flags))
-    for test in wanted:
-        link([*runtime, folder / f"{test}.o"], folder / test, build.flags)
-    link([folder / "library.o"], folder / "library.so", ("-shared",))
-    return folder
+    name = request.param
+    if like := BUILDS[name].like:
+        objects.runtime(like), objects.tests(like)
+    runtime, (library, *tests) = objects.runtime(name), objects.tests(name)
+    for test in tests:
+        link([*runtime, test], test.with_suffix(""), BUILDS[name].flags)
+    link([library], library.with_suffix(".so"), ("-shared",))
+    return library.parent
+
+
+def test_no_header_is_another_one_in_some_build() -> None:
+    """Or files that do not name its macros would be other ones, too."""
+    headers = [*RUNTIME.rglob("*.h"), *HERE.glob("*.h")]
+    assert headers and not [
+        h.name for h in headers for b in BUILDS.values() if b.like and b.is_own(h)
+    ]
 
 
 def run(program: Path, *arguments: object, timeout: int = TIMEOUT, leaks: bool = True) -> str:
@@ -191,9 +229,8 @@ def test_blocks_in_use_at_exit_are_told_of_in_the_hard_build(built: Path, tmp_pa
         "static ek_object *kept;\n"
         "int main(void) { return ek_array_new(NULL, 0, &kept); }\n"
     )
-    flags = BUILDS["hard"].flags
-    compile_file(source, tmp_path / "leak.o", flags)
-    link([*built.glob("ek_*.o"), tmp_path / "leak.o"], tmp_path / "leak", flags)
+    compile_file(source, tmp_path / "leak.o", ADDRESS)
+    link([*built.glob("ek_*.o"), tmp_path / "leak.o"], tmp_path / "leak", ADDRESS)
     result = subprocess.run([tmp_path / "leak"], capture_output=True, text=True, check=False)
     assert result.returncode == 3
     assert result.stderr == "ekiden: 1 blocks are in use at exit\n"

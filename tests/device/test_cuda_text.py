@@ -32,15 +32,21 @@ GPU = os.environ.get("EKIDEN_TEST_CUDA") == "1"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 
 
-@pytest.fixture(scope="module")
-def nvrtc() -> ctypes.CDLL:
-    """NVIDIA's compiler as a library."""
+def nvrtc_library() -> ctypes.CDLL | None:
+    """NVIDIA's compiler as a library, where its package is installed."""
     home = find_spec("nvidia")
     folders = list(home.submodule_search_locations or ()) if home is not None else []
     found = [p for f in folders for p in Path(f).glob("**/lib/libnvrtc.so.*")]
-    if not found:
+    return ctypes.CDLL(str(found[0])) if found else None
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> ctypes.CDLL:
+    """The same, or a skip."""
+    found = nvrtc_library()
+    if found is None:
         pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
-    return ctypes.CDLL(str(found[0]))
+    return found
 
 
 def kernels(name: str, shared: int | None) -> Iterator[DeviceKernel]:

@@ -5,6 +5,7 @@ equals the host alone, and moves what was planned and no more.
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, DeviceError, InputError
 from ekiden.target import Target
 
+GPU = os.environ.get("EKIDEN_TEST_CUDA") == "1"
 RNG = np.random.default_rng(7)
 ROUNDS = (0, 1, 5)
 T = relay.TensorType((4, 8), "float32")
@@ -113,6 +115,7 @@ def test_transfers_are_those_planned(place: Device, tmp_path: Path) -> None:
             assert all(call.nbytes > 0 for call in report.calls if call.name in names)
 
 
+@pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which counts")
 def test_cuda_moves_what_the_plan_says(fibres: Device, stand_ins: Path) -> None:
     """Counted by the library below the driver."""
     library = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
@@ -202,7 +205,8 @@ def test_the_fastest_devices(
     right = ekiden.compile(module)(given).numpy()
     np.testing.assert_allclose(exe(given).numpy(), right, rtol=1e-4, atol=1e-6)
     said = "\n".join(r.getMessage() for r in caplog.records if "devices: " in r.getMessage())
-    plans = ("all on cpu(0)", "all on opencl(0)", "placed over cpu(0), opencl(0)")
+    plans = ["all on cpu(0)", "all on opencl(0)"]
+    plans += ["placed over cpu(0), opencl(0)", "placed over opencl(0), cpu(0)"]
     assert all(f"devices: {plan}: " in said for plan in plans)
     with pytest.raises(CompileError, match=r"devices 'auto' measures, and opencl\(9\) is not here"):
         ekiden.compile(module, [runtime.device("opencl", 9), cpu(0)], devices="auto")

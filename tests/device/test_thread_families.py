@@ -71,6 +71,20 @@ CASES: dict[str, Case] = {
     "scatter_add": (lambda x, u: relay.scatter_elements(
                         x, relay.const(np.array([[1, 1, 0, 2]])), u, axis=0, reduction="add"),
                     (numbers(3, 4), numbers(1, 4)), lambda x, u: _scattered(x, u), 2),
+    "channels": (lambda x, b: relay.nn.relu(x + b), (numbers(2, 5, 7, 9), numbers(5, 1, 1)),
+                 lambda x, b: np.maximum(x + b, 0), 1),
+    "pad": (lambda x: relay.nn.pad(x, ((0, 0), (1, 2), (3, 1))), (numbers(2, 11, 13),),
+            lambda x: np.pad(x, ((0, 0), (1, 2), (3, 1))), 1),
+    "max of columns": (lambda x: relay.max(x, axis=0), (numbers(12, 40),), lambda x: x.max(0), 1),
+    "mean of columns": (lambda x: relay.mean(x, axis=0), (numbers(12, 33),),
+                        lambda x: x.mean(0), 12),
+    "long rows": (lambda x: relay.max(x, axis=(1, 2)), (numbers(3, 2, 131),),
+                  lambda x: x.max((1, 2)), 1),
+    "stride 2": (lambda x: relay.nn.avg_pool2d(x, (3, 3), (2, 2)), (numbers(1, 2, 9, 35),),
+                 lambda x: np.lib.stride_tricks.sliding_window_view(
+                     x, (3, 3), (2, 3))[:, :, ::2, ::2].mean((4, 5)), 9),
+    "types": (lambda x: relay.cast(relay.cast(x, "int8"), "float64"), (numbers(7, 33) * 20,),
+              lambda x: x.astype("int8").astype("float64"), 1),
     "transpose": (lambda x: relay.transpose(x, (2, 0, 1)), (numbers(3, 5, 70),),
                   lambda x: x.transpose(2, 0, 1), 1),
 }
@@ -106,10 +120,10 @@ def test_families_on_opencl(opencl: Device, name: str, shared: int | None) -> No
     check(name, Target("opencl"), shared)
 
 
-@pytest.mark.parametrize("bits", [128, 512])
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_products_by_vectors(opencl: Device, name: str, bits: int) -> None:
-    check(name, Target(f"opencl -device=any -vector-bits={bits}"), None)
+@pytest.mark.parametrize("name", CASES)
+def test_families_by_vectors(opencl: Device, name: str) -> None:
+    """Of another width than the device prefers."""
+    check(name, Target("opencl -device=any -vector-bits=256"), None)
 
 
 @pytest.mark.parametrize(("name", "shared"), SHARED + OTHERS)

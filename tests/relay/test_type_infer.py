@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from relay_programs import LIST, PROGRAMS
 
+from ekiden import relay
 from ekiden.ir.span import Span
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.text import type_text
@@ -316,3 +317,19 @@ def test_every_vector_of_a_norm_has_the_type_of_its_axis() -> None:
 def test_a_weight_without_a_size_stays_unknown() -> None:
     with pytest.raises(TypeInferenceError, match="^the type of %w: expected enough to infer it"):
         parse("def @main(%x: Tensor[(2, 8), float32], %w) { nn.dense(%x, %w) }")
+
+
+def test_types_are_equal_where_their_sizes_are() -> None:
+    n, m = relay.SizeVar("n"), relay.SizeVar("m")
+
+    def row(size: object) -> relay.TensorType:
+        return relay.TensorType((size, 4))
+
+    for one, other in ((n + n, n * 2), (n * 10 * 10, n * 100), (2 * m * 3, m * 6), (n + m, m + n)):
+        assert row(one) == row(other) and hash(row(one)) == hash(row(other))
+    for one, other in ((n, m), (n + 1, n), (n * 2, m * 2), (n // 2 * 2, n), (relay.Any(), n)):
+        assert row(one) != row(other)
+    assert row(relay.Any()) == row(relay.Any())
+    data = relay.var("x", shape=(n, 4))
+    both = relay.testing.run_infer_type(relay.concatenate([data, data], 0))
+    assert both.checked_type == row(n + n)

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,16 @@ from ekiden import rpc
 from ekiden.cli import main
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Processes that are started hear them: what a shell runs in the background ignores them, and
+    so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_a_server_of_the_command_line(tmp_path: Path) -> None:
     key = str(tmp_path / "rpc.key")
     assert main(["rpc", "keygen", key]) == 0

@@ -41,10 +41,14 @@ def test_it_runs(target: str, size: int) -> None:
     np.testing.assert_array_equal(y, x + 1)
 
 
-def test_other_attributes_are_refused() -> None:
+def test_other_attributes_are_notes() -> None:
     ib = tir.ir_builder.create()
-    with pytest.raises(ValueError, match="scope_attr 'coproc_scope': expected thread_extent"):
-        ib.scope_attr(te.thread_axis("cop"), "coproc_scope", 1)
+    axis = te.thread_axis("cop")
+    ib.scope_attr(axis, "coproc_scope", 1)
+    ib.pointer("float32", name="A")[0] = 1.0
+    made = ib.get()
+    assert isinstance(made, tir.AttrStmt)
+    assert made.node is axis
 
 
 def test_loops_of_known_extents_are_cut_unless_told_otherwise() -> None:
@@ -67,3 +71,20 @@ def test_loops_of_known_extents_are_cut_unless_told_otherwise() -> None:
         found = np.zeros(19, "int64")
         ekiden.build(made, target="llvm")(found)
         np.testing.assert_array_equal(found, np.arange(19))
+
+
+def test_a_scope_of_its_own_and_the_buffer_of_a_variable() -> None:
+    ib = tir.ir_builder.create()
+    a = ib.pointer("float32", name="A")
+    with ib.new_scope():
+        b = ib.allocate("float32", (4,), name="B")
+        b[0] = 1.0
+    a[0] = 2.0
+    made = ib.get()
+    assert isinstance(made, tir.SeqStmt)
+    assert isinstance(made.seq[0], tir.Allocate)
+    assert b.asobject() is made.seq[0].buffer
+    assert tir.StringImm("x") == "x"
+    assert tir.StringImm("x") in ["x", "y"]
+    with pytest.raises(TypeError, match="an expression expected"):
+        a[b] = 1.0  # type: ignore[index]

@@ -559,3 +559,11 @@ def noted(A: T.Buffer((4,), "float32"), n: T.int64):
 def test_a_number_is_stored_in_the_dtype_of_the_buffer() -> None:
     store = tir.BufferStore(tir.decl_buffer((4,), "int8"), 3, (0,))  # type: ignore[arg-type]
     assert store.value.dtype == "int8"
+
+
+def test_numbers_in_statements() -> None:
+    x, buffer = Var("x", "int32"), tir.decl_buffer((4,), name="A")
+    store = BufferStore(buffer, 1, (2,))  # type: ignore[arg-type]
+    made = tir.LetStmt(x, 3, tir.seq(store, tir.Evaluate(0)))  # type: ignore[arg-type]
+    assert made.value.dtype == "int32"
+    assert "A[2] = 1.0" in str(made)

@@ -165,9 +165,12 @@ def _c(cases: Sequence[Case]) -> list[Runner]:
 
 ALONE = {"thread_product": {"shared": 0}}
 """Threads without barriers: the interpreter runs one after another. tests/device has the others."""
+VECTORS = Target("opencl -device=any -vector-bits=256")
+"""A device whose threads run alone and compute with vectors."""
 BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
     "plain": lambda cases: _interpreted(_plain(cases)),
     "threads": lambda cases: _interpreted(_scheduled(cases, Target(kind="cuda"), ALONE)),
+    "vectors": lambda cases: _interpreted(_scheduled(cases, VECTORS, {})),
     "llvm": _llvm,
     "c": _c,
     "x86-64": _baseline,
@@ -175,9 +178,9 @@ BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
     "riscv64": partial(_emulated, "llvm -mtriple=riscv64-linux-gnu -cores=1"),
     "armv7": partial(_emulated, "llvm -mtriple=armv7-linux-gnueabihf -cores=1"),
 }
-"""How the kernels of cases are made: the unscheduled program and the one for GPUs in the
+"""How the kernels of cases are made: the unscheduled program and those for devices in the
 interpreter, the one for this machine by both code generators, and those for other processors."""
-SAMPLED = ("threads", "c", "x86-64", "aarch64", "riscv64", "armv7")
+SAMPLED = ("threads", "vectors", "c", "x86-64", "aarch64", "riscv64", "armv7")
 """What takes long: one case of each operator, and all of them in long runs."""
 SPARSE = {"riscv64": 5, "armv7": 7}
 """Of what says little more than another of these: of so many operators one."""

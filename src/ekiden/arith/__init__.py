@@ -1,6 +1,6 @@
 """Integer analysis: bounds, simplification and proofs over shapes and indices."""
 
-from ekiden.arith.analyzer import Analyzer, ConstIntBound, ModularSet, prove_equal, simplify
+from ekiden.arith.analyzer import Analyzer, ConstIntBound, ProofStrength, prove_equal, simplify
 from ekiden.arith.detect import (
     detect_clip_bound,
     detect_common_subexpr,
@@ -43,6 +43,7 @@ from ekiden.arith.linear import (
     solve_inequalities_to_range,
     solve_linear_inequalities,
 )
+from ekiden.arith.modular import ModularSet
 from ekiden.arith.narrow import narrow_predicate_expression
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "IterSum",
     "IterSumExpr",
     "ModularSet",
+    "ProofStrength",
     "deduce_bound",
     "detect_clip_bound",
     "detect_common_subexpr",

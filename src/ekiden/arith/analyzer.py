@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
 from ekiden.arith import modular, poly
@@ -39,6 +40,13 @@ from ekiden.ir.range import Range
 class _Ends(NamedTuple):
     min_value: Bound
     max_value: Bound
+
+
+class ProofStrength(IntEnum):
+    """How hard `can_prove` tries; every proof is tried whichever is asked for."""
+
+    DEFAULT = 0
+    SYMBOLIC_BOUND = 1
 
 
 class ConstIntBound(_Ends):

@@ -141,6 +141,9 @@ def _try(
     except (EkidenError, MemoryError) as error:
         _LOG.warning("devices: %s is left out: %s", plan, str(error).partition("\n")[0])
         return
+    if plan.costs is not None and len(found.devices) == 1:
+        _LOG.info("devices: %s: nothing pays for its copies", plan)
+        return
     made[str(plan)] = found
 
 

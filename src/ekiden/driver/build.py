@@ -113,10 +113,6 @@ def compile_model(
     config = compilation_config(target)
     for each in (*config.primitive_targets, *config.device_targets):
         generator_of(each, "compile")
-    for each in config.primitive_targets:
-        if executor == "aot" and not each.kind.is_cpu:
-            got = f"got {each.kind.name!r}"
-            raise CompileError(f"compile: executor 'aot' makes code for processors, {got}")
     flushes = [flush_asked(each) for each in config.primitive_targets]
     module = import_model(model, options)
     imported = ImportedModule.of(module)

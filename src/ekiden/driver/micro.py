@@ -11,6 +11,7 @@ from ekiden.backend.crt.kernels import Kernels
 from ekiden.backend.crt.module import ALIGNMENT, MicroModule, Pool, Tensor
 from ekiden.backend.crt.plan import plan_module
 from ekiden.backend.vm.pipeline import pipeline
+from ekiden.byoc.backend import taken_back
 from ekiden.driver.build import Model, describe, import_model
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import ImportOptions, Shapes
@@ -68,7 +69,8 @@ def compile(
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise CompileError(f"compile: the name of a model library is one of C, got {name!r}")
     chosen = _target(target)
-    module = _flat(NameDimensions()(InferType()(import_model(model, ImportOptions(shape)))))
+    module = _without_regions(import_model(model, ImportOptions(shape)))
+    module = _flat(NameDimensions()(InferType()(module)))
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
     described = describe(module)
@@ -83,6 +85,19 @@ def compile(
         made = plan_module(main, kernels, name, inputs, outputs, pools)
     return MicroProgram(
         replace(made, is_packed=packed, constant_alignment=constant_alignment), module.astext()
+    )
+
+
+def _without_regions(module: IRModule) -> IRModule:
+    """The module with its regions for the compiler "ccompiler" where they are called: what becomes
+    of them is C, as of all else."""
+    return taken_back(
+        module,
+        {
+            name
+            for name, function in module.functions.items()
+            if isinstance(function, Function) and function.attr("Compiler") == "ccompiler"
+        },
     )
 
 

@@ -240,6 +240,15 @@ class StringImm(PrimExpr):
     value: str
     dtype: str = "handle"
 
+    def __eq__(self, other: object) -> bool:
+        """The same text, a str or another constant (TVM's rule)."""
+        return self.value == (other.value if isinstance(other, StringImm) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = PrimExpr.__hash__
+
 
 @node("tir.Any")
 class AnyDim(PrimExpr):
@@ -580,10 +589,13 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     """A constant, of a vector type in every lane; dtype defaults to int64, float32 or bool by the
     Python type. What stands for an expression (a Comparison, an axis) is that."""
-    if not isinstance(value, (int, float)):
-        make = getattr(value, "asobject", None)  # of a Comparison, and of an axis its variable
+    given: object = value
+    if not isinstance(given, (int, float)):
+        make = getattr(given, "asobject", None)  # of a Comparison, and of an axis its variable
         if make is not None:
             found = make()
+            if not isinstance(found, PrimExpr):
+                raise ExpressionError(f"an expression expected, got {found!r}")
             return found if dtype is None else cast(found, dtype)
     if dtype is None:
         dtype = (

@@ -20,12 +20,15 @@ class Type(Node):
     """Base of all types.
 
     `==` compares structure (TVM's rule): type parameters up to their names, a data type by its
-    name, dimensions as expressions, `?` with `?`. A type variable or a hole equals itself alone.
+    name, dimensions as expressions that are known to be equal, `?` with `?`. A type variable or a
+    hole equals itself alone.
     """
 
     __slots__ = ()
     printer: ClassVar[Callable[[Type], str] | None] = None
     """How a type becomes text: set by `ekiden.ir.text`."""
+    prover: ClassVar[Callable[[PrimExpr, PrimExpr], bool] | None] = None
+    """What knows that dimensions are equal which are not one expression: set by Relay."""
 
     def astext(self) -> str:
         """The type in Relay's text format."""
@@ -260,14 +263,24 @@ def _all_same(xs: tuple[Type, ...], ys: tuple[Type, ...], renamed: dict[Type, Ty
 def _same_dims(xs: tuple[PrimExpr, ...], ys: tuple[PrimExpr, ...]) -> bool:
     if len(xs) != len(ys):
         return False
-    for x, y in zip(xs, ys, strict=True):
-        if x is y:
-            continue
-        if type(x) is not type(y) or isinstance(x, Var) or literals(x) != literals(y):
-            return False
-        if not _same_dims(children(x), children(y)):
-            return False
-    return True
+    return all(x is y or _same_expr(x, y) or _is_proved(x, y) for x, y in zip(xs, ys, strict=True))
+
+
+def _same_expr(x: PrimExpr, y: PrimExpr) -> bool:
+    """Whether two expressions are written alike."""
+    if type(x) is not type(y) or isinstance(x, Var) or literals(x) != literals(y):
+        return False
+    inside = children(x), children(y)
+    return len(inside[0]) == len(inside[1]) and all(
+        a is b or _same_expr(a, b) for a, b in zip(*inside, strict=True)
+    )
+
+
+def _is_proved(x: PrimExpr, y: PrimExpr) -> bool:
+    if Type.prover is None or (isinstance(x, _WHOLE) and isinstance(y, _WHOLE)):
+        return False
+    is_unknown = any(isinstance(e, AnyDim) for root in (x, y) for e in post_order(root))
+    return not is_unknown and Type.prover(x, y)
 
 
 def _hash(kind: Type) -> int:

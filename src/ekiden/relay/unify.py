@@ -19,6 +19,7 @@ from ekiden.ir.type import (
 from ekiden.relay.visitor import map_type, type_post_order
 
 Dims = Mapping[Var, PrimExpr]
+Type.prover = staticmethod(prove_equal)
 
 
 class MismatchError(Exception):

@@ -455,14 +455,14 @@ def _all_keys(kind: TargetKind, options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*options.get("keys", ()), *own, *kind.default_keys)))
 
 
-def _of_device(kind: TargetKind, said: Mapping[str, object]) -> Mapping[str, object]:
+def _of_device(kind: TargetKind, said: Mapping[str, object]) -> dict[str, object]:
     """The facts of a device of this machine: of the first, or of the one that `from_device` says;
     none where the target is labelled as another's, or says everything. Raises CompileError."""
     is_known = all(name in said for name in ASKED) or "device" in said or "model" in said
     if not kind.asks_device or (is_known and "from_device" not in said):
         return {}
     number = int(str(said.get("from_device", 0)))
-    found = device_facts(kind.device_type, number)
+    found = dict[str, object](device_facts(kind.device_type, number))
     if not found and "from_device" in said:
         raise CompileError(
             f"target: -from_device={number}: there is no such device of kind {kind.name!r} here"

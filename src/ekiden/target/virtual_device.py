@@ -36,10 +36,11 @@ class VirtualDevice(Node):
 
     def __post_init__(self) -> None:
         """Take a Device or name apart; a target is kept as its text."""
-        if isinstance(self.device_type, IntImm):
-            freeze(self, device_type=self.device_type.value)
-        if not isinstance(self.device_type, int):
-            found = device(self.device_type)
+        kind = self.device_type
+        if isinstance(kind, IntImm):
+            freeze(self, device_type=kind.value)
+        elif not isinstance(kind, int):
+            found = device(kind)
             freeze(self, device_type=found.type, virtual_device_id=found.id)
         if self.memory_scope not in ("", "global"):
             got = f"got {self.memory_scope!r}"

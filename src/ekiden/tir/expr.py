@@ -44,8 +44,8 @@ class Buffer(Node):
     shape: tuple[PrimExpr, ...] = binding()
     dtype: str = "float32"
     scope: str = "global"
-    strides: tuple[PrimExpr, ...] = binding(())
-    elem_offset: PrimExpr | None = binding(None)
+    strides: tuple[PrimExpr, ...] = binding(default=())
+    elem_offset: PrimExpr | None = binding(default=None)
 
     def sizes(self) -> tuple[PrimExpr, ...]:
         """The expressions that lay it out: shape, strides, offset."""

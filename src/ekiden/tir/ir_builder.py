@@ -21,6 +21,7 @@ from ekiden.ir.prim import (
     AnyDim,
     ExprLike,
     PrimExpr,
+    StringImm,
     Sub,
     Var,
     binary,
@@ -59,9 +60,9 @@ class BufferVar:
         self.buffer = buffer
         self.dtype = buffer.dtype
 
-    def asobject(self) -> PrimExpr:
-        """The address of the buffer, which it is where an expression is expected."""
-        return self.buffer.data
+    def asobject(self) -> Buffer:
+        """The buffer."""
+        return self.buffer
 
     def __getitem__(self, indices: Indices) -> PrimExpr:
         return BufferLoad(self.buffer, self._indices(indices), self.buffer.dtype)
@@ -146,6 +147,13 @@ class IRBuilder:
         )
 
     @contextmanager
+    def new_scope(self) -> Iterator[None]:
+        """What is allocated, named or noted inside ends with it."""
+        self._begin()
+        yield
+        self.emit(self._end())
+
+    @contextmanager
     def while_loop(self, condition: PrimExpr) -> Iterator[None]:
         """What repeats as long as the condition, asked anew before each turn, holds."""
         self._begin()
@@ -205,7 +213,8 @@ class IRBuilder:
         """
         if attr_key not in ("thread_extent", "virtual_thread") or not isinstance(node, IterVar):
             held = node.buffer if isinstance(node, BufferVar) else node
-            self._rest_of_scope(lambda body: AttrStmt(held, attr_key, value, body))
+            said = StringImm(value) if isinstance(value, str) else convert(value)
+            self._rest_of_scope(lambda body: AttrStmt(held, attr_key, said, body))
             return
         assert not isinstance(value, str)
         extent, kind = convert(value, node.var.dtype), ForKind.THREAD_BINDING

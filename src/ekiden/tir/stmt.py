@@ -63,8 +63,12 @@ class BufferStore(Stmt):
     def __post_init__(self) -> None:
         """A number is of the buffer's dtype. Raises TypeError for a value of another dtype; bytes
         may hold elements of a small one."""
-        if not isinstance(self.value, PrimExpr):
-            freeze(self, value=convert(self.value, dt.element(self.buffer.dtype)))
+        given: object = self.value
+        if not isinstance(given, PrimExpr):
+            number = convert(given, dt.element(self.buffer.dtype))  # type: ignore[arg-type]
+            freeze(self, value=number)
+        if not all(isinstance(i, PrimExpr) for i in self.indices):
+            freeze(self, indices=tuple(convert(i, "int64") for i in self.indices))
         stored, held = dt.element(self.value.dtype), dt.element(self.buffer.dtype)
         if stored != held and not (stored == "uint8" and dt.is_small(held)):
             raise TypeError(f"a store to {self.buffer.name!r}: it holds {held}, not {stored}")
@@ -131,6 +135,10 @@ class LetStmt(Stmt):
     var: Var = binding()
     value: PrimExpr
     body: Stmt
+
+    def __post_init__(self) -> None:
+        """A number is of the variable's dtype."""
+        freeze(self, value=convert(self.value, self.var.dtype))
 
 
 @node("tir.Allocate")
@@ -203,6 +211,10 @@ class Evaluate(Stmt):
     """Evaluate for nothing (an empty statement is Evaluate(const(0)))."""
 
     value: PrimExpr
+
+    def __post_init__(self) -> None:
+        """A number is taken too."""
+        freeze(self, value=convert(self.value))
 
 
 @node("tir.AssertStmt")

@@ -211,6 +211,11 @@ def parts() -> Iterator[Case]:
             lambda x, s, m=method: op.image.resize2d(x, s, method=m), normal(1, 2, 4, 5), size,
             symbolic=False,
         )  # fmt: skip
+    for method, mode in (("nearest_neighbor", "asymmetric"), ("trilinear", "align_corners")):
+        yield case(
+            lambda x, s, k=method, m=mode: op.nn.upsampling3d(x, s, 2.0, s, "NDHWC", k, m),
+            normal(1, 2, 3, 2, 2), np.float32(1.5), symbolic=False, tolerance=1e-5,
+        )  # fmt: skip
     data, scales = levels("int8", 3, 64), np.abs(normal(1, 2, 64))
     yield case(
         lambda *given: op.nn.contrib_dense_nibbles_pack(*given, 40), data, np.abs(normal(3, 2)),

@@ -342,7 +342,7 @@ def test_an_artifact_says_elsewhere_what_it_needs(tmp_path: Path) -> None:
         command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model.eki"), state]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         said.append(done.stdout)
-    wanted = r"'elsewhere_0_\w+' is for the external compiler 'elsewhere', which is not registered"
+    wanted = r"'elsewhere_0_\w+': the external compiler 'elsewhere' is not registered"
     assert re.search(wanted, said[0])
     assert said[1] == "[11.0, 11.0, 11.0]\n"
 
@@ -409,3 +409,18 @@ def test_constants_in_tuples_are_bound() -> None:
     made = PARTITION(module)
     (function,) = [f for f in made.functions.values() if f.attr("Compiler")]
     assert not function.params
+
+
+def test_regions_can_be_looked_at() -> None:
+    module = program(f"def @main({X}) {{ %0 = exp(%x); add(tanh(%0), nn.relu(%0)) }}")
+    marked = MergeCompilerRegions()(AnnotateTarget("test")(module))
+    begin, end = (relay.op.get(f"annotation.compiler_{which}") for which in ("begin", "end"))
+    regions = relay.analysis.AnnotatedRegionSet(marked["main"], begin, end)
+    first, *_, last = regions.regions
+    assert (len(regions), first.target, last.target) == (3, "test", "test")
+    assert all(regions.get_region(node) is first for node in first.nodes)
+    assert [mark.args[0].name_hint for mark in first.args] == ["x"]
+    assert {mark.attrs.compiler for mark in (*first.rets, *last.args)} == {"test"}
+    assert regions.get_region(main_of(module).params[0]) is None
+    with pytest.raises(ValueError, match="marks of compilers expected, got add and add"):
+        relay.analysis.AnnotatedRegionSet(marked["main"], relay.op.get("add"), relay.op.get("add"))

@@ -121,7 +121,6 @@ STEPS: dict[str, tuple[PrimFunc, Callable[[Schedule], object]]] = {
     "inline_output": (product(), lambda s: s.compute_inline("e")),
     "inline_missing": (product(), lambda s: s.compute_inline("nothing")),
     "inline_two_stores": (pair, lambda s: s.compute_inline("pair")),
-    "inline_unread": (changed, lambda s: s.compute_inline("unread")),
     "inline_changed_input": (changed, lambda s: s.compute_inline("copy")),
     "inline_init": (
         product(),

@@ -657,13 +657,13 @@ def merge_reduction(s: Schedule) -> None:
     """
     for i, k_0, k_1 in T.grid(4, 3, 2):
         with T.block("s_rf"):
-            i_1, vk_1, vk_0 = T.axis.remap("SSR", [i, k_1, k_0])
+            vk_1, i_1, vk_0 = T.axis.remap("SSR", [k_1, i, k_0])
             with T.init():
                 s_rf[vk_1, i_1] = 0.0
             s_rf[vk_1, i_1] = s_rf[vk_1, i_1] + a[i_1, vk_0 * 2 + vk_1]
     for i, k_1 in T.grid(4, 2):
         with T.block("s"):
-            i_1, vk_1 = T.axis.remap("SR", [i, k_1])
+            vk_1, i_1 = T.axis.remap("RS", [k_1, i])
             with T.init():
                 s[i_1] = 0.0
             s[i_1] = s[i_1] + s_rf[vk_1, i_1]

@@ -295,7 +295,7 @@ class _Form:
             and isinstance(last.b, IntImm)
             and last.b.value == tile.value
             and tile.value % LANES == 0
-            and right.dtype == "float32"
+            and right.dtype in FACTORS
         )
         if not is_packed or right.producer not in self.buffers:
             return none

@@ -45,7 +45,8 @@ class NoGeneralFormError(Exception):
 
 # In the order of the enumerations of general.h.
 ELEMENTS = ("float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16",
-            "uint32")  # fmt: skip
+            "uint32", "float16", "bfloat16")  # fmt: skip
+HALVES = ("float16", "bfloat16")
 F32, F64, INT = range(3)
 S_CONST, S_SYMBOL = 0, 1
 SIZE_OPS: dict[type[PrimExpr], int] = {
@@ -71,6 +72,8 @@ BINARY: dict[type[PrimExpr], str] = {
 OF_FLOATS = frozenset(("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "pow",
                        "floor", "ceil", "round", "trunc", "isnan", "isinf", "fma"))  # fmt: skip
 OF_INTEGERS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
+EXACT = frozenset(("min", "max", "abs", "floor", "ceil", "round", "trunc"))
+"""What gives a half float of half floats."""
 CONSTANTS = ("const", "size")
 SAME = {"nearbyint": "round"}
 GROWS = frozenset(("add", "sub", "mul", "div", "abs"))
@@ -88,7 +91,8 @@ def element_of(dtype: str) -> int:
 
 def kind_of(dtype: str) -> int:
     """What a register of a type holds."""
-    return min(element_of(dtype), INT)
+    number = element_of(dtype)
+    return F32 if dtype in HALVES else min(number, INT)
 
 
 class Sizes:
@@ -308,7 +312,8 @@ class CodeBuilder:
                 element_of(expr.dtype)
                 return self._put("const", INT, int(value))
             case FloatImm(value=value):
-                return self._put("const", kind_of(expr.dtype), _bits(value))
+                made = self._put("const", kind_of(expr.dtype), _bits(value))
+                return self._narrow("const", made, expr.dtype)
             case Var() if expr in self.axes:
                 return self._put("axis", INT, self.axes[expr])
             case _ if self._is_size(expr):
@@ -348,7 +353,9 @@ class CodeBuilder:
         return self._narrow(op, made, expr.dtype)
 
     def _narrow(self, op: str, made: int, dtype: str) -> int:
-        """An integer back in the range of its type."""
+        """A number as one of its type: an integer in its range, a half float rounded."""
+        if dtype in HALVES and op not in EXACT:
+            return self._put("wrap", F32, made, element_of(dtype))
         if op in GROWS and kind_of(dtype) == INT and dtype != "int64":
             return self._put("wrap", INT, made, element_of(dtype))
         return made
@@ -356,12 +363,13 @@ class CodeBuilder:
     def _cast(self, made: int, source: str, target: str) -> int:
         before, after = kind_of(source), kind_of(target)
         if before == after:
-            if after != INT or source == target:
+            if source == target or (after != INT and target not in HALVES):
                 return made
-            return self._put("wrap", INT, made, element_of(target))
+            return self._put("wrap", after, made, element_of(target))
         if after == INT:
             return self._put("to_int", before, made, element_of(target))
-        return self._put("to_f32" if after == F32 else "to_f64", before, made)
+        made = self._put("to_f32" if after == F32 else "to_f64", before, made)
+        return self._narrow("cast", made, target) if target in HALVES else made
 
     def _intrinsic(self, expr: Intrinsic) -> int:
         name = SAME.get(expr.op, expr.op)

@@ -20,14 +20,18 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
+    cast,
     const,
     is_const,
     minimum,
 )
 from ekiden.topi.cells import Cell
+from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.attention import Heads
 from ekiden.topi.rule.recurrent import PEEPHOLES
 
+PANEL = 16
+"""Columns of the panels of a weight that comes without."""
 Indices = Sequence[PrimExpr]
 Body = Callable[..., PrimExpr]
 
@@ -133,9 +137,8 @@ class _Layer:
         cell = op.attrs["cell"]
         assert isinstance(cell, Cell)
         self.cell, self.outputs = cell, list(outputs)
-        self.data, self.weight = op.inputs[:2]
-        if self.weight.dtype != "float32":
-            raise NoGeneralFormError(f"a recurrent weight of {self.weight.dtype}")
+        self.data, self.given = op.inputs[:2]
+        self.is_bytes = self.given.dtype == "int8"
         self.extras = dict(zip(cell.given, op.inputs[2:], strict=True))
         self.steps, self.batch, rows = self.data.whole_shape
         assert isinstance(rows, IntImm)
@@ -144,12 +147,24 @@ class _Layer:
         self.c = _memory((self.batch, const(self.hidden)), "c_state")
         self.reset = _memory((self.batch, const(self.hidden)), "reset_state")
         self.update = _memory((self.batch, const(self.hidden)), "update")
-        self.columns, self.lanes = rows.value, self.hidden
-        if len(self.weight.whole_shape) > 2:  # panels of units with all their gates
-            panels, _, width = self.weight.whole_shape
+        if "places" in self.extras:
+            raise NoGeneralFormError("a recurrent weight in which rows are listed")
+        self.dtype = "int32" if self.is_bytes else "float32"
+        self.is_packed = len(self.given.whole_shape) > 2
+        self.columns, self.lanes, self.width = rows.value, self.hidden, PANEL
+        if self.is_packed:  # panels of units with all their gates
+            panels, width = self.given.whole_shape[0], self.given.whole_shape[2]
             assert isinstance(panels, IntImm) and isinstance(width, IntImm)
-            self.columns, self.lanes = panels.value * width.value, width.value // cell.gates
-        self.products = _memory((self.batch, const(self.columns)), "products")
+            self.columns, self.width = panels.value * width.value, width.value
+            self.lanes = self.width // cell.gates
+        self.weight = self.given
+        if self.is_bytes or not self.is_packed:
+            panels = const(-(-self.columns // self.width))
+            shape = (panels, const(self.hidden), const(self.width))
+            self.weight = _memory(shape, "panels", self.dtype)
+        self.products = _memory((self.batch, const(self.columns)), "products", self.dtype)
+        self.bytes = _memory((self.batch, const(self.hidden)), "bytes", "int32")
+        self.low, self.high = _memory((), "low"), _memory((), "high")
         self.states = {"h": self.h} | ({"c": self.c} if cell.kind == "lstm" else {})
 
     @property
@@ -172,27 +187,75 @@ class _Layer:
         state = self.states[name]
         return _step(self.shape, lambda b, u: state[b, u], _into(output), name=f"last_{name}")
 
-    def multiply(self, state: te.Tensor) -> Step:
+    def panels(self) -> list[Step]:
+        """The weight as products read it, if it does not lie so."""
+        if self.weight is self.given:
+            return []
+        zero = const(0, self.given.dtype)
+
+        def body(p: Var, k: Var, i: Var) -> PrimExpr:
+            if self.is_packed:
+                value: PrimExpr = self.given[p, k // WORD, i, k % WORD]
+            else:
+                row = p * self.width + i
+                value = if_then_else(row < self.columns, self.given[row, k], zero)
+            return cast(value, self.dtype)
+
+        return [_step(self.weight.whole_shape, body, _into(self.weight), name="panels")]
+
+    def multiply(self, state: te.Tensor) -> list[Step]:
         """The products of a state with the weight, as the weight's rows lie."""
-        k = te.reduce_axis((0, self.hidden), "k")
-        weight, width = self.weight, self.lanes * self.cell.gates
+        k, width = te.reduce_axis((0, self.hidden), "k"), self.width
+        steps = self.quantize(state) if self.is_bytes else []
+        left = self.bytes if self.is_bytes else state
 
         def body(b: Var, column: Var) -> PrimExpr:
-            if len(weight.whole_shape) > 2:
-                factor = weight[column // width, k, column % width]
-            else:
-                factor = weight[column, k]
-            return te.sum(state[b, k] * factor, k)
+            return te.sum(left[b, k] * self.weight[column // width, k, column % width], k)
 
         shape = self.products.whole_shape
-        return _step(shape, body, _into(self.products), name="products")
+        return [*steps, _step(shape, body, _into(self.products), name="products")]
+
+    def quantize(self, state: te.Tensor) -> list[Step]:
+        """A state as bytes of the least range that holds it and 0."""
+        zero = const(0.0, "float32")
+
+        def extreme(reduce: Callable[..., PrimExpr], to: te.Tensor) -> Step:
+            b = te.reduce_axis((0, self.batch), "b")
+            u = te.reduce_axis((0, self.hidden), "u")
+            body = state[b, u]
+            return _step((), lambda: reduce(body, (b, u)), _into(to), name=to.op.name)
+
+        def byte(b: Var, u: Var) -> PrimExpr:
+            step, point = self.spread()
+            level = call_intrin("round", state[b, u] / step) + cast(point, "float32")
+            top = const(255.0, "float32")
+            return cast(Max(Min(level, top, "float32"), zero, "float32"), "int32")
+
+        return [
+            extreme(te.min, self.low),
+            extreme(te.max, self.high),
+            _step(self.shape, byte, _into(self.bytes), name="bytes"),
+        ]
+
+    def spread(self) -> tuple[PrimExpr, PrimExpr]:
+        """(scale, zero point) of the bytes."""
+        zero, one = const(0.0, "float32"), const(1.0, "float32")
+        low, high = Min(self.low[()], zero, "float32"), Max(self.high[()], zero, "float32")
+        step = if_then_else(high > low, (high - low) / const(255.0, "float32"), one)
+        return step, cast(call_intrin("round", (zero - low) / step), "int32")
 
     def product(self, b: Var, u: Var, gate: int) -> PrimExpr:
-        """That of a unit's gate."""
-        if self.lanes == self.hidden:
-            return self.products[b, u + gate * self.hidden]
-        width = self.lanes * self.cell.gates
-        return self.products[b, u // self.lanes * width + gate * self.lanes + u % self.lanes]
+        """That of a unit's gate, in float32."""
+        at: PrimExpr = u + gate * self.hidden
+        row = at
+        if self.is_packed:
+            at = u // self.lanes * self.width + gate * self.lanes + u % self.lanes
+        value: PrimExpr = self.products[b, at]
+        if not self.is_bytes:
+            return value
+        step, point = self.spread()
+        total = cast(value - point * self.extras["sums"][row], "float32")
+        return total * (step * self.extras["scale"][row])
 
     def time(self, t: PrimExpr, b: Var) -> tuple[PrimExpr, PrimExpr | None]:
         """As of ekiden.topi.rule.recurrent.Layer: the row of the data, whether there is one."""
@@ -257,10 +320,10 @@ def _recurrent(regions: _Regions, op: te.ExternOp, outputs: Sequence[te.Tensor])
     layer, t = _Layer(op, outputs), Var("t")
     if layer.cell.reverse and "lengths" in layer.extras:
         raise NoGeneralFormError("sequences of their own lengths are read backwards")
-    regions.once(*(layer.first(name) for name in layer.states))
-    steps = []
+    regions.once(*layer.panels(), *(layer.first(name) for name in layer.states))
+    steps: list[Step] = []
     for phase in range(len(layer.cell.phases)):
-        steps.append(layer.multiply(layer.reset if phase else layer.h))
+        steps += layer.multiply(layer.reset if phase else layer.h)
         steps.append(layer.cells(t, phase))
     regions.found.append(Region(t, layer.steps, steps))
     regions.once(*(layer.last(name) for name in layer.states))

@@ -111,7 +111,7 @@ class VectorWriter(StatementWriter):
     def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
         if isinstance(e, BufferLoad) and self._writes(e.dtype) and len(e.indices) == 1:
             match e.indices[0]:
-                case Ramp(base=base, stride=stride) if is_const(stride, 1):
+                case Ramp(base=base) as index if _near_step(index):
                     return (base,)
                 case Broadcast(value=value):
                     return (value,)
@@ -239,8 +239,9 @@ class VectorWriter(StatementWriter):
             raise NoVectorsError
         if (slot := self._slot(e.buffer, index)) is not None:
             return slot
-        if isinstance(index, Ramp) and is_const(index.stride, 1):
-            return self.vectors.load(self.name(e.buffer), self.text(index.base), e.dtype)
+        if isinstance(index, Ramp) and (step := _near_step(index)):
+            load = self.vectors.load if step == 1 else self.vectors.load_seconds
+            return load(self.name(e.buffer), self.text(index.base), e.dtype)
         if isinstance(index, Broadcast):
             one = BufferLoad(e.buffer, (index.value,), dt.element(e.dtype))
             return self.vectors.broadcast(self.text(one), e.dtype)
@@ -314,8 +315,8 @@ class VectorWriter(StatementWriter):
                 continue
             index, extent = e.indices[0], simplify(flat_extent(e.buffer))
             lanes = dt.lanes(index.dtype)
-            if isinstance(index, Ramp) and is_const(index.stride, 1):
-                index = index.base
+            if isinstance(index, Ramp) and (step := _near_step(index)):
+                index, lanes = index.base, (lanes - 1) * step + 1
             elif isinstance(index, Broadcast):
                 index, lanes = index.value, 1
             elif lanes > 1:
@@ -399,6 +400,11 @@ class VectorWriter(StatementWriter):
             self.put(f"{slot} = {text};")
             return
         self.put(self.vectors.store(self.name(s.buffer), self.text(index.base), text, dtype))
+
+
+def _near_step(index: Ramp) -> int:
+    """1 and 2 for elements that are loaded as vectors of neighbours, else 0."""
+    return next((n for n in (1, 2) if is_const(index.stride, n)), 0)
 
 
 def whole_vectors(body: Stmt, vectors: VectorSyntax) -> dict[Buffer, int]:

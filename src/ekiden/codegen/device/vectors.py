@@ -97,6 +97,12 @@ class VectorSyntax(Syntax):
         text = f"vload{lanes}(0, &{pointer}[{index}])"
         return f"(convert_int{lanes}({text}) != 0)" if dt.element(dtype) == "bool" else text
 
+    def load_seconds(self, pointer: str, index: str, dtype: str) -> str:
+        """Every second of neighbours in memory, of which none behind the last is read."""
+        lanes = dt.lanes(dtype)
+        near = self.load(pointer, index, dtype), self.load(pointer, f"{index} + {lanes - 1}", dtype)
+        return f"({self.type(dtype)})({near[0]}.even, {near[1]}.odd)"
+
     def store(self, pointer: str, index: str, value: str, dtype: str) -> str:
         """The line that stores them."""
         if dt.element(dtype) == "bool":

@@ -36,10 +36,16 @@ from ekiden.relay.analysis.well_formed import (
 )
 from ekiden.relay.visitor import all_vars, bound_vars, free_vars
 
+_ABOVE = {
+    "AnnotatedRegionSet": "ekiden.relay.transform.compiler_regions",
+    "get_calibration_data": "ekiden.driver.calibration",
+}
+"""TVM's names of what stands above this folder."""
+
 
 def __getattr__(name: str) -> object:
-    if name == "get_calibration_data":
-        return import_module("ekiden.driver.calibration").get_calibration_data
+    if name in _ABOVE:
+        return getattr(import_module(_ABOVE[name]), name)
     raise AttributeError(f"module 'ekiden.relay.analysis' has no attribute {name!r}")
 
 

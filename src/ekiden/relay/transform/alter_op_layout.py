@@ -67,7 +67,8 @@ def AlterOpLayout(target: Target | None = None) -> Pass:  # noqa: N802
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         if target is None:
-            return map_functions(module, on_body(lambda b: Rewriter(_registered, ATTRIBUTE).run(b)))
+            made = map_functions(module, on_body(lambda b: Rewriter(_registered, ATTRIBUTE).run(b)))
+            return InferType()(made)
         return map_functions(module, on_body(lambda body: alter_op_layout(body, target)))
 
     return Pass("AlterOpLayout", transform, 3, (InferType(),))

@@ -342,10 +342,10 @@ def _branch(call: Call, users: Mapping[RelayExpr, Sequence[RelayExpr]]) -> list[
     branch = [call]
     while len(found := users.get(branch[-1], ())) == 1:
         (user,) = found
-        is_call = isinstance(user, Call) and isinstance(user.op, Op)
-        if not is_call or user.op.definition.pattern > OpPattern.BROADCAST:  # type: ignore[union-attr]
+        if not isinstance(user, Call) or not isinstance(user.op, Op):
             break
-        assert isinstance(user, Call)
+        if user.op.definition.pattern > OpPattern.BROADCAST:
+            break
         branch.append(user)
     return branch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ekiden.ir.expr import RelayExpr
@@ -66,3 +67,43 @@ def unmarked(expr: RelayExpr) -> RelayExpr:
     while is_mark(expr):
         expr = inside(expr)
     return expr
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedRegion:
+    """A region with its marks (TVM's name): `args` are the begins that it reads, `rets` the ends
+    around what it gives; `nodes` are all of them and what is between."""
+
+    target: str
+    nodes: tuple[RelayExpr, ...]
+    args: tuple[RelayExpr, ...]
+    rets: tuple[RelayExpr, ...]
+
+
+class AnnotatedRegionSet:
+    """The regions of an expression, in order of evaluation (TVM's name)."""
+
+    def __init__(self, expr: RelayExpr, region_begin_op: Op, region_end_op: Op) -> None:
+        """Raises ValueError for other operators than those that begin and end regions."""
+        marks = {"begin": region_begin_op.name, "end": region_end_op.name}
+        if any(name != f"annotation.compiler_{which}" for which, name in marks.items()):
+            given = " and ".join(marks.values())
+            raise ValueError(f"regions: marks of compilers expected, got {given}")
+        ends = [e for e in evaluation_order(expr) if mark_of(e, "end") is not None]
+        found = dict.fromkeys(find_regions(expr).values())
+        self.regions = tuple(_annotated(region, ends) for region in found)
+        self._region_of = {node: each for each in self.regions for node in each.nodes}
+
+    def __len__(self) -> int:
+        return len(self.regions)
+
+    def get_region(self, expr: RelayExpr) -> AnnotatedRegion | None:
+        """The region that an expression or mark is of."""
+        return self._region_of.get(expr)
+
+
+def _annotated(region: Region, ends: Sequence[RelayExpr]) -> AnnotatedRegion:
+    read = [c for member in region.members for c in data_of(member)]
+    args = tuple(dict.fromkeys(c for c in read if mark_of(c, "begin") is not None))
+    rets = tuple(end for end in ends if inside(end) in region.members)
+    return AnnotatedRegion(region.target, (*args, *region.members, *rets), args, rets)

@@ -115,16 +115,14 @@ def _optimized(module: IRModule, made: Mapping[GlobalVar, Function]) -> IRModule
     global function relay.ext.<compiler>.optimize gets a module of it alone, as a plain function.
     """
     for var, function in made.items():
-        optimize = get_global_func(f"relay.ext.{function.attrs['Compiler']}.optimize", True)
+        name = f"relay.ext.{function.attr('Compiler')}.optimize"
+        optimize = get_global_func(name, True)
         if optimize is None:
             continue
         plain = Function(function.params, function.body)
         found = optimize(InferType()(IRModule({var: plain}, module.type_definitions)))
         if not isinstance(found, IRModule) or var.name_hint not in found:
-            raise PassError(
-                f"PartitionGraph: relay.ext.{function.attrs['Compiler']}.optimize: a module with "
-                f"{var.name_hint!r} expected"
-            )
+            raise PassError(f"PartitionGraph: {name}: a module with {var.name_hint!r} expected")
         better = found[var.name_hint]
         assert isinstance(better, Function)
         module = module.with_function(var, better.with_fields(attrs=function.attrs))

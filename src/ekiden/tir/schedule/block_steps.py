@@ -43,8 +43,9 @@ class BlockSteps(Steps):
 
             b[i] = f(i); c[i] = g(b[i])   ->   c[i] = g(f(i))
 
-        Proved: one store at distinct iterators, the only writer, what it reads is not written
-        again. Refused otherwise, for reductions and for outputs of the function.
+        A block that nobody reads vanishes. Proved: one store at distinct iterators, the only
+        writer, what it reads is not written again. Refused otherwise, for reductions and for
+        outputs of the function.
         """
         self._run("compute_inline", inline.compute_inline, (self._block(block),))
 

@@ -50,8 +50,6 @@ def compute_inline(program: Program, realize: BlockRealize) -> PrimFunc:
     require_no_conditions(step, realize)
     values = _by_index(step, realize, store)
     readers = program.readers(buffer)
-    if not readers:
-        refuse(f"{step} {name!r}: no block reads {buffer.name!r}", realize)
     for each in readers:
         if not program.before(realize, each):
             refuse(f"{step} {name!r}: block {each.block.name!r} reads it before", each)
@@ -91,7 +89,7 @@ def _by_index(step: str, realize: BlockRealize, store: BufferStore) -> dict[Var,
 
 def reverse_compute_inline(program: Program, consumer: BlockRealize) -> PrimFunc:
     """See `Schedule.reverse_compute_inline`."""
-    step, name = "reverse_compute_inline", consumer.block.name
+    step = "reverse_compute_inline"
     require_outermost(step, program, consumer)
     store = single_store(step, consumer)
     require_kind(step, consumer, COMPLETE)

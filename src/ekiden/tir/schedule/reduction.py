@@ -351,8 +351,8 @@ class _Parts:
             if i.kind is IterKind.REDUCE:
                 values[i.var] = substitute(v, as_iters)
         factor = loops[self.loop.loop_var]
-        iters = [IterVar(_var(names[i.var]), i.extent, i.kind) for i, _ in spatial]
-        iters.append(IterVar(factor, self.loop.extent, IterKind.SPATIAL))
+        iters = [IterVar(factor, self.loop.extent, IterKind.SPATIAL)]  # TVM's order
+        iters.extend(IterVar(_var(names[i.var]), i.extent, i.kind) for i, _ in spatial)
         rest = [s for s in self.reduced if s is not self.loop]
         iters.extend(IterVar(loops[s.loop_var], s.extent, IterKind.REDUCE) for s in rest)
         indices = tuple(substitute(i, values) for i in self.store.indices)
@@ -366,8 +366,9 @@ class _Parts:
             value = binary(self.op, BufferLoad(self.partial, at, self.partial.dtype), value)
         else:
             init = None
-        bound = (*(v for _, v in spatial), self.loop.loop_var, *(s.loop_var for s in rest))
-        made = Block(self.made, tuple(iters), BufferStore(self.partial, value, at), init)
+        bound = (self.loop.loop_var, *(v for _, v in spatial), *(s.loop_var for s in rest))
+        sums = BufferStore(self.partial, value, at)
+        made = Block(self.made, tuple(iters), sums, init, block.annotations)
         return BlockRealize(bound, conjunction(self.outside), made)
 
     def combined(self) -> BlockRealize:
@@ -379,10 +380,10 @@ class _Parts:
             if i.kind is IterKind.SPATIAL
         ]
         factor = Var(f"v{self.loop.loop_var.name}", self.loop.loop_var.dtype)
-        iters = (*(i for i, _ in pairs), IterVar(factor, self.loop.extent, IterKind.REDUCE))
+        iters = (IterVar(factor, self.loop.extent, IterKind.REDUCE), *(i for i, _ in pairs))
         value = BufferLoad(self.partial, self._at(self.store.indices, factor), self.partial.dtype)
         own = BufferLoad(self.store.buffer, self.store.indices, self.partial.dtype)
         body = self.store.with_fields(value=binary(self.op, own, value))
         new = block.with_fields(iter_vars=iters, body=body)
-        bound = (*(v for _, v in pairs), self.loop.loop_var)
+        bound = (self.loop.loop_var, *(v for _, v in pairs))
         return BlockRealize(bound, conjunction(self.outside), new)

@@ -49,13 +49,13 @@ def choose(
     return Chosen(family, anchor, family.decide(anchor, target, fixed))
 
 
-def _thread_family_of(outputs: list[te.Tensor]) -> tuple[Family, te.Tensor | None]:
+def _thread_family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     """For devices of many threads: of a group whose elementwise producers are substituted."""
     chosen = chosen_stages(own_outputs(outputs))
     anchors = [t for t in stages_of(chosen) if not te.is_injective(t)]
     if len(anchors) == 1 and is_epilogue(anchors[0], chosen):
         for row in FAMILIES.values():
-            if row.on_threads and row.accepts(anchors[0]):
+            if row.on_threads and row.serves(target) and row.accepts(anchors[0]):
                 return row, anchors[0]
     return FAMILIES["threads"], None
 
@@ -70,7 +70,7 @@ def _is_alone(outputs: list[te.Tensor]) -> bool:
 
 def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     if target.kind.has_threads:
-        return _thread_family_of(outputs)
+        return _thread_family_of(outputs, target)
     whole = FAMILIES.get(outputs[0].op.tag)
     if whole is not None and whole.is_whole and _is_alone(outputs):
         return whole, outputs[0]

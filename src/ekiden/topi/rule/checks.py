@@ -20,6 +20,7 @@ from ekiden.tir.stmt import IfThenElse, PrimFunc, Stmt, seq
 from ekiden.topi.rule import thread
 from ekiden.topi.rule.default import schedule_default
 from ekiden.topi.rule.loops import product
+from ekiden.topi.rule.thread_lanes import coordinates
 
 FEW = 16
 """So many numbers are looked at one by one; of more, vectors say whether any is wrong."""
@@ -75,7 +76,7 @@ def _checked(
 def _by_threads(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
     """A thread for each number, in a launch of its own before those that use them."""
     index, shape = Var("index"), check.values.shape
-    at = thread.coordinates(index, shape)
+    at = coordinates(index, shape)
     extent = product(shape) if shape else const(1)
     threads = thread.THREADS if shape else 1
     return thread.launch(index, extent, threads, check.assertion(element(at), at))

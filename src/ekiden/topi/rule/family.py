@@ -19,6 +19,7 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, check_fixed
 from ekiden.topi.rule.scheduled import Kernel, Scheduled, Steps, program_of, scheduled
 from ekiden.topi.rule.stages import has_known_weights
+from ekiden.topi.rule.thread_lanes import has_vectors
 
 NARROW = "narrow"
 """What stands for the dtype of bytes whose sums of two products fit int16."""
@@ -92,6 +93,8 @@ class Family:
     results may be a part of longer rows. keeps_sums: whether a decision makes kernels that keep
     something in their result before they have read all inputs. on_threads: kernels are bound to
     threads, for targets of such devices alone, and anchors are told by `accepts`, not by a tag.
+    together: threads of a block wait for each other, which is of no use where they run one after
+    the other and compute with vectors.
     """
 
     name: str
@@ -113,6 +116,7 @@ class Family:
     writes_rows: bool = False
     keeps_sums: Callable[[Decision], bool] = lambda decision: False
     on_threads: bool = False
+    together: bool = False
 
     def make(
         self,
@@ -140,6 +144,8 @@ class Family:
         """Whether a target has what the kernels need."""
         has_one = not self.needs_one or any(map(target.has, self.needs_one))
         is_kind = self.on_threads == target.kind.has_threads
+        if self.together and has_vectors(target):
+            return False
         return is_kind and has_one and all(map(target.has, self.needs))
 
     def decide(self, anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:

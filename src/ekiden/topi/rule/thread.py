@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.arith import simplify
-from ekiden.ir.prim import PrimExpr, Var, const, is_const
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.target import Target
 from ekiden.te.prim_func import (
     BufferMap,
@@ -40,6 +40,8 @@ from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
+from ekiden.topi.rule.thread_lanes import Lanes, coordinates, first_of
+from ekiden.topi.rule.thread_rows import row_of
 
 THREADS = 256
 """Threads of a block, where elements are independent."""
@@ -59,7 +61,7 @@ def schedule_threads(
         kept += [buffers.declare(t) for t in group if t not in buffers.buffers]
         op = group[0].op
         if isinstance(op, ComputeOp):
-            statements.append(_bound_block(stage_block(op, group, buffers)))
+            statements.append(_stage(op, group, buffers, target))
         elif isinstance(op, ExternOp):
             statements.append(_bound_statements(extern_stage(op, group, buffers)))
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
@@ -80,16 +82,18 @@ def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
     return For(block, const(0), blocks, bound, threaded, {"thread": "blockIdx.x"})
 
 
-def coordinates(index: PrimExpr, extents: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """Where the element of a number stands, the last axis fastest."""
-    found: list[PrimExpr] = []
-    for n in reversed(range(len(extents))):
-        found.append(index % extents[n] if n else index)
-        index = index // extents[n]
-    return found[::-1]
+def _stage(op: ComputeOp, group: Sequence[Tensor], buffers: BufferMap, target: Target) -> Stmt:
+    """The launch of a computation."""
+    row = row_of(op, group[0], buffers, target) if len(group) == 1 else None
+    if row is None:
+        return _bound_block(stage_block(op, group, buffers), target)
+    index, extents = Var("index"), [a.extent for a in op.axis]
+    count = product(extents)
+    at = dict(zip((a.var for a in op.axis), coordinates(index, extents), strict=True))
+    return launch(index, count, _threads_of(count, target), substitute_statement(row, at))
 
 
-def _bound_block(nest: Stmt) -> Stmt:
+def _bound_block(nest: Stmt, target: Target) -> Stmt:
     """A computation's loops: the spatial ones become threads, the others stay inside."""
     loops: list[For] = []
     inner: Stmt = nest
@@ -99,13 +103,34 @@ def _bound_block(nest: Stmt) -> Stmt:
     assert isinstance(inner, BlockRealize)
     kinds = [each.kind for each in inner.block.iter_vars]
     spatial = [f for f, kind in zip(loops, kinds, strict=True) if kind is IterKind.SPATIAL]
-    index = Var("index")
-    own = coordinates(index, [f.extent for f in spatial])
+    index, lane = Var("index"), Var("lane")
+    extents = [f.extent for f in spatial]
+    count, own = product(extents), coordinates(index, extents)
+    lanes = Lanes.of(inner.block, target)
+    if lanes is not None:
+        size = simplify(product(extents[lanes.first :]))
+        parts = simplify((size + (lanes.count - 1)) // lanes.count)
+        outside = extents[: lanes.first]
+        around, part = coordinates(index, [product(outside), parts])
+        place = first_of(part, lanes.count, size) + lane
+        own = [*coordinates(around, outside), *coordinates(place, extents[lanes.first :])]
+        count = simplify(product(outside) * parts)
     values = [*own, *inner.iter_values[len(spatial) :]]
     body: Stmt = inner.with_fields(iter_values=tuple(values))
     for loop in reversed(loops[len(spatial) :]):
         body = loop.with_fields(body=body)
-    return launch(index, product([f.extent for f in spatial]), THREADS, body)
+    if lanes is None:
+        return launch(index, count, THREADS, body)
+    body = For(lane, const(0), const(lanes.count), ForKind.VECTORIZED, body)
+    return launch(index, count, _threads_of(count, target), body)
+
+
+def _threads_of(count: PrimExpr, target: Target) -> int:
+    """Threads of a block that run one after the other: few enough that all units have some."""
+    threads = THREADS
+    while isinstance(count, IntImm) and threads > 1 and count.value < threads * target.cores:
+        threads //= 2
+    return threads
 
 
 def _bound_statements(body: Stmt) -> Stmt:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Mul, PrimExpr, Var, const, is_const
-from ekiden.ir.prim_visitor import free_vars, post_order, substitute
+from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.topi.rule.family import size_of
 from ekiden.topi.rule.loops import product
+from ekiden.topi.rule.thread_lanes import distance_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +62,8 @@ def are_neighbours(value: PrimExpr, places: Mapping[Var, PrimExpr], step: Var) -
     """Whether what an expression over tensors reads at the next value of a variable, which its own
     variables are given in terms of, lies behind what it reads at this one, or is the same."""
     found = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
-    distances = [_distance(e, places, step) for e in found]
+    distances = [distance_of(e.producer.shape, e.indices, places, step) for e in found]
     return all(is_const(d, 0) or is_const(d, 1) for d in distances)
-
-
-def _distance(load: ProducerLoad, places: Mapping[Var, PrimExpr], step: Var) -> PrimExpr:
-    """Elements from what is read to what is read in the next step."""
-    flat: PrimExpr = const(0)
-    for index, extent in zip(load.indices, load.producer.shape, strict=True):
-        flat = flat * extent + index
-    here = simplify(substitute(flat, dict(places)))
-    return simplify(substitute(here, {step: step + 1}) - here)
 
 
 __all__ = ["Factors", "are_neighbours", "factors_of"]

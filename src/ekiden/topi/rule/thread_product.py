@@ -31,8 +31,8 @@ from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, se
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.loops import product
-from ekiden.topi.rule.thread import coordinates
 from ekiden.topi.rule.thread_factors import Factors, factors_of
+from ekiden.topi.rule.thread_lanes import coordinates
 from ekiden.topi.rule.thread_parts import BARRIER, Group, bound, serial
 from ekiden.topi.rule.thread_vectors import (
     COLUMNS,

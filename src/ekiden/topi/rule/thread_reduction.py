@@ -21,7 +21,7 @@ from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.loops import product
-from ekiden.topi.rule.thread import coordinates
+from ekiden.topi.rule.thread_lanes import coordinates
 from ekiden.topi.rule.thread_parts import BARRIER, Group, bound, serial
 
 LONG = 512
@@ -112,6 +112,7 @@ def build(
 FAMILY = Family(
     name="thread_reduction",
     on_threads=True,
+    together=True,
     why="threads combine halves between barriers: blocks of a schedule know none",
     accepts=_accepts,
     space=_space,

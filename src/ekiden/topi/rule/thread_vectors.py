@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ekiden.arith import simplify
-from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
+from ekiden.ir.prim import PrimExpr, Var, const, minimum
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
@@ -24,12 +24,11 @@ from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.family import size_of
-from ekiden.topi.rule.thread import coordinates
 from ekiden.topi.rule.thread_factors import Factors, are_neighbours, factors_of
+from ekiden.topi.rule.thread_lanes import coordinates, first_of, lanes_of
 from ekiden.topi.rule.thread_parts import Group, bound, serial
 
 COLUMNS, DEPTH = "columns", "depth"
-LANES = (16, 8, 4, 2)
 TILES = (8, 4, 2, 1)
 LARGE = 1024
 """Stands for an extent that only a run knows."""
@@ -49,9 +48,8 @@ def columns_of(factors: Factors) -> tuple[Var, ...]:
 
 def _over(factors: Factors, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
     """Axes at the element of a number."""
-    long = [v for v in axes if size_of(factors.extents[v]) != 1]
-    at = coordinates(number, [factors.extents[v] for v in long]) if long else []
-    return dict.fromkeys(axes, const(0)) | dict(zip(long, at, strict=True))
+    at = coordinates(number, [factors.extents[v] for v in axes])
+    return dict(zip(axes, at, strict=True))
 
 
 def way_of(anchor: Tensor, factors: Factors, most: int) -> tuple[str, int]:
@@ -59,22 +57,17 @@ def way_of(anchor: Tensor, factors: Factors, most: int) -> tuple[str, int]:
     step, op = Var("step"), anchor.op
     assert isinstance(op, ComputeOp)
     axes = columns_of(factors)
-    columns = _lanes(most, size_of(factors.size(axes)) if axes else 1)
+    columns = lanes_of(most, size_of(factors.size(axes)) if axes else 1)
     is_near = bool(axes) and are_neighbours(factors.b, _over(factors, axes, step), step)
     if is_near and columns > 1:
         return COLUMNS, columns
     reduce = op.body[anchor.value_index]
     assert isinstance(reduce, Reduce)
     last = reduce.axis[-1]
-    depth = _lanes(most, size_of(last.extent) or most)
+    depth = lanes_of(most, size_of(last.extent) or most)
     if depth > 1 and all(are_neighbours(x, {last: step}, step) for x in (factors.a, factors.b)):
         return DEPTH, depth
     return COLUMNS, columns if columns >= LEAST_GATHERED else 1
-
-
-def _lanes(most: int, size: int | None) -> int:
-    """Of vectors that fit a size; 1 where it is not known."""
-    return next((n for n in LANES if size is not None and n <= min(most, size)), 1)
 
 
 def tile_of(target: Target, rows: int | None, columns: int | None, along: str) -> tuple[int, int]:
@@ -124,24 +117,16 @@ class VectorKernel:
         self.sums = Buffer("sums", (const(count),), self.dtype, "local")
         self.rest = Buffer("rest", (const(self.rows * self.columns),), self.dtype, "local")
 
-    def _first(self, tile: PrimExpr, width: int, extent: PrimExpr) -> PrimExpr:
-        """Where a tile begins: the last ends where its axis does."""
-        size = size_of(extent)
-        if size is not None and size % width == 0:
-            return tile * width
-        last = extent - width if size is not None and size >= width else maximum(extent - width, 0)
-        return minimum(tile * width, simplify(last))
-
     def row(self, i: int) -> PrimExpr:
         """Row i of this thread; of fewer than it has, the last again."""
         size = size_of(self.m)
-        at = self._first(self.block_m, self.rows, self.m) + i
+        at = first_of(self.block_m, self.rows, self.m) + i
         return at if size is not None and size >= self.rows else minimum(at, self.m - 1)
 
     def column(self, j: int) -> PrimExpr:
         """Column j of this thread, likewise."""
         size = size_of(self.n)
-        at = self._first(self.block_n, self.width, self.n) + j
+        at = first_of(self.block_n, self.width, self.n) + j
         return at if size is not None and size >= self.width else minimum(at, self.n - 1)
 
     def around(self) -> dict[Var, PrimExpr]:

@@ -8,6 +8,7 @@ from ekiden.relay.op.nn import bits as _bits
 from ekiden.relay.op.nn import blocks as _blocks
 from ekiden.relay.op.nn import conv as _conv
 from ekiden.relay.op.nn import dense as _dense
+from ekiden.relay.op.nn import enlarge as _enlarge
 from ekiden.relay.op.nn import nibbles as _nibbles
 from ekiden.relay.op.nn import norm as _norm
 from ekiden.relay.op.nn import pad as _pad
@@ -25,6 +26,7 @@ from ekiden.relay.op.nn.bits import *  # noqa: F403
 from ekiden.relay.op.nn.blocks import *  # noqa: F403
 from ekiden.relay.op.nn.conv import *  # noqa: F403
 from ekiden.relay.op.nn.dense import *  # noqa: F403
+from ekiden.relay.op.nn.enlarge import *  # noqa: F403
 from ekiden.relay.op.nn.nibbles import *  # noqa: F403
 from ekiden.relay.op.nn.norm import *  # noqa: F403
 from ekiden.relay.op.nn.pad import *  # noqa: F403
@@ -38,8 +40,8 @@ from ekiden.relay.op.nn.winograd import *  # noqa: F403
 from ekiden.relay.op.reshape import batch_flatten
 
 _FAMILIES = (
-    _activation, _attention, _backward, _bits, _blocks, _conv, _dense, _nibbles, _norm, _pad,
-    _pages, _pool, _recurrent, _space, _sparse, _volume, _winograd,
+    _activation, _attention, _backward, _bits, _blocks, _conv, _dense, _enlarge, _nibbles, _norm,
+    _pad, _pages, _pool, _recurrent, _space, _sparse, _volume, _winograd,
 )  # fmt: skip
 __all__ = ["batch_flatten", "upsampling"]
 __all__ += [name for family in _FAMILIES for name in family.__all__]

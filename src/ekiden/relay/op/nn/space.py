@@ -363,22 +363,6 @@ def adaptive_max_pool3d(data: Expr, output_size: Size = None, layout: str = "NCD
     return call("nn.adaptive_max_pool3d", data, attrs=attrs)
 
 
-def upsampling3d(
-    data: Expr,
-    scale_d: float = 1,
-    scale_h: float = 1,
-    scale_w: float = 1,
-    layout: str = "NCDHW",
-    method: str = "nearest_neighbor",
-    coordinate_transformation_mode: str = "half_pixel",
-) -> Call:
-    """Volumes enlarged by factors."""
-    depth, height, width = (float(v) for v in (scale_d, scale_h, scale_w))
-    mode = coordinate_transformation_mode
-    attrs = UpSampling3DAttrs(depth, height, width, layout, method, mode)
-    return call("nn.upsampling3d", data, attrs=attrs)
-
-
 def nll_loss(
     predictions: Expr,
     targets: Expr,
@@ -405,5 +389,5 @@ __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
     "adaptive_max_pool3d", "batch_to_space_nd", "cross_entropy", "cross_entropy_with_logits",
     "depth_to_space", "dilate", "fifo_buffer", "l2_normalize", "mirror_pad", "nll_loss",
-    "space_to_batch_nd", "space_to_depth", "upsampling3d",
+    "space_to_batch_nd", "space_to_depth",
 ]  # fmt: skip

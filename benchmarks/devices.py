@@ -1,0 +1,95 @@
+"""Models on single devices and on those that devices="auto" chooses, in turns, results fetched.
+
+python benchmarks/devices.py opencl          the host, opencl(0), and what was chosen
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+import ekiden
+from ekiden import relay
+from ekiden.runtime.timing import least_in_turns
+
+SECONDS = 1.0
+
+
+def dense_layers() -> relay.IRModule:
+    """Four dense layers of 1024 on 64 rows."""
+    rng = np.random.default_rng(0)
+    x = relay.var("x", shape=(64, 1024))
+    y: relay.Expr = x
+    for _ in range(4):
+        weight = relay.const(rng.standard_normal((1024, 1024), dtype=np.float32) / 32)
+        y = relay.nn.relu(relay.nn.dense(y, weight))
+    return relay.IRModule.from_expr(relay.Function((x,), y))
+
+
+def convolutions() -> relay.IRModule:
+    """Three convolutions of 32 channels, a pooling, and a softmax."""
+    rng = np.random.default_rng(0)
+    x = relay.var("x", shape=(1, 3, 56, 56))
+    y: relay.Expr = x
+    for n in (3, 32, 32):
+        weight = relay.const(rng.standard_normal((32, n, 3, 3), dtype=np.float32) / 16)
+        y = relay.nn.relu(relay.nn.conv2d(y, weight, padding=(1, 1), kernel_size=(3, 3)))
+    y = relay.nn.softmax(relay.nn.batch_flatten(relay.nn.global_avg_pool2d(y)))
+    return relay.IRModule.from_expr(relay.Function((x,), y))
+
+
+def elements() -> relay.IRModule:
+    """Functions of four million elements, and their sum."""
+    x = relay.var("x", shape=(1 << 22,))
+    y = relay.sum(relay.tanh(relay.exp(x * relay.const(0.5)) - relay.const(1.0)))
+    return relay.IRModule.from_expr(relay.Function((x,), y))
+
+
+MODELS: dict[str, Callable[[], relay.IRModule]] = {
+    "dense layers": dense_layers,
+    "convolutions": convolutions,
+    "elements": elements,
+}
+
+
+def fetched(executable: ekiden.Executable, x: np.ndarray) -> None:
+    """Run, and have the result on the host."""
+    found = executable(x)
+    assert isinstance(found, ekiden.runtime.Tensor)
+    found.numpy()
+
+
+def main() -> None:
+    """A line for each model."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("device", help="a kind, with a number: opencl:0")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--verbose", action="store_true", help="what was measured of each plan")
+    options = parser.parse_args()
+    if options.verbose:
+        logging.basicConfig(level=logging.INFO)
+    host, device = ekiden.cpu(0), ekiden.device(options.device)
+    kind = str(device).partition("(")[0]
+    for name, make in MODELS.items():
+        module = make()
+        plans = {
+            str(host): ekiden.compile(module),
+            str(device): ekiden.compile(module, {device: kind, host: "llvm"}),
+            "auto": ekiden.compile(module, [host, device], devices="auto"),
+        }
+        shape = plans["auto"].inputs[0].shape
+        x = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
+        runs = [partial(fetched, each, x) for each in plans.values()]
+        times = dict(zip(plans, least_in_turns(runs, options.seconds), strict=True))
+        chosen = ", ".join(map(str, plans["auto"].raw.devices))
+        said = "   ".join(f"{plan} {seconds * 1e3:.3f} ms" for plan, seconds in times.items())
+        best = min(times[str(host)], times[str(device)])
+        print(f"{name:14} {said}   {times['auto'] / best:.2f} of the best single, on {chosen}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,366 @@
+"""ResNet-50, BERT-base in float16 and a step of a decoder on a GPU, beside two other engines.
+
+    python benchmarks/gpu.py                       the table, on standard output and in gpu.md
+    python benchmarks/gpu.py --device opencl --small
+
+Each model is a module of PyTorch with random weights. Ekiden compiles what torch.export gives; ONNX
+Runtime runs its ONNX on its CUDA provider, PyTorch runs it as it is and by torch.compile. All that
+are there are measured in turns, inputs and results on the device; the error is the largest beside
+the largest value of PyTorch's own run in float32 on the host. What could not be measured stands in
+the table with its reason, and so does the whole of it where there is no GPU. `--small` has two
+layers of each, to try the program itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import io
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ekiden
+
+ATTRIBUTES = {"NAME": 0, "DRIVER": 2, "VERSION": 3}
+"""Numbers of ek_device_attribute."""
+PACKAGES = ("ekiden", "torch", "onnxruntime-gpu", "onnxruntime")
+Run = Callable[[], object]
+"""One run, whose result is there when it returns."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module, what it is given, and in which type it runs on the device."""
+
+    module: Any
+    inputs: tuple[Any, ...]
+    dtype: str
+
+
+@dataclass
+class Row:
+    """What one engine took: seconds of each run, or the reason why there are none."""
+
+    model: str
+    engine: str
+    times: list[float] = field(default_factory=list)
+    error: float = math.nan
+    reason: str = ""
+
+    def cells(self, best: float) -> tuple[str, ...]:
+        """For the table; `best` is the fastest engine's median."""
+        if not self.times:
+            return self.model, self.engine, "", "", "", f"not measured: {self.reason}"
+        middle = statistics.median(self.times)
+        times = f"{middle * 1e3:.3f}", f"{min(self.times) * 1e3:.3f}", f"{middle / best:.2f}"
+        return self.model, self.engine, *times, f"error {self.error:.1e}"
+
+
+# Models ------------------------------------------------------------------------------------------
+
+
+def resnet(is_small: bool) -> Model:
+    """ResNet-50 on one image; the small one has a block of each width."""
+    import torch
+    from torch import nn
+
+    def convolution(n: int, out: int, kernel: int, stride: int = 1) -> nn.Module:
+        padding = kernel // 2
+        return nn.Sequential(
+            nn.Conv2d(n, out, kernel, stride, padding, bias=False), nn.BatchNorm2d(out)
+        )
+
+    class Block(nn.Module):
+        """Three convolutions beside the identity, or beside one more."""
+
+        def __init__(self, n: int, width: int, stride: int) -> None:
+            super().__init__()
+            relu = nn.ReLU()
+            self.inner = nn.Sequential(
+                convolution(n, width, 1), relu, convolution(width, width, 3, stride), relu,
+                convolution(width, 4 * width, 1),
+            )  # fmt: skip
+            is_same = stride == 1 and n == 4 * width
+            self.beside = nn.Identity() if is_same else convolution(n, 4 * width, 1, stride)
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401
+            return nn.functional.relu(self.inner(x) + self.beside(x))
+
+    blocks, channels = [], 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for number in range(1 if is_small else count):
+            blocks.append(Block(channels, width, 1 if number else stride))
+            channels = 4 * width
+    head = convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+    tail = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)
+    size = 64 if is_small else 224
+    made = nn.Sequential(*head, *blocks, *tail).eval()
+    return Model(made, (torch.randn(1, 3, size, size),), "float32")
+
+
+def bert(is_small: bool) -> Model:
+    """BERT-base on 128 tokens, in float16."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    layers = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2}
+    layers["intermediate_size"] = 512
+    made = BertModel(BertConfig(**(layers if is_small else {}), use_cache=False)).eval()
+
+    class Hidden(torch.nn.Module):
+        """Its last hidden state alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = made
+
+        def forward(self, words: Any, mask: Any) -> Any:  # noqa: ANN401
+            return self.inner(words, attention_mask=mask).last_hidden_state
+
+    words = torch.randint(0, 30000, (1, 128))
+    return Model(Hidden().eval(), (words, torch.ones(1, 128, dtype=torch.int64)), "float16")
+
+
+def decoder(is_small: bool) -> Model:
+    """One token through a decoder of text with a past of 512, in float16."""
+    import torch
+    from torch.nn import functional
+
+    layers, width, heads, past = (2, 128, 2, 64) if is_small else (16, 2048, 16, 512)
+
+    class Layer(torch.nn.Module):
+        """Attention over the past and the token, and a gated feed-forward."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+            self.mix = torch.nn.Linear(width, 3 * width, bias=False)
+            self.out = torch.nn.Linear(width, width, bias=False)
+            self.up = torch.nn.Linear(width, 8 * width, bias=False)
+            self.down = torch.nn.Linear(4 * width, width, bias=False)
+
+        def forward(self, x: Any, keys: Any, values: Any) -> Any:  # noqa: ANN401
+            parts = self.mix(self.one(x)).reshape(1, 3, heads, 1, width // heads)
+            query, key, value = parts[:, 0], parts[:, 1], parts[:, 2]
+            keys = torch.cat([keys, key], 2)
+            values = torch.cat([values, value], 2)
+            found = functional.scaled_dot_product_attention(query, keys, values)
+            x = x + self.out(found.reshape(1, 1, width))
+            gate, up = self.up(self.two(x)).chunk(2, -1)
+            return x + self.down(functional.silu(gate) * up)
+
+    class Step(torch.nn.Module):
+        """All of its layers, each with the same past."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Layer() for _ in range(layers))
+
+        def forward(self, x: Any, keys: Any, values: Any) -> Any:  # noqa: ANN401
+            for layer in self.layers:
+                x = layer(x, keys, values)
+            return x
+
+    kept = torch.randn(2, 1, heads, past, width // heads)
+    return Model(Step().eval(), (torch.randn(1, 1, width), kept[0], kept[1]), "float16")
+
+
+MODELS = {"ResNet-50": resnet, "BERT-base": bert, "decoder step": decoder}
+
+
+# Engines: each gives a run, and what a run gives as an array --------------------------------------
+
+
+def _typed(model: Model) -> tuple[Any, tuple[Any, ...]]:
+    """The module and its inputs in the type of the device."""
+    import torch
+
+    if model.dtype == "float32":
+        return copy.deepcopy(model.module), model.inputs
+    inputs = tuple(i.half() if i.dtype == torch.float32 else i for i in model.inputs)
+    return copy.deepcopy(model.module).half(), inputs
+
+
+def ekiden_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[], Any]]:
+    """Compiled for a device."""
+    module, inputs = _typed(model)
+    kind = str(device).partition("(")[0]
+    executable = ekiden.compile(module, inputs, target={device: kind, ekiden.cpu(0): "llvm"})
+    given = [ekiden.nd.array(i.numpy(), device) for i in inputs]
+
+    def run() -> Any:  # noqa: ANN401
+        found = executable(*given)
+        ekiden.runtime.wait_for(found)
+        return found
+
+    return run, lambda: run().numpy()
+
+
+def onnxruntime_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[], Any]]:
+    """Its CUDA provider, with inputs and results bound there."""
+    import onnxruntime
+    import torch
+
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise RuntimeError("this ONNX Runtime has no CUDA provider: pip install onnxruntime-gpu")
+    module, inputs = _typed(model)
+    file = io.BytesIO()
+    torch.onnx.export(module, inputs, file, dynamo=False)
+    providers = [("CUDAExecutionProvider", {"device_id": device.id})]
+    session = onnxruntime.InferenceSession(file.getvalue(), providers=providers)
+    binding = session.io_binding()
+    for info, value in zip(session.get_inputs(), inputs, strict=True):
+        there = onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy(), "cuda", device.id)
+        binding.bind_ortvalue_input(info.name, there)
+    binding.bind_output(session.get_outputs()[0].name, "cuda", device.id)
+
+    def run() -> None:
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+
+    def result() -> Any:  # noqa: ANN401
+        run()
+        return binding.copy_outputs_to_cpu()[0]
+
+    return run, result
+
+
+def torch_on(
+    device: ekiden.Device, model: Model, is_compiled: bool
+) -> tuple[Run, Callable[[], Any]]:
+    """PyTorch itself, or its compiler with the graphs of CUDA."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("this PyTorch sees no GPU")
+    module, inputs = _typed(model)
+    where = torch.device("cuda", device.id)
+    module, given = module.to(where), [i.to(where) for i in inputs]
+    called = torch.compile(module, mode="max-autotune") if is_compiled else module
+
+    def run() -> Any:  # noqa: ANN401
+        with torch.inference_mode():
+            found = called(*given)
+        torch.cuda.synchronize(where)
+        return found
+
+    return run, lambda: run().float().cpu().numpy()
+
+
+def engines(device: ekiden.Device) -> dict[str, Callable[[Model], tuple[Run, Callable[[], Any]]]]:
+    """By name."""
+    return {
+        "Ekiden": lambda model: ekiden_on(device, model),
+        "ONNX Runtime": lambda model: onnxruntime_on(device, model),
+        "PyTorch": lambda model: torch_on(device, model, False),
+        "torch.compile": lambda model: torch_on(device, model, True),
+    }
+
+
+# Measuring ---------------------------------------------------------------------------------------
+
+
+def measured(name: str, device: ekiden.Device, seconds: float, is_small: bool) -> list[Row]:
+    """A row for each engine."""
+    rows = [Row(name, engine) for engine in engines(device)]
+    try:
+        if not device.exist:
+            ekiden.get_global_func("ek.device.open")(device)
+            raise RuntimeError(f"{device} is not there")
+        model = MODELS[name](is_small)
+        wanted = _wanted(model)
+    except Exception as error:  # its reason is the row
+        for row in rows:
+            row.reason = _reason(error)
+        return rows
+    runs: list[tuple[Row, Run]] = []
+    for row, prepare in zip(rows, engines(device).values(), strict=True):
+        try:
+            run, result = prepare(model)
+            difference = np.abs(np.asarray(result(), "float64") - wanted).max()
+            row.error = float(difference / np.abs(wanted).max())
+            run()
+        except Exception as error:
+            row.reason = _reason(error)
+            continue
+        runs.append((row, run))
+    until = time.perf_counter() + seconds * len(runs)
+    while runs and (time.perf_counter() < until or len(runs[0][0].times) < 5):
+        for row, run in runs:
+            started = time.perf_counter()
+            run()
+            row.times.append(time.perf_counter() - started)
+    return rows
+
+
+def _wanted(model: Model) -> Any:  # noqa: ANN401
+    import torch
+
+    with torch.inference_mode():
+        return model.module(*model.inputs).double().numpy()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"pip install {error.name}"
+    return str(error).partition("\n")[0][:200] or type(error).__name__
+
+
+def _head(device: ekiden.Device) -> str:
+    """The device and what ran on it."""
+    found = [f"{p} {version(p)}" for p in PACKAGES if importlib.util.find_spec(p.split("-")[0])
+             and _is_installed(p)]  # fmt: skip
+    if not device.exist:
+        return ", ".join(["no GPU", *found])
+    asked = ekiden.get_global_func("ek.device.attribute")
+    return ", ".join([*(str(asked(device, n)) for n in ATTRIBUTES.values()), *found])
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def table(head: str, rows: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = [
+        head,
+        "",
+        "| model | engine | median ms | least ms | of the fastest | |",
+        "|" + "---|" * 6,
+    ]
+    for row in rows:
+        known = [statistics.median(r.times) for r in rows if r.model == row.model and r.times]
+        lines.append("| " + " | ".join(row.cells(min(known, default=math.nan))) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """The table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda", help="a kind, with a number: cuda:1")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each engine and model")
+    parser.add_argument("--small", action="store_true", help="two layers of each")
+    parser.add_argument("--output", default="gpu.md")
+    options = parser.parse_args()
+    device = ekiden.device(options.device)
+    rows = [r for m in options.models for r in measured(m, device, options.seconds, options.small)]
+    text = table(_head(device), rows)
+    Path(options.output).write_text(text)
+    print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

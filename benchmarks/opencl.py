@@ -1,0 +1,105 @@
+"""Kernels on an OpenCL device beside this machine's own code: times, interleaved, as shares.
+
+    python benchmarks/opencl.py [NAME...]
+
+On a processor with PoCL both run on the same cores, so that the share tells what the kernels lose.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+import ekiden
+from ekiden import relay
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import RelayExpr
+from ekiden.runtime import Tensor, get_global_func
+from ekiden.target import Target
+
+TURNS = 10
+RNG = np.random.default_rng(0)
+Case = tuple[Callable[..., RelayExpr], tuple[tuple[int, ...], ...], float]
+"""The program, the shapes that it is given, multiply-adds in millions (0: none to speak of)."""
+
+
+def conv(size: int, **options: object) -> Callable[..., RelayExpr]:
+    """A convolution of square taps that keeps the size."""
+    taps = {"kernel_size": (size, size), "padding": (size // 2, size // 2), **options}
+    return lambda x, w: relay.nn.conv2d(x, w, **taps)
+
+
+def normed(x: RelayExpr) -> RelayExpr:
+    """A layer norm of rows of 768."""
+    one = relay.const(np.ones(768, "float32"))
+    return relay.nn.layer_norm(x, one, one)
+
+
+# fmt: off
+CASES: dict[str, Case] = {
+    "matmul 512":        (relay.nn.matmul, ((512, 512), (512, 512)), 134.2),
+    "dense 512":         (relay.nn.dense, ((512, 512), (512, 512)), 134.2),
+    "batch_matmul":      (relay.nn.batch_matmul, ((12, 128, 64), (12, 128, 64)), 12.6),
+    "dense of one row":  (relay.nn.dense, ((1, 2048), (2048, 2048)), 4.2),
+    "conv 3x3, 64":      (conv(3), ((1, 64, 56, 56), (64, 64, 3, 3)), 115.6),
+    "conv 3x3, 256":     (conv(3), ((1, 256, 14, 14), (256, 256, 3, 3)), 115.6),
+    "conv 7x7, step 2":  (conv(7, strides=(2, 2)), ((1, 3, 224, 224), (64, 3, 7, 7)), 118.0),
+    "conv 1x1, step 2":  (conv(1, strides=(2, 2)), ((1, 256, 28, 28), (512, 256, 1, 1)), 25.7),
+    "depthwise 3x3":     (conv(3, groups=128), ((1, 128, 56, 56), (128, 1, 3, 3)), 3.6),
+    "softmax":           (relay.nn.softmax, ((512, 1024),), 0),
+    "layer_norm":        (normed, ((512, 768),), 0),
+    "sum":               (relay.sum, ((1024, 1024),), 0),
+    "exp":               (relay.exp, ((1024, 1024),), 0),
+    "relu":              (relay.nn.relu, ((2048, 2048),), 0),
+}
+# fmt: on
+
+
+def made(case: Case) -> list[Callable[[], float]]:
+    """What runs a case once here and on the device, and gives the seconds."""
+    program, shapes, _ = case
+    params = [relay.var(f"x{n}", shape=shape) for n, shape in enumerate(shapes)]
+    module = IRModule.from_expr(relay.Function(params, program(*params)))
+    given = [RNG.standard_normal(shape).astype("float32") for shape in shapes]
+    device = ekiden.opencl(0)
+    ways: list[Callable[[], float]] = []
+    for target, place in (("llvm", ekiden.cpu(0)), ("opencl", device)):
+        tensors = [ekiden.runtime.nd.array(g, place) for g in given]
+        ways.append(partial(once, ekiden.compile(module, target), tensors))
+    return ways
+
+
+def once(exe: Callable[..., object], given: list[Tensor]) -> float:
+    """Seconds of a call, until the device is done."""
+    start = time.perf_counter()
+    exe(*given)
+    ekiden.opencl(0).sync()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Print a row for each case."""
+    names = sys.argv[1:] or list(CASES)
+    print(f"processor {Target('llvm').cpu}, device", end=" ")
+    print(get_global_func("ek.device.attribute")(ekiden.opencl(0), 0), Target("opencl"))
+    ways = {name: made(CASES[name]) for name in names}
+    best = {name: [float("inf")] * 2 for name in names}
+    for _ in range(TURNS):
+        for name in names:
+            for n, way in enumerate(ways[name]):
+                best[name][n] = min(best[name][n], way())
+    print("| kernel | processor's code, ms | OpenCL, ms | share | GFLOP/s of each |")
+    print("|---|---|---|---|---|")
+    for name in names:
+        here, there = best[name]
+        million = CASES[name][2]
+        each = f"{million * 2e-3 / here:.0f}, {million * 2e-3 / there:.0f}" if million else ""
+        print(f"| {name} | {here * 1e3:.2f} | {there * 1e3:.2f} | {here / there:.2f} | {each} |")
+
+
+if __name__ == "__main__":
+    main()

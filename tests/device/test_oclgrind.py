@@ -1,0 +1,67 @@
+"""Kernels of all families below oclgrind, which interprets them and sees wrong accesses, data races
+and barriers that not all threads reach."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import test_thread_families as families
+
+HERE = Path(__file__).parent
+TARGETS = {
+    "threads": "opencl -device=any",
+    "vectors": "opencl -device=any -vector-bits=256",
+    "warps": "opencl -device=any -thread_warp_size=32",
+}
+PARTS = 4
+
+
+LIBRARY = Path("lib/oclgrind/liboclgrind-rt-icd.so")
+"""Beside the folder of its command: the loader of OpenCL takes it in place of other drivers."""
+
+
+def watched(folder: Path, target: str, *names: str) -> str:
+    """What oclgrind says of a run of them."""
+    command = shutil.which("oclgrind")
+    library = Path(command or "/").resolve().parent.parent / LIBRARY
+    if not library.exists():
+        pytest.skip("needs oclgrind: apt-get install oclgrind")
+    (folder / "oclgrind.icd").write_text(f"{library}\n")
+    log = folder / "log"
+    log.touch()
+    own = {"OCL_ICD_VENDORS": str(folder), "OCLGRIND_DATA_RACES": "1", "OCLGRIND_LOG": str(log)}
+    made = subprocess.run(
+        [sys.executable, str(HERE / "watched.py"), target, *names],
+        env={**os.environ, **own, "EKIDEN_CACHE_DIR": str(folder), "PYTHONPATH": str(HERE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = log.read_text()
+    assert made.returncode == 0, f"{made.stdout[-1000:]}{made.stderr[-3000:]}{said[-3000:]}"
+    device, *ran = made.stdout.splitlines()
+    assert "Oclgrind" in device and ran == [n for n in names if n in families.CASES]
+    return said
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("kind", TARGETS)
+def test_families_are_clean(tmp_path: Path, kind: str, part: int) -> None:
+    names = list(families.CASES)[part::PARTS]
+    assert watched(tmp_path, TARGETS[kind], *names) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("access", "Invalid write"), ("race", "data race"), ("divergence", "divergence")],
+)
+def test_oclgrind_sees(tmp_path: Path, name: str, message: str) -> None:
+    """Controls: what is wrong is found, and what is right is not."""
+    said = watched(tmp_path, TARGETS["threads"], name)
+    assert message in said, said
+    assert watched(tmp_path, TARGETS["threads"], "nothing") == ""
