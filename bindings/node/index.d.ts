@@ -30,7 +30,8 @@ export type Value =
   | Func | Module | Obj | ((...args: any[]) => any);
 
 declare class Counted {
-  /** Gives it back before the collector does; later use throws ValueError. */
+  /** Gives it back before the collector does, which can only while the event loop turns: a loop that
+   * never waits closes what it makes. Later use throws ValueError. */
   close(): void;
 }
 

@@ -59,7 +59,8 @@ export function abilities(): {
 export function load(from: Source, options?: {name?: string}): Promise<Model>;
 
 declare class Counted {
-  /** Gives it back before the collector does; later use throws ValueError. */
+  /** Gives it back before the collector does, which can only while the event loop turns: a loop that
+   * never waits closes what it makes. Later use throws ValueError. */
   close(): void;
 }
 

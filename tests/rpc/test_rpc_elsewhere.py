@@ -110,6 +110,8 @@ def test_run_bench_and_verify_with_a_server(
     assert "product" in capsys.readouterr().out and Path("profile.json").stat().st_size > 0
     assert main(["compile", model, "-o", "model.eki"]) == 0
     assert main(["verify", "model.eki", "--model", model, *there]) == 0
+    assert main(["tune", model, "-o", "r.json", "--dim", "n=8", "--trials", "2", *there]) == 0
+    assert '"processor": "remote board"' in Path("r.json").read_text()
     both = ["--target", "llvm", "--target", "llvm -mtriple=riscv64-linux-gnu"]
     assert main(["compile", model, "-o", "both.eki", *both]) == 0
     for wrong, said in (
@@ -121,6 +123,8 @@ def test_run_bench_and_verify_with_a_server(
         (["run", model, *there], "expected the inputs 'x'"),
         (["profile", "both.eki", *there], "an artifact for one target expected"),
         (["profile", model, "--key", "x"], "are for --remote"),
+        (["tune", model, "-o", "r.json", "--dim", "n=8", "--key", "x"], "are for --remote"),
+        (["tune", model, "-o", "r.json", "--dim", "n=8", "--cold", *there], "neither threads="),
     ):
         assert main(wrong) == 1
         assert said in capsys.readouterr().err
