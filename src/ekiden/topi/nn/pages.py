@@ -13,9 +13,8 @@ from ekiden.te.range_check import CHECKS, RangeCheck, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 from ekiden.topi.rule.in_place import UPDATES
-from ekiden.topi.rule.page_attention import paged_attention_of
 from ekiden.topi.rule.page_planes import KINDS, LEVELS, SCALE, Plane
-from ekiden.topi.rule.pages import Pages
+from ekiden.topi.rule.pages import PagedAttention, Pages
 from ekiden.topi.rule.scatter import copied
 from ekiden.topi.shape import check_rank, expect_shape, known
 
@@ -74,7 +73,7 @@ def _written(plane: Plane, given: Buffer, source: PrimExpr, cache: Buffer, base:
              token: PrimExpr, values: int) -> Stmt:  # fmt: skip
     """The numbers of a token from `source` on, put into the plane at `base`."""
     d = Var("d")
-    at = plane.at(token, d, values)
+    at = token * plane.depth + d if values else d * plane.page + token
     value = given[simplify(source + d)]
     if not plane.has_scales:
         made: Stmt = BufferStore(cache, cast(value, cache.dtype), (base + at,))
@@ -168,7 +167,7 @@ def paged_attention(
         raise ValueError(f"{name}: {heads} heads are no multiple of {groups} that have keys")
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        return paged_attention_of(pages, ins, outs[0]).body()
+        return PagedAttention(pages, ins, outs[0]).body()
 
     shape: tuple[PrimExpr, ...] = (projected.shape[0], const(heads), projected.shape[2])
     attrs: dict[str, object] = {CHECKS: checks, "pages": pages}

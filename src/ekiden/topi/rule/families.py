@@ -16,7 +16,7 @@ from ekiden.topi.rule import (
     dense_listed,
     depthwise,
     nibbles,
-    page_attention,
+    pages,
     recurrent,
     scatter,
     thread,
@@ -30,7 +30,7 @@ from ekiden.topi.rule.family import Family
 
 ROWS: tuple[Family, ...] = (
     attention.FAMILY,
-    page_attention.FAMILY,
+    pages.FAMILY,
     recurrent.FAMILY,
     scatter.FAMILY,
     dense_listed.FAMILY,

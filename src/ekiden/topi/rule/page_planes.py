@@ -3,12 +3,8 @@
     keys      [depth][page]    a row for each place of the depth
     values    [page][depth]
 
-Floats are that and nothing else. Of bytes ("int8") four that are summed together stand together, as
-products of bytes take them, and behind them is a scale for each token, a float16: a number is its
-byte times the scale, which makes the greatest of the token's numbers 127.
-
-    keys      [depth / 4][page][4], then [page]
-    values    [page / 4][depth][4], then [page]
+Floats are that and nothing else. Bytes ("int8") have a scale for each token behind them, a float16:
+a number is its byte times the scale, which makes the greatest of the token's numbers 127.
 """
 
 from __future__ import annotations
@@ -26,8 +22,6 @@ BYTES = "int8"
 KINDS = ("float32", "float16", "bfloat16", BYTES)
 """Dtypes of a cache."""
 SCALE = np.dtype("<f2")
-TOGETHER = 4
-"""Bytes of a word."""
 LEVELS = 127.0
 """What the greatest number of a token becomes."""
 
@@ -55,13 +49,6 @@ class Plane:
         """Elements of the cache."""
         return self.numbers + self.page * SCALE.itemsize * self.has_scales
 
-    def at(self, token: PrimExpr, place: PrimExpr, values: int) -> PrimExpr:
-        """Where a number of a token lies in a plane."""
-        summed, other, others = (token, place, self.depth) if values else (place, token, self.page)
-        if not self.has_scales:
-            return summed * others + other
-        return (summed // TOGETHER * others + other) * TOGETHER + summed % TOGETHER
-
     def scale_at(self, token: PrimExpr) -> PrimExpr:
         """Where the scale of a token lies in a plane."""
         return token * SCALE.itemsize + self.numbers
@@ -78,7 +65,9 @@ class Plane:
 
     def read(self, planes: NDArray[np.generic], values: int) -> NDArray[np.float32]:
         """[..., page, depth] of keys, or of values."""
-        found = self._rows(planes, values).astype(np.float32)
+        rows = (self.page, self.depth) if values else (self.depth, self.page)
+        found = planes[..., : self.numbers].astype(np.float32)
+        found = found.reshape(*planes.shape[:-1], *rows)
         found = found if values else found.swapaxes(-1, -2)
         if not self.has_scales:
             return found
@@ -96,21 +85,10 @@ class Plane:
             given = np.clip(np.rint(given * finer), -LEVELS, LEVELS)
             at = self.numbers + token * SCALE.itemsize
             plane[:, at : at + SCALE.itemsize] = scales.view(plane.dtype)
-        places = np.arange(self.depth)
-        summed, other, others = (
-            (token, places, self.depth) if values else (places, token, self.page)
-        )
-        group = TOGETHER if self.has_scales else 1
-        plane[:, (summed // group * others + other) * group + summed % group] = given
-
-    def _rows(self, planes: NDArray[np.generic], values: int) -> NDArray[np.generic]:
-        """Numbers in the order of floats: [..., page, depth] of values, else [..., depth, page]."""
-        summed, others = (self.page, self.depth) if values else (self.depth, self.page)
-        found = planes[..., : self.numbers]
-        if not self.has_scales:
-            return found.reshape(*planes.shape[:-1], summed, others)
-        words = found.reshape(*planes.shape[:-1], summed // TOGETHER, others, TOGETHER)
-        return words.swapaxes(-1, -2).reshape(*planes.shape[:-1], summed, others)
+        if values:
+            plane[:, token * self.depth : (token + 1) * self.depth] = given
+        else:
+            plane[:, token : self.numbers : self.page] = given
 
 
-__all__ = ["BYTES", "KINDS", "LEVELS", "SCALE", "TOGETHER", "Plane"]
+__all__ = ["BYTES", "KINDS", "LEVELS", "SCALE", "Plane"]

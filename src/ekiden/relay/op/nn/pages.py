@@ -20,7 +20,7 @@ from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, check_range
 from ekiden.relay.op._inventory import declare
-from ekiden.topi.rule.page_planes import LEVELS, Plane
+from ekiden.topi.rule.page_planes import Plane
 from ekiden.topi.rule.pages import Pages
 
 PLACES = ("layer", "tables", "sequences", "positions")
@@ -87,8 +87,6 @@ def _attend(attrs: PagedAttentionAttrs, projected: Array, cache: Array, *places:
     keys, values = (
         plane.read(cache[:, layer[0], which], which).transpose(0, 2, 1, 3) for which in (0, 1)
     )
-    if plane.has_scales:
-        query = rounded(query)
     scale = 1 / math.sqrt(depth) if attrs.scale is None else attrs.scale
     for n, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
         first = max(0, position - attrs.window + 1) if attrs.window else 0
@@ -104,13 +102,6 @@ def _attend(attrs: PagedAttentionAttrs, projected: Array, cache: Array, *places:
         shares /= shares.sum(-1, keepdims=True)
         found[n] = np.einsum("ht,thd->hd", shares, own[1])
     return found
-
-
-def rounded(query: Array) -> Array:
-    """Queries as they multiply bytes: the greatest number of a head is 127 steps."""
-    step = np.abs(query).max(-1, keepdims=True) * np.float32(1 / LEVELS)
-    finer = np.divide(1, step, out=np.zeros_like(step), where=step > 0)
-    return np.asarray(np.rint(query * finer) * step)
 
 
 declare(
