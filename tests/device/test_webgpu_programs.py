@@ -20,8 +20,9 @@ OF_64_BITS = {
     "gather": "WGSL keeps float32, int32, uint32 in memory: .* has int64",
     "scatter_add": "WGSL keeps float32, int32, uint32 in memory: .* has int64",
     "sort": "WGSL has no integers of 64 bits: left_shift of int64",
+    "types": "WGSL keeps float32, int32, uint32 in memory: .* has float64",
 }
-"""Families that are given, or compute with, integers of int64, and what is said of each."""
+"""Families that are given, or compute with, numbers of 64 bits, and what is said of each."""
 
 
 def compiled(module: IRModule) -> ekiden.Executable:

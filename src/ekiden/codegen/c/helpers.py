@@ -229,6 +229,8 @@ class HelperBuilder(Builder):
             unsigned = syntax.integer(dtype, True)
             x, y = (syntax.cast(unsigned, each) for each in (x, y))
             text = f"{x} {_INFIX[opcode]} {y}"
+        elif opcode == "srem":
+            text = syntax.remainder(x, y)
         elif opcode == "ashr":
             text = syntax.shifted(syntax.integer(dtype, False), x, ">>", y)
         return self.assign(dtype, syntax.cast(kind, f"({text})"))

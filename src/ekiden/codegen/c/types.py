@@ -137,6 +137,10 @@ class Syntax:
         """A shift of an operand of a type."""
         return f"({kind}){x} {symbol} {by}"
 
+    def remainder(self, x: str, y: str) -> str:
+        """What a signed division that cuts off leaves, with the sign of x."""
+        return f"{x} % {y}"
+
     def unused(self, value: str) -> str:
         """The line that evaluates something."""
         return f"(void){value};"

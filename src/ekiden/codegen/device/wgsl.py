@@ -120,6 +120,11 @@ class Wgsl(Syntax):
         """By an unsigned number."""
         return f"{self.cast(kind, x)} {symbol} {self.cast('u32', by)}"
 
+    def remainder(self, x: str, y: str) -> str:
+        """By the quotient: drivers take `%` of a negative divisor for that of a large one (lavapipe
+        22.3: 7 % -2 is 7)."""
+        return f"{x} - {x} / {y} * {y}"
+
     def unused(self, value: str) -> str:
         """`_ = x;`"""
         return f"_ = {value};"
