@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#ifndef EK_NO_ENGINES /* the server of sessions is smaller without */
+
 enum { LONGEST_NAME = 32, MAX_ENGINES = 16, HOST_VERSION = 1, MAX_TENSORS = 256 };
 
 /* An engine whose library is open, which stays: regions of it live as long as programs do. */
@@ -204,3 +206,5 @@ static int engine_load(void *self, const ek_value *args, int32_t nargs, ek_value
 
 const ek_builtin ek_engine_builtins[EK_ENGINE_BUILTINS] = {{"ek.engine.load", engine_load},
                                                            {"ek.engine.open", engine_open}};
+
+#endif

@@ -786,8 +786,14 @@ static int link_external(const ek_executable *e, const char *name, ek_object **o
   snprintf(maker, sizeof maker, "ek.external.%.*s", shown, compiler.data);
   ek_object *function = ek_registry_get(maker);
   if (function == NULL) {
+    const char *engine = maker + strlen("ek.external.");
+#ifdef EK_NO_ENGINES
+    return ek_error("LoadError", "link executable: '%s' is for '%s': this program opens no engines",
+                    name, engine);
+#else
     ek_bytes text = ek_metadata_item(e->metadata, "external", name, 1);
-    return ek_engine_link(maker + strlen("ek.external."), name, text, out);
+    return ek_engine_link(engine, name, text, out);
+#endif
   }
   ek_value args[2] = {{EK_RAW_STR, 0, {0}}, ek_value_none()}, made = ek_value_none();
   args[0].v.ptr = (void *)(uintptr_t)name;

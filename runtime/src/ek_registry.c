@@ -463,7 +463,9 @@ static void add_builtins(void) {
   add_table(builtins, sizeof builtins / sizeof builtins[0]);
   add_table(ek_sequence_builtins, EK_SEQUENCE_BUILTINS);
   add_table(ek_device_builtins, EK_DEVICE_BUILTINS);
+#ifndef EK_NO_ENGINES
   add_table(ek_engine_builtins, EK_ENGINE_BUILTINS);
+#endif
 }
 
 static int remove_name(const char *name) {

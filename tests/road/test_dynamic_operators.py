@@ -189,6 +189,15 @@ CASES = [
         [(numbers(1, 2, 2, 3), ints(4, 6)), (numbers(1, 2, 2, 3), ints(2, 3)),
          (numbers(1, 2, 2, 3), ints(1, 9))],
     ),
+    Case(
+        "dyn.image.resize3d",
+        lambda x, d, h, w: op.nn.upsampling3d(
+            x, d, h, w, coordinate_transformation_mode="asymmetric"
+        ),
+        lambda x, d, h, w: x.repeat(int(d), 2).repeat(int(h), 3).repeat(int(w), 4),
+        [tuple(np.float32(f) if f is not x else f for f in (x, *factors))
+         for x, *factors in ((numbers(1, 2, 2, 3, 2), 2, 1, 3), (numbers(1, 1, 1, 2, 4), 1, 4, 1))],
+    ),
     Case("dyn.topk", lambda x, k: op.topk(x, k), _top,
          [(X, scalar(2)), (X, scalar(6)), (X, scalar(0)), (numbers(0, 3), scalar(1))]),
     Case("argwhere", lambda x: op.argwhere(x), lambda x: np.argwhere(x).astype(np.int32),

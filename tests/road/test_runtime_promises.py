@@ -298,7 +298,7 @@ def test_dimensions_that_a_model_forces_equal() -> None:
     feed = entry.feed(entry.cases[0])
     last = list(feed)[-1]
     feed[last] = np.concatenate([feed[last], feed[last]])
-    with pytest.raises(ekiden.InputError, match="dimension"):
+    with pytest.raises(ekiden.InputError, match="as in input '"):
         exe(**feed)
 
 

@@ -289,6 +289,8 @@ ELSEWHERE = {
     "sampling.constrain_logits": "tests/llm/test_generate.py",
     "sampling.draw_token": "tests/llm/test_generate.py",
     "sparse.sparse_conv2d": "tests/relay/op/test_sparse.py",
+    "nn.bitpack": "tests/relay/op/test_bits.py",
+    **{f"linalg.{name}": "tests/relay/op/inventory_cases.py" for name in topi.linalg.__all__},
     "nn.winograd_conv2d": "tests/topi/test_winograd.py",
     "nn.winograd_weight": "tests/topi/test_winograd.py",
     "nn.recurrent": "tests/backend/test_recurrent_layers.py",

@@ -18,13 +18,15 @@ __all__ = ["SIZE_FLAGS", "build_server"]
 SIZE_FLAGS = (
     "-Os", "-ffunction-sections", "-fdata-sections", "-fno-asynchronous-unwind-tables",
     "-fno-unwind-tables", "-fno-stack-protector", "-fno-pie", "-no-pie", "-flto",
-    "-Wl,--gc-sections", "-Wl,-z,noseparate-code", "-Wl,-z,max-page-size=4096", "-s",
+    "-Wl,--gc-sections", "-Wl,-z,noseparate-code", "-Wl,-z,norelro", "-Wl,-z,max-page-size=4096",
+    "-s",
 )  # fmt: skip
 """What makes it small."""
 _ALWAYS = (
     "-std=gnu11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64",
     "-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))',
-    "-fvisibility=hidden", "-DEK_NO_DEBUG", "-DNDEBUG",
+    "-fvisibility=hidden", "-DEK_NO_DEBUG", "-DEK_NO_ENGINES",
+    "-DNDEBUG",
 )  # fmt: skip
 _OF_ARCHITECTURE = {"aarch64": ("-mno-outline-atomics",)}
 """What keeps it small there."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-import sysconfig
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -40,7 +40,7 @@ def _in_environment(library: str) -> str:
     """The folder of libraries of this Python's environment, where packages of C libraries put
     theirs; empty where it has not this one.
     """
-    folder = Path(sysconfig.get_path("data")) / "lib"
+    folder = Path(sys.prefix) / "lib"
     return str(folder) if (folder / library).exists() else ""
 
 

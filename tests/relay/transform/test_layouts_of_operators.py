@@ -16,7 +16,7 @@ pytestmark = pytest.mark.quick
 
 X, VOLUME = var("x", shape=(1, 4, 6, 6)), var("x", shape=(1, 4, 3, 4, 5))
 ROIS, SIZE = var("rois", shape=(2, 5)), var("size", shape=(2,), dtype="int64")
-SCALES = var("scales", shape=(2,))
+SCALES, FACTOR = var("scales", shape=(2,)), var("factor", shape=())
 LAYOUTS: dict[str, Call] = {
     "nn.conv2d": op.nn.conv2d(X, var("w", shape=(2, 2, 3, 3)), groups=2, channels=2),
     "nn.conv2d_transpose": op.nn.conv2d_transpose(X, var("w", shape=(4, 2, 3, 3)), strides=2),
@@ -35,6 +35,7 @@ LAYOUTS: dict[str, Call] = {
     "nn.upsampling": op.nn.upsampling(X, 2, 3, method="bilinear"),
     "image.resize2d": op.image.resize2d(X, (9, 4)),
     "dyn.image.resize2d": op.image.resize2d(X, SIZE),
+    "dyn.image.resize3d": op.nn.upsampling3d(VOLUME, FACTOR, 1, FACTOR),
     "image.resize2d_scaled": op.image.resize2d(X, (9, 12), scales=SCALES),
     "image.crop_and_resize": op.image.crop_and_resize(
         X, var("boxes", shape=(2, 4)), const(np.array([0, 0], "int32")), (3, 2), "NCHW"
@@ -65,7 +66,8 @@ def test_operators_of_images_after_a_convolution_keep_their_meaning(name: str) -
     layout = getattr(made[-1].attrs, OPS[name].layout or FIELD.get(name, "layout"))
     assert layout.endswith("C") == (name in LAYOUTS)
     special = {ROIS: np.array([[0, 1, 1, 4, 5], [0, 0, 0, 3, 3]], "float32"),
-               SIZE: np.array([9, 5]), SCALES: np.array([1.5, 2], "float32")}  # fmt: skip
+               SIZE: np.array([9, 5]), SCALES: np.array([1.5, 2], "float32"),
+               FACTOR: np.array(2, "float32")}  # fmt: skip
     arrays = [
         special.get(p, rng.random(as_ints(p.checked_type.shape), np.float32))  # type: ignore[attr-defined]
         for p in main_of(before).params
