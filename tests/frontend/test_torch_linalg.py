@@ -161,3 +161,11 @@ def test_a_program_that_asks_for_info_does_not_fail() -> None:
 
     found, info = results(compiled(function, torch.eye(2))(torch.ones(2, 2)))
     assert info == 2 and not found.any()
+
+
+def test_a_program_that_tells_it_to_fail() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.linalg.inv_ex(x, check_errors=True).inverse
+
+    with pytest.raises(LinAlgError, match="pivot 2 is 0: the matrix is singular"):
+        compiled(function, torch.eye(2))(torch.ones(2, 2))

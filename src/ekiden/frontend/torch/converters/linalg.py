@@ -8,7 +8,7 @@ from ekiden.frontend.common import matrices
 from ekiden.frontend.common.matrices import Factors, transposed
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.converters.linear import batched
-from ekiden.frontend.torch.node import Node, Row
+from ekiden.frontend.torch.node import Node, Row, target_name
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
@@ -18,8 +18,10 @@ CHECK = "_linalg_check_errors"
 
 
 def _failing(node: Node, at: int) -> str:
-    """The function that the program wants to fail by output `at` of a node, "linalg.inv"; "" where
-    none does."""
+    """The function that the program wants to fail by output `at` of a node, "linalg.inv", or the
+    node itself, which was told to; "" where none does."""
+    if node.fx.kwargs.get("check_errors"):
+        return target_name(node.fx.target).split(".")[1].strip("_").replace("_", ".", 1)
     picks = [u for u in node.fx.users if u.args[1:] == (at,)]
     for user in (user for pick in picks for user in pick.users):
         if any(CHECK in str(arg) for arg in (user.target, *user.args)):
