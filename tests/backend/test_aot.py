@@ -318,7 +318,7 @@ def shown(value: object) -> str:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@sizes("programs", 40, 3000)
+@sizes("programs", 80, 3000)
 def test_random_instructions(seed: int, programs: int) -> None:
     random = np.random.default_rng(seed)
     constants = [np.asarray(1, "int32"), np.asarray(True), np.arange(3.0)]
