@@ -39,7 +39,12 @@ def watched(folder: Path, target: str, *names: str) -> str:
     own = {"OCL_ICD_VENDORS": str(folder), "OCLGRIND_DATA_RACES": "1", "OCLGRIND_LOG": str(log)}
     made = subprocess.run(
         [sys.executable, str(HERE / "watched.py"), target, *names],
-        env={**os.environ, **own, "EKIDEN_CACHE_DIR": str(folder), "PYTHONPATH": str(HERE)},
+        env={
+            **os.environ,
+            **own,
+            "EKIDEN_CACHE_DIR": str(folder),
+            "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
+        },
         capture_output=True,
         text=True,
         check=False,
