@@ -112,6 +112,13 @@ def register_option(
 FUSE_DEPTH = register_option(
     "relay.FuseOps.max_depth", int, 256, "how many operators one kernel may hold"
 )
+FALLBACK = register_option(
+    "relay.fallback_device_type",
+    int,
+    0,
+    "of a compilation for several devices the kind that operators run on which nothing places, in "
+    "DLPack's numbers; 0 for that of the device that is named first",
+)
 PRECISION = register_option(
     "relay.ProductPrecision.dtype",
     str,

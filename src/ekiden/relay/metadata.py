@@ -96,7 +96,8 @@ class _Reader:
                 return str(node.get("repr_str", ""))
             case "VirtualDevice":
                 kind, number = attrs["device_type_int"], attrs["virtual_device_id"]
-                return VirtualDevice(int(kind), virtual_device_id=int(number))
+                scope = str(self.read(int(attrs.get("memory_scope", 0))) or "")
+                return VirtualDevice(int(kind), memory_scope=scope, virtual_device_id=int(number))
             case "relay.Constant":
                 return Constant(self.arrays[int(attrs["data"])])
         return self._scalar(kind, attrs)

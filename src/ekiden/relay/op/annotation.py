@@ -9,7 +9,7 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Memory, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, Memory, OpDef, OpPattern, register_op, same_type
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, fail, tensors
@@ -41,10 +41,6 @@ class DeviceCopyAttrs(Attrs):
     dst_virtual_device: VirtualDevice = HOST
 
 
-def _same(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    return types[0]
-
-
 def _identity(attrs: Attrs | None, data: Array) -> Array:
     return data
 
@@ -58,7 +54,7 @@ for _name, _what in (
             name=_name,
             arguments=("data",),
             attrs=CompilerAttrs,
-            relation=_same,
+            relation=same_type,
             result="the type of data",
             reference=_identity,
             description=_what,
@@ -71,7 +67,7 @@ register_op(
         name="on_device",
         arguments=("body",),
         attrs=OnDeviceAttrs,
-        relation=_same,
+        relation=same_type,
         result="the type of body",
         reference=_identity,
         description="A value whose place is said; where it is used elsewhere, it is copied.",
@@ -83,7 +79,7 @@ register_op(
         memory=Memory.READS,
         arguments=("data",),
         attrs=DeviceCopyAttrs,
-        relation=_same,
+        relation=same_type,
         result="the type of data",
         reference=_identity,
         description="A copy on another device.",
@@ -93,7 +89,7 @@ register_op(
     OpDef(
         name="annotation.stop_fusion",
         arguments=("data",),
-        relation=_same,
+        relation=same_type,
         result="the type of data",
         reference=_identity,
         lower=lambda attrs, inputs, out: [topi.copy(inputs[0])],
@@ -109,7 +105,7 @@ register_op(
         name="annotation.checkpoint",
         hint=True,
         arguments=("data",),
-        relation=_same,
+        relation=same_type,
         result="the type of data",
         reference=_identity,
         description="The same value, which a gradient may compute again rather than keep: what is"
@@ -131,7 +127,7 @@ register_op(
         hint=True,
         arguments=("data",),
         attrs=CastHintAttrs,
-        relation=_same,
+        relation=same_type,
         result="the type of data",
         reference=_identity,
         description="The same value, with a hint for passes of a user's own.",
