@@ -80,6 +80,10 @@ static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_val
   const program_function *function = context;
   const ek_executable *e = (const ek_executable *)(const void *)function->of->executable;
   ek_object *made;
+  if (nargs > e->n_devices) {
+    return ek_error("InputError", "make graph executor: at most %d devices expected, got %d",
+                    e->n_devices, nargs);
+  }
   for (int32_t i = 0; i < nargs; i++) {
     if (is_device_of(e, &args[i])) continue;
     if (args[i].type_index != EK_DEVICE) {
@@ -93,6 +97,24 @@ static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_val
   }
   if (ek_graph_new(function->of->executable, NULL, &made) != 0) return -1;
   *ret = ek_value_object(made);
+  return 0;
+}
+
+/* The names under which a module gives graph executors; TVM's. */
+static int list_module_names(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
+  const program_function *function = context;
+  const ek_executable *e = (const ek_executable *)(const void *)function->of->executable;
+  (void)args;
+  if (nargs != 0) return ek_error("TypeError", "list_module_names: no argument expected");
+  ek_bytes own = ek_metadata_text(e->metadata, "mod_name");
+  ek_bytes name = own.size != 0 ? own : (ek_bytes){"default", strlen("default")};
+  ek_array *names = ek_array_alloc(1);
+  if (names == NULL) return -1;
+  if (ek_string_new(EK_STR, name.data, name.size, &names->data[0]) != 0) {
+    ek_release(&names->base);
+    return -1;
+  }
+  *ret = ek_value_object(&names->base);
   return 0;
 }
 
@@ -136,6 +158,7 @@ static ek_packed find_extra(const ek_executable *executable, const char *name) {
   bool is_own = own.size != 0 && own.size == strlen(name) && memcmp(own.data, name, own.size) == 0;
   if (is_own || strcmp(name, "default") == 0) return make_graph;
   if (strcmp(name, "get_constant") == 0) return get_constant;
+  if (strcmp(name, "list_module_names") == 0) return list_module_names;
   if (strcmp(name, "profile") == 0) return profile;
   return strcmp(name, "get_executable") == 0 ? get_executable : NULL;
 }
