@@ -94,6 +94,8 @@ class VirtualDevice(Node):
 
 HOST = VirtualDevice()
 """cpu(0)."""
+ANYWHERE = VirtualDevice(-1)
+"""No device in particular (TVM's number for it)."""
 
 PARAM_PLACES, RESULT_PLACE = "param_virtual_devices", "virtual_device"
 """The attributes of a planned function: the place of each parameter, and of the result. A place is

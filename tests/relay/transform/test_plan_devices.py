@@ -37,6 +37,10 @@ def plan(text: str, config: CompilationConfig = DEFAULT) -> IRModule:
     return planned
 
 
+def plan_of(function: relay.Function, config: CompilationConfig) -> IRModule:
+    return PlanDevices(config)(InferType()(IRModule.from_expr(function)))
+
+
 def places(module: IRModule, name: str = "main") -> tuple[list[int], int]:
     """The numbers of the CPU devices of a function's parameters, and of its result."""
     function = module[name]
@@ -200,7 +204,10 @@ def test_a_module_that_says_nothing_stays_itself() -> None:
 def test_marks() -> None:
     x = relay.var("x", shape=(3,))
     assert on_device(x, None) is x
-    assert on_device(x, "cpu:1", constrain_body=False) is x
+    free = on_device(x, "cpu:1", constrain_body=False)
+    assert free.attrs.virtual_device.device_type_int == -1
+    planned = plan_of(relay.Function([x], relay.nn.relu(free)), CompilationConfig())
+    assert "device_copy" not in planned.astext() and "on_device" not in planned.astext()
     assert on_device(x, "cpu:1").attrs.virtual_device.device == cpu(1)
     copy = relay.op.device_copy(x, cpu(0), VirtualDevice(cpu(1)))
     assert copy.attrs.dst_virtual_device.device == cpu(1)

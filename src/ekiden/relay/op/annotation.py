@@ -13,7 +13,7 @@ from ekiden.ir.op import Array, Memory, OpDef, OpPattern, register_op, same_type
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, fail, tensors
-from ekiden.target.virtual_device import HOST, DeviceLike, VirtualDevice, virtual_device
+from ekiden.target.virtual_device import ANYWHERE, HOST, DeviceLike, VirtualDevice, virtual_device
 from ekiden.te import Tensor
 
 
@@ -199,12 +199,13 @@ def on_device(
 ) -> Expr:
     """`body`, computed on a device (`constrain_body`), or with its result there, or both.
 
-    With neither, or without a device, it is `body` itself. Of a function, it is where its result
-    is.
+    With neither it says that the value may be copied here, to no device in particular. Without a
+    device it is `body` itself. Of a function, it is where its result is.
     """
-    if device is None or not (constrain_result or constrain_body):
+    if device is None:
         return body
-    place = virtual_device(device)
+    is_free = not (constrain_result or constrain_body)
+    place = ANYWHERE if is_free else virtual_device(device)
     return call("on_device", body, attrs=OnDeviceAttrs(place, constrain_result, constrain_body))
 
 
