@@ -19,7 +19,7 @@ from bert import LAYERS, WORDS, bert
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.vm.encode import decode
+from ekiden.runtime.instructions import decode
 from ekiden.runtime import VirtualMachine, get_global_func, num_threads
 
 Measure = Callable[[], float]

@@ -19,7 +19,7 @@ import numpy as np
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.vm.encode import Instruction, make
+from ekiden.runtime.instructions import Instruction, make
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.driver.build import compile_to_bytes
 from ekiden.ir.pass_context import PassContext

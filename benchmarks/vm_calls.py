@@ -9,7 +9,7 @@ from timeit import repeat
 import numpy as np
 
 from ekiden import runtime
-from ekiden.backend.vm.encode import make
+from ekiden.runtime.instructions import make
 from ekiden.backend.vm.write import VMFunction, write_executable
 
 CALLS = 100_000

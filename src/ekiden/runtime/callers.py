@@ -30,7 +30,9 @@ class Machines:
         """
         machine = self._take()
         try:
-            return _into(machine, places, name, args) if places else machine.invoke(name, *args)
+            return (
+                invoke_into(machine, places, name, args) if places else machine.invoke(name, *args)
+            )
         finally:
             self._idle.append(machine)
 
@@ -45,7 +47,9 @@ class Machines:
         machine = self._take()
         try:
             machine.limit(seconds=seconds)
-            return _into(machine, places, name, args) if places else machine.invoke(name, *args)
+            return (
+                invoke_into(machine, places, name, args) if places else machine.invoke(name, *args)
+            )
         finally:
             machine.limit()
             self._idle.append(machine)
@@ -57,10 +61,14 @@ class Machines:
             return VirtualMachine(self.executable, self._executor)
 
 
-def _into(
+def invoke_into(
     machine: VirtualMachine, places: Sequence[object], name: str, args: Sequence[object]
 ) -> object:
-    """A call with `places`, which are the machine's for this one only."""
+    """A call with `places`, pairs as above, which are the machine's for this one only. What it
+    gives lies in them: whoever holds it holds them, too.
+    """
+    if not places:
+        return machine.invoke(name, *args)
     set_places = get_global_func("ek.vm.places")
     set_places(machine, *places)
     try:
