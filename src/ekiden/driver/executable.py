@@ -406,11 +406,11 @@ class Executable:
 
         Raises LoadError where names are missing or unknown; ValueError for another shape or dtype.
         """
-        self.load_late_bound_consts_from_map(runtime.load_params(path))
+        self.raw.load_late_bound_consts(path)
 
     def load_late_bound_consts_from_map(self, constants: Mapping[str, object]) -> None:
         """The same, from arrays or tensors by name."""
-        late_bound.bind(self.raw, constants)
+        self.raw.load_late_bound_consts_from_map(constants)
 
     def export_library(
         self,

@@ -4,7 +4,7 @@ topi/nn/weights.py)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -116,11 +116,12 @@ def plain_conv(attrs: _Conv) -> _Conv | None:
     if keeps and not any(map(is_blocked, (attrs.data_layout, attrs.kernel_layout))):
         return None
     kernel = attrs.kernel_layout
-    return attrs.with_fields(
+    made = attrs.with_fields(
         data_layout=whole(attrs.data_layout),
         kernel_layout=whole(kernel) if is_blocked(kernel) else kernel,
         out_layout="",
     )
+    return cast(_Conv, made)
 
 
 def by_plain_conv(
