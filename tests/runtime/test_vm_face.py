@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ekiden import nd, relay, runtime
-from ekiden.runtime import callers
+from ekiden.runtime import placing
 from ekiden.runtime.errors import InputError
 
 pytestmark = pytest.mark.quick
@@ -34,7 +34,7 @@ def test_kernels_write_outputs_where_the_caller_wants_them(monkeypatch: pytest.M
     made: list[int] = []
 
     def invoke_into(*args: object) -> object:
-        found = callers.invoke_into(*args)  # type: ignore[arg-type]
+        found = placing.invoke_into(*args)  # type: ignore[arg-type]
         made.extend(map(address, found))  # type: ignore[call-overload]
         return found
 

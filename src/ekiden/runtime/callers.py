@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
-from ekiden.runtime._core import Executable, VirtualMachine, get_global_func, num_threads
+from ekiden.runtime._core import Executable, VirtualMachine, num_threads
+from ekiden.runtime.placing import invoke_into
 
 Result = TypeVar("Result")
 
@@ -59,22 +60,6 @@ class Machines:
             return self._idle.pop()
         except IndexError:
             return VirtualMachine(self.executable, self._executor)
-
-
-def invoke_into(
-    machine: VirtualMachine, places: Sequence[object], name: str, args: Sequence[object]
-) -> object:
-    """A call with `places`, pairs as above, which are the machine's for this one only. What it
-    gives lies in them: whoever holds it holds them, too.
-    """
-    if not places:
-        return machine.invoke(name, *args)
-    set_places = get_global_func("ek.vm.places")
-    set_places(machine, *places)
-    try:
-        return machine.invoke(name, *args)
-    finally:
-        set_places(machine)
 
 
 @cache

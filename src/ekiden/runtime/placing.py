@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from ekiden.runtime._core import Executable, Tensor
+from ekiden.runtime._core import Executable, Tensor, VirtualMachine, get_global_func
 from ekiden.runtime.instructions import Instruction, Operand, decode, encode
 from ekiden.runtime.opcodes import BY_NAME
 
@@ -109,6 +109,22 @@ def direct_places(
     return found
 
 
+def invoke_into(
+    machine: VirtualMachine, places: Sequence[object], name: str, args: Sequence[object]
+) -> object:
+    """A call with `places`, those of `direct_places`, which are the machine's for this one only.
+    What it gives lies in them: whoever holds it holds them, too.
+    """
+    if not places:
+        return machine.invoke(name, *args)
+    set_places = get_global_func("ek.vm.places")
+    set_places(machine, *places)
+    try:
+        return machine.invoke(name, *args)
+    finally:
+        set_places(machine)
+
+
 def _array(value: object) -> npt.NDArray[Any]:
     found = value if isinstance(value, np.ndarray) else cast(Tensor, value).numpy()
     return np.asarray(found)
@@ -128,4 +144,4 @@ def _overlap(a: Range, b: Range) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
-__all__ = ["Place", "direct_places", "result_sites"]
+__all__ = ["Place", "direct_places", "invoke_into", "result_sites"]

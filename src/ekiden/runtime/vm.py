@@ -17,11 +17,10 @@ import numpy as np
 
 from ekiden.runtime._core import Executable, Module, Object, Tensor, cpu, tensor, wait_for
 from ekiden.runtime._core import VirtualMachine as Machine
-from ekiden.runtime.callers import invoke_into
 from ekiden.runtime.devices import check_devices
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import tensor_infos
-from ekiden.runtime.placing import direct_places, result_sites
+from ekiden.runtime.placing import direct_places, invoke_into, result_sites
 from ekiden.runtime.stepping import Place, Stepper
 from ekiden.runtime.timing import BenchmarkResult, Evaluator
 
