@@ -7,8 +7,8 @@
 ** Beside its functions a module gives the kernels of the executable, its constants (get_constant),
 ** the executable itself (get_executable), runs that are measured (profile), and a factory of graph
 ** executors (ek_graph.c) as "default" and under the name that was given when it was compiled. What
-** else is asked for is a function of its executable: "load" is the global function "ek.program.load",
-** with the executable before its arguments. */
+** else is asked for is a function of its executable: "load" is the global function
+** "ek.program.load", with the executable before its arguments. */
 #include <stdio.h>
 
 #include "ek_vm_step.h"
@@ -29,7 +29,7 @@ typedef struct program_function {
   ek_object *module;           /* owned */
   program *of;
   int32_t index;
-  ek_object *global;           /* owned: the global function behind it; NULL for one of the program's own */
+  ek_object *global;           /* owned: the global function behind it; NULL for another */
 } program_function;
 
 /* Virtual machines ----------------------------------------------------------------------------- */
@@ -165,8 +165,8 @@ static int call_global(void *context, const ek_value *args, int32_t nargs, ek_va
   const program_function *function = context;
   ek_value all[MOST_ARGUMENTS];
   if (nargs >= MOST_ARGUMENTS) {
-    return ek_error("TypeError", "call of a module's function: at most %d arguments expected, got %d",
-                    MOST_ARGUMENTS - 1, nargs);
+    return ek_error("TypeError", "call of a module's function: at most %d arguments expected, "
+                    "got %d", MOST_ARGUMENTS - 1, nargs);
   }
   all[0] = ek_value_object(function->of->executable);
   if (nargs != 0) memcpy(&all[1], args, (size_t)nargs * sizeof *args);
