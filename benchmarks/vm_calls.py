@@ -9,8 +9,8 @@ from timeit import repeat
 import numpy as np
 
 from ekiden import runtime
-from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.runtime.instructions import make
 
 CALLS = 100_000
 

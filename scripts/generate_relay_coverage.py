@@ -94,7 +94,6 @@ vm.invoke_tvm_op vm.reshape_tensor vm.shape_of where zeros zeros_like
 
 OTHER = {
     "ToANormalFormExpr": "`ToANormalForm` over `IRModule.from_expr(expr)`",
-    "ChangeBatch": "a dimension with a name, which is any batch at run time",
     "AnnotateMemoryScope": "memory has one scope",
     "LabelOps": "kernels are named after their operators and nodes",
     "LiftConstants": "constants are sections of the artifact",

@@ -6,7 +6,11 @@
 **
 ** Beside its functions a module gives the kernels of the executable, its constants (get_constant),
 ** the executable itself (get_executable), runs that are measured (profile), and a factory of graph
-** executors (ek_graph.c) as "default" and under the name that was given when it was compiled. */
+** executors (ek_graph.c) as "default" and under the name that was given when it was compiled. What
+** else is asked for is a function of its executable: "load" is the global function
+** "ek.program.load", with the executable before its arguments. */
+#include <stdio.h>
+
 #include "ek_vm_step.h"
 
 typedef struct spare {
@@ -25,6 +29,7 @@ typedef struct program_function {
   ek_object *module;           /* owned */
   program *of;
   int32_t index;
+  ek_object *global;           /* owned: the global function behind it; NULL for another */
 } program_function;
 
 /* Virtual machines ----------------------------------------------------------------------------- */
@@ -63,6 +68,7 @@ static int call(void *context, const ek_value *args, int32_t nargs, ek_value *re
 static void delete_function(void *context) {
   program_function *function = context;
   ek_release(function->module);
+  if (function->global != NULL) ek_release(function->global);
   ek_free(function);
 }
 
@@ -80,6 +86,10 @@ static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_val
   const program_function *function = context;
   const ek_executable *e = (const ek_executable *)(const void *)function->of->executable;
   ek_object *made;
+  if (nargs > e->n_devices) {
+    return ek_error("InputError", "make graph executor: at most %d devices expected, got %d",
+                    e->n_devices, nargs);
+  }
   for (int32_t i = 0; i < nargs; i++) {
     if (is_device_of(e, &args[i])) continue;
     if (args[i].type_index != EK_DEVICE) {
@@ -93,6 +103,24 @@ static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_val
   }
   if (ek_graph_new(function->of->executable, NULL, &made) != 0) return -1;
   *ret = ek_value_object(made);
+  return 0;
+}
+
+/* The names under which a module gives graph executors; TVM's. */
+static int list_module_names(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
+  const program_function *function = context;
+  const ek_executable *e = (const ek_executable *)(const void *)function->of->executable;
+  (void)args;
+  if (nargs != 0) return ek_error("TypeError", "list_module_names: no argument expected");
+  ek_bytes own = ek_metadata_text(e->metadata, "mod_name");
+  ek_bytes name = own.size != 0 ? own : (ek_bytes){"default", strlen("default")};
+  ek_array *names = ek_array_alloc(1);
+  if (names == NULL) return -1;
+  if (ek_string_new(EK_STR, name.data, name.size, &names->data[0]) != 0) {
+    ek_release(&names->base);
+    return -1;
+  }
+  *ret = ek_value_object(&names->base);
   return 0;
 }
 
@@ -130,12 +158,35 @@ static int profile(void *context, const ek_value *args, int32_t nargs, ek_value 
   return code;
 }
 
+enum { MOST_ARGUMENTS = 8 };
+
+/* (arguments...) -> what the global function gives for the executable and them. */
+static int call_global(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
+  const program_function *function = context;
+  ek_value all[MOST_ARGUMENTS];
+  if (nargs >= MOST_ARGUMENTS) {
+    return ek_error("TypeError", "call of a module's function: at most %d arguments expected, "
+                    "got %d", MOST_ARGUMENTS - 1, nargs);
+  }
+  all[0] = ek_value_object(function->of->executable);
+  if (nargs != 0) memcpy(&all[1], args, (size_t)nargs * sizeof *args);
+  return ek_function_call(function->global, all, nargs + 1, ret);
+}
+
+/* The global function that a module gives under a name, owned; NULL for none. */
+static ek_object *find_global(const char *name) {
+  char whole[64];
+  int size = snprintf(whole, sizeof whole, "ek.program.%s", name);
+  return size > 0 && (size_t)size < sizeof whole ? ek_registry_get(whole) : NULL;
+}
+
 /* What a module gives beside the functions of its program; NULL for a name that is none. */
 static ek_packed find_extra(const ek_executable *executable, const char *name) {
   ek_bytes own = ek_metadata_text(executable->metadata, "mod_name");
   bool is_own = own.size != 0 && own.size == strlen(name) && memcmp(own.data, name, own.size) == 0;
   if (is_own || strcmp(name, "default") == 0) return make_graph;
   if (strcmp(name, "get_constant") == 0) return get_constant;
+  if (strcmp(name, "list_module_names") == 0) return list_module_names;
   if (strcmp(name, "profile") == 0) return profile;
   return strcmp(name, "get_executable") == 0 ? get_executable : NULL;
 }
@@ -145,12 +196,19 @@ static int program_get(void *context, ek_object *module, const char *name, ek_ob
   ek_executable *executable = (ek_executable *)(void *)self->executable;
   int32_t index = ek_executable_find(executable, name);
   ek_packed target = index >= 0 ? call : find_extra(executable, name);
+  ek_object *global = target == NULL ? find_global(name) : NULL;
+  if (global != NULL) target = call_global;
   if (target == NULL) return ek_executable_kernel(executable, name, out);
   program_function *function = ek_alloc_or_error(sizeof *function);
-  if (function == NULL) return -1;
-  *function = (program_function){module, self, index};
-  if (ek_function_new(function, target, delete_function, out) != 0) {
-    ek_free(function);
+  if (function != NULL) {
+    *function = (program_function){module, self, index, global};
+    if (ek_function_new(function, target, delete_function, out) != 0) {
+      ek_free(function);
+      function = NULL;
+    }
+  }
+  if (function == NULL) {
+    if (global != NULL) ek_release(global);
     return -1;
   }
   ek_retain(module);

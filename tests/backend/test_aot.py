@@ -11,12 +11,12 @@ import pytest
 import ekiden
 from ekiden import relay, runtime
 from ekiden.backend.aot.jit import compile_now
-from ekiden.backend.vm.encode import Instruction, make
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.codegen.llvm import inspect
 from ekiden.driver.executable import Executable
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import CompileError, EkidenError, RunError
+from ekiden.runtime.instructions import Instruction, make
 from long_runs import sizes
 
 COUNTING = """

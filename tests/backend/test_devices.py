@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import ekiden
 from ekiden import IRModule, relay, runtime
-from ekiden.backend.vm.encode import Instruction, make
 from ekiden.backend.vm.write import Places, VMFunction, write_executable
 from ekiden.relay.op.annotation import on_device
 from ekiden.runtime import cpu
 from ekiden.runtime.errors import LoadError, RunError
+from ekiden.runtime.instructions import Instruction, make
 from ekiden.target import VirtualDevice
 
 META = {"VirtualDevice": [VirtualDevice(cpu(0)), VirtualDevice(cpu(1))]}

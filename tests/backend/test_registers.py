@@ -9,10 +9,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from ekiden.backend.vm.encode import Instruction, make
 from ekiden.backend.vm.operands import writes
 from ekiden.backend.vm.registers import allocate
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.instructions import Instruction, make
 
 quick = pytest.mark.quick
 

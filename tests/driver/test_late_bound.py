@@ -45,6 +45,32 @@ def test_moved_constants_come_back_from_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "whole.eki").read_bytes() == whole
 
 
+def test_a_module_takes_its_constants_without_the_compiler(tmp_path: Path) -> None:
+    exe = model()
+    expected = results(exe)
+    exe.move_late_bound_consts(tmp_path / "weights", byte_limit=1000)
+    exe.mod.export_library(tmp_path / "net.so")
+    values = {n: t.numpy() for n, t in runtime.load_params(tmp_path / "weights").items()}
+
+    def ran(program: object) -> list[bytes]:
+        found = runtime.vm.VirtualMachine(program, ekiden.cpu()).invoke("main", X)
+        return [t.numpy().tobytes() for t in found]  # type: ignore[attr-defined]
+
+    for name, given in (("", str(tmp_path / "weights")), ("_from_map", values)):
+        loaded = runtime.load_module(tmp_path / "net.so")
+        with pytest.raises(LoadError, match="late-bound constants are missing"):
+            ran(loaded)
+        loaded[f"load_late_bound_consts{name}"](given)
+        assert ran(loaded) == expected
+    again = runtime.vm.Executable(runtime.load_module(tmp_path / "net.so"))
+    again.load_late_bound_consts(tmp_path / "weights")
+    assert ran(again) == expected
+    with pytest.raises(TypeError, match="Executable: expected a module, got int"):
+        runtime.vm.Executable(3)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match="no function named 'load_something'"):
+        loaded["load_something"]
+
+
 def test_only_large_ones_move_and_a_limit_of_zero_moves_all() -> None:
     exe = model()
     sizes = {f"const_{i}": c.nbytes for i, c in enumerate(exe.raw.constants)}

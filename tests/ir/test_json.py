@@ -112,14 +112,7 @@ def test_what_cannot_be_saved_is_named() -> None:
         save_json(object())
 
 
-def test_json_of_tvm_is_refused_with_what_to_do() -> None:
-    """As `tvm.ir.save_json(tvm.tir.IntImm("int32", 1))` of TVM 0.16 begins."""
-    nodes = [{"type_key": ""}, {"type_key": "IntImm", "attrs": {"dtype": "int32", "value": "1"}}]
-    text = json.dumps(
-        {"root": 1, "nodes": nodes, "b64ndarrays": [], "attrs": {"tvm_version": "0.16.0"}}
-    )
-    with pytest.raises(LoadError, match=r"JSON of TVM \(version 0\.16\.0\).*relay\.parse reads"):
-        load_json(text)
+def test_a_graph_of_tvm_is_refused_with_what_to_do() -> None:
     graph = json.dumps({"nodes": [], "arg_nodes": [], "heads": [], "attrs": {}})
-    with pytest.raises(LoadError, match="JSON of TVM"):
+    with pytest.raises(LoadError, match=r"JSON of TVM \(version \?\).*relay\.parse reads"):
         load_json(graph)

@@ -9,8 +9,8 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.runtime.instructions import make
 
 pytestmark = pytest.mark.quick
 

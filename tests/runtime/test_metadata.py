@@ -16,11 +16,11 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
 from ekiden.runtime.artifact import Part, read_sections, write_sections
+from ekiden.runtime.instructions import make
 from ekiden.runtime.layout import Section
 from ekiden.runtime.profile import sources
 

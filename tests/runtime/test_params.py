@@ -55,7 +55,7 @@ def test_the_package_reads_and_writes_what_we_do(name: str, tmp_path: Path) -> N
 def test_the_package_reads_all_our_dtypes(tmp_path: Path) -> None:
     arrays = {name: array_of(name, (4, 4)) for name in FORMAT_NAMES}
     data = runtime.save_param_dict(arrays)
-    read = dict(safetensors.deserialize(data))
+    read = dict(safetensors.deserialize(bytes(data)))
     assert {name: row["dtype"] for name, row in read.items()} == FORMAT_NAMES
     for name, row in read.items():
         assert row["shape"] == [4, 4]

@@ -14,7 +14,8 @@ import pytest
 import ekiden
 from ekiden import relay, runtime, te
 from ekiden.contrib.graph_executor import GraphModule
-from ekiden.runtime.errors import CompileError, ExportError
+from ekiden.runtime.errors import CompileError, ExportError, InputError
+from ekiden.runtime.executor import AotModule
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -106,16 +107,34 @@ def test_what_cannot_be_saved_says_so(tmp_path: Path) -> None:
 
 def test_a_graph_executor_under_a_name_of_its_own(tmp_path: Path) -> None:
     lib = network(mod_name="resnet18", runtime="cpp")
-    lib.export_library(tmp_path / "net.so")
+    lib.export_library(tmp_path / "net.so", cc=shutil.which("c++"), options=["-std=gnu++17"])
     lib.save(tmp_path / "net.eki")
     loaded = [lib, *map(runtime.load_module, (tmp_path / "net.so", tmp_path / "net.eki"))]
     for each in loaded:
-        graph = GraphModule(each["resnet18"](ekiden.cpu()))
-        graph.set_input(0, -X)
-        graph.run()
-        assert graph.get_output(0).numpy().tolist() == [1, 1, 1]
+        for executor in (GraphModule, AotModule):
+            graph = executor(each["resnet18"](ekiden.cpu()))
+            graph.set_input(0, -X)
+            graph.run()
+            assert graph.get_output(0).numpy().tolist() == [1, 1, 1]
         assert each["default"](ekiden.cpu()) is not None
+        assert list(each["list_module_names"]()) == ["resnet18"]
+        with pytest.raises(InputError, match="at most 1 devices expected, got 2"):
+            each["default"](ekiden.cpu(), ekiden.cpu())
     assert lib.libmod_name == "resnet18" and network().libmod_name == "default"
+
+
+def test_an_executor_knows_inputs_by_two_names() -> None:
+    x = relay.var("in/put:0", shape=(3,))
+    lib = relay.build(relay.Function([x], relay.nn.relu(x)), executor="aot")
+    module = AotModule(lib["default"](ekiden.cpu()))
+    assert module.get_input_name(0) == "in/put:0"
+    for name in ("in/put:0", "in_put_0"):
+        module.run(**{name: -X})
+        assert module.get_input_index(name) == 0 and not module.get_output(0).numpy().any()
+    for unknown in (module.set_input, module.get_input_index):
+        with pytest.raises(InputError, match="no input is named 'y'; there are in/put:0"):
+            unknown("y")
+    assert GraphModule(module.module).get_input_index("y") == -1
 
 
 @pytest.mark.parametrize("name", ["two words", "", "1st", "main", 'x"y'])

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ekiden import runtime
-from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.instructions import make
 from ekiden.runtime.timing import BenchmarkResult, Evaluator
 
 pytestmark = pytest.mark.quick

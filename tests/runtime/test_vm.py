@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ekiden import runtime
-from ekiden.backend.vm.encode import Instruction, encode, make
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
+from ekiden.runtime.instructions import Instruction, encode, make
 
 pytestmark = pytest.mark.quick
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ekiden import nd, relay, runtime
+from ekiden.runtime import placing
 from ekiden.runtime.errors import InputError
 
 pytestmark = pytest.mark.quick
@@ -23,6 +24,43 @@ def test_outputs_are_copied_to_tensors_of_the_caller() -> None:
     np.testing.assert_array_equal(out[1].numpy(), X)
     with pytest.raises(InputError, match="main: 2 outputs expected, got 1"):
         vm.invoke_with_outputs("main", {"x": X}, out[:1])
+
+
+def address(tensor: runtime.Tensor) -> int:
+    return int(tensor.numpy().ctypes.data)
+
+
+def test_kernels_write_outputs_where_the_caller_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def invoke_into(*args: object) -> object:
+        found = placing.invoke_into(*args)  # type: ignore[arg-type]
+        made.extend(map(address, found))  # type: ignore[call-overload]
+        return found
+
+    monkeypatch.setattr(runtime.vm, "invoke_into", invoke_into)
+    vm = machine()
+    out = [nd.array(np.zeros((2, 3), np.float32)) for _ in range(2)]
+    vm.invoke_with_outputs("main", {"x": X}, out)
+    assert made == list(map(address, out))
+    assert [address(t) for t in vm.get_outputs()] == made  # type: ignore[arg-type]
+    shared = nd.array(X)
+    vm.invoke_with_outputs("main", {"x": shared}, [shared, out[1]])  # read while it is written
+    assert made[2] not in map(address, (shared, *out)) and made[3] == address(out[1])
+    np.testing.assert_array_equal(shared.numpy(), X + X)
+    np.testing.assert_array_equal(out[1].numpy(), X)
+    wrong = nd.array(np.zeros((3, 2), np.float32))
+    with pytest.raises(ValueError, match="copy tensor: the shapes differ"):
+        vm.invoke_with_outputs("main", {"x": X}, [wrong, out[1]])
+
+
+def test_outputs_of_a_program_that_branches_are_copied() -> None:
+    text = "def @main(%x: Tensor[(2, 3), float32], %c: bool) { if (%c) { %x + %x } else { %x } }"
+    vm = runtime.vm.VirtualMachine(relay.vm.compile(relay.parse(text)))
+    out = nd.array(np.zeros((2, 3), np.float32))
+    for value, wanted in ((True, X + X), (False, X)):
+        vm.invoke_with_outputs("main", {"x": X, "c": np.asarray(value)}, [out])
+        np.testing.assert_array_equal(out.numpy(), wanted)
 
 
 def test_outputs_are_set_for_the_next_call() -> None:

@@ -201,6 +201,8 @@ for i in range(4):
     b[i] = t[i]
 """,
     )
+    with PassContext(config={"tir.disable_storage_rewrite": True}):
+        assert transform.storage_rewrite(func) is func
 
 
 def test_a_larger_buffer_or_another_type_keeps_its_memory() -> None:

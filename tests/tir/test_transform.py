@@ -11,6 +11,7 @@ import ekiden
 from ekiden import te, tir
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import SizeVar, Var, const
+from ekiden.ir.transform import PassContext
 from ekiden.tir import (
     Allocate,
     Buffer,
@@ -145,6 +146,14 @@ def test_guards_stay_guards_in_vectors() -> None:
     array, out = np.arange(1, 10, dtype="float32"), np.zeros(9, "float32")
     run(tir.verify(lower(func)), array, out)
     np.testing.assert_array_equal(out, [0, 0, 0, 1, 2, 3, 4, 5, 6])
+
+
+def test_vectorized_loops_stay_loops_where_that_is_asked() -> None:
+    a, b = buffers(N)
+    func = program(loop(I, N, BufferStore(b, a[I], (I,)), ForKind.VECTORIZED, lanes=4), a, b)
+    with PassContext(config={"tir.disable_vectorize": True}):
+        assert body_text(vectorize_loops(func)) == "for i in range(n):\n    b[i] = a[i]"
+        assert "T.vectorized" not in lower(func).script()
 
 
 def test_unroll() -> None:

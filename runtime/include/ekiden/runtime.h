@@ -551,8 +551,12 @@ EK_API ek_object *ek_error_take(void);
 **                                             or nothing, has the engine's own
 **   ek.engine.load(engine, folder, name, code)  the same, and gives what runs a region
 **   ek.executable.module(executable)          a module that gives its functions by name, then its
-**                                             kernels, get_constant(index), and default(device...),
-**                                             which makes a graph executor of it
+**                                             kernels, get_constant(index), default(device...),
+**                                             which makes a graph executor of it, and
+**                                             list_module_names(), what else that is called;
+**                                             any other name is that of a global function
+**                                             "ek.program.NAME", which gets the executable before
+**                                             its arguments
 **   ek.executable.attach(executable, image)   gives functions the native code that a module of the
 **                                             compiler exports for them
 **   ek.executable.link(executable, module)    takes kernels that the executable has not from a

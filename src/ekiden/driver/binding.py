@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,9 @@ import numpy.typing as npt
 from ekiden import runtime
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, TensorInfo
+from ekiden.runtime.placing import Place
 
-__all__ = ["BoundRun", "Place", "places_of", "write_results"]
-
-Place: TypeAlias = runtime.Tensor | npt.NDArray[Any]
-"""Where one output is written to."""
+__all__ = ["BoundRun", "places_of", "write_results"]
 
 
 class BoundRun:

@@ -15,11 +15,10 @@ import numpy as np
 
 from ekiden import runtime
 from ekiden.backend.vm.disassemble import disassemble
-from ekiden.driver.binding import BoundRun, Place, places_of, write_results
+from ekiden.driver.binding import BoundRun, places_of, write_results
 from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.formats import ARTIFACT, KINDS
 from ekiden.driver.kept import kept_values
-from ekiden.driver.placing import direct_places, result_sites
 from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import read_constants, without_kernels
@@ -40,6 +39,7 @@ from ekiden.runtime.metadata import (
     tensor_infos,
     variants,
 )
+from ekiden.runtime.placing import Place, direct_places, result_sites
 from ekiden.runtime.profile import Peak, Report, profile
 from ekiden.runtime.text import decode, encode
 from ekiden.runtime.vm import executor_of
@@ -406,11 +406,11 @@ class Executable:
 
         Raises LoadError where names are missing or unknown; ValueError for another shape or dtype.
         """
-        self.load_late_bound_consts_from_map(runtime.load_params(path))
+        self.raw.load_late_bound_consts(path)
 
     def load_late_bound_consts_from_map(self, constants: Mapping[str, object]) -> None:
         """The same, from arrays or tensors by name."""
-        late_bound.bind(self.raw, constants)
+        self.raw.load_late_bound_consts_from_map(constants)
 
     def export_library(
         self,

@@ -52,6 +52,9 @@ _HEAD = """\
 ** cc -c this file, and link it with Ekiden's runtime (libekiden_runtime.a) and threads. */
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {{
+#endif
 #define SHOWN __attribute__((visibility("default")))
 SHOWN extern const unsigned char __ek_executable[];
 SHOWN extern const uint64_t __ek_executable_size;
@@ -85,6 +88,11 @@ int __tvm_ffi_{name}(void *self, const void *args, int32_t nargs, void *ret) {{
   (void)self;
   return ek_export_call(&program, args, nargs, ret);
 }}
+"""
+_TAIL = """
+#ifdef __cplusplus
+}
+#endif
 """
 _MAKEFILE = """\
 # make CC=aarch64-linux-gnu-gcc builds {stem}.so for another machine than this one.
@@ -323,7 +331,8 @@ def _source(content: _Content, file: str | None) -> str:
     parts = [_HEAD.format(size=size, names=", ".join(names))]
     if file is not None:
         parts.append(_INCLUDED.format(size=size, file=file))
-    return "".join([*parts, _CALL, *(_FUNCTION.format(name=n, size=size) for n in names)])
+    functions = (_FUNCTION.format(name=n, size=size) for n in names)
+    return "".join([*parts, _CALL, *functions, _TAIL])
 
 
 def _runtime(order: _Order) -> list[str]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ekiden import runtime
-from ekiden.backend.vm.encode import Instruction
 from ekiden.backend.vm.operands import reads, writes
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.instructions import Instruction
 from ekiden.runtime.metadata import tensor_infos
 from ekiden.runtime.profile import sources, tensors
 from ekiden.runtime.stepping import Place

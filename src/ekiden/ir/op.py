@@ -310,6 +310,13 @@ OP_NODES: dict[str, Op] = {}
 """Every operator by its name: those of Relay, and "tir.exp" and the like of loop programs."""
 
 
+def same_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    """The relation of operators whose result is of the type of their one argument, whatever that
+    is. Inference goes both ways through them.
+    """
+    return types[0]
+
+
 def register_op(definition: OpDef) -> OpDef:
     """Add a row to the operator table. Raises ValueError when the name is taken."""
     if definition.name in OPS:

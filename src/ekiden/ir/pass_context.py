@@ -112,6 +112,13 @@ def register_option(
 FUSE_DEPTH = register_option(
     "relay.FuseOps.max_depth", int, 256, "how many operators one kernel may hold"
 )
+FALLBACK = register_option(
+    "relay.fallback_device_type",
+    int,
+    0,
+    "of a compilation for several devices the kind that operators run on which nothing places, in "
+    "DLPack's numbers; 0 for that of the device that is named first",
+)
 PRECISION = register_option(
     "relay.ProductPrecision.dtype",
     str,
@@ -202,6 +209,28 @@ REMOVE_NO_OP = register_option(
         "use_dataflow_analysis": Option(bool, False, "stores that are overwritten unread, too"),
         "max_simplification_steps": Option(int, 0, "TVM's; proofs here have an end of their own"),
     },
+)
+NO_VECTORS = register_option(
+    "tir.disable_vectorize",
+    bool,
+    False,
+    "whether loops that a schedule vectorizes stay loops; tiles that are written in vectors do not "
+    "change",
+)
+NO_SHARING = register_option(
+    "tir.disable_storage_rewrite",
+    bool,
+    False,
+    "whether each intermediate inside of a kernel has memory of its own",
+)
+PLANS_MEMORY = register_option(
+    "tir.usmp.enable",
+    bool,
+    True,
+    "whether the memory of C programs without the runtime is planned as a whole: always",
+)
+PLANNER = register_option(
+    "tir.usmp.algorithm", str, "", "TVM's choice of how; the planner here has one way"
 )
 HOIST_IF = register_option(
     "tir.HoistIfThenElse",

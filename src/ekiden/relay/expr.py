@@ -24,6 +24,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeVar, tensor_type
 from ekiden.runtime.errors import TypeInferenceError
+from ekiden.target.virtual_device import RESULT_PLACE
 
 Expr = RelayExpr
 __all__ = [
@@ -333,6 +334,11 @@ class Function(BaseFunc):
     def attr(self, key: str) -> object:
         """An attribute of the function, None if it has none of that key."""
         return (self.attrs or {}).get(key)
+
+    @property
+    def virtual_device_(self) -> object:
+        """Where the result is, by the pass PlanDevices; None where nobody said (TVM's name)."""
+        return self.attr(RESULT_PLACE)
 
     def with_attr(
         self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None

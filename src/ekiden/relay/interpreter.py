@@ -55,12 +55,28 @@ from ekiden.tir.stmt import PrimFunc
 Symbols = dict[PrimVar, int]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class ConstructorValue:
-    """A value of an algebraic data type."""
+    """A value of an algebraic data type; `ConstructorValue(tag, fields, constructor)` is TVM's
+    order. Raises ValueError for another tag than the constructor's.
+    """
 
     constructor: Constructor
-    fields: tuple[Value, ...] = ()
+    fields: tuple[Value, ...]
+
+    def __init__(
+        self,
+        constructor: Constructor | int,
+        fields: Sequence[Value] = (),
+        of: Constructor | None = None,
+    ) -> None:
+        if isinstance(constructor, int):
+            assert of is not None, "a tag stands before the fields and the constructor"
+            if constructor != of.tag:
+                wanted = f"{of.name_hint} has tag {of.tag}"
+                raise ValueError(f"ConstructorValue: {wanted}, got {constructor}")
+            constructor = of
+        self.constructor, self.fields = constructor, tuple(fields)
 
     @property
     def tag(self) -> int:

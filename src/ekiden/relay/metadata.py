@@ -14,23 +14,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ekiden.ir import prim
-from ekiden.ir.nd_format import array_from_bytes, array_to_bytes
-from ekiden.ir.node import NODE_TYPES, Node
-from ekiden.ir.op import Array
-from ekiden.ir.prim import AnyDim, FloatImm, IntImm, PrimExpr, SizeVar
+from ekiden.ir.nd_format import array_to_bytes
 from ekiden.relay.expr import Constant
+from ekiden.relay.tvm_json import Reader
 from ekiden.runtime.errors import LoadError
-from ekiden.target import VirtualDevice
 
 Entries = Mapping[str, Sequence[object]]
 """Type key -> the objects of that type, in the order of their numbers."""
 _VERSION = "0.16.0"
-_BINARY = {
-    f"tir.{name}": kind
-    for name in ("Add", "Sub", "Mul", "Div", "FloorDiv", "FloorMod", "Min", "Max")
-    if issubclass(kind := NODE_TYPES[f"tir.{name}"], prim.BinaryExpr)
-}
 
 
 def write_metadata(constants: Sequence[Constant]) -> str:
@@ -58,63 +49,10 @@ def read_metadata(text: str) -> Entries:
         return {}
     try:
         document = json.loads(text)
-        arrays = [array_from_bytes(base64.b64decode(a))[0] for a in document.get("b64ndarrays", ())]
-        found = _Reader(document["nodes"], arrays).read(int(document["root"]))
+        reader = Reader(document, skips_unknown=True)
+        found = reader.read(int(document["root"]))
         if not isinstance(found, dict):
             raise LoadError("the root is no map")
-        return cast(Entries, found)
+        return {kind: cast(tuple[object, ...], reader.as_dims(e)) for kind, e in found.items()}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise LoadError(f"{type(error).__name__}: {error}") from error
-
-
-class _Reader:
-    """The nodes of one section, made when they are asked for."""
-
-    def __init__(self, nodes: Sequence[Mapping[str, object]], arrays: Sequence[Array]) -> None:
-        self.nodes = nodes
-        self.arrays = arrays
-        self.made: dict[int, object] = {}
-
-    def read(self, number: int) -> object:
-        """What a node describes."""
-        if number not in self.made:
-            self.made[number] = self._read(self.nodes[number])
-        return self.made[number]
-
-    def _read(self, node: Mapping[str, object]) -> object:
-        kind = str(node["type_key"])
-        data = [self.read(n) for n in cast(Sequence[int], node.get("data", ()))]
-        attrs = cast(Mapping[str, str], node.get("attrs", {}))
-        match kind:
-            case "Map" if "keys" in node:
-                return dict(zip(cast(Sequence[str], node["keys"]), data, strict=True))
-            case "Map":
-                return dict(zip(data[::2], data[1::2], strict=True))
-            case "Array":
-                return tuple(data)
-            case "runtime.String":
-                return str(node.get("repr_str", ""))
-            case "VirtualDevice":
-                kind, number = attrs["device_type_int"], attrs["virtual_device_id"]
-                return VirtualDevice(int(kind), virtual_device_id=int(number))
-            case "relay.Constant":
-                return Constant(self.arrays[int(attrs["data"])])
-        return self._scalar(kind, attrs)
-
-    def _scalar(self, kind: str, attrs: Mapping[str, str]) -> Node | None:
-        """A scalar expression; a dimension counts in int64 whatever it was saved as."""
-        match kind:
-            case "IntImm":
-                return IntImm(int(attrs["value"]))
-            case "FloatImm":
-                return FloatImm(float(attrs["value"]), attrs["dtype"])
-            case "tir.Any":
-                return AnyDim()
-            case "tir.SizeVar" | "tir.Var":
-                name = self.read(int(attrs["name"])) if attrs["name"].isdigit() else attrs["name"]
-                return SizeVar(str(name))
-        if kind not in _BINARY:
-            return None
-        a, b = self.read(int(attrs["a"])), self.read(int(attrs["b"]))
-        assert isinstance(a, PrimExpr) and isinstance(b, PrimExpr)
-        return prim.binary(_BINARY[kind], a, b)

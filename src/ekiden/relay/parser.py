@@ -62,7 +62,7 @@ from ekiden.relay.printer import VERSION
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.type_parser import TypeParser
 from ekiden.runtime.errors import LoadError, ParseError, TypeInferenceError
-from ekiden.target.virtual_device import PARAM_PLACES, RESULT_PLACE, all_on_host
+from ekiden.target.virtual_device import PARAM_PLACES
 from ekiden.tir.script.parser import from_source
 from ekiden.tir.stmt import PrimFunc
 
@@ -352,9 +352,6 @@ class _Parser(TypeParser):
         places = tuple(map(self.places.get, params))
         if any(places):
             attrs[PARAM_PLACES] = places
-        if all_on_host((*places, attrs.get(RESULT_PLACE))):
-            attrs.pop(PARAM_PLACES, None)
-            attrs.pop(RESULT_PLACE, None)
         return tuple(params), attrs
 
     def _key(self) -> str:

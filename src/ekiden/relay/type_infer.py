@@ -14,7 +14,7 @@ from typing import NoReturn
 from ekiden.ir.dtype import SCALAR_BITS
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OPS, Op, OpDef
+from ekiden.ir.op import OPS, Op, OpDef, same_type
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.text import shape_text, type_text
@@ -510,7 +510,7 @@ class _Inference:
             if any(map(self.unifier.is_open, kinds)):
                 kinds = self._solve_arguments(expr, definition, kinds)
             if any(map(self.unifier.is_open, kinds)):
-                return None
+                return kinds[0] if definition.relation is same_type else None
         try:
             if expr.attrs is not None:
                 attempt(name, expr.attrs.check)

@@ -296,10 +296,11 @@ class TypeParser:
         return found
 
     def _virtual_device(self) -> VirtualDevice:
-        """`VirtualDevice(device_type=1, virtual_device_id=0, target=...)`"""
+        """`VirtualDevice(device_type=1, virtual_device_id=0, target=..., memory_scope="")`"""
         self.advance()
         self.expect("(")
         numbers: dict[str, int] = {}
+        scope = ""
         while not self.take(")"):
             key = self.advance().text
             self.expect("=")
@@ -308,12 +309,14 @@ class TypeParser:
                 if not isinstance(number, int):
                     self.fail(f"expected a number as {key}, got {number!r}")
                 numbers[key] = number
+            elif key == "memory_scope":
+                scope = str(self.value())
             else:
                 self._skip_value()
             if not self.next_is(")"):
                 self.expect(",")
         kind, number = numbers.get("device_type", CPU), numbers.get("virtual_device_id", 0)
-        return VirtualDevice(kind, virtual_device_id=number)
+        return VirtualDevice(kind, memory_scope=scope, virtual_device_id=number)
 
     def _skip_value(self) -> None:
         """Over what TVM says of a target: here a compilation has one."""

@@ -4,7 +4,7 @@ This is the deployment package: it loads and runs what Ekiden compiled, and impo
 compiler nor anything the compiler needs.
 """
 
-from ekiden.runtime import container, engines, vm  # noqa: F401
+from ekiden.runtime import container, engines, executor, late_bound, vm  # noqa: F401
 from ekiden.runtime import ndarray as nd  # noqa: F401
 from ekiden.runtime._core import (
     ADT,

@@ -10,6 +10,23 @@ cdef class Executable(Object):
     cdef dict _metadata
     cdef str _source
 
+    def __init__(self, module):
+        """The program of a module that `export_library` wrote (TVM's form)."""
+        if not isinstance(module, Module):
+            raise TypeError(f"Executable: expected a module, got {type(module).__name__}")
+        self.__init_handle_by_constructor__(module["get_executable"])
+
+    def load_late_bound_consts(self, path):
+        """Take the constants that are waited for from a file, which is mapped. Raises LoadError
+        where names are missing or unknown; ValueError for another shape or dtype.
+        """
+        get_global_func("ek.program.load_late_bound_consts")(self, os.fsdecode(path))
+
+    def load_late_bound_consts_from_map(self, constants):
+        """The same, from arrays or tensors by name."""
+        given = {n: v if isinstance(v, Tensor) else tensor(v) for n, v in constants.items()}
+        get_global_func("ek.program.load_late_bound_consts_from_map")(self, given)
+
     @staticmethod
     def load(path):
         """The program in a file, which is mapped, not read: do not rewrite it in place."""

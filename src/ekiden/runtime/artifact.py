@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-import zlib
+from binascii import crc32
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -173,7 +173,7 @@ def _same(kind: Section, payload: Bytes, variant: int = 0) -> Part:
 def _head(entries: Sequence[bytes], size: int) -> bytes:
     """Header, section table and the zeros up to the first section."""
     table = b"".join(entries)
-    header = _HEADER.pack(MAGIC, VERSION, BYTE_ORDER, size, len(entries), zlib.crc32(table))
+    header = _HEADER.pack(MAGIC, VERSION, BYTE_ORDER, size, len(entries), crc32(table))
     return header + table + bytes(-len(header + table) % ALIGNMENT)
 
 
@@ -192,7 +192,7 @@ def _joined(pieces: Pieces) -> memoryview:
 def _checksum(payload: Iterable[Bytes]) -> int:
     crc = 0
     for piece in payload:
-        crc = zlib.crc32(piece, crc)
+        crc = crc32(piece, crc)
     return crc
 
 

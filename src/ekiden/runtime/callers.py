@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
-from ekiden.runtime._core import Executable, VirtualMachine, get_global_func, num_threads
+from ekiden.runtime._core import Executable, VirtualMachine, num_threads
+from ekiden.runtime.placing import invoke_into
 
 Result = TypeVar("Result")
 
@@ -30,7 +31,9 @@ class Machines:
         """
         machine = self._take()
         try:
-            return _into(machine, places, name, args) if places else machine.invoke(name, *args)
+            return (
+                invoke_into(machine, places, name, args) if places else machine.invoke(name, *args)
+            )
         finally:
             self._idle.append(machine)
 
@@ -45,7 +48,9 @@ class Machines:
         machine = self._take()
         try:
             machine.limit(seconds=seconds)
-            return _into(machine, places, name, args) if places else machine.invoke(name, *args)
+            return (
+                invoke_into(machine, places, name, args) if places else machine.invoke(name, *args)
+            )
         finally:
             machine.limit()
             self._idle.append(machine)
@@ -55,18 +60,6 @@ class Machines:
             return self._idle.pop()
         except IndexError:
             return VirtualMachine(self.executable, self._executor)
-
-
-def _into(
-    machine: VirtualMachine, places: Sequence[object], name: str, args: Sequence[object]
-) -> object:
-    """A call with `places`, which are the machine's for this one only."""
-    set_places = get_global_func("ek.vm.places")
-    set_places(machine, *places)
-    try:
-        return machine.invoke(name, *args)
-    finally:
-        set_places(machine)
 
 
 @cache

@@ -69,6 +69,15 @@ def register_family(family: Family) -> None:
     FAMILIES.append(family)
 
 
+FOREIGN: list[Callable[[Mapping[str, Any]], object]] = []
+"""What reads documents of TVM, if anything does."""
+
+
+def register_foreign(read: Callable[[Mapping[str, Any]], object]) -> None:
+    """Let `load_json` read documents of TVM, by a function of the whole document."""
+    FOREIGN[:] = [read]
+
+
 def save_json(value: object) -> str:
     """An object or node, or a scalar, array or container of those, as JSON text.
 
@@ -82,10 +91,13 @@ def save_json(value: object) -> str:
 
 
 def load_json(text: str | bytes) -> object:
-    """What `save_json` saved. Raises LoadError for anything else; for TVM's with what to do."""
+    """What `save_json` saved; of what TVM's did, programs (relay/tvm_json.py), where `ekiden.relay`
+    is imported. Raises LoadError for anything else; for TVM's with what to do.
+    """
     try:
         document = json.loads(text)
-        _refuse_tvm(document)
+        if _is_of_tvm(document):
+            return _read_tvm(document)
         if document["ekiden"] != FORMAT:
             raise LoadError(f"JSON of format {document['ekiden']!r}, expected {FORMAT!r}")
         return _Reader(document).read()
@@ -93,16 +105,20 @@ def load_json(text: str | bytes) -> object:
         raise LoadError(f"not a saved node: {type(error).__name__}: {error}") from error
 
 
-def _refuse_tvm(document: object) -> None:
-    """TVM's nodes have other fields, and its operators another table: what has a meaning here is
-    the text of a module."""
-    if isinstance(document, dict) and "ekiden" not in document and "nodes" in document:
-        attrs = document.get("attrs")
-        version = attrs.get("tvm_version", "?") if isinstance(attrs, dict) else "?"
-        raise LoadError(
-            f"this is JSON of TVM (version {version}), whose nodes are not Ekiden's; save the"
-            " module as text there, mod.astext(), which ekiden.relay.parse reads"
-        )
+def _is_of_tvm(document: object) -> bool:
+    return isinstance(document, dict) and "ekiden" not in document and "nodes" in document
+
+
+def _read_tvm(document: Mapping[str, Any]) -> object:
+    if FOREIGN and "root" in document:
+        return FOREIGN[0](document)
+    attrs = document.get("attrs")
+    version = attrs.get("tvm_version", "?") if isinstance(attrs, dict) else "?"
+    raise LoadError(
+        f"this is JSON of TVM (version {version}), but no program that can be read here; save a"
+        " module there by tvm.ir.save_json(mod), or as text, mod.astext(), which"
+        " ekiden.relay.parse reads"
+    )
 
 
 def _family_of(value: object) -> Family | None:

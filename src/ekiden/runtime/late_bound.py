@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ekiden.runtime._core import Executable, Tensor, get_global_func, tensor
+from ekiden.runtime._core import Executable, Tensor, get_global_func, register_func, tensor
 from ekiden.runtime.artifact import Constant, read_constants, with_constants
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.params import load_params
 
 PREFIX = "const_"
 
@@ -58,6 +59,18 @@ def bind(executable: Executable, given: Mapping[str, object]) -> None:
         value = given[name]
         data = value if isinstance(value, Tensor) else tensor(value)  # type: ignore[arg-type]
         set_constant(executable, int(name.removeprefix(PREFIX)), data)
+
+
+@register_func("ek.program.load_late_bound_consts_from_map")
+def _from_map(executable: Executable, given: Mapping[str, object]) -> None:
+    """What a module of a program gives as `load_late_bound_consts_from_map`."""
+    bind(executable, {str(name): value for name, value in given.items()})
+
+
+@register_func("ek.program.load_late_bound_consts")
+def _from_file(executable: Executable, path: str) -> None:
+    """The same from a file that `move_late_bound_consts` wrote, which is mapped."""
+    bind(executable, load_params(path))
 
 
 def whole(executable: Executable) -> bytes | memoryview:

@@ -186,11 +186,11 @@ def _check_row(row: object, what: str) -> tuple[str, list[int], int, int]:
     return dtype, shape, offsets[0], offsets[1]
 
 
-def save_param_dict(params: Params) -> bytes:
-    """The bytes of the safetensors file of some tensors. TVM's name."""
+def save_param_dict(params: Params) -> bytearray:
+    """The bytes of the safetensors file of some tensors. TVM's name and type."""
     buffer = io.BytesIO()
     _write(buffer, params, None)
-    return buffer.getvalue()
+    return bytearray(buffer.getbuffer())
 
 
 def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Tensor]:

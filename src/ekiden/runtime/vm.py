@@ -15,11 +15,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ekiden.runtime._core import Executable, Module, Object, Tensor, tensor, wait_for
+from ekiden.runtime._core import Executable, Module, Object, Tensor, cpu, tensor, wait_for
 from ekiden.runtime._core import VirtualMachine as Machine
 from ekiden.runtime.devices import check_devices
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import tensor_infos
+from ekiden.runtime.placing import direct_places, invoke_into, result_sites
 from ekiden.runtime.stepping import Place, Stepper
 from ekiden.runtime.timing import BenchmarkResult, Evaluator
 
@@ -106,31 +107,39 @@ class VirtualMachine:
     def invoke_with_outputs(
         self, func_name: str, input_args: dict[str, object], output_args: Sequence[Tensor]
     ) -> None:
-        """Call a function with arguments by name; its outputs are copied to tensors of the caller.
-
-        Raises InputError for another number of outputs.
+        """Call a function with arguments by name; its outputs are written to tensors of the caller
+        (`set_outputs`).
         """
         self.set_input(func_name, **input_args)
         self.set_outputs(func_name, *output_args)
         self.invoke_stateful(func_name)
 
     def set_outputs(self, func_name: str, *outputs: Tensor) -> None:
-        """Tensors that the next call of a function copies its outputs to; as many as it has, else
+        """Tensors that the next call of a function writes its outputs to; as many as it has, else
         that call raises InputError.
+
+        In a program without branches its kernels write there themselves, where a tensor is
+        contiguous, on the host and apart from all that the call reads; elsewhere outputs are copied
+        in the end.
         """
         self._wanted[func_name] = outputs
 
-    def _hand_over(self, func_name: str) -> None:
-        """Copy what a call gave to the tensors that were set for it."""
-        if (wanted := self._wanted.pop(func_name, None)) is None:
-            return
-        outputs = self.get_outputs()
+    def _into(self, func_name: str, wanted: Sequence[Tensor], args: Sequence[object]) -> object:
+        """A call whose outputs lie in the tensors that were set for it."""
+        sites = result_sites(self.module, len(wanted), func_name)
+        is_host = all(each.device == cpu() for each in wanted)
+        direct = direct_places(sites, wanted, args) if is_host else []
+        found = invoke_into(self._machine, direct, func_name, args)
+        outputs = list(found) if isinstance(found, tuple) else [found]
         if len(outputs) != len(wanted):
             counts = f"{len(outputs)} outputs expected, got {len(wanted)}"
             raise InputError(f"{func_name}: {counts}")
-        for made, to in zip(outputs, wanted, strict=True):
+        for at, (made, to) in enumerate(zip(outputs, wanted, strict=True)):
             assert isinstance(made, Tensor)
-            made.copyto(to)
+            if not (direct and _is_same(made, to)):
+                made.copyto(to)
+            outputs[at] = to  # which owns the memory, where `made` lies in it
+        return tuple(outputs) if isinstance(found, tuple) else outputs[0]
 
     def set_input(self, func_name: str, *args: object, **kwargs: object) -> None:
         """Set all inputs of a function, by position or name. Raises InputError."""
@@ -233,8 +242,12 @@ class VirtualMachine:
         return self.stepper.set_breakpoint(function, instruction, source=source)
 
     def _call(self, func_name: str, args: Sequence[object]) -> object:
-        self._outputs = self._machine.invoke(func_name, *args)
-        self._hand_over(func_name)
+        wanted = self._wanted.pop(func_name, None)
+        self._outputs = (
+            self._machine.invoke(func_name, *args)
+            if wanted is None
+            else self._into(func_name, wanted, args)
+        )
         return self._outputs
 
     def _names(self, func_name: str) -> list[str]:
@@ -256,6 +269,13 @@ class VirtualMachine:
         if missing:
             raise InputError(f"{func_name}: input {missing[0]} is not set")
         return [given[i] for i in range(count)]
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of the host are one."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return bool(one.numpy().ctypes.data == other.numpy().ctypes.data)
 
 
 def _argument(value: object) -> object:

@@ -138,7 +138,7 @@ class Live:
 
     def save(self) -> bytes:
         """The state as the bytes of a safetensors file."""
-        return save_param_dict(self.session.values())
+        return bytes(save_param_dict(self.session.values()))
 
     def restore(self, data: bytes) -> None:
         """Go on from such bytes. Raises RequestError for others."""

@@ -13,7 +13,12 @@ from ekiden.target.boards import (
 )
 from ekiden.target.processors import Cache
 from ekiden.target.target import Target, TargetKind, TargetLike, target_or_current
-from ekiden.target.virtual_device import HOST, CompilationConfig, VirtualDevice
+from ekiden.target.virtual_device import (
+    HOST,
+    CompilationConfig,
+    VirtualDevice,
+    make_compilation_config,
+)
 
 __all__ = [
     "HOST",
@@ -29,6 +34,7 @@ __all__ = [
     "cuda",
     "intel_graphics",
     "list_tags",
+    "make_compilation_config",
     "mali",
     "riscv_cpu",
     "rocm",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from ekiden.ir.node import Node, freeze, ignored, node
+from ekiden.ir.pass_context import FALLBACK, PassContext
 from ekiden.ir.prim import IntImm
 from ekiden.runtime import Device, device
 from ekiden.runtime.errors import CompileError
@@ -20,18 +22,35 @@ CPU = 1
 """DLPack's number for the kind of device that the host is."""
 
 
+class Where(NamedTuple):
+    """A device, and one of its memories: "" where nobody said which."""
+
+    device: Device
+    scope: str = ""
+
+    def joined(self, other: Where) -> Where | None:
+        """Where a value is that is at both; None for two devices or two memories."""
+        if self.device != other.device or (self.scope and other.scope not in ("", self.scope)):
+            return None
+        return self if self.scope else other
+
+    def virtual_device(self) -> VirtualDevice:
+        """The virtual device that says it."""
+        return VirtualDevice(self.device, memory_scope=self.scope)
+
+
 @node("VirtualDevice")
 class VirtualDevice(Node):
     """A device of a program, in DLPack's numbers (TVM's name and order of fields).
 
-    The first field may be a Device, the name of one, or a number that is an expression. Of memory
-    scopes there is "global" alone: another raises ValueError. What `target` says does not tell
-    devices apart.
+    The first field may be a Device, the name of one, or a number that is an expression. Memories of
+    a device other than "global", which is also "", are planned and told apart; code is made for
+    that one alone. What `target` says does not tell devices apart.
     """
 
     device_type: int | Device | str | IntImm = CPU
     target: str | None = ignored(default=None)
-    memory_scope: str = ignored(default="")
+    memory_scope: str = ""
     virtual_device_id: int = 0
 
     def __post_init__(self) -> None:
@@ -42,9 +61,6 @@ class VirtualDevice(Node):
         elif not isinstance(kind, int):
             found = device(kind)
             freeze(self, device_type=found.type, virtual_device_id=found.id)
-        if self.memory_scope not in ("", "global"):
-            got = f"got {self.memory_scope!r}"
-            raise ValueError(f"VirtualDevice: expected the memory scope 'global', {got}")
         freeze(self, target=str(self.target) if self.target else None)
 
     @property
@@ -52,6 +68,11 @@ class VirtualDevice(Node):
         """The device itself."""
         assert isinstance(self.device_type, int)
         return Device(self.device_type, self.virtual_device_id)
+
+    @property
+    def where(self) -> Where:
+        """What tells it from others."""
+        return Where(self.device, "" if self.memory_scope == "global" else self.memory_scope)
 
     @property
     def device_type_int(self) -> int:
@@ -67,11 +88,14 @@ class VirtualDevice(Node):
     def __str__(self) -> str:
         """As Relay text says it."""
         number = f", virtual_device_id={self.virtual_device_id}" if self.virtual_device_id else ""
-        return f"VirtualDevice(device_type={self.device_type}{number})"
+        scope = f", memory_scope={json.dumps(self.memory_scope)}" if self.memory_scope else ""
+        return f"VirtualDevice(device_type={self.device_type}{number}{scope})"
 
 
 HOST = VirtualDevice()
 """cpu(0)."""
+ANYWHERE = VirtualDevice(-1)
+"""No device in particular (TVM's number for it)."""
 
 PARAM_PLACES, RESULT_PLACE = "param_virtual_devices", "virtual_device"
 """The attributes of a planned function: the place of each parameter, and of the result. A place is
@@ -199,7 +223,36 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
         found.setdefault(each.device, each)
     variants = tuple(dict.fromkeys(lists[0])) if lists else (_usable(target_or_current(), host),)
     _check_variants(variants)
-    return CompilationConfig(tuple(found.values()) or (HOST,), variants, threads)
+    devices = _default_first(tuple(found.values()) or (HOST,), PassContext.current())
+    return CompilationConfig(devices, variants, threads)
+
+
+def make_compilation_config(
+    ctxt: PassContext, target: Targets, target_host: TargetLike | None = None
+) -> CompilationConfig:
+    """The same for a pass alone (TVM's name and order), of any kinds of devices and targets: what
+    can be planned for is more than what code can be made for.
+    """
+    pairs = [(place, tuple(map(Target.parse, given))) for place, given in _pairs(target)]
+    places = {place.device: place for place, _ in pairs}
+    every = dict.fromkeys(each for _, given in pairs for each in given)
+    hosted = [t.with_host(target_host) if target_host and not t.host_target else t for t in every]
+    return CompilationConfig(
+        _default_first(tuple(places.values()) or (HOST,), ctxt),
+        tuple(t for t in hosted if t.kind.is_cpu),
+        tuple(t for t in hosted if not t.kind.is_cpu),
+    )
+
+
+def _default_first(
+    devices: tuple[VirtualDevice, ...], context: PassContext
+) -> tuple[VirtualDevice, ...]:
+    """The devices, those of the kind that the context wants to be the default before others."""
+    kind = context.option(FALLBACK)
+    if kind and not any(each.device_type == kind for each in devices):
+        there = ", ".join(f"{each.device} ({each.device_type})" for each in devices)
+        raise CompileError(f"compile: option {FALLBACK!r}: no device of kind {kind} in {there}")
+    return tuple(sorted(devices, key=lambda each: kind not in (0, each.device_type)))
 
 
 def _check_kinds(place: VirtualDevice, given: Sequence[Target]) -> None:
@@ -265,13 +318,18 @@ def _check_variants(variants: Sequence[Target]) -> None:
 
 
 def check_supported(each: VirtualDevice) -> None:
-    """Raises CompileError for a device that there is no code generator for."""
+    """Raises CompileError for a device that there is no code generator for, and for a memory of it
+    that code cannot name.
+    """
     kinds = {k.device_type: k.name for k in reversed(KINDS.values()) if k.has_generator}
     if each.device_type not in kinds:
         there = ", ".join(f"{device(number)}" for number in sorted(kinds))
         raise CompileError(
             f"compile: there is no code generator for {each.device}; there are those for {there}"
         )
+    if each.where.scope:
+        got = f"got {each.where.scope!r} of {each.device}"
+        raise CompileError(f"compile: the memory scope 'global' expected, {got}")
 
 
 def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLike]]]:

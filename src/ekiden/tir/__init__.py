@@ -31,6 +31,7 @@ from ekiden.ir.prim import AnyDim as Any
 from ekiden.ir.prim import BinaryExpr as BinaryOpExpr
 from ekiden.ir.prim import Intrinsic as Call
 from ekiden.tir import analysis, ir_builder, op, specialize, stmt_functor
+from ekiden.tir.data_layout import BijectiveLayout, Layout, bijective_layout, layout
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import (
     Broadcast,
@@ -116,7 +117,11 @@ __all__ = [
     "GE",
     "GT",
     "IfThenElse",
+    "BijectiveLayout",
     "IndexMap",
+    "Layout",
+    "bijective_layout",
+    "layout",
     "Instruction",
     "IntImm",
     "IterKind",

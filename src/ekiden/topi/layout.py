@@ -3,7 +3,6 @@ weight layouts relate."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -12,17 +11,10 @@ import numpy as np
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import prim_text
+from ekiden.tir.data_layout import parse as parse
 from ekiden.topi.shape import as_dim, as_ints, known, tidy, unify_dim
 
 _T = TypeVar("_T")
-
-
-def parse(layout: str) -> list[tuple[str, int]]:
-    """Axes in order: ("C", 0) is a whole axis, ("c", 16) the inner part of C: NCHW16c."""
-    axes = [(letter, int(size or 0)) for size, letter in re.findall(r"(\d*)([A-Za-z])", layout)]
-    if "".join(f"{size or ''}{letter}" for letter, size in axes) != layout:
-        raise ValueError(f"layout {layout!r}: expected letters, lower-case ones after their factor")
-    return axes
 
 
 def whole(layout: str) -> str:

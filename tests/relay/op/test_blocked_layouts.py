@@ -22,31 +22,36 @@ from ekiden.topi.layout import transform_array
         ("NHWC", "HWIO", "NCHW", 1),
         ("NCHW", "OIHW", "NHWC", 2),
         ("NCHW4c", "OIHW1i4o", "", 8),
+        ("NCDHW2c", "OIDHW2i4o", "NCDHW4c", 1),
     ],
 )
 def test_results_are_those_of_whole_axes(
     data_layout: str, kernel_layout: str, out_layout: str, groups: int
 ) -> None:
     rng = np.random.default_rng(0)
-    data = rng.normal(size=(1, 8, 6, 5)).astype("float32")
-    weight = rng.normal(size=(8, 8 // groups, 3, 3)).astype("float32")
+    axes = [letter for letter in data_layout if letter in "DHW"]
+    names = ("NCHW", "OIHW") if len(axes) == 2 else ("NCDHW", "OIDHW")
+    operator = relay.nn.conv2d if len(axes) == 2 else relay.nn.conv3d
+    c, image = (8, (6, 5)) if len(axes) == 2 else (4, (3, 2, 2))
+    data = rng.normal(size=(1, c, *image)).astype("float32")
+    weight = rng.normal(size=(c, c // groups, *(3 for _ in axes))).astype("float32")
     x, w = relay.var("x", shape=data.shape), relay.var("w", shape=weight.shape)
-    plain = relay.nn.conv2d(x, w, padding=1, groups=groups)
+    plain = operator(x, w, padding=1, groups=groups, channels=c, kernel_size=3)
     wanted = relay.create_executor("debug", IRModule.from_expr(relay.Function([x, w], plain)))
     expected = wanted.evaluate()(data, weight).numpy()
-    blocked = transform_array(data, "NCHW", data_layout)
+    blocked = transform_array(data, names[0], data_layout)
     y = relay.var("y", shape=blocked.shape)
-    conv = relay.nn.conv2d(
-        y, relay.var("v"), padding=1, groups=groups, channels=8, kernel_size=3,
+    conv = operator(
+        y, relay.var("v"), padding=1, groups=groups, channels=c, kernel_size=3,
         data_layout=data_layout, kernel_layout=kernel_layout, out_layout=out_layout,
     )  # fmt: skip
     body = relay.nn.relu(conv)
     module = IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body))
-    packed = transform_array(weight, "OIHW", kernel_layout)
+    packed = transform_array(weight, names[1], kernel_layout)
     layout = out_layout or data_layout
     for kind in ("debug", "vm"):
         found = relay.create_executor(kind, module).evaluate()(blocked, packed).numpy()
-        back = transform_array(found, layout, "NCHW")
+        back = transform_array(found, layout, names[0])
         np.testing.assert_allclose(back, np.maximum(expected, 0), rtol=1e-4, atol=1e-4)
 
 

@@ -5,11 +5,13 @@ import re
 import pytest
 
 from ekiden import IRModule, relay, structural_equal
+from ekiden.ir.transform import PassContext
 from ekiden.relay.op.annotation import on_device
 from ekiden.relay.transform import InferType, PlanDevices
+from ekiden.relay.transform.plan_devices import recover_virtual_device_map
 from ekiden.runtime import cpu
 from ekiden.runtime.errors import CompileError
-from ekiden.target import CompilationConfig, VirtualDevice
+from ekiden.target import CompilationConfig, VirtualDevice, make_compilation_config
 from ekiden.target.virtual_device import PARAM_PLACES, RESULT_PLACE, compilation_config
 
 META = {"VirtualDevice": [VirtualDevice(cpu(0)), VirtualDevice(cpu(1))]}
@@ -21,14 +23,22 @@ DEFAULT = CompilationConfig((VirtualDevice(cpu(1)),))
 
 
 def plan(text: str, config: CompilationConfig = DEFAULT) -> IRModule:
-    """The planned module, which parses back and does not change any more."""
+    """The planned module, which parses back and does not change any more. With marks it says the
+    same."""
     source = InferType()(relay.parse(f'#[version = "0.0.5"]\n{text}', init_meta_table=META))
     assert structural_equal(relay.fromtext(source.astext()), source)
-    planned = PlanDevices(config)(source)
-    assert structural_equal(relay.fromtext(planned.astext()), planned)
-    assert structural_equal(PlanDevices(config)(planned), planned)
+    plain, marking = PlanDevices(config, marks=False), PlanDevices(config)
+    planned, marked = plain(source), marking(source)
+    for each, again in ((planned, plain), (marked, marking)):
+        assert structural_equal(relay.fromtext(each.astext()), each)
+        assert structural_equal(again(each), each)
+    assert structural_equal(plain(marked), planned)
     assert "on_device" not in planned.astext()
     return planned
+
+
+def plan_of(function: relay.Function, config: CompilationConfig) -> IRModule:
+    return PlanDevices(config)(InferType()(IRModule.from_expr(function)))
 
 
 def places(module: IRModule, name: str = "main") -> tuple[list[int], int]:
@@ -194,12 +204,54 @@ def test_a_module_that_says_nothing_stays_itself() -> None:
 def test_marks() -> None:
     x = relay.var("x", shape=(3,))
     assert on_device(x, None) is x
-    assert on_device(x, "cpu:1", constrain_body=False) is x
+    free = on_device(x, "cpu:1", constrain_body=False)
+    assert free.attrs.virtual_device.device_type_int == -1
+    planned = plan_of(relay.Function([x], relay.nn.relu(free)), CompilationConfig())
+    assert "device_copy" not in planned.astext() and "on_device" not in planned.astext()
     assert on_device(x, "cpu:1").attrs.virtual_device.device == cpu(1)
     copy = relay.op.device_copy(x, cpu(0), VirtualDevice(cpu(1)))
     assert copy.attrs.dst_virtual_device.device == cpu(1)
-    with pytest.raises(ValueError, match="expected the memory scope 'global', got 'texture'"):
-        VirtualDevice(cpu(0), memory_scope="texture")
+
+
+SCOPES = [VirtualDevice(cpu(0), memory_scope=name) for name in ("", "texture", "scratch")]
+META_SCOPES = {"VirtualDevice": SCOPES}
+A, B = "virtual_device=meta[VirtualDevice][1]", "virtual_device=meta[VirtualDevice][2]"
+
+
+def test_memories_of_a_device_are_planned_and_told_apart() -> None:
+    text = (
+        f'#[version = "0.0.5"] def @f(%x {{{B}}}: {T}, {B}) -> {T} {{ %x }}'
+        f" def @main(%a {{{ON_0}}}: {T}, %b {{{A}}}: {T}, {A}) {{"
+        f" %0 = @f(on_device(%a, {ON_0}, constrain_body=False));"
+        f" %1 = @f(on_device(%b, {ON_0}, constrain_body=False));"
+        f" on_device(add(%0, %1), {ON_0}, constrain_body=False) }}"
+    )
+    module = InferType()(relay.parse(text, init_meta_table=META_SCOPES))
+    planned = PlanDevices()(module)
+    assert [p.memory_scope for p in planned["main"].attr(PARAM_PLACES)] == ["scratch", "texture"]
+    assert copies(planned) == 2
+    assert structural_equal(relay.fromtext(planned.astext()), planned)
+    with pytest.raises(CompileError, match=r"scope 'global' expected, got '\w+' of cpu\(0\)"):
+        relay.vm.compile(module, "llvm")
+
+
+def test_any_kind_of_device_is_planned_for_and_not_compiled_for() -> None:
+    context = PassContext(config={"relay.fallback_device_type": 8})
+    config = make_compilation_config(context, ["llvm", "metal"])
+    assert config.default_primitive_virtual_device.device_type == 8
+    value = f"let %l = on_device(nn.relu(%a), {ON_0}); negative(on_device(%l, {ON_0}))"
+    source = f"def @main(%a: {T}) {{ {value} }}"
+    module = InferType()(relay.parse(f'#[version = "0.0.5"]\n{source}', init_meta_table=META))
+    planned = PlanDevices(config)(module)
+    let = planned["main"].body
+    assert let.value.attrs.constrain_result and let.value.attrs.virtual_device.is_host
+    assert let.body.args[0].attrs.dst_virtual_device.device_type == 8
+    where = recover_virtual_device_map(planned, planned["main"])
+    assert [where[e].device_type for e in (let.var, let.value.args[0], let.body)] == [1, 1, 8]
+    with pytest.raises(CompileError, match=r"no code generator for metal\(0\)"):
+        PlanDevices(config, marks=False)(module)
+    with context, pytest.raises(CompileError, match="no device of kind 8 in "):
+        compilation_config("llvm")
 
 
 def test_configurations() -> None:
@@ -222,5 +274,5 @@ def test_a_chain_of_any_length() -> None:
         if number % 250 == 0:
             value = on_device(value, cpu(number // 250 % 2))
     module = InferType()(IRModule.from_expr(relay.Function([x], value)))
-    planned = PlanDevices()(module)
+    planned = PlanDevices(marks=False)(module)
     assert len(planned.attrs["virtual_devices"]) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ekiden.backend.vm.encode import Instruction, Operand
+from ekiden.runtime.instructions import Instruction, Operand
 from ekiden.runtime.opcodes import BY_NAME
 
 

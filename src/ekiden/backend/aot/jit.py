@@ -8,10 +8,10 @@ from weakref import ref
 
 from ekiden import runtime
 from ekiden.backend.aot.build import native_code
-from ekiden.backend.vm.encode import decode
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen import llvm
 from ekiden.runtime import Executable
+from ekiden.runtime.instructions import decode
 from ekiden.target import Target
 
 

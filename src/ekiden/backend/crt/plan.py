@@ -21,6 +21,7 @@ from ekiden.backend.crt.module import (
 )
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array
+from ekiden.ir.pass_context import PLANS_MEMORY, PassContext
 from ekiden.ir.prim import IntImm, const
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
@@ -176,6 +177,9 @@ def plan_module(
     Raises CompileError for control flow, sizes that are known when it runs only, what needs the
     runtime, and memories that are too small.
     """
+    if not PassContext.current().option(PLANS_MEMORY):
+        never = "memory is always planned as a whole"
+        raise CompileError(f"compile: runtime 'crt': {never}, got {PLANS_MEMORY!r}: False")
     _check_types(function, [t.name for t in inputs])
     reader = _Reader(kernels, Lifetimes(function.body, lambda callee: False))
     for number, param in enumerate(function.params):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
-from ekiden.backend.vm.encode import Instruction, decode, dtype_name
 from ekiden.runtime import Executable, Tensor
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.instructions import Instruction, decode, dtype_name
 from ekiden.runtime.metadata import ANY_OBJECT, tensor_infos
 from ekiden.runtime.opcodes import BY_NAME
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from ekiden import runtime
 from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
-from ekiden.backend.vm.encode import Instruction, Operand, make
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.ir.type import tensor_type
 from ekiden.runtime import Executable, Module
+from ekiden.runtime.instructions import Instruction, Operand, make
 
 HOST = 0
 

@@ -21,7 +21,6 @@ from ekiden.backend.vm.choices import Choices, Parts
 from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Scope, emit_scope
-from ekiden.backend.vm.encode import make
 from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels, primitive_functions
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
@@ -62,6 +61,7 @@ from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.instructions import make
 from ekiden.runtime.metadata import CALL_CLOSURE
 from ekiden.target import Target, VirtualDevice
 from ekiden.target.virtual_device import PARAM_PLACES

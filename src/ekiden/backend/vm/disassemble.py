@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ekiden.backend.vm.encode import Instruction, Operand, decode, dtype_name
+from ekiden.runtime.instructions import Instruction, Operand, decode, dtype_name
 from ekiden.runtime.opcodes import BY_NAME
 
 __all__ = ["disassemble", "disassemble_function", "print_instruction"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ekiden.backend.vm.encode import Instruction, Operand, make
 from ekiden.backend.vm.operands import jumps, with_jumps
+from ekiden.runtime.instructions import Instruction, Operand, make
 
 __all__ = ["Emitter", "Scope", "emit_scope"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from ekiden.backend.vm.encode import Instruction, Operand
+from ekiden.runtime.instructions import Instruction, Operand
 from ekiden.runtime.opcodes import BY_NAME
 
 __all__ = ["jumps", "may_move", "reads", "rename", "with_jumps", "writes"]

@@ -72,7 +72,7 @@ def pipeline(
             needed(PlaceByCost(config), "as who measured has asked for")
             if PassContext.current().config.get(COSTS)
             else needed(PlaceRefused(config), "to run on the host what a device has no code for"),
-            needed(transform.PlanDevices(config), "to say where each value lives"),
+            needed(transform.PlanDevices(config, marks=False), "to say where each value lives"),
             needed(
                 transform.FuseOps(),
                 "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",

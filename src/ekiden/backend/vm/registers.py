@@ -19,9 +19,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ekiden.backend.vm.encode import Instruction, make
 from ekiden.backend.vm.operands import jumps, may_move, reads, rename, with_jumps, writes
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.instructions import Instruction, make
 
 __all__ = ["allocate"]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ekiden.backend.vm.encode import Instruction, dtype_code, encode
 from ekiden.backend.vm.signatures import signatures
 from ekiden.ir.pass_context import phase
 from ekiden.ir.type import Type
@@ -19,6 +18,7 @@ from ekiden.runtime.artifact import (
     write_sections,
 )
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.instructions import Instruction, dtype_code, encode
 from ekiden.runtime.layout import Section
 
 __all__ = [

@@ -15,9 +15,10 @@ from pathlib import Path
 from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph
 from ekiden.backend.graph.write import new_module
 from ekiden.contrib.debugger.debug_result import DebugResult
-from ekiden.contrib.graph_executor import Devices, GraphModule, library_of
+from ekiden.contrib.graph_executor import GraphModule, library_of
 from ekiden.runtime import BenchmarkResult, Module, Tensor, check_devices
 from ekiden.runtime.errors import InputError, RunError
+from ekiden.runtime.executor import Devices
 
 
 def create(

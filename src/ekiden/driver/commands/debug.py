@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.backend.vm.disassemble import print_instruction
-from ekiden.backend.vm.encode import Instruction, decode
 from ekiden.driver.commands.options import (
     FILE,
     add_dims,
@@ -22,6 +21,7 @@ from ekiden.driver.inputs import random_inputs
 from ekiden.driver.tensors import find_tensor
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, InputError
+from ekiden.runtime.instructions import Instruction, decode
 from ekiden.runtime.profile import tensors
 from ekiden.runtime.stepping import Place, Stepper
 

@@ -9,11 +9,11 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Memory, OpDef, OpPattern, register_op
+from ekiden.ir.op import Array, Memory, OpDef, OpPattern, register_op, same_type
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, fail, tensors
-from ekiden.target.virtual_device import HOST, DeviceLike, VirtualDevice, virtual_device
+from ekiden.target.virtual_device import ANYWHERE, HOST, DeviceLike, VirtualDevice, virtual_device
 from ekiden.te import Tensor
 
 
@@ -41,10 +41,6 @@ class DeviceCopyAttrs(Attrs):
     dst_virtual_device: VirtualDevice = HOST
 
 
-def _same(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    return types[0]
-
-
 def _identity(attrs: Attrs | None, data: Array) -> Array:
     return data
 
@@ -58,7 +54,7 @@ for _name, _what in (
             name=_name,
             arguments=("data",),
             attrs=CompilerAttrs,
-            relation=_same,
+            relation=same_type,
             result="the type of data",
             reference=_identity,
             description=_what,
@@ -71,7 +67,7 @@ register_op(
         name="on_device",
         arguments=("body",),
         attrs=OnDeviceAttrs,
-        relation=_same,
+        relation=same_type,
         result="the type of body",
         reference=_identity,
         description="A value whose place is said; where it is used elsewhere, it is copied.",
@@ -83,7 +79,7 @@ register_op(
         memory=Memory.READS,
         arguments=("data",),
         attrs=DeviceCopyAttrs,
-        relation=_same,
+        relation=same_type,
         result="the type of data",
         reference=_identity,
         description="A copy on another device.",
@@ -93,7 +89,7 @@ register_op(
     OpDef(
         name="annotation.stop_fusion",
         arguments=("data",),
-        relation=_same,
+        relation=same_type,
         result="the type of data",
         reference=_identity,
         lower=lambda attrs, inputs, out: [topi.copy(inputs[0])],
@@ -109,7 +105,7 @@ register_op(
         name="annotation.checkpoint",
         hint=True,
         arguments=("data",),
-        relation=_same,
+        relation=same_type,
         result="the type of data",
         reference=_identity,
         description="The same value, which a gradient may compute again rather than keep: what is"
@@ -131,7 +127,7 @@ register_op(
         hint=True,
         arguments=("data",),
         attrs=CastHintAttrs,
-        relation=_same,
+        relation=same_type,
         result="the type of data",
         reference=_identity,
         description="The same value, with a hint for passes of a user's own.",
@@ -203,12 +199,13 @@ def on_device(
 ) -> Expr:
     """`body`, computed on a device (`constrain_body`), or with its result there, or both.
 
-    With neither, or without a device, it is `body` itself. Of a function, it is where its result
-    is.
+    With neither it says that the value may be copied here, to no device in particular. Without a
+    device it is `body` itself. Of a function, it is where its result is.
     """
-    if device is None or not (constrain_result or constrain_body):
+    if device is None:
         return body
-    place = virtual_device(device)
+    is_free = not (constrain_result or constrain_body)
+    place = ANYWHERE if is_free else virtual_device(device)
     return call("on_device", body, attrs=OnDeviceAttrs(place, constrain_result, constrain_body))
 
 

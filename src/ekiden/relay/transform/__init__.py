@@ -25,6 +25,7 @@ from ekiden.relay.transform.call_prim_funcs import CallPrimFuncs
 from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.carry_dimensions import CarryDimensions
+from ekiden.relay.transform.change_batch import ChangeBatch
 from ekiden.relay.transform.combine_parallel import (
     BatchingOps,
     CombineFewRows,
@@ -176,6 +177,7 @@ __all__ = [
     "CanonicalizeCast",
     "CanonicalizeOps",
     "CarryDimensions",
+    "ChangeBatch",
     "CombineFewRows",
     "CombineParallelBatchMatmul",
     "CombineParallelConv2D",

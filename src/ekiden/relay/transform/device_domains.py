@@ -45,15 +45,15 @@ from ekiden.relay.transform.joined import Joined
 from ekiden.relay.transform.scopes import evaluation_order, is_atom
 from ekiden.relay.visitor import children, pattern_vars
 from ekiden.runtime import Device
-from ekiden.target.virtual_device import HOST, PARAM_PLACES, RESULT_PLACE, VirtualDevice
+from ekiden.target.virtual_device import HOST, PARAM_PLACES, RESULT_PLACE, VirtualDevice, Where
 from ekiden.tir.expr import Buffer, BufferLoad
 
 
 @dataclass(eq=False, slots=True)
 class Place(Joined):
-    """One place; its device once that is known."""
+    """One place; where that is once it is known."""
 
-    device: Device | None = None
+    where: Where | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -61,6 +61,7 @@ class Parts:
     """The domains of a tuple's fields; or of a function's parameters, then its result."""
 
     items: tuple[Domain, ...]
+    is_function: bool = False
 
 
 Domain = Place | Parts
@@ -71,7 +72,7 @@ def domain_of(kind: Type) -> Domain:
     if isinstance(kind, TupleType):
         return Parts(tuple(map(domain_of, kind.fields)))
     if isinstance(kind, FuncType):
-        return Parts(tuple(map(domain_of, (*kind.arg_types, kind.ret_type))))
+        return Parts(tuple(map(domain_of, (*kind.arg_types, kind.ret_type))), is_function=True)
     return Place()
 
 
@@ -104,32 +105,39 @@ def unify(a: Domain, b: Domain) -> None:
 
 
 def _join(a: Place, b: Place) -> None:
-    if a is b or (a.device != b.device and a.device is not None and b.device is not None):
+    if a is b:
         return
-    if a.device is None:
-        a.parent = b
-    else:
-        b.parent = a
+    if a.where is None or b.where is None:
+        both = a.where or b.where
+    elif (both := a.where.joined(b.where)) is None:
+        return
+    child, parent = (a, b) if a.where is None else (b, a)
+    child.parent, parent.where = parent, both
 
 
 def put(domain: Domain, where: object) -> None:
-    """Put what has no device yet on that of a mark: a virtual device, or a tuple of marks."""
+    """Put what has no device yet on that of a mark, of a function its result. A mark is a virtual
+    device, or a tuple of marks.
+    """
     stack = [(domain, where)]
     while stack:
         at, mark = stack.pop()
-        if isinstance(mark, tuple) and isinstance(at, Parts):
+        if isinstance(at, Parts) and at.is_function:
+            stack.append((at.items[-1], mark))
+        elif isinstance(mark, tuple) and isinstance(at, Parts):
             stack.extend(zip(at.items, mark, strict=False))
         elif isinstance(mark, VirtualDevice):
             for place in places(at):
-                place.device = place.device or mark.device
+                known = place.where
+                place.where = mark.where if known is None else known.joined(mark.where) or known
 
 
 class Domains:
     """The domains of all expressions of a module whose types are known."""
 
-    def __init__(self, module: IRModule, default: Device = HOST.device) -> None:
+    def __init__(self, module: IRModule, default: Where = HOST.where) -> None:
         self.default = default
-        self._host = Place(HOST.device)
+        self._host = Place(HOST.where)
         self._of: dict[RelayExpr, Domain] = {}
         self._globals: dict[GlobalVar, Parts] = {}
         self._slots: dict[Call, Domain] = {}
@@ -162,7 +170,7 @@ class Domains:
     def of(self, expr: RelayExpr) -> Domain:
         """The domain of an expression; a constant is on the host, and on each use a new one."""
         if isinstance(expr, Constant):
-            return Place(HOST.device)
+            return Place(HOST.where)
         if isinstance(expr, GlobalVar) and expr in self._globals:
             return self._globals[expr]
         if expr not in self._of:
@@ -172,23 +180,42 @@ class Domains:
             self._of[expr] = Place() if kind is None else domain_of(kind)
         return self._of[expr]
 
-    def device(self, place: Place) -> Device:
+    def where(self, place: Place) -> Where:
         """Where a place is."""
-        return place.root().device or self.default
+        return place.root().where or self.default
 
     def worker(self, call: Call) -> Device:
-        """Where a call of a kernel runs."""
-        return self.device(self._together(call))
+        """The device on which a call of a kernel runs."""
+        return self.where(self._together(call)).device
 
-    def devices(self, domain: Domain) -> tuple[Device, ...]:
+    def each(self, domain: Domain) -> tuple[Where, ...]:
         """Where the places of a domain are."""
-        return tuple(map(self.device, places(domain)))
+        return tuple(map(self.where, places(domain)))
 
-    def used(self) -> list[Device]:
-        """All devices that something is on, each once, the host first."""
+    def around(self, expr: RelayExpr) -> Where | None:
+        """Where an expression is, of a write the reference; None for a `let`, which says nothing
+        of what it binds, and for several places.
+        """
+        if isinstance(expr, Let):
+            return None
+        while isinstance(expr, Call) and isinstance(expr.attrs, OnDeviceAttrs):
+            if any(places(self.of(expr))):
+                break
+            expr = expr.args[0]  # a write, which gives nothing
+        return self.only(self.of(expr.ref if isinstance(expr, RefWrite) else expr))
+
+    def only(self, domain: Domain) -> Where | None:
+        """Where all of a value is, of a function its result; None for several places."""
+        if isinstance(domain, Parts) and domain.is_function:
+            return self.only(domain.items[-1])
+        found = {*self.each(domain)}
+        return found.pop() if len(found) == 1 else None
+
+    def used(self) -> list[Where]:
+        """Where something is, each once, the host first."""
         every = [*self._globals.values(), *self._of.values()]
-        found = dict.fromkeys(d for domain in every for d in self.devices(domain))
-        return sorted(found.keys() | {HOST.device}, key=lambda d: (d != HOST.device, d))
+        found = dict.fromkeys(d for domain in every for d in self.each(domain))
+        return sorted(found.keys() | {HOST.where}, key=lambda d: (d != HOST.where, d))
 
     def uses(self, expr: RelayExpr) -> list[Domain | None]:
         """Where an expression needs each of its children; None for what stays where it is."""
@@ -235,8 +262,10 @@ class Domains:
                 result: Domain = self._declare(inner)  # of a lifted closure
             else:
                 result = domain_of(inner.checked_type)
-            self._of[function] = Parts((*params, result))
-            put(self._of[function], function.attr(PARAM_PLACES))
+            self._of[function] = Parts((*params, result), is_function=True)
+            given = function.attr(PARAM_PLACES)
+            for each, where in zip(params, given if isinstance(given, tuple) else (), strict=False):
+                put(each, where)
             put(result, function.attr(RESULT_PLACE))
         made = self._of[function]
         assert isinstance(made, Parts)
@@ -246,13 +275,17 @@ class Domains:
     def _one_place_each(domain: Parts) -> None:
         """A caller of the program gives each parameter of it on one device."""
         for each in domain.items[:-1]:
-            if isinstance(each, Parts) and not any(p.device for p in places(each)):
+            if isinstance(each, Parts) and not any(p.where for p in places(each)):
                 unify(each, Place())
 
     def _mark_result(self, function: Function) -> None:
-        body = function.body
-        if isinstance(body, Call) and isinstance(body.attrs, OnDeviceAttrs):
-            put(self._result(body), body.attrs.virtual_device)
+        self._mark_value(function.body)
+
+    def _mark_value(self, value: RelayExpr) -> None:
+        """What a function gives or a variable holds is where it is computed."""
+        mark = value.attrs if isinstance(value, Call) else None
+        if isinstance(value, Call) and isinstance(mark, OnDeviceAttrs) and mark.constrain_body:
+            put(self._result(value), mark.virtual_device)
 
     def _declare_inside(self, expr: RelayExpr) -> None:
         """The domains of functions, by which they may call themselves."""
@@ -268,8 +301,7 @@ class Domains:
         if isinstance(expr, Function) and not is_atom(expr):
             self._mark_result(expr)
         elif isinstance(expr, Let):
-            if isinstance(expr.value, Call) and isinstance(expr.value.attrs, OnDeviceAttrs):
-                put(self._result(expr.value), expr.value.attrs.virtual_device)
+            self._mark_value(expr.value)
         elif isinstance(expr, Call) and isinstance(expr.attrs, DeviceCopyAttrs):
             self._slots[expr] = self._slot(expr, expr.attrs.src_virtual_device)
             put(self.of(expr), expr.attrs.dst_virtual_device)
@@ -397,12 +429,12 @@ class Domains:
         domain = self.of(function)
         assert isinstance(domain, Parts)
         for place in places(domain.items[-1]):
-            place.device = place.device or self.default
-        beside = set(self.devices(domain.items[-1]))
-        device = beside.pop() if len(beside) == 1 else self.default
+            place.where = place.where or self.default
+        beside = set(self.each(domain.items[-1]))
+        where = beside.pop() if len(beside) == 1 else self.default
         for each in domain.items[:-1]:
             for place in places(each):
-                place.device = place.device or device
+                place.where = place.where or where
 
 
 def is_primitive(op: RelayExpr) -> bool:

@@ -2,28 +2,46 @@
 
     def @main(%a, %b) { %0 = on_device(nn.relu(%a), virtual_device=cpu(1)); add(%0, %b) }
 ->  def @main(%a {virtual_device=cpu(1)}, %b {virtual_device=cpu(0)}, virtual_device=cpu(0)) {
-      %0 = nn.relu(%a); add(device_copy(%0, cpu(1), cpu(0)), %b) }
+      %0 = nn.relu(%a); %1 = on_device(%0, virtual_device=cpu(1), constrain_result=True);
+      add(device_copy(%1, cpu(1), cpu(0)), %b) }
 
-`on_device` marks are gone afterwards: copies, and the attributes of functions (`PARAM_PLACES` of
-ekiden.target.virtual_device), say it all, and planning again changes nothing. A constant is on the
-host unless it is copied, which costs nothing at run time; a kernel takes it where it runs. A tuple
-is copied field by field; a function that is used with others than its devices is wrapped in one
-that copies. Names the devices in the module's attribute `virtual_devices`, the host first. A module
-that says nothing of devices stays as it is.
+Afterwards copies and the attributes of functions (`PARAM_PLACES` of ekiden.target.virtual_device)
+say where each value is. Marks, `on_device` with both constraints, say it once more where it is not
+that of what is around: on what a `let` binds, on what is copied, and on what is used beside values
+of another device, so that a pass need not look further than the next mark outside. With
+`marks=False`, which is what the compiler goes on with, they are left out.
+
+Planning again changes nothing. A constant is on the host unless it is copied, which costs nothing
+at run time; a kernel takes it where it runs. A tuple is copied field by field; a function that is
+used with others than its devices is wrapped in one that copies. A module that says nothing of
+devices stays as it is where the host is the default.
 """
 
 from __future__ import annotations
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import FuncType, RelayRefType, TupleType, Type
-from ekiden.relay.expr import Call, Clause, Constant, Function, Match, Tuple, TupleGetItem, Var
-from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, device_copy
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constant,
+    Constructor,
+    Function,
+    Let,
+    Match,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, device_copy, on_device
 from ekiden.relay.transform.device_domains import Domain, Domains, Parts, Place
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order, infer_here, is_atom
 from ekiden.relay.visitor import children, pattern_vars, rebuild
+from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError
 from ekiden.target.virtual_device import (
     HOST,
@@ -31,14 +49,17 @@ from ekiden.target.virtual_device import (
     RESULT_PLACE,
     CompilationConfig,
     VirtualDevice,
+    Where,
     all_on_host,
     check_supported,
-    virtual_device,
 )
 
+_UNMARKED = Var, GlobalVar, Op, Constructor, Function
+"""What says itself where it is, or is everywhere."""
+
 TABLE = "virtual_devices"
-"""The attribute of a planned module: its devices, the host first. Their places are the numbers by
-which bytecode knows them."""
+"""The attribute of a module planned without marks: its devices, the host first. Their places are
+the numbers by which bytecode knows them. Functions of it that say nothing have all on the host."""
 
 
 def device_table(module: IRModule) -> tuple[VirtualDevice, ...]:
@@ -51,8 +72,9 @@ def device_table(module: IRModule) -> tuple[VirtualDevice, ...]:
 class _Planner:
     """Rewrites the functions of one module."""
 
-    def __init__(self, domains: Domains) -> None:
+    def __init__(self, domains: Domains, marks: bool) -> None:
         self.domains = domains
+        self.marks = marks
         self._new: dict[RelayExpr, RelayExpr] = {}
         self._moved: dict[tuple[object, ...], RelayExpr] = {}
         """(value, from, to) -> its copy, which all uses share."""
@@ -71,19 +93,43 @@ class _Planner:
             return expr
         if isinstance(expr, Call) and isinstance(expr.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
             return self._at(expr.args[0], self.domains.of(expr))
-        takes_constants = self.domains.is_worker(expr)
-        given = [
-            self._new.get(child, child)
-            if where is None or (takes_constants and isinstance(child, Constant))
-            else self._at(child, where)
-            for child, where in zip(children(expr), self.domains.uses(expr), strict=True)
-        ]
+        given = self._given(expr)
+        if isinstance(expr, TupleGetItem) and not isinstance(expr.tuple_value, Tuple):
+            whole = given[0]
+            if isinstance(whole, Tuple):  # copied field by field
+                return whole.fields[expr.index]
         made = _with_parts(expr, given)
         if isinstance(made, Function):
             domain = self.domains.of(expr)
             assert isinstance(domain, Parts)
             made = self._placed(made, domain)
         if made is not expr and (known := expr.checked_type_or_none()) is not None:
+            made.set_checked_type(known)
+        return made
+
+    def _given(self, expr: RelayExpr) -> list[RelayExpr]:
+        """The children of an expression where it needs them."""
+        takes_constants = self.domains.is_worker(expr)
+        around = self.domains.around(expr)
+        given: list[RelayExpr] = []
+        for child, where in zip(children(expr), self.domains.uses(expr), strict=True):
+            if takes_constants and isinstance(child, Constant):
+                given.append(child)
+                continue
+            value = self._new.get(child, child) if where is None else self._at(child, where)
+            if self.marks and not (isinstance(expr, Let) and child is expr.body):
+                here = (where and self.domains.only(where)) or self.domains.around(child)
+                value = value if here == around else self._marked(value, here)
+            given.append(value)
+        return given
+
+    def _marked(self, value: RelayExpr, here: Where | None) -> RelayExpr:
+        """A value with a mark that says where it is; itself if it needs none, as a variable."""
+        is_marked = isinstance(value, Call) and isinstance(value.attrs, OnDeviceAttrs)
+        if not self.marks or here is None or is_marked or isinstance(value, _UNMARKED):
+            return value
+        made = on_device(value, here.virtual_device(), constrain_result=True)
+        if (known := value.checked_type_or_none()) is not None:
             made.set_checked_type(known)
         return made
 
@@ -97,11 +143,13 @@ class _Planner:
     def _move(self, value: RelayExpr, kind: Type, here: Domain, there: Domain) -> RelayExpr:
         """A value of domain `here` as one of domain `there`."""
         if isinstance(here, Place) and isinstance(there, Place):
-            if self.domains.device(here) == self.domains.device(there):
+            if self.domains.where(here) == self.domains.where(there):
                 return value
+            if self.marks and isinstance(value, Constant):
+                return self._marked(value, self.domains.where(there))
         elif self._agree(here, there):
             return value
-        key = value, *self.domains.devices(here), None, *self.domains.devices(there)
+        key = value, *self.domains.each(here), None, *self.domains.each(there)
         if key not in self._moved:
             self._moved[key] = self._copied(value, kind, here, there)
         return self._moved[key]
@@ -109,7 +157,7 @@ class _Planner:
     def _agree(self, here: Domain, there: Domain) -> bool:
         """Whether two domains are on the same devices, part by part."""
         if isinstance(here, Place) and isinstance(there, Place):
-            return self.domains.device(here) == self.domains.device(there)
+            return self.domains.where(here) == self.domains.where(there)
         pairs = zip(_parts(here, there), _parts(there, here), strict=True)
         return all(self._agree(a, b) for a, b in pairs)
 
@@ -125,14 +173,16 @@ class _Planner:
         if isinstance(kind, FuncType):
             return self._wrapped(value, kind, _parts(here, there), _parts(there, here))
         assert isinstance(here, Place) and isinstance(there, Place)
-        source, target = self.domains.device(here), self.domains.device(there)
+        source, target = self.domains.where(here), self.domains.where(there)
         if isinstance(kind, RelayRefType):
             where = f" ({value.span})" if value.span else ""
             raise CompileError(
-                f"PlanDevices{where}: a reference on {target} expected, got one on {source}, and a"
+                f"PlanDevices{where}: a reference on {target.device} expected, got one on"
+                f" {source.device}, and a"
                 " reference cannot be copied"
             )
-        made = device_copy(value, source, target)
+        value = self._marked(value, source)
+        made = device_copy(value, source.virtual_device(), target.virtual_device())
         return infer_here(made.with_fields(span=value.span))
 
     def _wrapped(
@@ -150,7 +200,7 @@ class _Planner:
         call = Call(value, tuple(self._move(*each) for each in moved))
         call.set_checked_type(kind.ret_type)
         body = self._move(call, kind.ret_type, here[-1], there[-1])
-        made = self._placed(Function(params, body, kind.ret_type), Parts(there))
+        made = self._placed(Function(params, body, kind.ret_type), Parts(there, is_function=True))
         made.set_checked_type(kind)
         return made
 
@@ -158,18 +208,18 @@ class _Planner:
         """A function with the places of its domain as attributes."""
         *params, result = map(self._place, domain.items, _kinds(function))
         plain = function.without_attr(PARAM_PLACES).without_attr(RESULT_PLACE)
-        if all_on_host((*params, result)):
+        if not self.marks and all_on_host((*params, result)):
             return plain
         return plain.with_attr({PARAM_PLACES: tuple(params), RESULT_PLACE: result})
 
     def _place(self, domain: Domain, kind: Type) -> object:
-        if isinstance(kind, FuncType):
+        if isinstance(kind, FuncType) and not self.marks:
             return None
-        if isinstance(kind, TupleType) and len({*self.domains.devices(domain)}) > 1:
+        if isinstance(kind, TupleType) and len({*self.domains.each(domain)}) > 1:
             assert isinstance(domain, Parts)
             return tuple(map(self._place, domain.items, kind.fields))
-        found = self.domains.devices(domain)
-        return virtual_device(found[0]) if found else None
+        found = self.domains.only(domain)
+        return found.virtual_device() if found else None
 
 
 def _kinds(function: Function) -> list[Type]:
@@ -232,9 +282,10 @@ def _says_devices(module: IRModule) -> bool:
     return False
 
 
-def PlanDevices(config: CompilationConfig | None = None) -> Pass:  # noqa: N802
+def PlanDevices(config: CompilationConfig | None = None, *, marks: bool = True) -> Pass:  # noqa: N802
     """The pass described at the top of this file. `config` says where programs are that do not say
-    otherwise: the host, unless it is given. Raises CompileError for devices that are no CPUs.
+    otherwise: the host, unless it is given. Any devices may be planned for; without `marks`, raises
+    CompileError for those that no code can be made for.
     """
     chosen = config or CompilationConfig()
 
@@ -242,16 +293,39 @@ def PlanDevices(config: CompilationConfig | None = None) -> Pass:  # noqa: N802
         default = HOST if TABLE in module.attrs else chosen.default_primitive_virtual_device
         if default.is_host and not _says_devices(module):
             return module
-        domains = Domains(module, default.device)
-        table = tuple(map(virtual_device, domains.used()))
-        for each in table:
-            check_supported(each)
-        planner = _Planner(domains)
+        domains = Domains(module, default.where)
+        attrs = {name: value for name, value in module.attrs.items() if name != TABLE}
+        if not marks:
+            attrs[TABLE] = _table(domains)
+        planner = _Planner(domains, marks)
         planned: dict[GlobalVar | str, BaseFunc] = {
             g: planner.plan(f) if isinstance(f, Function) else f
             for g, f in module.functions.items()
         }
-        attrs = {**module.attrs, TABLE: table}
         return InferType()(IRModule(planned, module.type_definitions, attrs))
 
     return Pass("PlanDevices", transform, 0, (InferType(),))
+
+
+def _table(domains: Domains) -> tuple[VirtualDevice, ...]:
+    """The devices of a program, which code must be there for."""
+    made = tuple(each.virtual_device() for each in domains.used())
+    for each in made:
+        check_supported(each)
+    return made
+
+
+@register_func("relay.transform.RecoverVirtualDeviceMap")
+def recover_virtual_device_map(
+    module: IRModule, function: Function
+) -> dict[RelayExpr, VirtualDevice]:
+    """Where each expression of a function of a planned module is; what is on several devices, as
+    some tuples are, and operators, which are everywhere, are left out.
+    """
+    domains = Domains(module)
+    found = {}
+    for expr in (function, *function.params, *evaluation_order(function.body)):
+        where = None if isinstance(expr, (Op, Constructor)) else domains.only(domains.of(expr))
+        if where is not None:
+            found[expr] = where.virtual_device()
+    return found

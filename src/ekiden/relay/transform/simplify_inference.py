@@ -16,7 +16,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, TupleGetItem, const
 from ekiden.relay.op.nn.conv import plain_conv
-from ekiden.relay.op.nn.geometry import Conv2DAttrs
+from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs
 from ekiden.relay.op.nn.norm import BatchNormAttrs
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
@@ -42,11 +42,9 @@ def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
     return op.add(op.multiply(data, scale), shift)
 
 
-def _in_whole_axes(call: Call) -> RelayExpr:
+def _in_whole_axes(call: Call, attrs: Conv2DAttrs | Conv3DAttrs) -> RelayExpr:
     """A convolution in a blocked layout, or of a result in another one than the data, as one in
     whole axes, between transformations."""
-    attrs = call.attrs
-    assert isinstance(attrs, Conv2DAttrs)
     plain = plain_conv(attrs)
     if plain is None:
         return call
@@ -61,8 +59,8 @@ def _moved(data: RelayExpr, source: str, target: str) -> RelayExpr:
 
 
 def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-    if isinstance(new, Call) and _is_call(new, "nn.conv2d"):
-        return _in_whole_axes(new)
+    if isinstance(new, Call) and isinstance(new.attrs, (Conv2DAttrs, Conv3DAttrs)):
+        return _in_whole_axes(new, new.attrs)
     if not isinstance(new, TupleGetItem) or new.index != 0 or not isinstance(new.tuple_value, Call):
         return new
     call = new.tuple_value

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.arith import prove_equal
+from ekiden.ir.pass_context import NO_SHARING, PassContext
 from ekiden.ir.prim import IntImm, PrimExpr, const
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, Prefetch, PrimFunc, SeqStmt, Stmt
@@ -88,6 +89,10 @@ def _size(buffer: Buffer) -> PrimExpr:
 
 
 def storage_rewrite(func: PrimFunc) -> PrimFunc:
-    """The function with fewer allocations. Buffers must have been flattened."""
+    """The function with fewer allocations. Buffers must have been flattened. The option
+    `tir.disable_storage_rewrite` leaves it as it is.
+    """
+    if PassContext.current().option(NO_SHARING):
+        return func
     allocations = sum(isinstance(s, Allocate) for s in walk(func.body))
     return func if allocations < 2 else func.with_fields(body=_Share().visit(func.body))

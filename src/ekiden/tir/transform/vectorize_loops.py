@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import row_of
+from ekiden.ir.pass_context import NO_VECTORS, PassContext
 from ekiden.ir.prim import (
     LT,
     Add,
@@ -361,7 +362,20 @@ def _int32(value: PrimExpr) -> PrimExpr:
 
 
 def vectorize_loops(func: PrimFunc) -> PrimFunc:
-    """The function without vectorized loops. `annotations["lanes"]` of a loop says how wide."""
+    """The function without vectorized loops. `annotations["lanes"]` of a loop says how wide; with
+    the option `tir.disable_vectorize` they are serial ones.
+    """
     if not any(isinstance(s, For) and s.kind is ForKind.VECTORIZED for s in walk(func.body)):
         return func
-    return func.with_fields(body=_Vectorize().visit(func.body))
+    is_serial = PassContext.current().option(NO_VECTORS)
+    return func.with_fields(body=(_Serialize() if is_serial else _Vectorize()).visit(func.body))
+
+
+class _Serialize(StmtMutator):
+    """Makes vectorized loops serial."""
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """The loop, or one whose steps follow each other."""
+        made = super().visit_for(stmt)
+        is_vector = isinstance(made, For) and made.kind is ForKind.VECTORIZED
+        return made.with_fields(kind=ForKind.SERIAL, annotations=None) if is_vector else made

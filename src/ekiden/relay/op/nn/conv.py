@@ -3,7 +3,8 @@ topi/nn/weights.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from ekiden.relay.op.nn.geometry import (
     Conv1DTransposeAttrs,
     Conv2DAttrs,
     Conv2DTransposeAttrs,
+    Conv3DAttrs,
     Ints,
     check_output_padding,
     check_weight,
@@ -104,18 +106,38 @@ def _conv_shape(
     return permute((n, out, rows, columns), "NCHW", attrs.data_layout)
 
 
-def plain_conv(attrs: Conv2DAttrs) -> Conv2DAttrs | None:
+_Conv = TypeVar("_Conv", bound=Conv2DAttrs | Conv3DAttrs)
+
+
+def plain_conv(attrs: _Conv) -> _Conv | None:
     """The convolution in layouts without inner axes, whose result has that of its data; None where
     it is such a one."""
     keeps = attrs.out_layout in ("", attrs.data_layout)
     if keeps and not any(map(is_blocked, (attrs.data_layout, attrs.kernel_layout))):
         return None
     kernel = attrs.kernel_layout
-    return attrs.with_fields(
+    made = attrs.with_fields(
         data_layout=whole(attrs.data_layout),
         kernel_layout=whole(kernel) if is_blocked(kernel) else kernel,
         out_layout="",
     )
+    return cast(_Conv, made)
+
+
+def by_plain_conv(
+    attrs: _Conv, inputs: Sequence[Tensor], compute: Callable[[_Conv, Sequence[Tensor]], Tensor]
+) -> Tensor:
+    """A convolution by kernels that are for whole axes, and give results like the data."""
+    plain = plain_conv(attrs)
+    if plain is None:
+        return compute(attrs, inputs)
+    moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)
+    flat = [
+        each if source == target else topi.layout_transform(each, source, target)
+        for each, (source, target) in zip(inputs, moves, strict=True)
+    ]
+    found = compute(plain, flat)
+    return topi.layout_transform(found, plain.data_layout, attrs.out_layout or attrs.data_layout)
 
 
 MIXED = (("uint8", "int8", "int32"), ("uint8", "float32", "float32"))
@@ -168,25 +190,17 @@ def _conv2d_reference(attrs: Conv2DAttrs, data: Array, weight: Array) -> Array:
     )
 
 
-def _conv2d_lower(attrs: Conv2DAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+def _conv2d_plain(attrs: Conv2DAttrs, inputs: Sequence[Tensor]) -> Tensor:
     data, weight = inputs
-    plain = plain_conv(attrs)
-    if plain is not None:  # kernels are for whole axes, and results like the data
-        moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)
-        flat = [
-            each if source == target else topi.layout_transform(each, source, target)
-            for each, (source, target) in zip(inputs, moves, strict=True)
-        ]
-        (found,) = _conv2d_lower(plain, flat, out)
-        wanted = attrs.out_layout or attrs.data_layout
-        return [topi.layout_transform(found, plain.data_layout, wanted)]
-    return [
-        topi.nn.conv(
-            data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups,
-            attrs.data_layout, attrs.kernel_layout, attrs.out_dtype, attrs.channels,
-            attrs.out_layout,
-        )
-    ]  # fmt: skip
+    return topi.nn.conv(
+        data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups,
+        attrs.data_layout, attrs.kernel_layout, attrs.out_dtype, attrs.channels,
+        attrs.out_layout,
+    )  # fmt: skip
+
+
+def _conv2d_lower(attrs: Conv2DAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+    return [by_plain_conv(attrs, inputs, _conv2d_plain)]
 
 
 register_op(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ekiden import topi
 from ekiden.ir.node import node
@@ -14,6 +14,7 @@ from ekiden.relay.op._inventory import declare
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.relay.op.nn._solve import deformed, window, window_transposed
 from ekiden.relay.op.nn._work import of_convolution, of_transposed
+from ekiden.relay.op.nn.conv import by_plain_conv
 from ekiden.relay.op.nn.geometry import (
     Conv1DTransposeAttrs,
     Conv3DAttrs,
@@ -46,6 +47,11 @@ class CorrelationAttrs(WindowAttrs):
 
 
 def _conv3d(attrs: Conv3DAttrs, data: Tensor, weight: Tensor) -> Tensor:
+    return by_plain_conv(attrs, (data, weight), _conv3d_plain)
+
+
+def _conv3d_plain(attrs: Conv3DAttrs, inputs: Sequence[Tensor]) -> Tensor:
+    data, weight = inputs
     out, _, *window = conv_weight_shape(
         weight.shape, attrs.kernel_layout, attrs.channels, attrs.groups
     )

@@ -14,15 +14,17 @@ results are copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ekiden import runtime
-from ekiden.backend.vm.encode import Instruction, Operand, decode, encode
-from ekiden.driver.binding import Place
+from ekiden.runtime._core import Executable, Tensor, VirtualMachine, get_global_func
+from ekiden.runtime.instructions import Instruction, Operand, decode, encode
 from ekiden.runtime.opcodes import BY_NAME
+
+Place: TypeAlias = Tensor | npt.NDArray[Any]
+"""Where one output is written to."""
 
 Range = tuple[int, int]
 """The first byte of some memory, and the first one after it."""
@@ -34,11 +36,13 @@ ORDINARY = frozenset({"AllocArena", "AllocStorage", "AllocTensor", "AllocTensorR
 and no value outlives the run by them."""
 
 
-def result_sites(executable: runtime.Executable, count: int) -> tuple[int | None, ...]:
-    """For each of the results of `main`, the first word of the instruction that asks for its
+def result_sites(
+    executable: Executable, count: int, function: str = "main"
+) -> tuple[int | None, ...]:
+    """For each of the results of a function, the first word of the instruction that asks for its
     memory; None where there is none, or it cannot be told.
     """
-    _, words = executable.code("main")
+    _, words = executable.code(function)
     code = decode(words)
     nowhere = (None,) * count
     if not code or code[-1].name != "Ret":
@@ -90,7 +94,7 @@ def direct_places(
     Those are contiguous and aligned, of elements, and apart from each other and from all that the
     run reads.
     """
-    if not all(isinstance(v, (runtime.Tensor, np.ndarray)) for v in values):
+    if not all(isinstance(v, (Tensor, np.ndarray)) for v in values):
         return []
     read = [_memory(v) for v in values]
     taken = [None if p is None else _memory(p) for p in places]
@@ -105,8 +109,24 @@ def direct_places(
     return found
 
 
+def invoke_into(
+    machine: VirtualMachine, places: Sequence[object], name: str, args: Sequence[object]
+) -> object:
+    """A call with `places`, those of `direct_places`, which are the machine's for this one only.
+    What it gives lies in them: whoever holds it holds them, too.
+    """
+    if not places:
+        return machine.invoke(name, *args)
+    set_places = get_global_func("ek.vm.places")
+    set_places(machine, *places)
+    try:
+        return machine.invoke(name, *args)
+    finally:
+        set_places(machine)
+
+
 def _array(value: object) -> npt.NDArray[Any]:
-    found = value if isinstance(value, np.ndarray) else cast(runtime.Tensor, value).numpy()
+    found = value if isinstance(value, np.ndarray) else cast(Tensor, value).numpy()
     return np.asarray(found)
 
 
@@ -124,4 +144,4 @@ def _overlap(a: Range, b: Range) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
-__all__ = ["direct_places", "result_sites"]
+__all__ = ["Place", "direct_places", "invoke_into", "result_sites"]

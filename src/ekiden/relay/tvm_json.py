@@ -1,0 +1,303 @@
+"""TVM's JSON: the nodes of a program that `tvm.ir.save_json` saved, made anew as ours.
+
+    {"root": 1, "nodes": [{"type_key": ""}, {"type_key": "relay.Var", "attrs": {"vid": "2", ...}},
+     {"type_key": "relay.Id", "attrs": {"name_hint": "x"}}, ...], "b64ndarrays": ["P6G0lvBA..."],
+     "attrs": {"tvm_version": "0.16.0"}}
+
+Node 0 is nothing; the others name each other by number. A field is a text: a number, a word, or the
+number of a node, which the class here tells: ours have TVM's fields. Inferred types are left out;
+what a field of TVM's says that ours have not is refused, unless it says nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import typing
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import MISSING, Field
+from enum import Enum
+from functools import cache
+from typing import Any, cast
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.nd_format import array_from_bytes
+from ekiden.ir.node import NODE_TYPES, Node, fields_of
+from ekiden.ir.op import Array, Op, get
+from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, SizeVar
+from ekiden.ir.prim import Var as PrimVar
+from ekiden.ir.span import Span
+from ekiden.relay.expr import Constant, Var
+from ekiden.runtime.errors import LoadError
+from ekiden.runtime.graph_json import register_foreign
+from ekiden.target import VirtualDevice
+
+Row = Mapping[str, Any]
+"""A node as it stands in the document."""
+Steps = Generator[int, object, object]
+"""The making of a node: yields the numbers of others, and is sent what they are."""
+
+_PREFIXES = ("", "ir.", "relay.", "tir.")
+"""Of our type keys, for TVM's of any version: "relay.GlobalVar" was GlobalVar's."""
+_RENAMED = {"Variable": "tir.Var"}
+_TEXTS = ("runtime.String", "relay.Id", "SourceName", "relay.SourceName", "Variable")
+"""Nodes that are a name, or the variable that once was in the place of one."""
+_UNSAID = frozenset({
+    "span", "_checked_type_", "checked_type_", "virtual_device_", "struct_info_", "source_map",
+    "global_var_map_", "global_type_var_map_", "global_infos", "data", "data_alignment",
+    "offset_factor", "buffer_type", "dtype", "type_annotation",
+})  # fmt: skip
+"""Fields of TVM's that say nothing here, where ours have none of the name."""
+_OBJECTS = frozenset({
+    ("MultinomialAttrs", "num_samples"), ("ReshapeLikeAttrs", "lhs_end"),
+    ("ReshapeLikeAttrs", "rhs_end"), ("TakeAttrs", "batch_dims"), ("TakeAttrs", "axis"),
+    ("GatherNDAttrs", "batch_dims"), ("RepeatAttrs", "repeats"), ("RepeatAttrs", "axis"),
+    ("StackAttrs", "axis"), ("ReverseAttrs", "axis"), ("ReverseSequenceAttrs", "seq_axis"),
+    ("ReverseSequenceAttrs", "batch_axis"), ("ScanopAttrs", "axis"), ("UniqueAttrs", "axis"),
+    ("GatherAttrs", "axis"), ("YoloReorgAttrs", "stride"),
+})  # fmt: skip
+"""Attributes that are numbers here, and in TVM's documents nodes (its type Integer)."""
+
+
+def read_document(document: Row) -> object:
+    """What a document of TVM describes. Raises LoadError for a node or a field without a meaning
+    here, by its name; errors of Python for what is no such document.
+    """
+    return Reader(document).read(int(document["root"]))
+
+
+class Reader:
+    """The nodes of one document, made when they are asked for."""
+
+    def __init__(self, document: Row, *, skips_unknown: bool = False) -> None:
+        """With `skips_unknown` a node without a meaning here is None."""
+        self._skips_unknown = skips_unknown
+        self._nodes: Sequence[Row] = document["nodes"]
+        texts = document.get("b64ndarrays", ())
+        self._arrays: list[Array] = [array_from_bytes(base64.b64decode(a))[0] for a in texts]
+        version = str(document.get("attrs", {}).get("tvm_version", ""))
+        self._version = tuple(int(v) for v in version.split(".")[:2] if v.isdigit())
+        self._made: dict[int, object] = {0: None}
+        self._dims: dict[PrimExpr, PrimExpr] = {}
+
+    def read(self, number: int) -> object:
+        """What a node describes, made without recursion. Raises LoadError."""
+        making = {number: self._steps(number)} if number not in self._made else {}
+        answer: object = None
+        while making:
+            at, steps = next(reversed(making.items()))
+            try:
+                wanted = steps.send(answer)
+            except StopIteration as end:
+                self._made[at] = answer = end.value
+                del making[at]
+                continue
+            answer = self._made.get(wanted)
+            if wanted in making:
+                raise LoadError(f"JSON of TVM: node {wanted} is a part of itself")
+            if wanted not in self._made:
+                making[wanted] = self._steps(wanted)
+        return self._made[number]
+
+    def _steps(self, number: int) -> Steps:
+        row = self._nodes[number]
+        kind = str(row["type_key"])
+        match kind:
+            case "":
+                return None
+            case "Array":
+                return tuple((yield from _all(row.get("data", ()))))
+            case "Map" | "StrMap":
+                return (yield from _mapping(row))
+            case "runtime.String":
+                return str(row.get("repr_str", ""))
+            case "relay.Id" | "SourceName" | "relay.SourceName":
+                return (yield from self._name(row, ("name_hint", "name")))
+            case "Op" | "relay.Op":
+                return get((yield from self._name(row, ("name",))))
+            case "DictAttrs":
+                found = yield int(row.get("attrs", {}).get("__dict__", 0))
+                return {k: _plain(v) for k, v in cast(Mapping[str, object], found or {}).items()}
+            case "IRModule" | "relay.Module":
+                return (yield from self._module(row["attrs"]))
+            case "VirtualDevice":
+                return (yield from self._device(row["attrs"]))
+            case "relay.Constant":
+                return Constant(self._arrays[int(row["attrs"]["data"])])
+        return (yield from self._node(kind, row.get("attrs", {})))
+
+    def _name(self, row: Row, fields: Sequence[str]) -> Generator[int, object, str]:
+        """A name, which stands in the row itself or in a field; there as a text or as a node."""
+        for key in ("global_key", "repr_str"):
+            if key in row:
+                return str(row[key])
+        attrs = row.get("attrs", {})
+        text = next(str(attrs[name]) for name in fields if name in attrs)
+        return (yield from self._text(text))
+
+    def _text(self, text: str) -> Generator[int, object, str]:
+        if text.isdigit() and int(text) < len(self._nodes):
+            kind = self._nodes[int(text)].get("type_key")
+            if kind in _TEXTS:
+                found = yield int(text)
+                return found.name if isinstance(found, PrimVar) else str(found)
+        return text
+
+    def _device(self, attrs: Mapping[str, str]) -> Steps:
+        scope = yield from self._text(attrs.get("memory_scope", ""))
+        kind, number = int(attrs["device_type_int"]), int(attrs["virtual_device_id"])
+        scope = "" if scope == "0" else scope
+        return VirtualDevice(kind, memory_scope=scope, virtual_device_id=number)
+
+    def _module(self, attrs: Mapping[str, str]) -> Steps:
+        parts = []
+        for name in ("functions", "type_definitions", "attrs"):
+            parts.append((yield int(attrs.get(name, 0))))
+        functions, types, said = (cast(Mapping[Any, Any], part or {}) for part in parts)
+        for name, function in functions.items():
+            if not isinstance(name, GlobalVar) or not isinstance(function, BaseFunc):
+                raise LoadError(f"a module's functions: got {name!r}: {type(function).__name__}")
+        return IRModule(dict(functions), dict(types), dict(said))
+
+    # Nodes by our classes
+
+    def _node(self, kind: str, attrs: Mapping[str, str]) -> Steps:
+        made = _class_of(kind)
+        if made is None:
+            if self._skips_unknown:
+                return None
+            raise LoadError(f"JSON of TVM: a node {kind!r} has no meaning here")
+        given = dict(attrs)
+        if made is Var or made.type_key in ("relay.TypeVar", "relay.GlobalTypeVar"):
+            given = _renamed(given)
+        if made.type_key == "tir.Buffer":
+            given["scope"] = self._scope(given)
+        values: dict[str, object] = {}
+        for field in _fields(made.type_key):
+            if field.name in given and (made is not Span or field.name != "span"):
+                values[field.name] = yield from self._value(made, field.name, given[field.name])
+        for name in given.keys() - {f.name for f in _fields(made.type_key)} - _UNSAID:
+            if (yield from self._says(given[name])):
+                raise LoadError(f"JSON of TVM: {kind}: the field {name!r} has no meaning here")
+        return made(**_with_defaults(made, values))
+
+    def _value(self, kind: type[Node], name: str, text: str) -> Steps:
+        """What a field says, as our class has it."""
+        hint = _hints(kind.type_key)[name]
+        args = set(typing.get_args(hint)) or {hint}
+        is_raw = (kind.type_key.rpartition(".")[2], name) not in _OBJECTS
+        if is_raw and isinstance(hint, type) and issubclass(hint, Enum):
+            return hint(int(text))
+        if str in args and name != "op":
+            said = yield from self._text(str(text))
+            return None if said == "0" and type(None) in args else said
+        if is_raw and (args <= {int, float, bool} or self._is_old_lanes(kind, name)):
+            return float(text) if float in args else bool(int(text)) if bool in args else int(text)
+        found = yield int(text)
+        if isinstance(found, Op) and kind.type_key == "tir.Call":
+            return found.name.removeprefix("tir.")
+        if name == "elem_offset":
+            return None if isinstance(found, IntImm) and found.value == 0 else found
+        if issubclass(kind, Attrs):
+            return _plain(found)
+        return self.as_dims(found) if kind.type_key == "relay.TensorType" else found
+
+    def as_dims(self, value: object) -> object:
+        """Dimensions as they count here, in int64, whatever they were saved as."""
+        if isinstance(value, tuple):
+            return tuple(map(self.as_dims, value))
+        if not isinstance(value, PrimExpr):
+            return value
+        if value not in self._dims:
+            parts = {f.name: self.as_dims(getattr(value, f.name)) for f in _fields(value.type_key)}
+            parts["dtype"] = "int64"
+            kind = SizeVar if isinstance(value, PrimVar) else type(value)
+            self._dims[value] = kind(**parts)
+        return self._dims[value]
+
+    def _is_old_lanes(self, kind: type[Node], name: str) -> bool:
+        """Whether a field is the number of lanes that documents before 0.16 have."""
+        is_vector = kind.type_key in ("tir.Ramp", "tir.Broadcast")
+        return is_vector and name == "lanes" and self._version < (0, 16)
+
+    def _says(self, text: str) -> Generator[int, object, bool]:
+        """Whether a field that ours have not says something."""
+        if not str(text).isdigit() or int(text) >= len(self._nodes):
+            return bool(text)
+        kind = self._nodes[int(text)].get("type_key")
+        return kind not in ("", "Array", "Map", "runtime.String") or bool((yield int(text)))
+
+    def _scope(self, buffer: Mapping[str, str]) -> str:
+        """The memory of a buffer: what the type of its pointer says."""
+        at: Row = buffer
+        for name in ("data", "type_annotation"):
+            at = self._nodes[int(at.get(name, 0))].get("attrs", {})
+        return str(self._nodes[int(at.get("storage_scope", 0))].get("repr_str", "")) or "global"
+
+
+def _all(numbers: Sequence[int]) -> Generator[int, object, list[object]]:
+    found = []
+    for number in numbers:
+        found.append((yield int(number)))
+    return found
+
+
+def _mapping(row: Row) -> Steps:
+    data = yield from _all(row.get("data", ()))
+    if "keys" in row:
+        return dict(zip(row["keys"], data, strict=True))
+    return dict(zip(data[::2], data[1::2], strict=True))
+
+
+@cache
+def _class_of(kind: str) -> type[Node] | None:
+    """Our class for a type key of TVM's."""
+    kind = _RENAMED.get(kind, kind)
+    if kind in NODE_TYPES:
+        return NODE_TYPES[kind]
+    language, _, last = kind.rpartition(".")
+    if f"{language}.".lstrip(".") not in _PREFIXES:
+        return None
+    return next((NODE_TYPES[p + last] for p in _PREFIXES if p + last in NODE_TYPES), None)
+
+
+@cache
+def _hints(type_key: str) -> dict[str, Any]:
+    return typing.get_type_hints(NODE_TYPES[type_key])
+
+
+@cache
+def _fields(type_key: str) -> tuple[Field[object], ...]:
+    return fields_of(NODE_TYPES[type_key])  # type: ignore[arg-type]
+
+
+def _renamed(given: dict[str, str]) -> dict[str, str]:
+    """Fields of a variable, whose name TVM has in a node beside it."""
+    name = given.pop("vid", given.pop("var", None))
+    return given if name is None else {**given, "name_hint": name}
+
+
+def _with_defaults(kind: type[Node], values: Mapping[str, object]) -> dict[str, object]:
+    """The fields of a node, without those of which a document says nothing; a list is empty."""
+    hints = _hints(kind.type_key)
+    found: dict[str, object] = {}
+    for field in _fields(kind.type_key):
+        value = values.get(field.name)
+        if value is not None:
+            found[field.name] = value
+        elif field.name in values and field.default is MISSING:
+            found[field.name] = () if typing.get_origin(hints[field.name]) is tuple else None
+    return found
+
+
+def _plain(value: object) -> object:
+    """Numbers as Python has them, in lists too."""
+    if isinstance(value, (IntImm, FloatImm)):
+        return value.value
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+register_foreign(read_document)
+
+__all__ = ["Reader", "read_document"]

@@ -1,0 +1,250 @@
+"""What runs a program by functions that set inputs, run, and give outputs (TVM's executors).
+
+lib = ekiden.runtime.load_module("net.so")
+m = executor.AotModule(lib["default"](ekiden.cpu()))
+m.set_input("data", x)
+m.run()
+y = m.get_output(0).numpy()
+
+It is a face over the virtual machine: `lib["default"]` gives a Module, in which C and C++ find the
+same functions by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from ekiden.runtime._core import Device, Module, Shape, Tensor, empty
+from ekiden.runtime._core import tensor as tensor_of
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.metadata import ANY_OBJECT, read_metadata, tensor_infos
+from ekiden.runtime.name_transforms import sanitize_name
+from ekiden.runtime.timing import BenchmarkResult
+
+Devices = Device | Sequence[Device]
+
+
+class FarProgram(Protocol):
+    """A module of another machine (ekiden.rpc)."""
+
+    def __getitem__(self, name: str) -> Any: ...  # noqa: ANN401 - a function of the other side
+
+    def sent(self, given: Tensor) -> object:
+        """A tensor on the machine of the module."""
+
+    def time_evaluator(self, *args: Any) -> Any:  # noqa: ANN401
+        """As of a module."""
+
+
+Program = Module | FarProgram
+
+
+class AotModule:
+    """Inputs that are set once, outputs that are asked for. For one thread at a time.
+
+    An input that is not set is zeros; it may be named as in the program, or with `_` for what no C
+    identifier has. A module of another machine has its inputs and outputs there: what is set is
+    sent, what is asked for crosses when its elements are.
+    """
+
+    def __init__(self, module: Program) -> None:
+        self.module = module
+        metadata = read_metadata(str(module["get_metadata"]()), "executor", None)
+        self._inputs, self._outputs = tensor_infos(metadata, "executor")
+        self._names = [each.name for each in self._inputs]
+        self._results: dict[int, Tensor] = {}
+        self._unset = set(range(len(self._names)))
+        """Inputs not known to be set: the module's own functions may have set them."""
+        self._run, self._get_output = module["run"], module["get_output"]
+        self._set_input, self._share_input = module["set_input"], module["set_input_zero_copy"]
+
+    def set_input(
+        self, key: str | int | None = None, value: object = None, **params: object
+    ) -> None:
+        """Copy values into inputs; arrays are converted to the declared dtype.
+
+        Raises InputError for a name that is no input's and for a wrong shape.
+        """
+        if key is not None:
+            self._set_input(index := self._index(key), self._sent(self._checked(index, value)))
+            self._unset.discard(index)
+        for name, each in params.items():
+            self.set_input(name, each)
+
+    def set_input_zero_copy(
+        self, key: str | int | None = None, value: object = None, **params: object
+    ) -> None:
+        """As `set_input`, but what is given is read at each run, not copied now."""
+        if key is not None:
+            index = self._index(key)
+            given = self._checked(index, value, may_convert=False)
+            self._share_input(index, self._sent(given))
+            self._unset.discard(index)
+        for name, each in params.items():
+            self.set_input_zero_copy(name, each)
+
+    def set_output_zero_copy(self, key: int, value: object) -> None:
+        """A tensor that each run writes an output to. Raises InputError."""
+        given = tensor_of(value)  # type: ignore[arg-type]  # whatever a user gives
+        self._results[self._output_index(key)] = given
+
+    def run(self, **input_dict: object) -> None:
+        """Run, after setting inputs by name."""
+        self.set_input(**input_dict)  # type: ignore[arg-type]  # 'key' is no input's name
+        for index in tuple(self._unset):
+            self._fill_unset(index)
+        self._run()
+        for index, tensor in self._results.items():
+            self._get_output(index, tensor)
+
+    def get_num_outputs(self) -> int:
+        """How many outputs there are; tuples in tuples count by their fields, after a run."""
+        if any(each.dtype == ANY_OBJECT for each in self._outputs):
+            found = self.module["get_num_outputs"]()
+            assert isinstance(found, int)
+            return found
+        return len(self._outputs)
+
+    def get_num_inputs(self) -> int:
+        """How many inputs there are."""
+        return len(self._inputs)
+
+    def get_input(self, index: str | int, out: Tensor | None = None) -> Tensor:
+        """What an input holds; copied to `out` if that is given."""
+        number = self._index(index)
+        self._fill_unset(number)
+        found = self.module["get_input"](number)
+        return _copied(cast(Tensor, found), out)
+
+    def get_input_index(self, name: str) -> int:
+        """The number of an input. Raises InputError for a name that there is not."""
+        return self._index(name)
+
+    def get_input_name(self, index: int) -> str:
+        """The name of an input. Raises InputError for a number that there is not."""
+        return self._names[self._index(index)]
+
+    def get_input_info(self) -> tuple[dict[str, Shape], dict[str, str]]:
+        """Shapes and dtypes by name; -1 stands for a dimension that is not fixed."""
+        shapes = {n: Shape(self._shape(i)) for i, n in enumerate(self._names)}
+        return shapes, {n: self._inputs[i].dtype for i, n in enumerate(self._names)}
+
+    def get_output(self, index: int, out: Tensor | None = None) -> Tensor:
+        """What the last run gave; copied to `out` if that is given. Raises RunError before one."""
+        if index in self._results:
+            return _copied(self._results[index], out)
+        found = self._get_output(index)
+        return _copied(cast(Tensor, found), out)
+
+    def __getitem__(self, key: str) -> object:
+        """A function of the module."""
+        return self.module[key]
+
+    def benchmark(
+        self,
+        device: Devices,
+        func_name: str = "run",
+        repeat: int = 5,
+        number: int = 5,
+        min_repeat_ms: int | None = None,
+        limit_zero_time_iterations: int = 100,
+        end_to_end: bool = False,
+        cooldown_interval_ms: int = 0,
+        repeats_to_cooldown: int = 1,
+        **kwargs: object,
+    ) -> BenchmarkResult:
+        """The seconds of `func_name`, by default a run; `kwargs` are inputs. `end_to_end` changes
+        nothing: inputs are on the host already.
+        """
+        self.run(**kwargs)
+        dev = device if isinstance(device, Device) else device[0]
+        found = self.module.time_evaluator(
+            func_name,
+            dev,
+            number,
+            repeat,
+            min_repeat_ms or 0,
+            limit_zero_time_iterations,
+            cooldown_interval_ms,
+            repeats_to_cooldown,
+        )()
+        assert isinstance(found, BenchmarkResult)
+        return found
+
+    def _index(self, key: str | int) -> int:
+        if isinstance(key, str):
+            if (found := self._find(key)) is None:
+                there = ", ".join(self._names)
+                raise InputError(
+                    f"Invalid input name: no input is named {key!r}; there are {there}"
+                )
+            return found
+        if not 0 <= key < len(self._names):
+            raise InputError(f"input: a number below {len(self._names)} expected, got {key}")
+        return key
+
+    def _find(self, name: str) -> int | None:
+        """The number of the input of a name, if there is one."""
+        if name in self._names:
+            return self._names.index(name)
+        found = [i for i, each in enumerate(self._names) if sanitize_name(each) == name]
+        return found[0] if len(found) == 1 else None
+
+    def _output_index(self, key: int) -> int:
+        if not 0 <= key < self.get_num_outputs():
+            raise InputError(f"output: a number below {self.get_num_outputs()} expected, got {key}")
+        return key
+
+    def _shape(self, index: int) -> list[int]:
+        return [d if isinstance(d, int) else -1 for d in self._inputs[index].shape]
+
+    def _fill_unset(self, index: int) -> None:
+        """Zeros for an input that nobody has set, by this face or by the module's functions."""
+        if index not in self._unset:
+            return
+        if self.module["get_input"](index) is None:
+            self._zero(index)
+        self._unset.discard(index)
+
+    def _zero(self, index: int) -> None:
+        shape = self._shape(index)
+        if -1 in shape:
+            raise InputError(f"run: input '{self._names[index]}' is not set")
+        dtype = self._inputs[index].dtype
+        made = empty(tuple(shape), dtype)
+        made.numpy().fill(0)
+        self._share_input(index, self._sent(made))
+
+    def _sent(self, given: Tensor) -> object:
+        """A tensor where the module is."""
+        return given if isinstance(self.module, Module) else self.module.sent(given)
+
+    def _checked(self, index: int, value: object, *, may_convert: bool = True) -> Tensor:
+        """The value as a tensor of the declared dtype and shape."""
+        dtype, wanted = self._inputs[index].dtype, self._shape(index)
+        is_foreign = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+        if may_convert and not is_foreign:
+            array = np.asarray(value, dtype)
+            value = np.ascontiguousarray(array).reshape(array.shape)
+        tensor = tensor_of(value)  # type: ignore[arg-type]  # whatever a user gives
+        fits = len(tensor.shape) == len(wanted)
+        fits = fits and all(w in (-1, d) for d, w in zip(tensor.shape, wanted, strict=True))
+        if tensor.dtype != dtype or not fits:
+            raise InputError(
+                f"set_input '{self._names[index]}': {dtype}{wanted} expected,"
+                f" got {tensor.dtype}{list(tensor.shape)}"
+            )
+        return tensor
+
+
+def _copied(found: Tensor, out: Tensor | None) -> Tensor:
+    if out is None:
+        return found
+    found.copyto(out)
+    return out
+
+
+__all__ = ["AotModule"]
