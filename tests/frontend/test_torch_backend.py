@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from ekiden.frontend.torch import backend
 
@@ -88,6 +89,59 @@ def test_training_by_two_graphs() -> None:
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
     assert backend.counters == {"compiled": 2}
+
+
+def _convolutions(x: torch.Tensor) -> list[torch.Tensor]:
+    """Of every rank, in groups, transposed, with strides that leave a rest."""
+    return [
+        F.conv2d(x, WEIGHTS[0], stride=2, padding=1, groups=4),
+        F.conv_transpose2d(x, WEIGHTS[1], stride=2, padding=1, output_padding=1, groups=2),
+        F.conv1d(x[:, :, 0], WEIGHTS[2], stride=2, dilation=2),
+        F.conv3d(x.unsqueeze(-1), WEIGHTS[3], padding=1),
+    ]
+
+
+def _others(x: torch.Tensor) -> list[torch.Tensor]:
+    """Poolings, resizings, borders."""
+    return [
+        F.avg_pool2d(x, 3, stride=2, padding=1, ceil_mode=True, count_include_pad=False),
+        F.adaptive_avg_pool2d(x, (3, 4)),
+        F.max_pool3d(x, 2),
+        F.interpolate(x, size=(5, 9), mode="nearest-exact"),
+        F.interpolate(x, size=(3, 12), mode="bilinear", antialias=True),
+        F.pad(x, (1, 2, 0, 3), mode="replicate"),
+    ]
+
+
+WEIGHTS = [
+    nn.Parameter(torch.randn(*shape))
+    for shape in ((8, 1, 3, 3), (4, 3, 3, 2), (6, 4, 3), (3, 4, 3, 3, 3))
+]
+
+
+@pytest.mark.parametrize(
+    ("layers", "weights", "shapes"),
+    [(_convolutions, WEIGHTS, ((2, 4, 8, 7), (3, 4, 9, 10))), (_others, [], ((2, 4, 8, 7),))],
+)
+def test_gradients_of_layers(
+    layers: Callable[[torch.Tensor], list[torch.Tensor]],
+    weights: list[torch.Tensor],
+    shapes: tuple[tuple[int, ...], ...],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Both graphs are compiled once, whatever the sizes."""
+
+    def gradients(call: Callable[..., list[torch.Tensor]], x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.clone().requires_grad_()
+        return list(torch.autograd.grad(sum((o * o).sum() for o in call(x)), [x, *weights]))
+
+    compiled = torch.compile(layers, backend="ekiden", dynamic=True)
+    for shape in shapes:
+        x = torch.randn(*shape)
+        torch.testing.assert_close(
+            gradients(compiled, x), gradients(layers, x), rtol=1e-4, atol=1e-4
+        )
+    assert backend.counters == {"compiled": 2}, caplog.text
 
 
 def test_graph_breaks_work() -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ekiden.frontend.torch import special
+from ekiden.frontend.torch.adjoints import ADJOINTS, antialiased
 from ekiden.frontend.torch.fused import multi_head_attention, transformer_encoder_layer
 
 SUM, MEAN, MAX = range(3)
@@ -122,8 +124,8 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def _antialias_weights(
-    size: int, out: int, align_corners: bool, given: float | None,
-    kernel: Callable[[Tensor], Tensor], reach: float,
+    kernel: Callable[[Tensor], Tensor], reach: float, size: int, out: int, align_corners: bool,
+    given: float | None,
 ) -> Tensor:  # fmt: skip
     """(out, size): what each element is in each result, by a kernel of a step's width, or 1."""
     if align_corners:
@@ -140,7 +142,7 @@ def _antialias_weights(
     return weights / weights.sum(1, keepdim=True)
 
 
-def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Callable[..., Tensor]:
+def _antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def resize(
         x: Tensor,
         output_size: Sequence[int],
@@ -150,13 +152,16 @@ def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Callable[.
     ) -> Tensor:
         """(N, C, height, width) of `output_size`, each axis by itself."""
         rows, columns = (
-            _antialias_weights(size, out, align_corners, given, kernel, reach).to(x.dtype)
+            weights(size, out, align_corners, given).to(x.dtype)
             for size, out, given in zip(x.shape[2:], output_size, (scales_h, scales_w), strict=True)
         )
         return torch.matmul(rows, torch.matmul(x, columns.T))
 
     return resize
 
+
+_BILINEAR = partial(_antialias_weights, _triangle, 1.0)
+_BICUBIC = partial(_antialias_weights, _cubic, 2.0)
 
 aten = torch.ops.aten
 APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
@@ -165,8 +170,10 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._cdist_forward.default: cdist,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
-    aten._upsample_bilinear2d_aa.default: _antialiased(_triangle, 1.0),
-    aten._upsample_bicubic2d_aa.default: _antialiased(_cubic, 2.0),
+    aten._upsample_bilinear2d_aa.default: _antialiased(_BILINEAR),
+    aten._upsample_bicubic2d_aa.default: _antialiased(_BICUBIC),
+    aten._upsample_bilinear2d_aa_backward.default: antialiased(_BILINEAR),
+    aten._upsample_bicubic2d_aa_backward.default: antialiased(_BICUBIC),
     aten.unfold_backward.default: unfold_backward,
     aten.median.default: median_of_all,
     aten.median.dim: median,
@@ -183,6 +190,7 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.__lshift__.Scalar: torch.bitwise_left_shift,
     aten.__lshift__.Tensor: torch.bitwise_left_shift,
+    **ADJOINTS,
 }
 """Operator -> what it is made of."""
 

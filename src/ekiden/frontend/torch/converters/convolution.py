@@ -19,23 +19,25 @@ from ekiden.topi.shape import Dim, as_dim, known, product, tidy
 Ints = Sequence[int]
 
 
-def _spread(values: Ints, rank: int, default: int = 0) -> tuple[int, ...]:
+def spread(values: Ints, rank: int, default: int = 0) -> tuple[int, ...]:
+    """A number for each axis; PyTorch has one for all of them, or none."""
     given = tuple(int(v) for v in values)
     if not given:
         return (default,) * rank
     return given * rank if len(given) == 1 and rank > 1 else given
 
 
-def _convolution(
+def convolution(
     node: Node, x: Value, weight: Value, bias: Value | None, stride: Ints, padding: Ints,
     dilation: Ints, transposed: bool, output_padding: Ints, groups: int, *_: object,
 ) -> Expr:  # fmt: skip
+    """`aten::convolution` over one to three axes, of a batch or without one."""
     rank = len(weight.type.shape) - 2
     if rank not in (1, 2, 3):
         node.unsupported(f"expected 1 to 3 spatial axes, got {rank}")
     kernel = node.static(weight.type.shape[2:], "the kernel")
-    steps, sides = _spread(stride, rank, 1), _spread(padding, rank)
-    gaps, extra = _spread(dilation, rank, 1), _spread(output_padding, rank)
+    steps, sides = spread(stride, rank, 1), spread(padding, rank)
+    gaps, extra = spread(dilation, rank, 1), spread(output_padding, rank)
     data, filters = node.of(x), node.of(weight)
     unbatched = len(x.type.shape) == rank + 1
     if unbatched:
@@ -89,8 +91,8 @@ def _max_pool(rank: int) -> Converter:
         node: Node, x: Value, kernel: Ints, stride: Ints = (), padding: Ints = (0,),
         dilation: Ints = (1,), ceil_mode: bool = False,
     ) -> list[Expr | Value | None]:  # fmt: skip
-        window, sides = _spread(kernel, rank), _spread(padding, rank)
-        steps, gaps = _spread(stride, rank) if stride else window, _spread(dilation, rank)
+        window, sides = spread(kernel, rank), spread(padding, rank)
+        steps, gaps = spread(stride, rank) if stride else window, spread(dilation, rank)
 
         def pool(data: Expr) -> Expr:
             return _MAX[rank](
@@ -173,8 +175,8 @@ def _average_pool(rank: int) -> Converter:
         ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Expr:  # fmt: skip
-        window, sides = _spread(kernel, rank), _spread(padding, rank)
-        steps = _spread(stride, rank) if stride else window
+        window, sides = spread(kernel, rank), spread(padding, rank)
+        steps = spread(stride, rank) if stride else window
 
         def pool(data: Expr) -> Expr:
             return _AVERAGE[rank](
@@ -231,7 +233,7 @@ def _adaptive_max(rank: int) -> Converter:
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    ("convolution", _convolution),
+    ("convolution", convolution),
     *((f"max_pool{n}d_with_indices", _max_pool(n)) for n in (1, 2, 3)),
     *((f"avg_pool{n}d", _average_pool(n)) for n in (1, 2, 3)),
     ("_adaptive_avg_pool2d", _adaptive(2)),

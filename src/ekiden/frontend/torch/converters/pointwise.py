@@ -409,6 +409,7 @@ ROWS: tuple[Row, ...] = (
     ("sub", _scaled(op.subtract), own(of_complex.summed(op.subtract))),
     ("mul", _multiply, bilinear),
     ("div", _divide, own(of_complex.div)),
+    ("true_divide", _divide, own(of_complex.div)),
     ("floor_divide", _floor_divide),
     ("remainder", _remainder(_python_mod)),
     ("fmod", _remainder(fmod)),
