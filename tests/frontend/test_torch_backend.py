@@ -224,6 +224,18 @@ def test_random_numbers_are_pytorchs_own() -> None:
     assert backend.counters == {"compiled": 1}
 
 
+def test_chances_of_a_number_are_drawn_by_pytorch() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:  # a path that is dropped, as in timm
+        return x * x.new_empty((x.shape[0], 1)).bernoulli_(0.5)
+
+    compiled, x = torch.compile(function, backend="ekiden"), torch.ones(64, 2)
+    torch.manual_seed(3)
+    wanted = function(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(compiled(x), wanted, rtol=0, atol=0)
+    assert backend.counters == {"compiled": 1}
+
+
 def test_dropout_in_training() -> None:
     model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.25), nn.ReLU())
     compiled = torch.compile(model, backend="ekiden")

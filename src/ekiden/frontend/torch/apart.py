@@ -111,6 +111,25 @@ def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
     return mantissa.to(x.dtype), torch.where(plain, power, 0.0).to(torch.int32)
 
 
+def uniform(
+    x: Tensor, low: float = 0.0, high: float = 1.0, generator: object = None
+) -> Tensor:
+    """`aten::uniform`: numbers as many as `x` has."""
+    return torch.rand_like(x) * (high - low) + low
+
+
+def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: object = None) -> Tensor:
+    """`aten::normal_functional`: numbers as many as `x` has."""
+    return torch.randn_like(x) * std + mean
+
+
+def normal_of_size(
+    mean: float, std: float, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: object
+) -> Tensor:
+    """`aten::normal.float_float`."""
+    return torch.randn(size, dtype=dtype) * std + mean
+
+
 def _triangle(x: Tensor) -> Tensor:
     return (1 - x.abs()).clamp(min=0)
 
@@ -186,6 +205,9 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.special_i1.default: special.i1,
     aten.special_i1e.default: special.i1e,
     aten.logcumsumexp.default: special.logcumsumexp,
+    aten.uniform.default: uniform,
+    aten.normal_functional.default: normal,
+    aten.normal.float_float: normal_of_size,
     aten.__rshift__.Scalar: torch.bitwise_right_shift,
     aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.__lshift__.Scalar: torch.bitwise_left_shift,

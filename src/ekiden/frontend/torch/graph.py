@@ -34,6 +34,8 @@ class Graph:
         self.module, self.walk, self.symbols = module, walk, symbols
         self.env: dict[torch.fx.Node, object] = {}
         self.scope: Scope = walk.scope
+        self.generator: Value | None = None
+        """What the next random numbers are drawn with; None where none may be drawn."""
 
     @property
     def inputs(self) -> list[torch.fx.Node]:

@@ -19,6 +19,7 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name, constant, known
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.torch.complex import Complex
+from ekiden.frontend.torch.draws import is_random
 from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
 from ekiden.frontend.torch.graph import Graph, value_of
 from ekiden.frontend.torch.symbols import Symbols, plain_name
@@ -30,7 +31,12 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.topi.random import threefry_key
 from ekiden.topi.shape import as_dim
+
+
+GENERATOR = "random_generator"
+"""The state that random numbers are drawn from, among the buffers that a program changes."""
 
 
 def import_program(
@@ -153,6 +159,8 @@ class _Program(Importer):
         for node, spec in pairs:
             if spec.kind != InputKind.USER_INPUT and spec.target in changed:
                 self.graph.env[node] = self._state(str(spec.target))
+        if any(map(is_random, self.graph.module.graph.nodes)):
+            self._add_generator()
         self._constrain()
         self.graph.run_nodes()
         self.walk.finish()
@@ -185,6 +193,12 @@ class _Program(Importer):
         assert value.array is not None
         self.states[target] = value.array
         return self.main.tensor(target, value.type)
+
+    def _add_generator(self) -> None:
+        """A state from which random numbers are drawn: every run goes on where the last ended."""
+        first = np.array(threefry_key(0), np.uint64)
+        self.states[GENERATOR] = first
+        self.graph.generator = self.main.tensor(GENERATOR, constant(first).type)
 
     def _weight(self, target: str) -> object:
         found = self._found(target)
@@ -234,6 +248,8 @@ class _Program(Importer):
                 after[spec.target] = value
             elif value is not None:
                 made.append((spec.arg.name, value))
+        if self.graph.generator is not None:
+            after[GENERATOR] = self.graph.generator
         return made + [(name, after[name]) for name in self.states]
 
 

@@ -22,6 +22,7 @@ from ekiden.frontend.torch.converters import (
     movement,
     norm,
     pointwise,
+    random,
     reduction,
 )
 from ekiden.frontend.torch.node import Converter, Row, Rule, target_name
@@ -29,7 +30,7 @@ from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
-    backward, complex, fourier, linalg,
+    backward, complex, fourier, linalg, random,
 )  # fmt: skip
 
 
