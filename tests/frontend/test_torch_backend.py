@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -64,6 +65,21 @@ def test_sizes_that_are_arguments() -> None:
     for n in (2, 4, 7):
         torch.testing.assert_close(compiled(x, n), function(x, n))
     assert backend.counters["eager"] == 0
+
+
+def test_sizes_by_roots_and_rounding() -> None:
+    """The grid of a transformer of images is the root of how many patches there are."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        edge = int(x.shape[0] ** 0.5)
+        half = math.ceil(edge / 2) + round(x.shape[0] / 8) + int(math.sqrt(x.shape[0]))
+        return x[: edge * edge].reshape(edge, edge), half
+
+    compiled = torch.compile(function, backend="ekiden", dynamic=True)
+    for count in (49, 50, 63, 144, 10_000):
+        x = torch.arange(count) * 1.0
+        torch.testing.assert_close(compiled(x), function(x))
+    assert backend.counters == {"compiled": 1}
 
 
 def test_weights_that_change_are_seen() -> None:
