@@ -51,7 +51,7 @@ def test_numbers_have_their_distributions_and_every_run_its_own() -> None:
         assert mine.shape == tuple(theirs.shape) and mine.dtype == theirs.numpy().dtype
         assert not np.array_equal(mine, again)
     unit, normal, whole, order, rare, own, few, some, moved, far, kept = first
-    assert 0 <= unit.min() and unit.max() < 1 and abs(unit.mean() - 0.5) < 0.03
+    assert unit.min() >= 0 and unit.max() < 1 and abs(unit.mean() - 0.5) < 0.03
     assert abs(normal.mean() - 1) < 0.2 and abs(normal.std() - 2) < 0.2
     assert sorted(set(whole.tolist())) == list(range(-3, 5))
     assert sorted(order.tolist()) == list(range(COUNT))
@@ -59,7 +59,7 @@ def test_numbers_have_their_distributions_and_every_run_its_own() -> None:
     assert own[:500].mean() < 0.15 and own[-500:].mean() > 0.85
     assert set(few.tolist()) <= {0, 2}
     assert all(len(set(row)) == 5 for row in some.tolist())
-    assert 2 <= moved.min() and moved.max() < 3
+    assert moved.min() >= 2 and moved.max() < 3
     assert abs(far.mean() - 5) < 0.1
     assert set(kept.tolist()) == {0.0, 4.0} and abs(kept.mean() - 1) < 0.2
     assert list(exe.state) == ["random_generator"]

@@ -16,6 +16,7 @@ from torch import Tensor
 from ekiden.frontend.torch import special
 from ekiden.frontend.torch.adjoints import ADJOINTS, antialiased
 from ekiden.frontend.torch.fused import multi_head_attention, transformer_encoder_layer
+from ekiden.frontend.torch.selections import SELECTIONS
 
 SUM, MEAN, MAX = range(3)
 """What an embedding bag makes of its rows."""
@@ -111,9 +112,7 @@ def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
     return mantissa.to(x.dtype), torch.where(plain, power, 0.0).to(torch.int32)
 
 
-def uniform(
-    x: Tensor, low: float = 0.0, high: float = 1.0, generator: object = None
-) -> Tensor:
+def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: object = None) -> Tensor:
     """`aten::uniform`: numbers as many as `x` has."""
     return torch.rand_like(x) * (high - low) + low
 
@@ -199,7 +198,13 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.frexp.Tensor: frexp,
     aten.lgamma.default: special.lgamma,
     aten.digamma.default: special.digamma,
+    aten.erfc.default: special.erfc,
+    aten.special_erfcx.default: special.erfcx,
     aten.erfinv.default: special.erfinv,
+    aten.polygamma.default: special.polygamma,
+    aten.special_zeta.default: special.zeta,
+    aten.special_zeta.self_scalar: special.zeta,
+    aten.special_zeta.other_scalar: special.zeta,
     aten.i0.default: special.i0,
     aten.special_i0e.default: special.i0e,
     aten.special_i1.default: special.i1,
@@ -213,6 +218,7 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.__lshift__.Scalar: torch.bitwise_left_shift,
     aten.__lshift__.Tensor: torch.bitwise_left_shift,
     **ADJOINTS,
+    **SELECTIONS,
 }
 """Operator -> what it is made of."""
 

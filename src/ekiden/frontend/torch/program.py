@@ -34,7 +34,6 @@ from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.topi.random import threefry_key
 from ekiden.topi.shape import as_dim
 
-
 GENERATOR = "random_generator"
 """The state that random numbers are drawn from, among the buffers that a program changes."""
 
