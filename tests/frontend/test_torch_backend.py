@@ -160,6 +160,28 @@ def test_gradients_of_layers(
     assert backend.counters == {"compiled": 2}, caplog.text
 
 
+def test_complex_numbers_come_and_go() -> None:
+    class Turning(nn.Module):
+        """Positions turned, as Llama's own program has it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("turns", torch.polar(torch.ones(9, 3), torch.randn(9, 3)))
+
+        def forward(self, x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            pairs = torch.view_as_complex(x.reshape(-1, 3, 2)) * self.turns[: x.shape[0]]
+            return torch.view_as_real(pairs).flatten(1), pairs * z.conj()
+
+    model = Turning()
+    compiled = torch.compile(model, backend="ekiden", dynamic=True)
+    with torch.no_grad():
+        for count in (9, 4):
+            x, z = torch.randn(count, 6), torch.randn(count, 3, dtype=torch.complex64)
+            torch.testing.assert_close(compiled(x, z), model(x, z))
+            torch.testing.assert_close(compiled(x, z.conj()), model(x, z.conj()))
+    assert not backend.counters["eager"]
+
+
 def test_graph_breaks_work() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x.relu() * 2

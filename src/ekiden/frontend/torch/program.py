@@ -69,6 +69,9 @@ class Importer:
     graphs of torch.compile have in common.
     """
 
+    takes_complex = False
+    """Whether inputs may be complex numbers, as two tensors each."""
+
     def __init__(self, module: torch.fx.GraphModule, label: str, facts: Facts) -> None:
         self.scope = Scope(facts, set())
         self.walk = Walk(label, self.scope)
@@ -92,6 +95,9 @@ class Importer:
         """What an input stands for: a parameter of main, or a number it was traced with."""
         meta = node.meta.get("val")
         if isinstance(meta, torch.Tensor):
+            if meta.dtype in PARTS and self.takes_complex:
+                real, imaginary = (self._part(f"{name}_{part}", meta) for part in ("real", "imag"))
+                return Complex(real, imaginary)
             try:
                 kind = TensorType(self.symbols.shape(meta.shape), from_torch_dtype(meta.dtype))
             except Unsupported as error:
@@ -102,6 +108,11 @@ class Importer:
         if isinstance(meta, torch.SymInt):
             return self._size(name, meta)
         return meta
+
+    def _part(self, name: str, meta: torch.Tensor) -> Value:
+        """A part of complex numbers, which are given as two tensors."""
+        dtype = from_torch_dtype(PARTS[meta.dtype])
+        return self.main.tensor(name, TensorType(self.symbols.shape(meta.shape), dtype))
 
     def _size(self, name: str, meta: torch.SymInt) -> object:
         """A size that is an input: that of a tensor where one has it, else the number given."""

@@ -24,13 +24,14 @@ from ekiden.frontend.torch.converters import (
     pointwise,
     random,
     reduction,
+    vision,
 )
 from ekiden.frontend.torch.node import Converter, Row, Rule, target_name
 from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
-    backward, complex, fourier, linalg, random,
+    backward, complex, fourier, linalg, random, vision,
 )  # fmt: skip
 
 

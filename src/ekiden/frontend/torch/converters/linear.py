@@ -30,6 +30,16 @@ def _mm(node: Node, a: Value, b: Value) -> Expr:
     return product_of(node, a, b)
 
 
+def _int_mm(node: Node, a: Value, b: Value) -> Expr:
+    """Products of bytes, in full."""
+    node.scope.same(a.type.shape[1:], b.type.shape[:1])
+    if b.array is not None:
+        weight = node.of(constant(b.array.T))
+    else:
+        weight = op.transpose(node.of(b), axes=[1, 0])
+    return op.nn.dense(node.of(a), weight, out_dtype="int32")
+
+
 def _bmm(node: Node, a: Value, b: Value) -> Expr:
     node.scope.same((a.type.shape[0], a.type.shape[2]), b.type.shape[:2])
     return op.nn.batch_matmul(node.of(a), node.of(b), transpose_b=False)
@@ -266,6 +276,7 @@ def _einsum_of_parts(
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
+    ("_int_mm", _int_mm),
     ("mm", _mm, bilinear),
     ("bmm", _bmm, bilinear),
     ("mv", _mv),
