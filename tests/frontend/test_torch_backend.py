@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from ekiden import relay
 from ekiden.frontend.torch import backend
@@ -159,6 +160,30 @@ def test_gradients_of_layers(
             gradients(compiled, x), gradients(layers, x), rtol=1e-4, atol=1e-4
         )
     assert backend.counters == {"compiled": 2}, caplog.text
+
+
+@pytest.mark.parametrize("size", [8, 256])
+def test_attention_by_functions_of_places(size: int) -> None:
+    """Blocks of queries and keys, heads that share keys, a query that sees none."""
+    slopes = torch.randn(4)
+
+    def change(score: torch.Tensor, b: int, h: int, i: int, j: int) -> torch.Tensor:
+        return score - abs(i - j) * slopes[h]
+
+    def is_seen(b: int, h: int, i: int, j: int) -> torch.Tensor:
+        return (i >= j) & (j > 0)
+
+    def function(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        mask = create_block_mask(is_seen, None, None, size, size, device="cpu")
+        found = flex_attention(q, k, k, score_mod=change, block_mask=mask, enable_gqa=True)
+        assert isinstance(found, torch.Tensor)
+        return found + flex_attention(q, q, q)
+
+    q, k = torch.randn(2, 4, size, 16), torch.randn(2, 2, size, 16)
+    with torch.no_grad():
+        found = torch.compile(function, backend="ekiden")(q, k)
+        torch.testing.assert_close(found, function(q, k), rtol=1e-4, atol=1e-4)
+    assert not backend.counters["eager"]
 
 
 def test_complex_numbers_come_and_go() -> None:

@@ -14,6 +14,7 @@ from ekiden.frontend.torch.converters import (
     control,
     convolution,
     create,
+    flex,
     fourier,
     image,
     index,
@@ -31,7 +32,7 @@ from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
-    backward, complex, fourier, linalg, random, vision,
+    backward, complex, fourier, linalg, random, vision, flex,
 )  # fmt: skip
 
 
