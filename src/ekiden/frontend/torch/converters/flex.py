@@ -38,17 +38,17 @@ def _flex_attention(
     dtype = query.type.dtype
     first, second = (_of_all_heads(node, each, heads) for each in (key, value))
     places = _places(node, (batch, heads, queries, keys))
-    sides = (_value(node, e) for e in (node.of(query, "float32"), op.cast(first, "float32")))
-    products = batched(node, *sides, transpose_b=True)
+    left, right = (_value(node, e) for e in (node.of(query, "float32"), op.cast(first, "float32")))
+    products = batched(node, left, right, transpose_b=True)
     scaled = op.multiply(products, const(scale, "float32"))
     changed = _everywhere(node, change, [_value(node, scaled), *places, *of_change])
-    scores = op.where(_is_seen(node, blocks, places, of_mask), node.of(changed, "float32"),
-                      const(LOWEST, "float32"))  # fmt: skip
-    scores = node.scope.spanned(scores)
+    is_seen = _is_seen(node, blocks, places, of_mask)
+    hidden = const(LOWEST, "float32")
+    scores = node.scope.spanned(op.where(is_seen, node.of(changed, "float32"), hidden))
     best = op.max(scores, axis=[-1], keepdims=True)
-    is_blind = node.scope.spanned(op.equal(best, const(LOWEST, "float32")))
-    weights = op.nn.softmax(op.where(is_blind, const(0.0), scores), axis=-1)
-    weights = op.where(is_blind, const(0.0), weights)
+    is_blind = node.scope.spanned(op.equal(best, hidden))
+    softened = op.nn.softmax(op.where(is_blind, const(0.0), scores), axis=-1)
+    weights = op.where(is_blind, const(0.0), softened)
     found = batched(node, _value(node, op.cast(weights, dtype)), _value(node, second))
     return [found, None, None]
 
