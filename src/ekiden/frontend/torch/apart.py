@@ -16,7 +16,7 @@ from torch import Tensor
 from ekiden.frontend.torch import special
 from ekiden.frontend.torch.adjoints import ADJOINTS, antialiased
 from ekiden.frontend.torch.fused import multi_head_attention, transformer_encoder_layer
-from ekiden.frontend.torch.selections import SELECTIONS
+from ekiden.frontend.torch.selections import SELECTIONS, broadcast
 
 SUM, MEAN, MAX = range(3)
 """What an embedding bag makes of its rows."""
@@ -122,6 +122,15 @@ def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: object = N
     return torch.randn_like(x) * std + mean
 
 
+def normal_of_data(
+    mean: Tensor | float, std: Tensor | float = 1.0, generator: object = None
+) -> Tensor:
+    """`aten::normal` of means or deviations that are data."""
+    sizes = [v for v in (mean, std) if isinstance(v, Tensor)]
+    like = broadcast(*sizes)[0]
+    return torch.randn_like(like) * std + mean
+
+
 def normal_of_size(
     mean: float, std: float, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: object
 ) -> Tensor:
@@ -213,6 +222,9 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.uniform.default: uniform,
     aten.normal_functional.default: normal,
     aten.normal.float_float: normal_of_size,
+    aten.normal.Tensor_float: normal_of_data,
+    aten.normal.float_Tensor: normal_of_data,
+    aten.normal.Tensor_Tensor: normal_of_data,
     aten.__rshift__.Scalar: torch.bitwise_right_shift,
     aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.__lshift__.Scalar: torch.bitwise_left_shift,

@@ -82,6 +82,8 @@ def unique_consecutive(
 
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """`aten::nonzero_static`: as many rows as `size` says, those that are beyond filled."""
+    if not x.dim():
+        return torch.zeros((size, 0), dtype=torch.int64)
     number = (x != 0).flatten().to(torch.int64).cumsum(0)
     wanted = torch.arange(1, size + 1)
     at = torch.searchsorted(number, wanted)
@@ -97,6 +99,11 @@ def index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """`aten::index_reduce`: slices of the source put together where the index says."""
+    if not x.dim():
+        whole = index_reduce(
+            x.reshape(1), 0, index.reshape(1), source.reshape(1), reduce, include_self=include_self
+        )
+        return whole.reshape(())
     shape = [1] * x.dim()
     shape[dim] = -1
     places = index.reshape(shape).expand(source.shape)
