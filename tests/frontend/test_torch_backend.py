@@ -84,6 +84,23 @@ def test_sizes_by_roots_and_rounding() -> None:
     assert backend.counters == {"compiled": 1}
 
 
+def test_rows_that_pytorch_alone_knows_to_be_as_many() -> None:
+    """Systems of chunks, as gated delta networks solve them."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        whole = F.pad(x, (0, 0, 0, (4 - x.shape[0] % 4) % 4))
+        chunks = whole.shape[0] // 4
+        sides = whole.reshape(chunks, -1, 3)
+        lower = (LOWER * sides.shape[0]).expand(chunks, 4, 4)
+        return torch.linalg.solve_triangular(lower, sides, upper=False)
+
+    compiled = torch.compile(function, backend="ekiden", dynamic=True)
+    for count in (8, 15, 33):
+        x = torch.randn(count, 3)
+        torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-5)
+    assert backend.counters == {"compiled": 1}
+
+
 def test_weights_that_change_are_seen() -> None:
     model, x = Small().eval(), torch.randn(4, 6)
     compiled = torch.compile(model, backend="ekiden")
@@ -131,6 +148,7 @@ def _others(x: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
+LOWER = torch.randn(4, 4) + 5 * torch.eye(4)
 WEIGHTS = [
     nn.Parameter(torch.randn(*shape))
     for shape in ((8, 1, 3, 3), (4, 3, 3, 2), (6, 4, 3), (3, 4, 3, 3, 3))
