@@ -255,7 +255,7 @@ def _places_of_bins(node: Node, x: Value, rank: int) -> Expr:
         data = op.where(inside, data, low)
         starts.append(start)
         lengths.append(length)
-    return _flat_places(node, data, extents, starts, lengths, lead)
+    return _flat_places(node, data, extents, starts, tuple(lengths), lead)
 
 
 def _flat_places(
