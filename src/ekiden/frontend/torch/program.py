@@ -26,7 +26,8 @@ from ekiden.frontend.torch.symbols import Symbols, plain_name
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.prim import GE, LE, PrimExpr, binary
+from ekiden.ir.prim import GE, LE, PrimExpr, Var, binary
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
@@ -77,6 +78,8 @@ class Importer:
         self.walk = Walk(label, self.scope)
         self.main = Main(self.scope)
         self.symbols = Symbols()
+        self.of_data: set[Var] = set()
+        """Sizes that are numbers among the inputs."""
         self.graph = Graph(module, self.walk, self.symbols)
 
     def name_symbols(
@@ -104,15 +107,29 @@ class Importer:
                 raise UnsupportedError(
                     f"import {self.walk.label}: input {name!r}: {error}"
                 ) from error
-            return self.main.tensor(name, kind)
+            return self._tensor(name, kind)
         if isinstance(meta, torch.SymInt):
             return self._size(name, meta)
         return meta
 
+    def _tensor(self, name: str, kind: TensorType) -> Value:
+        """A parameter. Sizes that are made of numbers that are inputs cannot be told from the
+        parameters' shapes: they have names there, and are those sizes from here on.
+        """
+        plain = [
+            self.scope.symbol(f"{name}_dim{axis}") if self.of_data & set(free_vars(dim)) else dim
+            for axis, dim in enumerate(kind.shape)
+        ]
+        value = self.main.tensor(name, TensorType(tuple(plain), kind.dtype))
+        if all(a is b for a, b in zip(plain, kind.shape, strict=True)):
+            return value
+        shaped = self.scope.spanned(op.reshape(self.scope.expr(value), kind.shape, allowzero=True))
+        return Value(kind, expr=shaped)
+
     def _part(self, name: str, meta: torch.Tensor) -> Value:
         """A part of complex numbers, which are given as two tensors."""
         dtype = from_torch_dtype(PARTS[meta.dtype])
-        return self.main.tensor(name, TensorType(self.symbols.shape(meta.shape), dtype))
+        return self._tensor(name, TensorType(self.symbols.shape(meta.shape), dtype))
 
     def _size(self, name: str, meta: torch.SymInt) -> object:
         """A size that is an input: that of a tensor where one has it, else the number given."""
@@ -123,6 +140,7 @@ class Importer:
             found = sizes.dims(self.scope, Value(self.scope.typed(vector), expr=vector))
             assert found is not None
             self.symbols.known[symbol] = as_dim(found[0])
+            self.of_data.update(free_vars(as_dim(found[0])))
         return self.symbols.scalar(meta)
 
     def constant(self, tensor: torch.Tensor, name: str) -> Value:
