@@ -116,6 +116,20 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
     return x.flatten().index_put((index.flatten(),), values, accumulate).reshape(x.shape)
 
 
+def as_strided_scatter(
+    x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Tensor:
+    """`aten::as_strided_scatter`: elements at the flat places of a view, as if `x` were
+    contiguous: the gradient of such a view, and of a global pooling, is made by it."""
+    places = torch.full((1,) * len(size), offset or 0)
+    for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
+        lies = [1] * len(size)
+        lies[axis] = -1
+        places = places + (torch.arange(extent) * step).reshape(lies)
+    flat = x.flatten().index_put((places.flatten(),), source.flatten())
+    return flat.reshape(x.shape)
+
+
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
     """`aten::_pdist_forward`: the distance of each row to every later one."""
     rows, columns = torch.triu_indices(x.shape[0], x.shape[0], 1)
@@ -216,6 +230,7 @@ SELECTIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.nonzero_static.default: nonzero_static,
     aten.index_reduce.default: index_reduce,
     aten.put.default: put,
+    aten.as_strided_scatter.default: as_strided_scatter,
     aten._pdist_forward.default: pdist,
     aten.addbmm.default: addbmm,
     aten.hypot.default: hypot,
