@@ -13,6 +13,7 @@ and the reasons of those that did not.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import math
 import os
@@ -81,7 +82,7 @@ def _torchvision_model(name: str) -> Model:
 
     models = _torchvision().models
     options: dict[str, Any] = {"weights": None}
-    if "weights_backbone" in models.get_model_builder(name).__code__.co_varnames:
+    if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
         options["weights_backbone"] = None
     module = models.get_model(name, **options)
     extent = 299 if name == "inception_v3" else 224

@@ -60,6 +60,22 @@ def test_models_are_told_by_name_content_and_class(tmp_path: Path) -> None:
     assert is_model_file("a.onnx") and not is_model_file("a.eki")
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("model.pt", "by torch.load or torch.jit.load, with example_inputs"),
+        ("model.safetensors", "load them into the model"),
+        ("model.mlmodel", "convert it to ONNX"),
+    ],
+)
+def test_files_of_other_kinds_are_told_what_makes_a_model_of_them(
+    name: str, advice: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(b"any")
+    with pytest.raises(ImportModelError, match=f"import {name!r}: it is .*{advice}"):
+        ekiden.compile(tmp_path / name)
+
+
 def test_content_and_folders_tell_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(
         FRONTENDS[0], name="other", suffixes=(".odd",), starts=((4, b"ODD1"),),

@@ -36,7 +36,7 @@ def check(module: nn.Module, *args: torch.Tensor) -> None:
         found = torch.utils._pytree.tree_leaves(ekiden.compile(module, args)(*args))
     assert len(found) == len(wanted)
     for a, b in zip(found, wanted, strict=True):
-        torch.testing.assert_close(torch.from_dlpack(a), b, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.from_dlpack(a), b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf")])
@@ -80,6 +80,46 @@ def test_antialiased_resizing(mode: str, size: tuple[int, int], align: bool) -> 
 
 def test_shifts_of_integers() -> None:
     check(Apply(lambda x: (x >> 1, x << 2, x >> x.abs())), torch.arange(-6, 7))
+
+
+CHOSEN: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "masked_select": lambda x, n: (x.masked_select(x > 0), n.masked_select(n[:1] > 2)),
+    "kthvalue": lambda x, n: (x.kthvalue(3, 0), x.kthvalue(2, keepdim=True)),
+    "mode": lambda x, n: n.mode(1),
+    "nanmedian": lambda x, n: (torch.nanmedian(x, 1), torch.nanmedian(x)),
+    "unique_consecutive": lambda x, n: torch.unique_consecutive(
+        n, return_inverse=True, return_counts=True),
+    "nonzero_static": lambda x, n: (torch.nonzero_static(n > 2, size=4),
+                                    torch.nonzero_static(n > 1, size=30)),
+    "index_reduce": lambda x, n: x.nan_to_num().index_reduce(
+        0, n[:, 0] % 4, x.nan_to_num(), "amax"),
+    "put": lambda x, n: n.put(torch.tensor([0, 7, -1]), torch.tensor([5, 6, 9])),
+    "as_strided_scatter": lambda x, n: (
+        torch.as_strided_scatter(n, n[:2, :3] * 0, (2, 3), (6, 2), 1),
+        torch.as_strided_scatter(x[0], x[0, 0], (), ())),
+    "pdist": lambda x, n: F.pdist(x.nan_to_num()),
+    "addbmm": lambda x, n: torch.addbmm(x[:, :4], x[None], x.mT[None], beta=2, alpha=3),
+    "places of adaptive pools": lambda x, n: (
+        F.adaptive_max_pool2d(x.nan_to_num()[None], (3, 4), return_indices=True),
+        F.adaptive_max_pool1d(n[:, None] * 1.0 + x.nan_to_num()[:, None], 4, return_indices=True)),
+    "borders below 0": lambda x, n: F.pad(x[None], (-1, 2, 1, -2), mode="replicate"),
+    "hypot": lambda x, n: torch.hypot(x * 1e30, x.flip(0) * 1e30),
+    "cholesky": lambda x, n: torch.cholesky(2 * torch.eye(3)),
+    "triangular_solve": lambda x, n: torch.triangular_solve(
+        n[:, :2] * 1.0, n[:, :4] + 5.0 * torch.eye(4), transpose=True)[0],
+}  # fmt: skip
+
+
+@alike(4)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's own, of its old names
+@pytest.mark.parametrize("first", range(4))
+def test_elements_that_are_chosen_and_placed(first: int) -> None:
+    """A fourth of them in one program."""
+    torch.manual_seed(0)
+    x, n = torch.randn(4, 6), torch.randint(0, 5, (4, 6))
+    x[1, 2] = torch.nan
+    some = dict(list(CHOSEN.items())[first::4])
+    check(Apply(lambda x, n: {k: f(x, n) for k, f in some.items()}), x, n)
 
 
 def test_distinct_elements() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from ekiden import relay
 from ekiden.frontend.torch import backend
+from long_runs import LONG, sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own deprecations
 
@@ -66,6 +70,38 @@ def test_sizes_that_are_arguments() -> None:
     assert backend.counters["eager"] == 0
 
 
+def test_sizes_by_roots_and_rounding() -> None:
+    """The grid of a transformer of images is the root of how many patches there are."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        edge = int(x.shape[0] ** 0.5)
+        half = math.ceil(edge / 2) + round(x.shape[0] / 8) + int(math.sqrt(x.shape[0]))
+        return x[: edge * edge].reshape(edge, edge), half
+
+    compiled = torch.compile(function, backend="ekiden", dynamic=True)
+    for count in (49, 50, 63, 144, 10_000):
+        x = torch.arange(count) * 1.0
+        torch.testing.assert_close(compiled(x), function(x))
+    assert backend.counters == {"compiled": 1}
+
+
+def test_rows_that_pytorch_alone_knows_to_be_as_many() -> None:
+    """Systems of chunks, as gated delta networks solve them."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        whole = F.pad(x, (0, 0, 0, (4 - x.shape[0] % 4) % 4))
+        chunks = whole.shape[0] // 4
+        sides = whole.reshape(chunks, -1, 3)
+        lower = (LOWER * sides.shape[0]).expand(chunks, 4, 4)
+        return torch.linalg.solve_triangular(lower, sides, upper=False)
+
+    compiled = torch.compile(function, backend="ekiden", dynamic=True)
+    for count in (8, 15, 33):
+        x = torch.randn(count, 3)
+        torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-5)
+    assert backend.counters == {"compiled": 1}
+
+
 def test_weights_that_change_are_seen() -> None:
     model, x = Small().eval(), torch.randn(4, 6)
     compiled = torch.compile(model, backend="ekiden")
@@ -89,6 +125,106 @@ def test_training_by_two_graphs() -> None:
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
     assert backend.counters == {"compiled": 2}
+
+
+LOWER = torch.randn(4, 4) + 5 * torch.eye(4)
+WEIGHTS = [
+    nn.Parameter(torch.randn(*shape))
+    for shape in ((8, 1, 3, 3), (4, 3, 3, 2), (6, 4, 3), (3, 4, 3, 3, 3))
+]
+Layers = list[Callable[[torch.Tensor], torch.Tensor]]
+CONVOLUTIONS: Layers = [
+    lambda x: F.conv2d(x, WEIGHTS[0], stride=2, padding=1, groups=4),
+    lambda x: F.conv_transpose2d(x, WEIGHTS[1], stride=2, padding=1, output_padding=1, groups=2),
+    lambda x: F.conv1d(x[:, :, 0], WEIGHTS[2], stride=2, dilation=2),
+    lambda x: F.conv3d(x.unsqueeze(-1), WEIGHTS[3], padding=1),
+]
+OTHERS: Layers = [
+    lambda x: F.avg_pool2d(x, 3, stride=2, padding=1, ceil_mode=True, count_include_pad=False),
+    lambda x: F.interpolate(x, size=(5, 9), mode="nearest-exact"),
+    lambda x: F.adaptive_avg_pool2d(x, (3, 4)),
+    lambda x: F.max_pool3d(x, 2),
+    lambda x: F.interpolate(x, size=(3, 12), mode="bilinear", antialias=True),
+    lambda x: F.pad(x, (1, 2, 0, 3), mode="replicate"),
+]
+
+
+@pytest.mark.parametrize(
+    ("layers", "shapes"),
+    [
+        (CONVOLUTIONS[:2], ((2, 4, 8, 7), (3, 4, 9, 10))),
+        pytest.param(CONVOLUTIONS[2:], ((2, 4, 8, 7), (3, 4, 9, 10)), marks=LONG),
+        (OTHERS[:2], ((2, 4, 8, 7),)),
+        pytest.param(OTHERS[2:], ((2, 4, 8, 7),), marks=LONG),
+    ],
+)
+def test_gradients_of_layers(
+    layers: Layers, shapes: tuple[tuple[int, ...], ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both graphs are compiled once, whatever the sizes."""
+
+    def all_of(x: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(x) for layer in layers]
+
+    def gradients(call: Callable[..., list[torch.Tensor]], x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.clone().requires_grad_()
+        total = sum((o * o).sum() for o in call(x))
+        found = torch.autograd.grad(total, [x, *WEIGHTS], allow_unused=True)
+        return [each for each in found if each is not None]
+
+    compiled = torch.compile(all_of, backend="ekiden", dynamic=True)
+    for shape in shapes:
+        x = torch.randn(*shape)
+        torch.testing.assert_close(
+            gradients(compiled, x), gradients(all_of, x), rtol=1e-4, atol=1e-4
+        )
+    assert backend.counters == {"compiled": 2}, caplog.text
+
+
+@sizes("size", 8, 256)
+def test_attention_by_functions_of_places(size: int) -> None:
+    """Blocks of queries and keys, heads that share keys, a query that sees none."""
+    slopes = torch.randn(4)
+
+    def change(score: torch.Tensor, b: int, h: int, i: int, j: int) -> torch.Tensor:
+        return score - abs(i - j) * slopes[h]
+
+    def is_seen(b: int, h: int, i: int, j: int) -> torch.Tensor:
+        return (i >= j) & (j > 0)
+
+    def function(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        mask = create_block_mask(is_seen, None, None, size, size, device="cpu")
+        found = flex_attention(q, k, k, score_mod=change, block_mask=mask, enable_gqa=True)
+        assert isinstance(found, torch.Tensor)
+        return found + flex_attention(q, q, q)
+
+    q, k = torch.randn(2, 4, size, 16), torch.randn(2, 2, size, 16)
+    with torch.no_grad():
+        found = torch.compile(function, backend="ekiden")(q, k)
+        torch.testing.assert_close(found, function(q, k), rtol=1e-4, atol=1e-4)
+    assert not backend.counters["eager"]
+
+
+def test_complex_numbers_come_and_go() -> None:
+    class Turning(nn.Module):
+        """Positions turned, as Llama's own program has it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("turns", torch.polar(torch.ones(9, 3), torch.randn(9, 3)))
+
+        def forward(self, x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            pairs = torch.view_as_complex(x.reshape(-1, 3, 2)) * self.turns[: x.shape[0]]
+            return torch.view_as_real(pairs).flatten(1), pairs * z.conj()
+
+    model = Turning()
+    compiled = torch.compile(model, backend="ekiden", dynamic=True)
+    with torch.no_grad():
+        for count in (9, 4):
+            x, z = torch.randn(count, 6), torch.randn(count, 3, dtype=torch.complex64)
+            torch.testing.assert_close(compiled(x, z), model(x, z))
+            torch.testing.assert_close(compiled(x, z.conj()), model(x, z.conj()))
+    assert not backend.counters["eager"]
 
 
 def test_graph_breaks_work() -> None:
@@ -173,6 +309,18 @@ def test_random_numbers_are_pytorchs_own() -> None:
             found = compiled(x)
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
             assert not torch.equal(compiled(x)[0], found[0])
+    assert backend.counters == {"compiled": 1}
+
+
+def test_chances_of_a_number_are_drawn_by_pytorch() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:  # a path that is dropped, as in timm
+        return x * x.new_empty((x.shape[0], 1)).bernoulli_(0.5)
+
+    compiled, x = torch.compile(function, backend="ekiden"), torch.ones(64, 2)
+    torch.manual_seed(3)
+    wanted = function(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(compiled(x), wanted, rtol=0, atol=0)
     assert backend.counters == {"compiled": 1}
 
 

@@ -337,6 +337,20 @@ def test_arrays_of_other_kinds_are_refused_by_name() -> None:
         ekiden.compile(Apply(lambda x: x * 2), (torch.ones(2, dtype=torch.complex64),))
 
 
+def test_tensors_that_cannot_be_read_are_refused_by_name() -> None:
+    exe = ekiden.compile(Apply(lambda x: x * 2), (torch.ones(2, 2),))
+    for wrong in (torch.ones(2, 2, device="meta"), torch.eye(2).to_sparse()):
+        with pytest.raises(ekiden.InputError, match="input 'args_0': expected an array of float32"):
+            exe(wrong)
+
+
+def test_examples_that_are_mappings() -> None:
+    exe = ekiden.compile(
+        Apply(lambda d: d["a"] - d["b"]), ({"a": torch.ones(2), "b": torch.ones(2)},)
+    )
+    agree(exe(torch.ones(2), torch.zeros(2)), torch.ones(2))
+
+
 class Routed(nn.Module):
     """A layer of experts as libraries write it: rows sorted by expert, counted, one product."""
 

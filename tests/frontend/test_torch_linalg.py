@@ -69,6 +69,11 @@ UNIQUE: dict[str, Callable[[Tensor, Tensor], object]] = {
     "householder_product": lambda a, b: torch.linalg.householder_product(b, b[..., 0, :2]),
     "lu": lambda a, b: torch.linalg.lu(b),
     "lu_factor": lambda a, b: torch.linalg.lu_factor(a),
+    "lu_solve": lambda a, b: [torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, adjoint=t)
+                              for t in (False, True)],
+    "lu_solve from the right": lambda a, b: torch.linalg.lu_solve(
+        *torch.linalg.lu_factor(a), b.mT, left=False),
+    "lu_unpack": lambda a, b: torch.lu_unpack(*torch.linalg.lu_factor(b)),
     "singular values": lambda a, b: torch.linalg.svdvals(b),
     "eigenvalues": lambda a, b: torch.linalg.eigvalsh(a, UPLO="U"),
     "norms": lambda a, b: (torch.linalg.matrix_norm(a, 2), torch.linalg.cond(a)),

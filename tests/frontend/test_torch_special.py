@@ -17,6 +17,12 @@ INSIDE = torch.linspace(-1, 1, 999)
 NAMES = {
     "lgamma": (torch.lgamma, WIDE),
     "digamma": (torch.digamma, WIDE),
+    "erfc": (torch.erfc, torch.cat([WIDE, -WIDE])),
+    "erfcx": (torch.special.erfcx, torch.linspace(-5, 60, 999)),
+    "trigamma": (lambda x: torch.polygamma(1, x), torch.linspace(-0.45, 30, 998)),
+    "polygamma": (lambda x: torch.polygamma(3, x), torch.linspace(0.1, 30, 999)),
+    "zeta": (lambda x: torch.special.zeta(1 + x, x), torch.linspace(0.1, 30, 999)),
+    "log_ndtr": (torch.special.log_ndtr, torch.linspace(-30, 9, 999)),
     "erfinv": (torch.erfinv, torch.cat([INSIDE, torch.tensor([1 - 2**-20, 1.5])])),
     "i0": (torch.i0, WIDE[:-1]),
     "i0e": (torch.special.i0e, WIDE[:-1] * 20),

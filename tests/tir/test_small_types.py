@@ -82,6 +82,16 @@ def test_integers_wrap(dtype: str) -> None:
     np.testing.assert_array_equal(found, given.astype(getattr(ml_dtypes, dtype)))
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn", "int4"])
+def test_numbers_on_the_way_of_a_kernel_are_rounded(dtype: str) -> None:
+    """None of its buffers holds them."""
+    given = np.abs(numbers(dtype)) if dtype in FLOATS else np.arange(-300, 300, dtype=np.float32)
+    with np.errstate(all="ignore"):
+        small = given.astype(np.int32) if dtype in INTEGERS else given
+        expected = small.astype(getattr(ml_dtypes, dtype)).astype(np.float32)
+    same(compiled(lambda x: op.cast(op.cast(x, dtype), "float32"), given), expected)
+
+
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "int4", "uint2"])
 def test_elements_are_moved(dtype: str) -> None:
     given = np.resize(codes(dtype), (3, 5, 7))

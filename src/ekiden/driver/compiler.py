@@ -223,10 +223,20 @@ def _takes_examples(model: Model) -> bool:
 
 def _are_examples(given: Targets | Sequence[object]) -> bool:
     """Whether what stands in the place of targets is a sequence of anything else, or of nothing."""
-    targets = (str, Target, Mapping, Device, VirtualDevice)
     if not isinstance(given, (list, tuple)):
         return False
-    return not given or not all(isinstance(each, targets) for each in given)
+    return not given or not all(map(_says_targets, given))
+
+
+def _says_targets(each: object) -> bool:
+    """Whether it may be a target, or one with its options, or devices with theirs: a mapping that
+    holds anything else is an example of a model that takes one.
+    """
+    if isinstance(each, Mapping):
+        return all(map(_says_targets, each.values()))
+    if isinstance(each, (list, tuple)):
+        return all(map(_says_targets, each))
+    return isinstance(each, (str, int, float, Target, Device, VirtualDevice, type(None)))
 
 
 SIZES = ("", "small")

@@ -24,7 +24,7 @@ from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import read_constants, without_kernels
 from ekiden.runtime.callers import Machines, start
 from ekiden.runtime.compiler import compiler_module
-from ekiden.runtime.errors import ExportError, InputError, RunError
+from ekiden.runtime.errors import EkidenError, ExportError, InputError, RunError
 from ekiden.runtime.files import File, PathName, write_to
 from ekiden.runtime.html import folded, preformatted, table
 from ekiden.runtime.metadata import (
@@ -575,6 +575,12 @@ def _argument(info: TensorInfo, value: object) -> object:
         dtype = getattr(value, "dtype", None)
         got = type(value).__name__ if dtype is None else f"one of {dtype}"
         wanted = f"an array of {info.dtype}, got {got}"
+        raise InputError(f"input '{info.name}': expected {wanted}") from error
+    except EkidenError:
+        raise
+    except RuntimeError as error:  # what a framework says of a tensor that it cannot share
+        reason = str(error).partition("\n")[0]
+        wanted = f"an array of {info.dtype} that can be read, got {type(value).__name__}: {reason}"
         raise InputError(f"input '{info.name}': expected {wanted}") from error
     return tensor
 

@@ -194,13 +194,40 @@ FRONTENDS = (
 """The first row is for files and bytes that no other claims."""
 
 
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Files that no frontend takes, and what a user does with one."""
+
+    what: str
+    suffixes: tuple[str, ...]
+    advice: str
+
+
+OTHERS = (
+    Other("a file of PyTorch that Python has to load", (".pt", ".pth", ".ckpt"),
+          "give ekiden.compile the module, loaded by torch.load or torch.jit.load, with "
+          "example_inputs"),
+    Other("weights alone", (".safetensors", ".npz", ".msgpack"),
+          "load them into the model in its framework, and give ekiden.compile that model"),
+    Other("a model of Keras 2", (".h5", ".hdf5"),
+          "give ekiden.compile the model, loaded by keras.models.load_model"),
+    Other("a checkpoint of a language model", (".gguf",), "run it by `ekiden generate`"),
+    Other("a model of CoreML", (".mlmodel", ".mlpackage"),
+          "convert it to ONNX by onnxmltools.convert_coreml"),
+    Other("a model of PaddlePaddle", (".pdmodel",), "convert it to ONNX by paddle2onnx"),
+)  # fmt: skip
+
+
 def frontend(name: str) -> Frontend:
     """The row of that name."""
     return next(row for row in FRONTENDS if row.name == name)
 
 
 def frontend_of(model: object) -> Frontend | None:
-    """The row that takes a model: a path, bytes, or an object of a framework; None if none does."""
+    """The row that takes a model: a path, bytes, or an object of a framework; None if none does.
+
+    Raises ImportModelError for a file of a kind that another tool makes a model of.
+    """
     if isinstance(model, (str, os.PathLike)):
         return _of_path(Path(model))
     if isinstance(model, bytes):
@@ -219,6 +246,9 @@ def _of_path(path: Path) -> Frontend:
     for row in FRONTENDS:
         if path.name.endswith(row.suffixes) or _holds(row, path):
             return row
+    for other in OTHERS:
+        if path.name.endswith(other.suffixes):
+            raise ImportModelError(f"import {path.name!r}: it is {other.what}: {other.advice}")
     if not path.is_file():  # a pipe is read once, by the importer
         return FRONTENDS[0]
     try:

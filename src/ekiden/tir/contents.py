@@ -16,17 +16,14 @@ from ekiden.tir.visitor import expressions, post_order, walk
 @dataclass(frozen=True, slots=True)
 class Contents:
     """Kinds of statements, names of intrinsics, the types of elements of the buffers that are
-    allocated, read or written, and whether any value is a vector."""
+    allocated, read or written, whether any value is a vector, and whether a buffer or any value on
+    the way is of a byte or less and no integer of a byte."""
 
     statements: frozenset[type[Stmt]]
     intrinsics: frozenset[str]
     elements: frozenset[str]
     has_vectors: bool
-
-    @property
-    def has_small_types(self) -> bool:
-        """Whether a buffer has elements of a byte or less that are no integers of a byte."""
-        return any(map(dt.is_small, self.elements))
+    has_small_types: bool
 
 
 _FOUND: WeakKeyDictionary[Stmt, Contents] = WeakKeyDictionary()
@@ -54,6 +51,8 @@ def _contents(root: Stmt) -> Contents:
             intrinsics.add(e.op)
         elif isinstance(e, (BufferLoad, BufferAddress)):
             elements.add(dt.element(e.buffer.dtype))
-    has_vectors = any(dt.lanes(kind) > 1 for kind in {e.dtype for e in order})
+    values = {e.dtype for e in order}
+    has_vectors = any(dt.lanes(kind) > 1 for kind in values)
+    has_small = any(map(dt.is_small, elements.union(map(dt.element, values))))
     kinds = frozenset(map(type, stmts))
-    return Contents(kinds, frozenset(intrinsics), frozenset(elements), has_vectors)
+    return Contents(kinds, frozenset(intrinsics), frozenset(elements), has_vectors, has_small)

@@ -379,7 +379,7 @@ class Scope:
                 return op.logical_not(self._scalar(root.a))
             case prim.BinaryExpr() if type(root) in _BINARY:
                 return _BINARY[type(root)](self._scalar(root.a), self._scalar(root.b))
-            case prim.Intrinsic(op=("floor" | "ceil" | "sqrt") as name, args=(argument,)):
+            case prim.Intrinsic(op=name, args=(argument,)) if name in _UNARY:
                 return _UNARY[name](self._scalar(argument))
         raise ImportModelError(f"cannot compute {root!r} at run time")
 
@@ -431,7 +431,9 @@ _BINARY: Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]] = {
     prim.And: op.logical_and,
     prim.Or: op.logical_or,
 }
-_UNARY: Mapping[str, Callable[[Expr], Expr]] = {f.__name__: f for f in (op.floor, op.ceil, op.sqrt)}
+_UNARY: Mapping[str, Callable[[Expr], Expr]] = {
+    f.__name__: f for f in (op.floor, op.ceil, op.sqrt, op.round)
+}
 
 
 def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:

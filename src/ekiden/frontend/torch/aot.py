@@ -11,6 +11,7 @@ from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.complex import Complex
 from ekiden.frontend.torch.draws import Draw, is_draw, places_of
 from ekiden.frontend.torch.program import Importer, as_value
 from ekiden.ir.module import IRModule
@@ -21,13 +22,24 @@ from ekiden.runtime.errors import UnsupportedError
 class Result:
     """One result of a graph: an argument as it came, an output of the module, or a constant.
 
-    is_size: whether the output is a number.
+    is_size: whether the output is a number; imaginary: the output that has the other part of
+    complex numbers.
     """
 
     argument: int | None = None
     output: int | None = None
     constant: object = None
     is_size: bool = False
+    imaginary: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What an input of a module is: an argument of a run, or a part of its complex numbers, the
+    real one (0) or the imaginary one (1)."""
+
+    place: int
+    part: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +47,7 @@ class ImportedGraph:
     """arguments: which of a run's are the module's; None for a module that computes nothing."""
 
     module: ImportedModule | None
-    arguments: tuple[int, ...]
+    arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     draws: tuple[Draw, ...] = ()
     """Random numbers, which are the module's last arguments."""
@@ -58,19 +70,23 @@ def import_graph(
 
 
 class _Import(Importer):
+    takes_complex = True
+
     def run(self, frozen: Mapping[int, torch.Tensor]) -> ImportedGraph:
         """Import everything, or raise."""
         nodes = self.graph.inputs
         inputs = [n for at, n in enumerate(nodes) if at not in frozen]
         self.name_symbols(inputs)
-        taken: list[int] = []
+        taken: list[Argument] = []
         for at, node in enumerate(nodes):
             if at in frozen:
-                self.graph.env[node] = self.constant(frozen[at], node.name)
+                self.graph.env[node] = self.weight(frozen[at], node.name)
             elif node.users:
                 before = len(self.main.input_names)
                 self.graph.env[node] = self.input(node, node.name)
-                taken += [at] if len(self.main.input_names) > before else []
+                count = len(self.main.input_names) - before
+                parts = range(2) if count == 2 else (None,) * count
+                taken += [Argument(at, part) for part in parts]
         draws = self._draws(nodes)
         self.graph.run_nodes()
         self.walk.finish()
@@ -107,6 +123,10 @@ class _Import(Importer):
                 results.append(Result(argument=places[each]))
                 continue
             item = self.graph.item(each)
+            if isinstance(item, Complex):
+                results.append(Result(output=len(values), imaginary=len(values) + 1))
+                values += [item.real, item.imaginary]
+                continue
             value = as_value(item, f"import {self.walk.label}: an output")
             if value is None:
                 results.append(Result(constant=item))

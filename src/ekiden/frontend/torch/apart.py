@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ekiden.frontend.torch import special
+from ekiden.frontend.torch.adjoints import ADJOINTS, antialiased
 from ekiden.frontend.torch.fused import multi_head_attention, transformer_encoder_layer
+from ekiden.frontend.torch.selections import SELECTIONS, broadcast
 
 SUM, MEAN, MAX = range(3)
 """What an embedding bag makes of its rows."""
@@ -109,6 +112,32 @@ def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
     return mantissa.to(x.dtype), torch.where(plain, power, 0.0).to(torch.int32)
 
 
+def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: object = None) -> Tensor:
+    """`aten::uniform`: numbers as many as `x` has."""
+    return torch.rand_like(x) * (high - low) + low
+
+
+def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: object = None) -> Tensor:
+    """`aten::normal_functional`: numbers as many as `x` has."""
+    return torch.randn_like(x) * std + mean
+
+
+def normal_of_data(
+    mean: Tensor | float, std: Tensor | float = 1.0, generator: object = None
+) -> Tensor:
+    """`aten::normal` of means or deviations that are data."""
+    sizes = [v for v in (mean, std) if isinstance(v, Tensor)]
+    like = broadcast(*sizes)[0]
+    return torch.randn_like(like) * std + mean
+
+
+def normal_of_size(
+    mean: float, std: float, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: object
+) -> Tensor:
+    """`aten::normal.float_float`."""
+    return torch.randn(size, dtype=dtype) * std + mean
+
+
 def _triangle(x: Tensor) -> Tensor:
     return (1 - x.abs()).clamp(min=0)
 
@@ -122,8 +151,8 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def _antialias_weights(
-    size: int, out: int, align_corners: bool, given: float | None,
-    kernel: Callable[[Tensor], Tensor], reach: float,
+    kernel: Callable[[Tensor], Tensor], reach: float, size: int, out: int, align_corners: bool,
+    given: float | None,
 ) -> Tensor:  # fmt: skip
     """(out, size): what each element is in each result, by a kernel of a step's width, or 1."""
     if align_corners:
@@ -140,7 +169,7 @@ def _antialias_weights(
     return weights / weights.sum(1, keepdim=True)
 
 
-def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Callable[..., Tensor]:
+def _antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def resize(
         x: Tensor,
         output_size: Sequence[int],
@@ -150,13 +179,16 @@ def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Callable[.
     ) -> Tensor:
         """(N, C, height, width) of `output_size`, each axis by itself."""
         rows, columns = (
-            _antialias_weights(size, out, align_corners, given, kernel, reach).to(x.dtype)
+            weights(size, out, align_corners, given).to(x.dtype)
             for size, out, given in zip(x.shape[2:], output_size, (scales_h, scales_w), strict=True)
         )
         return torch.matmul(rows, torch.matmul(x, columns.T))
 
     return resize
 
+
+_BILINEAR = partial(_antialias_weights, _triangle, 1.0)
+_BICUBIC = partial(_antialias_weights, _cubic, 2.0)
 
 aten = torch.ops.aten
 APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
@@ -165,24 +197,40 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._cdist_forward.default: cdist,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
-    aten._upsample_bilinear2d_aa.default: _antialiased(_triangle, 1.0),
-    aten._upsample_bicubic2d_aa.default: _antialiased(_cubic, 2.0),
+    aten._upsample_bilinear2d_aa.default: _antialiased(_BILINEAR),
+    aten._upsample_bicubic2d_aa.default: _antialiased(_BICUBIC),
+    aten._upsample_bilinear2d_aa_backward.default: antialiased(_BILINEAR),
+    aten._upsample_bicubic2d_aa_backward.default: antialiased(_BICUBIC),
     aten.unfold_backward.default: unfold_backward,
     aten.median.default: median_of_all,
     aten.median.dim: median,
     aten.frexp.Tensor: frexp,
     aten.lgamma.default: special.lgamma,
     aten.digamma.default: special.digamma,
+    aten.erfc.default: special.erfc,
+    aten.special_erfcx.default: special.erfcx,
     aten.erfinv.default: special.erfinv,
+    aten.polygamma.default: special.polygamma,
+    aten.special_zeta.default: special.zeta,
+    aten.special_zeta.self_scalar: special.zeta,
+    aten.special_zeta.other_scalar: special.zeta,
     aten.i0.default: special.i0,
     aten.special_i0e.default: special.i0e,
     aten.special_i1.default: special.i1,
     aten.special_i1e.default: special.i1e,
     aten.logcumsumexp.default: special.logcumsumexp,
+    aten.uniform.default: uniform,
+    aten.normal_functional.default: normal,
+    aten.normal.float_float: normal_of_size,
+    aten.normal.Tensor_float: normal_of_data,
+    aten.normal.float_Tensor: normal_of_data,
+    aten.normal.Tensor_Tensor: normal_of_data,
     aten.__rshift__.Scalar: torch.bitwise_right_shift,
     aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.__lshift__.Scalar: torch.bitwise_left_shift,
     aten.__lshift__.Tensor: torch.bitwise_left_shift,
+    **ADJOINTS,
+    **SELECTIONS,
 }
 """Operator -> what it is made of."""
 

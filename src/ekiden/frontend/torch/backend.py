@@ -119,7 +119,7 @@ class _Compiled:
             counters["thawed"] += 1
             self.made, self.weights = _executable(self.graph, self.name, {}), {}
         call, imported = self.made
-        given = [_argument(args[at]) for at in imported.arguments]
+        given = [_argument(args[each.place], each.part) for each in imported.arguments]
         given += [_argument(draw(args)) for draw in imported.draws]
         found: Any = call(*given) if call is not None else ()
         outputs = found if isinstance(found, tuple) else (found,)
@@ -144,11 +144,14 @@ def _state(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
-def _argument(value: object) -> object:
-    """A tensor by DLPack; a size as a tensor without dimensions."""
+def _argument(value: object, part: int | None = None) -> object:
+    """A tensor by DLPack, or a part of its complex numbers; a size as a tensor without
+    dimensions."""
     if isinstance(value, torch.Tensor):
         plain = value.detach() if value.requires_grad else value
-        return runtime.from_dlpack(plain.contiguous())
+        if part is not None:
+            plain = torch.view_as_real(plain.resolve_conj())[..., part]
+        return runtime.from_dlpack(plain.resolve_neg().contiguous())
     return np.asarray(value, np.int64)
 
 
@@ -158,4 +161,9 @@ def _result(each: Result, args: Sequence[Any], outputs: Sequence[Any]) -> object
     if each.output is None:
         return each.constant
     found = outputs[each.output]
-    return int(found.numpy()) if each.is_size else torch.utils.dlpack.from_dlpack(found)
+    if each.is_size:
+        return int(found.numpy())
+    plain = torch.utils.dlpack.from_dlpack(found)
+    if each.imaginary is None:
+        return plain
+    return torch.complex(plain, torch.utils.dlpack.from_dlpack(outputs[each.imaginary]))

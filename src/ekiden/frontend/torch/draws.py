@@ -2,7 +2,7 @@
 order, before a graph runs, and they are arguments of it. So they are those of eager PyTorch.
 
 That is done for operators of which the sizes alone say what is drawn: rand, randn_like, randint,
-randperm. Numbers whose chances are data (multinomial) are not drawn ahead.
+randperm, bernoulli by a number. Numbers whose chances are data (multinomial) are not drawn ahead.
 """
 
 from __future__ import annotations
@@ -20,15 +20,26 @@ Places = Mapping[str, tuple[int, int | None]]
 """A symbol -> the argument that it can be read from, and which axis of it; None for a number."""
 
 
-def is_draw(node: torch.fx.Node) -> bool:
-    """Whether a node gives random numbers that depend on sizes alone."""
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether a node draws random numbers."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if torch.Tag.nondeterministic_seeded not in target.tags:
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_draw(node: torch.fx.Node) -> bool:
+    """Whether a node gives random numbers that depend on sizes alone."""
+    if not is_random(node):
         return False
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
     of_data = any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
-    return not of_data or target._opname.endswith("_like")
+    return not of_data or target._opname.endswith("_like") or target in _OF_SIZES
+
+
+_OF_SIZES = (torch.ops.aten.bernoulli.p,)
+"""Operators that take a tensor whose sizes alone they look at, beside those that are named so."""
 
 
 def places_of(nodes: Sequence[torch.fx.Node]) -> Places:

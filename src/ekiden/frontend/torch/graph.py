@@ -34,6 +34,10 @@ class Graph:
         self.module, self.walk, self.symbols = module, walk, symbols
         self.env: dict[torch.fx.Node, object] = {}
         self.scope: Scope = walk.scope
+        self.generator: Value | None = None
+        """What the next random numbers are drawn with; None where none may be drawn."""
+        self.is_of_many = False
+        """Whether a graph of single numbers is run for tensors of them."""
 
     @property
     def inputs(self) -> list[torch.fx.Node]:
@@ -186,6 +190,8 @@ class Graph:
 
     def learn(self, value: Value, meta: torch.Tensor) -> None:
         """Note what the symbols of a shape are, where they are seen for the first time."""
+        if self.is_of_many:
+            return
         for dim, size in zip(value.type.shape, meta.shape, strict=True):
             name = plain_name(size)
             if name is not None and name not in self.symbols.known and _is_named(dim):

@@ -19,18 +19,24 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name, constant, known
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.torch.complex import Complex
+from ekiden.frontend.torch.draws import is_random
 from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
 from ekiden.frontend.torch.graph import Graph, value_of
 from ekiden.frontend.torch.symbols import Symbols, plain_name
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.prim import GE, LE, PrimExpr, binary
+from ekiden.ir.prim import GE, LE, PrimExpr, Var, binary
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.topi.random import threefry_key
 from ekiden.topi.shape import as_dim
+
+GENERATOR = "random_generator"
+"""The state that random numbers are drawn from, among the buffers that a program changes."""
 
 
 def import_program(
@@ -64,11 +70,16 @@ class Importer:
     graphs of torch.compile have in common.
     """
 
+    takes_complex = False
+    """Whether inputs may be complex numbers, as two tensors each."""
+
     def __init__(self, module: torch.fx.GraphModule, label: str, facts: Facts) -> None:
         self.scope = Scope(facts, set())
         self.walk = Walk(label, self.scope)
         self.main = Main(self.scope)
         self.symbols = Symbols()
+        self.of_data: set[Var] = set()
+        """Sizes that are numbers among the inputs."""
         self.graph = Graph(module, self.walk, self.symbols)
 
     def name_symbols(
@@ -87,16 +98,38 @@ class Importer:
         """What an input stands for: a parameter of main, or a number it was traced with."""
         meta = node.meta.get("val")
         if isinstance(meta, torch.Tensor):
+            if meta.dtype in PARTS and self.takes_complex:
+                real, imaginary = (self._part(f"{name}_{part}", meta) for part in ("real", "imag"))
+                return Complex(real, imaginary)
             try:
                 kind = TensorType(self.symbols.shape(meta.shape), from_torch_dtype(meta.dtype))
             except Unsupported as error:
                 raise UnsupportedError(
                     f"import {self.walk.label}: input {name!r}: {error}"
                 ) from error
-            return self.main.tensor(name, kind)
+            return self._tensor(name, kind)
         if isinstance(meta, torch.SymInt):
             return self._size(name, meta)
         return meta
+
+    def _tensor(self, name: str, kind: TensorType) -> Value:
+        """A parameter. Sizes that are made of numbers that are inputs cannot be told from the
+        parameters' shapes: they have names there, and are those sizes from here on.
+        """
+        plain = [
+            self.scope.symbol(f"{name}_dim{axis}") if self.of_data & set(free_vars(dim)) else dim
+            for axis, dim in enumerate(kind.shape)
+        ]
+        value = self.main.tensor(name, TensorType(tuple(plain), kind.dtype))
+        if all(a is b for a, b in zip(plain, kind.shape, strict=True)):
+            return value
+        shaped = self.scope.spanned(op.reshape(self.scope.expr(value), kind.shape, allowzero=True))
+        return Value(kind, expr=shaped)
+
+    def _part(self, name: str, meta: torch.Tensor) -> Value:
+        """A part of complex numbers, which are given as two tensors."""
+        dtype = from_torch_dtype(PARTS[meta.dtype])
+        return self._tensor(name, TensorType(self.symbols.shape(meta.shape), dtype))
 
     def _size(self, name: str, meta: torch.SymInt) -> object:
         """A size that is an input: that of a tensor where one has it, else the number given."""
@@ -107,6 +140,7 @@ class Importer:
             found = sizes.dims(self.scope, Value(self.scope.typed(vector), expr=vector))
             assert found is not None
             self.symbols.known[symbol] = as_dim(found[0])
+            self.of_data.update(free_vars(as_dim(found[0])))
         return self.symbols.scalar(meta)
 
     def constant(self, tensor: torch.Tensor, name: str) -> Value:
@@ -153,6 +187,8 @@ class _Program(Importer):
         for node, spec in pairs:
             if spec.kind != InputKind.USER_INPUT and spec.target in changed:
                 self.graph.env[node] = self._state(str(spec.target))
+        if any(map(is_random, self.graph.module.graph.nodes)):
+            self._add_generator()
         self._constrain()
         self.graph.run_nodes()
         self.walk.finish()
@@ -185,6 +221,12 @@ class _Program(Importer):
         assert value.array is not None
         self.states[target] = value.array
         return self.main.tensor(target, value.type)
+
+    def _add_generator(self) -> None:
+        """A state from which random numbers are drawn: every run goes on where the last ended."""
+        first = np.array(threefry_key(0), np.uint64)
+        self.states[GENERATOR] = first
+        self.graph.generator = self.main.tensor(GENERATOR, constant(first).type)
 
     def _weight(self, target: str) -> object:
         found = self._found(target)
@@ -234,6 +276,8 @@ class _Program(Importer):
                 after[spec.target] = value
             elif value is not None:
                 made.append((spec.arg.name, value))
+        if self.graph.generator is not None:
+            after[GENERATOR] = self.graph.generator
         return made + [(name, after[name]) for name in self.states]
 
 

@@ -14,6 +14,7 @@ from ekiden.frontend.torch.converters import (
     control,
     convolution,
     create,
+    flex,
     fourier,
     image,
     index,
@@ -22,14 +23,16 @@ from ekiden.frontend.torch.converters import (
     movement,
     norm,
     pointwise,
+    random,
     reduction,
+    vision,
 )
 from ekiden.frontend.torch.node import Converter, Row, Rule, target_name
 from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
-    backward, complex, fourier, linalg,
+    backward, complex, fourier, linalg, random, vision, flex,
 )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from ekiden.frontend.torch.selections import broadcast
+
 _SHIFT = 8
 """Arguments of gamma functions are moved up to here, where the asymptotic sums hold."""
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
@@ -116,6 +118,80 @@ def i1e(x: Tensor) -> Tensor:
     return _bessel(x, 1, True).to(x.dtype)
 
 
+def _fraction(x: Tensor) -> Tensor:
+    """exp(x x) erfc(x) from 2 on, by its continued fraction (DLMF 7.9.3)."""
+    found = x
+    for k in range(60, 0, -1):
+        found = x + k / 2 / found
+    return 1 / (math.sqrt(math.pi) * found)
+
+
+def erfc(x: Tensor) -> Tensor:
+    """1 - erf(x), which keeps its digits where it is small."""
+    wide = x.double()
+    far = (-wide * wide).exp() * _fraction(wide.clamp(min=2))
+    return torch.where(wide < 2, 1 - torch.erf(wide), far).to(_float_of(x))
+
+
+def erfcx(x: Tensor) -> Tensor:
+    """exp(x x) erfc(x)."""
+    wide = x.double()
+    near = (wide * wide).exp() * (1 - torch.erf(wide))
+    return torch.where(wide < 2, near, _fraction(wide.clamp(min=2))).to(_float_of(x))
+
+
+def _float_of(x: Tensor) -> torch.dtype:
+    return x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
+
+
+_TERMS = 12
+"""Of Hurwitz' sum, before the sums of Euler and Maclaurin take over."""
+
+
+def zeta(x: Tensor | float, q: Tensor | float) -> Tensor:
+    """Hurwitz' function, the sum of (n + q) ** -x: DLMF 25.11.5. As in PyTorch infinite at 1 and at
+    q = 0, -1, ..., and no number below 1, or where a negative one would be raised to a fraction."""
+    order, first = broadcast(_wide(x, q), _wide(q, x))
+    total = first.pow(-order)
+    for n in range(1, _TERMS):
+        total = total + (first + n).pow(-order)
+    last = first + _TERMS
+    total = total + last.pow(1 - order) / (order - 1) + last.pow(-order) / 2
+    rising, factorial = order, 2.0
+    for k, b in enumerate(_BERNOULLI, 1):
+        total = total + b / factorial * rising * last.pow(-order - 2 * k + 1)
+        rising = rising * (order + 2 * k - 1) * (order + 2 * k)
+        factorial *= (2 * k + 1) * (2 * k + 2)
+    is_whole = first == first.floor()
+    total = torch.where((first <= 0) & (order != order.floor()), math.nan, total)
+    total = torch.where((first <= 0) & is_whole, math.inf, total)
+    total = torch.where(order == 1, math.inf, torch.where(order < 1, math.nan, total))
+    dtype = torch.result_type(x, q)
+    return total.to(dtype if dtype.is_floating_point else torch.get_default_dtype())
+
+
+def _wide(value: Tensor | float, other: Tensor | float) -> Tensor:
+    """A number like the tensor beside it."""
+    if isinstance(value, Tensor):
+        return value.double()
+    assert isinstance(other, Tensor)
+    return torch.full_like(other, value, dtype=torch.float64)
+
+
+def polygamma(n: int, x: Tensor) -> Tensor:
+    """The n-th derivative of digamma: DLMF 5.15.1, and for the first one 5.15.6 below 1/2."""
+    if n == 0:
+        return digamma(x)
+    wide = x.double()
+    if n > 1:
+        size = math.factorial(n) if n % 2 else -math.factorial(n)
+        return (size * zeta(float(n + 1), wide)).to(_float_of(x))
+    low = wide < 0.5
+    found = zeta(2.0, torch.where(low, 1 - wide, wide))
+    turned = (math.pi / (math.pi * wide).sin()) ** 2 - found
+    return torch.where(low, turned, found).to(_float_of(x))
+
+
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """log of running sums of exponentials: pairs, pairs of pairs and so on (Hillis and Steele,
     "Data parallel algorithms", 1986), each sum from its own largest."""
@@ -130,4 +206,7 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     return found
 
 
-__all__ = ["digamma", "erfinv", "i0", "i0e", "i1", "i1e", "lgamma", "logcumsumexp"]
+__all__ = [
+    "digamma", "erfc", "erfcx", "erfinv", "i0", "i0e", "i1", "i1e", "lgamma", "logcumsumexp",
+    "polygamma", "zeta",
+]  # fmt: skip

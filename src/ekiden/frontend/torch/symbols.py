@@ -35,6 +35,19 @@ def _true_div(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return _float(a) / _float(b)
 
 
+def _float_power(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
+    """Roots alone: other powers are not exact where a size is made of them."""
+    if isinstance(exponent, prim.FloatImm) and exponent.value == 0.5:
+        return _root(base)
+    if isinstance(exponent, prim.FloatImm) and exponent.value.is_integer():
+        return _power(_float(base), prim.const(int(exponent.value), "int64"))
+    raise Unsupported(f"a size to the power of {exponent!r} cannot be computed")
+
+
+def _root(value: PrimExpr) -> PrimExpr:
+    return call_intrin("sqrt", _float(value))
+
+
 def _rounded(name: str) -> Callable[[PrimExpr], PrimExpr]:
     return lambda value: prim.cast(call_intrin(name, _float(value)), "int64")
 
@@ -45,8 +58,8 @@ def _power(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
     raise Unsupported(f"a size to the power of {exponent!r} cannot be computed")
 
 
-def _select(*pairs: object) -> PrimExpr:
-    raise Unsupported("a size that is chosen by conditions cannot be computed")
+def _where(condition: PrimExpr, yes: PrimExpr, no: PrimExpr) -> PrimExpr:
+    return prim.Select(condition, yes, no)
 
 
 _RULES: Mapping[type, Callable[..., PrimExpr]] = {
@@ -64,7 +77,14 @@ _RULES: Mapping[type, Callable[..., PrimExpr]] = {
     fn.ToFloat: _float,
     fn.FloorToInt: _rounded("floor"),
     fn.CeilToInt: _rounded("ceil"),
+    fn.RoundToInt: _rounded("round"),
     fn.TruncToInt: lambda a: prim.cast(_float(a), "int64"),
+    fn.TruncToFloat: lambda a: _float(prim.cast(_float(a), "int64")),
+    fn.FloatPow: _float_power,
+    fn.OpaqueUnaryFn_sqrt: _root,
+    fn.CeilDiv: lambda a, b: (a + b - 1) // b,
+    fn.Identity: lambda a: a,
+    fn.Where: _where,
     fn.Max: _all(prim.maximum),
     fn.Min: _all(prim.minimum),
     sympy.Eq: _binary(prim.EQ),
@@ -76,7 +96,6 @@ _RULES: Mapping[type, Callable[..., PrimExpr]] = {
     sympy.And: _binary(prim.And),
     sympy.Or: _binary(prim.Or),
     sympy.Not: lambda a: prim.Not(a),
-    sympy.Piecewise: _select,
 }
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product as every
 
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.converters.convolution import convolution, spread
 from ekiden.frontend.torch.converters.reduction import axes_of
-from ekiden.frontend.torch.node import Node, Row
+from ekiden.frontend.torch.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import known, product
+from ekiden.topi.shape import Shape, as_dim, equal, product, tidy
 
 Ints = Sequence[int]
 Many = list[Expr | Value | None]
@@ -20,71 +22,100 @@ def _convolution(
     padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
     mask: Sequence[bool],
 ) -> Many:  # fmt: skip
-    """(of the input, of the weight, of the bias), of a plain convolution over two axes."""
-    if transposed or len(weight.type.shape) != 4:
-        node.unsupported("the gradient of a convolution that is transposed or not over two axes")
+    """(of the input, of the weight, of the bias)."""
+    rank = len(weight.type.shape) - 2
+    steps, sides, gaps = spread(stride, rank, 1), spread(padding, rank), spread(dilation, rank, 1)
     outputs: Many = [None, None, None]
     if mask[0]:
-        outputs[0] = _of_input(node, grad, x, weight, stride, padding, dilation, groups)
+        outputs[0] = _of_input(node, grad, x, weight, steps, sides, gaps, transposed, groups)
     if mask[1]:
-        outputs[1] = _of_weight(node, grad, x, weight, stride, padding, dilation, groups)
+        large, small = (grad, x) if transposed else (x, grad)
+        taken = _windows(node, large, small, weight, steps, sides, gaps)
+        outputs[1] = _of_weight(node, taken, small, weight, groups)
     if mask[2]:
-        outputs[2] = op.sum(node.of(grad), axis=[0, 2, 3], keepdims=False)
+        outputs[2] = op.sum(node.of(grad), axis=[0, *range(2, rank + 2)], keepdims=False)
     return outputs
 
 
 def _of_input(
     node: Node, grad: Value, x: Value, weight: Value, stride: Ints, padding: Ints, dilation: Ints,
-    groups: int,
+    transposed: bool, groups: int,
 ) -> Expr:  # fmt: skip
-    """The transposed convolution, as much larger as the input is beyond what windows reach."""
+    """The convolution turned round. What a stride left over is behind the last element: as much as
+    may be is added there, and cut to the input's extents."""
+    rank = len(stride)
+    extra = (0,) * rank if transposed else tuple(s - 1 for s in stride)
+    made = convolution(
+        node, grad, weight, None, stride, padding, dilation, not transposed, extra, groups
+    )
+    have = node.typed(node.scope.spanned(made)).shape[2:]
+    wanted = x.type.shape[2:]
+    if all(map(equal, have, wanted)):
+        return made
+    return op.strided_slice(made, [0] * rank, list(wanted), axes=list(range(2, rank + 2)))
+
+
+def _windows(
+    node: Node, large: Value, small: Value, weight: Value, stride: Ints, padding: Ints,
+    dilation: Ints,
+) -> list[Expr]:  # fmt: skip
+    """The elements of the larger side that each tap of the kernel meets, by the places of the
+    smaller side: (batch, channels, *places) for each tap."""
+    rank = len(stride)
     kernel = node.static(weight.type.shape[2:], "the kernel")
-    have = node.static(x.type.shape[2:], "the input")
-    small = node.static(grad.type.shape[2:], "the gradient")
-    extra = [
-        h - ((g - 1) * s - 2 * p + d * (k - 1) + 1)
-        for h, g, s, p, d, k in zip(have, small, stride, padding, dilation, kernel, strict=True)
-    ]
-    channels = known(x.type.shape[1])
-    return op.nn.conv2d_transpose(
-        node.of(grad), node.of(weight), strides=list(stride), padding=[*padding, *padding],
-        dilation=list(dilation), groups=groups, channels=channels, kernel_size=kernel,
-        output_padding=extra,
-    )  # fmt: skip
+    places = small.type.shape[2:]
+    reach = [tidy((as_dim(n) - 1) * s + 1) for n, s in zip(places, stride, strict=True)]
+    data = op.nn.pad(node.of(large), [(0, 0), (0, 0), *((p, p) for p in padding)],
+                     const(0, large.type.dtype))  # fmt: skip
+    return [
+        op.strided_slice(
+            data, list(first), [tidy(r + f) for r, f in zip(reach, first, strict=True)],
+            strides=list(stride), axes=list(range(2, rank + 2)),
+        )
+        for tap in every(*map(range, kernel))
+        for first in [[t * d for t, d in zip(tap, dilation, strict=True)]]
+    ]  # fmt: skip
 
 
 def _of_weight(
-    node: Node, grad: Value, x: Value, weight: Value, stride: Ints, padding: Ints, dilation: Ints,
-    groups: int,
-) -> Expr:  # fmt: skip
-    """The input convolved with the gradient, channels in place of the batch; strides are gaps."""
-    kernel = node.static(weight.type.shape[2:], "the kernel")
-    if groups != 1:
-        node.unsupported("the gradient of the weight of a convolution in groups")
-    data = op.transpose(node.of(x), axes=[1, 0, 2, 3])
-    filters = op.transpose(node.of(grad), axes=[1, 0, 2, 3])
-    found = op.nn.conv2d(
-        data, filters, strides=list(dilation), padding=[*padding, *padding], dilation=list(stride),
-        channels=known(grad.type.shape[1]), kernel_size=node.static(grad.type.shape[2:], "it"),
-    )  # fmt: skip
-    cut = op.strided_slice(found, [0, 0], list(kernel), axes=[2, 3])
-    return op.transpose(cut, axes=[1, 0, 2, 3])
+    node: Node, windows: Sequence[Expr], small: Value, weight: Value, groups: int
+) -> Expr:
+    """A product over batch and places for each group: of the smaller side's channels, and of what
+    each tap meets of the larger side's."""
+    outer, inner, *kernel = node.static(weight.type.shape, "the weight")
+    batch, _, *places = small.type.shape
+    count = tidy(batch * product(places))
+    rows = op.reshape(op.transpose(_flat(node, node.of(small), small.type.shape), axes=[1, 0, 2]),
+                      (groups, outer // groups, count), allowzero=True)  # fmt: skip
+    taps = op.stack(list(windows), axis=0)  # (taps, batch, channels, *places)
+    shape = (len(windows), batch, groups, inner, product(places))
+    apart = op.transpose(op.reshape(taps, shape, allowzero=True), axes=[2, 3, 0, 1, 4])
+    columns = op.reshape(apart, (groups, inner * len(windows), count), allowzero=True)
+    found = op.nn.batch_matmul(rows, columns, transpose_b=True)
+    return op.reshape(found, (outer, inner, *kernel))
 
 
-def _max_pool(
-    node: Node, grad: Value, x: Value, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints,
-    ceil_mode: bool, places: Value,
-) -> Expr:  # fmt: skip
-    """Each gradient added at the flat place of its maximum."""
-    shape, dtype = x.type.shape, x.type.dtype
-    area = product(shape[-2:])
-    lead = tuple(shape[:-2])
-    count = product(places.type.shape[-2:])
-    zeros = op.full(const(0, dtype), (*lead, area), dtype=dtype)
-    at = op.reshape(node.of(places), (*lead, count), allowzero=True)
-    updates = op.reshape(node.of(grad), (*lead, count), allowzero=True)
-    found = op.scatter_elements(zeros, at, updates, axis=len(lead), reduction="add")
-    return op.reshape(found, shape, allowzero=True)
+def _flat(node: Node, data: Expr, shape: Shape) -> Expr:
+    """(batch, channels, places)."""
+    return op.reshape(data, (*shape[:2], product(shape[2:])), allowzero=True)
+
+
+def _max_pool(rank: int) -> Converter:
+    """Each gradient added at the flat place of its maximum, which is the last argument."""
+
+    def convert(node: Node, grad: Value, x: Value, *given: object) -> Expr:
+        places = given[-1]
+        assert isinstance(places, Value)
+        shape, dtype = x.type.shape, x.type.dtype
+        lead = tuple(shape[:-rank])
+        count = product(places.type.shape[-rank:])
+        zeros = op.full(const(0, dtype), (*lead, product(shape[-rank:])), dtype=dtype)
+        at = op.reshape(node.of(places), (*lead, count), allowzero=True)
+        updates = op.reshape(node.of(grad), (*lead, count), allowzero=True)
+        found = op.scatter_elements(zeros, at, updates, axis=len(lead), reduction="add")
+        return op.reshape(found, shape, allowzero=True)
+
+    return convert
 
 
 def _embedding(
@@ -121,7 +152,7 @@ def _log_softmax(node: Node, grad: Value, output: Value, dim: int, dtype: object
 # fmt: off
 ROWS: tuple[Row, ...] = (
     ("convolution_backward", _convolution),
-    ("max_pool2d_with_indices_backward", _max_pool),
+    *((f"max_pool{n}d_with_indices_backward", _max_pool(n)) for n in (2, 3)),
     ("embedding_dense_backward", _embedding),
     ("_softmax_backward_data", _softmax),
     ("_log_softmax_backward_data", _log_softmax),

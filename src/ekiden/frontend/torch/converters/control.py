@@ -1,4 +1,4 @@
-"""cond, while_loop and scan, as choices and functions of Relay."""
+"""cond, while_loop, scan and map, as choices and functions of Relay."""
 
 from __future__ import annotations
 
@@ -89,10 +89,17 @@ def _scan(
     return [*last, *made]
 
 
+def _map(
+    node: Node, body: torch.fx.GraphModule, xs: Sequence[Value], additional: Sequence[object] = ()
+) -> Many:
+    return _scan(node, body, (), xs, additional)
+
+
 # fmt: off
 ROWS: tuple[Row, ...] = (
     ("higher_order::cond", _cond),
     ("higher_order::while_loop", _while_loop),
     ("higher_order::scan", _scan),
+    ("higher_order::map_impl", _map),
 )
 # fmt: on

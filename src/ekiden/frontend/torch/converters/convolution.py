@@ -14,28 +14,30 @@ from ekiden.frontend.torch.node import Converter, Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_dim, known, product, tidy
+from ekiden.topi.shape import Dim, Shape, as_dim, known, product, tidy
 
 Ints = Sequence[int]
 
 
-def _spread(values: Ints, rank: int, default: int = 0) -> tuple[int, ...]:
+def spread(values: Ints, rank: int, default: int = 0) -> tuple[int, ...]:
+    """A number for each axis; PyTorch has one for all of them, or none."""
     given = tuple(int(v) for v in values)
     if not given:
         return (default,) * rank
     return given * rank if len(given) == 1 and rank > 1 else given
 
 
-def _convolution(
+def convolution(
     node: Node, x: Value, weight: Value, bias: Value | None, stride: Ints, padding: Ints,
     dilation: Ints, transposed: bool, output_padding: Ints, groups: int, *_: object,
 ) -> Expr:  # fmt: skip
+    """`aten::convolution` over one to three axes, of a batch or without one."""
     rank = len(weight.type.shape) - 2
     if rank not in (1, 2, 3):
         node.unsupported(f"expected 1 to 3 spatial axes, got {rank}")
     kernel = node.static(weight.type.shape[2:], "the kernel")
-    steps, sides = _spread(stride, rank, 1), _spread(padding, rank)
-    gaps, extra = _spread(dilation, rank, 1), _spread(output_padding, rank)
+    steps, sides = spread(stride, rank, 1), spread(padding, rank)
+    gaps, extra = spread(dilation, rank, 1), spread(output_padding, rank)
     data, filters = node.of(x), node.of(weight)
     unbatched = len(x.type.shape) == rank + 1
     if unbatched:
@@ -89,8 +91,8 @@ def _max_pool(rank: int) -> Converter:
         node: Node, x: Value, kernel: Ints, stride: Ints = (), padding: Ints = (0,),
         dilation: Ints = (1,), ceil_mode: bool = False,
     ) -> list[Expr | Value | None]:  # fmt: skip
-        window, sides = _spread(kernel, rank), _spread(padding, rank)
-        steps, gaps = _spread(stride, rank) if stride else window, _spread(dilation, rank)
+        window, sides = spread(kernel, rank), spread(padding, rank)
+        steps, gaps = spread(stride, rank) if stride else window, spread(dilation, rank)
 
         def pool(data: Expr) -> Expr:
             return _MAX[rank](
@@ -173,8 +175,8 @@ def _average_pool(rank: int) -> Converter:
         ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Expr:  # fmt: skip
-        window, sides = _spread(kernel, rank), _spread(padding, rank)
-        steps = _spread(stride, rank) if stride else window
+        window, sides = spread(kernel, rank), spread(padding, rank)
+        steps = spread(stride, rank) if stride else window
 
         def pool(data: Expr) -> Expr:
             return _AVERAGE[rank](
@@ -224,14 +226,63 @@ def _adaptive_max(rank: int) -> Converter:
 
     def convert(node: Node, x: Value, size: Sequence[object]) -> list[Expr | Value | None]:
         wanted = node.sizes(size)
-        return [_batched(node, x, rank, lambda data: pools[rank](data, wanted)), None]
+        places = _places_of_bins(node, x, rank) if node.wants(1) else None
+        return [_batched(node, x, rank, lambda data: pools[rank](data, wanted)), places]
 
     return convert
 
 
+def _places_of_bins(node: Node, x: Value, rank: int) -> Expr:
+    """Flat positions of the maxima of bins of several lengths: all taps of each bin side by side,
+    those beyond its end as small as can be, and the first of the largest."""
+    lead = len(x.type.shape) - rank
+    data, low = node.of(x), const(lowest(x.type.dtype), x.type.dtype)
+    counts, extents = node.out_shape[lead:], x.type.shape[lead:]
+    starts, lengths = [], []
+    for at, (count, extent) in enumerate(zip(counts, extents, strict=True)):
+        axis = lead + 2 * at  # each axis before has become two
+        number, size = op.arange(0, count, 1, dtype="int64"), node.of(extent, "int64")
+        out = node.of(count, "int64")
+        start = op.floor_divide(op.multiply(number, size), out)
+        after = op.multiply(op.add(number, const(1, "int64")), size)
+        end = op.floor_divide(op.add(after, op.subtract(out, const(1, "int64"))), out)
+        length = tidy(as_dim(extent) // as_dim(count) + 2)
+        taps = op.add(op.expand_dims(start, axis=1), op.arange(0, length, 1, dtype="int64"))
+        data = op.take(data, taps, axis=axis, mode="clip")
+        later = rank - at - 1  # axes behind
+        inside = op.less(taps, op.expand_dims(end, axis=1))
+        inside = op.expand_dims(inside, axis=2, num_newaxis=later) if later else inside
+        data = op.where(inside, data, low)
+        starts.append(start)
+        lengths.append(length)
+    return _flat_places(node, data, extents, starts, tuple(lengths), lead)
+
+
+def _flat_places(
+    node: Node, data: Expr, extents: Shape, starts: Sequence[Expr], lengths: Shape, lead: int
+) -> Expr:
+    """The place of the largest in each bin of (.., count, length, count, length)."""
+    rank = len(starts)
+    order = [*range(lead), *(lead + 2 * a for a in range(rank)),
+             *(lead + 2 * a + 1 for a in range(rank))]  # fmt: skip
+    turned = node.scope.spanned(op.transpose(data, axes=order))
+    shape = node.typed(turned).shape[: lead + rank]
+    joined = op.reshape(turned, (*shape, product(lengths)), allowzero=True)
+    best = op.cast(op.argmax(joined, axis=-1, keepdims=False), "int64")
+    flat: Expr = const(0, "int64")
+    for axis in range(rank):
+        below = node.of(product(lengths[axis + 1 :]), "int64")
+        own = op.floor_mod(op.floor_divide(best, below), node.of(lengths[axis], "int64"))
+        later = rank - 1 - axis
+        start = op.expand_dims(starts[axis], axis=1, num_newaxis=later) if later else starts[axis]
+        step = node.of(product(extents[axis + 1 :]), "int64")
+        flat = op.add(flat, op.multiply(op.add(own, start), step))
+    return flat
+
+
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    ("convolution", _convolution),
+    ("convolution", convolution),
     *((f"max_pool{n}d_with_indices", _max_pool(n)) for n in (1, 2, 3)),
     *((f"avg_pool{n}d", _average_pool(n)) for n in (1, 2, 3)),
     ("_adaptive_avg_pool2d", _adaptive(2)),

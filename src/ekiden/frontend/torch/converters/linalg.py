@@ -57,6 +57,16 @@ def _batched(node: Node, a: Value, b: Value) -> tuple[Expr, Expr, Shape]:
     return first, second, batch
 
 
+def _fitting(node: Node, a: Value, b: Value, axis: int) -> Value:
+    """Sides whose axis has the rows of the matrices, where only PyTorch knows that it has."""
+    rows, shape = a.type.shape[-1], list(b.type.shape)
+    if equal(rows, shape[axis]):
+        return b
+    node.scope.same([rows], [shape[axis]])
+    shape[axis] = rows
+    return node.value_of(node.scope.spanned(op.reshape(node.of(b), tuple(shape), allowzero=True)))
+
+
 def _inv_ex(node: Node, x: Value, *, check_errors: bool = False) -> list[Expr]:
     shape, dtype, _ = _kind(x)
     found = _factors(node, node.of(x), 1)
@@ -71,7 +81,7 @@ def _solve_ex(
     is_vector = len(inner) == 1 or (len(inner) == len(outer) and all(map(equal, inner, outer)))
     if is_vector:
         b = node.value_of(node.scope.spanned(op.expand_dims(node.of(b), -1)))
-    first, second, batch = _batched(node, a, b)
+    first, second, batch = _batched(node, a, _fitting(node, a, b, -2 if left else -1))
     found = _factors(node, first, 3)
     rows, columns = b.type.shape[-2:]
     if left:
@@ -135,7 +145,7 @@ def _cholesky_ex(
 
 
 def _cholesky_solve(node: Node, b: Value, factor: Value, upper: bool = False) -> Expr:
-    left, right, batch = _batched(node, factor, b)
+    left, right, batch = _batched(node, factor, _fitting(node, factor, b, -2))
     rank = len(batch) + 2
     lower, higher = (transposed(left, rank), left) if upper else (left, transposed(left, rank))
     half = op.linalg.solve_triangular(lower, right, lower=True)
@@ -151,7 +161,7 @@ def _cholesky_inverse(node: Node, factor: Value, upper: bool = False) -> Expr:
 def _solve_triangular(
     node: Node, a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Expr:
-    first, second, batch = _batched(node, a, b)
+    first, second, batch = _batched(node, a, _fitting(node, a, b, -2 if left else -1))
     if left:
         return op.linalg.solve_triangular(first, second, not upper, unitriangular)
     rank = len(batch) + 2

@@ -30,6 +30,16 @@ def _mm(node: Node, a: Value, b: Value) -> Expr:
     return product_of(node, a, b)
 
 
+def _int_mm(node: Node, a: Value, b: Value) -> Expr:
+    """Products of bytes, in full."""
+    node.scope.same(a.type.shape[1:], b.type.shape[:1])
+    if b.array is not None:
+        weight = node.of(constant(b.array.T))
+    else:
+        weight = op.transpose(node.of(b), axes=[1, 0])
+    return op.nn.dense(node.of(a), weight, out_dtype="int32")
+
+
 def _bmm(node: Node, a: Value, b: Value) -> Expr:
     node.scope.same((a.type.shape[0], a.type.shape[2]), b.type.shape[:2])
     return op.nn.batch_matmul(node.of(a), node.of(b), transpose_b=False)
@@ -212,15 +222,35 @@ def _grouped_mm(
     """
     if len(x.type.shape) != 2 or len(weights.type.shape) != 3 or bias is not None:
         node.unsupported("expected rows of two axes, weights of three and no bias")
+    total: Expr = const(0, x.type.dtype)
+    for index, is_own in enumerate(_rows_of_groups(node, x, weights, ends)):
+        made = product_of(node, x, _weight_of(node, weights, index))
+        total = op.where(is_own, made, total)
+    return total
+
+
+def _rows_of_groups(node: Node, x: Value, weights: Value, ends: Value) -> list[Expr]:
+    """[rows, 1] for each group: whether a row is of it."""
     (count,) = node.static(weights.type.shape[:1], "the groups")
     rows = op.arange(0, x.type.shape[0], 1, dtype="int64")
     found = op.searchsorted(node.of(ends, "int64"), rows, right=True, dtype="int64")
     group = node.scope.spanned(op.expand_dims(found, axis=1))
+    return [op.equal(group, const(index, "int64")) for index in range(count)]
+
+
+def _grouped_mm_backward(
+    node: Node, x: Value, weights: Value, ends: Value, grad: Value
+) -> list[Expr]:
+    """The gradients of the rows and of the weights."""
     total: Expr = const(0, x.type.dtype)
-    for index in range(count):
-        made = product_of(node, x, _weight_of(node, weights, index))
-        total = op.where(op.equal(group, const(index, "int64")), made, total)
-    return total
+    parts: list[Expr] = []
+    for index, is_own in enumerate(_rows_of_groups(node, x, weights, ends)):
+        turned = op.transpose(node.of(_weight_of(node, weights, index)), axes=[1, 0])
+        made = product_of(node, grad, node.value_of(node.scope.spanned(turned)))
+        total = op.where(is_own, made, total)
+        rows = op.transpose(op.where(is_own, node.of(x), const(0, x.type.dtype)), axes=[1, 0])
+        parts.append(product_of(node, node.value_of(node.scope.spanned(rows)), grad))
+    return [total, op.stack(parts, axis=0)]
 
 
 def _weight_of(node: Node, weights: Value, index: int) -> Value:
@@ -246,6 +276,7 @@ def _einsum_of_parts(
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
+    ("_int_mm", _int_mm),
     ("mm", _mm, bilinear),
     ("bmm", _bmm, bilinear),
     ("mv", _mv),
@@ -262,5 +293,6 @@ ROWS: tuple[Row, ...] = (
     ("outer", _outer),
     ("_grouped_mm", _grouped_mm),
     ("transformers::grouped_mm_fallback", _grouped_mm),
+    ("transformers::grouped_mm_fallback_backward", _grouped_mm_backward),
 )
 # fmt: on

@@ -197,16 +197,26 @@ def _repeat(node: Node, x: Value, repeats: Sequence[object]) -> Result:
 
 
 def _pad(node: Node, x: Value, pad: Sequence[object], value: Operand = 0) -> Result:
+    data, grown = _cut(node, x, pad)
+    if all(known(w) == 0 for pair in grown for w in pair):
+        return data
+    return op.nn.pad(data, grown, node.of(value, x.type.dtype))
+
+
+def _cut(node: Node, x: Value, pad: Sequence[object]) -> tuple[Expr, list[tuple[Dim, Dim]]]:
+    """What widths below 0 leave, and the other widths."""
     widths = pairs_of(node, len(x.type.shape), pad)
     data: Expr = node.of(x)
     cut = [(max(-(known(a) or 0), 0), max(-(known(b) or 0), 0)) for a, b in widths]
     if any(a or b for a, b in cut):
         ends = [_END if not b else -b for _, b in cut]
         data = op.strided_slice(data, [a for a, _ in cut], ends, axes=list(range(len(cut))))
-    grown = [tuple(0 if isinstance(w, int) and w < 0 else w for w in pair) for pair in widths]
-    if all(known(w) == 0 for pair in grown for w in pair):
-        return data
-    return op.nn.pad(data, grown, node.of(value, x.type.dtype))
+    grown = [(_grown(a), _grown(b)) for a, b in widths]
+    return data, grown
+
+
+def _grown(width: Dim) -> Dim:
+    return 0 if isinstance(width, int) and width < 0 else width
 
 
 def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Dim]]:
@@ -220,10 +230,8 @@ def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Di
 
 def _border(mode: str) -> Converter:
     def convert(node: Node, x: Value, pad: Sequence[object]) -> Result:
-        return op.nn.pad(
-            node.of(x), pairs_of(node, len(x.type.shape), pad), const(0, x.type.dtype),
-            pad_mode=mode,
-        )  # fmt: skip
+        data, grown = _cut(node, x, pad)
+        return op.nn.pad(data, grown, const(0, x.type.dtype), pad_mode=mode)
 
     return convert
 

@@ -409,6 +409,7 @@ ROWS: tuple[Row, ...] = (
     ("sub", _scaled(op.subtract), own(of_complex.summed(op.subtract))),
     ("mul", _multiply, bilinear),
     ("div", _divide, own(of_complex.div)),
+    ("true_divide", _divide, own(of_complex.div)),
     ("floor_divide", _floor_divide),
     ("remainder", _remainder(_python_mod)),
     ("fmod", _remainder(fmod)),
@@ -475,6 +476,7 @@ ROWS: tuple[Row, ...] = (
     ("threshold_backward", _threshold_backward),
     ("_to_copy", _to_copy, own(of_complex.cast)),
     ("prims::convert_element_type", _convert),
+    ("prims::fma", lambda node, a, b, c: op.add(op.multiply(node.of(a), node.of(b)), node.of(c))),
     *((name, same, per_part) for name in (
         "alias", "clone", "contiguous", "detach", "lift_fresh_copy", "lift_fresh", "resolve_neg",
         "resolve_conj")),

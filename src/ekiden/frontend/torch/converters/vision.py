@@ -1,0 +1,78 @@
+"""The operators of torchvision's library, by which its detectors are exported."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.torch.node import Node, Row
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.topi.shape import known
+
+Size: TypeAlias = object
+"""A size of an argument: see `Node.size`."""
+
+
+def _nms(node: Node, boxes: Value, scores: Value, threshold: float) -> Expr:
+    """Places of the boxes that stay, those of the highest scores first."""
+    found = op.vision.all_class_non_max_suppression(
+        op.expand_dims(node.of(boxes, "float32"), axis=0),
+        op.expand_dims(node.of(scores, "float32"), axis=0, num_newaxis=2),
+        node.scope.scalar(boxes.type.shape[0]),
+        const(threshold, "float32"),
+        const(-np.inf, "float32"),
+    )
+    rows, count = TupleGetItem(found, 0), TupleGetItem(found, 1)
+    kept = op.strided_slice(rows, const(np.array([0])), count, axes=[0])
+    return op.take(kept, const(2, "int64"), axis=1)
+
+
+def _pooled(node: Node, height: Size, width: Size) -> tuple[int, int]:
+    first, second = node.static(node.sizes([height, width]), "the regions")  # type: ignore[arg-type]
+    return first, second
+
+
+def _roi_align(
+    node: Node, x: Value, rois: Value, scale: float, height: Size, width: Size, ratio: int,
+    aligned: bool,
+) -> Expr:  # fmt: skip
+    return op.vision.roi_align(
+        node.of(x), node.of(rois, x.type.dtype), _pooled(node, height, width), scale,
+        sample_ratio=ratio if ratio > 0 else -1, aligned=aligned,
+    )  # fmt: skip
+
+
+def _roi_pool(
+    node: Node, x: Value, rois: Value, scale: float, height: Size, width: Size
+) -> list[Expr | Value | None]:
+    """The places of the maxima, which gradients read, are not computed."""
+    size = _pooled(node, height, width)
+    return [op.vision.roi_pool(node.of(x), node.of(rois, x.type.dtype), size, scale), None]
+
+
+def _deform_conv2d(
+    node: Node, x: Value, weight: Value, offset: Value, mask: Value, bias: Value,
+    stride_h: int, stride_w: int, pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
+    groups: int, offset_groups: int, use_mask: bool,
+) -> Expr:  # fmt: skip
+    found = op.nn.deformable_conv2d(
+        node.of(x), node.of(offset), node.of(weight), mask=node.of(mask) if use_mask else None,
+        strides=(stride_h, stride_w), padding=(pad_h, pad_w, pad_h, pad_w),
+        dilation=(dilation_h, dilation_w), deformable_groups=offset_groups, groups=groups,
+        channels=known(weight.type.shape[0]),
+        kernel_size=node.static(weight.type.shape[2:], "the kernel"), border="zeros",
+    )  # fmt: skip
+    return op.nn.bias_add(found, node.of(bias), axis=1)
+
+
+# fmt: off
+ROWS: tuple[Row, ...] = (
+    ("torchvision::nms", _nms),
+    ("torchvision::roi_align", _roi_align),
+    ("torchvision::roi_pool", _roi_pool),
+    ("torchvision::deform_conv2d", _deform_conv2d),
+)
+# fmt: on
