@@ -52,6 +52,8 @@ from ekiden.tir.stmt import (
 from ekiden.tir.visitor import guarded_nodes
 
 Array: TypeAlias = npt.NDArray[np.generic]
+Index: TypeAlias = Array | int
+"""Of one element or, with lanes, of many."""
 
 _REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
@@ -60,13 +62,13 @@ class _Runtime:
     """What generated source calls."""
 
     @staticmethod
-    def load(array: Array, index: Array, name: str) -> Array:
+    def load(array: Array, index: Index, name: str) -> Any:  # noqa: ANN401  # one, or lanes
         _check(array, index, name)
         return np.asarray(array[index])[()] if isinstance(index, np.ndarray) else array[index]
 
     @staticmethod
     def store(
-        array: Array, index: Array, value: Array, name: str, mask: Array | None = None
+        array: Array, index: Index, value: Array, name: str, mask: Array | None = None
     ) -> None:
         if mask is not None:
             kept = np.asarray(mask, bool)
@@ -100,7 +102,7 @@ class _Runtime:
         return np.asarray(value).astype(dt.to_numpy(dt.element(dtype)))[()]
 
 
-def _check(array: Array, index: Array, name: str) -> None:
+def _check(array: Array, index: Index, name: str) -> None:
     if not isinstance(index, np.ndarray) and 0 <= index < len(array):  # what most accesses are
         return
     where = np.asarray(index)
