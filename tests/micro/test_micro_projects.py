@@ -13,6 +13,7 @@ from micro_models import MODELS, SMALL, quantized
 
 import ekiden
 from ekiden import micro, relay
+from ekiden.micro.footprint import Calls
 from ekiden.rpc import RPCError
 from ekiden.rpc.messages import HEADER, Kind
 from ekiden.runtime.errors import ExportError, InputError, LoadError
@@ -46,6 +47,11 @@ def check(path: Path, template: str, target: str, folder: Path, **options: objec
     if "cflags" not in options:  # sanitizers put room between constants
         off = abs(sizes.model_constants - program.module.constant_bytes)
         assert off <= sizes.model_constants / 100
+    if template in BOARDS:
+        made = micro.footprint(program)
+        assert (made.code, made.workspace) == (sizes.model_code, sizes.model_workspace)
+        assert abs(made.constants - sizes.model_constants) <= sizes.model_constants / 100
+        assert 0 < made.stack < 2048
     x = sample(program)
     with micro.Session(project.open_transport()) as session:
         (found,) = session.run(x)
@@ -73,6 +79,16 @@ def need_board() -> None:
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}: apt install gcc-arm-none-eabi"
                         " libnewlib-arm-none-eabi qemu-system-arm make")  # fmt: skip
+
+
+@pytest.mark.quick
+def test_the_stack_is_the_deepest_of_all_calls() -> None:
+    stack = {"run": 8, "a": 100, "b": 40, "c": 80, "memcpy": None}
+    calls = Calls(stack, {"run": ("a", "b", "b"), "b": ("c", "memcpy")})
+    assert calls.most("run") == (128, ("memcpy",))
+    circle = Calls(stack, {"run": ("a",), "a": ("b",), "b": ("a",)})
+    with pytest.raises(ExportError, match="a calls itself"):
+        circle.most("run")
 
 
 @pytest.mark.parametrize("template", BOARDS)
