@@ -114,7 +114,7 @@ def vectors() -> ekiden.IRModule:
     both = relay.logical_and(relay.greater(x, relay.const(0.0)), relay.less(x, relay.const(1.0)))
     outputs = [picked, relay.cast(relay.cast(conv, "int8"), "int32"), relay.cast(short, "float32"),
                relay.cast(both, "uint8"), relay.mean(x, axis=[1, 2]), nn.softmax(x),
-               relay.right_shift(conv, relay.const(np.int32(3)))]  # fmt: skip
+               relay.right_shift(conv, relay.const(np.int32(3))), short]  # fmt: skip
     return ekiden.IRModule.from_expr(relay.Function([x], relay.Tuple(outputs)))
 
 

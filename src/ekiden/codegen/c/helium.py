@@ -49,26 +49,32 @@ _DIVIDED = (
     '__asm__("vdiv.f32 s0, s0, s4\\n\\tvdiv.f32 s1, s1, s5\\n\\tvdiv.f32 s2, s2, s6\\n\\t'
     'vdiv.f32 s3, s3, s7" : "+w"(a) : "w"(b)); r = a'
 )
+_LOAD = 'r = *(const ek_{}x4_near *)x;\n#if EK_HELIUM\n  __asm__("" : "+w"(r));\n#endif\n  (void)0'
+"""As memory that has elements, too, which the intrinsics' is not for compilers: they would move such
+a load before stores of one element. No loop of loads and stores becomes a call of memcpy, which
+copies words."""
+_LOAD16 = '__asm__("vldrh.{}32 %q0, [%1]" : "=w"(r) : "r"(x), "m"(*(const int16_t(*)[4])x))'
+_STORE16 = '__asm__("vstrh.32 %q2, [%1]" : "=m"(*(int16_t(*)[4])x) : "r"(x), "w"(y))'
 # fmt: off
 # ruff: noqa: E501 - rows of a table
 _ROWS = (
     # name         result  parameters                            by instructions, into r                                 a lane
     ("dup_f32",    "f32",  "float x",                            "r = vdupq_n_f32(x)",                                   "x"),
     ("dup_i32",    "i32",  "int32_t x",                          "r = vdupq_n_s32(x)",                                   "x"),
-    ("load_f32",   "f32",  "const float *x",                     "r = vldrwq_f32(x)",                                    "x[i]"),
-    ("load_i32",   "i32",  "const int32_t *x",                   "r = vldrwq_s32(x)",                                    "x[i]"),
-    ("load_u32",   "u32",  "const uint32_t *x",                  "r = vldrwq_u32(x)",                                    "x[i]"),
+    ("load_f32",   "f32",  "const float *x",                     _LOAD.format("f32"), ""),
+    ("load_i32",   "i32",  "const int32_t *x",                   _LOAD.format("i32"), ""),
+    ("load_u32",   "u32",  "const uint32_t *x",                  _LOAD.format("u32"), ""),
     ("load_i8",    "i8",   "const int8_t *x",                    "r = vldrbq_s32(x)",                                    "x[i]"),
     ("load_u8",    "u8",   "const uint8_t *x",                   "r = (ek_i32x4)vldrbq_u32(x)",                          "x[i]"),
-    ("load_i16",   "i16",  "const int16_t *x",                   "r = vldrhq_s32(x)",                                    "x[i]"),
-    ("load_u16",   "u16",  "const uint16_t *x",                  "r = (ek_i32x4)vldrhq_u32(x)",                          "x[i]"),
+    ("load_i16",   "i16",  "const int16_t *x",                   _LOAD16.format("s"),                                    "x[i]"),
+    ("load_u16",   "u16",  "const uint16_t *x",                  _LOAD16.format("u"),                          "x[i]"),
     ("store_f32",  "",     "float *x, ek_f32x4 y",               "*(ek_f32x4_near *)x = y",                              ""),
     ("store_i32",  "",     "int32_t *x, ek_i32x4 y",             "*(ek_i32x4_near *)x = y",                              ""),
     ("store_u32",  "",     "uint32_t *x, ek_u32x4 y",            "*(ek_u32x4_near *)x = y",                              ""),
     ("store_i8",   "",     "int8_t *x, ek_i32x4 y",              "vstrbq_s32(x, y)",                                     "x[i] = (int8_t)y[i]"),
     ("store_u8",   "",     "uint8_t *x, ek_i32x4 y",             "vstrbq_u32(x, (ek_u32x4)y)",                           "x[i] = (uint8_t)y[i]"),
-    ("store_i16",  "",     "int16_t *x, ek_i32x4 y",             "vstrhq_s32(x, y)",                                     "x[i] = (int16_t)y[i]"),
-    ("store_u16",  "",     "uint16_t *x, ek_i32x4 y",            "vstrhq_u32(x, (ek_u32x4)y)",                           "x[i] = (uint16_t)y[i]"),
+    ("store_i16",  "",     "int16_t *x, ek_i32x4 y",             _STORE16,                                     "x[i] = (int16_t)y[i]"),
+    ("store_u16",  "",     "uint16_t *x, ek_i32x4 y",            _STORE16,                           "x[i] = (uint16_t)y[i]"),
     ("i8_of",      "i8",   "ek_i32x4 x",                         "r = vshrq_n_s32(vshlq_n_s32(x, 24), 24)",              "(int8_t)x[i]"),
     ("u8_of",      "u8",   "ek_i32x4 x",                         "r = vandq_s32(x, vdupq_n_s32(255))",                   "(uint8_t)x[i]"),
     ("i16_of",     "i16",  "ek_i32x4 x",                         "r = vmovlbq_s16(vreinterpretq_s16_s32(x))",            "(int16_t)x[i]"),
