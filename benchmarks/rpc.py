@@ -77,13 +77,13 @@ rounds(call, up, down, up, down)
 """
 SESSION = """
 import numpy as np
-data, elements = bytearray(size), np.ones(size, np.uint8)
+data, elements, into = bytearray(size), np.ones(size, np.uint8), {}
 def measured(remote, function, tensor):
     there = tensor(elements, remote.cpu())
     rounds(
         lambda: function(1),
         lambda: there.copyfrom(elements), lambda: there.numpy(),
-        lambda: remote.upload(data, "file"), lambda: remote.download("file"),
+        lambda: remote.upload(data, "file"), lambda: remote.download("file", **into),
     )
 """
 EKIDEN = """
@@ -91,6 +91,7 @@ import ekiden
 from ekiden import rpc
 {start}
 remote = rpc.connect("127.0.0.1", port)
+into["into"] = bytearray(size)  # memory that is there, as loopback's; TVM has no word for it
 measured(remote, remote.get_function("ek.runtime.num_threads"), ekiden.nd.array)
 """
 PYTHON_SERVER = "server = rpc.Server(port=0); port = server.port"

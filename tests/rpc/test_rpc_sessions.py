@@ -148,6 +148,12 @@ def test_files(remote: rpc.RPCSession, tmp_path: Path) -> None:
     remote.upload(bytearray(b""), "empty")
     assert remote.listdir() == "empty,large.bin"
     assert remote.download("large.bin") == data and remote.download("empty") == b""
+    room, seen = bytearray(len(data) + 5), list[int]()
+    found = remote.download("large.bin", lambda done, size: seen.append(done), into=room)
+    assert found == data and room[: len(data)] == data and not any(room[len(data) :])
+    assert seen[-1] == len(data) and len(seen) > 8
+    with pytest.raises(ValueError, match="room for 9437184 bytes expected, got 5"):
+        remote.download("large.bin", into=bytearray(5))
     remote.remove("large.bin")
     with pytest.raises(FileNotFoundError):
         remote.download("large.bin")

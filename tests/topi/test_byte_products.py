@@ -194,6 +194,18 @@ def test_convolution(
     np.testing.assert_array_equal(got, want)
 
 
+def test_few_channels_are_a_product_of_windows() -> None:
+    image = relay.Any(), relay.Any(), 11, 2
+    x, w = operands((2, 9, 11, 2), (5, 2, 3, 4))
+    data = relay.var("x", shape=image, dtype="uint8")
+    made = relay.nn.conv2d(data, relay.const(w), 2, channels=5, kernel_size=(3, 4),
+                           data_layout="NHWC", kernel_layout="OIHW", out_dtype="int32")  # fmt: skip
+    module = ekiden.IRModule.from_expr(relay.Function([data], made))
+    program = ekiden.compile(module, "llvm -mcpu=x86-64-v3")
+    assert any("sliding_window" in name for name in program.raw.primitives)
+    np.testing.assert_array_equal(program(x).numpy(), convolved(x, w, 2))
+
+
 def convolved(x: Array, w: Array, stride: int) -> Array:
     """Without a border, in wide integers."""
     size = w.shape[2:]

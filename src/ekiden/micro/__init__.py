@@ -14,12 +14,14 @@ from ekiden.backend.crt.module import MicroModule, Pool
 from ekiden.driver.micro import MicroProgram, compile
 from ekiden.driver.model_library import export_model_library_format
 from ekiden.micro import project
+from ekiden.micro.footprint import Footprint, footprint
 from ekiden.micro.project import GeneratedProject, Sizes, generate_project
 from ekiden.micro.session import MicroExecutor, Session
 from ekiden.micro.templates import TEMPLATES, Template
 
 __all__ = [
     "TEMPLATES",
+    "Footprint",
     "GeneratedProject",
     "MicroExecutor",
     "MicroModule",
@@ -30,6 +32,7 @@ __all__ = [
     "Template",
     "compile",
     "export_model_library_format",
+    "footprint",
     "generate_project",
     "project",
 ]

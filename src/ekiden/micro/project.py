@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import tarfile
 from collections.abc import Mapping
@@ -22,7 +21,9 @@ from typing import Any
 
 from ekiden.driver.micro import MicroProgram
 from ekiden.driver.model_library import VERSION, library_files
+from ekiden.micro.footprint import ALLOCATED, NOBITS, WRITABLE, sections
 from ekiden.micro.templates import (
+    C_FLAGS,
     CONFIG,
     FPUS,
     MAKEFILE,
@@ -245,7 +246,7 @@ def _texts(row: Template, about: Mapping[str, Any], options: Options) -> dict[st
     flags = " ".join(f"{row.flags} {'' if is_board else '-D_GNU_SOURCE'}".split())
     texts = {
         "Makefile": MAKEFILE.format(
-            cc=options.get("cc", row.cc), machine=machine, flags=flags, link=link,
+            cc=options.get("cc", row.cc), c_flags=C_FLAGS, machine=machine, flags=flags, link=link,
             script="board.ld" if is_board else "",
         ),
         "src/ek_micro_config.h": _config(about, options),
@@ -328,13 +329,14 @@ def _hint(program: str) -> str:
 def _sizes(elf: bytes, text: str) -> Sizes:
     """Sums over the sections of a program, and over those of the model in the linker's map."""
     flash = ram = 0
-    for kind, flags, size in _sections(elf):
-        if flags & 2:  # takes memory when it runs
-            flash += size if kind != 8 else 0
-            ram += size if flags & 1 else 0
+    for each in sections(elf):
+        if each.flags & ALLOCATED:
+            flash += each.size if each.kind != NOBITS else 0
+            ram += each.size if each.flags & WRITABLE else 0
+    kept = text.partition("\nLinker script and memory map")[2]  # before it stands what is left out
     model = {"code": 0, "constants": 0, "workspace": 0}
     row = re.compile(r"^ (\.[\w.]+)\s+0x[0-9a-f]+\s+(0x[0-9a-f]+) (\S+)$", re.MULTILINE)
-    for section, size, file in row.findall(text):
+    for section, size, file in row.findall(kept):
         if "model/codegen/host/src" not in file:
             continue
         number = int(size, 16)
@@ -345,22 +347,6 @@ def _sizes(elf: bytes, text: str) -> Sizes:
         elif section.startswith(".bss.noinit"):
             model["workspace"] += number
     return Sizes(flash, ram, model["code"], model["constants"], model["workspace"])
-
-
-def _sections(elf: bytes) -> list[tuple[int, int, int]]:
-    """(type, flags, size) of the sections of an ELF file of either width."""
-    wide = elf[4] == 2
-    place = struct.unpack_from("<Q" if wide else "<I", elf, 40 if wide else 32)[0]
-    entry, count = struct.unpack_from("<HH", elf, 58 if wide else 46)
-    found: list[tuple[int, int, int]] = []
-    for n in range(count):
-        at = place + n * entry
-        if wide:
-            _, kind, flags, _, _, size = struct.unpack_from("<IIQQQQ", elf, at)
-        else:
-            _, kind, flags, _, _, size = struct.unpack_from("<IIIIII", elf, at)
-        found.append((kind, flags, size))
-    return found
 
 
 __all__ = ["OPTIONS", "GeneratedProject", "Sizes", "generate_project"]

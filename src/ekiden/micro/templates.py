@@ -92,12 +92,14 @@ FPUS = {
 }
 """Processor -> what its floating-point unit is called for the compiler."""
 
+C_FLAGS = "-std=c99 -fwrapv -ffp-contract=off -fno-math-errno -ffunction-sections -fdata-sections"
+"""What a model's C is compiled with whatever the project."""
 MAKEFILE = """\
 # make builds the program; make CC=... with another compiler, CFLAGS=... with other options.
 CC = {cc}
 CFLAGS ?= -O2
 MACHINE = {machine}
-FLAGS = -std=c99 -fwrapv -ffp-contract=off -fno-math-errno -ffunction-sections -fdata-sections \\
+FLAGS = {c_flags} \\
   {flags} -Imodel/codegen/host/include -Isrc
 LINK = {link}
 SOURCES = $(wildcard model/codegen/host/src/*.c) $(wildcard src/*.c)

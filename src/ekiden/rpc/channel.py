@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from ekiden.rpc.errors import RPCError, RPCSessionTimeoutError
-from ekiden.rpc.messages import HEADER, HELLO_LIMIT, Kind
+from ekiden.rpc.messages import HEADER, HELLO_LIMIT, LENT, Kind
 from ekiden.rpc.wire import read_head
 
 __all__ = ["Channel", "Pipes", "Stream"]
@@ -81,6 +81,8 @@ class Channel:
         self.limit = HELLO_LIMIT
         self.ends: float | None = None
         self.is_open = True
+        self.is_placed = False
+        """Whether the bytes of the last frame went to the place that was given for them."""
         self._data = memoryview(bytearray(2 * AHEAD))
         self._begin = self._end = 0
         """Where what has been read and not been given out lies in the data."""
@@ -97,25 +99,36 @@ class Channel:
         except OSError as error:
             raise self._gone(error) from error
 
-    def receive(self, seconds: float | None = None) -> tuple[Kind, memoryview]:
-        """The next frame; its body is good until the next one is asked for. Raises RPCError at the
-        end of the stream, RPCSessionTimeoutError after `seconds`: both end the session; FrameError
-        for what is none.
+    def receive(
+        self, seconds: float | None = None, place: memoryview | None = None
+    ) -> tuple[Kind, memoryview]:
+        """The next frame; its body is good until the next one is asked for. Where that is a RETURN
+        of as many bytes as `place` has, they go there and not through memory of this channel: the
+        body is what stands before them, and `is_placed` holds. Raises RPCError at the end of the
+        stream, RPCSessionTimeoutError after `seconds`: both end the session; FrameError for what is
+        none.
         """
         until = None if seconds is None else time.monotonic() + seconds
         try:
             if self._end - self._begin < HEADER:
                 self._fill(HEADER, until)
             kind, size = read_head(self._data, self.limit, self._begin)
+            is_return = place is not None and kind is Kind.RETURN
+            self.is_placed = is_return and place is not None and size == LENT + len(place)
+            if self.is_placed:
+                size = LENT
             if self._end - self._begin < HEADER + size:
                 self._fill(HEADER + size, until)
+            begin = self._begin + HEADER
+            self._begin = begin + size
+            body = self._data[begin : self._begin]
+            if self.is_placed and place is not None:
+                self._take(place, until)
             if until is not None:
                 self.stream.settimeout(None)
         except OSError as error:
             raise self._gone(error) from error
-        begin = self._begin + HEADER
-        self._begin = begin + size
-        return kind, self._data[begin : self._begin]
+        return kind, body
 
     def close(self) -> None:
         """End the stream."""
@@ -136,12 +149,24 @@ class Channel:
         data[:have] = left
         self._begin, self._end = 0, have
         while self._end < size:
-            if until is not None:
-                self.stream.settimeout(max(until - time.monotonic(), 1e-3))
-            got = self.stream.recv_into(data[self._end : max(size, self._ahead)])
-            if got == 0:
-                raise self._gone(None)
-            self._end += got
+            self._end += self._read(data[self._end : max(size, self._ahead)], until)
+
+    def _take(self, place: memoryview, until: float | None) -> None:
+        """Fill a place with what comes next: what has been read of it, then from the stream."""
+        have = min(len(place), self._end - self._begin)
+        place[:have] = self._data[self._begin : self._begin + have]
+        self._begin += have
+        while have < len(place):
+            have += self._read(place[have:], until)
+
+    def _read(self, data: memoryview, until: float | None) -> int:
+        """Read some bytes. Raises RPCError at the end, OSError."""
+        if until is not None:
+            self.stream.settimeout(max(until - time.monotonic(), 1e-3))
+        got = self.stream.recv_into(data)
+        if got == 0:
+            raise self._gone(None)
+        return got
 
     def _gone(self, error: OSError | None) -> RPCError:
         """The error for a stream that ended or took too long."""

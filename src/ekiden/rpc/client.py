@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, cast, overload
 
 from ekiden.rpc.channel import Channel, Pipes
 from ekiden.rpc.endpoint import Endpoint, Request
@@ -103,25 +103,37 @@ class RPCSession:
 
         self._endpoint.exchange(requests(), take)
 
-    def download(self, path: str, progress: Progress | None = None) -> bytearray:
-        """The bytes of a file of the session's folder. Raises an RPCError that is an OSError."""
+    @overload
+    def download(self, path: str, progress: Progress | None = None) -> bytearray: ...
+
+    @overload
+    def download(
+        self, path: str, progress: Progress | None = None, *, into: bytearray | memoryview
+    ) -> memoryview: ...
+
+    def download(
+        self,
+        path: str,
+        progress: Progress | None = None,
+        *,
+        into: bytearray | memoryview | None = None,
+    ) -> bytearray | memoryview:
+        """The bytes of a file of the session's folder; those of `into` that it fills, where memory
+        is given for them, which may have been used before: fresh memory takes longer to be made
+        than the bytes to come. Raises an RPCError that is an OSError, ValueError for too little
+        memory.
+        """
         size = cast(int, self._endpoint.request(Kind.SIZE, path))
-        made = bytearray(size)
-        left = memoryview(made)
+        made = bytearray(size) if into is None else memoryview(into).cast("B")[:size]
+        if len(made) < size:
+            raise ValueError(f"download '{path}': room for {size} bytes expected, got {len(made)}")
         step = min(self._endpoint.channel.limit - 1024, PIECE)
 
-        def take(answer: object) -> None:
-            nonlocal left
-            piece = cast(memoryview, answer)
-            if len(piece) != min(step, len(left)):
-                raise RPCError(f"download '{path}': it changed its size meanwhile")
-            left[: len(piece)] = piece
-            left = left[len(piece) :]
-            if progress is not None:
-                progress(size - len(left), size)
+        def ask(at: int, size: int) -> Request:
+            return Kind.DOWNLOAD, (path, at, size)
 
-        pieces = ((Kind.DOWNLOAD, (path, at, step)) for at in range(0, size, step))
-        self._endpoint.exchange(pieces, take)
+        if not self._endpoint.fetch(ask, memoryview(made), step, progress):
+            raise RPCError(f"download '{path}': it changed its size meanwhile")
         return made
 
     def remove(self, path: str) -> None:

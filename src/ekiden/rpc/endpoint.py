@@ -30,13 +30,15 @@ from ekiden.rpc.messages import (
     Kind,
     Tag,
 )
-from ekiden.rpc.wire import read_body, write_parts
+from ekiden.rpc.wire import check_lent, read_body, write_parts
 from ekiden.runtime import kind_of_error
 
-__all__ = ["Endpoint", "Far", "Request"]
+__all__ = ["Endpoint", "Far", "Progress", "Request"]
 
 Request = tuple[Kind, tuple[object, ...]]
 """A message and its fields."""
+Progress = Callable[[int, int], object]
+"""Called with the bytes that have crossed, and all there are."""
 WINDOW = 4
 """Requests that wait for answers where many are sent: one under way each way, one at each end."""
 
@@ -115,42 +117,79 @@ class Endpoint:
             self._send(kind, fields)
             return self._answer(False, seconds)
 
-    def exchange(self, requests: Iterable[Request], take: Callable[[object], object]) -> None:
+    def exchange(
+        self,
+        requests: Iterable[Request],
+        take: Callable[[object], object],
+        place: Callable[[], memoryview | None] = lambda: None,
+    ) -> None:
         """Ask for many things that call nobody back, some before former ones are answered: `take`
-        gets each answer in turn, bytes as a view that is good until it returns. Raises what
-        `request` raises, or `take` and `requests` raise: the session goes on.
+        gets each answer in turn, bytes as a view that is good until it returns; as what `place`
+        gave before, where that has as many. Raises what `request` raises, or `take` and `requests`
+        raise: the session goes on.
         """
         with self._lock:
             self._begin()
             try:
                 for kind, fields in requests:
                     if self._waiting == WINDOW:
-                        take(self._next())
+                        take(self._next(place()))
                     self._send(kind, fields)
                     self._waiting += 1
                 while self._waiting:
-                    take(self._next())
+                    take(self._next(place()))
             finally:
                 while self._waiting:
                     with suppress(RPCError):
                         self._next()
 
+    def fetch(
+        self,
+        ask: Callable[[int, int], Request],
+        to: memoryview,
+        step: int,
+        progress: Progress | None = None,
+    ) -> bool:
+        """Fill memory with what requests give: `ask(first byte, bytes)` is one, for at most `step`
+        bytes; `progress(done, all)` is called after each. False where one gave fewer or more."""
+        begin, is_whole, places = 0, True, [to]
+
+        def place() -> memoryview:
+            places[0] = to[begin : begin + step]
+            return places[0]
+
+        def take(answer: object) -> None:
+            nonlocal begin, is_whole
+            is_whole = is_whole and answer is places[0]
+            begin = min(begin + step, len(to))
+            if progress is not None and is_whole:
+                progress(begin, len(to))
+
+        ends = range(0, len(to), step)
+        self.exchange((ask(at, min(step, len(to) - at)) for at in ends), take, place)
+        return is_whole
+
     def _begin(self) -> None:
         """Before a request: release what was dropped. Raises RPCError within an exchange."""
         if self._waiting:
-            raise RPCError("rpc: a request while a file crosses, as from its progress=")
+            raise RPCError("rpc: a request while a file or tensor crosses, as from its progress=")
         self._drop_now()
 
-    def _next(self) -> object:
+    def _next(self, place: memoryview | None = None) -> object:
         """The next answer of an exchange."""
         self._waiting -= 1
-        return self._answer(True)
+        return self._answer(True, place=place)
 
-    def _answer(self, lends: bool, seconds: float | None = None) -> object:
+    def _answer(
+        self, lends: bool, seconds: float | None = None, place: memoryview | None = None
+    ) -> object:
         """What the request that waits gets. Raises what was raised there."""
         try:
             while True:
-                kind, body = self.channel.receive(seconds)
+                kind, body = self.channel.receive(seconds, place)
+                if self.channel.is_placed:
+                    check_lent(body, place)
+                    return place
                 if kind in ANSWERS:
                     found = read_body(kind, body, self, lends)
                     break

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ekiden.rpc.endpoint import Endpoint
-from ekiden.rpc.errors import RPCError
+from ekiden.rpc.endpoint import Endpoint, Progress, Request
+from ekiden.rpc.errors import FrameError, RPCError
 from ekiden.rpc.messages import Kind, Tag
 from ekiden.rpc.wire import TensorType
 from ekiden.runtime import BenchmarkResult, DataType, Device, Tensor, cpu, empty, tensor
@@ -23,9 +24,6 @@ __all__ = [
     "FarThings", "Progress", "RemoteDevice", "RemoteFunction", "RemoteModule", "RemoteObject",
     "RemoteTensor",
 ]  # fmt: skip
-
-Progress = Callable[[int, int], object]
-"""Called with the bytes that have crossed, and all there are."""
 
 PIECE = 1 << 20
 """Bytes of a piece: what stays in a cache while it is copied from here to there."""
@@ -213,10 +211,13 @@ class RemoteTensor(_Remote):
     def tensor(self, progress: Progress | None = None) -> Tensor:
         """A tensor here with the elements, which cross in pieces."""
         made = empty(self.shape, self.dtype)
-        to = _raw(made)
-        for at, size in _pieces(self.nbytes, self.endpoint.channel.limit, progress):
-            found = self.endpoint.request(Kind.READ, self.handle, at, size)
-            to[at : at + size] = np.frombuffer(cast(bytes, found), np.uint8)
+        to, step = _raw(made).data[: self.nbytes], min(self.endpoint.channel.limit - 64, PIECE)
+
+        def ask(at: int, size: int) -> Request:
+            return Kind.READ, (self.handle, at, size)
+
+        if not self.endpoint.fetch(ask, to, step, progress):
+            raise FrameError(f"rpc: all {len(to)} bytes of a tensor expected")
         return made
 
     def numpy(self) -> NDArray[Any]:
@@ -243,9 +244,21 @@ class RemoteTensor(_Remote):
                 f"copyfrom: {self.dtype}{list(self.shape)} expected,"
                 f" got {source.dtype}{list(source.shape)}"
             )
-        data = _raw(source.contiguous())
-        for at, size in _pieces(self.nbytes, self.endpoint.peer_limit, progress):
-            self.endpoint.request(Kind.WRITE, self.handle, at, data[at : at + size].data)
+        data, ends = _raw(source.contiguous()).data, deque[int]()
+
+        def requests() -> Iterator[Request]:
+            step = min(self.endpoint.peer_limit - 64, PIECE)
+            for at in range(0, self.nbytes, step):
+                piece = data[at : at + step]
+                ends.append(at + len(piece))
+                yield Kind.WRITE, (self.handle, at, piece)
+
+        def take(answer: object) -> None:
+            done = ends.popleft()
+            if progress is not None:
+                progress(done, self.nbytes)
+
+        self.endpoint.exchange(requests(), take)
         return self
 
     copy_from = copyfrom
@@ -271,15 +284,6 @@ class RemoteTensor(_Remote):
 def _raw(host: Tensor) -> NDArray[np.uint8]:
     """The elements of a contiguous tensor of the host, as bytes that share its memory."""
     return cast(NDArray[np.uint8], host.reinterpret("uint8", (host.nbytes,)).numpy())
-
-
-def _pieces(size: int, limit: int, progress: Progress | None) -> Iterator[tuple[int, int]]:
-    """Where each piece begins and how long it is, so that a message has room for it."""
-    step = min(limit - 64, PIECE)
-    for at in range(0, size, step):
-        yield at, min(step, size - at)
-        if progress is not None:
-            progress(min(at + step, size), size)
 
 
 class FarThings:

@@ -4,18 +4,18 @@ anything is made of them."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Protocol
 
 import numpy as np
 
 from ekiden.rpc.errors import FrameError
-from ekiden.rpc.messages import DEPTH_LIMIT, MESSAGES, Kind, Tag
+from ekiden.rpc.messages import DEPTH_LIMIT, LENT, MESSAGES, Kind, Tag
 from ekiden.runtime import ADT, DataType, Device, Module, Object, PackedFunc, Shape
 
 __all__ = [
-    "Handles", "Reader", "TensorType", "Writer", "read_body", "read_head", "write_body",
-    "write_parts",
+    "Handles", "Reader", "TensorType", "Writer", "check_lent", "read_body", "read_head",
+    "write_body", "write_parts",
 ]  # fmt: skip
 
 _HEAD, _READ_HEAD = struct.Struct("<IB3x"), struct.Struct("<IBBH")
@@ -458,6 +458,14 @@ def read_body(kind: Kind, data: Bytes, handles: Handles, lends: bool = False) ->
     if reader.left:
         raise FrameError(f"rpc: {kind.name} has {reader.left} bytes too many")
     return fields
+
+
+def check_lent(head: Bytes, place: Sized | None) -> None:
+    """Check that what stands in a RETURN before bytes says that there are as many as a place has.
+    Raises FrameError."""
+    size = -1 if place is None else len(place)
+    if head[0] != Tag.BYTES or int.from_bytes(head[1:LENT], "little") != size:
+        raise FrameError(f"rpc: {size} bytes expected, got a frame as long that begins otherwise")
 
 
 def read_head(data: Bytes, limit: int, begin: int = 0) -> tuple[Kind, int]:

@@ -208,7 +208,7 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "dot4_s8s8":   {X86: ("avxvnniint8",),          ARM: ("dotprod",)},
     "dot4_u8u8":   {X86: ("avxvnniint8",),          ARM: ("dotprod",)},
     "smlad":       {CORTEX_M: ("dsp",)},
-    "mve":         {CORTEX_M: ("mve",)},
+    "helium":      {CORTEX_M: ("mve.fp",)},
     "dot2_bf16":   {X86: ("avx512bf16",),           ARM: ("bf16",)},
     "dot2_s16":    {X86: ("avx512vnni", "avxvnni")},
     "fma_fp16":    {X86: ("avx512fp16",),           ARM: ("fullfp16",),},
@@ -229,10 +229,10 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
 one number into all lanes. rounding: to whole numbers. float16: conversions. madd_s16: sums of two
 products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 bits (pmaddubsw).
 dot4_*: sums of four products of bytes into int32, exact. smlad: sums of two products of int16, and
-bytes that are widened two by two. mve: vectors of 128 bits. dot2_bf16: of two of bfloat16 into
-float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and 8x2 bytes (smmla, ummla, usmmla).
-amx_*: of registers that hold matrices. integers_256: whole numbers in vectors of 256 bits, where
-AVX alone has floats.
+bytes that are widened two by two. helium: vectors of 128 bits, and sums of all products of two.
+dot2_bf16: of two of bfloat16 into float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and
+8x2 bytes (smmla, ummla, usmmla). amx_*: of registers that hold matrices. integers_256: whole
+numbers in vectors of 256 bits, where AVX alone has floats.
 scalef: a * 2**b. shuffles: elements of two vectors in any order (C has loops for it).
 flush_subnormals: a mode of the thread in which they are 0. masks: loads, stores and arithmetic of
 some lanes.
@@ -266,7 +266,7 @@ def vector_registers(architecture: str, features: frozenset[str]) -> tuple[int, 
             return 512, 32
         return (256 if "avx" in features else 128), 16
     if architecture == CORTEX_M:
-        return 32, 12  # words: vectors are for kernels that name their instructions
+        return (128, 8) if has_any(features, ABILITIES["helium"][CORTEX_M]) else (32, 12)
     if architecture == RISCV and "v" not in features:
         return 128, 8  # floats of registers that hold one: vectors here are four of 32
     if architecture == ARMV7:

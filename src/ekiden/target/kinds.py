@@ -126,7 +126,7 @@ _OPENCL = {**_WARPS_OF_1, "vector-bits": Option(int, None, 32), "cores": Option(
 
 _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
                    "flush_subnormals",
-                   "smlad", "mve"))                 # by name, in words that compilers know
+                   "smlad", "helium"))              # by name, in words that compilers know
 
 _OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
 

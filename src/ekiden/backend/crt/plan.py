@@ -19,6 +19,7 @@ from ekiden.backend.crt.module import (
     Step,
     Tensor,
 )
+from ekiden.codegen.c.helium import functions_in
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import PLANS_MEMORY, PassContext
@@ -190,6 +191,8 @@ def plan_module(
     fixed = _bind_outputs(reader, result, outputs)
     places, used = _place(reader, set(fixed), pools or (Pool("workspace"),))
     places |= fixed
+    helpers = tuple(kernels.helpers.texts.values())
+    texts = (*helpers, *(kernel.text for kernel in kernels.made.values()))
     return MicroModule(
         name=name,
         target=kernels.target,
@@ -199,7 +202,7 @@ def plan_module(
         kernels=tuple(kernels.made.values()),
         steps=tuple(_step(call, places) for call in reader.calls),
         pools=tuple(used),
-        helpers=tuple(kernels.helpers.texts.values()),
+        helpers=(*functions_in(texts), *helpers),
         has_own_memory=not pools,
     )
 

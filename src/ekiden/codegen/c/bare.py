@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ekiden.codegen.c.helium import HEAD, WORD, WORDS, Dots
+from ekiden.codegen.c.dots import Dots
+from ekiden.codegen.c.dots_writer import NEXT, DotsWriter
+from ekiden.codegen.c.helium import HeliumSyntax
 from ekiden.codegen.c.helpers import Helpers, c_symbol
-from ekiden.codegen.c.statement import StatementWriter
-from ekiden.codegen.c.types import c_type, memory_type
+from ekiden.codegen.c.types import memory_type
+from ekiden.codegen.c.vector_writer import VectorWriter
 from ekiden.codegen.common import dimensions, in_place
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, StringImm
@@ -35,75 +37,32 @@ class BareFunction:
     workspace: int
 
 
-class BareWriter(StatementWriter):
+class BareWriter(VectorWriter):
     """Writes the statements of a function that gives 0, or -1 where a check fails."""
 
     def __init__(self, helpers: Helpers, symbol: str) -> None:
-        super().__init__(helpers, symbol, [])
+        super().__init__(helpers, symbol, HeliumSyntax() if helpers.has("helium") else None)
         self.in_parallel = True  # no loop becomes a function of its own
         self.memory = self.unique("workspace")
         self.at = self.most = 0
 
     def serial(self, s: For, low: str, high: str) -> None:
         """A loop; sums of products of bytes go by vectors where the target has them."""
-        dots = Dots.of(s) if self.helpers.has("mve") else None
+        dots = Dots.of(s) if self.vectors is not None else None
         if dots is None:
             super().serial(s, low, high)
             return
-        assert isinstance(s.extent, IntImm)
-        self.helpers.texts.setdefault("mve", HEAD)
+        self.helpers.texts.setdefault("next", NEXT)
         self.forget()
-        name, kind = self.define(s.loop_var), c_type(s.loop_var.dtype)
-        self.learn(s.loop_var, s.min)
+        self.lines.append("#if EK_HELIUM")
         self.put("{")
         with self.indented():
-            self.put(f"{kind} {name} = 0;")
-            self.lines.append("#if defined(__ARM_FEATURE_MVE)")
-            self.by_vectors(dots, name, s.extent.value // WORDS * WORDS)
-            self.lines.append("#endif")
-            if s.extent.value % WORDS:
-                self.put(f"for (; {name} < {high}; ++{name}) {{")
-            else:
-                self.lines.append("#if !defined(__ARM_FEATURE_MVE)")
-                self.put(f"for (; {name} < {high}; ++{name}) {{")
-            with self.indented():
-                self.statement(s.body)
-            self.put("}")
-            if not s.extent.value % WORDS:
-                self.lines.append("#endif")
+            DotsWriter(self, dots).write()
         self.put("}")
         self.forget()
-
-    def by_vectors(self, dots: Dots, k: str, end: int) -> None:
-        """The steps up to `end`, four words at a time."""
-        weights = {w.var: self.unique("sum") for w in dots.words if not w.is_unsigned}
-        for total in weights.values():
-            self.put(f"int32_t {total} = 0;")
-        self.put(f"for (; {k} < {end}; {k} += {WORDS}) {{")
-        with self.indented():
-            names = {word.var: self.unique("v") for word in dots.words}
-            for word in dots.words:
-                place = f"(const int8_t *){self.name(word.buffer)} + ({self.text(word.index)})"
-                value = f"vldrbq_s8({place})"
-                if word.step > WORD:
-                    offsets = f"vmulq_n_u32(vidupq_n_u32(0, 1), {word.step})"
-                    place = f"(const int32_t *)(const void *)({place})"
-                    value = f"vldrwq_gather_offset_s32({place}, {offsets})"
-                    value = f"vreinterpretq_s8_s32({value})"
-                if word.is_unsigned:
-                    value = f"veorq_s8({value}, vdupq_n_s8(-128))"
-                self.put(f"const int8x16_t {names[word.var]} = {value};")
-                if not word.is_unsigned:
-                    total = weights[word.var]
-                    self.put(f"{total} = vaddvaq_s8({total}, {names[word.var]});")
-            for u in dots.updates:
-                acc = self.element(u.acc, self.text(u.index))
-                value = f"vmladavaq_s8({acc}, {names[u.data]}, {names[u.weight]})"
-                self.put(f"{acc} = {value};")
-        self.put("}")
-        for u in dots.updates:
-            self.put(f"{self.element(u.acc, self.text(u.index))} += 128 * {weights[u.weight]};")
-        self.forget()
+        self.lines.append("#else")
+        super().serial(s, low, high)
+        self.lines.append("#endif")
 
     def nested(self, s: Stmt) -> None:
         """What was allocated inside is free again after."""
@@ -186,6 +145,7 @@ def emit_bare(func: PrimFunc, name: str, helpers: Helpers) -> BareFunction:
         kind, is_read = memory_type(p.dtype), p not in written
         parameters.append((kind, is_read))
         arguments.append(f"{'const ' * is_read}{kind} *{restrict}{writer.define(p)}")
+    writer.prepare(func.body)
     writer.statement(func.body)
     writer.end()
     if writer.most:

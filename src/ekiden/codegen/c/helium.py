@@ -1,135 +1,317 @@
-"""Sums of products of bytes by the vectors of Cortex-M55 (MVE, Helium), 16 at a time.
+"""Vectors of four words by the instructions of Helium (MVE, Cortex-M55), in C that other processors
+take too.
 
-for k in n: b = word of B[4 k]; a = word of A[4 k]; acc[0] = dot4(acc[0], a, b); ...
-->  the same over vectors of four words, then over the words that are left.
+    b[i : i + 4] = max(a[i : i + 4], 0)   ->   ek_v_store_f32(&b[i], ek_v_max_f32(...));
 
-Instructions multiply bytes of one kind, and data are unsigned where weights are signed: data are
-taken less 128, and 128 times the sum of the weights is added behind the loop.
+Numbers of fewer bits lie in words, extended; conditions are words of -1 and 0. An operation that C
+has no infix for is a function: a row here says how it is written by intrinsics, and for one lane.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
 
-from ekiden.arith import simplify
-from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, is_const
-from ekiden.ir.prim_visitor import substitute
-from ekiden.tir.expr import Buffer, BufferLoad, Ramp
-from ekiden.tir.stmt import BufferStore, For, LetStmt, SeqStmt, Stmt
+from ekiden.codegen.c.types import C
+from ekiden.codegen.c.vectors import Kind, NoVectorsError, VectorSyntax
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import Div, Max, Min
 
-WORD, WORDS = 4, 4
-"""Bytes of a word, words of a vector."""
+LANES = 4
 HEAD = """\
-#if defined(__ARM_FEATURE_MVE)
+#if defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)
+#define EK_HELIUM 1
 #include <arm_mve.h>
-#endif"""
+typedef float32x4_t ek_f32x4;
+typedef int32x4_t ek_i32x4;
+typedef uint32x4_t ek_u32x4;
+#else
+#define EK_HELIUM 0
+typedef float ek_f32x4 __attribute__((vector_size(16)));
+typedef int32_t ek_i32x4 __attribute__((vector_size(16)));
+typedef uint32_t ek_u32x4 __attribute__((vector_size(16)));
+#endif
+typedef ek_i32x4 ek_i8x4, ek_u8x4, ek_i16x4, ek_u16x4, ek_b32x4; /* fewer bits, in words */
+typedef ek_f32x4 ek_f32x4_near __attribute__((aligned(4), may_alias));
+typedef ek_i32x4 ek_i32x4_near __attribute__((aligned(4), may_alias));
+typedef ek_u32x4 ek_u32x4_near __attribute__((aligned(4), may_alias));"""
+_CHOSEN = '__asm__("vcmp.{test}\\n\\tvpsel %q0, {of}" : "=w"(r) : {given} : "p0")'
+"""A mask stays where it is made: through a register of numbers it would take four instructions, and
+GCC 12 makes wrong code of some."""
+_TWO = '"w"(x), "w"(y)'
+_IF = _CHOSEN.format(test="i32 ne, %q1, zr", of="%q2, %q3", given=f'{_TWO}, "w"(z)')
+_MAX = _CHOSEN.format(test="f32 gt, %q2, %q1", of="%q2, %q1", given=_TWO)
+_MIN = _CHOSEN.format(test="f32 gt, %q1, %q2", of="%q2, %q1", given=_TWO)
+_DIVIDED = (
+    'register ek_f32x4 a __asm__("q0") = x; register ek_f32x4 b __asm__("q1") = y; '
+    '__asm__("vdiv.f32 s0, s0, s4\\n\\tvdiv.f32 s1, s1, s5\\n\\tvdiv.f32 s2, s2, s6\\n\\t'
+    'vdiv.f32 s3, s3, s7" : "+w"(a) : "w"(b)); r = a'
+)
+_LOAD = 'r = *(const ek_{}x4_near *)x;\n#if EK_HELIUM\n  __asm__("" : "+w"(r));\n#endif\n  (void)0'
+"""As memory that has elements, too, which the intrinsics' is not for compilers: they would move such
+a load before stores of one element. No loop of loads and stores becomes a call of memcpy, which
+copies words."""
+_LOAD16 = '__asm__("vldrh.{}32 %q0, [%1]" : "=w"(r) : "r"(x), "m"(*(const int16_t(*)[4])x))'
+_STORE16 = '__asm__("vstrh.32 %q2, [%1]" : "=m"(*(int16_t(*)[4])x) : "r"(x), "w"(y))'
+# fmt: off
+# ruff: noqa: E501 - rows of a table
+_ROWS = (
+    # name         result  parameters                            by instructions, into r                                 a lane
+    ("dup_f32",    "f32",  "float x",                            "r = vdupq_n_f32(x)",                                   "x"),
+    ("dup_i32",    "i32",  "int32_t x",                          "r = vdupq_n_s32(x)",                                   "x"),
+    ("load_f32",   "f32",  "const float *x",                     _LOAD.format("f32"), ""),
+    ("load_i32",   "i32",  "const int32_t *x",                   _LOAD.format("i32"), ""),
+    ("load_u32",   "u32",  "const uint32_t *x",                  _LOAD.format("u32"), ""),
+    ("load_i8",    "i8",   "const int8_t *x",                    "r = vldrbq_s32(x)",                                    "x[i]"),
+    ("load_u8",    "u8",   "const uint8_t *x",                   "r = (ek_i32x4)vldrbq_u32(x)",                          "x[i]"),
+    ("load_i16",   "i16",  "const int16_t *x",                   _LOAD16.format("s"),                                    "x[i]"),
+    ("load_u16",   "u16",  "const uint16_t *x",                  _LOAD16.format("u"),                          "x[i]"),
+    ("store_f32",  "",     "float *x, ek_f32x4 y",               "*(ek_f32x4_near *)x = y",                              ""),
+    ("store_i32",  "",     "int32_t *x, ek_i32x4 y",             "*(ek_i32x4_near *)x = y",                              ""),
+    ("store_u32",  "",     "uint32_t *x, ek_u32x4 y",            "*(ek_u32x4_near *)x = y",                              ""),
+    ("store_i8",   "",     "int8_t *x, ek_i32x4 y",              "vstrbq_s32(x, y)",                                     "x[i] = (int8_t)y[i]"),
+    ("store_u8",   "",     "uint8_t *x, ek_i32x4 y",             "vstrbq_u32(x, (ek_u32x4)y)",                           "x[i] = (uint8_t)y[i]"),
+    ("store_i16",  "",     "int16_t *x, ek_i32x4 y",             _STORE16,                                     "x[i] = (int16_t)y[i]"),
+    ("store_u16",  "",     "uint16_t *x, ek_i32x4 y",            _STORE16,                           "x[i] = (uint16_t)y[i]"),
+    ("i8_of",      "i8",   "ek_i32x4 x",                         "r = vshrq_n_s32(vshlq_n_s32(x, 24), 24)",              "(int8_t)x[i]"),
+    ("u8_of",      "u8",   "ek_i32x4 x",                         "r = vandq_s32(x, vdupq_n_s32(255))",                   "(uint8_t)x[i]"),
+    ("i16_of",     "i16",  "ek_i32x4 x",                         "r = vmovlbq_s16(vreinterpretq_s16_s32(x))",            "(int16_t)x[i]"),
+    ("u16_of",     "u16",  "ek_i32x4 x",                         "r = (ek_i32x4)vmovlbq_u16(vreinterpretq_u16_s32(x))",  "(uint16_t)x[i]"),
+    ("f32_of_i32", "f32",  "ek_i32x4 x",                         "r = vcvtq_f32_s32(x)",                                 "(float)x[i]"),
+    ("f32_of_u32", "f32",  "ek_u32x4 x",                         "r = vcvtq_f32_u32(x)",                                 "(float)x[i]"),
+    ("i32_of_f32", "i32",  "ek_f32x4 x",                         "r = vcvtq_s32_f32(x)",                                 "(int32_t)x[i]"),
+    ("u32_of_f32", "u32",  "ek_f32x4 x",                         "r = vcvtq_u32_f32(x)",                                 "(uint32_t)x[i]"),
+    ("rint",       "f32",  "ek_f32x4 x",                         "r = vrndnq_f32(x)",                                    "rintf(x[i])"),
+    ("floor",      "f32",  "ek_f32x4 x",                         "r = vrndmq_f32(x)",                                    "floorf(x[i])"),
+    ("ceil",       "f32",  "ek_f32x4 x",                         "r = vrndpq_f32(x)",                                    "ceilf(x[i])"),
+    ("trunc",      "f32",  "ek_f32x4 x",                         "r = vrndq_f32(x)",                                     "truncf(x[i])"),
+    ("fabs",       "f32",  "ek_f32x4 x",                         "r = vabsq_f32(x)",                                     "fabsf(x[i])"),
+    ("sqrt",       "f32",  "ek_f32x4 x",                         "",                                                     "sqrtf(x[i])"),
+    ("copysign",   "f32",  "ek_f32x4 x, ek_f32x4 y",             "",                                                     "copysignf(x[i], y[i])"),
+    ("fma",        "f32",  "ek_f32x4 x, ek_f32x4 y, ek_f32x4 z", "r = vfmaq_f32(z, x, y)",                               "fmaf(x[i], y[i], z[i])"),
+    ("div_f32",    "f32",  "ek_f32x4 x, ek_f32x4 y",             _DIVIDED,                                               "x[i] / y[i]"),
+    ("max_f32",    "f32",  "ek_f32x4 x, ek_f32x4 y",             _MAX,                                                   "x[i] < y[i] ? y[i] : x[i]"),
+    ("min_f32",    "f32",  "ek_f32x4 x, ek_f32x4 y",             _MIN,                                                   "x[i] > y[i] ? y[i] : x[i]"),
+    ("max_i32",    "i32",  "ek_i32x4 x, ek_i32x4 y",             "r = vmaxq_s32(x, y)",                                  "x[i] < y[i] ? y[i] : x[i]"),
+    ("min_i32",    "i32",  "ek_i32x4 x, ek_i32x4 y",             "r = vminq_s32(x, y)",                                  "x[i] > y[i] ? y[i] : x[i]"),
+    ("if_f32",     "f32",  "ek_b32x4 x, ek_f32x4 y, ek_f32x4 z", _IF,                                                    "x[i] ? y[i] : z[i]"),
+    ("if_i32",     "i32",  "ek_b32x4 x, ek_i32x4 y, ek_i32x4 z", _IF,                                                    "x[i] ? y[i] : z[i]"),
+)
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """A word that a step loads: the variable, and the bytes it is made of."""
+class _Row:
+    name: str
+    result: str
+    parameters: str
+    instructions: str
+    """Those of Helium, into r; "" where it has none."""
+    lane: str
+    """What other processors do in each lane; "" for the same."""
 
-    var: Var
-    buffer: Buffer
-    index: PrimExpr
-    step: int
-    """Bytes to the word of the next step: more than a word in panels of several columns."""
-
-    @property
-    def is_unsigned(self) -> bool:
-        """Whether its bytes are data, not weights."""
-        return self.buffer.dtype == "uint8"
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """acc[index] = dot4(acc[index], data, weight)"""
-
-    acc: Buffer
-    index: PrimExpr
-    data: Var
-    weight: Var
+    def text(self) -> str:
+        """The function."""
+        kind = f"ek_{self.result}x4" if self.result else "void"
+        each = f"r[i] = {self.lane}" if self.result else self.lane
+        lanes = f"  for (int i = 0; i < {LANES}; ++i) {each};"
+        body = [f"#if EK_HELIUM\n  {self.instructions};\n#else\n{lanes}\n#endif"]
+        if not self.instructions or not self.lane:
+            body = [lanes if self.lane else f"  {self.instructions};"]
+        if self.result:
+            body = [f"  {kind} r;", *body, "  return r;"]
+        head = f"static inline {kind} ek_v_{self.name}({self.parameters}) {{"
+        return "\n".join([head, *body, "}"])
 
 
-@dataclass(slots=True)
-class Dots:
-    """What such a loop does in a step."""
-
-    words: list[Word] = field(default_factory=list)
-    updates: list[Update] = field(default_factory=list)
-
-    @staticmethod
-    def of(loop: For) -> Dots | None:
-        """Those of a loop that does nothing else, and has a vector of steps at least."""
-        extent = loop.extent
-        if not is_const(loop.min, 0) or not isinstance(extent, IntImm) or extent.value < WORDS:
-            return None
-        found = Dots()
-        waiting = [loop.body]
-        while waiting:
-            s = waiting.pop()
-            if isinstance(s, SeqStmt):
-                waiting.extend(reversed(s.seq))
-            elif not found._take(s, loop.loop_var):
-                return None
-            elif isinstance(s, LetStmt):
-                waiting.append(s.body)
-        return found if found._is_whole() else None
-
-    def _take(self, s: Stmt, k: Var) -> bool:
-        """Whether a statement is one of these."""
-        if isinstance(s, LetStmt):
-            word = _word(s, k)
-            if word is not None:
-                self.words.append(word)
-            return word is not None
-        update = _update(s)
-        if update is not None:
-            self.updates.append(update)
-        return update is not None
-
-    def _is_whole(self) -> bool:
-        known = {w.var: w.is_unsigned for w in self.words}
-        return bool(self.updates) and all(
-            known.get(u.data) is True and known.get(u.weight) is False for u in self.updates
-        )
+_TESTS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
+_REVERSED = {"<": ">", "<=": ">="}
+"""Instructions take `<` for the opposite of `>=`, which holds for NaN too."""
 
 
-def _word(s: LetStmt, k: Var) -> Word | None:
-    """let v = reinterpret(buffer[ramp(index, 1, 4)]), four bytes further in each step"""
-    value = s.value
-    if not isinstance(value, Intrinsic) or value.op != "reinterpret" or value.dtype != "int32":
-        return None
-    load = value.args[0]
-    if not isinstance(load, BufferLoad) or load.buffer.dtype not in ("int8", "uint8"):
-        return None
-    ramp = load.indices[0]
-    if not isinstance(ramp, Ramp) or not is_const(ramp.stride, 1) or ramp.lanes != WORD:
-        return None
-    step = substitute(ramp.base, {k: k + const(1, k.dtype)}) - ramp.base
-    apart = simplify(step)
-    if not isinstance(apart, IntImm) or apart.value < WORD or apart.value % WORD:
-        return None
-    if apart.value > WORD and load.buffer.dtype == "uint8":  # not known to begin at a word
-        return None
-    return Word(s.var, load.buffer, ramp.base, apart.value)
+def _test(symbol: str, word: str) -> _Row:
+    """A comparison: -1 where it holds."""
+    pair = "%q2, %q1" if symbol in _REVERSED else "%q1, %q2"
+    name = _TESTS[_REVERSED.get(symbol, symbol)]
+    if word == "u32":
+        name = {"gt": "hi", "ge": "cs"}.get(name, name)
+    kind = {"f32": "f32", "u32": "u32"}.get(word, "s32")
+    kind = "i32" if name in ("eq", "ne") and kind != "f32" else kind
+    given = f'{_TWO}, "w"(vdupq_n_s32(-1)), "w"(vdupq_n_s32(0))'
+    made = _CHOSEN.format(test=f"{kind} {name}, {pair}", of="%q3, %q4", given=given)
+    parameters = f"ek_{word}x4 x, ek_{word}x4 y"
+    return _Row(f"{_TESTS[symbol]}_{word}", "b32", parameters, made, f"-(x[i] {symbol} y[i])")
 
 
-def _update(s: Stmt) -> Update | None:
-    if not isinstance(s, BufferStore) or s.predicate is not None:
-        return None
-    value = s.value
-    if not isinstance(value, Intrinsic) or value.op != "dot4_u8s8" or value.dtype != "int32":
-        return None
-    old, data, weight = value.args
-    same = isinstance(old, BufferLoad) and old.buffer is s.buffer
-    if not same or not isinstance(old, BufferLoad) or not isinstance(s.indices[0], IntImm):
-        return None
-    if not isinstance(data, Var) or not isinstance(weight, Var):
-        return None
-    at = old.indices[0]
-    is_own = isinstance(at, IntImm) and at.value == s.indices[0].value
-    return Update(s.buffer, s.indices[0], data, weight) if is_own else None
+ROWS = {row[0]: _Row(*row) for row in _ROWS} | {
+    row.name: row for row in (_test(symbol, w) for symbol in _TESTS for w in ("f32", "i32", "u32"))
+}
 
 
-__all__ = ["HEAD", "WORDS", "Dots", "Update", "Word"]
+def functions_in(texts: Iterable[str]) -> list[str]:
+    """The texts that must stand before others, for the vectors that are in them."""
+    used = {name for text in texts for name in re.findall(r"\bek_v_(\w+)", text)}
+    made = [row.text() for name, row in ROWS.items() if name in used]
+    return [HEAD, *made] if made else []
+
+
+class HeliumSyntax(VectorSyntax):
+    """Vectors of four lanes of at most 32 bits."""
+
+    names: ClassVar = {
+        "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32",
+        "uint32": "u32", "float32": "f32", "bool": "b32",
+    }  # fmt: skip
+    holds = True
+
+    def has(self, dtype: str) -> bool:
+        """Whether there is such a vector."""
+        return dt.lanes(dtype) == LANES and dt.element(dtype) in self.names
+
+    def type(self, dtype: str) -> str:
+        """`ek_f32x4`"""
+        return C.type(dtype) if dt.lanes(dtype) == 1 else f"ek_{self._short(dtype)}x4"
+
+    def _short(self, dtype: str) -> str:
+        found = self.names.get(dt.element(dtype))
+        if found is None:
+            raise NoVectorsError
+        return found
+
+    def _word(self, dtype: str) -> str:
+        """What is in a lane: i32, u32 or f32."""
+        return found if (found := self._short(dtype)) in ("f32", "u32") else "i32"
+
+    def lane_type(self, dtype: str) -> str:
+        """Of a word."""
+        return {"f32": "float", "u32": "uint32_t", "i32": "int32_t"}[self._word(dtype)]
+
+    def integer(self, dtype: str, unsigned: bool) -> str:
+        """`ek_u32x4` for float32x4."""
+        bits = 32 if dt.element(dtype) == "bool" else dt.SCALAR_BITS[dt.element(dtype)]
+        kind = f"{'uint' if unsigned else 'int'}{bits}"
+        return self.type(dt.with_lanes(kind, dt.lanes(dtype)))
+
+    def broadcast(self, x: str, dtype: str) -> str:
+        """The same in every lane."""
+        word = self._word(dtype)
+        if word == "f32":
+            return f"ek_v_dup_f32({x})"
+        sign = "-" if dt.element(dtype) == "bool" else ""
+        made = f"ek_v_dup_i32({sign}(int32_t)({x}))"
+        return f"((ek_u32x4){made})" if word == "u32" else made
+
+    def ramp(self, base: str, stride: str, dtype: str) -> str:
+        """`base + lane * stride`"""
+        if dt.element(dtype) not in ("int32", "uint32"):
+            raise NoVectorsError
+        kind = self.type(dtype)
+        first, step = self.broadcast(base, dtype), self.broadcast(stride, dtype)
+        return f"({first} + {step} * ({kind}){{0, 1, 2, 3}})"
+
+    def cast(self, kind: str, x: str) -> str:
+        """Integers keep their low bits; of 32, there is nothing to do."""
+        short = kind.removeprefix("ek_").removesuffix("x4")
+        if not kind.startswith("ek_"):
+            return C.cast(kind, x)
+        if short in ("i32", "u32", "b32", "f32"):
+            return f"(({kind})({x}))"
+        return f"ek_v_{short}_of((ek_i32x4)({x}))"
+
+    def converted(self, source: str, target: str, x: str) -> str:
+        """Between floats and integers too."""
+        if dt.lanes(target) == 1:
+            return super().converted(source, target, x)
+        before, after = self._word(source), self._word(target)
+        if "f32" in (before, after) and before != after:
+            return f"ek_v_{after}_of_{before}({x})"
+        return x if before == "f32" else self.cast(self.type(target), x)
+
+    def flag(self, x: str, dtype: str) -> str:
+        """A condition as 1 and 0."""
+        return f"({x} & ek_v_dup_i32(1))" if dt.lanes(dtype) > 1 else x
+
+    def select(self, condition: str, yes: str, no: str, dtype: str) -> str:
+        """Lane by lane."""
+        if dt.lanes(dtype) == 1:
+            return C.select(condition, yes, no, dtype)
+        word = self._word(dtype)
+        if word == "u32":
+            given = f"{condition}, (ek_i32x4)({yes}), (ek_i32x4)({no})"
+            return f"((ek_u32x4)ek_v_if_i32({given}))"
+        return f"ek_v_if_{word}({condition}, {yes}, {no})"
+
+    def compared(self, x: str, symbol: str, y: str, dtype: str) -> str:
+        """As a condition. Of numbers of fewer bits, which are extended, as of words."""
+        if dt.lanes(dtype) == 1:
+            return super().compared(x, symbol, y, dtype)
+        return f"ek_v_{_TESTS[symbol]}_{self._word(dtype)}({x}, {y})"
+
+    def comparison(self, text: str, dtype: str) -> str:
+        """It is one."""
+        return text
+
+    def load(self, pointer: str, index: str, dtype: str) -> str:
+        """Neighbours in memory."""
+        if dt.element(dtype) == "bool":
+            return f"ek_v_ne_i32(ek_v_load_u8(&{pointer}[{index}]), ek_v_dup_i32(0))"
+        return f"ek_v_load_{self._short(dtype)}(&{pointer}[{index}])"
+
+    def load_seconds(self, pointer: str, index: str, dtype: str) -> str:
+        """Lane by lane."""
+        raise NoVectorsError
+
+    def store(self, pointer: str, index: str, value: str, dtype: str) -> str:
+        """The line that stores them; of integers, their low bits."""
+        short = self._short(dtype)
+        if short == "b32":
+            short, value = "u8", self.flag(value, dtype)
+        return f"ek_v_store_{short}(&{pointer}[{index}], {value});"
+
+    def of_lanes(self, array: str, dtype: str) -> str:
+        """The vector of an array of lanes."""
+        return f"ek_v_load_{self._word(dtype)}({array})"
+
+    def lanes_of(self, name: str, dtype: str) -> str:
+        """A vector has them by number."""
+        return name
+
+    def has_bits(self, source: str, target: str) -> bool:
+        """Between words: others do not lie as in memory."""
+        return all(dt.SCALAR_BITS.get(dt.element(each)) == 32 for each in (source, target))
+
+    def bits(self, kind: str, x: str) -> str:
+        """As another type of as many."""
+        return f"(({kind})({x}))"
+
+    def math(self, name: str, dtype: str) -> str:
+        """`ek_v_rint`"""
+        if dt.lanes(dtype) == 1:
+            return C.math(name, dtype)
+        if name not in ROWS or dt.element(dtype) != "float32":
+            raise NoVectorsError
+        return f"ek_v_{name}"
+
+    def own(self, kind: Kind, dtype: str, x: str, y: str, y_is_number: bool) -> str:
+        """Quotients; the larger and the smaller of two, of floats where the second is no NaN."""
+        word = self._word(dtype)
+        name = {Div: "div", Max: "max", Min: "min"}.get(kind)
+        is_float = word == "f32"
+        if name is None or word == "u32" or (kind is Div) > is_float:
+            return ""
+        if is_float and kind is not Div and not y_is_number:
+            return ""
+        return f"ek_v_{name}_{word}({x}, {y})"
+
+    def every(self, condition: str) -> str:
+        """In all lanes."""
+        return " && ".join(f"{condition}[{n}]" for n in range(LANES))
+
+    def some(self, condition: str) -> str:
+        """In one lane at least."""
+        return f"({' || '.join(f'{condition}[{n}]' for n in range(LANES))})"
+
+
+__all__ = ["LANES", "HeliumSyntax", "functions_in"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ekiden.codegen.c.types import C, Syntax, c_type, constant
+from ekiden.codegen.c.vectors import NoVectorsError
 from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
@@ -191,10 +192,6 @@ class Form:
     syntax: Syntax = C
 
 
-class NoVectorsError(Exception):
-    """A function over vectors would need what has no words for them: it is computed by lanes."""
-
-
 class HelperBuilder(Builder):
     """Writes the lines of one helper function. Operands are names behind a percent sign, as LLVM's
     are, or constants.
@@ -277,7 +274,7 @@ class HelperBuilder(Builder):
             _one_lane(dt.lanes(source))
             self.uses_half = True
             return self.assign(target, f"{half}({x})")
-        return self.assign(target, syntax.cast(kind, x))
+        return self.assign(target, syntax.converted(source, target, x))
 
     def call(self, name: str, result: str, arguments: Arguments) -> Operand:
         """There are no calls but those of `intrinsic`."""
@@ -305,19 +302,34 @@ def _bare(operand: Operand) -> str:
 
 
 def _comparison(predicate: str, dtype: str, x: str, y: str, syntax: Syntax) -> str:
+    def compared(a: str, symbol: str, b: str, kind: str = dtype) -> str:
+        return syntax.compared(a, symbol, b, kind)
+
     if dt.is_float(dtype):
-        special = {
-            "oeq": f"{x} == {y}",
-            "une": f"{x} != {y}",
-            "one": f"({x} < {y} || {x} > {y})",
-            "uno": f"({x} != {x} || {y} != {y})",
-            "ord": f"({x} == {x} && {y} == {y})",
-        }
-        return special.get(predicate) or f"{x} {_ORDER[predicate[1:]]} {y}"
+        either, both = ("||", "&&") if dt.lanes(dtype) == 1 else ("|", "&")
+        match predicate:
+            case "oeq" | "une":
+                return compared(x, "==" if predicate == "oeq" else "!=", y)
+            case "one":
+                return f"({compared(x, '<', y)} {either} {compared(x, '>', y)})"
+            case "uno":
+                return f"({compared(x, '!=', x)} {either} {compared(y, '!=', y)})"
+            case "ord":
+                return f"({compared(x, '==', x)} {both} {compared(y, '==', y)})"
+        return compared(x, _ORDER[predicate[1:]], y)
     if predicate in ("eq", "ne"):
-        return f"{x} {'==' if predicate == 'eq' else '!='} {y}"
+        return compared(x, "==" if predicate == "eq" else "!=", y)
     kind = syntax.integer(dtype, predicate[0] == "u")
-    return f"{syntax.cast(kind, x)} {_ORDER[predicate[1:]]} {syntax.cast(kind, y)}"
+    a, b = (syntax.cast(kind, each) for each in (x, y))
+    is_same = dt.is_unsigned(dtype) == (predicate[0] == "u")
+    return compared(a, _ORDER[predicate[1:]], b, dtype if is_same else _other_sign(dtype))
+
+
+def _other_sign(dtype: str) -> str:
+    """An integer type of as many bits."""
+    element = dt.element(dtype)
+    other = element.removeprefix("u") if element.startswith("u") else f"u{element}"
+    return dt.with_lanes(other, dt.lanes(dtype))
 
 
 class Helpers:

@@ -105,6 +105,10 @@ class Syntax:
         """The operand as another type."""
         return f"({kind}){x}"
 
+    def converted(self, source: str, target: str, x: str) -> str:
+        """An operand of a type as another one, as numbers."""
+        return self.cast(self.type(target), x)
+
     def choose(self, condition: str, yes: str, no: str) -> str:
         """One of two, without parentheses."""
         return f"{condition} ? {yes} : {no}"
@@ -112,6 +116,10 @@ class Syntax:
     def select(self, condition: str, yes: str, no: str, dtype: str) -> str:
         """One of two of a type, lane by lane."""
         return self.choose(condition, yes, no)
+
+    def compared(self, x: str, symbol: str, y: str, dtype: str) -> str:
+        """Two operands of a type compared: what `comparison` makes a condition of."""
+        return f"{x} {symbol} {y}"
 
     def comparison(self, text: str, dtype: str) -> str:
         """A comparison of operands of a type as a condition."""

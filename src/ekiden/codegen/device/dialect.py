@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ekiden.codegen.c.helpers import Form
 from ekiden.codegen.c.types import Syntax
+from ekiden.codegen.c.vectors import VectorSyntax
 from ekiden.codegen.device import wgsl
-from ekiden.codegen.device.vectors import VectorSyntax
 
 AXES = ("x", "y", "z")
 

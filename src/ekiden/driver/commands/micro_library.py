@@ -43,13 +43,18 @@ def add_library(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=BYTES],...",
         help="with it: memories that the caller gives, the first preferred, and how large they are",
     )
+    parser.add_argument(
+        "--footprint",
+        action="store_true",
+        help="with it: compile the C for the target, and say the bytes of code and of the stack",
+    )
 
 
 def is_library(options: argparse.Namespace) -> bool:
     """Whether a model library is asked for. Raises InputError for what asks for half of one."""
     if options.runtime == "cpp" and not options.output_format:
-        if options.module_name != DEFAULT or options.workspace_pools:
-            raise InputError("--module-name and --workspace-pools are for -f mlf")
+        if options.module_name != DEFAULT or options.workspace_pools or options.footprint:
+            raise InputError("--module-name, --workspace-pools and --footprint are for -f mlf")
         return False
     if options.runtime != "crt" or options.output_format != "mlf" or options.executor != "aot":
         raise InputError("a model library takes --executor aot --runtime crt -f mlf, all three")
@@ -79,6 +84,9 @@ def write_library(options: argparse.Namespace) -> int:
     print(f"{options.output}: {size / 1e6:.1f} MB in {seconds:.1f} s")
     for line in memory_lines(program.module):
         print(f"  {line}")
+    if options.footprint:
+        for line in import_module("ekiden.micro.footprint").footprint(program).lines():
+            print(f"  {line}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
 nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
+nn.conv2d(%x u8, few channels)        ->  nn.conv2d(sliding_window(%x), ...), pointwise
 nn.conv2d(%x bf16, W bf16, NHWC)      ->  kernel layout OHWI64o2i, over data with their border
 nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
 nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
@@ -42,6 +43,7 @@ from ekiden.topi.nn.winograd import TAPS, suits
 from ekiden.topi.rule.families import fixed_for
 from ekiden.topi.rule.family import Product
 from ekiden.topi.rule.winograd_space import tile_side
+from ekiden.topi.rule.words import DOT4, words_of_step
 
 PACKED, WINOGRAD, TRANSPOSED = "conv_nhwc_pack", "winograd_conv2d", "conv_transpose_pack"
 """Families of kernels."""
@@ -63,6 +65,9 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
         return call
     channels, depth, *kernel = weight.data.shape
     missing, none = -depth % word, (0, 0)
+    is_dear = dtype == "uint8" and not target.has(DOT4)
+    if is_dear and 2 * depth <= word and math.prod(kernel) > 1 and attrs.dilation == (1, 1):
+        return conv_words(_of_windows(call, attrs, weight, word * words_of_step(target)), target)
     if missing or any(attrs.padding):
         top, left, bottom, right = attrs.padding
         widths = (none, (top, bottom), (left, right), (0, missing))
@@ -80,6 +85,31 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
         padding=(0, 0, 0, 0),
     )
     return Call(call.op, (data, packed), changed, span=call.span)
+
+
+def _of_windows(call: Call, attrs: Conv2DAttrs, weight: Constant, step: int) -> Call:
+    """A convolution of few channels as a pointwise one of the windows of its data: words of one
+    channel would be zeros by half and more, and products are dear where no instruction takes a
+    word."""
+    top, left, bottom, right = attrs.padding
+    channels, depth, *kernel = weight.data.shape
+    size, none = depth * math.prod(kernel), (0, 0)
+    missing = (0, -size % step)
+    zero, data = infer_here(Constant(np.zeros((), np.uint8))), call.args[0]
+    if any(attrs.padding):
+        data = infer_here(op.nn.pad(data, (none, (top, bottom), (left, right), none), zero))
+    windows = infer_here(op.sliding_window(data, 1, (*kernel, depth), (*attrs.strides, 1)))
+    rows = infer_here(op.reshape(windows, (0, 0, 0, size)))
+    if missing[1]:
+        rows = infer_here(op.nn.pad(rows, (none, none, none, missing), zero))
+    flat = np.pad(weight.data.transpose(0, 2, 3, 1).reshape(channels, size), (none, missing))
+    packed = Constant(flat[:, :, None, None], span=weight.span)
+    changed = attrs.with_fields(
+        strides=(1, 1), padding=(0, 0, 0, 0), kernel_size=(1, 1), channels=channels
+    )
+    made = Call(call.op, (rows, infer_here(packed)), changed, span=call.span)
+    made.set_checked_type(call.checked_type)
+    return made
 
 
 def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:

@@ -75,6 +75,8 @@ class Step:
     row: int = 0
     columns: int = 1
     registers: int = 1
+    rows: int = 0
+    """Of a tile, where its sums are in registers a column at a time; 0: as many as they hold."""
 
 
 DIRECT = Step(each=1)
@@ -88,13 +90,14 @@ PAIRS = Step(each=4, vector=3, columns=2, registers=4)
 """Two sums of two products of int16, of bytes that were widened."""
 HALVES = Step(each=2, vector=2, row=2, columns=2, registers=3)
 """Two sums of two products of int16, of words whose bytes are widened on both sides."""
-FOUR_WORDS = Step(each=1, vector=2, row=2, columns=2, registers=6)
+FOUR_WORDS = Step(each=2, vector=3, row=2, rows=4)
 """Sums over vectors of four steps, which follow each other in a row of the data and in one column
-of the weights: one column and four rows are what there are registers for."""
+of the weights: a load and the products for each row and column, weights that are gathered and made
+unsigned, and the sums of data, which all columns share. There are registers for four sums."""
 BYTES = (
     ("dot4_u8s8", DIRECT),
     ("madd_s16", PAIRS),
-    ("mve", FOUR_WORDS),
+    ("helium", FOUR_WORDS),
     ("smlad", HALVES),
     ("", Step(each=28, registers=5)),
 )
@@ -125,7 +128,10 @@ def spare_registers(target: Target, dtype: str = "float32") -> int:
 
 def most_rows(vectors: int, target: Target, dtype: str = "float32") -> int:
     """Rows of the largest tile of so many vectors that stays in registers."""
-    columns = vectors * step_of(dtype, target).columns
+    step = step_of(dtype, target)
+    if step.rows:
+        return step.rows
+    columns = vectors * step.columns
     return max(1, (spare_registers(target, dtype) - columns) // vectors)
 
 

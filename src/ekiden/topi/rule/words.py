@@ -47,6 +47,8 @@ MOST = 128
 """Of the sum of two neighbours of one sign: 255 times that fits int16."""
 EVEN = 0x00FF00FF
 """The bytes 0 and 2 of a word."""
+SUMS = "helium"
+"""What targets are able to that add up the products of a vector of words of one column."""
 GRAIN = 1 << 14
 """Bytes from which a thread of its own is worth having: widening them takes about as long as
 calling one."""
@@ -59,6 +61,11 @@ def dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
     if is_narrow and target.has(NARROW_DOT):
         ways.insert(0, NARROW_DOT)
     return (DOT4, *ways) if target.has(DOT4) else (*ways, DOT4)
+
+
+def words_of_step(target: Target) -> int:
+    """How many words of a row are multiplied at once: of rows that are made, a multiple."""
+    return target.lanes("int32") if target.has(SUMS) else 1
 
 
 def dot_space(
@@ -151,4 +158,5 @@ __all__ = [
     "narrowed_words",
     "pairs_of",
     "widen",
+    "words_of_step",
 ]

@@ -9,14 +9,15 @@ lane, as in C. Inside of such a loop over lanes everything is written for one la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from ekiden.arith import simplify
 from ekiden.codegen.c.expression import PLAIN, stripped
-from ekiden.codegen.c.helpers import Form, Helpers, NoVectorsError
+from ekiden.codegen.c.helpers import Form, Helpers
 from ekiden.codegen.c.statement import StatementWriter
+from ekiden.codegen.c.vectors import NoVectorsError, VectorSyntax
 from ekiden.codegen.common import check_lanes, flat_extent, is_nonnegative, stored_value
-from ekiden.codegen.device.vectors import VectorSyntax
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import (
@@ -26,6 +27,7 @@ from ekiden.ir.prim import (
     BinaryExpr,
     Cast,
     Div,
+    FloatImm,
     FloorDiv,
     FloorMod,
     IntImm,
@@ -78,14 +80,22 @@ class VectorWriter(StatementWriter):
 
     def allocate(self, buffer: Buffer) -> None:
         """An array of vectors where every access is of one."""
-        lanes = self.arrays.get(buffer)
         extent = buffer.shape[0] if len(buffer.shape) == 1 else None
+        if self._holds(buffer) and isinstance(extent, IntImm) and self.vectors is not None:
+            kind = self.vectors.type(buffer.dtype)
+            self.put(self.vectors.var(kind, self.define(buffer), extent.value))
+            return
+        lanes = self.arrays.get(buffer)
         if lanes is None or self.vectors is None or not isinstance(extent, IntImm):
             super().allocate(buffer)
             return
         kind = self.vectors.type(dt.with_lanes(buffer.dtype, lanes))
         count = -(-extent.value // lanes)
         self.put(self.vectors.var(kind, self.define(buffer), count))
+
+    def _holds(self, buffer: Buffer) -> bool:
+        """Whether it is an array of vectors because its elements are."""
+        return self.vectors is not None and self.vectors.holds and self.vectors.has(buffer.dtype)
 
     def element(self, buffer: Buffer, index: str) -> str:
         """A number; of an array of vectors through a pointer."""
@@ -134,9 +144,9 @@ class VectorWriter(StatementWriter):
 
     def _node(self, e: PrimExpr) -> str:
         match e:
-            case VectorReduce() if self._writes(e.value.dtype):
+            case VectorReduce() if self._writes(e.value.dtype) and self._has_halves(e.value.dtype):
                 return self._halved(e)
-            case Intrinsic(op="reinterpret") if self._writes(e.args[0].dtype):
+            case Intrinsic(op="reinterpret") if self._has_bits(e.args[0].dtype, e.dtype):
                 return self._as_bits(e)
         if not self._writes(e.dtype):
             return super()._node(e)
@@ -190,15 +200,15 @@ class VectorWriter(StatementWriter):
         if kind in (And, Or) and element == "bool":
             return f"({x} {_INFIX[kind]} {y})"
         if kind in BOOLEAN and element in PLAIN:
-            return self.vectors.comparison(f"{x} {e.symbol} {y}", dtype)
+            return self.vectors.comparison(self.vectors.compared(x, e.symbol, y, dtype), dtype)
         if kind in (Add, Sub, Mul) and element in PLAIN:
             return f"({x} {e.symbol} {y})"
+        if element in PLAIN and (own := self.vectors.own(kind, dtype, x, y, _is_number(e.b))):
+            return own
         if kind is Div and dt.is_float(element) and element in PLAIN:
             return f"({x} / {y})"
         if kind in (FloorDiv, FloorMod) and self._divides_plainly(e):
             return f"({x} {'/' if kind is FloorDiv else '%'} {y})"
-        if kind in (Min, Max) and element in PLAIN and dt.is_int(element):
-            return f"{'min' if kind is Min else 'max'}({x}, {y})"
         return self._functions_of_vectors.binary(kind, dtype, x, y)
 
     def _divides_plainly(self, e: BinaryExpr) -> bool:
@@ -209,13 +219,16 @@ class VectorWriter(StatementWriter):
     def _converted(self, e: Cast) -> str:
         assert self.vectors is not None
         source, target = dt.element(e.value.dtype), dt.element(e.dtype)
-        x, kind = self.of(e.value), self.vectors.type(e.dtype)
+        x = self.of(e.value)
         if source == target:
             return x
         exact = dt.is_int(source) or source == "bool" or {source, target} == {"float32", "float64"}
         if exact and target not in ("bool", "float16", "bfloat16"):
-            is_flag = source == "bool"
-            return self.vectors.cast(kind, self.vectors.flag(x, e.dtype) if is_flag else x)
+            x = self.vectors.flag(x, e.dtype) if source == "bool" else x
+            return self.vectors.converted(e.value.dtype, e.dtype, x)
+        if self.vectors.holds and source == "float32" and _fits(e.value, target):
+            word = dt.with_lanes("int32", dt.lanes(e.dtype))
+            return self.vectors.converted(e.value.dtype, word, x)
         return self._functions_of_vectors.cast(e.value.dtype, e.dtype, x)
 
     def _called(self, e: Intrinsic) -> str:
@@ -235,6 +248,8 @@ class VectorWriter(StatementWriter):
         assert self.vectors is not None and len(e.indices) == 1
         check_lanes("c: the load of", e.buffer, e.indices[0], e.dtype)
         index = e.indices[0]
+        if self._holds(e.buffer):
+            return f"{self.name(e.buffer)}[{self.of(index)}]"
         if dt.lanes(e.buffer.dtype) > 1:
             raise NoVectorsError
         if (slot := self._slot(e.buffer, index)) is not None:
@@ -274,8 +289,8 @@ class VectorWriter(StatementWriter):
         held = self.of(condition)
         if not held.isidentifier():
             held = self._kept("mask", condition.dtype, held)
-        rows = [(f"all({held})", lambda: self._side_of(yes))]
-        rows.append((f"!any({held})", lambda: self._side_of(no)))
+        rows = [(self.vectors.every(held), lambda: self._side_of(yes))]
+        rows.append((f"!{self.vectors.some(held)}", lambda: self._side_of(no)))
         return self._branches(e.dtype, rows, lambda: self._by_lanes(e))
 
     def _side_of(self, e: PrimExpr) -> str:
@@ -328,6 +343,20 @@ class VectorWriter(StatementWriter):
             found.append(f"({at}) >= 0 && ({at}) <= {extent.value - lanes}")
         return " && ".join(dict.fromkeys(found))
 
+    def _has_bits(self, source: str, target: str) -> bool:
+        """Whether the bits of a vector are those of another type."""
+        return (
+            self._writes(source)
+            and self.vectors is not None
+            and self.vectors.has_bits(source, target)
+        )
+
+    def _has_halves(self, dtype: str) -> bool:
+        """Whether the halves of such a vector are vectors, or numbers."""
+        lanes = dt.lanes(dtype) // 2
+        half = dt.with_lanes(dtype, lanes)
+        return lanes == 1 or (self.vectors is not None and self.vectors.has(half))
+
     def _halved(self, e: VectorReduce) -> str:
         """Halves are combined until one lane is left, in the order LLVM's code has."""
         assert self.vectors is not None
@@ -363,13 +392,18 @@ class VectorWriter(StatementWriter):
         """Neighbours at once; elsewhere the value at once, and a store for each lane."""
         value = stored_value(s)
         lanes = dt.lanes(value.dtype)
+        if self._writes(value.dtype) and self._holds(s.buffer) and s.predicate is None:
+            text = self.text(value)
+            self.put(f"{self.name(s.buffer)}[{self.text(s.indices[0])}] = {text};")
+            self.forget()
+            return
         if not self._writes(value.dtype) or dt.lanes(s.buffer.dtype) > 1:
             super().store(s)
             return
         assert self.vectors is not None
         index = s.indices[0]
         check_lanes("c: the store to", s.buffer, index, value.dtype)
-        text = self.text(value)
+        text = self.text(low_bits(value) if self.vectors.holds else value)
         is_near = isinstance(index, Ramp) and is_const(index.stride, 1)
         is_masked = s.predicate is not None and not is_const(s.predicate, 1)
         held = ""
@@ -383,7 +417,7 @@ class VectorWriter(StatementWriter):
         each = f"{self.names[name]}[lane]"
         if is_near and s.predicate is not None and dt.lanes(s.predicate.dtype) > 1:
             held = self._kept("mask", s.predicate.dtype, self.text(s.predicate))
-            self.put(f"if (all({held})) {{")
+            self.put(f"if ({self.vectors.every(held)}) {{")
             with self.indented():
                 self._store_near(s, self.whole[name], value.dtype)
             self.put("} else {")
@@ -400,6 +434,45 @@ class VectorWriter(StatementWriter):
             self.put(f"{slot} = {text};")
             return
         self.put(self.vectors.store(self.name(s.buffer), self.text(index.base), text, dtype))
+
+
+def low_bits(value: PrimExpr) -> PrimExpr:
+    """A value of which a store keeps some bits, in words: what else would cut it off needs not."""
+    bits = dt.SCALAR_BITS.get(dt.element(value.dtype), 32)
+    if bits >= 32 or not dt.is_int(value.dtype):
+        return value
+    word = dt.with_lanes("int32", dt.lanes(value.dtype))
+    match value:
+        case Cast(value=inner) if dt.is_int(inner.dtype) or dt.element(inner.dtype) == "float32":
+            at_least = dt.SCALAR_BITS.get(dt.element(inner.dtype), 32)
+            if not dt.is_int(inner.dtype):
+                return Cast(inner, word)
+            return low_bits(inner) if bits <= at_least < 32 else Cast(inner, word)
+        case BinaryExpr(a=a, b=b) if isinstance(value, (Add, Sub, Mul)):
+            return type(value)(low_bits(a), low_bits(b), word)
+    return Cast(value, word)
+
+
+def _fits(e: PrimExpr, dtype: str) -> bool:
+    """Whether what is between two constants, if it is a number, is one of an integer type."""
+    if not dt.is_int(dtype) or dt.SCALAR_BITS[dtype] > 16:
+        return False
+    ends: dict[type, float] = {}
+    while isinstance(e, (Min, Max)) and len(ends) < 2:
+        end = e.b.value if isinstance(e.b, Broadcast) else None
+        if not isinstance(end, FloatImm):
+            return False
+        ends[type(e)], e = end.value, e.a
+    bits = dt.SCALAR_BITS[dtype]
+    least = 0 if dt.is_unsigned(dtype) else -(1 << (bits - 1))
+    low, high = ends.get(Max, -math.inf), ends.get(Min, math.inf)
+    return least <= low and high <= least + (1 << bits) - 1
+
+
+def _is_number(e: PrimExpr) -> bool:
+    """Whether it is known to be no NaN in any lane."""
+    one = e.value if isinstance(e, Broadcast) else e
+    return isinstance(one, FloatImm) and not math.isnan(one.value)
 
 
 def _near_step(index: Ramp) -> int:

@@ -6,13 +6,21 @@ functions over vectors are those of `codegen.c.helpers`, in this syntax: `ek_exp
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from ekiden.codegen.c.types import C, Syntax, in_parentheses
 from ekiden.ir import dtype as dt
+from ekiden.ir.prim import BinaryExpr, Max, Min
 
 LANES = (2, 4, 8, 16)
 """How many lanes vectors have; others are computed lane by lane."""
+
+
+Kind: TypeAlias = type[BinaryExpr]
+
+
+class NoVectorsError(Exception):
+    """A function over vectors would need what has no words for them: it is computed by lanes."""
 
 
 class VectorSyntax(Syntax):
@@ -25,6 +33,8 @@ class VectorSyntax(Syntax):
         "float64": "double", "float16": "ushort", "bfloat16": "ushort", "bool": "int",
     }  # fmt: skip
     """The first part of a type; 16-bit floats are their bits."""
+    holds: ClassVar = False
+    """Whether buffers of vectors are arrays of them, else arrays of their lanes."""
 
     def has(self, dtype: str) -> bool:
         """Whether there is such a vector."""
@@ -121,6 +131,24 @@ class VectorSyntax(Syntax):
         """The first lanes and the others."""
         return f"{name}.lo", f"{name}.hi"
 
+    def has_bits(self, source: str, target: str) -> bool:
+        """Whether `bits` gives those that a vector has in memory."""
+        return True
+
     def bits(self, kind: str, x: str) -> str:
         """`as_int16(x)`"""
         return f"as_{kind}({x})"
+
+    def own(self, kind: Kind, dtype: str, x: str, y: str, y_is_number: bool) -> str:
+        """A node that the dialect has a function of its own for, else "". y_is_number: the second
+        operand is no NaN."""
+        name = {Min: "min", Max: "max"}.get(kind)
+        return f"{name}({x}, {y})" if name and dt.is_int(dt.element(dtype)) else ""
+
+    def every(self, condition: str) -> str:
+        """Whether a condition, which is a name, holds in all lanes."""
+        return f"all({condition})"
+
+    def some(self, condition: str) -> str:
+        """Whether it holds in one lane at least."""
+        return f"any({condition})"
