@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ekiden.runtime._core import Executable, Tensor, get_global_func, tensor
-from ekiden.runtime.artifact import Constant, read_constants, with_constants
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.runtime import artifact
+else:
+    artifact = Late("ekiden.runtime.artifact")
 
 PREFIX = "const_"
 
@@ -23,7 +29,7 @@ def missing(executable: Executable) -> list[str]:
     unknown = [i for i, c in enumerate(executable.constants) if c is None]
     if not unknown:
         return []
-    kinds = read_constants(executable.to_bytes())
+    kinds = artifact.read_constants(executable.to_bytes())
     return [f"{PREFIX}{i}" for i in unknown if not kinds[i].is_made]
 
 
@@ -35,12 +41,12 @@ def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str
     if waiting := missing(executable):
         raise LoadError(f"late-bound constants: they are moved already: {', '.join(waiting)}")
     data = executable.to_bytes()
-    constants = read_constants(data)
+    constants = artifact.read_constants(data)
     chosen = [i for i, c in enumerate(constants) if c.nbytes >= byte_limit and not c.is_made]
     kept = [replace(c, data=None) if i in chosen else c for i, c in enumerate(constants)]
     values = executable.constants
     moved = {f"{PREFIX}{i}": v for i in chosen if (v := values[i]) is not None}
-    return Executable.from_bytes(with_constants(data, kept)), moved
+    return Executable.from_bytes(artifact.with_constants(data, kept)), moved
 
 
 def bind(executable: Executable, given: Mapping[str, object]) -> None:
@@ -63,14 +69,16 @@ def bind(executable: Executable, given: Mapping[str, object]) -> None:
 def whole(executable: Executable) -> bytes | memoryview:
     """The bytes of an executable with all the constants it has been given."""
     data = executable.to_bytes()
-    constants = read_constants(data)
+    constants = artifact.read_constants(data)
     if all(c.data is not None or c.is_made for c in constants):
         return data
     values = executable.constants
-    return with_constants(data, [_filled(c, v) for c, v in zip(constants, values, strict=True)])
+    return artifact.with_constants(
+        data, [_filled(c, v) for c, v in zip(constants, values, strict=True)]
+    )
 
 
-def _filled(constant: Constant, value: Tensor | None) -> Constant:
+def _filled(constant: artifact.Constant, value: Tensor | None) -> artifact.Constant:
     if constant.data is not None or constant.is_made or value is None:
         return constant
     elements = value.reinterpret("uint8", (value.nbytes,)).numpy()
