@@ -101,7 +101,8 @@ def test_versions_are_those_of_the_library(name: str) -> None:
     assert version_of(name) == metadata.version(name) and version_of("no-such-package") == ""
 
 
-def test_a_current_target_is_part_of_the_key() -> None:
+def test_a_current_target_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "_FOREIGN", [])
     plain = artifact_key.request(b"a model", None, NO_OPTIONS, "vm")
     with Target("llvm -mcpu=x86-64-v3"):
         other = artifact_key.request(b"a model", None, NO_OPTIONS, "vm")

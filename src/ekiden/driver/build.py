@@ -6,9 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, TypeAlias
 
 from ekiden.backend.external import External, register_compiler
@@ -22,6 +20,7 @@ from ekiden.codegen.parallel import Progress
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.table import frontend_of, taken
+from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import ENGINE, PassContext, phase
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
@@ -31,6 +30,7 @@ from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Constant, Function
 from ekiden.relay.transform import InferType, NameDimensions
 from ekiden.relay.visitor import post_order
+from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.engines import text_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
@@ -128,7 +128,7 @@ def compile_model(
         "executor": executor,
         "weights": _weight_bytes(module),
         "main": described,
-        "producer": f"ekiden {version('ekiden')}",
+        "producer": f"ekiden {version_of('ekiden')}",
     }
     if regions:
         metadata["regions"] = regions

@@ -33,14 +33,15 @@ def names_from(
     package: str, names: Mapping[str, str], modules: Mapping[str, str]
 ) -> Callable[[str], object]:
     """The `__getattr__` of a package (PEP 562): `names` says which of its modules each stands in,
-    `modules` which module each is.
+    with another name there behind a colon, `modules` which module each is.
     """
 
     def find(name: str) -> object:
         if name not in names and name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(f"{package}.{modules.get(name) or names[name]}")
-        value: object = module if name in modules else getattr(module, name)
+        home, _, own = (modules.get(name) or names[name]).partition(":")
+        module = import_module(f"{package}.{home}")
+        value: object = module if name in modules else getattr(module, own or name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -21,10 +21,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import EkidenError, RequestError, RunLimitError
 from ekiden.serve.datatypes import Array
 from ekiden.serve.reasons import refusal

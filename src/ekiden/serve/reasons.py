@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import (
     BoundsError,
     DeviceError,

@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ekiden.runtime.artifact import (
     write_constants,
     write_sections,
 )
+from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.layout import Section
 

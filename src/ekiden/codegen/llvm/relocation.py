@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 
 # fmt: off

@@ -9,8 +9,9 @@ as globals (`GOT.mem`). What an image exports are the first of its places in the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 
 MAGIC = b"\0asm\1\0\0\0"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Let, Var
 from ekiden.relay.transform.scopes import bodies, with_children
+from ekiden.runtime.dataclass import dataclass
 
 Binding = tuple[Var, RelayExpr]
 
