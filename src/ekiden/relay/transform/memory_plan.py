@@ -26,7 +26,6 @@ lives for its call:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from ekiden.arith import simplify
 from ekiden.ir.expr import RelayExpr
@@ -46,6 +45,7 @@ from ekiden.relay.transform.scopes import bodies, on_body, with_children
 from ekiden.relay.transform.storage_in_place import merge_in_place
 from ekiden.relay.transform.storage_lifetimes import Block, Lifetimes, Request, op_name, run_of
 from ekiden.relay.transform.storage_places import ALIGNMENT, place_all
+from ekiden.runtime.dataclass import dataclass
 
 Stretch = tuple[Block, int, int]
 """A block, how many barriers stand before the stretch, and the device of an arena of it."""
@@ -208,8 +208,12 @@ class _Planner:
         if isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs):
             place = self.moved.get(value.args[0]) if isinstance(value.args[0], Var) else None
             if place is not None:
-                attrs = value.attrs.with_fields(offset=simplify(place[1] + value.attrs.offset))
-                return variable, value.with_fields(args=(place[0],), attrs=attrs)
+                arena, start = place  # in normal form, by what knows all of them
+                within = value.attrs.offset
+                is_start = isinstance(within, IntImm) and within.value == 0
+                offset = start if is_start else simplify(start + within)
+                attrs = value.attrs.with_fields(offset=offset)
+                return variable, value.with_fields(args=(arena,), attrs=attrs)
         return binding
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right, insort
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.arith import Analyzer, evaluate, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const, maximum
@@ -21,6 +21,7 @@ from ekiden.ir.structural import structural_key
 from ekiden.ir.text import prim_text
 from ekiden.relay.transform.kernel_order import KernelOrder
 from ekiden.relay.transform.storage_lifetimes import Request, Span, exclude_each_other
+from ekiden.runtime.dataclass import dataclass
 
 ALIGNMENT = 64
 LONGEST = 20_000
@@ -255,7 +256,8 @@ def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
     for place in order:
         below[place] = under = set(timeline.rivals(place))
         touching = under.difference(*(below[each] for each in under))
-        place.offset = largest([ends[p] for p in ends if p in touching] or [const(start)])
+        found = largest([ends[p] for p in ends if p in touching] or [const(start)])
+        place.offset = largest.analyzer.simplify(found)
         if len(prim_text(place.offset)) > LONGEST:
             return None
         end = largest.analyzer.simplify(place.offset + place.size)
