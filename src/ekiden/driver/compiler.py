@@ -45,11 +45,13 @@ if TYPE_CHECKING:
     from ekiden.driver.build import Compiled, Model
     from ekiden.driver.tiers import Upgrade
     from ekiden.frontend.common.options import Shapes
+    from ekiden.runtime import artifact
     from ekiden.runtime.artifact import Bytes
     from ekiden.target import virtual_device
     from ekiden.target.virtual_device import Targets
     from ekiden.tune.records import RecordsLike
 else:
+    artifact = Late("ekiden.runtime.artifact")
     library = Late("ekiden.driver.library")
     target_values = Late("ekiden.target")
     virtual_device = Late("ekiden.target.virtual_device")
@@ -146,7 +148,7 @@ def compile(
             made, upgrade = compile_quick(model, to, asked, executor, progress)
         else:
             made = compile_artifact(model, to, asked, executor, progress)
-    found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
+    found = made if isinstance(made, runtime.Executable) else artifact.executable_of(made)
     try:
         if num_threads is not None:
             found.num_threads = num_threads
@@ -318,7 +320,7 @@ def _on_fastest(
         made = compile_artifact(model, targets, options, executor, progress)
         if isinstance(made, runtime.Executable):
             return made
-        return runtime.Executable.from_bytes(made)
+        return artifact.executable_of(made)
 
     found = auto.fastest(auto.candidates(target), compiled)
     assert isinstance(found, runtime.Executable)
@@ -363,7 +365,7 @@ def compile_quick(
         return None if wanted is None else cache.put(wanted, artifact, made.weight_files)
 
     try:
-        raw = runtime.Executable.from_bytes(made.artifact)
+        raw = artifact.executable_of(made.artifact)
         upgrade = import_module("ekiden.driver.tiers").Upgrade
         return raw, upgrade(raw, tiers.job, tiers.general, targets[0], keep)
     except BaseException:
