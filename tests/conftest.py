@@ -26,6 +26,18 @@ from ekiden.tir import transform
 from long_runs import mark_what_is_not_shared
 from of_run import folder_of_run
 from processor import pretend
+from watch import (
+    open_stderr,
+    pytest_runtest_logreport,
+    pytest_timeout_cancel_timer,
+    pytest_timeout_set_timer,
+)
+
+__all__ = [
+    "pytest_runtest_logreport",
+    "pytest_timeout_cancel_timer",
+    "pytest_timeout_set_timer",
+]
 
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or hundreds of processes read all sources anew
@@ -48,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before test files are read: some make their targets as they are. Workers of pytest-xdist take
     files in the order of collection, not those with the most tests first."""
     config.option.loadscopereorder = False
+    config.option.maxworkerrestart = "0"  # by a second worker, the run might wait for ever
+    open_stderr(config)
     if cpu := config.getoption("--processor"):
         pretend(cpu)
 

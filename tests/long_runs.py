@@ -27,6 +27,11 @@ def share(one_in: int, by: Callable[..., Hashable] | None = None) -> pytest.Mark
     return pytest.mark.share(one_in, by)
 
 
+def alike(one_in: int) -> pytest.MarkDecorator:
+    """As `share`, of cases that are alike: a value of a parameter may be left to long runs."""
+    return share(one_in, by=lambda **_: None)
+
+
 def mark_what_is_not_shared(items: Iterable[pytest.Item]) -> None:
     """Mark as `long` the cases of tests with a share that are not in it."""
     tests = defaultdict(list)

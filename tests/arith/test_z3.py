@@ -10,7 +10,7 @@ import pytest
 
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import PrimExpr
-from long_runs import sizes
+from long_runs import alike, sizes
 
 z3 = pytest.importorskip("z3")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -79,6 +79,7 @@ def forms(analyzer: Analyzer, expr: PrimExpr) -> dict[str, PrimExpr]:
     return {"simplify": analyzer.simplify(expr), "rewrite": analyzer.rewrite_simplify(expr)}
 
 
+@alike(2)
 @pytest.mark.parametrize("part", range(PARTS))
 @sizes("count", 400, 20_000)
 def test_no_wrong_result(part: int, count: int) -> None:

@@ -113,11 +113,12 @@ def compile_files(sources: list[Path], folder: Path, flags: tuple[str, ...]) -> 
 
 
 class Objects:
-    """The object files of builds, compiled when first asked for."""
+    """The object files and programs of builds, made when first asked for."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self._folder = cache(factory.mktemp)
         self.runtime, self.tests = cache(self._runtime), cache(self._tests)
+        self.programs = cache(self._programs)
 
     def _runtime(self, name: str) -> list[Path]:
         """Those of the runtime in the build of a name."""
@@ -129,6 +130,16 @@ class Objects:
         only = BUILDS[name].only
         wanted = [*TESTS, "soak", "fuzz_load"] if only is None else only
         return self._compiled(name, [HERE / f"{test}.c" for test in ("library", *wanted)], "-O0")
+
+    def _programs(self, name: str) -> Path:
+        """A folder of all test programs and library.so."""
+        if like := BUILDS[name].like:
+            self.runtime(like), self.tests(like)
+        runtime, (library, *tests) = self.runtime(name), self.tests(name)
+        for test in tests:
+            link([*runtime, test], test.with_suffix(""), BUILDS[name].flags)
+        link([library], library.with_suffix(".so"), ("-shared",))
+        return library.parent
 
     def _compiled(self, name: str, sources: list[Path], level: str) -> list[Path]:
         build, folder = BUILDS[name], self._folder(name)
@@ -154,17 +165,10 @@ def plain_objects(objects: Objects) -> list[Path]:
     return objects.runtime("plain")
 
 
-@pytest.fixture(scope="module", params=BUILDS)
+@pytest.fixture(params=BUILDS)
 def built(request: pytest.FixtureRequest, objects: Objects) -> Path:
-    """A folder of all test programs and library.so in one build."""
-    name = request.param
-    if like := BUILDS[name].like:
-        objects.runtime(like), objects.tests(like)
-    runtime, (library, *tests) = objects.runtime(name), objects.tests(name)
-    for test in tests:
-        link([*runtime, test], test.with_suffix(""), BUILDS[name].flags)
-    link([library], library.with_suffix(".so"), ("-shared",))
-    return library.parent
+    """The test programs of one build: made once, whatever the order of tests."""
+    return objects.programs(request.param)
 
 
 def test_no_header_is_another_one_in_some_build() -> None:

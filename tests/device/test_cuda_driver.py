@@ -16,6 +16,7 @@ import pytest
 from stand_ins import DRIVERS, HERE, stand_in
 
 from ekiden import runtime
+from long_runs import alike
 
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 PARTS = ("cuda", "cuda_build", "driver_cache")
@@ -58,6 +59,7 @@ def ran(paths: Path, name: str, tmp_path: Path, **environment: str) -> None:
     assert found.returncode == 0, found.stderr
 
 
+@alike(2)
 @pytest.mark.parametrize(
     "name",
     ["attributes", "memory", "streams", "code", "cached", "lost", "suspects", "no context",

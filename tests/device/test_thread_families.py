@@ -14,6 +14,7 @@ from ekiden.ir.module import IRModule
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device
 from ekiden.target import Target
+from long_runs import alike
 
 RNG = np.random.default_rng(5)
 EPS = float(np.finfo("float32").eps)
@@ -115,17 +116,20 @@ SHARED = [(n, s) for n in PRODUCTS for s in (0, 1)]
 OTHERS = [(n, None) for n in CASES if n not in PRODUCTS]
 
 
+@alike(2)
 @pytest.mark.parametrize(("name", "shared"), SHARED + OTHERS)
 def test_families_on_opencl(opencl: Device, name: str, shared: int | None) -> None:
     check(name, Target("opencl"), shared)
 
 
+@alike(3)
 @pytest.mark.parametrize("name", CASES)
 def test_families_by_vectors(opencl: Device, name: str) -> None:
     """Of another width than the device prefers."""
     check(name, Target("opencl -device=any -vector-bits=256"), None)
 
 
+@alike(2)
 @pytest.mark.parametrize(("name", "shared"), SHARED + OTHERS)
 def test_families_as_cuda(fibres: Device, name: str, shared: int | None) -> None:
     assert fibres.exist

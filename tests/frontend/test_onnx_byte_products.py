@@ -20,7 +20,7 @@ from test_onnx_contrib import contrib_model, scalar, some_bytes
 
 import ekiden
 from ekiden.target import Target
-from long_runs import share
+from long_runs import alike, share
 from processor import processors
 
 ROUNDING = 2.0**-24
@@ -69,6 +69,7 @@ POINT, SCALE = scalar(120, np.uint8), scalar(0.0217)
 RESULT = [scalar(3.1), scalar(100, np.uint8)]
 
 
+@alike(2)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_qlinear_conv(last: bool, per_channel: bool) -> None:
@@ -271,7 +272,7 @@ def random_lstm(
     return [data, *weights, bias, *[None] * 4, scales[0], zeros, scales[1], zeros], exact, most
 
 
-@share(4)
+@alike(8)
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])

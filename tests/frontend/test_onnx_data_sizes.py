@@ -15,6 +15,7 @@ import ekiden
 from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import RunError
+from long_runs import alike
 
 pytestmark = pytest.mark.quick
 F = np.float32
@@ -782,6 +783,7 @@ def same(found: object, wanted: list[Array]) -> None:
         np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
 
 
+@alike(2)
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_flow_on(name: str) -> None:
     model, feed = CASES[name]()

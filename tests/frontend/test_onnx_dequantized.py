@@ -14,6 +14,7 @@ from onnx_models import Array, graph_model
 import ekiden
 from ekiden import relay
 from ekiden.frontend.onnx import from_onnx
+from long_runs import alike
 from processor import processors
 from rounding import expect_within, gamma
 
@@ -179,6 +180,7 @@ def product(case: Case, data: Array, weight: Array, bias: Array) -> Array:
     return np.asarray(found)
 
 
+@alike(2)
 @pytest.mark.parametrize("name", CASES)
 def test_products(name: str) -> None:
     case = CASES[name]

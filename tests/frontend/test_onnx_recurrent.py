@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
-from long_runs import share
+from long_runs import alike, share
 from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray
@@ -71,6 +71,7 @@ FUNCTIONS = {
 }
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("op_type", "names"), [(k, names) for k, rows in FUNCTIONS.items() for names in rows]
 )

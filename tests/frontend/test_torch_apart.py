@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import ekiden
 from ekiden import relay
-from long_runs import share
+from long_runs import alike, share
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -47,7 +47,7 @@ def test_distances_of_any_order(p: float) -> None:
     check(Apply(lambda a, b: torch.cdist(a, b, p=p)), x, y)
 
 
-@share(2)
+@share(3)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 2])
 def test_embedding_bags(mode: str, padding: int | None) -> None:
@@ -66,7 +66,7 @@ def test_embedding_bags_with_weights_and_a_last_offset() -> None:
     )), indices, offsets, torch.randn(5))  # fmt: skip
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(5, 9), (3, 3), (1, 16), (11, 20)])
 @pytest.mark.parametrize("align", [False, True])
@@ -89,6 +89,7 @@ def test_distinct_elements() -> None:
     check(Apply(torch.unique), torch.tensor([0.5, -1.0, 0.5]))
 
 
+@alike(2)
 @pytest.mark.parametrize("shape", [(5, 2, 8), (2, 7, 8), (3, 2, 2, 8), (2, 7, 3, 8)])
 def test_layers_on_rows_of_several_axes(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)

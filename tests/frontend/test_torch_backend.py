@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from ekiden import relay
 from ekiden.frontend.torch import backend
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own deprecations
@@ -150,6 +151,11 @@ def test_options_are_refused() -> None:
     compiled = torch.compile(lambda x: x + 1, backend="ekiden", options={"speed": 9})
     with pytest.raises(Exception, match="takes no options"):
         compiled(torch.ones(2))
+    # from here on PyTorch evaluates each frame of Python, which then takes room on the stack of C
+    body: relay.Expr = relay.var("x", "float32")
+    for _ in range(20_000):
+        body = relay.exp(body)
+    relay.ExprVisitor().visit(body)
 
 
 def test_random_numbers_are_pytorchs_own() -> None:

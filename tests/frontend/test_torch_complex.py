@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ekiden
+from long_runs import alike
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
 Tensor = torch.Tensor
@@ -79,6 +80,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
 }
 
 
+@alike(2)
 @pytest.mark.parametrize("name", CASES)
 def test_as_pytorch(name: str) -> None:
     function, shapes = CASES[name]

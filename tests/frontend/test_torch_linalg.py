@@ -12,6 +12,7 @@ from torch.export import Dim
 
 import ekiden
 from ekiden.runtime.errors import LinAlgError, RunError
+from long_runs import alike
 
 Compiled = Callable[..., object]
 
@@ -82,6 +83,7 @@ OF_ONE_BATCH = ("norms", "pinv")
 """What torch.export takes for a known batch alone."""
 
 
+@alike(2)
 @pytest.mark.parametrize("name", UNIQUE)
 def test_results_are_those_of_pytorch(name: str) -> None:
     """One compile for every batch."""
@@ -95,6 +97,7 @@ def test_results_are_those_of_pytorch(name: str) -> None:
             np.testing.assert_allclose(have, want, rtol=1e-3, atol=1e-3)
 
 
+@alike(2)
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("shape", [(4, 4), (5, 2), (2, 19), (1, 1)])
 def test_singular_vectors(shape: tuple[int, int], full: bool) -> None:

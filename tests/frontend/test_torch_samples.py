@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from long_runs import alike
+
 pytest.importorskip(
     "expecttest", reason="PyTorch's table of operators needs the package expecttest"
 )
@@ -27,6 +29,7 @@ def coverage() -> ModuleType:
     return module
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -39,7 +39,7 @@ def run(function: object, *args: torch.Tensor) -> object:
     return ekiden.compile(Of(function), args)(*args)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_as_pytorch(name: str, dtype: torch.dtype) -> None:

@@ -18,6 +18,7 @@ from ekiden.llm.sampling import Sampling
 from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import ImportModelError, InputError, UnsupportedError
 from ekiden.runtime.vm import VirtualMachine
+from long_runs import alike
 
 CONTEXT = 64
 IDS = np.random.default_rng(1).integers(0, 97, 40)
@@ -162,6 +163,7 @@ def test_a_context_that_the_model_cannot_have_is_refused() -> None:
         llm.load(tiny("llama"), context=257)
 
 
+@alike(4)
 @pytest.mark.parametrize("format", ["q4_0", "q8_0", "q4_k", "q6_k"])
 def test_weights_in_blocks_are_multiplied_as_they_are(format: str) -> None:
     """Exact where nothing is rounded to bytes; near where the processor multiplies these."""

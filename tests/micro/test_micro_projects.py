@@ -16,6 +16,7 @@ from ekiden import micro
 from ekiden.rpc import RPCError
 from ekiden.rpc.messages import HEADER, Kind
 from ekiden.runtime.errors import ExportError, InputError, LoadError
+from long_runs import alike
 
 SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover -Wall -Wextra -Werror"
 BOARDS = {
@@ -55,6 +56,7 @@ def check(path: Path, template: str, target: str, folder: Path, **options: objec
                                atol=0 if exact else 1e-6)  # fmt: skip
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("keyword", "int8"), ("person", "float"), ("anomaly", "int8"), ("lstm", "float"),

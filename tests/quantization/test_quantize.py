@@ -16,6 +16,7 @@ import ekiden
 from ekiden.cli import main
 from ekiden.quantization import LayerPlan, QuantPlan, Recipe
 from ekiden.quantization.judge import signal_to_noise
+from long_runs import alike
 from onnx_runtime import session
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -75,6 +76,7 @@ LONG: list[tuple[dict[str, Any], float]] = [
 ]
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("recipe", "least"),
     [

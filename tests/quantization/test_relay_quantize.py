@@ -14,6 +14,7 @@ from ekiden.ir.module import IRModule
 from ekiden.quantization.judge import signal_to_noise
 from ekiden.relay.expr import Call
 from ekiden.relay.transform.fold_scale_axis import op_of
+from long_runs import alike
 
 Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(0)
@@ -69,6 +70,7 @@ def dtypes(module: IRModule, name: str) -> list[str]:
     return found
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("config", "least"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -321,8 +322,9 @@ def test_deep_programs_need_no_more_stack_than_they_have() -> None:
     for _ in range(20_000):
         body = relay.exp(body)
     visitor = Count()
+    before = sys.getrecursionlimit()
     visitor.visit(body)
-    assert visitor.calls == 20_000
+    assert visitor.calls == 20_000 and sys.getrecursionlimit() == before
     with pytest.raises(NotImplementedError, match="ExprFunctor has no method visit_var"):
         relay.ExprFunctor().visit(x)
 

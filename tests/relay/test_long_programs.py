@@ -30,7 +30,7 @@ from ekiden.relay.visitor import ExprMutator
 from ekiden.target import Target
 from long_runs import sizes
 
-lengths = sizes("length", 10_000, 100_000)
+lengths = sizes("length", 4_000, 100_000)
 
 
 @pytest.mark.parametrize("make", [add_chain, let_chain])
@@ -55,7 +55,7 @@ def test_long_program(make: Callable[[int], IRModule], length: int) -> None:
 
 
 @pytest.mark.parametrize("make", [add_chain, let_chain])
-@sizes("length", 3_000, 100_000)
+@sizes("length", 1_500, 100_000)
 def test_long_program_goes_through_every_pass_to_bytecode(
     make: Callable[[int], IRModule], length: int
 ) -> None:

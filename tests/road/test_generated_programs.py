@@ -19,7 +19,7 @@ from ekiden.relay.transform import InferType
 from long_runs import LONG
 
 generated = settings(
-    max_examples=100,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     database=None,
@@ -71,7 +71,7 @@ def check_compiled(program: Program) -> None:
         equal(native(*args), found)
 
 
-@settings(generated, max_examples=60)
+@settings(generated, max_examples=30)
 @given(programs(depth=2), programs(depth=2))
 def test_programs_that_differ_have_different_digests(a: Program, b: Program) -> None:
     equal = structural_equal(a.module, b.module)

@@ -14,12 +14,15 @@ from long_runs import LONG
 pytestmark = pytest.mark.early
 
 LIGHT = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "densenet121")
-LARGE = {"bvlc_alexnet": pytest.mark.slow, "zfnet512": LONG, "vgg19": LONG}
+LARGE = ("inception_v1", "densenet121", "bvlc_alexnet", "zfnet512", "vgg19")
 """What takes seconds each, for layers that others have too."""
 CACHED = (
     "oww_hey_jarvis", "silero_vad", "silero_vad_half", "silero_vad_16k_op15",
     "silero_vad_ov_static", "oww_alexa_mlp", "oww_timer_mlp", "magika_v3_3", "attacut_c",
-    "deepcut", "ppocr2_cls", "ppocr4_det", "ddddocr_det", "minilm_l3_f32",
+    "minilm_l3_f32", *(
+        pytest.param(name, marks=LONG)
+        for name in ("deepcut", "ppocr2_cls", "ppocr4_det", "ddddocr_det", "silero_vad_half")
+    ),
 )  # fmt: skip
 
 
@@ -40,7 +43,7 @@ def assert_close(
 
 
 @pytest.mark.parametrize(
-    "name", [*LIGHT, *(pytest.param(n, marks=marks) for n, marks in LARGE.items())]
+    "name", [*(n for n in LIGHT if n not in LARGE), *(pytest.param(n, marks=LONG) for n in LARGE)]
 )
 def test_light_models(name: str) -> None:
     model = light_model(name)

@@ -29,8 +29,8 @@ from onnx_runtime import session  # noqa: E402
 pytestmark = pytest.mark.early
 
 FULL = ("gpt2", "t5", "vit", "unet", "lstm")
-SLOW = ("mamba_unrolled",)
-"""Left to long runs: an export takes some seconds."""
+SLOW = ("gpt2", "vit", "unet", "mamba", "mamba_unrolled")
+"""Left to long runs: an export takes some seconds. GPT-2's is compiled as optimised."""
 
 
 @cache

@@ -10,6 +10,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.relay.prelude import Prelude, StaticTensorArrayOps
+from long_runs import alike
 
 
 def vector(*values: float) -> np.ndarray:
@@ -48,6 +49,7 @@ def _written(get: Callable, tensor: Callable, x: relay.Expr) -> relay.Expr:
     return array
 
 
+@alike(2)
 @pytest.mark.parametrize(
     "build, wanted",
     [

@@ -191,8 +191,8 @@ def fuzz(fuzzer: Path, frames: int, seed: int) -> list[int]:
 
 
 def test_damaged_messages_under_sanitizers(fuzzer: Path) -> None:
-    refused, ended, answers = fuzz(fuzzer, 20_000, 1)
-    assert refused > 500 and ended > 10 and answers > 4000
+    refused, ended, answers = fuzz(fuzzer, 5_000, 1)
+    assert refused > 100 and ended > 2 and answers > 1000
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import ekiden
 from ekiden import relay, te, topi
 from ekiden.runtime.errors import DifferentiationError
 from ekiden.te import Tensor
+from long_runs import alike
 
 RNG = np.random.default_rng(3)
 
@@ -53,6 +54,7 @@ FUNCTIONS: dict[str, Callable[[te.ProducerLoad], object]] = {
 }  # fmt: skip
 
 
+@alike(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_of_elements(name: str) -> None:
     x = placed(4, 3)

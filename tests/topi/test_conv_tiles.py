@@ -110,7 +110,7 @@ CASES = [   # n, h, w, in, out, kernel, strides, padding, dilation, groups
 # fmt: on
 
 
-@share(3)
+@share(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c[:5])))
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 def test_convolution(case: tuple[object, ...], symbolic: bool) -> None:

@@ -31,7 +31,7 @@ from ekiden.topi.rule.attention import Heads
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.families import ROWS
 from ekiden.topi.rule.family import Product
-from long_runs import share
+from long_runs import alike, share
 
 TARGET = Target(Target.host(), cores=2)
 NARROW = Target("llvm -mcpu=x86-64-v3 -cores=1")
@@ -137,6 +137,7 @@ DENSE = [
 ]
 
 
+@alike(2)
 @pytest.mark.parametrize(("target", "m", "n", "k", "panel"), DENSE)
 def test_no_decision_changes_a_dense_layer(
     target: Target, m: int, n: int, k: int, panel: int
@@ -157,7 +158,7 @@ def test_no_decision_changes_a_dense_layer_of_any_number_of_rows() -> None:
     inputs, anchor = dense(SizeVar("m"), 70, 400, 48)
     w = random(70, 400)
     packed = pack_weight(w, "dense", 48)
-    for fixed in some_points(anchor, "dense_pack", TARGET, 3):
+    for fixed in some_points(anchor, "dense_pack", TARGET, 2):
         kernel = compiled(inputs, anchor, "dense_pack", fixed, TARGET)
         for m in (0, 1, 7, 40):
             x, got = random(m, 400), np.full((m, 70), np.nan, "float32")
@@ -329,6 +330,7 @@ def some_array(tensor: te.Tensor) -> np.ndarray:
     return random(*shape)
 
 
+@alike(2)
 @pytest.mark.parametrize("number", range(6))
 def test_no_decision_changes_what_another_family_computes(number: int) -> None:
     """Compared with what is chosen, which other tests compare with NumPy."""

@@ -98,7 +98,7 @@ extents = st.sampled_from([1, 2, 3, 5, 8, 16, 17, 33])
     st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=3),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_chains_mean_the_same(shape: list[int], steps: list[str], symbolic: bool) -> None:
     array = random_array(shape)
     x = declare(array, symbolic and not {"double", "stack"} & set(steps))

@@ -20,7 +20,7 @@ from ekiden.tir.transform import lower
 from ekiden.topi.nn import batch_matmul, dense_pack, matmul
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.rule import schedule
-from long_runs import share
+from long_runs import alike, share
 from rounding import LEAST, ULP, UNIT, expect_within, gamma, product
 
 TARGET = Target.host()
@@ -169,6 +169,7 @@ def run_dense(
     return out, *product(x, w.T)
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [

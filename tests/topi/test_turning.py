@@ -40,7 +40,7 @@ def some(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return np.random.default_rng(0).integers(-100, 100, shape).astype(dtype)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("text", [*processors(), "c"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", "int16", "bool"])
 def test_transposes(dtype: str, text: str) -> None:

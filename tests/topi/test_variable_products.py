@@ -53,41 +53,65 @@ def check(kernel: Callable[..., object], x: np.ndarray, y: np.ndarray, tb: bool 
     np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
 
 
-@share(2)
+either_way = pytest.mark.parametrize("tb", [False, True], ids=["plain", "transposed"])
+
+
+def stored(k: int, n: int, tb: bool) -> np.ndarray:
+    """A matrix of k rows, or of n where it is stored transposed."""
+    return random(n, k) if tb else random(k, n)
+
+
+@share(4)
+@either_way
 @pytest.mark.parametrize("m", [1, 3, 7])
 @pytest.mark.parametrize(("n", "k"), [(16, 8), (1, 9), (37, 1), (1000, 19), (5000, 3), (40, 0)])
-def test_few_rows(m: int, n: int, k: int) -> None:
-    check(product((m, k), (k, n)), random(m, k), random(k, n))
+def test_few_rows(m: int, n: int, k: int, tb: bool) -> None:
+    y = stored(k, n, tb)
+    check(product((m, k), y.shape, tb), random(m, k), y, tb)
 
 
+@either_way
 @pytest.mark.parametrize("cpu", ["x86-64", "x86-64-v3"])
-def test_few_rows_on_narrower_vectors(cpu: str) -> None:
+def test_few_rows_on_narrower_vectors(cpu: str, tb: bool) -> None:
     target = Target.parse(f"llvm -mcpu={cpu} -cores=2")
-    check(product((2, 21), (21, 300), target=target), random(2, 21), random(21, 300))
+    y = stored(21, 300, tb)
+    check(product((2, 21), y.shape, tb, target), random(2, 21), y, tb)
 
 
-def test_few_rows_of_a_matrix_of_any_size() -> None:
+@either_way
+def test_few_rows_of_a_matrix_of_any_size(tb: bool) -> None:
     n, k = SizeVar("n"), SizeVar("k")
-    kernel = product((2, k), (k, n))
-    for columns, depth in ((1, 1), (70, 9), (3000, 16), (64, 0)):
-        check(kernel, random(2, depth), random(depth, columns))
+    kernel = product((2, k), (n, k) if tb else (k, n), tb)
+    for columns, depth in ((1, 1), (70, 9), (3000, 16), (64, 0), (5, 67)):
+        check(kernel, random(2, depth), stored(depth, columns, tb), tb)
 
 
-def test_few_rows_in_a_batch() -> None:
-    check(product((3, 2, 20), (3, 20, 50)), random(3, 2, 20), random(3, 20, 50))
+@either_way
+def test_few_rows_in_a_batch(tb: bool) -> None:
+    y = random(3, 50, 20) if tb else random(3, 20, 50)
+    check(product((3, 2, 20), y.shape, tb), random(3, 2, 20), y, tb)
 
 
-def test_few_rows_with_an_epilogue() -> None:
-    a, b = te.placeholder((2, 30), name="a"), te.placeholder((30, 45), name="b")
+def test_few_rows_read_the_matrix_as_it_lies() -> None:
+    for tb, how in ((True, "dots"), (False, "streamed")):
+        for rows in (7, 8):
+            made = matmul(te.placeholder((rows, 64)), te.placeholder((64, 64)), transpose_b=tb)
+            assert (choose([made], HOST).decision["how"] == how) == (rows == 7)
+
+
+@either_way
+def test_few_rows_with_an_epilogue(tb: bool) -> None:
+    a, b = te.placeholder((2, 30), name="a"), te.placeholder((45, 30) if tb else (30, 45), name="b")
     bias = te.placeholder((45,), name="bias")
-    made = matmul(a, b)
+    made = matmul(a, b, transpose_b=tb)
     output = te.compute(
         (2, 45), lambda i, j: call_intrin("tanh", made[i, j] + bias[j], dtype="float32"), name="y"
     )
-    x, y, z = random(2, 30), random(30, 45), random(45)
+    x, y, z = random(2, 30), stored(30, 45, tb), random(45)
     out = np.zeros((2, 45), "float32")
     compiled([a, b, bias], output, HOST)(x, y, z, out)
-    np.testing.assert_allclose(out, np.tanh(x @ y + z), rtol=1e-4, atol=1e-5)
+    wanted = np.tanh(x @ (y.T if tb else y) + z)
+    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
 
 
 @share(3)
@@ -115,6 +139,7 @@ def test_batches_panel_by_panel(tb: bool) -> None:
     ("a", "b", "tb"),
     [
         ((2, 21), (21, 300), False),
+        ((2, 21), (300, 21), True),
         ((37, 70), (70, 301), False),
         ((37, 70), (301, 70), True),
         ((3, 9, 20), (3, 20, 16), False),

@@ -16,6 +16,7 @@ from ekiden.tune import Candidate, Measurer, Session, Task, schedule_task, te_ta
 from ekiden.tune import te_workload as of
 from ekiden.tune.program import DEFAULT
 from ekiden.tune.sketch import RULES, TraceSpace, sketches
+from long_runs import alike
 
 SMALL: dict[str, Callable[[], of.Tensors]] = {
     "GMM": lambda: of.matmul(2, 13, 40, 24),
@@ -40,6 +41,7 @@ def run(func: PrimFunc) -> np.ndarray:
     return out
 
 
+@alike(2)
 @pytest.mark.parametrize("name", SMALL)
 def test_sketches_compute_what_the_program_does(name: str) -> None:
     func = te.create_prim_func(SMALL[name]())

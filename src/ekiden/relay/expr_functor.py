@@ -6,17 +6,15 @@
             super().visit_call(call)
 
 Passes of Ekiden use `ekiden.relay.visitor`, which does not recurse. These do, since a user's
-methods decide what is visited; for the time of the outermost visit they raise Python's recursion
-limit to what the expression needs.
+methods decide what is visited; deep expressions go on with a fresh stack, on a thread.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from ekiden.ir.deep import LEVELS, on_fresh_stack
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.op import Op
 from ekiden.ir.type import Type
@@ -36,7 +34,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.visitor import CHILDREN, post_order, rebuild
+from ekiden.relay.visitor import CHILDREN, rebuild
 
 _R = TypeVar("_R")
 
@@ -58,7 +56,6 @@ METHODS: dict[type, str] = {
     Match: "visit_match",
 }
 """Expression -> the method that is called with it."""
-_FRAMES_PER_NODE = 6
 
 
 class ExprFunctor(Generic[_R]):
@@ -66,14 +63,17 @@ class ExprFunctor(Generic[_R]):
 
     def __init__(self) -> None:
         self.memo_map: dict[Expr, _R] = {}
-        self._is_inside = False
+        self._depth = 0
 
     def visit(self, expr: Expr) -> _R:
         """What the method of the expression gives. Raises NotImplementedError if there is none."""
-        if not self._is_inside:
-            with self._deep(expr):
+        self._depth += 1
+        try:
+            if self._depth % LEVELS:
                 return self._visit(expr)
-        return self._visit(expr)
+            return on_fresh_stack(self._visit, expr)
+        finally:
+            self._depth -= 1
 
     def _visit(self, expr: Expr) -> _R:
         if expr in self.memo_map:
@@ -86,19 +86,6 @@ class ExprFunctor(Generic[_R]):
             raise NotImplementedError(f"{type(self).__name__} has no method {name}")
         found = self.memo_map[expr] = method(expr)
         return found
-
-    @contextmanager
-    def _deep(self, expr: Expr) -> Iterator[None]:
-        """Room for as many calls as the expression may nest."""
-        before = sys.getrecursionlimit()
-        needed = before + _FRAMES_PER_NODE * len(post_order(expr, into_functions=True))
-        self._is_inside = True
-        sys.setrecursionlimit(needed)
-        try:
-            yield
-        finally:
-            sys.setrecursionlimit(before)
-            self._is_inside = False
 
     def visit_type(self, typ: Type) -> Type:
         """A type as it is."""

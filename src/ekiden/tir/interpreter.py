@@ -62,7 +62,7 @@ class _Runtime:
     @staticmethod
     def load(array: Array, index: Array, name: str) -> Array:
         _check(array, index, name)
-        return np.asarray(array[index])[()]
+        return np.asarray(array[index])[()] if isinstance(index, np.ndarray) else array[index]
 
     @staticmethod
     def store(
@@ -101,6 +101,8 @@ class _Runtime:
 
 
 def _check(array: Array, index: Array, name: str) -> None:
+    if not isinstance(index, np.ndarray) and 0 <= index < len(array):  # what most accesses are
+        return
     where = np.asarray(index)
     if where.size and (where.min() < 0 or where.max() >= len(array)):
         raise IndexError(

@@ -1,15 +1,12 @@
-"""Sums of products over named or counted axes, determinants."""
+"""Sums of products over named or counted axes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ekiden import te
-from ekiden.ir.prim import PrimExpr, Select, Var, cast
+from ekiden.ir.prim import PrimExpr, Var, cast
 from ekiden.te import Tensor
-from ekiden.tir.expr import Buffer
-from ekiden.tir.ir_builder import IRBuilder
-from ekiden.tir.stmt import Stmt
 from ekiden.topi.broadcast import broadcast_indices
 from ekiden.topi.reduce import accumulator
 from ekiden.topi.shape import (
@@ -19,9 +16,7 @@ from ekiden.topi.shape import (
     equal,
     known,
     normalize_axis,
-    product,
 )
-from ekiden.topi.transform import unravel
 
 
 def matmul(a: Tensor, b: Tensor, transp_a: bool = False, transp_b: bool = False) -> Tensor:
@@ -54,52 +49,6 @@ def _narrow(total: Tensor, dtype: str) -> Tensor:
     if total.dtype == dtype:
         return total
     return te.compute(total.shape, lambda *i: cast(total[i], dtype), name="cast", tag="elemwise")
-
-
-def det(data: Tensor) -> Tensor:
-    """The determinants of the matrices in the last two axes, by elimination with the greatest
-    pivot of each column; floats below float32 are widened.
-
-    Raises ValueError for matrices that are not square.
-    """
-    size = data.shape[-1]
-    if data.ndim < 2 or not equal(data.shape[-2], size):
-        raise ValueError(f"det: expected square matrices, got {data.shape}")
-    batch = data.shape[:-2]
-    wide = "float64" if data.dtype == "float64" else "float32"
-
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        ib = IRBuilder()
-        source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
-        with ib.for_range(0, product(batch), "n", kind="parallel") as n:
-            place = unravel(n, batch)
-            work = ib.allocate(wide, (size, size), "work")
-            total = ib.allocate(wide, 1, "total", "local")
-            pivot = ib.allocate("int64", 1, "pivot", "local")
-            with ib.for_range(0, size, "i") as i, ib.for_range(0, size, "j") as j:
-                work[i, j] = source[(*place, i, j)]
-            total[0] = 1
-            with ib.for_range(0, size, "k") as k:
-                pivot[0] = k
-                with ib.for_range(k + 1, size, "i") as i:
-                    larger = te.abs(work[i, k]) > te.abs(work[pivot[0], k])
-                    pivot[0] = Select(larger, i, pivot[0], "int64")
-                with ib.if_scope(pivot[0] > k):
-                    total[0] = total[0] * -1.0
-                    with ib.for_range(k, size, "j") as j:
-                        kept = ib.let("kept", work[k, j])
-                        work[k, j] = work[pivot[0], j]
-                        work[pivot[0], j] = kept
-                top = ib.let("top", work[k, k])
-                total[0] = total[0] * top
-                with ib.if_scope(te.abs(top) > 0.0), ib.for_range(k + 1, size, "i") as i:
-                    share = ib.let("share", work[i, k] / top)
-                    with ib.for_range(k, size, "j") as j:
-                        work[i, j] = work[i, j] - share * work[k, j]
-            out[place] = total[0]
-        return ib.get()
-
-    return te.extern_op([batch], [data], build, [data.dtype], name="det")[0]
 
 
 def tensordot(a: Tensor, b: Tensor, axes: int | Sequence[Sequence[int]] = 2) -> Tensor:
@@ -198,4 +147,4 @@ def einsum(subscripts: str, *operand: Tensor | Sequence[Tensor]) -> Tensor:
     return _narrow(te.compute(shape, body, name="einsum", tag="einsum"), dtype)
 
 
-__all__ = ["det", "einsum", "matmul", "tensordot"]
+__all__ = ["einsum", "matmul", "tensordot"]

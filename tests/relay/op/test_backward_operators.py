@@ -14,6 +14,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Expr
 from ekiden.runtime.errors import TypeInferenceError
+from long_runs import alike
 
 rng = np.random.default_rng(0)
 
@@ -44,6 +45,7 @@ def gradients(forward: Callable[..., Expr], grad: Array, *data: Array) -> list[A
 POOLS = [((2, 2), (2, 2), 0), ((3, 2), (1, 2), (1, 0)), ((3, 3), (2, 1), (1, 1, 0, 1))]
 
 
+@alike(2)
 @pytest.mark.parametrize(("size", "strides", "padding"), POOLS)
 @pytest.mark.parametrize("kind", ["max", "avg", "avg of all"])
 def test_pools(

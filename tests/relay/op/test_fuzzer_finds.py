@@ -24,6 +24,7 @@ from ekiden.runtime.errors import (
     TypeInferenceError,
 )
 from ekiden.runtime.text import encode, sorted_texts
+from long_runs import alike
 
 pytestmark = pytest.mark.quick
 Build = Callable[..., relay.Expr]
@@ -355,6 +356,7 @@ def test_padding_is_not_below_zero(name: str) -> None:
             relay.transform.InferType()(module)
 
 
+@alike(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("out", ["int32", "int8", "float64"])
 def test_products_of_brief_floats_in_another_dtype(dtype: str, out: str) -> None:
@@ -719,6 +721,7 @@ def test_multipliers_of_an_axis_are_as_many_as_it_has() -> None:
         )
 
 
+@alike(3)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_channels_of_symbols_are_multiples_of_groups(rank: int, is_transposed: bool) -> None:

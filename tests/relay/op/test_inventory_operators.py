@@ -56,8 +56,9 @@ def test_call_reads_back_from_text_and_json(case: Case) -> None:
 
 
 def test_kernels_are_the_reference() -> None:
-    """All in one build, with numbers and with symbols for dimensions."""
-    runs = [(c, {}) for c in CASES] + [(c, symbols_of(c)) for c in SYMBOLIC]
+    """All in one build, with numbers and with symbols for dimensions by turns."""
+    labels = {c.label for c in SYMBOLIC[::2]}
+    runs = [(c, symbols_of(c) if c.label in labels else {}) for c in CASES]
     funcs = []
     for n, (each, symbols) in enumerate(runs):
         inputs, outputs = lowered(each, symbols)

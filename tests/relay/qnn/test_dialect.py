@@ -14,7 +14,7 @@ from ekiden import relay
 from ekiden.ir.op import OP_ATTRS, OPS
 from ekiden.relay.qnn import op as qnn
 from ekiden.runtime.errors import CompileError, TypeInferenceError
-from long_runs import share
+from long_runs import alike, share
 
 Array = np.ndarray
 RNG = np.random.default_rng(11)
@@ -317,6 +317,7 @@ def test_simulated(dtype: str) -> None:
         np.testing.assert_array_equal(levels, true.astype(np.float32))
 
 
+@alike(2)
 @pytest.mark.parametrize("opt_level", [0, 1, 2, 3])
 def test_a_network_at_every_level(opt_level: int) -> None:
     kernel = relay.const(integers("int8", 8, 3, 3, 3))

@@ -11,6 +11,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.relay.qnn import products as qnn
+from long_runs import alike
 from processor import processors
 
 Array = np.ndarray
@@ -44,6 +45,7 @@ def scalar(value: int, dtype: str) -> relay.Expr:
     return relay.const(np.array(value, dtype))
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("data_dtype", "weight_dtype", "m", "n", "k"),
     [
@@ -87,6 +89,7 @@ def test_products_of_bytes_do_not_saturate() -> None:
         assert (found == 255 * -128 * 512).all()
 
 
+@alike(4)
 @pytest.mark.parametrize(
     ("data_dtype", "weight_dtype", "channels", "out", "window", "options"),
     [
@@ -146,6 +149,7 @@ def test_dynamic_quantize(values: list[float]) -> None:
     assert np.abs(restored - data).max() <= scale
 
 
+@alike(3)
 @pytest.mark.parametrize(
     ("steps", "batch", "inputs", "hidden"), [(1, 1, 4, 4), (5, 1, 30, 40), (4, 3, 10, 18)]
 )

@@ -84,7 +84,7 @@ def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -
     assert made[-1] == last and "nn.dense_blocks" not in made
 
 
-@share(30)
+@share(100, by=lambda how, **_: how)
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
 @pytest.mark.parametrize("rows", [0, 1, 4, 7, 33])
 @pytest.mark.parametrize("units", [1, 64, 77])
@@ -106,7 +106,7 @@ def test_layers(row: BlockFormat, rows: int, units: int, how: str) -> None:
         assert (wrong <= near + (error if how == "int8" else 0)).all()
 
 
-@share(2)
+@share(6)
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
 @pytest.mark.parametrize("cpu", ["znver4", "x86-64-v2", "neoverse-v1"])
 def test_bytes_that_need_no_rounding_are_exact(row: BlockFormat, cpu: str) -> None:

@@ -156,7 +156,7 @@ def lets(length: int) -> Expr:
 
 
 @pytest.mark.parametrize("make", [graph, lets])
-@sizes("length", 5_000, 100_000)
+@sizes("length", 2_000, 100_000)
 def test_long_programs_pass(make: Callable[[int], Expr], length: int) -> None:
     """Deeper than Python recurses."""
     module = InferType()(IRModule({"main": make(length)}))

@@ -19,6 +19,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform import ManifestAlloc, MemoryPlan
 from ekiden.relay.transform.memory_plan import SMALL, KernelFacts, Kernels
 from ekiden.relay.transform.scopes import evaluation_order
+from long_runs import alike
 
 WORKSPACES = (const(0), const(SMALL), const(SMALL + 192), SMALL + N * 256, (M + N) * SMALL)
 
@@ -150,6 +151,7 @@ def residual(shape: str, channels: int, size: int) -> IRModule:
     }}""")
 
 
+@alike(2)
 @pytest.mark.parametrize("executor", ["vm", "aot"])
 @pytest.mark.parametrize(
     ("shape", "channels"), [("(1, 16, 13, 11)", 16), ("(n, 16, 24, h)", 16), ("(1, 5, 9, 9)", 5)]

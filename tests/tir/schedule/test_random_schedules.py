@@ -14,7 +14,7 @@ from ekiden.tir.interpreter import run
 from ekiden.tir.transform import lower
 from long_runs import LONG
 
-USUAL, WHOLE = 6, 120
+USUAL, WHOLE = 3, 120
 GROUP = 25
 """Programs in each of so many groups."""
 NATIVE_EVERY = 5

@@ -189,7 +189,7 @@ declare("einsum", ("data",), lambda attrs, *x: topi.einsum(attrs.equation, *x),
 declare(
     "det",
     ("data",),
-    lambda attrs, data: topi.det(data),
+    lambda attrs, data: topi.linalg.det(data),
     "the determinants of the matrices in the last two axes",
     reference=lambda attrs, data: np.linalg.det(data.astype(np.float64)).astype(data.dtype),
 )

@@ -12,9 +12,9 @@ from ekiden.topi.linalg.checked import checked
 from ekiden.topi.linalg.exponential import matrix_exp
 from ekiden.topi.linalg.orthogonal import geqrf, householder_product
 from ekiden.topi.linalg.rotations import eigh, svd
-from ekiden.topi.linalg.triangular import cholesky, lu_factor, solve_triangular
+from ekiden.topi.linalg.triangular import cholesky, det, lu_factor, solve_triangular
 
 __all__ = [
-    "checked", "cholesky", "eigh", "geqrf", "householder_product", "lu_factor", "matrix_exp",
+    "checked", "cholesky", "det", "eigh", "geqrf", "householder_product", "lu_factor", "matrix_exp",
     "solve_triangular", "svd",
 ]  # fmt: skip

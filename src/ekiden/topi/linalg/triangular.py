@@ -1,4 +1,4 @@
-"""LU and Cholesky's decomposition, and what they are for: triangular systems."""
+"""LU and Cholesky's decomposition, and what they are for: determinants, triangular systems."""
 
 from __future__ import annotations
 
@@ -6,13 +6,63 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import Not, PrimExpr, Select, cast, const, logical_and
+from ekiden.ir.prim import Not, PrimExpr, Select, Var, cast, const, logical_and
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.linalg.rows import Rows, each_matrix, matrices, shapes_of, wide_dtype
 from ekiden.topi.shape import as_dim, equal, tidy
+
+
+def _greatest_pivot(ib: IRBuilder, work: Rows, k: Var) -> PrimExpr:
+    """The row, of those from k on, with the greatest element in column k."""
+    pivot = ib.allocate("int64", 1, "pivot", "local")
+    pivot[0] = k
+    with ib.for_range(k + 1, work.count, "i") as i:
+        larger = te.abs(work[i, k]) > te.abs(work[pivot[0], k])
+        pivot[0] = Select(larger, i, pivot[0], "int64")
+    return ib.let("at", pivot[0])
+
+
+def _eliminate(ib: IRBuilder, work: Rows, k: Var, top: PrimExpr) -> None:
+    """Column k of the rows below k becomes their shares of row k, which is subtracted."""
+    with ib.for_range(k + 1, work.count, "i") as i:
+        share = ib.let("share", work[i, k] / top)
+        work.subtract(i, k, share, k + 1)
+        work[i, k] = share
+
+
+def det(data: Tensor) -> Tensor:
+    """The determinants of the matrices in the last two axes, by elimination with the greatest
+    pivot of each column; floats below float32 are widened.
+
+    Raises ValueError for matrices that are not square.
+    """
+    batch, size, _ = matrices("det", data, square=True)
+    dtype = wide_dtype(data)
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = IRBuilder()
+        source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
+        with each_matrix(ib, batch) as at:
+            work = Rows(ib, dtype, size, size)
+            work.fill(lambda i, j: source[(*at, i, j)])
+            total = ib.allocate(dtype, 1, "total", "local")
+            total[0] = 1
+            with ib.for_range(0, size, "k") as k:
+                pivot = _greatest_pivot(ib, work, k)
+                with ib.if_scope(pivot > k):
+                    total[0] = total[0] * -1.0
+                    work.swap(k, pivot)
+                top = ib.let("top", work[k, k])
+                total[0] = total[0] * top
+                with ib.if_scope(Not(top.equal(0.0))):
+                    _eliminate(ib, work, k, top)
+            out[at] = total[0]
+        return ib.get()
+
+    return te.extern_op([batch], [data], build, [data.dtype], name="det")[0]
 
 
 def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
@@ -32,28 +82,22 @@ def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
         with each_matrix(ib, batch) as at:
             work = Rows(ib, dtype, rows, columns)
             work.fill(lambda i, j: source[(*at, i, j)])
-            pivot = ib.allocate("int64", 1, "pivot", "local")
             info[at] = 0
             with ib.for_range(0, rows, "i") as i:
                 order[(*at, i)] = i
             with ib.for_range(0, least, "k") as k:
-                pivot[0] = k
-                with ib.for_range(k + 1, rows, "i") as i:
-                    larger = te.abs(work[i, k]) > te.abs(work[pivot[0], k])
-                    pivot[0] = Select(larger, i, pivot[0], "int64")
-                pivots[(*at, k)] = pivot[0]
-                with ib.if_scope(pivot[0] > k):
-                    work.swap(k, pivot[0])
+                pivot = _greatest_pivot(ib, work, k)
+                pivots[(*at, k)] = pivot
+                with ib.if_scope(pivot > k):
+                    work.swap(k, pivot)
                     kept = ib.let("kept", order[(*at, k)])
-                    order[(*at, k)] = order[(*at, pivot[0])]
-                    order[(*at, pivot[0])] = kept
+                    order[(*at, k)] = order[(*at, pivot)]
+                    order[(*at, pivot)] = kept
                 top = ib.let("top", work[k, k])
                 with ib.if_scope(top.equal(0.0)):
                     info[at] = Select(info[at].equal(0), cast(k + 1, "int32"), info[at], "int32")
-                with ib.else_scope(), ib.for_range(k + 1, rows, "i") as i:
-                    share = ib.let("share", work[i, k] / top)
-                    work.subtract(i, k, share, k + 1)
-                    work[i, k] = share
+                with ib.else_scope():
+                    _eliminate(ib, work, k, top)
             with ib.for_range(0, rows, "i") as i, ib.for_range(0, columns, "j") as j:
                 factors[(*at, i, j)] = work[i, j]
         return ib.get()

@@ -8,10 +8,12 @@ vector with zeros. The first row tile of a whole panel makes the copy while it m
 are some vectors wide; columns left over make panels of one vector, of which the last is stored
 under a mask, so that the number of columns need not be known. Threads share out the batch, or the
 panels: each is multiplied as soon as it is copied, and stays in the core's cache; with too few
-panels, the rows. Few rows are bound by memory, and read the matrix as it lies (see `streaming`).
+panels, the rows. Few rows are bound by memory, and read the matrix as it lies (see `streaming`, and
+`dot_products` where it is transposed).
 
     how=streamed    line by line            how=panels      a panel is copied, then multiplied
     how=direct      as it lies, in tiles    how=whole       the matrix is copied, then multiplied
+    how=dots        line by line, each of which makes an element
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from ekiden.tir.stmt import (
 from ekiden.topi.rule.ahead import Prefetches
 from ekiden.topi.rule.by_hand import make_buffers, product, tiled_function, unflatten
 from ekiden.topi.rule.decision import Decision
+from ekiden.topi.rule.dot_products import Dots, dot_products
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.model import most_rows
@@ -297,8 +300,8 @@ class _Product:
     def one(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """One matrix of the batch: pack, multiply."""
         how = self.decision["how"]
-        if how == "streamed":
-            return self.streamed(image, kind)
+        if how in ("streamed", "dots"):
+            return self.of_few_rows(image, kind)
         if how == "direct":
             return self.direct(image, kind)
         if how == "panels":
@@ -375,8 +378,8 @@ class _Product:
 
         return self.row_tiles(self.limit(self.wide), body, ForKind.SERIAL)
 
-    def streamed(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Few rows: the matrix is read line by line."""
+    def of_few_rows(self, image: PrimExpr, kind: ForKind) -> Stmt:
+        """The matrix is read line by line."""
         assert isinstance(self.rows, IntImm)
 
         def store(row: int, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
@@ -385,9 +388,11 @@ class _Product:
             return self.epilogue.store([*self.indices(image, at), column], flat, value, mask)
 
         rows = [image * self.a.batch + self.a.row * i for i in range(self.rows.value)]
-        shape = Streamed(
-            self.k, self.columns, rows, self.a.column, image * self.b.batch, self.dtype
-        )
+        origin = image * self.b.batch
+        if self.decision["how"] == "dots":
+            dots = Dots(self.k, self.columns, rows, origin, self.dtype)
+            return dot_products(dots, self.a.buffer, self.b.buffer, store, self.target, kind)
+        shape = Streamed(self.k, self.columns, rows, self.a.column, origin, self.dtype)
         return streamed_product(shape, self.a.buffer, self.b.buffer, store, self.target, kind)
 
     def direct(self, image: PrimExpr, kind: ForKind) -> Stmt:

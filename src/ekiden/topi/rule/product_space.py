@@ -35,6 +35,7 @@ class ProductSizes:
     product: Product
     """Its depth in words of 4 bytes, which the model counts."""
     batch: int | None
+    transpose_a: bool
     transpose_b: bool
     lanes: int
     """Of a vector."""
@@ -46,13 +47,14 @@ class ProductSizes:
         a, _ = operands_of(anchor)
         attrs, tag = anchor.op.attrs, anchor.op.tag
         batched = tag == "batch_matmul"
-        depth = a.shape[-2] if attrs.get("transpose_a", False) else a.shape[-1]
+        transpose_a = bool(attrs.get("transpose_a", False))
+        depth = a.shape[-2] if transpose_a else a.shape[-1]
         rows = anchor.shape[1] if batched else product(list(anchor.shape[:-1]))
         transpose_b = bool(attrs.get("transpose_b", tag == "dense"))
         batch = size_of(anchor.shape[0]) if batched else 1
         words = simplify(depth * (itemsize(anchor.dtype) // itemsize("float32")))
         size, lanes = Product.of(rows, anchor.shape[-1], words), target.lanes(anchor.dtype)
-        return ProductSizes(size, batch, transpose_b, lanes, target)
+        return ProductSizes(size, batch, transpose_a, transpose_b, lanes, target)
 
     @property
     def columns(self) -> int | None:
@@ -89,8 +91,11 @@ class ProductSizes:
         columns = -1 if self.columns is None or self.transpose_b else self.columns
         if 0 <= columns <= MOST_VECTORS * self.lanes and columns % self.lanes == 0:
             found.insert(0, "direct")
-        if rows is not None and 0 < rows < NARROW_ROWS and not self.transpose_b:
-            found.insert(0, "streamed")
+        if rows is not None and 0 < rows < NARROW_ROWS:
+            if not self.transpose_b:
+                found.insert(0, "streamed")
+            elif not self.transpose_a:
+                found.insert(0, "dots")
         return tuple(found)
 
     def shares_panels(self, width: int) -> bool:
