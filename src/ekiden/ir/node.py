@@ -111,7 +111,7 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
     """
 
     def register(cls: type[_N]) -> type[_N]:
-        made = dataclasses.dataclass(slots=True, init=False, eq=False, repr=False)(cls)
+        made = dataclasses.dataclass(slots=True, init=False, eq=False, repr=False)(cls)  # noqa: TID251
         if "__init__" not in vars(cls):
             made.__init__ = initializer(made)  # type: ignore[method-assign]
         if not hasattr(cls, "astext") and "__repr__" not in vars(cls):

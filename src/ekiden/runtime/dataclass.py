@@ -1,5 +1,5 @@
-"""`dataclass` of the standard library, made five times as fast: there are hundreds of them, and it
-compiles up to six functions for each, which took a third of the time that importing Ekiden did.
+"""`dataclass` of the standard library, made in a third of the time: there are hundreds of them, and
+it compiles up to six functions for each, which took a third of the time that importing Ekiden did.
 
 Here one is compiled, the constructor; it sets fields by their slots, past `__setattr__`. The others
 are the same for all, or made of `attrgetter`. `fields`, `replace`, `asdict`, matching, pickling and
