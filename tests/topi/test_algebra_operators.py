@@ -256,7 +256,9 @@ def walk(data: Array, root: int, nodes: tuple[Array, ...]) -> list[int]:
 def classical() -> Iterator[Case]:
     """Determinants, orders of rows, trees, classes from pairs."""
     for shape in ((3, 3), (2, 4, 4), (5, 1, 1)):
-        yield case("linalg.det", normal(*shape), symbolic=False, expected=np.linalg.det, tolerance=1e-4)
+        yield case(
+            "linalg.det", normal(*shape), symbolic=False, expected=np.linalg.det, tolerance=1e-4
+        )
     rows = integers(0, 3, 13, 2)
     ranks = np.array([sum(tuple(b) < tuple(a) for b in rows) for a in rows], "int64")
     yield case("row_ranks", rows, symbolic=(13,), expected=ranks)

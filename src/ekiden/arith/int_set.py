@@ -6,6 +6,7 @@ An end that is None is infinite. Sets are boxes: a set that is not an interval i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden.ir import prim
@@ -33,7 +34,6 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, post_order, same
 from ekiden.ir.range import Range
-from ekiden.runtime.dataclass import dataclass
 
 Simplify: TypeAlias = Callable[[PrimExpr], PrimExpr]
 End: TypeAlias = PrimExpr | None

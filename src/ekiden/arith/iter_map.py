@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
@@ -39,7 +39,6 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, free_vars, post_order, rewrite, same, substitute
 from ekiden.ir.range import Range
-from ekiden.runtime.dataclass import dataclass
 
 Size: TypeAlias = int | PrimExpr
 """A whole number, or a symbolic one."""

@@ -18,7 +18,7 @@ proved by z3 in the tests.
 
 from __future__ import annotations
 
-from ekiden.runtime.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -17,7 +17,6 @@ from ekiden.byoc.regions import Region, Row, patterns_of, results_of, tensor_of
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Function
 from ekiden.relay.transform.merge_composite import Entry
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.engines import load_region
 from ekiden.runtime.errors import CompileError
 

@@ -5,6 +5,7 @@ such models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Function
 from ekiden.relay.transform.merge_composite import Entry
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.engines import load_region
 from ekiden.runtime.errors import CompileError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -14,7 +15,6 @@ from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.merge_composite import Entry
 from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 
 __all__ = ["Region", "Row", "patterns_of", "results_of", "tensor_of"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from ekiden.codegen.parallel import Progress, Task, compile_tasks
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, load_device_code, load_image
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.target.kinds import KINDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import row_of
@@ -23,7 +24,6 @@ from ekiden.ir.prim import (
     cast,
     const,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.dtypes import dtype_code
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp

@@ -17,13 +17,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache
 from ekiden.ir.pass_context import PassContext, phase
 from ekiden.runtime import environment
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 
 Progress = Callable[[int, int, str], None]

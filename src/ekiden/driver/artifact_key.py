@@ -14,6 +14,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,6 @@ from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.extensions import is_extended
 from ekiden.ir.known import known, state_of
 from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:

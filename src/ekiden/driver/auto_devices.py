@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 
 from ekiden import runtime
@@ -16,7 +16,6 @@ from ekiden.driver.peak import measure_peak
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import COSTS, with_options
 from ekiden.runtime import Device, cpu
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.runtime.profile import Peak
 from ekiden.runtime.timing import least_in_turns

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -30,7 +31,6 @@ from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Constant, Function
 from ekiden.relay.transform import InferType, NameDimensions
 from ekiden.relay.visitor import post_order
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.engines import text_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim

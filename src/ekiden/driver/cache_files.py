@@ -13,13 +13,13 @@ import json
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from ekiden import runtime
 from ekiden.codegen.cache import checked_code, compiler_folder
 from ekiden.ir.cache_layers import cache_layers
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 from ekiden.runtime.files import PathName, files_below, named, shrink, write_whole
 

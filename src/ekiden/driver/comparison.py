@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from html import escape
 from importlib import import_module
 from math import inf, isfinite
@@ -23,7 +23,6 @@ from ekiden.frontend.onnx.node import describe
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import with_outputs
 from ekiden.quantization.judge import signal_to_noise
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.files import PathName
 from ekiden.runtime.html import table

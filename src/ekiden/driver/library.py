@@ -17,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from ekiden import runtime
 from ekiden.driver.formats import ARTIFACT, KINDS
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import ALIGNMENT, Bytes, function_names, metadata_of
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
 from ekiden.runtime.metadata import variants

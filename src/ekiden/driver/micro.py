@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ekiden.backend.crt.emit import prefix_of
 from ekiden.backend.crt.kernels import Kernels
@@ -21,7 +21,6 @@ from ekiden.ir.pass_context import phase
 from ekiden.ir.type import TupleType, Type
 from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform import InferType, NameDimensions
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.target.target import TargetLike

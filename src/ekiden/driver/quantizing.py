@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -16,7 +17,6 @@ from ekiden.quantization.judge import first_plan, judged
 from ekiden.quantization.layers import Layer, find_layers
 from ekiden.quantization.plan import QuantPlan, Recipe
 from ekiden.quantization.rewrite import rewrite, smoothed, upgraded
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName, write_to
 

@@ -11,6 +11,7 @@ What a strategy offers for an operator is asked for with `get_valid_implementati
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from ekiden.backend.kernels import lower_primitive
@@ -24,7 +25,6 @@ from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import OpImplementation, own_lowering, strategy_of
 from ekiden.relay.transform import InferType
 from ekiden.runtime import PackedFunc
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetLike
 from ekiden.target.target import target_or_current

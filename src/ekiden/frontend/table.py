@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.installed import version_of
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError, ImportModelError
 
 if TYPE_CHECKING:

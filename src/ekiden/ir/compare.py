@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import numpy as np
@@ -12,7 +12,6 @@ from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
 from ekiden.ir.structural import nodes_in, open_module, plan_of, structural_equal
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.object_path import (
     MapValuePath,
     MissingArrayElementPath,

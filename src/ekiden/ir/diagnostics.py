@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from ekiden.ir.module import IRModule
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 
 

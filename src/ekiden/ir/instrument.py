@@ -9,13 +9,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import EkidenError
 from ekiden.runtime.files import PathName, write_text
 

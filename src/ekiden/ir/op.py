@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -22,7 +22,6 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
 from ekiden.runtime import register_func
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError, TypeInferenceError
 
 _V = TypeVar("_V")

@@ -16,11 +16,10 @@ import json
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassInfo, PassInstrument
-from ekiden.runtime.dataclass import dataclass
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

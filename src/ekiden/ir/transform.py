@@ -16,6 +16,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import overload
 
 from ekiden.ir.expr import BaseFunc
@@ -23,7 +24,6 @@ from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
 from ekiden.runtime import register_func
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import EkidenError, PassError
 
 __all__ = [

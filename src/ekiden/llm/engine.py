@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from ekiden.llm.grammar import Grammar
 from ekiden.llm.pages import Pages
 from ekiden.llm.sampling import Sampling
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 
 if TYPE_CHECKING:

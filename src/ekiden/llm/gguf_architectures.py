@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from ekiden.llm.gguf_file import GGUFFile
 from ekiden.llm.weights import Weight
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import LoadError
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "config_of", "renamed", "undone"]

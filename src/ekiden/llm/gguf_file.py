@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -23,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.weights import PLAIN, Weight, bytes_of
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import LoadError
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 

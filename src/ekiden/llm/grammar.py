@@ -8,12 +8,12 @@ left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.frontend.onnx.regex import RegexError, automaton
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 
 __all__ = ["Grammar"]

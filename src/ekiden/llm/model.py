@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from ekiden.llm.program import DECODE, DRAFT, PREFILL, SETTINGS, SPECULATE, Draf
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Pieces, Tokenizer
 from ekiden.llm.weights import Checkpoint
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.vm import VirtualMachine
 from ekiden.topi.rule.page_planes import KINDS

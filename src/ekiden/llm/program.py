@@ -21,6 +21,8 @@ them or without.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.llm.architectures import DecoderConfig
@@ -28,7 +30,6 @@ from ekiden.llm.decoder import FORWARD, Layout, cache_shape, decoder_module
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay.parser import parse
 from ekiden.relay.transform.remove_unused_functions import ENTRIES
-from ekiden.runtime.dataclass import dataclass
 
 __all__ = ["DECODE", "DRAFT", "PREFILL", "SETTINGS", "SPECULATE", "Draft", "program"]
 

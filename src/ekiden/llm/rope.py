@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
 __all__ = ["Rope", "read_rope"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -21,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.weights import PLAIN, Weight, bytes_of
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import LoadError
 
 __all__ = ["SafetensorsCheckpoint", "SafetensorsFile", "write_safetensors"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ekiden.llm.grammar import Grammar
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 
 __all__ = ["Sampling"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import LoadError
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 

@@ -16,6 +16,7 @@ import struct
 import subprocess
 import tarfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from ekiden.micro.templates import (
 )
 from ekiden.rpc.channel import Stream
 from ekiden.rpc.client import start_program
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ExportError, InputError, LoadError
 from ekiden.runtime.files import PathName
 from ekiden.runtime.paths import micro_source_dir, server_source_dir

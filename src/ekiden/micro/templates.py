@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
-
-from ekiden.runtime.dataclass import dataclass
+from dataclasses import dataclass, field
 
 START = "ek_micro_start.c"
 SERVER = ("ek_micro_rpc.c", "ek_micro_rpc.h", "ek_rpc_table.h")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 
 from ekiden.ir.op import Array
 from ekiden.quantization.ranges import Histogram
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 
 __all__ = ["Compile", "Feeds", "Observed", "observe", "read_feeds", "tensors_of"]

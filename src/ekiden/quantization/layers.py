@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx
 from onnx import numpy_helper
 
 from ekiden.frontend.onnx.load import sorted_nodes
 from ekiden.ir.op import Array
-from ekiden.runtime.dataclass import dataclass
 
 __all__ = ["Layer", "find_layers"]
 

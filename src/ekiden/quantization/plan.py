@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ekiden.quantization.ranges import METHODS
 from ekiden.quantization.rounding import ROUNDINGS
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.html import table
 

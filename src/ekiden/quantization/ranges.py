@@ -8,12 +8,11 @@ the least mean squared error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ekiden.ir.op import Array
-from ekiden.runtime.dataclass import dataclass
 
 __all__ = ["METHODS", "Histogram", "Method", "scale_and_point"]
 

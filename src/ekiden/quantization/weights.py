@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +11,6 @@ from ekiden.ir.op import Array
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import Recipe
 from ekiden.quantization.rounding import ROUNDINGS, Ends, squared_error
-from ekiden.runtime.dataclass import dataclass
 
 __all__ = ["Integers", "aware_factor", "bias_shift", "integers_of", "nibbles_of"]
 

@@ -11,7 +11,7 @@ constant space.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NoReturn, Union
 
 import numpy as np
@@ -49,7 +49,6 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.lowered import as_function
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import IndexRangeError, InputError, LinAlgError, RunError
 from ekiden.tir.stmt import PrimFunc
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from ekiden.ir.span import Span
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ParseError, TypeInferenceError
 
 PUNCTUATION = "=> -> == != <= >= ( ) { } [ ] , ; : = . + - * / < > ?".split()

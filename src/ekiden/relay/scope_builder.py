@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.ir.type import FuncType, Type
 from ekiden.relay.expr import Expr, Function, If, Let, Var, var
-from ekiden.runtime.dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections import defaultdict
+from dataclasses import dataclass
 
 from ekiden.rpc.client import dial, open_session
 from ekiden.rpc.endpoint import Endpoint
@@ -15,7 +16,6 @@ from ekiden.rpc.messages import HELLO_LIMIT, MAGIC, VERSION, Kind
 from ekiden.rpc.pool import Hub, Peer
 from ekiden.rpc.server import listen
 from ekiden.rpc.websocket import require_websockets, start_web
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
 

@@ -24,7 +24,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,7 +37,6 @@ from ekiden.rpc.sandbox import Limits, die_with_parent, enter, missing
 from ekiden.rpc.services import hear, serve
 from ekiden.rpc.wire import Plain, write_body
 from ekiden.runtime import load_module, memory_limit
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
 

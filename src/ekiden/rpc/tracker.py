@@ -14,6 +14,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypedDict, TypeVar, cast
 
@@ -22,7 +23,6 @@ from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import FrameError, RPCError, RPCSessionTimeoutError
 from ekiden.rpc.messages import Kind
 from ekiden.rpc.pool import Hub, Peer
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.files import PathName
 
 __all__ = ["Tracker", "TrackerSession", "connect_tracker"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, cast
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.dtypes import dtype_code
 from ekiden.runtime.errors import InternalError, LoadError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
 from typing import NamedTuple, cast
@@ -18,7 +18,6 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from ekiden.runtime._core import Executable, Module, get_global_func, num_threads
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.expression import evaluate
 from ekiden.runtime.flame import Bar, flame
 from ekiden.runtime.html import folded, table

@@ -21,11 +21,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import EkidenError, RequestError, RunLimitError
 from ekiden.serve.datatypes import Array
 from ekiden.serve.reasons import refusal

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -15,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.engine import Engine
 from ekiden.serve.generation import Generation

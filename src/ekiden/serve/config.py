@@ -9,11 +9,10 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ServeError
 
 __all__ = [

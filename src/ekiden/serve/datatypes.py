@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from ml_dtypes import bfloat16
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.metadata import TEXT
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ekiden.runtime.dataclass import dataclass
+from dataclasses import dataclass
+
 from ekiden.runtime.errors import (
     BoundsError,
     DeviceError,

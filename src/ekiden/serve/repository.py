@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ import ekiden
 from ekiden.driver.executable import Executable
 from ekiden.driver.inputs import random_inputs
 from ekiden.frontend.table import is_model_file
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
 from ekiden.serve.batcher import Batcher, Run, Runners, Work
 from ekiden.serve.config import ModelConfig, read_model_config

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.datatypes import LARGEST, Array
 from ekiden.serve.signature import Signature

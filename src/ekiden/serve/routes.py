@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import RequestError
 
 __all__ = ["READ", "Route", "Routes"]

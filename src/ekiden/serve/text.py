@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, runtime_checkable
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import LoadError
 
 __all__ = ["Message", "Piece", "Sampling", "TextModel", "find_text_model"]

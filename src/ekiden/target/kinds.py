@@ -5,9 +5,8 @@ known by name alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target.features import UNUSED
 
 CPU = 1

@@ -14,12 +14,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 from ekiden.ir import dtype as dt
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target import facts as target_facts
 from ekiden.target.config import Config, read_config, written

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
 from ekiden.ir.node import Node, freeze, ignored, node
 from ekiden.ir.prim import IntImm
 from ekiden.runtime import Device, device
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target.kinds import KINDS
 from ekiden.target.target import Target, TargetLike, target_or_current

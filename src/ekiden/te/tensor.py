@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
+from dataclasses import dataclass
 from typing import NoReturn, cast, overload
 
 from ekiden.ir import dtype as dt
@@ -16,7 +17,6 @@ from ekiden.ir.node import Node, node
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, convert
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
-from ekiden.runtime.dataclass import dataclass
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
 from ekiden.tir.expr import Buffer, BufferLoad

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ekiden.ir.prim import PrimExpr, Var
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor

@@ -14,7 +14,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,6 @@ from ekiden.ir.memory_pools import WorkspaceMemoryPools
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import FUSE_DEPTH, PassContext
 from ekiden.relay.backend import Executor, Runtime
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError, InputError, RunError
 from ekiden.target import TargetLike
 

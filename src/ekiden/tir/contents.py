@@ -3,11 +3,11 @@ skipped."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic
-from ekiden.runtime.dataclass import dataclass
 from ekiden.tir.expr import BufferAddress, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, Prefetch, Stmt
 from ekiden.tir.visitor import expressions, post_order, walk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, reduce
 
 from ekiden.ir import dtype as dt
@@ -22,7 +23,6 @@ from ekiden.ir.prim import (
     is_const,
     numbers_beside,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ExpressionError
 
 SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp")

@@ -7,6 +7,7 @@ they can be proved wrong: what is not flagged is not thereby right.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from ekiden.arith import Analyzer
@@ -29,7 +30,6 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.ir.prim_visitor import children, free_vars, post_order, same, substitute
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import VerifyError
 from ekiden.tir.expr import SCOPES, Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, lanes_text
 from ekiden.tir.printer import text_and_lines

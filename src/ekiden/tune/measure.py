@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import cast
 
 from ekiden.runtime import environment
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import NAME

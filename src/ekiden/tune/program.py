@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden import tir
 from ekiden.arith import simplify
@@ -16,7 +16,6 @@ from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform

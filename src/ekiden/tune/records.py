@@ -15,14 +15,13 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from filelock import FileLock
 
 from ekiden import __version__
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import PathName, check_folder, named, write_text
 

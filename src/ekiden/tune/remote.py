@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import cast
 
 from ekiden import rpc
@@ -19,7 +19,6 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import RECORDS, with_options
 from ekiden.relay.expr import Call, Function, Var
 from ekiden.relay.transform import InferType
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import EkidenError, ScheduleError
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config

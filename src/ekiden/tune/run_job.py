@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -20,7 +20,6 @@ import numpy as np
 from ekiden import runtime
 from ekiden.ir.dtype import to_numpy
 from ekiden.runtime import load_image
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import EkidenError
 from ekiden.tune.wire import Head, Message
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.cost_model import CostModel

@@ -6,10 +6,9 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.measure import Measurer, NoDefaultError, Outcome

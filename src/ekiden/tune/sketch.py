@@ -14,11 +14,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden import tir
 from ekiden.ir.prim import IntImm
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.target import Target
 from ekiden.tir.schedule.trace import SAMPLING, BlockRV, Instruction, LoopRV, Trace

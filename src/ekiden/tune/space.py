@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Value
 from ekiden.tune.candidate import Candidate
 

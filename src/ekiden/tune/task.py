@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 
 from ekiden.arith import simplify
@@ -21,7 +21,6 @@ from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.te.prim_func import create_prim_func

@@ -12,6 +12,7 @@ bodies are called.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from ekiden.backend.aot.facts import Fact, Facts, after, at_entry
 from ekiden.backend.vm.encode import Instruction, Operand, encode
@@ -19,7 +20,6 @@ from ekiden.backend.vm.operands import jumps
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen.llvm.builder import Builder, Module
 from ekiden.runtime import layout
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.layout import Native, Native32, Tensor, TypeIndex, Value
 from ekiden.target import Target

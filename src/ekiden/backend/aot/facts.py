@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ekiden.backend.vm.encode import Instruction, Operand
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.opcodes import BY_NAME
 
 

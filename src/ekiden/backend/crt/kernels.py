@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.backend.crt.module import Kernel, Parameter
 from ekiden.backend.external import is_external
@@ -17,7 +17,6 @@ from ekiden.codegen.cache import kernel_key
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory_plan import KernelFacts
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.transform import lower

@@ -9,14 +9,13 @@ lies. C and the metadata of a model library are made from it.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.op import Array
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target import Target
 
 ALIGNMENT = 16

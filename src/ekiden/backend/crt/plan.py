@@ -5,7 +5,7 @@ a place for each storage.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from ekiden.backend.crt.kernels import Kernels
@@ -28,7 +28,6 @@ from ekiden.relay.op.memory import AllocTensorAttrs
 from ekiden.relay.transform.storage_in_place import merge_in_place
 from ekiden.relay.transform.storage_lifetimes import Lifetimes, Request, is_alias, op_name
 from ekiden.relay.transform.storage_places import place_in
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 
 

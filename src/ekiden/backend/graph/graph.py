@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.dtypes import dtype_code, dtype_name
 from ekiden.runtime.errors import InternalError, LoadError
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
 from ekiden.backend.vm.encode import Instruction, decode, dtype_name
 from ekiden.runtime import Executable, Tensor
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.metadata import ANY_OBJECT, tensor_infos
 from ekiden.runtime.opcodes import BY_NAME

@@ -5,7 +5,7 @@ makes the loops.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden import te
 from ekiden.arith import prove_equal
@@ -21,7 +21,6 @@ from ekiden.relay.op.lowered import CallLoweredAttrs
 from ekiden.relay.op.strategy import implementation_of
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.range_check import check_site

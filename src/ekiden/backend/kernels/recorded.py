@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.backend.kernels.lower import choose_primitive, described, display_name
 from ekiden.ir.pass_context import RECORDS, PassContext
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.topi.rule.decision import Decision, Fixed, check_fixed

@@ -7,7 +7,7 @@ are compiled first, so that their numbers are known.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -60,7 +60,6 @@ from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime import Device
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.late import Late
 from ekiden.runtime.metadata import CALL_CLOSURE

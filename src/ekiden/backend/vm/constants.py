@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ekiden.ir.op import Array
-from ekiden.runtime.dataclass import dataclass
 
 __all__ = ["ConstantPool"]
 

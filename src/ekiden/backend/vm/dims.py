@@ -8,7 +8,7 @@ or elements, and from the vectors before it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.ir.expr import RelayExpr
@@ -25,7 +25,6 @@ from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs, ReshapeTensorAttr
 from ekiden.relay.transform.chains import unchain
 from ekiden.relay.transform.scopes import bodies
 from ekiden.relay.visitor import type_post_order
-from ekiden.runtime.dataclass import dataclass
 
 
 def is_static(exprs: Sequence[PrimExpr]) -> bool:

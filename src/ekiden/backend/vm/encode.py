@@ -7,10 +7,9 @@ first.
 """
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.dtypes import dtype_code, dtype_name
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.opcodes import BY_NAME, OPCODES, Opcode, operand_words

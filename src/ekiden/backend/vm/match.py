@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.ir.type import GlobalTypeVar
 from ekiden.relay.expr import (
@@ -28,7 +28,6 @@ from ekiden.relay.expr import (
     PatternWildcard,
     Var,
 )
-from ekiden.runtime.dataclass import dataclass
 
 __all__ = ["Leaf", "Path", "Test", "decision_tree", "look", "tuple_places"]
 

@@ -14,7 +14,7 @@ device's language refuses. The cheapest of all such places is a minimum cut.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import prod
 
 from ekiden.backend.kernels.flops import count_flops
@@ -44,7 +44,6 @@ from ekiden.relay.transform.fuse_ops import alone, is_primitive_call
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order, map_functions, on_body, rewrite_graph
 from ekiden.relay.visitor import children
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target import CompilationConfig
 from ekiden.target.virtual_device import HOST, VirtualDevice
 

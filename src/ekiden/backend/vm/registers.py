@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.backend.vm.encode import Instruction, make
 from ekiden.backend.vm.operands import jumps, may_move, reads, rename, with_jumps, writes
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 
 __all__ = ["allocate"]

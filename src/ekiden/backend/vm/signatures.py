@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.ir.prim import (
     Add,
@@ -24,7 +24,6 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.dtypes import dtype_code
 from ekiden.runtime.layout import DimWord, TypeLimit, TypeWord
 

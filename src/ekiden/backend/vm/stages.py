@@ -5,6 +5,7 @@ with.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ekiden.arith import Analyzer, prove_equal, simplify, substitute
 from ekiden.backend.kernels.lower import Check, shape_function
@@ -18,7 +19,6 @@ from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc

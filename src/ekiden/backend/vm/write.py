@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from ekiden.runtime.artifact import (
     write_constants,
     write_sections,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.layout import Section
 

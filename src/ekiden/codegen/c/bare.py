@@ -6,6 +6,8 @@ error with a message is a status other than 0.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ekiden.codegen.c.helium import HEAD, WORD, WORDS, Dots
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.statement import StatementWriter
@@ -13,7 +15,6 @@ from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import dimensions, in_place
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, StringImm
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, For, Prefetch, PrimFunc, Stmt

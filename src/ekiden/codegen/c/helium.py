@@ -9,12 +9,11 @@ taken less 128, and 128 times the sum of the weights is added behind the loop.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import substitute
-from ekiden.runtime.dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, For, LetStmt, SeqStmt, Stmt
 

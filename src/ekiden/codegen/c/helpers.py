@@ -8,6 +8,7 @@ They are written by the same emitters as LLVM's instructions (`codegen.llvm.oper
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ekiden.codegen.c.types import C, Syntax, c_type, constant
 from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
@@ -17,7 +18,6 @@ from ekiden.codegen.llvm.operations import emit_binary
 from ekiden.codegen.llvm.software import WITHOUT
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 from ekiden.target import Target
 

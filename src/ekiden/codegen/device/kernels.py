@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-
-from ekiden.runtime.dataclass import dataclass
+from dataclasses import dataclass
 
 MAGIC = b"EKDEVC\0\1"
 

@@ -12,6 +12,7 @@ buffers between kernels. Buffers that it allocates are memory of the device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ekiden.codegen.common import DEVICE_ID, DEVICE_TYPE
 from ekiden.codegen.device.kernels import DeviceKernel
@@ -22,7 +23,6 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, cast, const, maximum
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.transform import Sequential
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.stmt import Evaluate, For, LetStmt, PrimFunc, Stmt

@@ -4,9 +4,8 @@ code."""
 from __future__ import annotations
 
 import struct
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 
 SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL = 2, 4, 8, 9

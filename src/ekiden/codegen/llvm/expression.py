@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ekiden.codegen.common import (
     addressed,
@@ -38,7 +39,6 @@ from ekiden.ir.prim import (
     Sub,
     Var,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 

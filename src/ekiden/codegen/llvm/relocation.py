@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 
 # fmt: off

@@ -9,9 +9,8 @@ as globals (`GOT.mem`). What an image exports are the first of its places in the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 
 MAGIC = b"\0asm\1\0\0\0"

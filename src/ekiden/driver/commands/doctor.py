@@ -12,7 +12,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.driver.device_peak import measure_device
 from ekiden.driver.library import export_library
 from ekiden.driver.peak import measure_peak
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target import Target
 
 BROKEN = 3

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TypeAlias
-
-from ekiden.runtime.dataclass import dataclass
 
 Dims: TypeAlias = Sequence[int | str | None]
 Shapes: TypeAlias = Mapping[str, Dims | Sequence[Dims] | None]

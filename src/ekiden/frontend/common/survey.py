@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ekiden.runtime.dataclass import dataclass
+from dataclasses import dataclass
 
 Dim = int | str
 

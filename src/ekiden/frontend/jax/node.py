@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxlib.mlir import ir
@@ -18,7 +19,6 @@ from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.jax.dtype import array_of, dtype_of, extents_of
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.runtime.dataclass import dataclass
 from ekiden.topi.shape import Dim, known
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +18,6 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError, ImportModelError
 
 Proto: TypeAlias = Any

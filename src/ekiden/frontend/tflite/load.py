@@ -9,6 +9,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +19,6 @@ import tflite
 from ekiden.frontend.tflite.sparse import densified
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ImportModelError
 
 IDENTIFIER = b"TFL3"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,7 +14,6 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.draws import Draw, is_draw, places_of
 from ekiden.frontend.torch.program import Importer, as_value
 from ekiden.ir.module import IRModule
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import UnsupportedError
 
 

@@ -14,6 +14,7 @@ conditions and sizes are none.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 from ekiden.frontend.common.value import Value
@@ -22,7 +23,6 @@ from ekiden.frontend.torch.node import Converter, Found, Node, Rule
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.runtime.dataclass import dataclass
 
 
 @dataclass(frozen=True)

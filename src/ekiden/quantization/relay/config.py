@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
 from ekiden.quantization.ranges import METHODS
 from ekiden.relay.qnn.config import ROUNDINGS
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InputError
 
 __all__ = ["QAnnotateKind", "QConfig", "current_qconfig", "kind2str", "qconfig"]

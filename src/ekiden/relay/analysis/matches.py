@@ -8,6 +8,7 @@ an empty matrix that no clause fills is a case that is missing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import (
@@ -19,7 +20,6 @@ from ekiden.relay.expr import (
     PatternWildcard,
     TypeData,
 )
-from ekiden.runtime.dataclass import dataclass
 
 Row = tuple[Pattern, ...]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
@@ -20,7 +20,6 @@ from ekiden.relay.visitor import (
     type_post_order,
     types_in,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import InternalError
 
 

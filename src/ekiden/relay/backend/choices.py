@@ -7,10 +7,9 @@ not done here is refused where code would be made: see `refused`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 
 Option = tuple[type, object]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -29,7 +29,6 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OP_ATTRS, get, register_op_attr
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import Type
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te import Tensor

@@ -5,6 +5,7 @@ looks up. One file per family of operators; a rule gives the call itself where i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden.ir.expr import RelayExpr
@@ -15,7 +16,6 @@ from ekiden.relay.packing.conv import conv, conv_transpose, conv_words, depthwis
 from ekiden.relay.packing.dense import dense, dense_words
 from ekiden.relay.packing.nibbles import dense_nibbles
 from ekiden.relay.packing.recurrent import recurrent
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target import Target
 
 Pack: TypeAlias = Callable[[Call, Target], RelayExpr]

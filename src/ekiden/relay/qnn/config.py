@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 
 ROUNDINGS = ("UPWARD", "TONEAREST")

@@ -14,6 +14,7 @@ Networks for Efficient Integer-Arithmetic-Only Inference", 2017).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,7 +64,6 @@ from ekiden.relay.qnn.config import (
     check_choice,
     current_requantize_config,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 
 POINT = 31

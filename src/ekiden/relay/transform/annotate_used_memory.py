@@ -11,7 +11,7 @@ it, and its result; constants are not counted. TVM's pass of this name.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import RelayExpr
@@ -23,7 +23,6 @@ from ekiden.relay.expr import Call, Function, Var
 from ekiden.relay.transform.chains import Chain, unchain
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import bodies, evaluation_order, operands, with_children
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import PassError
 
 Roots = frozenset[Var]

@@ -12,6 +12,7 @@ products are made at once; of others they are part of the program.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -39,7 +40,6 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
-from ekiden.runtime.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Let, Var
 from ekiden.relay.transform.scopes import bodies, with_children
-from ekiden.runtime.dataclass import dataclass
 
 Binding = tuple[Var, RelayExpr]
 

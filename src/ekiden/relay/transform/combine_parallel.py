@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -34,7 +35,6 @@ from ekiden.relay.transform.scopes import (
     operands,
     rewrite_graph,
 )
-from ekiden.runtime.dataclass import dataclass
 
 Key = tuple[object, ...]
 FEW_ROWS = 8

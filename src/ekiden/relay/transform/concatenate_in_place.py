@@ -24,7 +24,7 @@ cannot take channels, is copied to its place; where these are the greater part, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -50,7 +50,6 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.topi.rule.families import strided
 
 LINE = 64

@@ -14,7 +14,7 @@ Programming Languages, 1972).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -52,7 +52,6 @@ from ekiden.relay.visitor import (
     substitute_type,
     type_children,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 
 

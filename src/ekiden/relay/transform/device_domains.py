@@ -14,6 +14,7 @@ tensor whose shape alone is read does not matter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -44,7 +45,6 @@ from ekiden.relay.transform.joined import Joined
 from ekiden.relay.transform.scopes import evaluation_order, is_atom
 from ekiden.relay.visitor import children, pattern_vars
 from ekiden.runtime import Device
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target.virtual_device import HOST, PARAM_PLACES, RESULT_PLACE, VirtualDevice
 from ekiden.tir.expr import Buffer, BufferLoad
 

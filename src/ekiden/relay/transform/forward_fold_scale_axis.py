@@ -12,7 +12,7 @@ constants the products are made at once; of others they are part of the program.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,7 +42,6 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
-from ekiden.runtime.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

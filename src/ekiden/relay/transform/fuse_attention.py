@@ -17,7 +17,7 @@ and shares that something else uses stay as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.calls import typed
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
-from ekiden.runtime.dataclass import dataclass
 
 HIDDEN = -1e9
 """A score up to this is as good as none: what is added to it is rounded away, or it is -inf."""

@@ -14,7 +14,7 @@ of a convolution whose kernels hold whole windows in their tiles.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
@@ -38,7 +38,6 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.topi.rule.families import has_ending
 
 

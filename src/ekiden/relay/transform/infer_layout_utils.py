@@ -13,12 +13,12 @@ Users add rules, or replace them, with `relay.op.register_infer_correct_layout` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ekiden.ir.op import OP_ATTRS, OPS, Op, OpPattern
 from ekiden.ir.prim import IntImm, is_const
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.runtime.dataclass import dataclass
 from ekiden.topi.layout import parse
 
 Layout = str | None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Self
-
-from ekiden.runtime.dataclass import dataclass
 
 
 @dataclass(eq=False, slots=True)

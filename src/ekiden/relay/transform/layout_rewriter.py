@@ -13,7 +13,7 @@ inputs as they were.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ekiden.ir.expr import RelayExpr
@@ -25,7 +25,6 @@ from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
 from ekiden.relay.transform.infer_layout_utils import Layout, infer_layouts, primal
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.relay.visitor import children, rebuild
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 from ekiden.te import Tensor, placeholder
 

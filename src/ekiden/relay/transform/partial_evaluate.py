@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Generator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,7 +55,6 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.relay.transform.to_a_normal_form import to_a_normal_form
 from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
 
 MAX_DEPTH = 5_000

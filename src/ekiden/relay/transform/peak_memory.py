@@ -6,6 +6,7 @@ Not a pass: it looks at what MemoryPlan has made.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
@@ -16,7 +17,6 @@ from ekiden.relay.expr import Constructor, Function
 from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.storage_lifetimes import Lifetimes
 from ekiden.relay.transform.storage_places import round_up
-from ekiden.runtime.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

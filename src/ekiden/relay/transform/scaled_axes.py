@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Var
 from ekiden.relay.transform.calls import typed
 from ekiden.relay.transform.fold_scale_axis import row_of, same_shape
-from ekiden.runtime.dataclass import dataclass
 
 Axes = tuple[int, ...]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -31,7 +31,6 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.visitor import children, rebuild
-from ekiden.runtime.dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)

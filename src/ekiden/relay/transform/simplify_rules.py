@@ -12,6 +12,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +35,6 @@ from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.row_indices import gathered, scattered
-from ekiden.runtime.dataclass import dataclass
 from ekiden.topi.shape import as_dim
 
 Make = Callable[[NodeMap], RelayExpr | None]

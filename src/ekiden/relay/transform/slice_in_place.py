@@ -15,7 +15,7 @@ least half of it, or none is used after it.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -33,7 +33,6 @@ from ekiden.relay.transform.chains import Binding, Chain, map_chains
 from ekiden.relay.transform.memory_plan import known_at_entry
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.relay.transform.storage_lifetimes import Lifetimes, op_name
-from ekiden.runtime.dataclass import dataclass
 from ekiden.topi.slice import Range
 
 

@@ -15,7 +15,7 @@ are refused; type arguments (`List[fn (R) -> R]`) are not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -51,7 +51,6 @@ from ekiden.relay.visitor import (
     substitute_type,
     type_post_order,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 
 SUFFIX = "_cps"

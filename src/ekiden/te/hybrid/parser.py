@@ -12,6 +12,7 @@ import inspect
 import operator
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,7 +46,6 @@ from ekiden.ir.prim import (
     is_const,
     logical_and,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ParseError
 from ekiden.te.hybrid.runtime import CASTS, HYBRID_GLOBALS, MATH
 from ekiden.te.tensor import Tensor, extern_op

@@ -6,13 +6,12 @@ an `IterVar` of a computation or of a step, or a `ReduceAxis`.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ekiden.ir.node import Node, node
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, Var, const
 from ekiden.ir.range import Range
-from ekiden.runtime.dataclass import dataclass
 from ekiden.te.reducer import ReduceAxis
 from ekiden.te.tensor import Operation
 from ekiden.tir.stmt import IterKind, IterVar

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from ekiden.arith import evaluate
@@ -13,7 +14,6 @@ from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, substitute
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import Buffer
 from ekiden.tir.printer import text_and_lines

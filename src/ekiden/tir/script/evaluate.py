@@ -11,6 +11,7 @@ import builtins
 import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from ekiden.arith import simplify
@@ -18,7 +19,6 @@ from ekiden.ir import dtype as dt
 from ekiden.ir import prim
 from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr
 from ekiden.ir.range import Range
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ParseError
 from ekiden.tir.expr import Buffer, BufferLoad, Bytes, Ramp
 from ekiden.tir.regions import BufferRegion

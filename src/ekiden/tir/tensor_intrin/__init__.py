@@ -7,10 +7,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ekiden.ir.prim import IntImm
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.stmt import PrimFunc
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ekiden.ir.prim import PrimExpr
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.te.inline import STORED
 from ekiden.topi.layout import spatial

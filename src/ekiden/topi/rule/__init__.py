@@ -5,10 +5,9 @@ group's anchor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ekiden import te
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.checks import with_checks

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
@@ -33,7 +34,6 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )  # fmt: skip
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (

@@ -7,11 +7,11 @@ channels.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target import Target
 from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.by_hand import product

@@ -10,9 +10,9 @@ cached.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError
 
 Value: TypeAlias = int | str

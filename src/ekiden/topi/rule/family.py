@@ -8,11 +8,11 @@ same kernel (`endings`), and whether results may be a part of longer rows (`writ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden import te
 from ekiden.ir.prim import IntImm
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc

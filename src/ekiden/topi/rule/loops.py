@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
@@ -25,7 +26,6 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import children, post_order, rewrite, substitute
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, LetStmt, Stmt

@@ -9,12 +9,13 @@ a number is its byte times the scale, which makes the greatest of the token's nu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, PrimExpr
-from ekiden.runtime.dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 
 BYTES = "int8"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
@@ -42,7 +43,6 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (

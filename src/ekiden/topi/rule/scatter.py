@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.ir import dtype as dt
@@ -28,7 +29,6 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )  # fmt: skip
-from ekiden.runtime.dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.range_check import from_either_end
 from ekiden.tir.expr import Buffer

@@ -13,12 +13,12 @@ is the schedule's to say; no family writes statements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden import te
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import rewrite
-from ekiden.runtime.dataclass import dataclass
 from ekiden.runtime.errors import ScheduleError
 from ekiden.target import Target
 from ekiden.tir.schedule import Schedule

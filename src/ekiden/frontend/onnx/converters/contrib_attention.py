@@ -7,6 +7,7 @@ All become nn.attention; masks become a bias that is added to the scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +20,6 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import PrimExpr, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.runtime.dataclass import dataclass
 from ekiden.topi.shape import as_dim, equal, known
 
 HEADS_LAST = "bshd"

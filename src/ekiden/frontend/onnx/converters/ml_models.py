@@ -5,6 +5,7 @@ standard leaves open about labels and scores is as ONNX's reference has it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -16,7 +17,6 @@ from ekiden.frontend.onnx.trees import MEMBER, MODES, Questions, Tables, forest
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
-from ekiden.runtime.dataclass import dataclass
 from ekiden.topi.shape import as_dim
 
 POSTS = {"post_transform": ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")}

@@ -7,6 +7,7 @@ direction is a layer; the results of two stand beside each other in an axis of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +18,6 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
 from ekiden.relay.qnn import products as qnn
-from ekiden.runtime.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
