@@ -15,7 +15,8 @@ Runtime and OpenVINO in one run: all in turns, each in a process of its own.
 Every figure is the median of the rounds, geometric means are of ratios in one row. Python's own
 caches of modules are as after an installation: one round before them fills these. A model of a
 manifest comes through the `fetch_models.py` beside it; inputs of others are random, a size that has
-no number is 1, or as `--dim NAME=SIZE` says. Answers that differ from ONNX Runtime's are marked.
+no number is 1, or as `--dim NAME=SIZE` says. Answers that differ from ONNX Runtime's are marked. A
+peer that cannot run a model says so in its row, and means are of the models that it runs.
 Given `--python` of another checkout, that one is measured in turns with this one.
 """
 
@@ -44,11 +45,17 @@ Run = Callable[[Feed], list[np.ndarray]]
 Figures = dict[str, float]
 ENOUGH_S = 0.4
 """How long a speed is measured."""
+PATIENCE_S = 600
+"""How long a process may take."""
 TOLERANCE = (2e-3, 1e-4, 0.0)
 """Relative, absolute, and relative to the largest element: where no manifest says another."""
 PEERS = ("onnxruntime", "openvino")
 CODE = tempfile.TemporaryDirectory()
 """Where Python keeps modules that it has read."""
+
+
+class EngineError(Exception):
+    """An engine does not run a model; the text is the last line of what its process said."""
 
 
 def onnx_runtime(path: str, threads: int) -> tuple[Callable[[], Run], None]:
@@ -177,7 +184,7 @@ def work(engine: str, path: str, threads: int, feed_file: str, is_second: bool) 
 def measure(
     python: str, engine: str, path: Path, threads: int, feed: Path, cache: str, second: bool = False
 ) -> tuple[Figures, list[np.ndarray]]:
-    """Figures and answer of one process; it raises what the process says where that fails."""
+    """Figures and answer of one process. Raises EngineError where that fails."""
     args = [
         python,
         __file__,
@@ -190,9 +197,12 @@ def measure(
     ]
     environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, PYTHONPYCACHEPREFIX=CODE.name)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run(args, env=environment, capture_output=True, text=True)
+    done = subprocess.run(args, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     if done.returncode:
-        raise SystemExit(f"{engine}, {path}: {done.stderr[-2000:]}")
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        if engine not in PEERS:
+            raise SystemExit(f"{engine}, {path}: {done.stderr[-2000:]}")
+        raise EngineError(said[-1])
     found: Figures = json.loads(done.stdout.splitlines()[-1])
     with open(f"{feed}.answer", "rb") as file:
         answer: list[np.ndarray] = pickle.load(file)
@@ -264,34 +274,48 @@ def processor() -> str:
 
 def one_model(
     options: argparse.Namespace, path: Path, feed: Feed, tolerance: Sequence[float]
-) -> dict[str, Figures]:
-    """Engine -> the median of each figure."""
+) -> tuple[dict[str, Figures], dict[str, str]]:
+    """Engine -> the median of each figure, and peer -> why it does not run the model."""
     pythons = dict.fromkeys(options.engines, sys.executable)
     if options.python:
         pythons |= {f"other {name}": options.python for name in options.engines if name in TIERS}
     runs: dict[str, list[Figures]] = {name: [] for name in pythons}
+    refused: dict[str, str] = {}
+    answers: dict[str, list[np.ndarray]] = {}
     with tempfile.TemporaryDirectory() as folder:
         feed_file = Path(folder, "feed")
         feed_file.write_bytes(pickle.dumps(feed))
-        answers: dict[str, list[np.ndarray]] = {}
         for turn in range(0 if any(Path(CODE.name).iterdir()) else -1, options.rounds):
             for name, python in pythons.items():
-                engine, cache = name.rpartition(" ")[2], str(Path(folder, f"{name}{turn}"))
-                found, answers[name] = measure(
-                    python, engine, path, options.threads, feed_file, cache
-                )
-                if engine in TIERS:
-                    again, _ = measure(
-                        python, engine, path, options.threads, feed_file, cache, second=True
+                if name in refused:
+                    continue
+                cache = str(Path(folder, f"{name}{turn}"))
+                try:
+                    found, answers[name] = first_and_second(
+                        python, name.rpartition(" ")[2], path, options.threads, feed_file, cache
                     )
-                    found["second"] = again["first"]
+                except EngineError as reason:
+                    refused[name] = str(reason)
+                    continue
                 if turn >= 0:
                     runs[name].append(found)
-    made = {name: medians(each) for name, each in runs.items()}
-    for name, answer in answers.items():
-        if "onnxruntime" in answers:
-            made[name]["error"] = error(answers["onnxruntime"], answer, tolerance)
-    return made
+    made = {name: medians(each) for name, each in runs.items() if name not in refused}
+    for name in made:
+        if "onnxruntime" in made:
+            made[name]["error"] = error(answers["onnxruntime"], answers[name], tolerance)
+    return made, refused
+
+
+def first_and_second(
+    python: str, engine: str, path: Path, threads: int, feed: Path, cache: str
+) -> tuple[Figures, list[np.ndarray]]:
+    """As `measure`, for Ekiden with the figures of a second start."""
+    found, answer = measure(python, engine, path, threads, feed, cache)
+    if engine in TIERS:
+        again, _ = measure(python, engine, path, threads, feed, cache, second=True)
+        found["second"] = again["first"]
+        found["second_import"] = again["import"]
+    return found, answer
 
 
 TIERS = ("quick", "full")
@@ -325,12 +349,19 @@ def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
     rows = list(table.values())
     subjects = [name for name in rows[0] if name.rpartition(" ")[2] in TIERS]
     for subject in subjects:
-        for peer in (p for p in PEERS if p in rows[0]):
-            texts = []
-            for figure, name in (("first", "first answer"), ("second", "second start")):
-                ratios = [row[subject][figure] / row[peer]["first"] for row in rows]
-                texts.append(f"{name} {mean(ratios):.2f} (worst {max(ratios):.2f})")
-            yield f"{subject} over {peer}: {', '.join(texts)}"
+        for peer in PEERS:
+            both = [(row[subject], row[peer]) for row in rows if peer in row]
+            ratios = {
+                "first answer": [own["first"] / other["first"] for own, other in both],
+                "second start": [own["second"] / other["first"] for own, other in both],
+                "with imports": [
+                    (own["second"] + own["second_import"]) / (other["first"] + other["import"])
+                    for own, other in both
+                ],
+            }
+            texts = [f"{n} {mean(r):.2f} (worst {max(r):.2f})" for n, r in ratios.items() if r]
+            if texts:
+                yield f"{subject} over {peer}, {len(both)} models: {', '.join(texts)}"
         speeds = [row[subject]["ms"] / row[subject]["early_ms"] for row in rows]
         late = [row[subject]["full"] for row in rows]
         firsts = [row[subject]["first"] for row in rows]
@@ -366,9 +397,11 @@ def main(arguments: list[str]) -> int:
     print(HEAD)
     table: dict[str, dict[str, Figures]] = {}
     for model, file, feed, tolerance in models(options):
-        table[model] = one_model(options, file, feed, tolerance)
+        table[model], refused = one_model(options, file, feed, tolerance)
         for engine, row in table[model].items():
             print(line(model, engine, row), flush=True)
+        for engine, reason in refused.items():
+            print(f"{model[-26:]:26}{engine:>13}  does not run it: {reason}", flush=True)
     for text in summary(table) if table else ():
         print(text)
     if options.json:

@@ -147,9 +147,16 @@ static int64_t floor_div(int64_t a, int64_t b) {
 ** which there are vectors: a quotient that is no integer is further from one than doubles round. */
 static void divide_strip(strip *to, const strip *a, const strip *b, int64_t n, bool is_rest) {
   uint64_t bits = 0;
+  int64_t others = 0;
+  EACH others |= b->i[l] ^ b->i[0];
+  bool is_one = others == 0;
+  if (is_one && b->i[0] > 0 && (b->i[0] & (b->i[0] - 1)) == 0) { /* sizes of tiles mostly */
+    int64_t below = b->i[0] - 1, by = __builtin_ctzll((uint64_t)b->i[0]);
+    if (is_rest) EACH to->i[l] = a->i[l] & below;
+    else EACH to->i[l] = a->i[l] >> by;
+    return;
+  }
   EACH bits |= (uint64_t)(a->i[l] ^ a->i[l] >> 63) | (uint64_t)(b->i[l] ^ b->i[l] >> 63);
-  bool is_one = true;
-  EACH is_one &= b->i[l] == b->i[0];
   if (bits >> 52 == 0 && is_one && b->i[0] > 0) {
     int64_t by = b->i[0];
     double inverse = 1.0 / (double)by;

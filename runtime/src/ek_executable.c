@@ -584,12 +584,14 @@ typedef struct file_object {
   const void *mapped;          /* from ek_file_map, or NULL */
   void *buffer;                /* from ek_buffer_alloc, or NULL */
   size_t size;                 /* of either */
+  ek_object *owner;            /* whose memory they are, or NULL */
 } file_object;
 
 static void file_deleter(void *self, int flags) {
   file_object *file = self;
   if ((flags & EK_DELETE_CONTENT) && file->mapped != NULL) ek_file_unmap(file->mapped, file->size);
   if ((flags & EK_DELETE_CONTENT) && file->buffer != NULL) ek_buffer_free(file->buffer, file->size);
+  if (flags & EK_DELETE_CONTENT) ek_object_release(file->owner);
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
 
@@ -679,9 +681,11 @@ int ek_executable_load(const char *path, ek_object **out) {
 }
 
 /* Constants must be aligned in memory as in the file: other bytes are copied even if not asked. */
-int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out) {
+static int from_bytes(const void *bytes, size_t size, bool copy, ek_object *owner, ek_object **out) {
   file_object *file = ek_object_alloc(sizeof *file, EK_OBJECT, file_deleter);
   if (file == NULL) return -1;
+  ek_object_retain(owner);
+  file->owner = owner;
   if (copy || (uintptr_t)bytes % ALIGNMENT != 0) {
     file->buffer = ek_buffer_alloc(size, &file->size);
     if (file->buffer == NULL) {
@@ -692,6 +696,21 @@ int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object
     bytes = file->buffer;
   }
   return executable_new("executable", file, bytes, size, out);
+}
+
+int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out) {
+  return from_bytes(bytes, size, copy != 0, NULL, out);
+}
+
+int ek_executable_of_tensor(ek_object *tensor, ek_object **out) {
+  const ek_dltensor *data = &((const ek_tensor *)(const void *)tensor)->dl;
+  bool is_bytes = data->dtype.code == EK_DTYPE_UINT && data->dtype.bits == 8 &&
+                  data->dtype.lanes == 1 && data->ndim == 1;
+  if (!is_bytes || data->device.type != EK_CPU || !ek_dltensor_is_contiguous(data)) {
+    return ek_error("TypeError", "ek.executable.of_tensor: bytes of the host expected");
+  }
+  const char *bytes = (const char *)data->data + data->byte_offset;
+  return from_bytes(bytes, (size_t)data->shape[0], false, tensor, out);
 }
 
 /* Late-bound constants ---------------------------------------------------------------------------

@@ -138,6 +138,10 @@ void ek_native_free(ek_vm_function *function);
 ** -1. */
 int ek_native_watch(ek_executable *executable, uint32_t calls, ek_object *hot);
 
+/* The executable whose file a tensor of bytes is: its memory, which is not written any more, is kept
+** and not copied where it is aligned as constants are. 0 or -1; '*out' owned. */
+int ek_executable_of_tensor(ek_object *tensor, ek_object **out);
+
 /* Gives a late-bound constant its data, a tensor of its shape and dtype, which is retained or
 ** copied. Before linking, once for each; only then is the executable whole. 0 or -1. */
 int ek_executable_bind(ek_executable *executable, int64_t index, const ek_value *value);

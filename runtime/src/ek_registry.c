@@ -314,6 +314,17 @@ static int bind_constant(void *self, const ek_value *args, int32_t nargs, ek_val
   return ek_executable_bind((ek_executable *)(void *)args[0].v.obj, args[1].v.i64, &args[2]);
 }
 
+/* A tensor of bytes, which stay as they are -> the executable that they are the file of. */
+static int of_tensor(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_TENSOR};
+  ek_object *made;
+  (void)self;
+  if (expect_args("ek.executable.of_tensor", args, nargs, 1, types) != 0) return -1;
+  if (ek_executable_of_tensor(args[0].v.obj, &made) != 0) return -1;
+  *ret = ek_value_object(made);
+  return 0;
+}
+
 /* (executable, number of a function, its arguments) -> nothing, or an error where a call would refuse
 ** them. */
 static int check_arguments(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
@@ -364,6 +375,7 @@ static const ek_builtin builtins[] = {
     {"ek.executable.link", link_executable},
     {"ek.executable.module", executable_module},
     {"ek.executable.num_threads", executable_threads},
+    {"ek.executable.of_tensor", of_tensor},
     {"ek.executable.swap", swap_kernel},
     {"ek.executable.watch", watch},
     {"ek.graph_executor.create", graph_executor},

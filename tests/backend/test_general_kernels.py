@@ -191,6 +191,42 @@ def test_convolutions(groups: int, strides: tuple[int, int]) -> None:
     check(relay.nn.relu(conv), x, w)
 
 
+@pytest.mark.parametrize("kernel", [(2, 2), (3, 1), (4, 5)])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (3, 1)])
+def test_transposed_convolutions(kernel: tuple[int, int], strides: tuple[int, int]) -> None:
+    """Whatever of the window reaches a result, of whole taps or not."""
+    x, w = data(2, 6, 5, 4), data(6, 20, *kernel)
+    extra = (strides[0] - 1, 0)
+    for padding, dilation in (((0, 0), (1, 1)), ((1, 0, 0, 0), (1, 1)), ((0, 1), (2, 1))):
+        conv = relay.nn.conv2d_transpose(
+            v("x", *x.shape), v("w", *w.shape), strides=strides, padding=padding, channels=20,
+            kernel_size=kernel, output_padding=extra, dilation=dilation,
+        )  # fmt: skip
+        check(relay.nn.relu(conv), x, w)
+    tile = 16
+    packed = np.zeros((2, *kernel, 6, tile), "float32")
+    packed[0], packed[1, ..., :4] = (
+        np.transpose(w[:, part], (2, 3, 0, 1)) for part in (slice(tile), slice(tile, None))
+    )
+    conv = relay.nn.conv2d_transpose(
+        v("x", 2, 5, 4, 6), v("w", *packed.shape), strides=strides, channels=20,
+        kernel_size=kernel, data_layout="NHWC", kernel_layout=f"OHWI{tile}o",
+    )  # fmt: skip
+    check(conv, np.ascontiguousarray(x.transpose(0, 2, 3, 1)), packed)
+
+
+def test_quotients_of_any_sign() -> None:
+    """By one number, a power of two or not, and by many."""
+    x = np.concatenate([np.arange(-40, 40), [-(2**40), 2**40, -(2**62), 2**62]]).astype("int64")
+    for by in (1, 8, 7, -4, 2**33):
+        divisor = relay.const(by, "int64")
+        check(relay.floor_divide(v("x", len(x), dtype="int64"), divisor), x)
+        check(relay.floor_mod(v("x", len(x), dtype="int64"), divisor), x)
+    by_many = np.where(x % 5 == 0, 3, 16).astype("int64")
+    given = v("x", len(x), dtype="int64"), v("y", len(x), dtype="int64")
+    check(relay.floor_divide(*given), x, by_many)
+
+
 @pytest.mark.parametrize("size", [(12, 12), (9, 14)])
 @pytest.mark.parametrize("tile", [16, 32])
 def test_packed_and_winograd_weights(size: tuple[int, int], tile: int) -> None:

@@ -17,6 +17,7 @@ from onnx import external_data_helper, numpy_helper
 from onnx_files import WEIGHT, arguments, expected, model
 
 import ekiden
+from ekiden import relay
 from ekiden.codegen.cache import KernelCache
 from ekiden.driver import build
 from ekiden.driver.artifact_cache import ArtifactCache
@@ -409,3 +410,24 @@ def test_two_processes_at_once_and_then_one_that_needs_no_compiler(
     )  # fmt: skip
     assert json.loads(done.stdout) == []
     assert (tmp_path / "2.eki").read_bytes() == (tmp_path / "0.eki").read_bytes()
+
+
+def test_an_edit_compiles_the_kernel_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that was compiled before the kernels of all other lines are found."""
+    monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")
+    x = relay.var("x", shape=(3, 40))
+
+    def compiled(last: Callable[[relay.expr.Expr], relay.expr.Expr]) -> set[str]:
+        """The kernels in the cache once a model is compiled: three, one behind the other."""
+        body = relay.annotation.stop_fusion(relay.exp(x))
+        body = last(relay.annotation.stop_fusion(relay.sum(body, axis=1)))
+        ekiden.compile(ekiden.IRModule.from_expr(relay.Function([x], body)))
+        return {path.name for path in (tmp_path / "kernels").rglob("*.o")}
+
+    first = compiled(relay.tanh)
+    assert len(first) == 3
+    assert len(compiled(relay.sigmoid) - first) == 1
+    assert len(compiled(relay.tanh)) == 4

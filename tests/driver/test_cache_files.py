@@ -44,7 +44,8 @@ def code_of(number: int) -> bytes:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that is written, alone."""
+    """The folder that is written, alone, by a process that knows the compiler."""
+    compiler_folder()
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "home"))
     return tmp_path / "home"
 
@@ -88,7 +89,8 @@ def test_models_are_found_in_layers_that_are_only_read(
     monkeypatch.setenv("EKIDEN_CACHE_DIR", os.pathsep.join([str(own), str(shared)]))
     given = arguments(2)
     np.testing.assert_allclose(ekiden.compile(str(path))(**given).numpy(), expected(**given), 1e-5)
-    assert (files_below(own), files_below(shared)) == ([], before)
+    assert {p.parent.name for p in files_below(own)} <= {"known"}
+    assert files_below(shared) == before
 
 
 def test_a_damaged_file_of_a_layer_is_a_miss_and_stays(
@@ -214,7 +216,7 @@ def test_the_command_says_what_it_does(
     text = capsys.readouterr().out
     assert f"{packed}: 2 files\n0 files are new, 2 were there, 0 were refused\n{home}\n" in text
     assert '"kind": "kernels"' in text and text.endswith("2 files removed, 0.0 MB\n")
-    assert [row.files for row in cache_stats()] == [0, 0, 0]
+    assert [row.files for row in cache_stats()] == [0, 0, 0, 0]
     for wrong in (["prune"], ["prune", "--limit", "much"]):
         assert main(["cache", *wrong]) == 1
     assert "--limit" in capsys.readouterr().err

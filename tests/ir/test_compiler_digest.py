@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,11 @@ import pytest
 import ekiden
 from ekiden.codegen import cache
 from ekiden.driver import artifact_key
+from ekiden.driver.artifact_key import file_digest
 from ekiden.frontend.common.options import NO_OPTIONS
-from ekiden.ir import extensions
+from ekiden.ir import extensions, known
 from ekiden.ir.compiler_digest import compiler_digest, digest_of, sources
+from ekiden.ir.installed import version_of
 from ekiden.relay import parse
 from ekiden.target import Target
 
@@ -36,7 +40,7 @@ def test_every_source_counts(tmp_path: Path) -> None:
 
 def test_the_package_is_all_there() -> None:
     """What passes, operators, kernels and their runtime are made of."""
-    found = {name for root in ekiden.__path__ for name in sources(root)}
+    found = {name for root in ekiden.__path__ for name in (each.path for each in sources(root))}
     ends = ("ir/op.py", "relay/transform/fuse_ops.py", "relay/type_infer.py", "topi/slice.py",
             "backend/vm/pipeline.py", "runtime/layout.py", "relay/std/prelude.rly")  # fmt: skip
     for end in ends:
@@ -59,3 +63,49 @@ def test_both_caches_have_it_in_their_keys(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(module, "compiler_digest", lambda: "another compiler")
     assert not set(keys()) & set(before)
     assert compiler_digest() == compiler_digest()
+
+
+def test_a_file_that_is_written_again_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its size and the time that a program says it has; what has not changed is not."""
+    monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "cache"))
+    path, old = tmp_path / "model", 10**18
+    path.write_bytes(b"one")
+    os.utime(path, ns=(old, old))
+    first = file_digest(path)
+    assert not (tmp_path / "cache").exists()  # it has changed a moment ago
+
+    monkeypatch.setattr(known, "SETTLED_NS", 0)
+    assert file_digest(path) == first
+    monkeypatch.setattr(artifact_key, "_leaf", lambda *_: pytest.fail("it is read again"))
+    assert file_digest(path) == first
+
+    monkeypatch.undo()
+    monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "cache"))
+    path.write_bytes(b"two")
+    os.utime(path, ns=(old, old))
+    assert file_digest(path) != first
+
+
+def test_a_damaged_fact_is_found_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
+    assert known.known("a", 0, lambda: "1") == known.known("a", 0, lambda: "2") == "1"
+    [kept] = (tmp_path / "known").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert known.known("a", 0, lambda: "3") == known.known("a", 0, lambda: "4") == "3"
+
+
+@pytest.mark.parametrize("name", ["numpy", "ml_dtypes", "ml-dtypes", "ekiden"])
+def test_versions_are_those_of_the_library(name: str) -> None:
+    assert version_of(name) == metadata.version(name) and version_of("no-such-package") == ""
+
+
+def test_a_current_target_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "_FOREIGN", [])
+    plain = artifact_key.request(b"a model", None, NO_OPTIONS, "vm")
+    with Target("llvm -mcpu=x86-64-v3"):
+        other = artifact_key.request(b"a model", None, NO_OPTIONS, "vm")
+    again = artifact_key.request(b"a model", "llvm", NO_OPTIONS, "vm")
+    assert plain is not None and other is not None and again is not None
+    assert plain.digest == again.digest != other.digest

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import platformdirs
-
+from ekiden.ir.cache_layers import cache_layers
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.node import Node
 from ekiden.ir.pass_context import PassContext
@@ -71,7 +70,7 @@ class KernelCache:
     @staticmethod
     def default() -> KernelCache:
         """The user's cache folder, unless the environment says otherwise."""
-        home, others = environment.cache_folders(Path(platformdirs.user_cache_dir("ekiden")))
+        home, others = cache_layers()
         folder = None if home is None else home / "kernels"
         limit = environment.kernel_limit()
         return KernelCache(folder, [each / "kernels" for each in others], limit)

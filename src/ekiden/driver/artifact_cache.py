@@ -15,15 +15,17 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import platformdirs
+from typing import TYPE_CHECKING
 
 from ekiden import runtime
 from ekiden.driver.artifact_key import Request
+from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime import environment
-from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import shrink, write_whole
+
+if TYPE_CHECKING:
+    from ekiden.runtime.artifact import Bytes
 
 LARGEST = 4
 """An artifact is kept if that many of its size fit in the limit."""
@@ -45,7 +47,7 @@ class ArtifactCache:
     @staticmethod
     def default() -> ArtifactCache:
         """The folder beside that of the kernels, with the limit that the environment sets."""
-        home, others = environment.cache_folders(Path(platformdirs.user_cache_dir("ekiden")))
+        home, others = cache_layers()
         folder = home / "artifacts" if home is not None else None
         folders = [each / "artifacts" for each in others]
         return ArtifactCache(folder, environment.cache_limit(), folders)

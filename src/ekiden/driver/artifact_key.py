@@ -11,18 +11,29 @@ import json
 import operator
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.table import frontend_of
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.extensions import is_extended
+from ekiden.ir.known import known, state_of
 from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
-from ekiden.target.virtual_device import Targets, compilation_config
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from concurrent import futures
+
+    from ekiden.target import virtual_device
+    from ekiden.target.virtual_device import Targets
+else:
+    futures = Late("concurrent.futures")
+    virtual_device = Late("ekiden.target.virtual_device")
 
 _LEAF, _BLOCK = 16 << 20, 1 << 20
 """Bytes of a file that one thread takes at a time, and that it has in memory of them."""
@@ -75,13 +86,11 @@ def request(
         return None
     made_at = time.time_ns()
     try:
-        config = compilation_config(target)
         asked = [
             compiler_digest(),
             *_model_digest(model),
             executor,
-            [str(each) for each in config.primitive_targets],
-            [str(each) for each in (*config.devices, *config.device_targets)],
+            _targets(target),
             _plain(options.plain()),
             context.opt_level,
             sorted(context.required_pass),
@@ -91,6 +100,44 @@ def request(
         return Request(_digest(asked), _path(model), made_at)
     except Exception:  # whatever is wrong with what was given, compiling says it
         return None
+
+
+def _targets(target: Targets) -> str:
+    """What code is made for, and on which devices. Raises CompileError."""
+    if target is None and not _is_target_entered():
+        machine = _machine()
+        if machine is not None:
+            return known(f"host {compiler_digest()} {machine}", 0, lambda: _resolved(None))
+    return _resolved(target)
+
+
+def _resolved(target: Targets) -> str:
+    config = virtual_device.compilation_config(target)
+    found = (config.primitive_targets, (*config.devices, *config.device_targets))
+    return json.dumps([list(map(str, each)) for each in found])
+
+
+def _is_target_entered() -> bool:
+    """Whether there is a current target, which needs the module of targets to be imported."""
+    module = sys.modules.get("ekiden.target.target")
+    return module is not None and module.Target.current() is not None
+
+
+def _machine() -> str | None:
+    """What tells this machine from others until it is started again: as what its first processor
+    shows itself, how many cores this process may use; None where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        with open("/proc/cpuinfo", "rb", buffering=0) as file:
+            first = file.read(_ENTRY).partition(b"\n\n")[0].decode("ascii", "replace")
+    except OSError:
+        return None
+    facts = [line for line in first.splitlines() if not line.startswith("cpu MHz")]
+    return f"{boot} {len(os.sched_getaffinity(0))} {facts}"
+
+
+_ENTRY = 1 << 13
+"""Bytes that hold what /proc/cpuinfo has of a processor, which asks each core for its frequency."""
 
 
 def _path(model: object) -> Path | None:
@@ -127,11 +174,16 @@ def file_digest(path: Path) -> str:
 
     The file is read, not mapped, since it may be cut short meanwhile.
     """
-    state = path.stat()
-    if not stat.S_ISREG(state.st_mode):
+    if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(f"'{path}' is no regular file")
     with open(path, "rb", buffering=0) as file:
-        return _tree(state.st_size, lambda at: _leaf(file.fileno(), at))
+        state = os.fstat(file.fileno())  # of what is open, as a file of another machine is now
+        changed = max(state.st_mtime_ns, state.st_ctime_ns)
+
+        def digest() -> str:
+            return _tree(state.st_size, lambda at: _leaf(file.fileno(), at))
+
+        return known(f"file {state_of(state)}", changed, digest)
 
 
 def _leaf(handle: int, start: int) -> hashlib._Hash:
@@ -144,7 +196,7 @@ def _leaf(handle: int, start: int) -> hashlib._Hash:
 def _tree(size: int, leaf: Callable[[int], hashlib._Hash]) -> str:
     """SHA-256 over that of each leaf of so many bytes; all cores work on the leaves."""
     starts = range(0, size, _LEAF)
-    with ThreadPoolExecutor(max(1, min(len(starts), os.cpu_count() or 1))) as pool:
+    with futures.ThreadPoolExecutor(max(1, min(len(starts), os.cpu_count() or 1))) as pool:
         leaves = [each.digest() for each in pool.map(leaf, starts)]
     return hashlib.sha256(b"".join(leaves)).hexdigest()
 

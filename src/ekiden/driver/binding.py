@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,9 @@ import numpy.typing as npt
 from ekiden import runtime
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, TensorInfo
-from ekiden.runtime.placing import Place
+
+if TYPE_CHECKING:
+    from ekiden.runtime.placing import Place
 
 __all__ = ["BoundRun", "places_of", "write_results"]
 

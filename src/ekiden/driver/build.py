@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, TypeAlias
 
 from ekiden.backend.external import External, register_compiler
@@ -22,6 +21,7 @@ from ekiden.codegen.parallel import Progress
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.table import frontend_of, taken
+from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import ENGINE, PassContext, phase
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
@@ -128,7 +128,7 @@ def compile_model(
         "executor": executor,
         "weights": _weight_bytes(module),
         "main": described,
-        "producer": f"ekiden {version('ekiden')}",
+        "producer": f"ekiden {version_of('ekiden')}",
     }
     if regions:
         metadata["regions"] = regions

@@ -3,6 +3,7 @@
 kernels/<compiler>/<key>.o    object code; the key is a digest of what it computes and the target
 artifacts/<key>.eki           whole models, and beside them the names of files with weights
 device/<key>                  what compilers of devices have made
+known/<key>                   facts about files and this machine, which are of no use elsewhere
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import platformdirs
-
 from ekiden import runtime
 from ekiden.codegen.cache import checked_code, compiler_folder
-from ekiden.runtime import environment
+from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 from ekiden.runtime.files import PathName, files_below, named, shrink, write_whole
 
@@ -33,12 +32,14 @@ LARGEST = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A row of the table of what is kept: its folder, how its files are called, and whether what
-    one holds is whole."""
+    """A row of the table of what is kept: its folder, how its files are called, whether what one
+    holds is whole."""
 
     folder: str
     pattern: re.Pattern[str]
     is_whole: Callable[[bytes], bool]
+    travels: bool = True
+    """Whether other machines have a use for it."""
 
 
 def _is_artifact(data: bytes) -> bool:
@@ -53,6 +54,7 @@ KINDS = (
          lambda data: checked_code(data) is not None),
     Kind("artifacts", re.compile(r"[0-9a-f]{16,64}\.(eki|json)"), _is_artifact),
     Kind("device", re.compile(r"[0-9a-f]{32}"), bool),
+    Kind("known", re.compile(r"[0-9a-f]{32}"), bool, travels=False),
 )  # fmt: skip
 
 
@@ -73,7 +75,7 @@ class Entry:
 def layers() -> tuple[Path, ...]:
     """The folders of the cache, the one that is written first. Raises InputError where there is
     none."""
-    home, others = environment.cache_folders(Path(platformdirs.user_cache_dir("ekiden")))
+    home, others = cache_layers()
     found = (*(() if home is None else (home,)), *others)
     if not found:
         raise InputError("the cache is turned off: EKIDEN_CACHE_DIR is empty")
@@ -82,7 +84,7 @@ def layers() -> tuple[Path, ...]:
 
 def written_layer() -> Path:
     """The first folder. Raises InputError where none is written."""
-    home, _ = environment.cache_folders(Path(platformdirs.user_cache_dir("ekiden")))
+    home, _ = cache_layers()
     if home is None:
         raise InputError("no folder of the cache is written: EKIDEN_CACHE_DIR names none first")
     return home
@@ -137,7 +139,7 @@ def export_cache(path: PathName, everything: bool = False) -> int:
     found: dict[str, Entry] = {}
     for layer in layers():
         for entry in entries(layer):
-            if everything or entry.is_current:
+            if entry.kind.travels and (everything or entry.is_current):
                 found.setdefault(entry.name, entry)
     packed = io.BytesIO()
     count = 0
@@ -224,7 +226,7 @@ def _take(member: tarfile.TarInfo, archive: tarfile.TarFile, home: Path, done: I
         return
     folder, _, name = member.name.partition("/")
     kind = next((k for k in KINDS if k.folder == folder and k.pattern.fullmatch(name)), None)
-    if kind is None or not member.isreg() or member.size > LARGEST:
+    if kind is None or not kind.travels or not member.isreg() or member.size > LARGEST:
         done.refused += 1
         return
     target = home / folder / name

@@ -17,7 +17,6 @@ from ekiden import runtime
 from ekiden.driver.artifact_cache import ArtifactCache
 from ekiden.driver.artifact_key import Request, request
 from ekiden.driver.executable import Executable
-from ekiden.driver.library import format_of, write_artifact
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.table import frontend_of
 from ekiden.ir.pass_context import (
@@ -32,26 +31,30 @@ from ekiden.ir.pass_context import (
     with_options,
 )
 from ekiden.runtime import Device, environment, late_bound
-from ekiden.runtime.artifact import Bytes
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
-from ekiden.target import Target
-from ekiden.target.virtual_device import (
-    Targets,
-    VirtualDevice,
-    compilation_config,
-    with_bounds,
-)
+from ekiden.runtime.late import Late
 
 LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from ekiden import target as target_values
     from ekiden.backend.kernels.tiers import Tiers
     from ekiden.codegen.parallel import Progress
+    from ekiden.driver import library
     from ekiden.driver.build import Compiled, Model
     from ekiden.driver.tiers import Upgrade
     from ekiden.frontend.common.options import Shapes
+    from ekiden.runtime import artifact
+    from ekiden.runtime.artifact import Bytes
+    from ekiden.target import virtual_device
+    from ekiden.target.virtual_device import Targets
     from ekiden.tune.records import RecordsLike
+else:
+    artifact = Late("ekiden.runtime.artifact")
+    library = Late("ekiden.driver.library")
+    target_values = Late("ekiden.target")
+    virtual_device = Late("ekiden.target.virtual_device")
 
 
 def compile(
@@ -138,14 +141,14 @@ def compile(
     upgrade: Upgrade | None = None
     made: memoryview | runtime.Executable
     with _chosen(size, denormals, decisions, records, byoc):
-        to = with_bounds(target, bounds)
+        to = virtual_device.with_bounds(target, bounds) if bounds else target
         if devices:
             made = _on_fastest(model, target, asked, executor, progress)
         elif tier == "quick":
             made, upgrade = compile_quick(model, to, asked, executor, progress)
         else:
             made = compile_artifact(model, to, asked, executor, progress)
-    found = made if isinstance(made, runtime.Executable) else runtime.Executable.from_bytes(made)
+    found = made if isinstance(made, runtime.Executable) else artifact.executable_of(made)
     try:
         if num_threads is not None:
             found.num_threads = num_threads
@@ -181,7 +184,7 @@ def export(
     arguments are those of `compile` and of `Executable.export_library`; an executable is written
     as it is. Raises ExportError for another suffix, before anything is compiled, and what they do.
     """
-    format_of(path)
+    library.format_of(path)
     check_folder(path)
     if isinstance(model, Executable):
         model.wait()
@@ -191,7 +194,7 @@ def export(
         with _chosen(size, denormals, records=records):
             found = compile_artifact(model, target, asked, executor, progress)
         data = found.to_bytes() if isinstance(found, runtime.Executable) else found
-    write_artifact(data, path, cc=cc, options=options)
+    library.write_artifact(data, path, cc=cc, options=options)
 
 
 def _placed(
@@ -236,7 +239,8 @@ def _says_targets(each: object) -> bool:
         return all(map(_says_targets, each.values()))
     if isinstance(each, (list, tuple)):
         return all(map(_says_targets, each))
-    return isinstance(each, (str, int, float, Target, Device, VirtualDevice, type(None)))
+    targets = (target_values.Target, Device, target_values.VirtualDevice)
+    return isinstance(each, (str, int, float, *targets, type(None)))
 
 
 SIZES = ("", "small")
@@ -327,7 +331,7 @@ def _on_fastest(
         made = compile_artifact(model, targets, options, executor, progress)
         if isinstance(made, runtime.Executable):
             return made
-        return runtime.Executable.from_bytes(made)
+        return artifact.executable_of(made)
 
     found = auto.fastest(auto.candidates(target), compiled)
     assert isinstance(found, runtime.Executable)
@@ -347,10 +351,10 @@ def compile_quick(
     cache, wanted, found = _cached(model, target, options, executor)
     if found is not None:
         return found, None
-    targets = compilation_config(target).primitive_targets
+    targets = virtual_device.compilation_config(target).primitive_targets
     if len(targets) != 1:
         raise CompileError(f"compile: tier 'quick' takes one target, got {len(targets)}")
-    if not targets[0].code_host.serves(Target.host()):
+    if not targets[0].code_host.serves(target_values.Target.host()):
         raise CompileError(
             f"compile: tier 'quick' answers on this machine, which cannot run code for {targets[0]}"
         )
@@ -372,7 +376,7 @@ def compile_quick(
         return None if wanted is None else cache.put(wanted, artifact, made.weight_files)
 
     try:
-        raw = runtime.Executable.from_bytes(made.artifact)
+        raw = artifact.executable_of(made.artifact)
         upgrade = import_module("ekiden.driver.tiers").Upgrade
         return raw, upgrade(raw, tiers.job, tiers.general, targets[0], keep)
     except BaseException:

@@ -5,28 +5,25 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
 
 from ekiden import runtime
-from ekiden.backend.vm.disassemble import disassemble
 from ekiden.driver.binding import BoundRun, places_of, write_results
 from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.formats import ARTIFACT, KINDS
 from ekiden.driver.kept import kept_values
 from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
-from ekiden.runtime.artifact import read_constants, without_kernels
-from ekiden.runtime.callers import Machines, start
+from ekiden.runtime.callers import Machines, executor_of, start
 from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.errors import EkidenError, ExportError, InputError, RunError
 from ekiden.runtime.files import File, PathName, write_to
-from ekiden.runtime.html import folded, preformatted, table
+from ekiden.runtime.late import Late
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
     CALL_CLOSURE,
@@ -39,13 +36,22 @@ from ekiden.runtime.metadata import (
     tensor_infos,
     variants,
 )
-from ekiden.runtime.placing import Place, direct_places, result_sites
-from ekiden.runtime.profile import Peak, Report, profile
 from ekiden.runtime.text import decode, encode
-from ekiden.runtime.vm import executor_of
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from ekiden.backend.vm import disassemble
     from ekiden.driver.tiers import Upgrade
+    from ekiden.runtime import artifact, html, placing
+    from ekiden.runtime import profile as profiling
+    from ekiden.runtime.placing import Place
+else:
+    disassemble = Late("ekiden.backend.vm.disassemble")
+    placing = Late("ekiden.runtime.placing")
+    artifact = Late("ekiden.runtime.artifact")
+    html = Late("ekiden.runtime.html")
+    profiling = Late("ekiden.runtime.profile")
 
 
 class Program:
@@ -64,9 +70,9 @@ class Program:
         return self._machines
 
     def sites(self, count: int) -> tuple[int | None, ...]:
-        """As `result_sites`, of so many results."""
+        """As `placing.result_sites`, of so many results."""
         if self._sites is None:
-            self._sites = result_sites(self.raw, count)
+            self._sites = placing.result_sites(self.raw, count)
         return self._sites
 
 
@@ -203,7 +209,7 @@ class Executable:
         """The places that kernels of a program write themselves; see `Machines.invoke`."""
         if self._kept is not None or self._gives_objects or self._gives_functions:
             return []
-        return direct_places(program.sites(len(self.outputs)), places, values)
+        return placing.direct_places(program.sites(len(self.outputs)), places, values)
 
     def bind(self, *args: object, out: object = None, **named: object) -> BoundRun:
         """A run that reads the arrays given here whenever it is called, and writes to `out`.
@@ -338,7 +344,7 @@ class Executable:
             raise InputError(f"run: input {names} is missing; there are {self._names()}")
         return [values[i] for i in range(len(values))]
 
-    def profile(self, *args: object, peak: bool = True, **named: object) -> Report:
+    def profile(self, *args: object, peak: bool = True, **named: object) -> profiling.Report:
         """Run `main` and report where the time went; arguments as for a run.
 
         With `peak` the report says what share of the machine's measured limits each kernel
@@ -349,7 +355,9 @@ class Executable:
         values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
         values += [] if self._kept is None else self._kept.now().values()
         tiers = self.tiers if self._upgrade is not None else {}
-        return profile(self.raw, "main", values, peak=_peak() if peak else None, tiers=tiers)
+        return profiling.profile(
+            self.raw, "main", values, peak=_peak() if peak else None, tiers=tiers
+        )
 
     def jit(self, calls: int = 0) -> None:
         """Have native code made of the bytecode in this process, as `executor="aot"` does in the
@@ -380,7 +388,7 @@ class Executable:
         if path is None:
             whole = late_bound.whole(self._whole())
             number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
-            return bytearray(without_kernels(whole, number)), self.module
+            return bytearray(artifact.without_kernels(whole, number)), self.module
         suffix = Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
         if suffix in KINDS and suffix != ARTIFACT:
             kinds = f"save writes an artifact (.eki); export_library writes {KINDS[suffix]}"
@@ -463,7 +471,7 @@ class Executable:
     def stored_weight_bytes(self) -> int:
         """Bytes of the constants in the artifact: others are made of these when it is loaded
         (`size="small"`)."""
-        constants = read_constants(self._whole().to_bytes())
+        constants = artifact.read_constants(self._whole().to_bytes())
         return sum(c.nbytes for c in constants if not c.is_made)
 
     @property
@@ -530,7 +538,7 @@ class Executable:
 
     def disassemble(self) -> str:
         """The bytecode as text."""
-        return disassemble(self.raw)
+        return disassemble.disassemble(self.raw)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled and copied as its artifact; `num_threads` is no part of that."""
@@ -543,19 +551,17 @@ class Executable:
     def _repr_html_(self) -> str:
         ports = [("input", i) for i in self.inputs] + [("output", o) for o in self.outputs]
         rows = [(w, i.name, i.dtype, ", ".join(map(str, i.shape))) for w, i in ports]
-        shown = table(("", "name", "dtype", "shape"), rows, f"Executable for {self.target}")
-        return shown + folded("bytecode", preformatted(self.disassemble()))
+        shown = html.table(("", "name", "dtype", "shape"), rows, f"Executable for {self.target}")
+        return shown + html.folded("bytecode", html.preformatted(self.disassemble()))
 
 
 @cache
-def _peak() -> Peak | None:
+def _peak() -> profiling.Peak | None:
     try:
         module = import_module("ekiden.driver.peak")
     except ImportError:  # a machine that only runs models
         return None
-    found = module.measure_peak()
-    assert isinstance(found, Peak)
-    return found
+    return cast("profiling.Peak", module.measure_peak())
 
 
 def _argument(info: TensorInfo, value: object) -> object:

@@ -6,13 +6,18 @@ import os
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ekiden import runtime
 from ekiden.driver.executable import Executable
-from ekiden.runtime.artifact import MAGIC
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import PathName, named
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.runtime import artifact
+else:
+    artifact = Late("ekiden.runtime.artifact")
 
 __all__ = ["Reader", "load"]
 
@@ -57,7 +62,7 @@ def _read(file: object) -> bytes:
 
 def _loaded(path: Path) -> runtime.Executable:
     with named("load", path), open(path, "rb") as file:
-        start = file.read(len(MAGIC))
+        start = file.read(len(artifact.MAGIC))
     if start.startswith(b"\x7fELF"):
         module = runtime.load_module(path)
         if "get_executable" not in module:
@@ -65,7 +70,7 @@ def _loaded(path: Path) -> runtime.Executable:
         found = module["get_executable"]()
         assert isinstance(found, runtime.Executable)
         return found
-    if start != MAGIC and _is_model(path):
+    if start != artifact.MAGIC and _is_model(path):
         raise LoadError(f"load '{path}': it is a model, which ekiden.compile takes")
     return runtime.Executable.load(os.fspath(path))
 

@@ -12,11 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import platformdirs
-
 from ekiden.codegen.llvm import wasm
 from ekiden.driver.library import compile_in
-from ekiden.runtime import environment
+from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.artifact import Bytes, metadata_of
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.files import PathName, named, write_whole
@@ -133,7 +131,7 @@ def _sources() -> list[Path]:
 
 def _kept(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
     """Where the cache has what this command makes of these sources; None without a cache."""
-    home, _ = environment.cache_folders(Path(platformdirs.user_cache_dir("ekiden")))
+    home, _ = cache_layers()
     if home is None:
         return None
     found = hashlib.sha256(repr(tuple(command)).encode())

@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ekiden.frontend.common.options import ImportOptions
+from ekiden.ir.installed import version_of
 from ekiden.runtime.errors import CompileError, ImportModelError
 
 if TYPE_CHECKING:
@@ -49,12 +49,7 @@ class Package:
 
     def installed(self) -> str:
         """The version that is there; "" where none says it."""
-        for name in self.distributions:
-            try:
-                return version(name)
-            except PackageNotFoundError:
-                continue
-        return ""
+        return next(filter(None, map(version_of, self.distributions)), "")
 
 
 @dataclass(frozen=True, slots=True)

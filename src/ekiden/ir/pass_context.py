@@ -7,16 +7,23 @@ with PassContext(opt_level=3, instruments=[PassTimingInstrument()], disabled_pas
 from __future__ import annotations
 
 import contextvars
-import difflib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import PassError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import difflib
+
+    from ekiden.ir.module import IRModule
+else:
+    difflib = Late("difflib")
 
 LOG = logging.getLogger(__name__)
 

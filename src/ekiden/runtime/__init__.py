@@ -1,11 +1,13 @@
 """The runtime: tensors, functions, modules, executables and the virtual machine.
 
 This is the deployment package: it loads and runs what Ekiden compiled, and imports neither the
-compiler nor anything the compiler needs.
+compiler nor anything the compiler needs. What running a model does not need is loaded when it is
+first used.
 """
 
-from ekiden.runtime import container, engines, executor, late_bound, vm  # noqa: F401
-from ekiden.runtime import ndarray as nd  # noqa: F401
+from typing import TYPE_CHECKING
+
+from ekiden.runtime import engines, late_bound  # noqa: F401  # functions that the runtime calls by name
 from ekiden.runtime._core import (
     ADT,
     DataType,
@@ -54,29 +56,34 @@ from ekiden.runtime._core import (
     wait_for,
 )
 from ekiden.runtime._core import Shape as ShapeTuple
-from ekiden.runtime.devices import (
-    check_devices,
-    cl,
-    cuda,
-    enabled,
-    ext_dev,
-    gpu,
-    hexagon,
-    metal,
-    mtl,
-    opencl,
-    rocm,
-    vpi,
-    vulkan,
-    webgpu,
-)
-from ekiden.runtime.graph_json import load_json, save_json
-from ekiden.runtime.memory import MemoryStats, memory_limit, memory_stats, reset_peak_memory
-from ekiden.runtime.ndarray import NDArray
-from ekiden.runtime.object_path import ObjectPath
-from ekiden.runtime.params import load_param_dict, load_params, save_param_dict, save_params
-from ekiden.runtime.paths import cmake_dir, include_dir, library_path, static_library_path
-from ekiden.runtime.timing import BenchmarkResult
+from ekiden.runtime.late import names_from
+
+if TYPE_CHECKING:
+    from ekiden.runtime import container, executor, vm  # noqa: F401
+    from ekiden.runtime import ndarray as nd  # noqa: F401
+    from ekiden.runtime.devices import (
+        check_devices,
+        cl,
+        cuda,
+        enabled,
+        ext_dev,
+        gpu,
+        hexagon,
+        metal,
+        mtl,
+        opencl,
+        rocm,
+        vpi,
+        vulkan,
+        webgpu,
+    )
+    from ekiden.runtime.graph_json import load_json, save_json
+    from ekiden.runtime.memory import MemoryStats, memory_limit, memory_stats, reset_peak_memory
+    from ekiden.runtime.ndarray import NDArray
+    from ekiden.runtime.object_path import ObjectPath
+    from ekiden.runtime.params import load_param_dict, load_params, save_param_dict, save_params
+    from ekiden.runtime.paths import cmake_dir, include_dir, library_path, static_library_path
+    from ekiden.runtime.timing import BenchmarkResult
 
 __all__ = [
     "ADT",
@@ -157,3 +164,31 @@ __all__ = [
     "wait_for",
     "webgpu",
 ]
+
+_NAMES = {
+    "devices": "check_devices cl cuda enabled ext_dev gpu hexagon metal mtl opencl rocm vpi vulkan"
+    " webgpu",
+    "graph_json": "load_json save_json",
+    "memory": "MemoryStats memory_limit memory_stats reset_peak_memory",
+    "ndarray": "NDArray",
+    "object_path": "ObjectPath",
+    "params": "load_param_dict load_params save_param_dict save_params",
+    "paths": "cmake_dir include_dir library_path static_library_path",
+    "timing": "BenchmarkResult",
+}
+"""Module -> what it has of the names above."""
+_MODULES = (
+    "container devices executor expression files flame graph_json html memory ndarray object_path opcodes"
+    " params paths profile stepping timing vm"
+)
+if not TYPE_CHECKING:
+    __getattr__ = names_from(
+        __name__,
+        {name: module for module, names in _NAMES.items() for name in names.split()},
+        {"nd": "ndarray", **{name: name for name in _MODULES.split()}},
+    )
+
+
+def __dir__() -> list[str]:
+    """The public names and the modules."""
+    return sorted({*__all__, "nd", *_MODULES.split()})

@@ -18,7 +18,6 @@ from libc.string cimport memcpy, memset, strlen
 
 import builtins
 import ctypes
-import difflib
 import importlib
 import math
 import operator
@@ -29,7 +28,7 @@ from typing import NamedTuple
 
 import numpy
 
-from ekiden.runtime import errors, timing
+from ekiden.runtime import errors
 from ekiden.runtime.dtypes import no_numpy_dtype, numpy_type
 from ekiden.runtime.metadata import Tables, read_metadata
 

@@ -13,6 +13,7 @@ cdef dict _SMALL_FLOATS = {
 cdef str _NUMBERS = ("int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
                      "complex64 complex128 bfloat16 int1 int2 int4 uint1 uint2 uint4")
 
+# Those of ml_dtypes, which takes its time to be imported, are added by `_numpy_dtype` when one comes.
 cdef dict _NUMPY_DTYPES = {}       # name -> NumPy's dtype; those below 8 bits take a byte there
 cdef dict _DTYPES = {}             # name -> the four bytes of an ek_dtype as an integer
 cdef dict _DTYPE_NAMES = {}        # the inverse
@@ -29,11 +30,25 @@ cdef int _register_dtype(str name, int code, int bits) except -1:
     packed.dtype = ek_dtype(code, bits, 1)
     _DTYPES[name] = packed.bits
     _DTYPE_NAMES[packed.bits] = name
-    home = numpy_type(name)
+    home = getattr(numpy, name, None)
     if home is not None:
-        _NUMPY_DTYPES[name] = numpy.dtype(home)
-        _DTYPE_BY_NUMPY[_NUMPY_DTYPES[name].num] = packed.bits
+        _add_numpy_dtype(name, home)
     return 0
+
+
+cdef object _add_numpy_dtype(str name, object home):
+    found = _NUMPY_DTYPES[name] = numpy.dtype(home)
+    _DTYPE_BY_NUMPY[found.num] = _DTYPES[name]
+    return found
+
+
+cdef object _numpy_dtype(str name):
+    """NumPy's dtype, its own or of ml_dtypes; None where neither has it."""
+    found = _NUMPY_DTYPES.get(name)
+    if found is not None or name not in _DTYPES:
+        return found
+    home = numpy_type(name)
+    return None if home is None else _add_numpy_dtype(name, home)
 
 
 cdef int _register_dtypes() except -1:
@@ -63,6 +78,8 @@ cdef ek_dtype _dtype_of_array(np.ndarray array) except *:
     packed.bits = _BUILTIN_DTYPES[number] if 0 <= number < 32 else 0
     if packed.bits == 0:           # one of ml_dtypes, which NumPy numbers as they come
         bits = _DTYPE_BY_NUMPY.get(number)
+        if bits is None and _numpy_dtype(array.dtype.name) is not None:
+            bits = _DTYPE_BY_NUMPY.get(number)
         if bits is None:
             raise TypeError(f"tensor: expected an array of numbers, got one of {array.dtype}")
         packed.bits = bits
@@ -122,7 +139,7 @@ cdef object _dtype_of_text(str text):
         return _DTYPES[text]
     base, _, lanes = text.rpartition("x")
     if base not in _DTYPES or not lanes.isdecimal() or not 1 < int(lanes) < 65536:
-        near = difflib.get_close_matches(text, _DTYPES, n=4) or ["float32", "int64", "bool"]
+        near = importlib.import_module("difflib").get_close_matches(text, _DTYPES, n=4) or ["float32", "int64", "bool"]
         raise TypeError(f"dtype: expected a name such as {', '.join(near)}, got {text!r}")
     packed.bits = _DTYPES[base]
     packed.dtype.lanes = int(lanes)
@@ -173,7 +190,7 @@ class DataType(str):
     @property
     def numpy_dtype(self):
         """NumPy's dtype of the elements; TypeError where NumPy has none."""
-        found = _NUMPY_DTYPES.get(str(self))
+        found = _numpy_dtype(str(self))
         if found is None:
             raise TypeError(no_numpy_dtype(str(self)))
         return found

@@ -115,7 +115,7 @@ cdef class Module(Object):
         if where is not None and not where.exist:
             raise ValueError(f"time_evaluator: expected a device that is here, got {where}")
         function = self.get_function(func_name)
-        return timing.Evaluator(
+        return importlib.import_module("ekiden.runtime.timing").Evaluator(
             lambda args, count: _time_calls(function, args, count, cache_flush_bytes, where),
             get_global_func(f_preproc) if f_preproc else None, number, repeat, min_repeat_ms,
             limit_zero_time_iterations, cooldown_interval_ms, repeats_to_cooldown)

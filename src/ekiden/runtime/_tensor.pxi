@@ -80,7 +80,7 @@ cdef class Tensor(Object):
     def copyfrom(self, source_array):
         """Copy from an array, converted to this dtype; returns this tensor. TVM's name."""
         if not isinstance(source_array, Tensor):
-            source_array = numpy.asarray(source_array, dtype=_NUMPY_DTYPES.get(self.dtype))
+            source_array = numpy.asarray(source_array, dtype=_numpy_dtype(self.dtype))
         self.copy_from(source_array)
         return self
 
@@ -183,7 +183,7 @@ cdef object _to_numpy(Tensor self):
         array = _to_numpy(self.copyto(Device(EK_CPU, 0)))
         np.PyArray_CLEARFLAGS(array, np.NPY_ARRAY_WRITEABLE)
         return array
-    descr = _NUMPY_DTYPES.get(_dtype_name(dl.dtype))
+    descr = _numpy_dtype(_dtype_name(dl.dtype))
     if descr is None:
         raise TypeError(no_numpy_dtype(self.dtype))
     if _is_packed(dl.dtype):

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ekiden.runtime._core import Executable, VirtualMachine, num_threads
-from ekiden.runtime.placing import invoke_into
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from concurrent import futures
+
+    from ekiden.runtime import placing
+else:
+    futures = Late("concurrent.futures")
+    placing = Late("ekiden.runtime.placing")
 
 Result = TypeVar("Result")
+
+
+def executor_of(executable: Executable) -> str:
+    """What an executable was compiled for, of the executors that a machine has."""
+    return "async" if executable.metadata.get("executor") == "async" else "vm"
 
 
 class Machines:
@@ -32,7 +44,9 @@ class Machines:
         machine = self._take()
         try:
             return (
-                invoke_into(machine, places, name, args) if places else machine.invoke(name, *args)
+                placing.invoke_into(machine, places, name, args)
+                if places
+                else machine.invoke(name, *args)
             )
         finally:
             self._idle.append(machine)
@@ -49,7 +63,9 @@ class Machines:
         try:
             machine.limit(seconds=seconds)
             return (
-                invoke_into(machine, places, name, args) if places else machine.invoke(name, *args)
+                placing.invoke_into(machine, places, name, args)
+                if places
+                else machine.invoke(name, *args)
             )
         finally:
             machine.limit()
@@ -63,15 +79,15 @@ class Machines:
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(num_threads(), "ekiden")
+def _pool() -> futures.ThreadPoolExecutor:
+    return futures.ThreadPoolExecutor(num_threads(), "ekiden")
 
 
 if hasattr(os, "register_at_fork"):  # a child has none of the threads
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-def start(call: Callable[[], Result]) -> Future[Result]:
+def start(call: Callable[[], Result]) -> futures.Future[Result]:
     """A call on one of the process's threads for this: as many as the runtime has, so that calls
     which wait take no core from those that run.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -23,8 +24,6 @@ SMALL_FLOATS = {
     "float4_e2m1fn": (int(DTypeCode.FLOAT4_E2M1FN), 4),
 }
 """Floats whose name says more than their bits: (code, bits)."""
-_ML_DTYPES = import_module("ml_dtypes") if find_spec("ml_dtypes") else None
-"""Has NumPy's dtypes of bfloat16 and of fewer than 16 bits; a deployment may be without."""
 _KIND_NAMES = {code: name for name, code in KINDS.items()}
 _SMALL_NAMES = {code: name for name, (code, _) in SMALL_FLOATS.items()}
 
@@ -49,13 +48,20 @@ def dtype_name(code: int, bits: int, lanes: int) -> str:
 
 
 def numpy_type(name: str) -> object | None:
-    """NumPy's scalar type of a dtype's name, its own or of ml_dtypes; None where neither has it."""
-    found: object | None = getattr(_ML_DTYPES, name, None) or getattr(numpy, name, None)
-    return found
+    """NumPy's scalar type of a dtype's name, its own or of ml_dtypes, which has those of bfloat16
+    and of fewer than 16 bits, and which a deployment may be without; None where neither has it.
+    """
+    found: object | None = getattr(numpy, name, None)
+    return getattr(_ml_dtypes(), name, None) if found is None else found
+
+
+@functools.cache
+def _ml_dtypes() -> object | None:
+    return import_module("ml_dtypes") if find_spec("ml_dtypes") else None
 
 
 def no_numpy_dtype(name: str) -> str:
     """What to say where NumPy has no dtype of this name, and what would help."""
     small = name in SMALL_FLOATS or name in ("bfloat16", "int2", "int4", "uint2", "uint4")
-    help_text = "; pip install ml_dtypes" if small and _ML_DTYPES is None else ""
+    help_text = "; pip install ml_dtypes" if small and _ml_dtypes() is None else ""
     return f"numpy: no such dtype in NumPy: {name}{help_text}"

@@ -32,12 +32,12 @@ DEFAULT_CACHE_LIMIT = 4 << 30
 DEFAULT_KERNEL_LIMIT = 1 << 30
 
 
-def cache_folders(default: Path) -> tuple[Path | None, tuple[Path, ...]]:
+def cache_folders() -> tuple[Path | None, tuple[Path, ...]] | None:
     """The folder that what is compiled is written to, None where it is not kept, and those that are
-    read after it."""
+    read after it; None where nothing is said."""
     chosen = os.environ.get("EKIDEN_CACHE_DIR")
     if chosen is None:
-        return default, ()
+        return None
     first, *others = chosen.split(os.pathsep)
     return (Path(first) if first else None), tuple(Path(each) for each in others if each)
 

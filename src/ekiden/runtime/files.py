@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -147,7 +146,7 @@ def _replace(
     is_program: bool,
 ) -> None:
     """Write a file that takes the place of `found`, with its permissions."""
-    partial = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}")
+    partial = target.with_name(f".{target.name[:200]}.{os.urandom(4).hex()}")
     try:
         with open(partial, "xb") as file:
             write(file)

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ekiden.runtime._core import Executable, Tensor, get_global_func, register_func, tensor
-from ekiden.runtime.artifact import Constant, read_constants, with_constants
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.params import load_params
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.runtime import artifact, params
+else:
+    artifact = Late("ekiden.runtime.artifact")
+    params = Late("ekiden.runtime.params")
 
 PREFIX = "const_"
 
@@ -24,7 +30,7 @@ def missing(executable: Executable) -> list[str]:
     unknown = [i for i, c in enumerate(executable.constants) if c is None]
     if not unknown:
         return []
-    kinds = read_constants(executable.to_bytes())
+    kinds = artifact.read_constants(executable.to_bytes())
     return [f"{PREFIX}{i}" for i in unknown if not kinds[i].is_made]
 
 
@@ -36,12 +42,12 @@ def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str
     if waiting := missing(executable):
         raise LoadError(f"late-bound constants: they are moved already: {', '.join(waiting)}")
     data = executable.to_bytes()
-    constants = read_constants(data)
+    constants = artifact.read_constants(data)
     chosen = [i for i, c in enumerate(constants) if c.nbytes >= byte_limit and not c.is_made]
     kept = [replace(c, data=None) if i in chosen else c for i, c in enumerate(constants)]
     values = executable.constants
     moved = {f"{PREFIX}{i}": v for i in chosen if (v := values[i]) is not None}
-    return Executable.from_bytes(with_constants(data, kept)), moved
+    return Executable.from_bytes(artifact.with_constants(data, kept)), moved
 
 
 def bind(executable: Executable, given: Mapping[str, object]) -> None:
@@ -70,20 +76,22 @@ def _from_map(executable: Executable, given: Mapping[str, object]) -> None:
 @register_func("ek.program.load_late_bound_consts")
 def _from_file(executable: Executable, path: str) -> None:
     """The same from a file that `move_late_bound_consts` wrote, which is mapped."""
-    bind(executable, load_params(path))
+    bind(executable, params.load_params(path))
 
 
 def whole(executable: Executable) -> bytes | memoryview:
     """The bytes of an executable with all the constants it has been given."""
     data = executable.to_bytes()
-    constants = read_constants(data)
+    constants = artifact.read_constants(data)
     if all(c.data is not None or c.is_made for c in constants):
         return data
     values = executable.constants
-    return with_constants(data, [_filled(c, v) for c, v in zip(constants, values, strict=True)])
+    return artifact.with_constants(
+        data, [_filled(c, v) for c, v in zip(constants, values, strict=True)]
+    )
 
 
-def _filled(constant: Constant, value: Tensor | None) -> Constant:
+def _filled(constant: artifact.Constant, value: Tensor | None) -> artifact.Constant:
     if constant.data is not None or constant.is_made or value is None:
         return constant
     elements = value.reinterpret("uint8", (value.nbytes,)).numpy()

@@ -17,6 +17,7 @@ import numpy as np
 
 from ekiden.runtime._core import Executable, Module, Object, Tensor, cpu, tensor, wait_for
 from ekiden.runtime._core import VirtualMachine as Machine
+from ekiden.runtime.callers import executor_of
 from ekiden.runtime.devices import check_devices
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import tensor_infos
@@ -25,11 +26,6 @@ from ekiden.runtime.stepping import Place, Stepper
 from ekiden.runtime.timing import BenchmarkResult, Evaluator
 
 _NUMBERS = {bool: "bool", int: "int32", float: "float32"}
-
-
-def executor_of(executable: Executable) -> str:
-    """What an executable was compiled for, of the executors that a machine has."""
-    return "async" if executable.metadata.get("executor") == "async" else "vm"
 
 
 ALLOCATORS = (None, 1, 2, "naive", "pooled")
@@ -287,4 +283,4 @@ def _argument(value: object) -> object:
     return value if isinstance(value, Object) else tensor(value)  # type: ignore[arg-type]
 
 
-__all__ = ["Executable", "VirtualMachine", "executor_of"]
+__all__ = ["Executable", "VirtualMachine"]

@@ -5,8 +5,11 @@ Names and signatures are those of TVM's `te`. A computation becomes a PrimFunc
 say the same, and becomes that.
 """
 
+from typing import TYPE_CHECKING
+
 from ekiden.ir.prim import const
-from ekiden.te import hybrid, intrin, reducer, schedule, tensor
+from ekiden.runtime.late import names_from
+from ekiden.te import intrin, reducer, tensor
 from ekiden.te.gradient import gradient
 from ekiden.te.inline import inline_injective, is_injective, post_order_tensors, tensor_loads
 from ekiden.te.intrin import *  # noqa: F403
@@ -14,9 +17,18 @@ from ekiden.te.prim_func import create_prim_func
 from ekiden.te.range_check import index_check, info_check, range_check
 from ekiden.te.reducer import *  # noqa: F403
 from ekiden.te.scan import scan
-from ekiden.te.schedule import Schedule, Stage, create_schedule, thread_axis
 from ekiden.te.tensor import *  # noqa: F403
 from ekiden.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
+
+if TYPE_CHECKING:
+    from ekiden.te import hybrid, schedule
+    from ekiden.te.schedule import Schedule, Stage, create_schedule, thread_axis
+else:
+    __getattr__ = names_from(
+        __name__,
+        dict.fromkeys(("Schedule", "Stage", "create_schedule", "thread_axis"), "schedule"),
+        {"hybrid": "hybrid", "schedule": "schedule"},
+    )
 
 __all__ = [
     "Schedule", "Stage", "TensorIntrin", "const", "create_prim_func", "create_schedule",

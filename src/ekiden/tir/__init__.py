@@ -1,5 +1,7 @@
 """Loop programs: statements over buffers (PrimFunc), schedule primitives, lowering passes."""
 
+from typing import TYPE_CHECKING
+
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -30,6 +32,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim import AnyDim as Any
 from ekiden.ir.prim import BinaryExpr as BinaryOpExpr
 from ekiden.ir.prim import Intrinsic as Call
+from ekiden.runtime.late import names_from
 from ekiden.tir import analysis, ir_builder, op, specialize, stmt_functor
 from ekiden.tir.data_layout import BijectiveLayout, Layout, bijective_layout, layout
 from ekiden.tir.distinct import distinct
@@ -57,9 +60,6 @@ from ekiden.tir.schedule import (
     StmtSRef,
     Trace,
 )
-from ekiden.tir.script import from_source as parse
-from ekiden.tir.script import prim_func
-from ekiden.tir.script.builtins import max_value, min_value
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -85,6 +85,22 @@ from ekiden.tir.stmt import (
 from ekiden.tir.tensor_intrin import TensorIntrin
 from ekiden.tir.values import Let, trace
 from ekiden.tir.verify import verify
+
+if TYPE_CHECKING:
+    from ekiden.tir.script import from_source as parse
+    from ekiden.tir.script import prim_func
+    from ekiden.tir.script.builtins import max_value, min_value
+else:
+    __getattr__ = names_from(
+        __name__,
+        {
+            "parse": "script:from_source",
+            "prim_func": "script",
+            "max_value": "script.builtins",
+            "min_value": "script.builtins",
+        },
+        {"script": "script"},
+    )
 
 __all__ = [
     "Add",

@@ -1,6 +1,7 @@
 """Convolutions as stages that general kernels run well: padded first, so that what is summed is
-elements at even steps; Winograd's a transform at a time, as one sum over everything, which is what
-they mean, would take as many times longer."""
+elements at even steps; transposed ones for each remainder by the stride, whose sums are such; and
+Winograd's a transform at a time, as one sum over everything, which is what they mean, would take as
+many times longer."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ from collections.abc import Sequence
 from typing import cast
 
 from ekiden import te
+from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const
-from ekiden.topi.nn.conv import conv, guarded, inside
+from ekiden.ir.prim import cast as cast_to
+from ekiden.topi.layout import packed_tile, permute
+from ekiden.topi.nn.conv import conv, guarded, inside, weight_element
 from ekiden.topi.nn.weights import window_axes
 from ekiden.topi.nn.winograd import TAPS, matrices, matrix_element
 from ekiden.topi.rule.scheduled import replaced
@@ -23,6 +27,9 @@ def staged(outputs: list[te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
         if tensor.op.tag == "winograd_conv2d":
             made, kept = _winograd(tensor)
             return replaced(outputs, tensor, made), kept
+        if _is_transposed(tensor):
+            made, kept = _transposed(tensor)
+            return replaced(outputs, tensor, made), kept
         if _is_padded(tensor):
             made, kept = _padded(tensor)
             return replaced(outputs, tensor, made), kept
@@ -34,6 +41,7 @@ def _is_padded(tensor: te.Tensor) -> bool:
     attrs = tensor.op.attrs
     layout = str(attrs.get("data_layout", ""))
     is_conv = {"kernel_layout", "padding", "dilation", "out_layout"} <= set(attrs)
+    is_conv = is_conv and "output_padding" not in attrs  # which a transposed one has
     return is_conv and layout.isalpha() and any(cast("Sequence[int]", attrs["padding"]))
 
 
@@ -68,6 +76,84 @@ def _padded(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
         str(attrs["out_layout"]),
     )
     return made, [padded]
+
+
+def _is_transposed(tensor: te.Tensor) -> bool:
+    """Whether this is a transposed convolution (of topi.nn.conv_transpose) of one group, every tap
+    of which reaches each result of one remainder."""
+    attrs = tensor.op.attrs
+    if "output_padding" not in attrs or attrs["groups"] != 1:
+        return False
+    is_dense = all(step == 1 for step in cast("Sequence[int]", attrs["dilation"]))
+    is_known = all(size is not None for size in cast("Sequence[int | None]", attrs["kernel_size"]))
+    layouts = (str(attrs["data_layout"]), str(attrs["out_layout"]))
+    return is_dense and is_known and all(layout.isalpha() for layout in layouts)
+
+
+def _transposed(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
+    """out[p * s + r] = sum of data[p - j] * weight[r + j * s] over j, for each remainder r by the
+    stride s: as the sum over i of padded[p + i] * weight[r + (taps - 1 - i) * s]."""
+    attrs = tensor.op.attrs
+    data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
+    layout, result = str(attrs["data_layout"]), str(attrs["out_layout"])
+    kernel_layout, axes = str(attrs["kernel_layout"]), window_axes(layout)
+    rank, plain = len(axes), f"NC{axes}"
+    strides = cast("Sequence[int]", attrs["strides"])
+    kernel = cast("Sequence[int]", attrs["kernel_size"])
+    before = cast("Sequence[PrimExpr | int]", attrs["padding"])[:rank]
+    n, c, *sizes = permute(data.shape, layout, plain)
+    _, channels, *extents = permute(tensor.shape, result, plain)
+    taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
+    steps = [(e + b + (s - 1)) // s for e, b, s in zip(extents, before, strides, strict=True)]
+
+    def pad(image: Var, *at: Var) -> PrimExpr:
+        places = [i - (t - 1) for i, t in zip(at[:-1], taps, strict=True)]
+        held = [h for i, s in zip(places, sizes, strict=True) for h in inside(i, s, True, True)]
+        indices = permute((image, at[-1], *places), plain, layout)
+        return guarded(data, list(indices), held, const(0, data.dtype))
+
+    around = [step + (t - 1) for step, t in zip(steps, taps, strict=True)]
+    padded = te.compute((n, *around, c), pad, name="padded")
+
+    def phase(image: Var, *at: Var) -> PrimExpr:
+        rests, places, o = at[:rank], at[rank:-1], at[-1]
+        window = [te.reduce_axis((0, t), f"k{a.lower()}") for t, a in zip(taps, axes, strict=True)]
+        ci = te.reduce_axis((0, c), "ci")
+        tap = [r + (t - 1 - j) * s for r, t, j, s in zip(rests, taps, window, strides, strict=True)]
+        factor = cast_to(
+            _transposed_weight(weight, kernel_layout, (o, ci), tap, channels), tensor.dtype
+        )
+        held = [k < size for k, size, s in zip(tap, kernel, strides, strict=True) if size % s != 0]
+        for each in held:
+            factor = if_then_else(each, factor, const(0, tensor.dtype))
+        value = padded[(image, *(p + j for p, j in zip(places, window, strict=True)), ci)]
+        return te.sum(cast_to(value, tensor.dtype) * factor, (*window, ci))
+
+    phases = te.compute(
+        (n, *map(as_dim, strides), *steps, channels), phase, name="transposed_phases"
+    )
+
+    def out(*at: Var) -> PrimExpr:
+        image, o, *places = permute(at, result, plain)
+        whole = [p + b for p, b in zip(places, before, strict=True)]
+        rests = [w % s for w, s in zip(whole, strides, strict=True)]
+        return phases[(image, *rests, *(w // s for w, s in zip(whole, strides, strict=True)), o)]
+
+    return te.compute(tensor.shape, out, name="transposed"), [padded]
+
+
+def _transposed_weight(
+    weight: te.Tensor,
+    layout: str,
+    channel: tuple[PrimExpr, PrimExpr],
+    tap: Sequence[PrimExpr],
+    channels: PrimExpr,
+) -> PrimExpr:
+    """The weight of a tap and of an output and an input channel, of one group."""
+    o, ci = channel
+    if packed_tile(layout):
+        return weight_element(weight, layout, o, ci, tap, channels)
+    return weight[permute((ci, o, *tap), f"IO{window_axes(layout)}", layout)]
 
 
 def _matrix(values: object, name: str) -> te.Tensor:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
-from ekiden.backend.aot.build import Native, native_code
 from ekiden.backend.external import is_external
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
@@ -62,9 +61,15 @@ from ekiden.relay.visitor import type_post_order
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.instructions import make
+from ekiden.runtime.late import Late
 from ekiden.runtime.metadata import CALL_CLOSURE
 from ekiden.target import Target, VirtualDevice
 from ekiden.target.virtual_device import PARAM_PLACES
+
+if TYPE_CHECKING:
+    from ekiden.backend.aot import build as aot
+else:
+    aot = Late("ekiden.backend.aot.build")
 
 _Closure: TypeAlias = tuple[int, tuple[int, ...]]
 """The number of a function and the registers of what it captures."""
@@ -656,12 +661,11 @@ def _compile_variant(
     if checks := _checks(compiled):
         metadata = {**metadata, "checks": checks}
     several = len(table) > 1
-    native = (
-        native_code(compiled, names, kernels.exports, target, is_checked=several)
-        if is_native
-        else Native()
-    )
-    image = kernels.link(target, native.objects, native.exports)
+    native: tuple[Sequence[bytes], Sequence[str]] = ((), ())
+    if is_native:
+        found = aot.native_code(compiled, names, kernels.exports, target, is_checked=several)
+        native = found.objects, found.exports
+    image = kernels.link(target, *native)
     compiled += _closure_calls(functions["main"])
     places = Places(
         devices=tuple(each.device for each in table),

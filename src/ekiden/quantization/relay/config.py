@@ -6,7 +6,6 @@ with relay.quantize.qconfig(calibrate_mode="kl_divergence", skip_conv_layers=Non
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -128,12 +127,12 @@ def current_qconfig() -> QConfig:
 def qconfig(**given: object) -> QConfig:
     """A configuration for `with`: the fields of `QConfig`, by TVM's names and with its defaults.
 
-    A name that is none of them is warned of and passed over: TVM takes no notice of those.
+    Raises InputError for a name that is none of them (TVM takes no notice of those).
     """
     known = [each.name for each in fields(QConfig)]
-    for name in given.keys() - set(known):
-        near = get_close_matches(name, known, 1)
-        hint = f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(known)}"
-        warnings.warn(f"qconfig: no field is named '{name}'{hint}", UserWarning, stacklevel=2)
-    taken = {name: value for name, value in given.items() if name in known}
-    return QConfig(**taken)  # type: ignore[arg-type]  # checked by QConfig
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(known)}"
+            raise InputError(f"qconfig: no field is named '{name}'{hint}")
+    return QConfig(**given)  # type: ignore[arg-type]  # checked by QConfig

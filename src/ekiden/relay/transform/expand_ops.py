@@ -9,15 +9,22 @@ annotation.cast_hint(%x)              ->  %x
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS, Op, OpDef, get
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Var
-from ekiden.relay.gradient import GRADIENTS
 from ekiden.relay.transform.calls import Rewrite, call_pass
 from ekiden.relay.transform.scopes import infer_here
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.relay import gradient
+else:
+    gradient = Late("ekiden.relay.gradient")
 
 
 def _expand(call: Call) -> RelayExpr:
@@ -35,7 +42,7 @@ def _expand(call: Call) -> RelayExpr:
     made = Call(get(forward), tuple(args), _attributes(call, OPS[forward]))
     infer_here(made)
     try:
-        found = GRADIENTS[forward](made, grad)[place]
+        found = gradient.GRADIENTS[forward](made, grad)[place]
     except ValueError as error:
         raise CompileError(f"{row.name}: {error}") from error
     assert found is not None

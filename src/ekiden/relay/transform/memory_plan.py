@@ -208,8 +208,12 @@ class _Planner:
         if isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs):
             place = self.moved.get(value.args[0]) if isinstance(value.args[0], Var) else None
             if place is not None:
-                attrs = value.attrs.with_fields(offset=simplify(place[1] + value.attrs.offset))
-                return variable, value.with_fields(args=(place[0],), attrs=attrs)
+                arena, start = place  # in normal form, by what knows all of them
+                within = value.attrs.offset
+                is_start = isinstance(within, IntImm) and within.value == 0
+                offset = start if is_start else simplify(start + within)
+                attrs = value.attrs.with_fields(offset=offset)
+                return variable, value.with_fields(args=(arena,), attrs=attrs)
         return binding
 
 

@@ -255,7 +255,8 @@ def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
     for place in order:
         below[place] = under = set(timeline.rivals(place))
         touching = under.difference(*(below[each] for each in under))
-        place.offset = largest([ends[p] for p in ends if p in touching] or [const(start)])
+        found = largest([ends[p] for p in ends if p in touching] or [const(start)])
+        place.offset = largest.analyzer.simplify(found)
         if len(prim_text(place.offset)) > LONGEST:
             return None
         end = largest.analyzer.simplify(place.offset + place.size)

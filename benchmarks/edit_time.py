@@ -1,0 +1,107 @@
+"""How long a notebook waits after one line of a Relay model was edited: ResNet-18 with its weights,
+compiled, then again with another activation in the middle, or another head, in the same process.
+
+    python benchmarks/edit_time.py [--tier full quick] [--rounds 5] [--size 224]
+
+    again     the same model once more
+    head      softmax becomes another function: the kernels of the body are found in the cache
+    middle    a relu becomes one of another slope, each time a new one: its kernel is not known
+
+Seconds on the clock and of the processor, workers with it; medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import ekiden
+from ekiden import relay
+from ekiden.relay.build_module import bind_params_by_name
+from ekiden.relay.expr import Call, Expr, Function
+from ekiden.relay.testing import resnet
+
+MIDDLE = 8
+"""Which relu is edited."""
+
+
+class Edit(relay.ExprMutator):
+    """One call is written anew: the n-th of an operator."""
+
+    def __init__(self, name: str, number: int, write: Callable[[Expr], Expr]) -> None:
+        super().__init__()
+        self.name, self.number, self.write = name, number, write
+
+    def visit_call(self, call: Call) -> Expr:
+        """The call, or what takes its place."""
+        made = super().visit_call(call)
+        assert isinstance(made, Call)
+        if getattr(call.op, "name", "") != self.name:
+            return made
+        self.number -= 1
+        return self.write(made.args[0]) if self.number == 0 else made
+
+
+def edits(function: Function) -> Iterator[tuple[str, Function]]:
+    """(kind, edited model), without end."""
+    heads = (relay.nn.log_softmax, relay.tanh, relay.sigmoid, relay.exp, relay.erf)
+    turn = 0
+    while True:
+        turn += 1
+        slope = 0.1 + turn * 1e-3
+        yield "again", function
+        yield "head", Edit("nn.softmax", 1, heads[turn % len(heads)]).visit(function)
+        yield (
+            "middle",
+            Edit("nn.relu", MIDDLE, lambda x, by=slope: relay.nn.leaky_relu(x, by)).visit(function),
+        )
+
+
+def used() -> float:
+    """Seconds of the processor, those of processes that have ended with them."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def measure(function: Function, tier: str) -> tuple[float, float]:
+    """Seconds on the clock and of the processor until the model is ready; what is left to do then
+    is done before the next."""
+    module = ekiden.IRModule.from_expr(function)
+    clock, processor = time.perf_counter(), used()
+    made = ekiden.compile(module, tier=tier)
+    found = time.perf_counter() - clock, used() - processor
+    made.wait()
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Print a row for each tier and kind of edit."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tier", nargs="+", default=["full", "quick"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", type=int, default=224)
+    options = parser.parse_args(arguments)
+    shape = (3, options.size, options.size)
+    module, params = resnet.get_workload(num_layers=18, image_shape=shape)
+    function = bind_params_by_name(module["main"], params)
+    print(f"{'tier':8}{'edit':10}{'s':>8}{'cpu s':>8}")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["EKIDEN_CACHE_DIR"] = folder
+        for tier in options.tier:
+            print(f"{tier:8}{'first':10}{'{:8.3f}{:8.3f}'.format(*measure(function, tier))}")
+            rows: dict[str, list[tuple[float, float]]] = {}
+            for (kind, edited), _ in zip(edits(function), range(3 * options.rounds), strict=False):
+                rows.setdefault(kind, []).append(measure(edited, tier))
+            for kind, found in rows.items():
+                clock, processor = map(statistics.median, zip(*found, strict=True))
+                print(f"{tier:8}{kind:10}{clock:8.3f}{processor:8.3f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

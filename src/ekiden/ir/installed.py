@@ -1,0 +1,49 @@
+"""The versions of installed packages, by the names of their folders of metadata, since importing
+`importlib.metadata` takes longer than loading most models."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from importlib import metadata
+else:
+    metadata = Late("importlib.metadata")
+
+__all__ = ["version_of"]
+
+_SUFFIX = ".dist-info"
+
+
+def version_of(distribution: str) -> str:
+    """The version of a package, "" where it is not installed."""
+    found = _found().get(_name(distribution))
+    if found is not None:
+        return found
+    try:  # an egg, a zip, or what was installed since
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _found() -> dict[str, str]:
+    """Name -> version, of all folders that modules are looked for in; the first has it."""
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        with suppress(OSError):
+            for each in os.listdir(folder or os.curdir):
+                if each.endswith(_SUFFIX):
+                    name, _, version = each.removesuffix(_SUFFIX).rpartition("-")
+                    found.setdefault(_name(name), version)
+    return found
+
+
+def _name(distribution: str) -> str:
+    return distribution.lower().replace("-", "_").replace(".", "_")

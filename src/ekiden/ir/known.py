@@ -1,0 +1,77 @@
+"""What was found out before about files and this machine, kept beside what was compiled: the digest
+of a file is not made again while the file is the same.
+
+    <cache>/known/<digest>    a fact, behind a digest of what it is about and says
+
+A fact is found by a text that says what it is about, in which stands whatever would change it. Of a
+file that is `state_of`: a file that is written has another time of change, which no program can set
+back. A file that changed a moment ago may change again before the system's clock, or the pages that
+a program has mapped, show it; so nothing is kept about what is not SETTLED.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ekiden.ir.cache_layers import cache_layers
+from ekiden.runtime.files import shrink, write_whole
+
+__all__ = ["known", "state_of"]
+
+SETTLED_NS = 60 * 10**9
+"""How long ago a file has changed at least whose digest is kept: longer than Linux leaves pages
+that a program has mapped and written as they are."""
+LIMIT = 100_000
+"""Most bytes of facts, each of which has about 100."""
+
+
+def state_of(status: os.stat_result) -> tuple[int, ...]:
+    """What tells a file from any other, and from itself before it was written."""
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+
+
+def known(about: str, changed_ns: int, find: Callable[[], str]) -> str:
+    """What `find` gives, from the cache where it is there. `changed_ns`: when what it is about
+    changed last, in nanoseconds. Raises what `find` raises, and nothing else.
+    """
+    is_settled = changed_ns + SETTLED_NS < time.time_ns()
+    folder = cache_layers()[0] if is_settled else None
+    if folder is None:
+        return find()
+    path = folder / "known" / _digest(about)
+    found = _read(path, about)
+    if found is None:
+        found = find()
+        _write(path, about, found)
+    return found
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _read(path: Path, about: str) -> str | None:
+    with suppress(OSError, ValueError):
+        digest, _, fact = path.read_text("ascii").partition(" ")
+        if digest == _digest(about + fact):
+            return fact
+    return None
+
+
+def _write(path: Path, about: str, fact: str) -> None:
+    data = f"{_digest(about + fact)} {fact}".encode("ascii")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda file: file.write(data))
+        shrink(path.parent, LIMIT)
