@@ -13,6 +13,7 @@ import ekiden
 from ekiden import relay
 from ekiden.relay import op
 from ekiden.runtime.errors import TypeInferenceError
+from long_runs import alike
 
 Array = npt.NDArray[Any]
 PLAIN = ("bhsd",) * 4
@@ -101,6 +102,7 @@ def test_fixed_sizes(sizes: str, bias: str, options: dict[str, Any]) -> None:
     check(compiled(dims, bias, "", options), dims, bias, options)
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("bias", "options"),
     [

@@ -15,7 +15,7 @@ from ekiden.ir.text import type_text
 from ekiden.relay import op
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.topi.cells import GATES
-from long_runs import share
+from long_runs import alike, share
 
 Array = npt.NDArray[Any]
 Function = Callable[[Array], Array]
@@ -184,6 +184,7 @@ def test_weights_that_are_computed() -> None:
     check("gru", (4, 1, 3, 9), weights_given=True, dynamic=False)
 
 
+@alike(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activations(name: str) -> None:
     check("rnn", (3, 1, 4, 18), activations=(name,), alphas=(0.3,), betas=(0.6,))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ekiden.runtime.paths import library_path
-from long_runs import sizes
+from long_runs import LONG, sizes
 
 pytestmark = pytest.mark.early
 
@@ -165,7 +165,7 @@ def plain_objects(objects: Objects) -> list[Path]:
     return objects.runtime("plain")
 
 
-@pytest.fixture(params=BUILDS)
+@pytest.fixture(params=[pytest.param(b, marks=LONG if b == "plain" else ()) for b in BUILDS])
 def built(request: pytest.FixtureRequest, objects: Objects) -> Path:
     """The test programs of one build: made once, whatever the order of tests."""
     return objects.programs(request.param)

@@ -806,6 +806,7 @@ NOTHING: dict[str, Feed] = {
 }
 
 
+@alike(2)
 @pytest.mark.parametrize("name", NOTHING)
 def test_sizes_of_nothing(name: str) -> None:
     """No box is left, no element is there: what follows computes on nothing."""

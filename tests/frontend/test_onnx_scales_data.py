@@ -12,7 +12,7 @@ from onnx_models import Array, Feed, graph_model, ints, normal
 
 import ekiden
 from ekiden.runtime.errors import IndexRangeError, InputError, RunError, UnsupportedError
-from long_runs import share
+from long_runs import alike, share
 from onnx_runtime import run_onnx_runtime
 
 pytestmark = pytest.mark.quick
@@ -213,6 +213,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], list[Feed], Feed]] = {
 }
 
 
+@alike(2)
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_from_data_flow_on(name: str) -> None:
     nodes, feeds, weights = CASES[name]

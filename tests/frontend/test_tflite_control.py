@@ -11,6 +11,7 @@ from tflite_models import Array, Op, Part, Spec, litert, litert_steps, model
 
 import ekiden
 from ekiden.runtime.errors import UnsupportedError
+from long_runs import alike
 
 flexbuffers: Any = pytest.importorskip(
     "flatbuffers.flexbuffers", reason="the package 'flatbuffers' is missing"
@@ -165,6 +166,7 @@ def test_a_branch_assigns_a_variable() -> None:
             np.testing.assert_allclose(have, each, rtol=1e-6)
 
 
+@alike(2)
 @pytest.mark.parametrize("regular", [False, True])
 @pytest.mark.parametrize("background", [0, 1])
 @pytest.mark.parametrize("boxes", [40, 6])

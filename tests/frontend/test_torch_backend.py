@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from ekiden import relay
 from ekiden.frontend.torch import backend
-from long_runs import LONG, sizes
+from long_runs import LONG, alike, sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own deprecations
 
@@ -149,6 +149,7 @@ OTHERS: Layers = [
 ]
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("layers", "shapes"),
     [

@@ -17,6 +17,7 @@ from ekiden.llm.pages import Pages
 from ekiden.llm.safetensors import write_safetensors
 from ekiden.llm.text import Pieces, Tokenizer
 from ekiden.runtime.errors import InputError
+from long_runs import alike
 
 RNG = np.random.default_rng(0)
 PROMPTS = [RNG.integers(0, 97, n).tolist() for n in (5, 17, 40, 33, 64, 1, 12, 90, 2, 31, 32, 7)]
@@ -52,6 +53,7 @@ def test_sixteen_texts_together_are_those_alone(model: llm.Model, sampling: llm.
     assert len({tuple(each) for each in alone}) > 10
 
 
+@alike(3)
 @pytest.mark.parametrize(("cache", "most"), [("float16", 0.02), ("bfloat16", 0.2), ("int8", 0.2)])
 def test_a_cache_may_be_smaller(cache: str, most: float) -> None:
     small = llm.load(tiny("llama"), page=16, sequences=1, cache=cache)

@@ -15,6 +15,7 @@ from ekiden.quantization.grams import rows_of
 from ekiden.quantization.judge import signal_to_noise
 from ekiden.quantization.layers import find_layers
 from ekiden.quantization.rounding import ROUNDINGS, squared_error
+from long_runs import alike
 from onnx_runtime import session
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -73,6 +74,7 @@ def test_data_make_the_error_less(recipe: dict[str, Any], transposed: bool) -> N
         assert ratio(awq=True, rounding="gptq", method="mse") > nearest + gain
 
 
+@alike(3)
 @pytest.mark.parametrize("name", ["gptq", "learned"])
 @pytest.mark.parametrize("columns", [1, 5, 200])
 def test_no_column_is_beyond_the_levels(name: str, columns: int) -> None:

@@ -14,7 +14,7 @@ from long_runs import LONG
 pytestmark = pytest.mark.early
 
 LIGHT = ("squeezenet", "shufflenet", "inception_v1", "resnet50", "densenet121")
-LARGE = ("inception_v1", "densenet121", "bvlc_alexnet", "zfnet512", "vgg19")
+LARGE = ("shufflenet", "inception_v1", "densenet121", "bvlc_alexnet", "zfnet512", "vgg19")
 """What takes seconds each, for layers that others have too."""
 CACHED = (
     "oww_hey_jarvis", "silero_vad", "silero_vad_half", "silero_vad_16k_op15",

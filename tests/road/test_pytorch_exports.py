@@ -29,7 +29,7 @@ from onnx_runtime import session  # noqa: E402
 pytestmark = pytest.mark.early
 
 FULL = ("gpt2", "t5", "vit", "unet", "lstm")
-SLOW = ("gpt2", "vit", "unet", "mamba", "mamba_unrolled")
+SLOW = ("gpt2", "t5", "vit", "unet", "mamba", "mamba_unrolled")
 """Left to long runs: an export takes some seconds. GPT-2's is compiled as optimised."""
 
 

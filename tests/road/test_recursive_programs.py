@@ -14,6 +14,7 @@ import ekiden
 from ekiden import relay, runtime
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import RunError
+from long_runs import alike
 
 INT = np.int32
 LISTS = "type List[A] { Cons(A, List[A]), Nil, }\n"
@@ -246,6 +247,7 @@ PROGRAMS: dict[str, tuple[str, list[tuple[object, ...]]]] = {
 }
 
 
+@alike(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_gives_what_the_interpreter_gives(name: str) -> None:
     text, runs = PROGRAMS[name]

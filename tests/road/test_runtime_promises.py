@@ -13,6 +13,7 @@ import ekiden
 from ekiden import relay, runtime
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
+from long_runs import alike
 
 
 def compiled(params: list[relay.Var], body: relay.Expr) -> ekiden.Executable:
@@ -261,6 +262,7 @@ def test_a_refused_run_changes_nothing(two: ekiden.Executable) -> None:
     np.testing.assert_array_equal(one(two(x, y)), x + y)
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("name", "dims"),
     [

@@ -23,7 +23,7 @@ from ekiden.topi.nn.weights import pack_weight, unpack_dense_weight
 from ekiden.topi.rule import schedule
 from ekiden.topi.rule.model import narrowing_pays
 from ekiden.topi.rule.words import DOT4, MADD, NARROW_DOT, dots, narrowed_words
-from long_runs import share
+from long_runs import alike, share
 from processor import processors
 
 Array = np.ndarray
@@ -83,6 +83,7 @@ def test_dense(text: str, dot: str, m: int, n: int, k: int) -> None:
     np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
 
 
+@alike(2)
 @pytest.mark.parametrize(("text", "dot"), WAYS)
 def test_dense_of_any_number_of_rows(text: str, dot: str) -> None:
     data = te.placeholder((SizeVar("m"), 20), "uint8", "data")
