@@ -116,7 +116,9 @@ def test_conversions(source: str, target: str) -> None:
 @pytest.mark.parametrize("axis", [(0,), (2,), (0, 2), (1, 2), None])
 def test_reductions(name: str, axis: tuple[int, ...] | None) -> None:
     given = data(3, 4, 700)[:, :, : 700 if name != "prod" else 9]
-    check(getattr(relay, name)(v("a", *given.shape), axis=axis), given)
+    # what is summed may cancel out, but not the roundings of its sums
+    tolerance = max(1e-5, given.size * float(np.finfo("float32").eps))
+    check(getattr(relay, name)(v("a", *given.shape), axis=axis), given, tolerance=tolerance)
     if axis == (2,) and name in ("sum", "max"):
         check(getattr(relay, name)(v("a", 3, 4, 0), axis=(1,)), data(3, 4, 0))
 
