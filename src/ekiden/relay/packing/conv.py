@@ -43,7 +43,7 @@ from ekiden.topi.nn.winograd import TAPS, suits
 from ekiden.topi.rule.families import fixed_for
 from ekiden.topi.rule.family import Product
 from ekiden.topi.rule.winograd_space import tile_side
-from ekiden.topi.rule.words import DOT4, words_of_step
+from ekiden.topi.rule.words import has_few_products, words_of_step
 
 PACKED, WINOGRAD, TRANSPOSED = "conv_nhwc_pack", "winograd_conv2d", "conv_transpose_pack"
 """Families of kernels."""
@@ -65,8 +65,13 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
         return call
     channels, depth, *kernel = weight.data.shape
     missing, none = -depth % word, (0, 0)
-    is_dear = dtype == "uint8" and not target.has(DOT4)
-    if is_dear and 2 * depth <= word and math.prod(kernel) > 1 and attrs.dilation == (1, 1):
+    if (
+        dtype == "uint8"
+        and has_few_products(target)
+        and 2 * depth <= word
+        and math.prod(kernel) > 1
+        and attrs.dilation == (1, 1)
+    ):
         return conv_words(_of_windows(call, attrs, weight, word * words_of_step(target)), target)
     if missing or any(attrs.padding):
         top, left, bottom, right = attrs.padding
@@ -89,8 +94,7 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
 
 def _of_windows(call: Call, attrs: Conv2DAttrs, weight: Constant, step: int) -> Call:
     """A convolution of few channels as a pointwise one of the windows of its data: words of one
-    channel would be zeros by half and more, and products are dear where no instruction takes a
-    word."""
+    channel would be zeros by half and more."""
     top, left, bottom, right = attrs.padding
     channels, depth, *kernel = weight.data.shape
     size, none = depth * math.prod(kernel), (0, 0)
