@@ -195,7 +195,7 @@ def both(cases: Sequence[Case]) -> list[Case]:
 
 def chosen(cases: Sequence[Case], backend: str) -> list[Case]:
     """The runs of a backend: a sample, or the first case of each operator with numbers and with
-    symbols, the others with one of them by turns: all where they are interpreted, else a half."""
+    symbols, a half of the others with one of them by turns."""
     if backend.endswith(ALL):
         return both(cases)
     first = {c.name: c for c in reversed(cases)}
@@ -207,7 +207,7 @@ def chosen(cases: Sequence[Case], backend: str) -> list[Case]:
         runs = both([each])
         if each is first[each.name]:
             found += runs
-        elif backend == "plain" or turn % 4 < 2:
+        elif turn % 4 < 2:
             found.append(runs[turn % len(runs)])
     return found
 
