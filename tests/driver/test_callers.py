@@ -108,7 +108,7 @@ def test_the_cap_holds_for_all_callers(models: list[Executable]) -> None:
 @pytest.mark.usefixtures("no_limit_afterwards")
 def test_a_run_beyond_the_cap_is_an_error_and_the_next_one_is_not(models: list[Executable]) -> None:
     (_, asynchronous, *_), (_, few, *_) = models, inputs(models, 2)
-    _, many, *_ = inputs(models, 400_000)
+    _, many, *_ = inputs(models, 100_000)
     expected = asynchronous(few).numpy()
     gc.collect()  # what goes meanwhile would make room
     runtime.memory_limit(runtime.memory_stats().in_use + 4_000_000)

@@ -118,6 +118,22 @@ def test_what_is_asked_for_is_done_or_refused() -> None:
         relay.build(nested()[0], workspace_memory_pools=pools)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("tir.usmp.enable", False, "memory is always planned as a whole"),
+        ("tir.usmp.algorithm", "greedy_by_sise", "one of greedy_by_size, .* 'greedy_by_sise'"),
+    ],
+)
+def test_plans_that_there_are_not_are_refused(option: str, value: object, text: str) -> None:
+    context = relay.transform.PassContext(config={option: value})
+    with context, pytest.raises(CompileError, match=text):
+        built(C)
+    plain = built(C).module.workspace
+    with relay.transform.PassContext(config={"tir.usmp.algorithm": "hill_climb"}):
+        assert built(C).module.workspace == plain
+
+
 def test_a_library_says_its_memory(tmp_path: Path) -> None:
     program = built(C)
     micro.export_model_library_format(program, tmp_path / "a.tar")

@@ -22,7 +22,7 @@ from ekiden.backend.crt.module import (
 from ekiden.codegen.c.helium import functions_in
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array
-from ekiden.ir.pass_context import PLANS_MEMORY, PassContext
+from ekiden.ir.pass_context import PLANNER, PLANS_MEMORY, PassContext
 from ekiden.ir.prim import IntImm, const
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
@@ -31,6 +31,9 @@ from ekiden.relay.transform.storage_in_place import merge_in_place
 from ekiden.relay.transform.storage_lifetimes import Lifetimes, Request, is_alias, op_name
 from ekiden.relay.transform.storage_places import place_in
 from ekiden.runtime.errors import CompileError
+
+ALGORITHMS = ("", "greedy_by_size", "greedy_by_conflicts", "hill_climb")
+"""Names of ways to plan memory in TVM; for each the one way here stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,11 @@ def plan_module(
     Raises CompileError for control flow, sizes that are known when it runs only, what needs the
     runtime, and memories that are too small.
     """
-    if not PassContext.current().option(PLANS_MEMORY):
+    asked = PassContext.current().option
+    if asked(PLANNER) not in ALGORITHMS:
+        names = ", ".join(filter(None, ALGORITHMS))
+        raise CompileError(f"compile: {PLANNER!r}: one of {names} expected, got {asked(PLANNER)!r}")
+    if not asked(PLANS_MEMORY):
         never = "memory is always planned as a whole"
         raise CompileError(f"compile: runtime 'crt': {never}, got {PLANS_MEMORY!r}: False")
     _check_types(function, [t.name for t in inputs])
