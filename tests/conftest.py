@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import same_numbers
 from ekiden import tir
 from ekiden.ir.module import IRModule
 from ekiden.ir.structural import structural_digest
@@ -62,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
     config.option.maxworkerrestart = "0"  # by a second worker, the run might wait for ever
     open_stderr(config)
+    config.pluginmanager.register(same_numbers)
     if cpu := config.getoption("--processor"):
         pretend(cpu)
 

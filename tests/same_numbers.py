@@ -1,0 +1,66 @@
+"""A test sees the same random numbers whatever ran before it, in whatever order.
+
+Generators that test files hold go back to their beginning before each test, PyTorch's too, and
+hypothesis draws the same examples each time: what fails in a run fails again by itself. Under the
+marker `long` hypothesis looks for new examples.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+TESTS = Path(__file__).parent
+
+_beginnings: dict[int, tuple[np.random.BitGenerator, Mapping[str, Any]]] = {}
+"""Of each generator that a module under `tests` holds, by identity: its state when it was made."""
+_read: set[str] = set()
+"""Modules whose generators are known."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before test files are read: what they ask of hypothesis builds on the profile."""
+    settings.register_profile("repeatable", derandomize=True, database=None)
+    if "long" not in config.option.markexpr:
+        settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What fixtures of a module draw begins there too."""
+    del item
+    rewind()
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """After the fixtures of the module, which only the first of its tests makes."""
+    rewind()
+
+
+def rewind() -> None:
+    """Each generator back to its beginning."""
+    for name in sys.modules.keys() - _read:
+        _read.add(name)
+        note_generators(sys.modules[name])
+    for bits, state in _beginnings.values():
+        bits.state = state
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
+def note_generators(module: ModuleType) -> None:
+    """Those that a module of tests holds."""
+    if TESTS not in Path(getattr(module, "__file__", None) or "/").parents:
+        return
+    for value in vars(module).values():
+        if isinstance(value, np.random.Generator):
+            bits = value.bit_generator
+            _beginnings[id(bits)] = (bits, type(bits)(bits.seed_seq).state)
