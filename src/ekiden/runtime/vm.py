@@ -21,7 +21,7 @@ from ekiden.runtime.callers import executor_of
 from ekiden.runtime.devices import check_devices
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import tensor_infos
-from ekiden.runtime.placing import direct_places, invoke_into, result_sites
+from ekiden.runtime.placing import direct_places, invoke_into, is_same, result_sites
 from ekiden.runtime.stepping import Place, Stepper
 from ekiden.runtime.timing import BenchmarkResult, Evaluator
 
@@ -132,7 +132,7 @@ class VirtualMachine:
             raise InputError(f"{func_name}: {counts}")
         for at, (made, to) in enumerate(zip(outputs, wanted, strict=True)):
             assert isinstance(made, Tensor)
-            if not (direct and _is_same(made, to)):
+            if not (direct and is_same(made, to)):
                 made.copyto(to)
             outputs[at] = to  # which owns the memory, where `made` lies in it
         return tuple(outputs) if isinstance(found, tuple) else outputs[0]
@@ -265,13 +265,6 @@ class VirtualMachine:
         if missing:
             raise InputError(f"{func_name}: input {missing[0]} is not set")
         return [given[i] for i in range(count)]
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of the host are one."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return False
-    return bool(one.numpy().ctypes.data == other.numpy().ctypes.data)
 
 
 def _argument(value: object) -> object:
