@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS, Borders, Op
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
