@@ -87,7 +87,7 @@ STEPS: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], tup
     "decompose_padding": (
         padded,
         lambda s: s.decompose_padding("b", s.get_loops("b")[0]),
-        ("b[i_1, j_1] = 7.0", "in T.grid(6, 6):", "b[i_1, j_1] = a[i_1 - 1, j_1]"),
+        ("b[i_1, j_1] = 7.0", "in T.grid(6, 6):", "b[i_1 + 1, j_1] = a[i_1, j_1]"),
     ),
     "decompose_padding inner": (
         padded, lambda s: s.decompose_padding("b", s.get_loops("b")[1]), ("T.where(",)
@@ -163,3 +163,10 @@ def test_refused(name: str) -> None:
     with pytest.raises(ScheduleError, match=re.escape(message)):
         step(sch)
     assert str(sch.func) == before or "fused" in name
+
+
+def test_whether_padding_can_be_parted() -> None:
+    sch, other = Schedule(padded()), Schedule(two())
+    assert sch.can_decompose_padding("b", sch.get_loops("b")[0])
+    assert not other.can_decompose_padding("c", other.get_loops("c")[0])
+    assert str(sch.func) == str(Schedule(padded()).func)

@@ -796,6 +796,7 @@ def test_every_step_has_a_text() -> None:
     others = {
         "cache_index",
         "cache_inplace",
+        "can_decompose_padding",
         "decompose_padding",
         "enter_postproc",
         "loop_partition",
