@@ -28,12 +28,13 @@ from ekiden.te.prim_func import allocated
 from ekiden.te.tensor import ComputeOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_factors import Factors, factors_of
 from ekiden.topi.rule.thread_lanes import coordinates
-from ekiden.topi.rule.thread_parts import BARRIER, Group, bound, serial
+from ekiden.topi.rule.thread_parts import Group, bound, serial
 from ekiden.topi.rule.thread_vectors import (
     COLUMNS,
     DEPTH,
