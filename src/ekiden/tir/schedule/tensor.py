@@ -280,7 +280,7 @@ class _Match:
             raise _MismatchError(
                 f"{given.name!r} has {len(indices)} axes, {len(desc_indices)} expected"
             )
-        offsets: list[PrimExpr] = list(indices[:lead])
+        offsets = [self.analyzer.simplify(i) for i in indices[:lead]]
         for a, b in zip(desc_indices, indices[lead:], strict=True):
             offsets.append(self.analyzer.simplify(b - substitute(a, self.variables)))
         for n, offset in enumerate(offsets):
