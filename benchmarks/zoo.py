@@ -26,6 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -475,7 +476,7 @@ def run(options: argparse.Namespace) -> None:
     """Append a line for each model, road and kind of sizes that has none."""
     for name, value in _ALONE.items():
         os.environ[name] = value
-    _FORKS.set_forkserver_preload([*PRELOADED, *_of_packages(options.packages)])
+    _FORKS.set_forkserver_preload(["__main__"])
     have = {_key(line) for line in _lines(options.out)}
     for package in options.packages:
         for name in _sample(package, options):
@@ -492,13 +493,20 @@ def run(options: argparse.Namespace) -> None:
 
 _FORKS = multiprocessing.get_context("forkserver")
 _ALONE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "EKIDEN_NUM_THREADS": "1"}
-PRELOADED = ("torch", "torch.onnx", "onnxruntime", "ekiden.frontend.torch.export")
-"""What every process needs."""
+"""What processes see."""
 
 
-def _of_packages(packages: Sequence[str]) -> list[str]:
-    """Those of the packages that can be imported as they are."""
-    return ["transformers.modeling_utils"] if "transformers" in packages else []
+def _prepare() -> None:
+    """What the process that is forked imports: by far the most of what a model's own takes."""
+    import onnxruntime  # noqa: F401
+    import torch.onnx  # noqa: F401
+
+    import ekiden.frontend.torch.export  # noqa: F401
+
+    with suppress(ImportError):
+        _torchvision()
+    with suppress(ImportError):
+        import transformers.modeling_utils  # noqa: F401
 
 
 def _sample(package: str, options: argparse.Namespace) -> list[str]:
@@ -627,5 +635,7 @@ def main() -> None:
         print(table(_lines(options.file)))
 
 
-if __name__ == "__main__":
+if __name__ == "__mp_main__":
+    _prepare()
+elif __name__ == "__main__":
     main()

@@ -8,26 +8,21 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.sorting import dynamic_top_k
 from ekiden.frontend.jax.converters.windows import dynamic_reduce_window
-from ekiden.frontend.jax.node import Node, Row
+from ekiden.frontend.jax.node import Many, Node, Row
 from ekiden.ir.prim import PrimExpr
 
 
-def _inputs(node: Node) -> list[Value]:
-    return [node.value(i) for i in range(len(node.inputs))]
+def _call(node: Node) -> Many:
+    return node.graph.results(node.graph.function(node.text("callee")), node.given)
 
 
-def _call(node: Node) -> list[Value]:
-    return node.run(node.graph.function(node.text("callee")), _inputs(node))
-
-
-def _composite(node: Node) -> Result:
+def _composite(node: Node) -> Result | Many:
     """By the row of its name, where there is one; else by the function that it is made of."""
     row = node.graph.row(node.text("name"))
     if row is None:
-        return node.run(node.graph.function(node.text("decomposition")), _inputs(node))
+        return node.graph.results(node.graph.function(node.text("decomposition")), node.given)
     inner = copy.copy(node)
     inner.composite = _attributes(node)
     return row.convert(inner)
