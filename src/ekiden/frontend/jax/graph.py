@@ -22,8 +22,6 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 CALLS = ("func.call", "stablehlo.while", "stablehlo.if", "stablehlo.case")
-PASSING = ("func.call", "stablehlo.composite")
-"""What hands its inputs on to a function as they are."""
 _SUFFIXES = ("real", "imag")
 TERMINATORS = ("stablehlo.return", "func.return")
 
@@ -50,6 +48,11 @@ class Graph:
         if name not in self._functions:
             raise Unsupported(f"there is no function {name!r}")
         return self._functions[name]
+
+    def real(self, value: ir.Value) -> Value | None:
+        """What a value stands for, if it is known and real."""
+        found = self.env.get(value)
+        return found if isinstance(found, Value) else None
 
     @staticmethod
     def row(name: str) -> Row | None:
@@ -140,17 +143,14 @@ class Graph:
     ) -> Result | Many | Pair:
         if operation.name == "stablehlo.constant":
             if _has_complex(operation):
-                return [Complex(*map(constant, parts_of(operation)))]
+                return list[Value | Complex]([Complex(*map(constant, parts_of(operation)))])
             return self._constant(array_of(operation.attributes["value"]))
         row = find(operation.name)
         node = Node(operation, inputs, self.scope, names, self, str(self.scope.span))
-        if operation.name not in PASSING and _has_complex(operation):
+        if _has_complex(operation):
             if row.on_complex is None:
                 raise Unsupported("complex numbers are not supported here")
-            found = row.on_complex(row.convert)(node)
-            return found if isinstance(found, tuple) else self._declared(node, found)
-        if operation.name in PASSING:
-            return row.convert(node)
+            return row.on_complex(row.convert)(node)
         if row.rule is None:
             return self._declared(node, fold(self.scope, node.inputs, row.convert(node)))
         return self._evaluated(node, row, row.rule(node))

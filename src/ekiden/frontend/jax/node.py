@@ -64,10 +64,10 @@ class Node(common.Node):
         graph: Graph,
         name: str = "",
     ) -> None:
-        """Of what is complex `inputs` has the real part, and `given` all of it."""
+        """Of what is complex `inputs` has the real part, and `whole` both."""
         plain = [v.real if isinstance(v, Complex) else v for v in inputs]
         super().__init__(name or describe(operation), plain, scope, output_names)
-        self.given = inputs
+        self.whole = inputs
         self.operation, self.graph = operation, graph
         self.composite: Mapping[str, Any] = {}
         """The attributes of a composite, where the node is one whose name has a row."""
@@ -122,7 +122,7 @@ class Node(common.Node):
 
     def part(self, index: int, which: int) -> Value:
         """The real (0) or imaginary (1) part of an input; what is real stands for itself."""
-        found = self.given[index]
+        found = self.whole[index]
         if isinstance(found, Complex):
             return (found.real, found.imaginary)[which]
         return self.value(index)
@@ -130,7 +130,7 @@ class Node(common.Node):
     def parts(self, index: int) -> Parts:
         """Both parts of an input; of what is real the other is 0."""
         real, other = (self.scope.expr(self.part(index, which)) for which in range(2))
-        is_pair = isinstance(self.given[index], Complex)
+        is_pair = isinstance(self.whole[index], Complex)
         return real, other if is_pair else op.zeros_like(real)
 
     # Regions.
@@ -179,14 +179,13 @@ class Node(common.Node):
 
 _BROADCAST = op.get("broadcast_to")
 
-Many: TypeAlias = list[Value | Complex]
-"""What a function gives."""
-Converter: TypeAlias = "Callable[[Node], Result | Many]"
+Converter: TypeAlias = Callable[[Node], Result]
 Pair: TypeAlias = tuple[Expr, Expr]
 """The two parts of what is complex."""
-
-
-ComplexRule: TypeAlias = "Callable[[Node], Pair | Result]"
+PairRule: TypeAlias = Callable[[Node], Pair]
+Many: TypeAlias = list[Value | Complex]
+"""What a function gives."""
+ComplexRule: TypeAlias = Callable[[Node], "Pair | Result | Many"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +210,13 @@ def own(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
     return lambda convert: rule
 
 
-def per_part(convert: Converter) -> ComplexRule:
+def per_part(convert: Converter) -> PairRule:
     """The same to each part: what moves elements, and sums."""
 
     def rule(node: Node) -> Pair:
         found = []
         for which in range(2):
-            made = convert(node.with_inputs([node.part(i, which) for i in range(len(node.given))]))
+            made = convert(node.with_inputs([node.part(i, which) for i in range(len(node.whole))]))
             found.append(node.scope.expr(made) if isinstance(made, Value) else made)
         real, imaginary = found
         assert isinstance(real, Expr) and isinstance(imaginary, Expr), "it gives one tensor"

@@ -8,24 +8,37 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.sorting import dynamic_top_k
 from ekiden.frontend.jax.converters.windows import dynamic_reduce_window
-from ekiden.frontend.jax.node import Many, Node, Row
+from ekiden.frontend.jax.node import Many, Node, Row, own
 from ekiden.ir.prim import PrimExpr
 
 
-def _call(node: Node) -> Many:
-    return node.graph.results(node.graph.function(node.text("callee")), node.given)
+def _inputs(node: Node) -> list[Value]:
+    return [node.value(i) for i in range(len(node.inputs))]
 
 
-def _composite(node: Node) -> Result | Many:
+def _call(node: Node) -> list[Value]:
+    return node.run(node.graph.function(node.text("callee")), _inputs(node))
+
+
+def _whole_call(node: Node) -> Many:
+    return node.graph.results(node.graph.function(node.text("callee")), node.whole)
+
+
+def _composite(node: Node) -> Result:
     """By the row of its name, where there is one; else by the function that it is made of."""
     row = node.graph.row(node.text("name"))
     if row is None:
-        return node.graph.results(node.graph.function(node.text("decomposition")), node.given)
+        return node.run(node.graph.function(node.text("decomposition")), _inputs(node))
     inner = copy.copy(node)
     inner.composite = _attributes(node)
     return row.convert(inner)
+
+
+def _whole_composite(node: Node) -> Many:
+    return node.graph.results(node.graph.function(node.text("decomposition")), node.whole)
 
 
 def _attributes(node: Node) -> dict[str, Any]:
@@ -66,8 +79,8 @@ def _same(node: Node) -> Result:
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    Row("func.call",             _call),
-    Row("stablehlo.composite",   _composite),
+    Row("func.call",             _call,      on_complex=own(_whole_call)),
+    Row("stablehlo.composite",   _composite, on_complex=own(_whole_composite)),
     Row("stablehlo.custom_call", _custom_call),
     Row("custom_call:shape_assertion",                 _assertion),
     Row("custom_call:stablehlo.dynamic_reduce_window", dynamic_reduce_window),

@@ -11,7 +11,7 @@ from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.bodies import combined, kind_of, text_of
-from ekiden.frontend.jax.node import ComplexRule, Converter, Node, Pair, Row, per_part
+from ekiden.frontend.jax.node import Converter, Node, Pair, PairRule, Row, per_part
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -162,7 +162,7 @@ def _looped(node: Node, block: ir.Block, values: Sequence[Value], axis: int) -> 
     return found
 
 
-def _sum_of_parts(convert: Converter) -> ComplexRule:
+def _sum_of_parts(convert: Converter) -> PairRule:
     def rule(node: Node) -> Pair:
         if kind_of(node, node.region()) != "add":
             node.unsupported("reductions of complex numbers other than sums")
