@@ -184,6 +184,9 @@ class CanonicalForm:
         )
 
         def make() -> PrimExpr:
+            """The node over its children's normal forms; only made where no equal node is known
+            yet.
+            """
             return rebuild(
                 expr, [self._emit(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
             )
