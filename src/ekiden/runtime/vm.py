@@ -194,6 +194,9 @@ class VirtualMachine:
         given = self._collected(func_name) if kwargs else [_argument(a) for a in args]
 
         def run(values: tuple[object, ...], count: int) -> float:
+            """Seconds of `count` calls, until their last result is there: devices work behind the
+            calls.
+            """
             start = time.perf_counter()
             for _ in range(count):
                 found = self._machine.invoke(func_name, *values)
