@@ -328,6 +328,7 @@ def _on_fastest(
     auto = import_module("ekiden.driver.auto_devices")
 
     def compiled(targets: Targets) -> runtime.Executable:
+        """The executable for some targets, whose times are compared."""
         made = compile_artifact(model, targets, options, executor, progress)
         if isinstance(made, runtime.Executable):
             return made

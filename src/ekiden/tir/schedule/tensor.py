@@ -429,6 +429,7 @@ def _own_names(body: Stmt) -> Stmt:
 
     class _Fresh(StmtMutator):
         def visit_for(self, stmt: For) -> Stmt:
+            """A loop variable of its own: one implementation is put in several places."""
             new = Var(stmt.loop_var.name, stmt.loop_var.dtype)
             inner = substitute_stmt(self.visit(stmt.body), {stmt.loop_var: new})
             return stmt.with_fields(loop_var=new, body=inner)

@@ -68,6 +68,9 @@ class _Flatten(Simplifier):
         return expr
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """One index for an element. What updates a register has one already, and nothing to
+        simplify.
+        """
         if _updates_register(stmt):
             return stmt
         return super().visit_store(
@@ -75,6 +78,7 @@ class _Flatten(Simplifier):
         )
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
+        """One index for the place."""
         return super().visit_prefetch(
             stmt.with_fields(indices=(flat_index(stmt.buffer, stmt.indices),))
         )

@@ -120,6 +120,9 @@ def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page
     plane = Plane(page, depth, cache.dtype)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """The copy of the cache, which goes where it lies in the result's bytes, and a loop over
+        tokens in their order: of two at one place the last one counts.
+        """
         old, given, layer, tables, sequences, positions = ins
         tokens, heads, _ = given.shape
         groups = old.shape[3]

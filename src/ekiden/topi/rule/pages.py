@@ -374,6 +374,9 @@ class PagedAttention:
             return self.load(self.cache, base + s * self.depth + (column + v * self.lanes))
 
         def steps(body: Stmt) -> Stmt:
+            """A loop over the pages of a tile and in it one over the page's positions, up to the
+            tile's last; where the next page lies is named ahead, so that it can be brought near.
+            """
             where = self.plane_of(self.page_of(tile, number), tile.group, 1)
             here = minimum(const(page), tile.last + 1 - number * page)
             inside = LetStmt(after, self.plane_after(tile, number, 1), serial(s, here, body))

@@ -225,6 +225,9 @@ class _Kernel:
             buffer: Buffer, value: PrimExpr, axes_of: Sequence[Var], tile: int, first: PrimExpr,
             most: PrimExpr,
         ) -> Stmt:  # fmt: skip
+            """A tile of one factor to the group's memory, each thread every `threads`-th element;
+            zeros beyond the ends, so that the product needs no bounds.
+            """
             turn = Var("turn")
             count = self.depth * tile
             at = turn * threads + self.thread
