@@ -42,6 +42,7 @@ from ekiden.tir.transform.remove_store_undef import remove_store_undef
 from ekiden.tir.transform.simplify import simplify
 from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
+from ekiden.tir.transform.thread_sync import thread_sync
 from ekiden.tir.transform.unify_thread_binding import unify_thread_binding
 from ekiden.tir.transform.unroll_loops import unroll_loops
 from ekiden.tir.transform.vectorize_loops import vectorize_loops
@@ -140,6 +141,19 @@ def NarrowDataType(target_bits: int) -> Pass:  # noqa: N802
     return _NARROW()
 
 
+_THREAD_SYNC = _factory("ThreadSync", thread_sync)
+
+
+def ThreadSync(storage_scope: str = "shared") -> Pass:  # noqa: N802
+    """Barriers stand wherever threads of a block would not see what others have written.
+
+    Raises ValueError for another scope than "shared", whose memory alone needs them.
+    """
+    if storage_scope != "shared":
+        raise ValueError(f"ThreadSync: threads wait for 'shared' memory, not {storage_scope!r}")
+    return _THREAD_SYNC()
+
+
 # fmt: off
 LowerMatchBuffer        = _factory("LowerMatchBuffer",        lower_match_buffer)
 LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
@@ -221,6 +235,7 @@ BEFORE_SPLIT: list[Pass] = [
     UseAssumptions(),
     InjectVirtualThread(),
     InjectDoubleBuffer(),
+    ThreadSync(),           # once memory of the block is where it shall be
 ]
 """For programs that are bound to threads: until SplitHostDevice cuts them."""
 AFTER_SPLIT: list[Pass] = [
