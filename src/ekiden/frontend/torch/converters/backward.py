@@ -103,7 +103,7 @@ def _of_depthwise_weight(
     """Where a group has one channel of the larger side: each tap a sum of what it meets times the
     smaller side, which is read as it lies, instead of products of one row."""
     batch, channels, *places = small.type.shape
-    split = (batch, groups, tidy(channels // groups), *places)
+    split = (batch, as_dim(groups), tidy(channels // groups), *places)
     given = op.reshape(node.of(small), split, allowzero=True)
     axes = [0, *range(3, 3 + len(places))]
     sums = [op.sum(op.multiply(given, op.expand_dims(w, 2)), axis=axes) for w in windows]
