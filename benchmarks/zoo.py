@@ -212,6 +212,8 @@ PACKAGES = {
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 """Inputs as tensors of PyTorch -> outputs as arrays."""
 
+SAID: dict[str, Any] = {}
+"""What a road says of a model beside, for its line; a process has one model."""
 Engines = dict[str, Callable[[], Call]]
 """What makes a model ready, by engine: "ekiden" and its peers."""
 
@@ -259,6 +261,8 @@ def _compile(model: Model, is_dynamic: bool, folder: Path) -> Engines:
 
     def of_ekiden() -> Call:
         call = compiled("ekiden")
+        breaks = torch._dynamo.utils.counters["graph_break"]
+        SAID.update(graphs=counters["compiled"], breaks=sum(breaks.values()))
         if counters["eager"]:
             raise RuntimeError(f"{counters['eager']} graphs of {counters.total()} run eagerly")
         return call
@@ -376,7 +380,7 @@ def one(
         except Exception as error:
             return {**line, "state": "not exported", "why": _first(error)}
         line["export_s"] = round(time.perf_counter() - started, 2)
-        return {**line, **_ran(model, engines, wanted, sizes == "dynamic", turns)}
+        return {**line, **_ran(model, engines, wanted, sizes == "dynamic", turns), **SAID}
 
 
 def _ran(

@@ -225,10 +225,13 @@ def _takes_examples(model: Model) -> bool:
 
 
 def _are_examples(given: Targets | Sequence[object]) -> bool:
-    """Whether what stands in the place of targets is a sequence of anything else, or of nothing."""
+    """Whether what stands in the place of targets is a sequence of anything else, of numbers, which
+    are no targets by themselves, or of nothing.
+    """
     if not isinstance(given, (list, tuple)):
         return False
-    return not given or not all(map(_says_targets, given))
+    are_numbers = all(isinstance(each, (int, float)) for each in given)
+    return are_numbers or not all(map(_says_targets, given))
 
 
 def _says_targets(each: object) -> bool:

@@ -14,6 +14,7 @@ from ekiden.frontend.torch.converters import (
     control,
     convolution,
     create,
+    ctc,
     flex,
     fourier,
     image,
@@ -34,7 +35,7 @@ from ekiden.ir.extensions import note_extension
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
     backward, complex, fourier, linalg, random, vision, flex,
-    integer,
+    integer, ctc,
 )  # fmt: skip
 
 
