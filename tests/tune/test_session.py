@@ -16,8 +16,9 @@ from ekiden import relay
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target import Target
-from ekiden.tune import Measurer, Records, Session, Task, extract_tasks
+from ekiden.tune import Measurer, Records, Session, Task
 from ekiden.tune.records import Best, Trial
+from ekiden.tune.task import module_tasks
 
 QUICK = {"turns": 3, "race_seconds": 0.05, "jobs": 1, "batch": 4}
 
@@ -37,25 +38,25 @@ def two_layers() -> IRModule:
 
 
 def test_tasks_are_the_distinct_kernels_with_their_calls() -> None:
-    found = extract_tasks(two_layers(), Target("llvm"), {"n": [4, 8]})
+    found = module_tasks(two_layers(), Target("llvm"), {"n": [4, 8]})
     assert sorted((t.calls, t.flops) for t in found.tasks) == [(1, 24576), (2, 24576)]
     assert all(t.sizes == ({"n0": 4}, {"n0": 8}) for t in found.tasks)
     assert len({t.workload for t in found.tasks}) == 2
 
 
 def test_a_size_that_nobody_says_skips_a_kernel() -> None:
-    found = extract_tasks(two_layers(), Target("llvm"))
+    found = module_tasks(two_layers(), Target("llvm"))
     assert not found.tasks
     assert {why for _, why in found.skipped} == {"the size of 'n' is not given"}
     with pytest.raises(CompileError, match="sizes of as many runs"):
-        extract_tasks(two_layers(), Target("llvm"), {"n": [1, 2], "m": [1, 2, 3]})
+        module_tasks(two_layers(), Target("llvm"), {"n": [1, 2], "m": [1, 2, 3]})
 
 
 def test_workloads_are_the_same_in_every_process(task: Task) -> None:
     program = (
         "from conftest import product; from ekiden.target import Target\n"
-        "from ekiden.tune import extract_tasks\n"
-        "print(extract_tasks(product(), Target('llvm')).tasks[0].key)"
+        "from ekiden.tune.task import module_tasks\n"
+        "print(module_tasks(product(), Target('llvm')).tasks[0].key)"
     )
     folder = str(Path(__file__).parent)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, *filter(None, sys.path)])}
@@ -92,7 +93,7 @@ def test_records_of_other_sizes_and_processors_are_not_counted(task: Task) -> No
 
 
 def test_every_task_has_its_turn_and_winners_are_recorded(tmp_path: Path) -> None:
-    tasks = extract_tasks(two_layers(), Target("llvm"), {"n": 8}).tasks
+    tasks = module_tasks(two_layers(), Target("llvm"), {"n": 8}).tasks
     seen: list[int] = []
     session = Session(
         tasks, Records.open(tmp_path / "r.json"),
