@@ -11,7 +11,7 @@ import ekiden
 from ekiden import te, tune
 from ekiden.runtime.errors import InputError
 from ekiden.te.schedule import Schedule
-from ekiden.tune import Candidate, Measurer, Session
+from ekiden.tune import Candidate, FamilySpace, Measurer, Session
 from ekiden.tune import te_workload as of
 
 
@@ -19,8 +19,10 @@ from ekiden.tune import te_workload as of
 def product(n: int, m: int, k: int) -> tuple[Schedule, list[te.Tensor]]:
     a, b, c = of.matmul(1, n, m, k)
     s = te.create_schedule(c.op)
-    _, y, x = s[c].op.axis
-    (r,) = s[c].op.reduce_axis
+    op = s[c].op
+    assert isinstance(op, te.ComputeOp)
+    _, y, x = op.axis
+    (r,) = op.reduce_axis
     cfg = tune.get_config()
     cfg.define_split("rows", y, num_outputs=2, max_factor=8)
     cfg.define_split("columns", x, policy="candidate", candidate=[[-1, 8], [-1, 16]])
@@ -40,6 +42,7 @@ def product(n: int, m: int, k: int) -> tuple[Schedule, list[te.Tensor]]:
 
 def test_every_choice_computes_the_same() -> None:
     task = tune.template_task("tests/product", (12, 32, 16), "llvm")
+    assert isinstance(task.space, FamilySpace)
     assert {c.name: len(c.domain) for c in task.space.free} == {
         "rows": 5, "columns": 2, "order": 2, "how": 3, "threads": 2,
     }  # fmt: skip

@@ -23,9 +23,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ekiden.driver.tuning import extract_tasks, profile_sizes
     from ekiden.tune.candidate import Candidate
     from ekiden.tune.clusters import RayExecutor
+    from ekiden.tune.foreign import read_autotvm, read_metaschedule
     from ekiden.tune.measure import Measurer, Outcome
     from ekiden.tune.records import Best, Records, Trial
     from ekiden.tune.remote import Remote
@@ -57,6 +57,8 @@ __all__ = [
     "extract_tasks",
     "get_config",
     "profile_sizes",
+    "read_autotvm",
+    "read_metaschedule",
     "schedule_task",
     "te_task",
     "template",
@@ -82,6 +84,8 @@ _HOMES = {
     "TraceSpace": "sketch",
     "Trial": "records",
     "get_config": "template",
+    "read_autotvm": "foreign",
+    "read_metaschedule": "foreign",
     "schedule_task": "task",
     "te_task": "task",
     "template": "template",

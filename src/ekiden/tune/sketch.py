@@ -21,6 +21,8 @@ from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import DEFAULT
 from ekiden.tune.rules import RULES, Rule, block_of
 
+METASCHEDULE = "metaschedule"
+"""The rule of traces that come from TVM's tuner."""
 MOST_SKETCHES = 48
 """Of a computation: of more, some of each kind."""
 
@@ -128,7 +130,7 @@ class TraceSpace:
             trace.apply_to_schedule(schedule, decision_provider=provide)
         except ScheduleError as error:
             raise CompileError(f"tune: {name}: {error}") from error
-        return Candidate(name, _text(schedule.trace))
+        return Candidate(name, text_of(schedule.trace))
 
     def _made(self, name: str, trace: Trace) -> Candidate:
         return self._drawn(name, trace, Instruction("", (), {}, ()), random.Random(0))
@@ -145,7 +147,7 @@ class TraceSpace:
         """A trace that does not apply to the program."""
         if candidate.rule == DEFAULT:
             return ""
-        if candidate.rule not in self.names:
+        if candidate.rule not in (*self.names, METASCHEDULE):
             return f"there is no sketch '{candidate.rule}'; there are {', '.join(self.names)}"
         try:
             schedule = tir.Schedule(self.func, error_render_level="none")
@@ -155,7 +157,8 @@ class TraceSpace:
         return ""
 
 
-def _text(trace: Trace) -> str:
+def text_of(trace: Trace) -> str:
+    """A trace as the choice of a candidate."""
     return json.dumps(trace.simplified().as_json(), separators=(",", ":"))
 
 

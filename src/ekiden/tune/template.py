@@ -11,8 +11,8 @@
     task = tune.template_task("product", (128, 128, 128), "llvm")
 
 A knob is a `Choice` whose values are texts: factors "16,8", an order "1,0,2", annotations
-"none,vec". A candidate is a decision of them; its loops are what the function makes under it, and what is
-measured are those loops. The default has the first value of each knob.
+"none,vec". A candidate is a decision of them; its loops are what the function makes under it, and
+what is measured are those loops. The default has the first value of each knob.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
+from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_digest
 from ekiden.runtime.errors import InputError
 from ekiden.target import TargetLike, target_or_current
@@ -73,7 +74,7 @@ class SplitEntity:
 
     def apply(self, sch: Schedule, op: object, axis: Axis) -> list[Axis]:
         """Split the axis; gives its parts, outermost first."""
-        stage, parts = _stage(sch, op), []
+        stage, parts = _stage(sch, op), list[Axis]()
         for factor in reversed(self.size[1:]):
             axis, inner = stage.split(axis, factor=factor)
             parts.insert(0, inner)
@@ -208,7 +209,7 @@ class Config:
         """The axis itself: AutoTVM's virtual axes are not needed."""
         return axis
 
-    def __getitem__(self, name: str) -> Entity:
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401  of the kind of the knob
         """What is chosen for a knob. Raises InputError for one that is not defined."""
         if name not in self.choices:
             there = ", ".join(self.choices) or "none"
@@ -219,7 +220,7 @@ class Config:
         return name in self.choices
 
     def _length(self, name: str, axis: Axis | int) -> int:
-        length = size_of(axis if isinstance(axis, int) else axis.dom.extent)
+        length = size_of(axis if isinstance(axis, int) else cast(Range, axis.dom).extent)
         if length is None or length < 1:
             raise InputError(f"define_split '{name}': an axis of a known length expected")
         return length
@@ -311,6 +312,13 @@ class Template:
         return self.run(Decision.parse(candidate.choice))[0]
 
 
+@dataclass(frozen=True)
+class TemplateSpace(FamilySpace):
+    """The decisions of a template for some arguments."""
+
+    args: tuple[object, ...] = ()
+
+
 def template_task(
     which: str | Function, args: Sequence[object], target: TargetLike | None = None, name: str = ""
 ) -> Task:
@@ -332,7 +340,7 @@ def template_task(
     if not any(len(c.domain) > 1 for c in config.choices.values()):
         raise InputError(f"tune: the template '{name}' has no knobs")
     plain = create_prim_func(list(tensors))
-    space = FamilySpace(name, tuple(config.choices.values()), made.decide)
+    space = TemplateSpace(name, tuple(config.choices.values()), made.decide, made.args)
     return Task(
         name, structural_digest(plain), Source(lower(schedule, list(tensors))),
         target_or_current(target), space, flops=config.flop or program_flops(plain),
@@ -340,4 +348,4 @@ def template_task(
     )  # fmt: skip
 
 
-__all__ = ["Config", "Template", "get_config", "template", "template_task"]
+__all__ = ["Config", "Template", "TemplateSpace", "get_config", "template", "template_task"]
