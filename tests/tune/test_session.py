@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from ekiden.target import Target
 from ekiden.tune import Measurer, Records, Session, Task
 from ekiden.tune.records import Best, Trial
 from ekiden.tune.task import module_tasks
+from long_runs import sizes
 
 QUICK = {"turns": 3, "race_seconds": 0.05, "jobs": 1, "batch": 4}
 
@@ -126,23 +128,30 @@ def test_nothing_to_tune_and_no_trials_are_refused(task: Task) -> None:
         Session([task]).run(0)
 
 
-def test_a_tuner_that_is_killed_loses_a_batch_at_most(task: Task, tmp_path: Path) -> None:
+@sizes("kills", 1, 20)
+def test_a_tuner_that_is_killed_loses_a_batch_at_most(
+    kills: int, task: Task, tmp_path: Path
+) -> None:
     path = tmp_path / "r.json"
     context = multiprocessing.get_context("fork")
-    tuner = context.Process(
-        target=lambda: Session([task], Records.open(path), quick(batch=2)).run(100)
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-        tuner.start()
-    until = time.monotonic() + 200
-    while not path.exists() or len(path.read_bytes().splitlines()) < 2:
-        assert time.monotonic() < until and tuner.is_alive()
-        time.sleep(0.02)
-    tuner.kill()
-    tuner.join()
-    found = Records.open(path)
-    assert len(found) >= 2 and found.damaged <= 1
+    source = random.Random(kills)
+    for _ in range(kills):
+        known = len(path.read_bytes().splitlines()) if path.exists() else 0
+        tuner = context.Process(
+            target=lambda: Session([task], Records.open(path), quick(batch=2)).run(400)
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+            tuner.start()
+        until = time.monotonic() + 200
+        while not path.exists() or len(path.read_bytes().splitlines()) < known + 2:
+            assert time.monotonic() < until and tuner.is_alive()
+            time.sleep(0.02)
+        time.sleep(0.5 * source.random() if kills > 1 else 0)
+        tuner.kill()
+        tuner.join()
+        found = Records.open(path)
+        assert len(found) >= known + 2 - found.damaged and found.damaged <= kills
     trials = len(found.query(kind="trial"))
     session = Session([task], found, quick(batch=2))
     assert session.trials == trials

@@ -28,10 +28,12 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Decision
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.rules import block_of
-from ekiden.tune.sketch import METASCHEDULE, TraceSpace, text_of
+from ekiden.tune.sketch import TraceSpace, text_of
 from ekiden.tune.task import Task
 from ekiden.tune.template import TemplateSpace
 
+METASCHEDULE = "metaschedule"
+"""The rule of candidates that are traces of TVM's."""
 RECORDS = "database_tuning_record.json"
 """Of MetaSchedule's folder: a record a line."""
 

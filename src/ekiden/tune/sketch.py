@@ -21,8 +21,6 @@ from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import DEFAULT
 from ekiden.tune.rules import RULES, Rule, block_of
 
-METASCHEDULE = "metaschedule"
-"""The rule of traces that come from TVM's tuner."""
 MOST_SKETCHES = 48
 """Of a computation: of more, some of each kind."""
 
@@ -144,11 +142,9 @@ class TraceSpace:
         return {candidate.rule: 1.0, **{f"number{n}": float(v) for n, v in enumerate(drawn)}}
 
     def refusal(self, candidate: Candidate) -> str:
-        """A trace that does not apply to the program."""
+        """A trace that does not apply to the program; whose it is does not count."""
         if candidate.rule == DEFAULT:
             return ""
-        if candidate.rule not in (*self.names, METASCHEDULE):
-            return f"there is no sketch '{candidate.rule}'; there are {', '.join(self.names)}"
         try:
             schedule = tir.Schedule(self.func, error_render_level="none")
             Trace.from_json(candidate.choice).apply_to_schedule(schedule)
