@@ -128,7 +128,7 @@ class TraceSpace:
             trace.apply_to_schedule(schedule, decision_provider=provide)
         except ScheduleError as error:
             raise CompileError(f"tune: {name}: {error}") from error
-        return Candidate(name, _text(schedule.trace))
+        return Candidate(name, text_of(schedule.trace))
 
     def _made(self, name: str, trace: Trace) -> Candidate:
         return self._drawn(name, trace, Instruction("", (), {}, ()), random.Random(0))
@@ -142,11 +142,9 @@ class TraceSpace:
         return {candidate.rule: 1.0, **{f"number{n}": float(v) for n, v in enumerate(drawn)}}
 
     def refusal(self, candidate: Candidate) -> str:
-        """A trace that does not apply to the program."""
+        """A trace that does not apply to the program; whose it is does not count."""
         if candidate.rule == DEFAULT:
             return ""
-        if candidate.rule not in self.names:
-            return f"there is no sketch '{candidate.rule}'; there are {', '.join(self.names)}"
         try:
             schedule = tir.Schedule(self.func, error_render_level="none")
             Trace.from_json(candidate.choice).apply_to_schedule(schedule)
@@ -155,7 +153,8 @@ class TraceSpace:
         return ""
 
 
-def _text(trace: Trace) -> str:
+def text_of(trace: Trace) -> str:
+    """A trace as the choice of a candidate."""
     return json.dumps(trace.simplified().as_json(), separators=(",", ":"))
 
 
