@@ -15,7 +15,6 @@ from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
-    EQ,
     Add,
     Cast,
     IntImm,
@@ -160,21 +159,24 @@ class _Blocks(WordPanels):
         b, u, base, at = Var("block"), Var("unit"), Var("base"), Var("at")
         kind = _Unit if self.is_rounded else _FloatUnit
         unit = kind(self, acc, rows, first, column, vectors, b, u, base, at)
-        inside = seq(self.ahead(rows, first, panel, at), unit.body())
+        inside = seq(self.ahead(rows, first, panel, at, unit.number), unit.body())
         each = LetStmt(at, base + u * self.of.unit + self.of.words_at, inside)
         units = For(u, const(0), const(self.of.units), ForKind.SERIAL, each)
         place = (panel * self.blocks + b) * self.of.size
         return For(b, const(0), self.blocks, ForKind.SERIAL, LetStmt(base, place, units))
 
-    def ahead(self, rows: int, first: PrimExpr, panel: PrimExpr, at: PrimExpr) -> Stmt:
-        """The last of several tiles of a panel brings the next panel near, which the first one
-        would wait for: into L2, as two panels of bytes are more than L1."""
+    def ahead(
+        self, rows: int, first: PrimExpr, panel: PrimExpr, at: PrimExpr, unit: PrimExpr
+    ) -> Stmt:
+        """Several tiles of a panel bring the next one near, which the first of them would wait for,
+        each the units of its share: into L2, as two panels of bytes are more than L1."""
         following = minimum(panel + 1, self.weight.shape[0] - 1)
         away = (following - panel) * self.blocks * self.of.size
         lines = range(0, self.of.unit + self.of.words_at // self.of.units, LINE)
         made = [Prefetch(self.weight, (at + away + n,), 2) for n in lines]
-        is_last = logical_and(first > 0, EQ(first + rows, self.rows))
-        return IfThenElse(is_last, seq(*made))
+        turn = unit % self.rows
+        is_own = logical_and(logical_and(self.rows > rows, turn >= first), turn < first + rows)
+        return IfThenElse(is_own, seq(*made))
 
     def body(self) -> Stmt:
         """Data are rounded first, unless they are multiplied as they are."""
