@@ -370,6 +370,8 @@ NORMS = [
     case("LayerNormalization", X, normal(3, 4, seed=1), normal(3, 4, seed=2), constants=(1, 2), attrs={"axis": 1},
          rtol=1e-4, symbolic=False),
     case("LayerNormalization", X, normal(4, seed=1), normal(4, seed=2), constants=(1, 2), outputs=3, rtol=1e-4),
+    case("LayerNormalization", X, normal(4, seed=1), rtol=1e-4),
+    case("LayerNormalization", X, normal(3, 4, seed=1), attrs={"axis": 1}, rtol=1e-4),
     case("InstanceNormalization", IMAGE, *CHANNELS[:2], constants=(1, 2), rtol=1e-4),
     case("GroupNormalization", IMAGE, *CHANNELS[:2], constants=(1, 2), opset=21, attrs={"num_groups": 2}, rtol=1e-4),
     case("RMSNormalization", X, normal(4, seed=1), constants=(1,), opset=23, reference=True, rtol=1e-4),
