@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 import ekiden
-from ekiden.runtime import load_image, tensor
+from ekiden.runtime import tensor
 from ekiden.target import Target
 from ekiden.tune import Candidate, Records, Session, Task, te_task
+from ekiden.tune.code import load
 from ekiden.tune.program import NAME, build
 from ekiden.tune.search import Evolution, Random, Search
 from ekiden.tune.te_workload import WORKLOADS
@@ -61,7 +62,7 @@ def in_torch(name: str, x: torch.Tensor, w: torch.Tensor | None) -> Callable[[],
 def compiled(task: Task, candidate: Candidate, arrays: list[np.ndarray]) -> Callable[[], object]:
     """A call of a candidate."""
     made = build(task.source, candidate, task.target, [{}])
-    function = load_image(made.image)[NAME]
+    function = load(made.code)[NAME]
     tensors = [tensor(a) for a in arrays]
     return lambda: function(*tensors)
 

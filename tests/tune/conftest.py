@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ekiden import relay
+from ekiden import relay, runtime
 from ekiden.ir.module import IRModule
+from ekiden.runtime import Device
 from ekiden.target import Target
 from ekiden.tune import Task, extract_tasks
 
@@ -23,6 +24,17 @@ def product(rows: int = 24, depth: int = 48, columns: int = 80) -> IRModule:
 def task() -> Task:
     """One kernel."""
     return extract_tasks(product(), Target("llvm")).tasks[0]
+
+
+@pytest.fixture
+def opencl() -> Device:
+    """The first OpenCL device."""
+    found = runtime.device("opencl", 0)
+    try:
+        runtime.get_global_func("ek.device.open")(found)
+    except runtime.errors.DeviceError as error:
+        pytest.skip(f"needs an OpenCL driver: apt-get install pocl-opencl-icd ({error})")
+    return found
 
 
 @pytest.fixture(autouse=True)

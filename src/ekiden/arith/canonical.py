@@ -154,7 +154,7 @@ class CanonicalForm:
         bound = (
             (0, math.inf if var.upper is None else var.upper)
             if isinstance(var, SizeVar)
-            else _natural_bound(var)
+            else natural_bound(var)
         )
         return self._number(("var", id(var)), lambda: var, bound, (0, var.name))
 
@@ -184,6 +184,9 @@ class CanonicalForm:
         )
 
         def make() -> PrimExpr:
+            """The node over its children's normal forms; only made where no equal node is known
+            yet.
+            """
             return rebuild(
                 expr, [self._emit(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
             )
@@ -198,7 +201,7 @@ class CanonicalForm:
         changed = self._rewrite(key, made)
         if changed is not None:
             return changed
-        natural = _natural_bound(expr) if bound is None else bound
+        natural = natural_bound(expr) if bound is None else bound
         return {(self._number(key, lambda: made, natural, (1, type(expr).__name__)),): 1}
 
     def _rewrite(self, key: object, made: PrimExpr) -> Poly | None:
@@ -709,7 +712,10 @@ def _holds(dtype: str, number: int) -> bool:
     return low <= number <= high
 
 
-def _natural_bound(expr: PrimExpr) -> Interval:
+def natural_bound(expr: PrimExpr) -> Interval:
+    """What an expression's kind and dtype alone say of its value; int32 and int64 count as numbers
+    without ends.
+    """
     if expr.dtype == "bool":
         return 0, 1
     if isinstance(expr, AnyDim):

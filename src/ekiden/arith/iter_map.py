@@ -110,6 +110,7 @@ class _Numbers:
     analyzer: Analyzer = field(default_factory=Analyzer)
 
     def simplify(self, value: Size) -> Size:
+        """The least form known of a size; a plain number where all of it is known."""
         if isinstance(value, int):
             return value
         return _plain(self.analyzer.simplify(value))
@@ -121,6 +122,9 @@ class _Numbers:
         return _plain(simplify_around_digits(value, self.analyzer))
 
     def equal(self, a: Size, b: Size) -> bool:
+        """Whether two sizes are equal wherever the iterators are; False where that cannot be
+        proved.
+        """
         if isinstance(a, int) and isinstance(b, int):
             return a == b
         return self.analyzer.can_prove_equal(_expr(a, b), _expr(b, a))
@@ -132,6 +136,7 @@ class _Numbers:
         return self.simplify(_expr(value, divisor) % divisor) == 0
 
     def at_most(self, a: Size, b: Size) -> bool:
+        """Whether a <= b wherever the iterators are; False where that cannot be proved."""
         if isinstance(a, int) and isinstance(b, int):
             return a <= b
         return self.analyzer.can_prove(_expr(a, b) <= b)
@@ -529,6 +534,8 @@ def simplify_around_digits(e: PrimExpr, analyzer: Analyzer) -> PrimExpr:
     """
 
     def change(d: PrimExpr) -> PrimExpr:
+        """A quotient or remainder of a sum keeps its form, of others the numerator is
+        simplified."""
         if not isinstance(d, (FloorDiv, FloorMod)) or _divided_sums(d.a):
             return d
         return d.with_fields(a=analyzer.simplify(d.a))

@@ -281,8 +281,8 @@ def records_config(records: RecordsLike) -> dict[str, object]:
             return {}
         records = list(given)
     reader = import_module("ekiden.tune.records")
-    best = reader.records_of(records).best()
-    return {RECORDS: {key: [r.rule, r.choice] for key, r in best.items()}} if best else {}
+    found = reader.records_of(records).by_sizes()
+    return {RECORDS: found} if found else {}
 
 
 def _compiler() -> Any:  # noqa: ANN401
@@ -328,6 +328,7 @@ def _on_fastest(
     auto = import_module("ekiden.driver.auto_devices")
 
     def compiled(targets: Targets) -> runtime.Executable:
+        """The executable for some targets, whose times are compared."""
         made = compile_artifact(model, targets, options, executor, progress)
         if isinstance(made, runtime.Executable):
             return made

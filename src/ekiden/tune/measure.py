@@ -215,6 +215,7 @@ class Measurer:
             "race_seconds": self.race_seconds,
             "threads": self.threads,
             "cold": self.cold,
+            "device": task.target.kind.name if task.target.kind.has_threads else "",
         }
         images = tuple(b.image for b in built)
         function = self.run_function

@@ -31,7 +31,8 @@ from ekiden.topi import rule
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import NAME, Source
 from ekiden.tune.records import Records
-from ekiden.tune.sketch import TraceSpace, block_of, sketches
+from ekiden.tune.rules import block_of
+from ekiden.tune.sketch import TraceSpace, sketches
 from ekiden.tune.space import FamilySpace, Space
 
 Sizes = Mapping[str, int]
@@ -142,8 +143,9 @@ def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: s
     inputs, outputs = list(tensors[:-1]), [tensors[-1]]
     called = name or tensors[-1].name
     untuned = rule.schedule(inputs, outputs, chosen, NAME)
-    traces = sketches(func, chosen)
-    return _program_task(func, untuned, TraceSpace(func, tuple(traces)), called, chosen)
+    made = sketches(func, chosen)
+    space = TraceSpace(func, tuple(s.trace for s in made), tuple(s.name for s in made))
+    return _program_task(func, untuned, space, called, chosen)
 
 
 def schedule_task(

@@ -25,6 +25,7 @@ class Dialect:
     keywords: names that mean something in it. least: atomic minimum of an int in memory, given a
     place and a value. bound: whether memory is bound beside the kernel, not given to it. vectors:
     how vectors are written, and helper functions over them; None where they are loops over lanes.
+    matrices: whether it has those that a warp holds (`codegen.device.fragments`).
     """
 
     name: str
@@ -40,6 +41,7 @@ class Dialect:
     keywords: frozenset[str]
     bound: bool = False
     vectors: VectorSyntax | None = None
+    matrices: bool = False
 
     @property
     def linear(self) -> str:
@@ -84,7 +86,7 @@ typedef ulong uint64_t;
 CUDA_HEAD = """\
 #ifndef EK_DEVICE
 #define EK_DEVICE static __device__ __forceinline__
-#define EK_SHARED __shared__
+#define EK_SHARED __shared__ __align__(32)
 #define EK_TABLE static __device__ const
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -162,7 +164,7 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         },
         barrier="__syncthreads();",
         least="atomicMin({place}, {value});",
-        keywords=_CUDA_WORDS,
+        keywords=_CUDA_WORDS, matrices=True,
     ),
     Dialect(
         "webgpu", wgsl.HEAD,

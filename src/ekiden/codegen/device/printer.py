@@ -10,6 +10,7 @@ from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.c.vector_writer import VectorWriter
+from ekiden.codegen.device import fragments
 from ekiden.codegen.device.dialect import DIALECTS, Dialect
 from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.ir import dtype as dt
@@ -35,11 +36,21 @@ class KernelWriter(VectorWriter):
         self.in_parallel = True  # loops that a processor would share run in the thread
         self.checks: list[tuple[str, str]] = []
         self.top: list[str] = []
+        self.layouts: dict[Buffer, str] = {}
         self._used |= dialect.keywords
+
+    def prepare(self, body: Stmt) -> None:
+        """Find out how the matrices lie that warps load."""
+        super().prepare(body)
+        self.layouts = fragments.layouts_of(body)
 
     def statement(self, s: Stmt) -> None:
         """Write one statement."""
         value = s.value if isinstance(s, Evaluate) else None
+        if isinstance(value, Intrinsic) and value.op in fragments.CALLS:
+            self.put(self.fragment_call(value))
+            self.forget()
+            return
         if isinstance(value, Intrinsic) and value.op == "tvm_storage_sync":
             self.put(self.dialect.barrier)
             self.forget()
@@ -60,8 +71,30 @@ class KernelWriter(VectorWriter):
         self.put(self.syntax.let(kind, name, self.dialect.threads[axis]))
         self.statement(s.body)
 
+    def fragment_call(self, e: Intrinsic) -> str:
+        """A call about matrices that a warp holds."""
+        made = fragments.CALLS[e.op](e, self.layouts)
+        self.helpers.texts.setdefault(made.name, guarded(made.text))
+        given = [
+            f"&{self.name(each[0])}[{self.text(each[1])}]"
+            if isinstance(each, tuple)
+            else self.text(each)
+            for each in made.args
+        ]
+        return f"{made.name}({', '.join(given)});"
+
     def allocate(self, buffer: Buffer) -> None:
-        """An array of the thread, or of its block."""
+        """An array of the thread, or of its block; matrices of a warp."""
+        if fragments.is_fragment(buffer):
+            if not self.dialect.matrices:
+                raise CompileError(
+                    f"kernel {self.symbol!r}: buffer {buffer.name!r} of scope {buffer.scope!r}: "
+                    f"kind {self.dialect.name!r} has no matrices of a warp"
+                )
+            name, text = fragments.helpers_of(buffer)
+            self.helpers.texts.setdefault(name, guarded(text))
+            self.put(fragments.declared(buffer, self.define(buffer)))
+            return
         if buffer in self.arrays:
             super().allocate(buffer)
             return
@@ -119,6 +152,11 @@ class KernelWriter(VectorWriter):
         """Threads call nothing of the host."""
         name = e.args[0].value if isinstance(e.args[0], StringImm) else ""
         raise CompileError(f"kernel {self.symbol!r}: a thread cannot call {name!r} of the host")
+
+
+def guarded(text: str) -> str:
+    """A helper function of matrices, unless something has written it before."""
+    return f"#ifndef EK_MATRICES\n{text}\n#endif"
 
 
 def free_things(body: Stmt) -> tuple[list[Buffer], list[Var]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ekiden.frontend.torch import special
 from ekiden.frontend.torch.adjoints import ADJOINTS, antialiased
 from ekiden.frontend.torch.fused import multi_head_attention, transformer_encoder_layer
+from ekiden.frontend.torch.incomplete_gamma import igamma, igammac
 from ekiden.frontend.torch.selections import SELECTIONS, broadcast
 
 SUM, MEAN, MAX = range(3)
@@ -209,6 +210,9 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.digamma.default: special.digamma,
     aten.erfc.default: special.erfc,
     aten.special_erfcx.default: special.erfcx,
+    aten.special_ndtri.default: special.ndtri,
+    aten.igamma.default: igamma,
+    aten.igammac.default: igammac,
     aten.erfinv.default: special.erfinv,
     aten.polygamma.default: special.polygamma,
     aten.special_zeta.default: special.zeta,

@@ -18,6 +18,7 @@ from ekiden.frontend.torch.converters import (
     fourier,
     image,
     index,
+    integer,
     linalg,
     linear,
     movement,
@@ -33,6 +34,7 @@ from ekiden.ir.extensions import note_extension
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
     backward, complex, fourier, linalg, random, vision, flex,
+    integer,
 )  # fmt: skip
 
 

@@ -57,6 +57,9 @@ def compute_inline(program: Program, realize: BlockRealize) -> PrimFunc:
             refuse(f"{step} {name!r}: block {each.block.name!r} hands it to a call", each)
 
     def change(e: PrimExpr) -> PrimExpr:
+        """A read of the buffer is what was stored there, with the block's variables as the indices
+        read say.
+        """
         if isinstance(e, BufferLoad) and e.buffer is buffer:
             given = {v: e.indices[n] for v, n in values.items()}
             return substitute(store.value, given)
@@ -105,6 +108,9 @@ def reverse_compute_inline(program: Program, consumer: BlockRealize) -> PrimFunc
     values, condition = _consumer_iterators(step, consumer, buffer, made)
 
     def change(e: PrimExpr) -> PrimExpr:
+        """A read of the buffer is the producer's value; variables of the consumer become indices of
+        the producer's store.
+        """
         if isinstance(e, BufferLoad) and e.buffer is buffer:
             return made.value
         return values.get(e, e) if isinstance(e, Var) else e

@@ -244,12 +244,17 @@ class _Hoist(StmtMutator):
         self._scope: list[For | LetStmt] = []
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
+        """What is inside may be named before the let only where it does not use its variable."""
         self._scope.append(stmt)
         new = super().visit_let(stmt)
         self._scope.pop()
         return new
 
     def visit_for(self, stmt: For) -> Stmt:
+        """Sums are regrouped first, so that their parts which the loop does not change stand
+        together; those are named before the loop, or before a loop around it which does not change
+        them either.
+        """
         regroup = _Regroup(stmt)
         body = regroup.visit(stmt.body)
         self._scope.append(stmt)

@@ -153,14 +153,20 @@ def _flat(convert: Converter) -> Converter:
 
 def _dropout(node: Node) -> Result:
     training = node.optional(2)
-    if training is not None and node.numbers(2, "training_mode").any():
-        return _random_dropout(node)
-    mask = op.full(const(True), node.shape(0), dtype="bool") if node.wants(1) else None
-    return [node.value(0), mask]
+    if training is None or (training.array is not None and not training.array.any()):
+        mask = op.full(const(True), node.shape(0), dtype="bool") if node.wants(1) else None
+        return [node.value(0), mask]
+    kept, drawn = _random_dropout(node)
+    if training.array is not None:
+        return [kept, drawn]
+    chosen = op.reshape(node.expr(2), ())  # at run time
+    data = op.where(chosen, kept, node.expr(0))
+    return [data, op.logical_or(drawn, op.logical_not(chosen))]
 
 
-def _random_dropout(node: Node) -> Result:
-    """In training: elements kept at random, made larger by as much as the others leave room."""
+def _random_dropout(node: Node) -> tuple[Expr, Expr]:
+    """In training: elements kept at random, made larger by as much as the others leave room; and
+    which these are."""
     kind = node.dtype(0)
     ratio: Expr = const(0.5, kind)
     if node.optional(1) is not None:
@@ -168,8 +174,7 @@ def _random_dropout(node: Node) -> Result:
     drawn = TupleGetItem(op.random.uniform(generator(node), node.shape(0), "float32"), 1)
     mask = op.greater_equal(drawn, op.cast(ratio, "float32"))
     scale = op.divide(number(node, 1), op.subtract(number(node, 1), ratio))
-    kept = op.where(mask, op.multiply(node.expr(0), scale), number(node, 0))
-    return [kept, mask]
+    return op.where(mask, op.multiply(node.expr(0), scale), number(node, 0)), mask
 
 
 def _lp_normalization(node: Node) -> Expr:
