@@ -67,15 +67,17 @@ def _split(node: Node) -> Expr | Value:
 
 
 def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
-    """Equal parts; the last is smaller where the axis does not divide."""
+    """Equal parts; since opset 18, which counts them itself, the last is smaller where the axis
+    does not divide.
+    """
     count = node.get_int("num_outputs", len(node.proto.output))
-    number = known(extent)
-    if number is None:
-        divided = tidy(extent // count)
+    if not node.has("num_outputs"):
         node.scope.require(prim.binary(prim.EQ, extent % count, 0))
-        return [divided] * count
-    part = -(-number // count)
-    return [*[part] * (count - 1), number - part * (count - 1)]
+        return [tidy(extent // count)] * count
+    part = tidy((extent + (count - 1)) // count)
+    last = tidy(extent - part * (count - 1))
+    node.scope.require(prim.binary(prim.GE, last, 0))
+    return [*[part] * (count - 1), last]
 
 
 def _slice_attributes(node: Node) -> Expr | Value:

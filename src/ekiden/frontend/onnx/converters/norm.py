@@ -76,8 +76,6 @@ def _normalized(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
             epsilon=epsilon,
         )
     count = product(shape[axis:])
-    if known(count) is None:
-        node.unsupported("normalised axes must have constant extents")
     flat = op.reshape(node.expr(0), (*shape[:axis], count), allowzero=True)
     scale, bias = (
         op.reshape(_full(node, i, shape[axis:], fill), (count,)) for i, fill in ((1, 1), (2, 0))
@@ -90,6 +88,8 @@ def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
     value = node.optional(index)
     if value is None:
         extents = shape if len(node.shape(1)) != len(shape) else node.shape(1)
+        if any(known(e) is None for e in extents):
+            return op.full(number(node, fill), extents, dtype=node.dtype(0))
         return const(np.full(as_ints(extents), fill, to_numpy(node.dtype(0))))
     have = value.type.shape
     if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
