@@ -111,6 +111,8 @@ def _slice_by_axes(node: Node) -> Expr:
     axes, rank = _axes_by_data(node, 3), node.rank(0)
 
     def spread(index: int, fill: int) -> Expr:
+        """A vector with the bound of every axis: input `index` at its axes, `fill` at the
+        others."""
         whole = const(np.full(rank, fill, np.int64))
         if node.optional(index) is None:
             return whole
@@ -281,12 +283,14 @@ def _space_to_depth(node: Node) -> Expr:
 
 def _cumulative(function: Callable[..., Expr]) -> Converter:
     def along(node: Node, axis: int) -> list[Value]:
+        """The running result along a known axis; backwards it is that of the reversed data."""
         backwards, exclusive = bool(node.get_int("reverse", 0)), bool(node.get_int("exclusive", 0))
         data = op.reverse(node.expr(0), axis=axis) if backwards else node.expr(0)
         total = function(data, axis=axis, exclusive=exclusive)
         return [node.value_of(op.reverse(total, axis=axis) if backwards else total)]
 
     def convert(node: Node) -> Value:
+        """The running result; for an axis that is data a choice among all axes."""
         if not _is_data(node, 1):
             axis = node.axis(int(node.numbers(1, "axis").item()), node.rank(0))
             return along(node, axis)[0]
