@@ -26,7 +26,7 @@ class RayExecutor(Executor):
             ) from error
         self._retries = retries
 
-    def submit(  # noqa: D102  # any arguments, as the base class has it
+    def submit(  # any arguments, as the base class has it
         self,
         function: Callable[..., object],
         /,
