@@ -36,7 +36,7 @@ def module() -> IRModule:
 
 
 # fmt: off
-THERE = "'llvm', 'c', 'cuda', 'opencl' and 'webgpu'"
+THERE = "'llvm', 'c', 'cuda', 'nvptx', 'opencl' and 'webgpu'"
 NO_METAL = f"there is no code generator for target kind 'metal'; there are {THERE}"
 THERE_ARE = (
     "x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu, riscv64-unknown-linux-gnu, "
