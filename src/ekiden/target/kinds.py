@@ -146,7 +146,7 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _OPENCL,
                asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
-    TargetKind("metal",     8, ("metal", "gpu"),      False, _OF_THREADS, True, _WARPS_OF_1),
+    TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_THREADS, True, _GPU),
     TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),
     TargetKind("webgpu",   15, ("webgpu", "gpu"),     True,  _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU),

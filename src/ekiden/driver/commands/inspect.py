@@ -42,7 +42,7 @@ from ekiden.topi.rule.families import given_decisions
 
 KERNEL_STAGES = {
     "tir": "", "llvm": "ll", "asm": "asm", "c": "c", "opencl": "opencl", "cuda": "cuda",
-    "wgsl": "webgpu", "ptx": "ptx",
+    "wgsl": "webgpu", "ptx": "ptx", "metal": "metal",
 }  # fmt: skip
 """Stage of a kernel -> the source of the target's code generator that shows it."""
 
