@@ -85,7 +85,8 @@ STEPS: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], tup
     "cache_inplace": (lambda: changed, lambda s: s.cache_inplace("c", 0, "local"),
                       ("c_local[v0, v1] = c[v0, v1]", "c[v0, v1] = c_local[v0, v1]")),
     "decompose_padding": (padded, lambda s: s.decompose_padding("b", s.get_loops("b")[0]),
-                          ("b[i_1, j_1] = 7.0", "in T.grid(6, 6):", "b[i_1, j_1] = a[i_1 - 1, j_1]")),
+                          ("b[i_1, j_1] = 7.0", "in T.grid(6, 6):",
+                           "b[i_1, j_1] = a[i_1 - 1, j_1]")),
     "decompose_padding inner": (
         padded, lambda s: s.decompose_padding("b", s.get_loops("b")[1]), ("T.where(",)
     ),
