@@ -218,6 +218,9 @@ class VirtualMachine:
         check_devices("benchmark", device, self.module.devices)
 
         def run(values: tuple[object, ...], count: int) -> float:
+            """Seconds of `count` calls, until their last result is there: devices work behind the
+            calls.
+            """
             start = time.perf_counter()
             for _ in range(count):
                 found = self._machine.invoke(func_name, *values)

@@ -70,6 +70,7 @@ def declare(
     def legalize(
         given: Attrs | None, inputs: Sequence[RelayExpr], types: Sequence[Type]
     ) -> RelayExpr:
+        """The expansion in operators of relay, under the signature of TVM's FTVMLegalize."""
         return expand(given, inputs, types)
 
     register_legalize(name, legalize, TABLE)

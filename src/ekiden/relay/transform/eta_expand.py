@@ -31,6 +31,9 @@ def _expand(root: RelayExpr, module: IRModule, constructors: bool, functions: bo
     new: dict[RelayExpr, RelayExpr] = {}
 
     def value_of(child: RelayExpr) -> RelayExpr:
+        """A constructor or global function that is a value becomes fn(x, ...) { f(x, ...) } of its
+        type.
+        """
         wanted = (constructors and isinstance(child, Constructor)) or (
             functions and isinstance(child, GlobalVar)
         )
@@ -56,6 +59,8 @@ def EtaExpand(expand_constructor: bool = True, expand_global_var: bool = False) 
     """The pass described at the top of this file, for constructors and (or) global functions."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module; global functions' types are those before the pass."""
+
         def one(body: RelayExpr) -> RelayExpr:
             return _expand(body, module, expand_constructor, expand_global_var)
 

@@ -135,6 +135,7 @@ def rebound(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer: Analyzer) -> S
     found: dict[int, PrimExpr] = {}
 
     def simplify(e: PrimExpr) -> PrimExpr:
+        """Simplified, and kept for the check that digits of one loop are still told as such."""
         if id(e) not in found:
             found[id(e)] = analyzer.simplify(e)
         return found[id(e)]
@@ -362,11 +363,13 @@ def fresh(root: Stmt, suffix: str) -> Stmt:
 
     class _Fresh(StmtMutator):
         def visit_for(self, stmt: For) -> Stmt:
+            """A loop variable of its own: two copies of a loop are two scopes."""
             new = Var(stmt.loop_var.name, stmt.loop_var.dtype)
             body = substitute(self.visit(stmt.body), {stmt.loop_var: new})
             return stmt.with_fields(loop_var=new, body=body)
 
         def visit_block(self, stmt: Block) -> Stmt:
+            """Iterators of its own, and a name of its own: blocks are found by name."""
             names = {i.var: Var(i.var.name, i.var.dtype) for i in stmt.iter_vars}
             iters = tuple(IterVar(names[i.var], i.extent, i.kind) for i in stmt.iter_vars)
             values: dict[Var, PrimExpr] = dict(names)

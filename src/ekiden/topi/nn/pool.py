@@ -130,6 +130,9 @@ def _combine(
     every_tap = list(product(*(range(size) for size in window.pool_size)))
 
     def body(*i: Var) -> PrimExpr:
+        """All taps one after the other where they are few (UNROLLED): vectors along the result then
+        have no inner loop; else a reduction.
+        """
         if len(every_tap) > UNROLLED:
             return reducer(load(i, variables), variables)
         values = (load(i, [as_dim(k) for k in taps]) for taps in every_tap)
@@ -144,6 +147,10 @@ def max_pool(window: Window) -> Tensor:
     lowest = te.identity("max", window.data.dtype)
 
     def load(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
+        """A tap: where each window holds the element nearest to any tap outside, that element
+        stands for it, and no comparison with the bounds of the data is needed; else the dtype's
+        least.
+        """
         if window.holds_its_nearest:
             return window.nearest(indices, taps)
         return window.load(indices, taps, lowest)
@@ -206,6 +213,9 @@ def _binned(
     taps, bounds = _bins(data, shape, axes)
 
     def body(*i: Var) -> PrimExpr:
+        """The elements of a bin, up to the longest bin's; those behind its end count as
+        `otherwise`.
+        """
         at, conditions = list[PrimExpr](i), []
         for n, axis in enumerate(axes):
             begin, end = bounds(i, n)
@@ -224,6 +234,7 @@ def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor
     _, bounds = _bins(data, shape, axes)
 
     def mean_of(*i: Var) -> PrimExpr:
+        """The sum of a bin divided by the number of its elements."""
         count: PrimExpr = const(1, "int64")
         for n in range(len(axes)):
             begin, end = bounds(i, n)
@@ -400,6 +411,9 @@ def pool_grad(
     zero = const(0, grads.dtype)
 
     def body(*i: Var) -> PrimExpr:
+        """The sum over the windows that cover an element: of its share of their gradient, or of
+        theirs whole where the window's first maximum is this tap.
+        """
         at, conditions, taps = list[PrimExpr](i), [], []
         for n, axis in enumerate(axes):
             # Window w covers this element if its tap (position - w * stride) is in [0, kernel).
@@ -432,6 +446,7 @@ def _first_maximum(window: Window) -> Tensor:
     count = functools.reduce(operator.mul, window.pool_size)
 
     def body(*i: Var) -> PrimExpr:
+        """The least flat tap whose value is the maximum."""
         flat: PrimExpr = as_dim(0)
         for size, tap in zip(window.pool_size, taps, strict=True):
             flat = flat * size + tap

@@ -67,15 +67,17 @@ def _split(node: Node) -> Expr | Value:
 
 
 def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
-    """Equal parts; the last is smaller where the axis does not divide."""
+    """Equal parts; since opset 18, which counts them itself, the last is smaller where the axis
+    does not divide.
+    """
     count = node.get_int("num_outputs", len(node.proto.output))
-    number = known(extent)
-    if number is None:
-        divided = tidy(extent // count)
+    if not node.has("num_outputs"):
         node.scope.require(prim.binary(prim.EQ, extent % count, 0))
-        return [divided] * count
-    part = -(-number // count)
-    return [*[part] * (count - 1), number - part * (count - 1)]
+        return [tidy(extent // count)] * count
+    part = tidy((extent + (count - 1)) // count)
+    last = tidy(extent - part * (count - 1))
+    node.scope.require(prim.binary(prim.GE, last, 0))
+    return [*[part] * (count - 1), last]
 
 
 def _slice_attributes(node: Node) -> Expr | Value:
@@ -99,6 +101,8 @@ def _slice_by_axes(node: Node) -> Expr:
     axes, rank = axes_by_data(node, 3), node.rank(0)
 
     def spread(index: int, fill: int) -> Expr:
+        """A vector with the bound of every axis: input `index` at its axes, `fill` at the
+        others."""
         whole = const(np.full(rank, fill, np.int64))
         if node.optional(index) is None:
             return whole
@@ -269,12 +273,14 @@ def _space_to_depth(node: Node) -> Expr:
 
 def _cumulative(function: Callable[..., Expr]) -> Converter:
     def along(node: Node, axis: int) -> Expr:
+        """The running result along a known axis; backwards it is that of the reversed data."""
         backwards, exclusive = bool(node.get_int("reverse", 0)), bool(node.get_int("exclusive", 0))
         data = op.reverse(node.expr(0), axis=axis) if backwards else node.expr(0)
         total = function(data, axis=axis, exclusive=exclusive)
         return op.reverse(total, axis=axis) if backwards else total
 
     def convert(node: Node) -> Expr | Value:
+        """The running result; for an axis that is data a choice among all axes."""
         if is_data(node, 1):
             return along_any(node, 1, node.rank(0), partial(along, node))
         return along(node, node.axis(int(node.numbers(1, "axis").item()), node.rank(0)))

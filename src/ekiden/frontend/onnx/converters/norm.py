@@ -44,6 +44,7 @@ def _batch_norm_training(node: Node) -> Result:
     momentum = node.get_float("momentum", np.float32(0.9))
 
     def moved(old: Expr, new: Expr) -> Expr:
+        """old * momentum + new * (1 - momentum): ONNX's momentum is what is kept."""
         dtype = node.typed(old).dtype
         kept = op.multiply(old, const(momentum, dtype))
         return op.add(kept, op.multiply(new, const(1 - momentum, dtype)))
@@ -76,8 +77,6 @@ def _normalized(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
             epsilon=epsilon,
         )
     count = product(shape[axis:])
-    if known(count) is None:
-        node.unsupported("normalised axes must have constant extents")
     flat = op.reshape(node.expr(0), (*shape[:axis], count), allowzero=True)
     scale, bias = (
         op.reshape(_full(node, i, shape[axis:], fill), (count,)) for i, fill in ((1, 1), (2, 0))
@@ -90,6 +89,8 @@ def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
     value = node.optional(index)
     if value is None:
         extents = shape if len(node.shape(1)) != len(shape) else node.shape(1)
+        if any(known(e) is None for e in extents):
+            return op.full(number(node, fill), extents, dtype=node.dtype(0))
         return const(np.full(as_ints(extents), fill, to_numpy(node.dtype(0))))
     have = value.type.shape
     if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
@@ -135,6 +136,9 @@ def _flat(convert: Converter) -> Converter:
     """Before opset 13: all axes from `axis` on are one."""
 
     def flat(node: Node) -> Result:
+        """The operator on [.., all axes from `axis` on], and its result in the shape again; axes of
+        1 need neither.
+        """
         shape = node.shape(0)
         axis = node.axis(node.get_int("axis", 1), len(shape))
         if all(known(d) == 1 for d in shape[axis + 1 :]):

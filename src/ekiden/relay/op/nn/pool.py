@@ -67,6 +67,8 @@ def _pool_relation(
     name: str, kind: type[PoolAttrs]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The pooled shape. Raises TypeInferenceError for data of another rank than the
+        layout's."""
         (data,) = tensors(name, types, 1)
         wanted = attrs_of(kind, attrs)
         rank_is(name, data, len(attempt(name, parse, wanted.layout)), "data")
@@ -118,6 +120,9 @@ def _max_reference(name: str) -> Callable[[MaxPoolAttrs, Array], Array]:
 
 def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
     def reference(attrs: AvgPoolAttrs, data: Array) -> Array:
+        """Sums divided by how many elements of each window count: the same windows are summed over
+        ones, of the padded extent where the padding counts.
+        """
         extents = _extents(name, attrs, data)
         windows = _windows(attrs, data, 0, extents)
         trailing = tuple(range(data.ndim, windows.ndim))
@@ -288,6 +293,7 @@ class AdaptivePool2DAttrs(Attrs):
 
 def _global_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The data's shape with 1 in the place of each spatial axis."""
         (data,) = tensors(name, types, 1)
         layout = attrs_of(GlobalPool2DAttrs, attrs).layout
         axes = attempt(name, spatial, layout)
@@ -304,6 +310,7 @@ def _global_reference(
     function: Callable[..., Array],
 ) -> Callable[[GlobalPool2DAttrs, Array], Array]:
     def reference(attrs: GlobalPool2DAttrs, data: Array) -> Array:
+        """The reduction over the spatial axes, in the data's dtype."""
         return np.asarray(function(data, axis=spatial(attrs.layout), keepdims=True)).astype(
             data.dtype
         )
