@@ -111,6 +111,7 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
     """
 
     def add(convert: Converter) -> Converter:
+        """Sets the converter, and has it remembered as the user's own."""
         if _key(name) in TABLE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         note_extension(convert)

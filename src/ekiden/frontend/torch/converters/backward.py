@@ -119,6 +119,7 @@ def _max_pool(rank: int) -> Converter:
     """Each gradient added at the flat place of its maximum, which is the last argument."""
 
     def convert(node: Node, grad: Value, x: Value, *given: object) -> Expr:
+        """A scatter into zeros that adds, as windows may share their maximum."""
         places = given[-1]
         assert isinstance(places, Value)
         shape, dtype = x.type.shape, x.type.dtype
