@@ -116,9 +116,7 @@ def results(exe: ekiden.Executable, feed: Feed) -> list[np.ndarray]:
     return [np.asarray(o) for o in (found if isinstance(found, tuple) else (found,))]
 
 
-def difference(
-    a: Sequence[np.ndarray], b: Sequence[np.ndarray], tolerance: Sequence[float]
-) -> str:
+def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], tolerance: Sequence[float]) -> str:
     """Whether two runs agree."""
     relative, absolute, of_largest = (*tolerance, 0.0, 0.0)[:3]
     for x, y in zip(a, b, strict=True):

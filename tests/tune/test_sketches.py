@@ -19,7 +19,8 @@ from ekiden.tune import Candidate, Measurer, Session, Task, schedule_task, te_ta
 from ekiden.tune import te_workload as of
 from ekiden.tune.program import DEFAULT
 from ekiden.tune.rules import RULES
-from ekiden.tune.sketch import TraceSpace, sketches
+from ekiden.tune.sketch import TraceSpace, block_names, sketches
+from ekiden.tune.untuned import modelled
 from long_runs import alike
 
 SMALL: dict[str, Callable[[], of.Tensors]] = {
@@ -126,6 +127,17 @@ def test_a_device_has_blocks_and_threads(opencl: Device) -> None:
         np.testing.assert_allclose(arrays[-1].numpy(), a @ b, rtol=1e-4, atol=1e-4)
         shares += "barrier(" in module.get_source("opencl")
     assert shares == 1
+
+
+@pytest.mark.parametrize("cpu", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_without_search_sums_of_products_are_tiles(cpu: str) -> None:
+    target = Target(f"llvm -mcpu={cpu}")
+    for tensors in (of.matmul(1, 12, 64, 32), of.conv2d(1, 12, 4, 32, 3, 1, 1), doubled()):
+        func = te.create_prim_func(tensors)
+        untuned = modelled(func, block_names(func), target)
+        assert untuned is not None and 'scope="register"' in untuned.script()
+    func = te.create_prim_func(of.softmax(32, 32))
+    assert modelled(func, block_names(func), target) is None
 
 
 def test_numbers_are_changed_crossed_and_refused() -> None:

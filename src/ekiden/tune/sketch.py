@@ -38,7 +38,7 @@ def sketches(func: PrimFunc, target: Target, rules: Sequence[Rule] = ()) -> list
     sampled numbers are random. Rules may refuse: then a block stays as it is."""
     first = tir.Schedule(func, seed=1, error_render_level="none")
     partial = [("", first)]
-    for block in reversed(_names(first)):
+    for block in reversed(block_names(func)):
         following = [
             (f"{name} {step}".strip(), made)
             for name, schedule in partial
@@ -58,7 +58,9 @@ def _applied(
     return [("", schedule)]
 
 
-def _names(schedule: tir.Schedule) -> list[str]:
+def block_names(func: PrimFunc) -> list[str]:
+    """The blocks of a program, producers first."""
+    schedule = tir.Schedule(func)
     blocks: list[BlockRV] = []
     waiting = list(schedule.get_output_blocks())
     while waiting:
