@@ -1,7 +1,9 @@
 """Index every buffer by one element offset.
 
+t: float32[64, 32]      t[i, 31 - j] = A[i, j]   ->   t[i * 32 - j + 31] = A[i * 32 + j]
+
 An access with one index is flat already, whatever the buffer's shape: schedule rules may write flat
-accesses directly.
+accesses directly. Everything is simplified on the way.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import FloatImm, IntImm, Intrinsic, PrimExpr, Var, const
+from ekiden.ir.prim import FloatImm, IntImm, Intrinsic, PrimExpr, Var, cast, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import BufferStore, Prefetch, PrimFunc, Stmt
@@ -28,6 +30,22 @@ def flat_index(buffer: Buffer, indices: Sequence[PrimExpr]) -> PrimExpr:
     for index, extent in zip(indices, buffer.shape, strict=True):
         total = _plus(total * broadcast(extent, dt.lanes(total.dtype)), index)
     return total
+
+
+def _laid_out(e: Intrinsic) -> PrimExpr:
+    """How a region lies, of which the address is flat: its first element, or a stride."""
+    region = e.args[0]
+    assert isinstance(region, BufferAddress), e
+    if e.op == "region_offset":
+        return cast(region.indices[0], e.dtype)
+    axis, buffer = e.args[1], region.buffer
+    assert isinstance(axis, IntImm), e
+    if buffer.strides:
+        return cast(buffer.strides[axis.value], e.dtype)
+    size: PrimExpr = const(1, e.dtype)
+    for extent in buffer.shape[axis.value + 1 :]:
+        size = size * extent
+    return size
 
 
 def _plus(total: PrimExpr, index: PrimExpr) -> PrimExpr:
@@ -63,11 +81,16 @@ class _Flatten(Simplifier):
             return self.values.get(expr, expr)
         if isinstance(expr, BufferLoad) and len(expr.indices) != 1:
             return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
+        if isinstance(expr, Intrinsic) and expr.op in ("region_offset", "region_stride"):
+            return _laid_out(expr)
         if isinstance(expr, BufferAddress) and len(expr.indices) > 1:
             return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
         return expr
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """One index for an element. What updates a register has one already, and nothing to
+        simplify.
+        """
         if _updates_register(stmt):
             return stmt
         return super().visit_store(
@@ -75,6 +98,7 @@ class _Flatten(Simplifier):
         )
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
+        """One index for the place."""
         return super().visit_prefetch(
             stmt.with_fields(indices=(flat_index(stmt.buffer, stmt.indices),))
         )

@@ -92,6 +92,7 @@ def Filter(fcond: Callable[[PrimFunc], bool]) -> Pass:  # noqa: N802
     """A pass that keeps the loop programs for which a condition holds, and all other functions."""
 
     def keep(module: IRModule, context: PassContext) -> IRModule:
+        """The module without the loop programs that the condition does not hold for."""
         kept = {
             name: f
             for name, f in module.functions.items()

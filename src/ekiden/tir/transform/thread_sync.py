@@ -6,8 +6,7 @@
                                              wait                        # until all have written
                                              c[tx] += sum(a_shared)
 
-Memory of scope "shared" alone; a buffer counts as a whole. A kernel that has barriers already is
-its writer's, and left as it is.
+Memory of scope "shared" alone; a buffer counts as a whole. Barriers that stand there count.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def is_thread_loop(stmt: Stmt) -> bool:
 
 def thread_sync(func: PrimFunc) -> PrimFunc:
     """The function with barriers. Raises CompileError where some threads alone would wait."""
-    if any(map(is_barrier, walk(func.body))) or _Open.of(func.body) == _Open():
+    if _Open.of(func.body) == _Open():
         return func
     return func.with_fields(body=_Sync(func.name).visit(func.body))
 
@@ -107,6 +106,9 @@ class _Sync(StmtMutator):
 
     def visit(self, stmt: Stmt) -> Stmt:
         """What is inside first; what has nothing inside may have to wait."""
+        if is_barrier(stmt):
+            self._open = _Open()
+            return stmt
         if isinstance(stmt, SeqStmt):
             return seq(*map(self.visit, stmt.seq))
         if sub_statements(stmt):
@@ -192,12 +194,15 @@ class _Sync(StmtMutator):
             if isinstance(stmt, (For, While)) and not is_thread_loop(stmt):
                 turn = inside.visit(turn)
             inside._open = _Open() if isinstance(stmt, IfThenElse) else inside._open
+        does = _Open.of(stmt)
         if inside._added:
+            names = ", ".join(sorted({repr(b.name) for b, _ in does.writes}))
             raise CompileError(
-                f"kernel {self._name!r}: threads would have to wait for each other where not all"
-                " of them come: in a condition or a loop that depends on the thread"
+                f"kernel {self._name!r}: threads would have to wait for each other between uses of"
+                f" {names} where not all of them come: in a condition or a loop that depends on the"
+                " thread"
             )
-        return self._after_barrier(stmt, _Open.of(stmt))
+        return self._after_barrier(stmt, does)
 
 
 __all__ = ["thread_sync"]

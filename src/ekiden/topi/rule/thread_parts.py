@@ -53,6 +53,7 @@ class Group:
         """An expression over tensors at values of its variables."""
 
         def change(e: PrimExpr) -> PrimExpr:
+            """A variable's value; a read of a tensor as a load from its buffer."""
             if isinstance(e, Var):
                 return places.get(e, e)
             if isinstance(e, ProducerLoad):
