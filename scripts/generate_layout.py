@@ -90,6 +90,9 @@ def _union(known: dict[str, Layout], width: int) -> object:
     """Stands for a union, as wide as its widest member."""
 
     def replace(found: re.Match[str]) -> str:
+        """The type that stands for a union: of what may lie in it only the width matters to
+        readers.
+        """
         declared = filter(None, map(str.strip, found[1].split(";")))
         parts = [part for each in declared for part in _members(each, known, width)]
         return {4: "int32_t", 8: "int64_t"}[max(size for _, size, _ in parts)]

@@ -136,6 +136,8 @@ def moved(text: str, source: str, place: str) -> str:
     here = posixpath.dirname(place) or "."
 
     def link(found: re.Match[str]) -> str:
+        """One link as the site has it: to a copied file's page, relative to this one; others
+        stay."""
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
         if (outside := target(found[1], source)) is not None:
             path = f"docs/{page_of(outside)}"

@@ -109,6 +109,33 @@ def test_variables_can_be_bound_in_tvms_ways() -> None:
     assert analyzer.modular_set(X * 4 + 3) == (4, 3)
 
 
+@pytest.mark.parametrize(
+    ("expr", "first", "then"),
+    [
+        (X // 4, (0, 1), (-3, 24)),
+        (X % 16, (0, 7), (0, 15)),
+        (minimum(X, Y), (0, 7), (-10, 7)),
+        (maximum(X // 4, X % 3), (0, 2), (0, 24)),
+        (Z // 2, (0, 3), (0, 49)),
+    ],
+)
+def test_a_variable_may_get_more_values(
+    expr: PrimExpr, first: tuple[int, int], then: tuple[int, int]
+) -> None:
+    analyzer = Analyzer()
+    analyzer.bind(X, 0, 8)
+    analyzer.bind(Y, 0, 8)
+    analyzer.bind(Z, 0, X + 1)
+    assert analyzer.const_int_bound(expr) == first
+    analyzer.bind(X, -10, 110)
+    assert analyzer.const_int_bound(expr) == then
+    analyzer.update(X, ConstIntBound(0, 7), override=True)
+    assert analyzer.const_int_bound(X // 8) == (0, 0)
+    analyzer.update(X, ConstIntBound(0, 99), override=True)
+    assert analyzer.const_int_bound(X // 8) == (0, 12)
+    assert not analyzer.can_prove(X // 8 <= 11)
+
+
 def test_three_ways_to_simplify() -> None:
     analyzer = Analyzer()
     mixed = minimum(minimum(X, Y), X) + X - X

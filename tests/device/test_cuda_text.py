@@ -27,7 +27,8 @@ from ekiden.runtime.layout import Section
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, seq
-from ekiden.topi.rule.thread_parts import BARRIER, bound
+from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.topi.rule.thread_parts import bound
 
 GPU = os.environ.get("EKIDEN_TEST_CUDA") == "1"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")

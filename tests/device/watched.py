@@ -17,7 +17,8 @@ from ekiden.target import Target
 from ekiden.te.prim_func import allocated
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, Stmt, seq
-from ekiden.topi.rule.thread_parts import BARRIER, bound
+from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.topi.rule.thread_parts import bound
 
 THREADS = 8
 OUT = Buffer("out", (const(THREADS),), "float32")

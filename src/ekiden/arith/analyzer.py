@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
 from ekiden.arith import modular, poly
-from ekiden.arith.canonical import EVERYTHING, Bound, CanonicalForm, is_number
+from ekiden.arith.canonical import (
+    EVERYTHING,
+    Bound,
+    CanonicalForm,
+    Interval,
+    is_number,
+    natural_bound,
+)
 from ekiden.arith.former import Former
 from ekiden.arith.int_set import IntervalSet, eval_set, interval
 from ekiden.arith.modular import ModularSet
@@ -90,7 +97,7 @@ class Analyzer(CanonicalForm):
             self._forget()
         number = self._variable(var)
         self._ranges[number] = (low, high)
-        self._atoms[number].bound = (self._bound(low)[0], self._bound(high)[1])
+        self._set_bound(number, (self._bound(low)[0], self._bound(high)[1]))
 
     def _forget(self) -> None:
         """Drop what was found out about expressions; atoms keep their numbers."""
@@ -98,12 +105,66 @@ class Analyzer(CanonicalForm):
         self._alive = []
         self._rewritten = {}
 
+    def _set_bound(self, number: int, bound: Interval) -> None:
+        """Say what values a variable has. Bounds of atoms over it that were found before hold for
+        fewer values too; for others they are found again.
+        """
+        atom = self._atoms[number]
+        (low, high), atom.bound = atom.bound, bound
+        if not (low <= bound[0] and bound[1] <= high):
+            self._widen(number)
+
+    def _widen(self, number: int) -> None:
+        """Find again the bounds of all atoms over a variable that may have more values than before.
+
+        First each of them may have any value, so that no bound of one that is still to be found
+        decides that of another; then they are found in the order of their numbers, in which what
+        an atom is made of comes before it.
+        """
+        variables = self._ranged_over(number)
+        touched = [n for n in range(len(self._atoms)) if self._is_over(n, variables)]
+        for n in touched:
+            self._atoms[n].bound = natural_bound(self._atoms[n].expr)
+        for v in variables:
+            if v != number:
+                low, high = self._ranges[v]
+                self._atoms[v].bound = self._bound(low)[0], self._bound(high)[1]
+        keys = {n: key for key, n in self._numbers.items()}
+        for n in touched:
+            self._atoms[n].bound = self._found_again(n, keys[n])
+
+    def _ranged_over(self, number: int) -> list[int]:
+        """A variable, and those whose ranges have it in their ends, or one of these."""
+        found = [number]
+        for one in found:
+            for other, ends in self._ranges.items():
+                inside = {a for end in ends for m in end for a in m}
+                if other not in found and any(a == one or self._mentions(a, one) for a in inside):
+                    found.append(other)
+        return found
+
+    def _is_over(self, number: int, variables: Sequence[int]) -> bool:
+        return any(self._mentions(number, v) for v in variables)
+
+    def _found_again(self, number: int, key: object) -> Interval:
+        """The bound of an atom's expression under what is known now: that of its normal form, made
+        as if the atom were not there. What that leaves behind is dropped.
+        """
+        atoms, numbers, terms = len(self._atoms), dict(self._numbers), dict(self._terms)
+        self._forget()
+        del self._numbers[key]
+        bound = self._bound(self._poly(self._atoms[number].expr))
+        self._forget()
+        del self._atoms[atoms:]
+        self._numbers, self._terms = numbers, terms
+        return bound
+
     def update(self, var: Var, bound: ConstIntBound, override: bool = False) -> None:
         """Say what values a variable has. TVM: `Analyzer.update` with a ConstIntBound."""
         self._forget()
-        atom = self._atoms[self._variable(var)]
-        low, high = EVERYTHING if override else atom.bound
-        atom.bound = max(low, bound[0]), min(high, bound[1])
+        number = self._variable(var)
+        low, high = EVERYTHING if override else self._atoms[number].bound
+        self._set_bound(number, (max(low, bound[0]), min(high, bound[1])))
 
     @contextmanager
     def constraint_scope(self, constraint: PrimExpr) -> Iterator[None]:

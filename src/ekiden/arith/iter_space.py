@@ -128,6 +128,9 @@ def inverse_affine_iter_map(
     analyzer = Analyzer()
 
     def spread(total: IterSum, value: PrimExpr) -> None:
+        """Takes a value apart into the digits of its iterators, lowest last, and adds each part to
+        what is known of the iterator that it comes from. Only the highest digit needs no remainder.
+        """
         for n, split in enumerate(total.args):
             digit = value // split.scale if split.scale != 1 else value
             digit = digit % split.extent if n > 0 else digit  # the highest has nothing above it
@@ -218,6 +221,10 @@ class _Divider:
         low, extent = split.lower_factor, split.extent
 
         def digit(of: IterSum, whole: Size, lower: Size, size: Size) -> IterSum:
+            """Of an iterator of `whole` values the digit of `size` values above `lower` of them;
+            the iterator itself where that is all of it. A digit of a digit is one of the same
+            source, further up.
+            """
             if lower == 1 and numbers.equal(size, whole):
                 return of
             single = of.args[0] if len(of.args) == 1 and of.args[0].scale == 1 else None

@@ -48,6 +48,9 @@ def register_external(compiler: str, codegen: Codegen) -> None:
     note_extension(codegen)
 
     def make(symbol: str, metadata: str) -> Kernel:
+        """The kernel of a function that an executable keeps as JSON, compiled again on this
+        machine.
+        """
         function = load_json(kept_for(symbol, metadata))
         assert isinstance(function, Function)
         return codegen(function)
@@ -69,6 +72,9 @@ def _registered_as_in_tvm(compiler: str) -> bool:
         return False
 
     def codegen(function: Function) -> Kernel:
+        """The function of the symbol in the module that TVM's generator made. Raises CompileError
+        where it gave something else.
+        """
         symbol, made = str(function.attr("global_symbol")), make(function)
         if not isinstance(made, Module):
             given = type(made).__name__

@@ -195,6 +195,7 @@ def _leave_parent(watched: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def watch() -> None:
+        """Ends the child's whole group when the parent is gone, however it ended."""
         with suppress(OSError):
             os.read(watched, 1)  # nothing is ever written: it returns when the parent is gone
         os.killpg(0, signal.SIGKILL)

@@ -225,10 +225,13 @@ def _takes_examples(model: Model) -> bool:
 
 
 def _are_examples(given: Targets | Sequence[object]) -> bool:
-    """Whether what stands in the place of targets is a sequence of anything else, or of nothing."""
+    """Whether what stands in the place of targets is a sequence of anything else, of numbers, which
+    are no targets by themselves, or of nothing.
+    """
     if not isinstance(given, (list, tuple)):
         return False
-    return not given or not all(map(_says_targets, given))
+    are_numbers = all(isinstance(each, (int, float)) for each in given)
+    return are_numbers or not all(map(_says_targets, given))
 
 
 def _says_targets(each: object) -> bool:
@@ -281,8 +284,8 @@ def records_config(records: RecordsLike) -> dict[str, object]:
             return {}
         records = list(given)
     reader = import_module("ekiden.tune.records")
-    best = reader.records_of(records).best()
-    return {RECORDS: {key: [r.rule, r.choice] for key, r in best.items()}} if best else {}
+    found = reader.records_of(records).by_sizes()
+    return {RECORDS: found} if found else {}
 
 
 def _compiler() -> Any:  # noqa: ANN401
@@ -328,6 +331,7 @@ def compile_fastest(
     auto = import_module("ekiden.driver.auto_devices")
 
     def compiled(targets: Targets) -> runtime.Executable:
+        """The executable for some targets, whose times are compared."""
         made = compile_artifact(model, targets, options, executor, progress)
         if isinstance(made, runtime.Executable):
             return made

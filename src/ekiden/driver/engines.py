@@ -40,6 +40,7 @@ def _compiler(target: Target) -> Callable[[IRModule], Callable[[Sequence[Array]]
     """What makes of a region something that runs, for the target."""
 
     def compile(module: IRModule) -> Callable[[Sequence[Array]], object]:
+        """The region compiled for the target, none of it handed to the engine again."""
         with with_options({ENGINE: ""}):
             code = compile_to_bytes(module, target)
         machine = runtime.VirtualMachine(runtime.Executable.from_bytes(code))

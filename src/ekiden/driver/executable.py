@@ -87,6 +87,9 @@ class Held:
         known = weakref.ref(self)
 
         def become(raw: runtime.Executable) -> None:
+            """The faster program takes the place of this one, if anybody still holds it: the
+            upgrade's thread must not keep it alive.
+            """
             found = known()
             if found is not None:
                 found._replace(raw)
@@ -230,6 +233,9 @@ class Executable:
         known: list[tuple[Program, list[object]]] = []
 
         def call() -> object:
+            """A run; results that are written to their places are planned again after an upgrade,
+            as another program may hold its results elsewhere.
+            """
             program = self._program
             if not known or known[0][0] is not program:
                 direct = [] if places is None else self._direct(program, places, values)

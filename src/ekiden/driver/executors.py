@@ -83,6 +83,7 @@ class DebugExecutor(Executor):
         machine = Interpreter(module)
 
         def run(*args: object, **named: object) -> Result:
+            """One run of `main` by the interpreter; arguments by position or by name."""
             given = _arrange(main, args, named)
             value = machine.evaluate(main, *map(_to_value, given))
             return _to_result(value, machine)
@@ -128,6 +129,9 @@ class GraphExecutor(Executor):
         set_input, get_output, start = (graph[n] for n in ("set_input", "get_output", "run"))
 
         def run(*args: object, **named: object) -> Result:
+            """One run: inputs converted to their dtypes, results gathered in the shape of main's
+            type.
+            """
             for index, value in enumerate(_arrange(main, args, named)):
                 given = _of_dtype(_to_argument(value), main.params[index])
                 set_input(index, runtime.tensor(given))  # type: ignore[arg-type]

@@ -170,6 +170,9 @@ def _write_object(order: _Order) -> None:
 
 def _write_c(order: _Order) -> None:
     def write(file: Writer) -> None:
+        """The source, and behind it the executable as numbers, 65,536 to a line: a table of all
+        bytes' texts and one join a line, as a model has hundreds of megabytes.
+        """
         file.write(_source(order.content, None).encode())
         file.write(b"\n_Alignas(64) SHOWN const unsigned char __ek_executable[] = {\n")
         rows = np.frombuffer(order.data, np.uint8)
@@ -195,6 +198,7 @@ def _write_archive(order: _Order) -> None:
         texts |= {f"{folder}/{p.name}": p.read_bytes() for p in sorted(path.iterdir())}
 
     def write(file: Writer) -> None:
+        """The files one after the other, as they stream to a place that need not be seekable."""
         with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]  # all it does is write
             for name, data in texts.items():
                 about = tarfile.TarInfo(f"{stem}/{name}")

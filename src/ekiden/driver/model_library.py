@@ -96,6 +96,7 @@ def export_model_library_format(program: MicroProgram, file_name: PathName) -> P
     files = library_files(program)
 
     def write(file: Writer) -> None:
+        """The files under `./`, as TVM's archives have them."""
         with tarfile.open(fileobj=cast(Any, file), mode="w|", format=tarfile.GNU_FORMAT) as archive:
             for path, data in files.items():
                 about = tarfile.TarInfo(f"./{path}")

@@ -127,6 +127,7 @@ def _compile(model: onnx.ModelProto) -> Runner:
     executable = compile(model)
 
     def run(feed: Mapping[str, Array]) -> list[Array]:
+        """Outputs in the model's order, as NumPy arrays of their own."""
         found = executable(**feed)
         values = found if isinstance(found, tuple) else (found,)
         return [np.asarray(value.numpy()) for value in values]

@@ -76,6 +76,9 @@ def _runner(module: IRModule) -> Callable[[Mapping[str, object]], Sequence[Array
     kinds: dict[str, Any] = {each.name_hint: each.checked_type for each in main.params}
 
     def run(sample: Mapping[str, object]) -> list[Array]:
+        """One sample, its values converted to the dtypes of the parameters. Raises InputError where
+        it lacks a parameter.
+        """
         missing = [name for name in kinds if name not in sample]
         if missing:
             got = ", ".join(f"'{name}'" for name in sample)
@@ -101,6 +104,7 @@ def calibrate(dataset: Dataset | None = None) -> Callable[[IRModule, object], IR
     samples = None if dataset is None else list(dataset)
 
     def transform(module: IRModule, context: object = None) -> IRModule:
+        """The pass: (module, context) -> module; the context is not asked."""
         config = current_qconfig()
         if not MODES[config.calibrate_mode]:
             return with_steps(module, config, {})

@@ -26,6 +26,7 @@ def on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Result:
     context = contextvars.copy_context()
 
     def run() -> None:
+        """In the thread: what comes of the call, or what it raised, goes to the one that waits."""
         try:
             done.append(context.run(function, argument))
         except BaseException as error:

@@ -168,6 +168,7 @@ def find_breaking_pass(
     """
 
     def run(count: int) -> tuple[bool, list[str]]:
+        """(whether the module is right after `count` passes, the names of those that ran)."""
         stop = StopAfter(count)
         try:
             with PassContext(opt_level=PassContext.current().opt_level, instruments=[stop]):

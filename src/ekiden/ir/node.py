@@ -112,6 +112,9 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
     """
 
     def register(cls: type[_N]) -> type[_N]:
+        """The class with slots, an initializer of its own fields and its place in NODE_TYPES.
+        Raises ValueError when the key is taken.
+        """
         made = dataclasses.dataclass(slots=True, init=False, eq=False, repr=False)(cls)
         if "__init__" not in vars(cls):
             made.__init__ = _initializer(made)  # type: ignore[method-assign]

@@ -168,6 +168,8 @@ class Sequential(Pass):
         members = tuple(get_pass(p) if isinstance(p, str) else p for p in passes)
 
         def run_all(module: IRModule, context: PassContext) -> IRModule:
+            """The members in order. Raises PassError where one that is needed was disabled by
+            name."""
             for each in members:
                 if each.reason and each.name in context.disabled_pass:
                     why = f"the sequence {name!r} needs it {each.reason}"
@@ -184,6 +186,7 @@ def PrintIR(header: str = "", show_meta_data: bool = False) -> Pass:  # noqa: N8
     """A pass that prints the module to the standard error stream and gives it as it is."""
 
     def show(module: IRModule, context: PassContext) -> IRModule:
+        """Prints and passes on."""
         text = module.astext(show_meta_data=show_meta_data)
         print(f"PrintIR({header}):\n{text}", file=sys.stderr)
         return module
@@ -212,6 +215,9 @@ def _decorator(
         return kind(name or label, make(run), opt_level, tuple(required or ()))
 
     def decorate(decorated: PassFunction | type) -> object:
+        """A pass of a function; of a class, something that makes a pass from the class's own
+        arguments. Raises PassError where the class lacks the method.
+        """
         if not inspect.isclass(decorated):
             return one(decorated, decorated.__name__)
         if not hasattr(decorated, method):
@@ -274,7 +280,12 @@ def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
     """
 
     def make(run: Callable[..., object]) -> Transform:
+        """A pass over modules from one over functions."""
+
         def transform(module: IRModule, context: PassContext) -> IRModule:
+            """The module with each function of the kind replaced by what the pass gives for it.
+            Raises PassError for what is no function.
+            """
             made: dict[object, BaseFunc] = {}
             for name, function in module.functions.items():
                 skips = not isinstance(function, kind) or _attribute(function, "SkipOptimization")

@@ -169,6 +169,9 @@ class Calls:
         known: dict[str, int] = {}
 
         def below(name: str, above: tuple[str, ...]) -> int:
+            """The most stack, in bytes, that a call of `name` takes with all that it calls. `above`
+            is the chain of callers. Raises ExportError where a function calls itself.
+            """
             if name in above:
                 raise ExportError(f"footprint: {name} calls itself: its stack has no bound")
             own = self.stack.get(name)

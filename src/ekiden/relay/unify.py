@@ -44,6 +44,7 @@ def substitute_dims(kind: Type, dims: Dims) -> Type:
         return kind
 
     def replace(at: Type) -> Type:
+        """A tensor type over the new dimensions; the same object where none changed."""
         if not isinstance(at, TensorType):
             return at
         shape = tuple(
@@ -125,6 +126,7 @@ class Unifier:
             return kind
 
         def replace(at: Type) -> Type:
+            """What stands for a hole, and in that for its holes."""
             if isinstance(at, IncompleteType):
                 found = self.shallow(at)
                 return found if found is at else self.resolve(found)

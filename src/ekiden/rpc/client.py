@@ -87,6 +87,9 @@ class RPCSession:
         ends: deque[int] = deque()
 
         def requests() -> Iterator[Request]:
+            """A request for each piece; an empty file is one empty piece, so that it is made at
+            all.
+            """
             at = 0
             for piece in pieces:
                 ends.append(at + len(piece))
@@ -97,6 +100,7 @@ class RPCSession:
                 yield Kind.UPLOAD, (name, 0, b"")
 
         def take(answer: object) -> None:
+            """Reports how far the file has arrived: answers come in the order of the requests."""
             done = ends.popleft()
             if progress is not None:
                 progress(done, size)

@@ -159,6 +159,9 @@ class Endpoint:
             return places[0]
 
         def take(answer: object) -> None:
+            """Goes on to the next piece. An answer is right if it lies where it was wanted: one of
+            another size was put elsewhere.
+            """
             nonlocal begin, is_whole
             is_whole = is_whole and answer is places[0]
             begin = min(begin + step, len(to))

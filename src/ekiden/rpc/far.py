@@ -121,6 +121,9 @@ class RemoteModule(_Remote):
             )
 
         def evaluate(*args: object) -> BenchmarkResult:
+            """Measures one call with `args`, which crosses once; the times come as little-endian
+            float64 in seconds, one for each repeat.
+            """
             times = self.endpoint.request(
                 Kind.TIME, self.handle, func_name, number, repeat, min_repeat_ms,
                 limit_zero_time_iterations, cooldown_interval_ms, repeats_to_cooldown,
@@ -247,6 +250,9 @@ class RemoteTensor(_Remote):
         data, ends = _raw(source.contiguous()).data, deque[int]()
 
         def requests() -> Iterator[Request]:
+            """A request for each piece, the largest that the other side takes (64 bytes for its
+            header).
+            """
             step = min(self.endpoint.peer_limit - 64, PIECE)
             for at in range(0, self.nbytes, step):
                 piece = data[at : at + step]
@@ -254,6 +260,7 @@ class RemoteTensor(_Remote):
                 yield Kind.WRITE, (self.handle, at, piece)
 
         def take(answer: object) -> None:
+            """Reports how much has arrived: answers come in the order of the requests."""
             done = ends.popleft()
             if progress is not None:
                 progress(done, self.nbytes)

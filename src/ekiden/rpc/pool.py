@@ -100,6 +100,9 @@ async def _serve(
     listener: socket.socket, serve: Callable[[Peer], Awaitable[None]], secret: Key | None
 ) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection: it proves that it knows the secret before anything it says is read; what
+        goes wrong with it is logged, and ends it alone.
+        """
         peer = Peer(reader, writer)
         try:
             if secret is not None:

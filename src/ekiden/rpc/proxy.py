@@ -46,6 +46,9 @@ class Proxy(Hub):
         web = None if not web_port else _listen_to_pages(host, web_port, credentials)
 
         def make(listener: socket.socket) -> object:
+            """The service of clients and servers, and the one of pages if they are asked for: in
+            the proxy's own process, as threads do not survive a fork.
+            """
             port = listener.getsockname()[1]
             if web is not None:
                 start_web(web, (host, port))

@@ -149,6 +149,7 @@ class Server(Background):
         self.host, self.port = host, port
 
         def run() -> None:
+            """The server's process from its first line to its end."""
             if silent:
                 _log.setLevel(logging.ERROR)
             if server_init_callback is not None:

@@ -46,6 +46,9 @@ def _by_tvms_names(folder: Path) -> dict[str, Callable[..., object]]:
     """Functions of a session by TVM's names; all others are the process's."""
 
     def path(name: str) -> Path:
+        """The place of a session's file. Raises ValueError for a name that could lead out of its
+        folder.
+        """
         is_plain = name not in ("", ".", "..") and not set(name) & {"/", "\0"}
         if not is_plain or len(name.encode()) > _NAME_LIMIT:
             raise ValueError(f"session: the name of a file without folders expected, got {name!r}")

@@ -42,6 +42,7 @@ async def _serve(listener: socket.socket, proxy: tuple[str, int]) -> None:
     from websockets.asyncio.server import serve  # noqa: PLC0415  # an extra
 
     async def talk(page: ServerConnection) -> None:
+        """One page; what goes wrong with it is logged, and ends it alone."""
         try:
             await _meet(page, proxy)
         except (RPCError, OSError, EOFError, TimeoutError) as error:

@@ -18,6 +18,9 @@ def load(symbol: str, code: bytes) -> Callable[..., None]:
     inputs = len(executable.params("main"))
 
     def kernel(*tensors: Tensor) -> None:
+        """One run: `tensors` are the region's inputs, then the places for its results, which are
+        copied: the program has memory of its own.
+        """
         found = VirtualMachine(executable).invoke("main", *tensors[:inputs])
         results = [found] if isinstance(found, Tensor) else list(found)  # type: ignore[call-overload]
         for made, to in zip(results, tensors[inputs:], strict=True):

@@ -37,6 +37,9 @@ def names_from(
     """
 
     def find(name: str) -> object:
+        """Loads what a name stands for and sets it in the package, so that it is asked for once.
+        Raises AttributeError for other names.
+        """
         if name not in names and name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home, _, own = (modules.get(name) or names[name]).partition(":")

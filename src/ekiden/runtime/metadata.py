@@ -143,6 +143,7 @@ def _within(step: str, check: Check, value: object) -> None:
 
 def _list_of(item: Check, least: int = 0) -> Check:
     def check(value: object) -> None:
+        """Raises _WrongError for what is no such list, with the number of the item."""
         if not isinstance(value, list) or len(value) < least:
             raise _wrong(f"a list of at least {least} items" if least else "a list", value)
         for at, each in enumerate(value):
@@ -153,6 +154,7 @@ def _list_of(item: Check, least: int = 0) -> Check:
 
 def _pair_of(first: Check, second: Check) -> Check:
     def check(value: object) -> None:
+        """Raises _WrongError for what is no list of two, with the number of the item."""
         if not isinstance(value, list) or len(value) != 2:
             raise _wrong("a list of 2 items", value)
         _within("[0]", first, value[0])
@@ -163,6 +165,8 @@ def _pair_of(first: Check, second: Check) -> Check:
 
 def _map_of(item: Check) -> Check:
     def check(value: object) -> None:
+        """Raises _WrongError for what is no object whose keys are texts, with the key of the
+        value."""
         if not isinstance(value, dict):
             raise _wrong("an object", value)
         for key, each in value.items():
@@ -176,6 +180,9 @@ def _record(required: Mapping[str, Check], optional: Mapping[str, Check]) -> Che
     known = {**required, **optional}
 
     def check(value: object) -> None:
+        """Raises _WrongError for a field that is missing, that there is not, or whose value is
+        wrong.
+        """
         if not isinstance(value, dict):
             raise _wrong("an object", value)
         if missing := [name for name in required if name not in value]:

@@ -241,6 +241,9 @@ class Engine:
             raise RequestError(f"model '{model.name}' keeps no state: it has no sequences")
 
         def live() -> Live:
+            """A session of the program, which is held: a version that is replaced stays while
+            sequences use it.
+            """
             session = make()
             version.hold()
             return Live(session, version)

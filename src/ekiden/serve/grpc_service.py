@@ -53,6 +53,9 @@ class Service:
         method: Method = getattr(self, f"_{name}")
 
         async def call(data: bytes, context: Context) -> bytes:
+            """One request: checks the token, reads, answers. What is refused ends the call with a
+            status; what is the server's own mistake is logged besides.
+            """
             try:
                 if name not in OPEN_METHODS:
                     self._enter(context)

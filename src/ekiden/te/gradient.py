@@ -189,6 +189,7 @@ def _identity(output: Tensor) -> Tensor:
     rank = len(output.shape)
 
     def element(*at: Var) -> PrimExpr:
+        """1 where the first half of the indices equals the second, else 0."""
         equal: PrimExpr = const(True)
         for a, b in zip(at[:rank], at[rank:], strict=True):
             equal = logical_and(equal, EQ(a, b))
@@ -237,6 +238,7 @@ class _Adjoints:
             return parts[0]
 
         def element(*at: Var) -> PrimExpr:
+            """The sum of what all readers of the tensor give for the element."""
             total: PrimExpr = parts[0][at]
             for each in parts[1:]:
                 total = total + each[at]
@@ -290,6 +292,9 @@ class _Adjoints:
             where = logical_and(where, each)
 
         def element(*at: Var) -> PrimExpr:
+            """The sum over all steps (h, p fixed, free variables running) that read element p of
+            the adjoint of the read: zero where a condition says that no step does.
+            """
             here: dict[Var, PrimExpr] = dict(zip((*lead, *points), at, strict=True))
             sums_over = {n: _axis(n.name, substitute(e, here)) for n, (_, e) in free.items()}
             for n, (low, _) in free.items():
@@ -370,6 +375,7 @@ def _product_of_others(tensor: Tensor, body: Reduce, at: Sequence[Var]) -> PrimE
     spatial = [a.extent for a in tensor.op.axis]  # type: ignore[attr-defined]
 
     def element(*where: Var) -> PrimExpr:
+        """The product over the reduced axes with 1 in the place of the one source `where` names."""
         fixed: dict[Var, PrimExpr] = dict(zip(at, where[: len(at)], strict=True))
         again = {k: _axis(k.name, k.extent) for k in body.axis}
         is_own: PrimExpr = const(True)

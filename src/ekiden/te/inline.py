@@ -133,6 +133,7 @@ def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -
     ops: dict[ComputeOp, ComputeOp] = {}
 
     def repoint(e: PrimExpr) -> PrimExpr:
+        """A read of a tensor that was rebuilt reads what it became."""
         if isinstance(e, ProducerLoad) and e.producer in new:
             return e.with_fields(producer=new[e.producer])
         return e

@@ -242,6 +242,7 @@ def comm_reducer(
         axis: AxisLike | PrimExpr,
         where: PrimExpr | None = None,
     ) -> PrimExpr | tuple[PrimExpr, ...]:
+        """The reduction over `axis` (or of two expressions). Raises what `comm_reducer` says."""
         many = not isinstance(expr, PrimExpr)
         sources = (expr,) if isinstance(expr, PrimExpr) else tuple(expr)
         made = _reducer(name, fcombine, fidentity, [s.dtype for s in sources], many)

@@ -61,6 +61,9 @@ def scan(
     read = list(dict.fromkeys((*inits, *outer)))
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """The statements over buffers: each state lies in the buffer of its result, so that a read
+        of an earlier row reads what was written there.
+        """
         buffers = BufferMap()
         buffers.buffers.update(zip(read, ins, strict=True))
         buffers.buffers.update(zip(states, outs, strict=True))
@@ -140,6 +143,7 @@ def _check_times(name: str, tensor: Tensor, recurrent: set[Tensor], states: set[
     time = op.axis[0].var
 
     def check(e: PrimExpr) -> PrimExpr:
+        """Raises ValueError for a read at another time; the expression stays as it is."""
         if isinstance(e, ProducerLoad) and e.producer in recurrent:
             at = e.indices[0]
             earlier = analyzer.can_prove(at < time)

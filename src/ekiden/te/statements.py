@@ -18,6 +18,7 @@ def replace_buffers(body: Stmt, new: Mapping[Buffer, Buffer]) -> Stmt:
             return new.get(buffer, buffer)
 
     def change(e: PrimExpr) -> PrimExpr:
+        """An expression that names a replaced buffer names the new one."""
         buffer: Buffer | None = getattr(e, "buffer", None)
         moved = None if buffer is None else new.get(buffer)
         return e if moved is None else e.with_fields(buffer=moved)

@@ -127,6 +127,9 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {}
 
 def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, object], Tensor]:
     def apply(self: Tensor, other: object) -> Tensor:
+        """The operator of ekiden.topi, which is above this module and hands it over when it is
+        imported. Raises TypeError before that.
+        """
         if name not in OPERATORS:
             raise TypeError(f"arithmetic on tensors ({name} of {self.name!r}): import ekiden.topi")
         return OPERATORS[name](other, self) if reflected else OPERATORS[name](self, other)

@@ -70,6 +70,9 @@ class _Runtime:
     def store(
         array: Array, index: Index, value: Array, name: str, mask: Array | None = None
     ) -> None:
+        """Writes an element, or the lanes that the mask has. Raises as `_check` does for an index
+        outside; lanes that are left out may have any.
+        """
         if mask is not None:
             kept = np.asarray(mask, bool)
             index, value = np.asarray(index)[kept], np.asarray(value)[kept]
@@ -194,11 +197,14 @@ class _Source:
         )
 
     def constant(self, value: object) -> str:
+        """A name under which the source reaches a value that has no text."""
         name = f"c{len(self.values)}"
         self.values[name] = value
         return name
 
     def store(self, s: BufferStore, depth: int) -> None:
+        """A line for a store; the name of its buffer goes along for the message of a wrong
+        index."""
         mask = "" if s.predicate is None else f", {self.text(s.predicate)}"
         target, index = self.name(s.buffer), self.text(s.indices[0])
         self.put(

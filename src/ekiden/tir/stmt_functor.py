@@ -83,6 +83,8 @@ def ir_transform(
         return node if found is None else found
 
     def change(e: PrimExpr) -> PrimExpr:
+        """An expression's node whose children were rewritten: `rewrite` works from the leaves
+        up."""
         found = preorder(e) if preorder is not None and asked(e) else None
         made = after(e) if found is None else found
         assert isinstance(made, PrimExpr)
@@ -90,6 +92,7 @@ def ir_transform(
 
     class _Rewriter(ExprRewriter):
         def visit(self, stmt: Stmt) -> Stmt:
+            """A statement; where `preorder` gave one, that is not walked into."""
             found = preorder(stmt) if preorder is not None and asked(stmt) else None
             if isinstance(found, Stmt):
                 return found

@@ -105,6 +105,7 @@ class _Resolving(ExprRewriter):
         return (*view.mins[:outer], *map(_moved, indices, view.mins[outer:]))
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """A store to the view is one to its source."""
         made = super().visit_store(stmt)
         assert isinstance(made, BufferStore)
         if made.buffer is not self._view.buffer:
@@ -112,6 +113,7 @@ class _Resolving(ExprRewriter):
         return made.with_fields(buffer=self._view.source, indices=self._at(made.indices))
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
+        """A prefetch of the view is one of its source."""
         made = super().visit_prefetch(stmt)
         assert isinstance(made, Prefetch)
         if made.buffer is not self._view.buffer:

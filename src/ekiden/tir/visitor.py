@@ -368,6 +368,7 @@ class _Renaming(ExprRewriter):
 
     def __init__(self, values: Mapping[Var, PrimExpr], buffers: Mapping[Buffer, Buffer]) -> None:
         def change(e: PrimExpr) -> PrimExpr:
+            """A variable, or the buffer of a read or address, under its new name."""
             if isinstance(e, Var):
                 return values.get(e, e)
             if isinstance(e, (BufferLoad, BufferAddress)) and e.buffer in buffers:

@@ -120,6 +120,7 @@ def _comparison(kind: type[BinaryExpr]) -> Scalar2:
     assert kind in COMPARISONS, kind
 
     def scalar(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        """The comparison; bools are compared as int32, where False is less than True."""
         return (
             binary(kind, cast(a, "int32"), cast(b, "int32"))
             if a.dtype == "bool"

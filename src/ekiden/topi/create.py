@@ -128,6 +128,7 @@ def meshgrid(a_tuple: Sequence[Tensor], indexing: str = "ij") -> list[Tensor]:
     dims = [extents[n] for n in order]
 
     def one(n: int) -> Tensor:
+        """The coordinates along axis n of the grid; a scalar is an axis of one."""
         source, at = a_tuple[n], order.index(n)
         return te.compute(
             dims, lambda *i: source[i[at]] if source.ndim else source[()], name="meshgrid",

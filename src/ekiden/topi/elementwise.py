@@ -163,6 +163,7 @@ def clip(x: Tensor, a_min: float, a_max: float) -> Tensor:
     """Each element moved into [a_min, a_max]; infinite bounds do nothing."""
 
     def clamp(value: PrimExpr) -> PrimExpr:
+        """The value within the bounds that its dtype can hold; the others do nothing."""
         low, high = _bounds(value.dtype, a_min, a_max)
         raised = value if low is None else maximum(value, const(low, value.dtype))
         return raised if high is None else minimum(raised, const(high, value.dtype))
@@ -244,6 +245,9 @@ def fixed_point_multiply_per_axis(
             expect_shape(name, what, each.shape, extents)
 
     def body(*i: Var) -> PrimExpr:
+        """(x * y * 2 ** (left - right)) with y a fraction of 2**31, rounded as `q_multiply_shift`
+        does.
+        """
         at = [i[axis] for axis in chosen]
         total = const(0, "int64")
         if is_lshift_required:

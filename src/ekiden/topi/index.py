@@ -123,6 +123,7 @@ def gather_nd(
     shape = (*indices.shape[1:], *a.shape[batch_dims + count :])
 
     def body(*i: Var) -> PrimExpr:
+        """The element at the coordinates' first `count` numbers; the batch's axes are shared."""
         at: list[PrimExpr] = list(i[:batch_dims])
         for n in range(count):
             at.append(from_either_end(indices[(as_dim(n), *i[:rest])], a.shape[batch_dims + n]))
@@ -155,6 +156,7 @@ def adv_index(data: Tensor, indices: Sequence[Tensor]) -> Tensor:
     rank, used = len(joint), len(indices)
 
     def body(*i: Var) -> PrimExpr:
+        """The element at the index tensors' numbers; axes behind them are kept whole."""
         at = [
             from_either_end(t[broadcast_indices(i[:rank], t.shape, joint)], data.shape[n])
             for n, t in enumerate(indices)

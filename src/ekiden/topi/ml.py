@@ -36,6 +36,9 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
     last = nodes[0].shape[0] - 1
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Rows in parallel, each down every tree by `depth` steps: at a leaf, its own child, they
+        change nothing. Numbers of nodes and columns are held inside, whatever the model says.
+        """
         ib = IRBuilder()
         x, root, feature, limit, child, lacks = map(ib.buffer_ptr, ins)
         found = ib.buffer_ptr(outs[0])
@@ -69,6 +72,9 @@ def couple(pairs: Tensor, steps: int = 100, tolerance: float = 0.005) -> Tensor:
     expect_shape("couple", "pairs", pairs.shape, (None, classes, None))
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Wu, Lin and Weng (2004), algorithm 2: each probability in turn is set to what minimizes
+        p'Qp and all are scaled to sum 1, until p'Qp - (Qp)_t is small for each class.
+        """
         ib = IRBuilder()
         r, p = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         dtype = pairs.dtype

@@ -35,6 +35,7 @@ def matmul(a: Tensor, b: Tensor, transp_a: bool = False, transp_b: bool = False)
     wide = accumulator(a.dtype)
 
     def body(*i: Var) -> PrimExpr:
+        """The product over k in the wide dtype; a batch of 1 is read again for each."""
         left = broadcast_indices(i[:count], a.shape[:-2], batch)
         right = broadcast_indices(i[:count], b.shape[:-2], batch)
         x = a[(*left, *((k, i[-2]) if transp_a else (i[-2], k)))]
@@ -131,6 +132,7 @@ def einsum(subscripts: str, *operand: Tensor | Sequence[Tensor]) -> Tensor:
     wide = accumulator(dtype)
 
     def body(*i: Var) -> PrimExpr:
+        """The product of all operands under one assignment of numbers to labels."""
         values: dict[str, PrimExpr] = {**dict(zip(output, i, strict=True)), **axes}
         total: PrimExpr | None = None
         for names, tensor in zip(labels, many, strict=True):

@@ -73,6 +73,9 @@ def threefry_generate(gen: Tensor, out_shape: Sequence[Dim]) -> tuple[Tensor, Te
     count = product(shape)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A block of four words for each value of the counter, in parallel, as none depends on
+        another (Salmon et al. 2011); the generator afterwards counts from behind the last block.
+        """
         ib = IRBuilder()
         old, new, words = ib.buffer_ptr(ins[0]), *map(ib.buffer_ptr, outs)
         blocks = ib.let("blocks", (count + 3) // 4)
@@ -101,6 +104,9 @@ def threefry_split(gen: Tensor) -> tuple[Tensor, Tensor]:
     _check("threefry_split", gen)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A key for each side: the encryption of the old counter with its top bit set, which
+        generating never reaches, and the side's number.
+        """
         ib = IRBuilder()
         old = ib.buffer_ptr(ins[0])
         for side, buffer in enumerate(outs):
@@ -166,6 +172,9 @@ def normal(
     wide = "float64" if out_dtype == "float64" else "float32"
 
     def body(*i: Var) -> PrimExpr:
+        """Box and Muller (1958): sqrt(-2 log(1 - u)) cos(2 pi v); 1 - u is above 0, as u is below
+        1.
+        """
         first, second = (_unit(pairs[(n, *i)], wide) for n in (0, 1))
         radius = call_intrin("sqrt", call_intrin("log", 1.0 - first) * -2.0)
         wave = call_intrin("cos", second * 6.283185307179586)
@@ -186,6 +195,7 @@ def multinomial(gen: Tensor, probs: Tensor, num_samples: Dim) -> tuple[Tensor, T
     k = te.reduce_axis((0, size), "k")
 
     def body(*i: Var) -> PrimExpr:
+        """How many running sums a draw, scaled to the weights' total, has passed."""
         wanted = cast(draws[i], probs.dtype) * sums[(*i[:-1], size - 1)]
         passed = sums[(*i[:-1], k)] <= wanted
         return te.sum(cast(passed, "int32"), k)

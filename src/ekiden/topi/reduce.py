@@ -159,6 +159,7 @@ def _arg_reduce(
     missing = as_dim(-1) if last else count
 
     def body(*i: PrimExpr) -> PrimExpr:
+        """The least (or greatest) position whose value is the extreme or not a number."""
         value = x[source_indices(i, variables, axes, x.ndim, keepdims)]
         found = binary(EQ, value, extreme[i])
         if dt.is_float(x.dtype):
@@ -199,6 +200,8 @@ def variance(
     variables = reduce_axes(data.shape, axes)
 
     def body(*i: PrimExpr) -> PrimExpr:
+        """Squared distances from the mean, in a second pass: a difference of squares would
+        cancel."""
         at = source_indices(i, variables, axes, data.ndim, keepdims)
         row = [as_dim(0) if n in axes else index for n, index in enumerate(at)]
         distance = cast(data[at], wide) - total[row] / count

@@ -82,6 +82,9 @@ def constrain_logits(
     )
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Rows in parallel. The logits of a row's past tokens are read all before any is written: a
+        token that comes again is changed once.
+        """
         ib = IRBuilder()
         _, past, row_of, length_of, penalty_of, table, state_of = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -173,6 +176,7 @@ class _Draw:
         self.count[0] = const(0)
 
         def keep(token: PrimExpr, value: PrimExpr) -> None:
+            """Lists the weights of the bucket that the limit lies in."""
             with ib.if_scope(binary(EQ, self.bucket(value), self.found[0])):
                 self.listed[self.count[0]] = value
                 self.count[0] = self.count[0] + 1
@@ -209,6 +213,9 @@ class _Draw:
         self.total[0] = const(0.0, _WIDE)
 
         def pass_by(token: PrimExpr, value: PrimExpr) -> None:
+            """Passes by tokens until their running weight is beyond what is wanted; of weights 0
+            none is found.
+            """
             is_before = logical_and(self.total[0] > wanted, self.found[0] >= 0)
             with ib.if_scope(logical_and(value > const(0.0), Not(is_before))):
                 self.total[0] = self.total[0] + cast(value, _WIDE)
@@ -235,6 +242,9 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor)
         expect_shape(name, what, each.shape, weights.shape[:1])
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A row at a time: limits by top k, top p and min p, then one word of Threefry for the seed
+        and place, as 53 bits of [0, 1), which says how much weight to pass by.
+        """
         ib = IRBuilder()
         given, wanted, keys, counters = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])

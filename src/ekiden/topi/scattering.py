@@ -68,6 +68,9 @@ def scatter_elements(
     combine = _reduction("scatter_elements", reduction)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Rows in parallel, updates of one row in their order: of two at one place the last one
+        counts.
+        """
         axes = axes_of(indices.shape)
         here = variables(axes)
         place = from_either_end(ins[1][here], data.shape[at])
@@ -161,6 +164,9 @@ def strided_set(
     given = [x for x in (begin, end, strides) if isinstance(x, Tensor)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """The copy, then the elements of the slice that lie in the tensor; with a stride of 0 only
+        the first of them.
+        """
         bounds = dict(zip(map(id, given), ins[2:], strict=True))
         axes = axes_of(v.shape)
         place: list[PrimExpr] = list(variables(axes))
@@ -231,6 +237,9 @@ def sparse_to_dense(
         raise ValueError("sparse_to_dense: one position cannot take several values")
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """The default everywhere in parallel, then the values in their order: the last of equals
+        counts.
+        """
         axes = axes_of(shape)
         fill = ins[2][()] if isinstance(default_value, Tensor) else convert(default_value, dtype)
         filled = parallel_outer(axes, 1, BufferStore(outs[0], cast(fill, dtype), variables(axes)))

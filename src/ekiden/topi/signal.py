@@ -39,9 +39,11 @@ def dft(re_data: Tensor, im_data: Tensor, inverse: bool) -> list[Tensor]:
     sign = 1.0 if inverse else -1.0
 
     def part(imaginary: bool) -> Tensor:
+        """The real or the imaginary part, divided by the extent for the inverse."""
         k = te.reduce_axis((0, size), "k")
 
         def body(*i: Var) -> PrimExpr:
+            """The sum over k of (re + i im)(cos + i sin) of the angle."""
             angle = _angle(i[-1] * k, size, dtype, sign)
             c, s = call_intrin("cos", angle), call_intrin("sin", angle)
             re, im = re_data[(*i[:-1], k)], im_data[(*i[:-1], k)]
@@ -86,6 +88,7 @@ def stft(
     k = te.reduce_axis((0, win_length), "k")
 
     def body(b: Var, f: Var, frame: Var, part: Var) -> PrimExpr:
+        """The sum over the window's samples, which stand `pad` within the frame."""
         at = k + pad
         angle = _angle(f * at, as_dim(n_fft), dtype, -1.0)
         wave = Select(part.equal(0), call_intrin("cos", angle), call_intrin("sin", angle), dtype)

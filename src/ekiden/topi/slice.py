@@ -145,6 +145,8 @@ def dynamic_strided_slice(
     begins, steps = _length(begin), _length(strides) if has_strides else 0
 
     def index(n: Var, at: int) -> PrimExpr:
+        """The place of element n: bounds as NumPy's slices have them, then held inside of the
+        data."""
         size = a.shape[at]
         number = chosen.index(at)
         step = cast(strides[number], "int64") if number < steps else const(1)

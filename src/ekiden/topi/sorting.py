@@ -110,6 +110,7 @@ def sort_extern(
     are_few = selects(extent, size) if valid_count is None else const(False)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Rows in parallel, each selected from where few are wanted, else sorted."""
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
         with ib.for_range(0, product(rest), "row", kind="parallel") as row:
@@ -119,6 +120,9 @@ def sort_extern(
                 return rank(source[replaced(place, axis, at)], ascending)
 
             def store(position: Place) -> None:
+                """The first `extent` elements to the outputs, `position(k)` being where the k-th
+                one is.
+                """
                 with ib.for_range(0, extent, "k") as k:
                     at = ib.let("at", cast(position(k), "int64"))
                     inside = replaced(place, axis, k)
@@ -130,6 +134,7 @@ def sort_extern(
                 store(_selected(ib, ranked, extent, size, rank_dtype(data.dtype)))
 
             def sort_all() -> None:
+                """A merge sort of the elements that count."""
                 count = size
                 if valid_count is not None:
                     found = cast(ib.buffer_ptr(ins[1])[place[: valid_count.ndim]], "int64")
@@ -254,6 +259,7 @@ def searchsorted(
     size = sorted_sequence.shape[-1]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A binary search for each value; PASSES steps are enough for any extent."""
         ib = IRBuilder()
         rows, wanted, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, product(values.shape), "n", kind="parallel") as n:
@@ -290,6 +296,7 @@ def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) ->
     (order,) = sort_extern(data, 0, True, size, [("indices", "int32")], name="unique_order")
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Groups of equal elements by the sorted positions, numbered in the wanted order."""
         ib = IRBuilder()
         values, sorted_at = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1])
         found, first, inverse, number = (ib.buffer_ptr(b) for b in outs[:4])
@@ -346,6 +353,7 @@ def argwhere(condition: Tensor) -> tuple[Tensor, Tensor]:
     size = product(condition.shape)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """In order, one after the other: each row's place is how many came before."""
         ib = IRBuilder()
         flags, places, number = ib.buffer_ptr(ins[0]), *map(ib.buffer_ptr, outs)
         rank = condition.ndim
@@ -378,6 +386,7 @@ def row_ranks(data: Tensor) -> Tensor:
     rows, width = data.shape
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """The comparison of each pair of rows, until their first difference."""
         ib = IRBuilder()
         source, ranks = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:

@@ -60,6 +60,7 @@ def concat(first: Tensor, second: Tensor) -> Tensor:
     sizes, wide = length(first), first.shape[1]
 
     def body(i: Var, j: Var) -> PrimExpr:
+        """The first text up to its size, then the second; END behind both."""
         at = j - sizes[i]
         inside = logical_and(binary(GE, at, const(0)), at < second.shape[1])
         later = if_then_else(inside, second[i, at], const(END, "uint8"))
@@ -81,6 +82,7 @@ def find(text: Tensor, keys: Tensor) -> Tensor:
     bits = (known(count) or 1 << 62).bit_length()
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A binary search for each text among the keys."""
         ib = IRBuilder()
         source, sorted_keys, found = (
             ib.buffer_ptr(ins[0]),
@@ -122,6 +124,8 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
     limit = moves.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """One state at a time, a byte after the other; what the tables say is held inside of
+        them."""
         ib = IRBuilder()
         source, table, kind, final = map(ib.buffer_ptr, ins)
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
@@ -151,6 +155,8 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
     bits = (known(count) or 1 << 62).bit_length()
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A code point after the other: a binary search among the letters; what is none is
+        copied."""
         ib = IRBuilder()
         source, points, lengths, becomes = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -278,6 +284,7 @@ def count_parts(text: Tensor, delimiter: str = "", maxsplit: int = -1) -> Tensor
     _rows("text.count_parts", text)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """The number that the walk gives; its parts are not kept."""
         ib = IRBuilder()
         source, counts = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
@@ -298,6 +305,7 @@ def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) 
     (rows, wide), room = text.shape, slots.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Texts in parallel; parts beyond the slots are dropped."""
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:
@@ -305,6 +313,7 @@ def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) 
                 out[i, p, j] = END
 
             def part(number: PrimExpr, begin: PrimExpr, end: PrimExpr) -> None:
+                """Writes a part to its slot."""
                 first, slot = ib.let("first", begin), ib.let("slot", number)
                 with ib.if_scope(slot < room), ib.for_range(0, end - first, "k") as k:
                     out[i, slot, k] = source[i, first + k]

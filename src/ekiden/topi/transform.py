@@ -98,6 +98,9 @@ def concatenate(a_tuple: Sequence[Tensor], axis: int = 0) -> Tensor:
     shape = replaced(a_tuple[0].shape, at, edges[-1])
 
     def body(*i: Var) -> PrimExpr:
+        """Of the tensors the one whose part of the axis holds the place: guards from the first to
+        the last.
+        """
         value: PrimExpr | None = None
         for each, begin, end in reversed(list(zip(a_tuple, edges, edges[1:], strict=False))):
             load = each[replaced(i, at, i[at] - begin)]
@@ -114,6 +117,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     shape = (*tensors[0].shape[:at], as_dim(len(tensors)), *tensors[0].shape[at:])
 
     def body(*i: Var) -> PrimExpr:
+        """Of the tensors the one of the place's number."""
         rest = (*i[:at], *i[at + 1 :])
         value: PrimExpr = tensors[-1][rest]
         for n in range(len(tensors) - 2, -1, -1):
@@ -134,6 +138,7 @@ def tile(a: Tensor, reps: Sequence[Dim]) -> Tensor:
     start = rank - a.ndim
 
     def index(*i: Var) -> list[PrimExpr]:
+        """The place within `a`; an axis that is not repeated needs no remainder."""
         return [
             n if is_const(c, 1) else n % d
             for n, d, c in zip(i[start:], a.shape, counts[start:], strict=True)
@@ -173,6 +178,7 @@ def reverse_sequence(
         raise ValueError(f"reverse_sequence: axis {along} is both of the sequence and the batch")
 
     def index(*i: Var) -> tuple[PrimExpr, ...]:
+        """The mirrored place within the sequence, the place itself behind it."""
         length = cast(seq_lengths[i[batch]], "int64")
         at = Select(i[along] < length, length - 1 - i[along], i[along], "int64")
         return replaced(i, along, at)
@@ -257,6 +263,7 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
     attrs = {CHECKS: tuple(checks)}
 
     def body(*i: Var) -> PrimExpr:
+        """The coordinate of the number that the first index says: a choice among all."""
         found = unravel(cast(indices[i[1:]], "int64"), dims)
         value = found[-1]
         for n in range(len(found) - 2, -1, -1):
@@ -293,6 +300,7 @@ def trilu(data: Tensor, k: Tensor | ExprLike, upper: bool) -> Tensor:
     offset = cast(k[()] if isinstance(k, Tensor) else convert(k), "int64")
 
     def body(*i: Var) -> PrimExpr:
+        """The element on the kept side of the diagonal, else 0."""
         distance = i[-1] - i[-2]
         kept = distance >= offset if upper else distance <= offset
         return Select(kept, data[i], const(0, data.dtype), data.dtype)
@@ -328,6 +336,9 @@ def matrix_set_diag(
         expect_least("matrix_set_diag", "diagonal", (longest,), (length,))
 
     def body(*i: Var) -> PrimExpr:
+        """The diagonal's element where the place is on a kept diagonal; shorter ones are moved to
+        the end that `align` says for their side.
+        """
         offset = i[-1] - i[-2]
         inside = logical_and(offset >= low, offset <= high)
         position = minimum(i[-1], i[-2])
@@ -349,6 +360,9 @@ def layout_transform(
     inner = {letter: size for letter, size in parse(source) if size}
 
     def index(*i: Var) -> list[PrimExpr]:
+        """The place in the source: whole axes from blocks and places within, blocks from whole
+        axes.
+        """
         at = dict(zip([letter for letter, _ in parse(target)], i, strict=True))
         whole: dict[str, PrimExpr] = {
             letter: at[letter] * sizes[letter.lower()] + at[letter.lower()]

@@ -194,6 +194,9 @@ class _Layer:
         zero = const(0, self.given.dtype)
 
         def body(p: Var, k: Var, i: Var) -> PrimExpr:
+            """Element i of panel p at step k; rows behind the last column are zeros, so that a
+            product may take whole panels.
+            """
             if self.is_packed:
                 value: PrimExpr = self.given[p, k // WORD, i, k % WORD]
             else:
@@ -220,12 +223,14 @@ class _Layer:
         zero = const(0.0, "float32")
 
         def extreme(reduce: Callable[..., PrimExpr], to: te.Tensor) -> Step:
+            """A step that leaves the least or greatest element of a state in a scalar."""
             b = te.reduce_axis((0, self.batch), "b")
             u = te.reduce_axis((0, self.hidden), "u")
             body = state[b, u]
             return _step((), lambda: reduce(body, (b, u)), _into(to), name=to.op.name)
 
         def byte(b: Var, u: Var) -> PrimExpr:
+            """round(x / scale) + zero point, held to 0..255: ONNX DynamicQuantizeLinear."""
             step, point = self.spread()
             level = call_intrin("round", state[b, u] / step) + cast(point, "float32")
             top = const(255.0, "float32")
@@ -271,6 +276,7 @@ class _Layer:
         names: list[str] = []
 
         def body(b: Var, u: Var) -> tuple[PrimExpr, ...]:
+            """All values that a unit changes, at once: the names say in which order they came."""
             made = self.unit(t, phase, b, u)
             names.extend(made)
             return tuple(made.values())

@@ -56,6 +56,7 @@ def _padded(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
     shape = [d + (before.get(n, 0) + after.get(n, 0)) for n, d in enumerate(data.shape)]
 
     def pad(*at: Var) -> PrimExpr:
+        """The data at a place of the padded tensor; 0 in the border."""
         indices = [i - before.get(n, 0) for n, i in enumerate(at)]
         held = [c for n in before for c in inside(indices[n], data.shape[n], True, True)]
         return guarded(data, indices, held, const(0, data.dtype))
@@ -107,6 +108,9 @@ def _transposed(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
     steps = [(e + b + (s - 1)) // s for e, b, s in zip(extents, before, strides, strict=True)]
 
     def pad(image: Var, *at: Var) -> PrimExpr:
+        """The data in the order (image, places, channel), with one tap less than the window has of
+        zeros before it, so that no tap reads outside.
+        """
         places = [i - (t - 1) for i, t in zip(at[:-1], taps, strict=True)]
         held = [h for i, s in zip(places, sizes, strict=True) for h in inside(i, s, True, True)]
         indices = permute((image, at[-1], *places), plain, layout)
@@ -116,6 +120,9 @@ def _transposed(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
     padded = te.compute((n, *around, c), pad, name="padded")
 
     def phase(image: Var, *at: Var) -> PrimExpr:
+        """The results of one remainder by the strides, as a convolution without strides. A
+        remainder with a tap fewer than others has a factor 0 in its place: all are sums of as many.
+        """
         rests, places, o = at[:rank], at[rank:-1], at[-1]
         window = [te.reduce_axis((0, t), f"k{a.lower()}") for t, a in zip(taps, axes, strict=True)]
         ci = te.reduce_axis((0, c), "ci")
@@ -134,6 +141,7 @@ def _transposed(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
     )
 
     def out(*at: Var) -> PrimExpr:
+        """The result at a place: its remainder says in which phase, its quotient where there."""
         image, o, *places = permute(at, result, plain)
         whole = [p + b for p, b in zip(places, before, strict=True)]
         rests = [w % s for w, s in zip(whole, strides, strict=True)]
@@ -199,6 +207,9 @@ def _winograd(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
     inner = te.compute(shape, whole, name="winograd_inner")
 
     def multiply(u: Var, v: Var, image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+        """Products of the transformed data with the transformed weight, for each of the places (u,
+        v) of a tile a matrix product over the channels.
+        """
         c = te.reduce_axis((0, depth), "c")
         factor = weight[u * size + v, o // tile, c, o % tile]
         return te.sum(inner[u, v, image, y, x, c] * factor, c)

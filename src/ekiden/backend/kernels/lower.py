@@ -281,6 +281,7 @@ def _total(expr: PrimExpr) -> PrimExpr:
     """
 
     def guard(each: PrimExpr) -> PrimExpr:
+        """A quotient or remainder whose divisor may be 0 has 1 in its place then."""
         if isinstance(each, (FloorDiv, FloorMod)) and not isinstance(each.b, IntImm):
             return type(each)(
                 each.a, Select(each.b.equal(0), const(1), each.b, each.dtype), each.dtype

@@ -79,6 +79,9 @@ class Tiers:
         self.general = {}
 
         def made(task: Task, code: bytes) -> None:
+            """Sends a kernel to the process that waits for it. A general form runs on the host
+            alone.
+            """
             _, own = unpacked(code)
             objects, kernels = unpack_code(own)
             assert not kernels, "kernels of devices have no general form"

@@ -66,6 +66,9 @@ def CompileKernels(into: ModuleKernels) -> Pass:  # noqa: N802
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Fills `into`: of functions that are equal, and for one target, one kernel is made. Those
+        of external compilers are built first, and take no part in the processes that compile.
+        """
         into.calls = primitive_functions(module)
         into.loads = load_functions(module)
         called = [(f, into.target_of(module, at)) for f, at in into.calls]

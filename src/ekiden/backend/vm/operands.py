@@ -81,6 +81,9 @@ def rename(
     left = may_move(instruction)
 
     def give(register: int) -> int:
+        """The new number of a register that is read; as -1 - number in the last of its reads by
+        this instruction, where it moves: one that is read twice is still there for the second.
+        """
         left.remove(register)
         is_moved = register in moved and register not in left
         return -1 - read[register] if is_moved else read[register]

@@ -79,6 +79,9 @@ def PlaceByCost(config: CompilationConfig | None) -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with `on_device` around what is faster on the one device that is not the host;
+        unchanged without measured costs (pass option COSTS) or without devices.
+        """
         given = context.config.get(COSTS)
         if not given or config is None:
             return module
@@ -89,6 +92,7 @@ def PlaceByCost(config: CompilationConfig | None) -> Pass:  # noqa: N802
         scale = _scales(module, costs)
 
         def place(function: Function) -> Function:
+            """One function, placed by itself: in `main` parameters and results are the host's."""
             found = _Places(costs, scale, refuses)
             there = found.on_device(function, module["main"] is function)
             return on_body(lambda body: _marked(body, there, device))(function)
@@ -102,6 +106,7 @@ def _marked(body: RelayExpr, there: set[RelayExpr], device: VirtualDevice) -> Re
     """A body whose operators say where they are."""
 
     def mark(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """An operator's call under the place that was found for it; what is no operator stays."""
         if not is_primitive_call(old):
             return new
         return on_device(new, device if old in there else HOST, constrain_result=True)

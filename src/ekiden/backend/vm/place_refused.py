@@ -58,12 +58,16 @@ def PlaceRefused(config: CompilationConfig | None) -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with every operator's call placed, on the host where the device refuses it. It
+        stays as it is where there is no choice, or where its devices are planned already (TABLE).
+        """
         default = HOST if config is None else config.default_primitive_virtual_device
         if config is None or default.is_host or HOST not in config.devices or TABLE in module.attrs:
             return module
         refuses = Refusals(config.by_kind[default.device_type_int])
 
         def place(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+            """An operator's call under its place; what is no operator stays."""
             if not is_primitive_call(old):
                 return new
             assert isinstance(old, Call)

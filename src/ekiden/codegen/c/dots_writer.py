@@ -74,6 +74,9 @@ class DotsWriter:
         own = [self.zeros("sum", len(rows)) for _ in range(self.together)]
 
         def lines(given: Sequence[str]) -> list[str]:
+            """One step: each weight, and each row's data where several columns share them, is
+            loaded once into a vector of its own name; then a VMLADAVA for each pair.
+            """
             data, made = list(given[: len(rows)]), []
             weights = [self.out.unique("w") for _ in range(self.together)]
             for name, text in zip(weights, given[len(rows) :], strict=True):

@@ -403,6 +403,7 @@ def _captured(loop: For, bounds: bool) -> list[Var | Buffer]:
     """
 
     def roots(s: Stmt) -> tuple[PrimExpr, ...]:
+        """What a statement evaluates in the loop's body, its own children apart."""
         # the extent of the loop itself is evaluated outside
         found = (loop.min,) if s is loop else expressions(s)
         if not bounds:

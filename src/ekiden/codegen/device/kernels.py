@@ -72,11 +72,13 @@ def unpack_kernels(data: bytes) -> list[DeviceKernel]:
     at = len(MAGIC)
 
     def number() -> int:
+        """The next four bytes as an unsigned number, little-endian; moves on."""
         nonlocal at
         at += 4
         return int(struct.unpack_from("<I", data, at - 4)[0])
 
     def string() -> bytes:
+        """The next bytes, behind the number of them; moves on."""
         nonlocal at
         size = number()
         at += size

@@ -123,6 +123,9 @@ class _Call:
     sizes: tuple[PrimExpr, ...]
 
     def made(self, addresses: tuple[PrimExpr, ...]) -> PrimExpr:
+        """The launch: name of the kernel, number of the device, three sizes of the grid, three of a
+        block (1 for an axis that is not used), addresses of buffers, sizes.
+        """
         axes = [f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"]
         grid = [self.grid.get(axis, const(1)) for axis in axes]
         buffers = [addresses[n] for n in self.used]

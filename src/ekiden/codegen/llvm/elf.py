@@ -89,6 +89,9 @@ def read(data: bytes) -> ElfObject:
     headers = [struct.unpack_from(form.section, data, start + i * size) for i in range(count)]
 
     def content(i: int) -> bytes:
+        """The bytes of a section; of one without (SHT_NOBITS, as .bss) as many zeros as its size
+        says.
+        """
         header = headers[i]
         return (
             bytes(header[5]) if header[1] == SHT_NOBITS else data[header[4] : header[4] + header[5]]

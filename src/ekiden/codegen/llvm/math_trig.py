@@ -46,6 +46,9 @@ def _pi(bits: int) -> Fraction:
     one = 1 << bits
 
     def inverse_tangent(n: int) -> int:
+        """arctan(1 / n) in units of 1 / one, by its series 1/n - 1/(3 n**3) + 1/(5 n**5) ..., until
+        terms vanish.
+        """
         total, power, k = 0, one // n, 1
         while power:
             total += power // k if k % 4 == 1 else -(power // k)

@@ -26,6 +26,7 @@ def widened(b: Builder, compute: Emit, dtype: str, *operands: Operand) -> Operan
 
 def _simple(floating: str, integer: str, boolean: str) -> Emit:
     def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+        """The instruction of the operands' kind; bool has its own, on one bit."""
         if dt.is_float(dtype):
             return b.binary(floating, dtype, x, y)
         return b.binary(boolean if dt.element(dtype) == "bool" else integer, dtype, x, y)
@@ -140,6 +141,9 @@ def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> Emit:
     """min and max: NaN of either side wins, as in NumPy."""
 
     def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+        """For floats one comparison that keeps a NaN of x, and a second for one of y, which is left
+        out where y is a constant or NaNs are excluded (flag nnan).
+        """
         lanes = dt.lanes(dtype)
         if dt.element(dtype) == "bool":
             return b.binary(boolean, dtype, x, y)
@@ -159,6 +163,9 @@ def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> Emit:
 
 def _comparison(floating: str, signed: str, unsigned: str) -> Emit:
     def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
+        """bfloat16, and float16 where the processor has none, are compared as float32, which holds
+        all their values exactly.
+        """
         no_half = not b.module.has("float16")
         if dt.element(dtype) == "bfloat16" or (dt.element(dtype) == "float16" and no_half):
             wide = dt.with_lanes("float32", dt.lanes(dtype))

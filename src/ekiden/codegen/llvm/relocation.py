@@ -146,6 +146,9 @@ def _riscv_pair(references: Sequence[Reference]) -> Sequence[Reference]:
     firsts = {r.at: r for r in references if r.kind in (RV_GOT_HI20, RV_HI20)}
 
     def paired(r: Reference) -> Reference:
+        """A reference as it was, or as a part of the address that its first instruction begins.
+        Raises KeyError where there is no instruction at its target.
+        """
         if r.kind not in (RV_LO12_I, RV_LO12_S):
             return r
         first = firsts[r.target]

@@ -237,6 +237,7 @@ class StatementEmitter(PackedCallEmitter):
         words = self.words(len(values))
 
         def say() -> None:
+            """Puts the values in memory and sets the error: only where the condition failed."""
             for n, value in enumerate(values):
                 self.put(words, n, f"i64 {value}")
             given = f"ptr {name}, ptr {message}, ptr {words}"

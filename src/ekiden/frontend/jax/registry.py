@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.jax.converters import (
     calls,
+    complex,
     control,
     convolution,
     elementwise,
@@ -26,7 +27,7 @@ from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     elementwise, movement, linear, convolution, reduction, windows, gathering, scattering, sorting,
-    random, control, calls, linalg,
+    random, control, calls, linalg, complex,
 )  # fmt: skip
 TABLE: dict[str, Row] = {row.name: row for family in FAMILIES for row in family.ROWS}
 """"stablehlo.add" -> its row."""
@@ -57,6 +58,7 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
     """
 
     def add(convert: Converter) -> Converter:
+        """Sets the row, and has the converter remembered as the user's own."""
         if name in TABLE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         note_extension(convert)

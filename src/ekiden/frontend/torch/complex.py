@@ -14,23 +14,15 @@ conditions and sizes are none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import Parts
 from ekiden.frontend.torch.node import Converter, Found, Node, Rule
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-
-
-@dataclass(frozen=True)
-class Complex:
-    """A tensor of complex numbers."""
-
-    real: Value
-    imaginary: Value
 
 
 def parts_of(node: Node, value: object) -> Parts:
@@ -62,6 +54,10 @@ def per_part(convert: Converter) -> Rule:
     """The same to each part."""
 
     def rule(node: Node, *args: object, **kwargs: object) -> Found:
+        """The operator on the real and on the imaginary parts; a real argument has zeros for the
+        second.
+        """
+
         def zero(value: Value) -> Value:
             return node.scope.bound(op.zeros_like(node.of(value)))
 
@@ -75,20 +71,15 @@ def per_part(convert: Converter) -> Rule:
     return rule
 
 
-def multiplied(a: Parts, b: Parts) -> Parts:
-    """The product of numbers."""
-    (p, q), (r, s) = a, b
-    return (
-        op.subtract(op.multiply(p, r), op.multiply(q, s)),
-        op.add(op.multiply(p, s), op.multiply(q, r)),
-    )
-
-
 def bilinear(convert: Converter) -> Rule:
     """Of two tensors, by the product of real ones; a factor that is real scales the parts."""
 
     def rule(node: Node, a: object, b: object, **kwargs: object) -> Found:
+        """(p + qi)(r + si) = (pr - qs) + (ps + qr)i by four products; two where a factor is
+        real."""
+
         def times(x: object, y: object) -> Expr:
+            """One product of parts, with the operator's own arguments."""
             found = convert(node, x, y, **kwargs)
             assert isinstance(found, (Expr, Value)), "a product is one tensor"
             return found if isinstance(found, Expr) else node.of(found)

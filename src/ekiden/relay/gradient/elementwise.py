@@ -93,6 +93,7 @@ def _binary(
     rule: Callable[[Expr, Expr, Expr, Expr], tuple[Expr, Expr]],
 ) -> Callable[[Call, Expr], list[Expr | None]]:
     def gradient(call: Call, grad: Expr) -> list[Expr | None]:
+        """The adjoints of both arguments, summed over the axes along which each was broadcast."""
         a, b = call.args
         shape = tensor(call).shape
         da, db = rule(a, b, call, grad)

@@ -187,6 +187,9 @@ def identity_relation(
     """A relation whose result is the first argument's type; all arguments share its dtype."""
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The first argument's type. Raises TypeInferenceError for a dtype the operator does not
+        take, or for arguments of several.
+        """
         arguments = tensors(name, types, count)
         check_dtype(name, "data", one_dtype(name, arguments), takes)
         return arguments[0]

@@ -98,6 +98,9 @@ def _relation(
     name: str, arguments: Sequence[str] | None, compute: Compute, takes: Mapping[str, Takes]
 ) -> Relation:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The type that the computation itself gives for placeholders of the arguments: shapes are
+        written once, in topi. What it raises becomes a TypeInferenceError of the operator.
+        """
         if arguments is None:
             given = tensor_fields(name, types)
         else:
@@ -119,6 +122,8 @@ def _numpy(function: Callable[..., Any]) -> Reference:
     """A function of (attributes, *arrays), whose warnings about special values are expected."""
 
     def reference(attrs: Attrs | None, *arrays: Array) -> Array | tuple[Array, ...]:
+        """The results as arrays, with no warnings of infinities and not-a-numbers that are
+        meant."""
         with np.errstate(all="ignore"):
             found = function(attrs, *arrays)
         if isinstance(found, (tuple, list)):
@@ -130,6 +135,10 @@ def _numpy(function: Callable[..., Any]) -> Reference:
 
 def _interpreted(compute: Compute) -> Reference:
     def reference(attrs: Attrs | None, *arrays: Array) -> Array | tuple[Array, ...]:
+        """Runs the computation's own loop program in the interpreter, for operators that NumPy has
+        not: it says what is computed, not that it is right; tests compare it with another
+        implementation.
+        """
         inputs = [te.placeholder(a.shape, str(a.dtype), f"x{n}") for n, a in enumerate(arrays)]
         found = compute(attrs, *inputs)
         outputs = _many(found)

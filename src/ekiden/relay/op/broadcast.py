@@ -43,6 +43,9 @@ def _relation(
     name: str, dtype: str | None, takes: Takes
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The broadcast shape, in the operator's dtype or the one both arguments share. Raises
+        TypeInferenceError where shapes or dtypes do not fit.
+        """
         arguments = tensors(name, types, 2)
         found = one_dtype(name, arguments)
         check_dtype(name, "lhs", found, takes)

@@ -67,6 +67,7 @@ def full(fill_value: Expr, shape: Sequence[Dim] | Dim | Expr = (), dtype: str = 
 
 def _fill(name: str, value: int) -> Callable[..., Call]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """A tensor of the shape and dtype that the attributes say."""
         tensors(name, types, 0)
         wanted = attrs_of(InitOpAttrs, attrs)
         return TensorType(as_shape(wanted.shape), wanted.dtype)
@@ -88,15 +89,15 @@ def _fill(name: str, value: int) -> Callable[..., Call]:
         )
     )
 
-    def construct(shape: Sequence[Dim] | Dim | Expr, dtype: str) -> Call:
+    def _construct(shape: Sequence[Dim] | Dim | Expr, dtype: str) -> Call:
         if (wanted := constant_of(shape)) is None:
             assert isinstance(shape, Expr)
             return dynamic(name, shape, attrs=DynamicAttrs(dtype))
         return call(name, attrs=InitOpAttrs(as_attr(wanted), dtype))
 
-    construct.__name__ = construct.__qualname__ = name
-    construct.__doc__ = f"A tensor of {name}."
-    return construct
+    _construct.__name__ = _construct.__qualname__ = name
+    _construct.__doc__ = f"A tensor of {name}."
+    return _construct
 
 
 def _fill_like(name: str, value: int) -> Callable[[Expr], Call]:
@@ -114,12 +115,12 @@ def _fill_like(name: str, value: int) -> Callable[[Expr], Call]:
         )
     )
 
-    def construct(data: Expr) -> Call:
+    def _construct(data: Expr) -> Call:
         return call(name, data)
 
-    construct.__name__ = construct.__qualname__ = name
-    construct.__doc__ = f"A tensor of {name.partition('_')[0]} with the type of `data`."
-    return construct
+    _construct.__name__ = _construct.__qualname__ = name
+    _construct.__doc__ = f"A tensor of {name.partition('_')[0]} with the type of `data`."
+    return _construct
 
 
 zeros = _fill("zeros", 0)

@@ -64,6 +64,10 @@ def declare_dynamic(
     """
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The type, whose unknown dimensions are the attributes' symbols where the call names them.
+        Where all arguments have known shapes the kernel's computation is made once, so that what it
+        refuses is a TypeInferenceError here and not a failure later.
+        """
         given = tensors(name, types, len(arguments))
         found = kind(attrs, given)
         symbols = getattr(attrs, "symbols", ())

@@ -41,6 +41,9 @@ def register_gradient(
     """
 
     def register(gradient: Gradient) -> Gradient:
+        """Raises what `register_gradient` says; gives the gradient as it is, so that it can
+        decorate.
+        """
         if op_name not in OPS:
             raise KeyError(f"register gradient: no operator {op_name!r}")
         if op_name in GRADIENTS and not override:

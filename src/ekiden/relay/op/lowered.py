@@ -148,6 +148,9 @@ def _lowering(
     kinds = [each for each in made if isinstance(each, TensorType)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """The body over the kernel's buffers: its symbolic sizes become those of the buffers, the
+        first buffer that has one deciding.
+        """
         real = (*ins, *outs)
         pairs = ((b.shape, r.shape) for b, r in zip(func.buffers, real, strict=True))
         dims = [(a, b) for shapes in pairs for a, b in zip(*shapes, strict=True)]

@@ -49,6 +49,7 @@ def register_fake_quantization_to_integer(
     """
 
     def register(rule: QuantizationRule) -> QuantizationRule:
+        """Sets the rule and its columns; of several rules the latest counts, whatever its level."""
         register_op_attr(op_name, RULES, rule, level)
         columns = {KEEPS: keeps, ALONE: alone, MIXES: mixes, BIASES: biases}
         for attribute, value in columns.items():

@@ -65,6 +65,9 @@ def _relation(
     name: str, kind: type[Attrs], dtype: str | None
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The shape without the reduced axes, or with 1 in their places. Raises TypeInferenceError
+        for axes that the data have not.
+        """
         (data,) = tensors(name, types, 1)
         found = attrs_of(kind, attrs)
         assert isinstance(found, (ReduceAttrs, ArgReduceAttrs))
@@ -78,6 +81,7 @@ def _reference(
     name: str, function: Callable[..., Array], dtype: str | None
 ) -> Callable[..., Array]:
     def reference(attrs: ReduceAttrs, data: Array) -> Array:
+        """The reduction by NumPy; sums of nothing and overflows are meant, and give no warning."""
         axes = reduced_axes(name, attrs, data.ndim)
         with np.errstate(all="ignore"):
             return np.asarray(function(data, axis=axes, keepdims=attrs.keepdims)).astype(
@@ -107,6 +111,9 @@ def _min(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 
 def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., Array]:
     def reference(attrs: ArgReduceAttrs, data: Array) -> Array:
+        """Positions count along the reduced axes in their order, as of a row that they are
+        flattened to; the last of equals is found from the row's end.
+        """
         axes = reduced_axes(name, attrs, data.ndim)
         kept = tuple(i for i in range(data.ndim) if i not in axes)
         count = int(np.prod([data.shape[a] for a in axes], dtype=np.int64))
@@ -162,7 +169,7 @@ def reduction(
         )
     )
 
-    def construct(
+    def _construct(
         data: Expr,
         axis: int | Sequence[int] | None = None,
         keepdims: bool = False,
@@ -170,9 +177,9 @@ def reduction(
     ) -> Call:
         return call(name, data, attrs=ReduceAttrs(axes_attr(axis), keepdims, exclude))
 
-    construct.__name__ = construct.__qualname__ = name
-    construct.__doc__ = f"The {_MEANINGS.get(name, name)} over `axis` (all axes by default)."
-    return construct
+    _construct.__name__ = _construct.__qualname__ = name
+    _construct.__doc__ = f"The {_MEANINGS.get(name, name)} over `axis` (all axes by default)."
+    return _construct
 
 
 def _arg_relation(name: str) -> Relation:
@@ -180,6 +187,8 @@ def _arg_relation(name: str) -> Relation:
     plain = _relation(name, ArgReduceAttrs, "int32")
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """As of a reduction. Raises TypeInferenceError where a reduced axis is known to be
+        empty."""
         found = plain(types, attrs)
         (data,) = tensors(name, types, 1)
         axes = reduced_axes(name, attrs_of(ArgReduceAttrs, attrs), len(data.shape))
@@ -214,7 +223,7 @@ def arg_reduction(
         )
     )
 
-    def construct(
+    def _construct(
         data: Expr,
         axis: int | Sequence[int] | None = None,
         keepdims: bool = False,
@@ -225,9 +234,9 @@ def arg_reduction(
             name, data, attrs=ArgReduceAttrs(axes_attr(axis), keepdims, select_last_index, exclude)
         )
 
-    construct.__name__ = construct.__qualname__ = name
-    construct.__doc__ = f"Position (int32) of the {name[3:]}imum over `axis`."
-    return construct
+    _construct.__name__ = _construct.__qualname__ = name
+    _construct.__doc__ = f"Position (int32) of the {name[3:]}imum over `axis`."
+    return _construct
 
 
 def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:

@@ -29,6 +29,8 @@ class ScanAttrs(Attrs):
 
 def _relation(name: str) -> Relation:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The data's shape, or one axis of all elements without an axis, in the attributes'
+        dtype."""
         (data,) = tensors(name, types, 1)
         wanted = attrs_of(ScanAttrs, attrs)
         dtype = wanted.dtype or data.dtype
@@ -44,6 +46,9 @@ def _reference(
     function: Callable[..., Array], identity: int
 ) -> Callable[[ScanAttrs, Array], Array]:
     def reference(attrs: ScanAttrs, data: Array) -> Array:
+        """Running results; `exclusive` ones are those of the element before, the first the
+        identity.
+        """
         found = function(data, attrs.axis, dtype=attrs.dtype or data.dtype)
         if not attrs.exclusive:
             return np.asarray(found)

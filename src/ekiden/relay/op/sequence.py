@@ -181,6 +181,7 @@ def _declare(
     names = tuple(arguments.split())
 
     def checked(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The relation, behind a check that positions and axes are integers."""
         for what, kind in zip(names, types, strict=True):
             if what in _INTEGERS:
                 _check_integers(f"sequence.{name}", what, kind)

@@ -140,6 +140,9 @@ def _attribute(key: str, what: str) -> Callable[..., Callable[..., object]]:
         op_name: str, function: Callable[..., object] | None = None, level: int = 10
     ) -> Callable[..., object]:
         def one(given: Callable[..., object]) -> Callable[..., object]:
+            """A new function is a new version of the operator: kernels cached for the old one are
+            not taken.
+            """
             register_op_attr(op_name, key, given, level)
             _versions[op_name] = next(_VERSIONS)
             return given

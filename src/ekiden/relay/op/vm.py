@@ -79,6 +79,9 @@ def _within(name: str, is_part: bool) -> Relation:
     what is known not to lie inside."""
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """A tensor of the attributes' shape and the whole's dtype. Raises TypeInferenceError for
+        another rank, and for an extent known to be greater than the whole's.
+        """
         assert isinstance(attrs, PrefixAttrs) and isinstance(types[0], TensorType)
         inner, outer = attrs.shape, types[0].shape
         if is_part:

@@ -27,6 +27,8 @@ def _in_turn(pack: Callable[[Call, Target], Call]) -> Pack:
     """A rule whose result may be a dense layer, which has a rule of its own."""
 
     def packed(call: Call, target: Target) -> RelayExpr:
+        """What the rule gives, packed again by the rule of what that is; unchanged calls are
+        not."""
         made = pack(call, target)
         rule = rule_of(made)
         return made if rule is None or made is call else rule(made, target)

@@ -327,6 +327,9 @@ Binary = Callable[..., Call]
 
 def _register_arithmetic(name: str, qnn_op: Binary, biases: bool = False) -> None:
     def rule(expr: Call, types: Types) -> Made:
+        """The call on integers and what its result stands for. A bias in int32 whose steps are the
+        sum's is added as it is, without rescaling.
+        """
         left, right, a, b = _sides(expr, types)
         ends = (_from_end(t, _rank(e)) for t, e in ((a, left), (b, right)))
         is_bias = biases and a.dtype == "int32" and _same(*ends)
@@ -384,6 +387,7 @@ def _concatenate(expr: Call, types: Types) -> Made:
 
 def _register_unary(name: str, qnn_op: Callable[..., Call]) -> None:
     def rule(expr: Call, types: Types) -> Made:
+        """The call on integers, with the steps of its input and of the rounding behind it."""
         given, result = _of(types, expr.args[0]), _wanted(expr, types)
         steps = given.scale, given.zero_point, result.scale, result.zero_point
         return qnn_op(*expr.args, *steps), result.with_fields(dtype=given.dtype)

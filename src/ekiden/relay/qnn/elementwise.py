@@ -75,6 +75,9 @@ def _binary_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
     names = _BINARY.split()
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The broadcast shape in the dtype of both sides. Raises TypeInferenceError where they
+        differ, and for scales or zero points that are neither scalars nor of their axis.
+        """
         wanted, found = attrs_of(QnnBroadcastAttrs, attrs), tensors(name, types, 8)
         dtype = one_dtype(name, found[:2])
         dtype_of(name, found[0], INTEGERS, "lhs")
@@ -104,6 +107,9 @@ def _sides(
 
 def _expand_sum(sign: int) -> Callable[[QnnBroadcastAttrs, Sequence[Expr], Sequence[Type]], Expr]:
     def expand(attrs: QnnBroadcastAttrs, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
+        """Both sides in steps of the result, whose zero point is then in both of them: a sum has
+        it once too often, a difference lacks it.
+        """
         lhs, rhs = _sides(args, types, attrs)
         made = op.add(lhs, rhs) if sign > 0 else op.subtract(lhs, rhs)
         if not is_all(args[7], 0):
@@ -115,6 +121,7 @@ def _expand_sum(sign: int) -> Callable[[QnnBroadcastAttrs, Sequence[Expr], Seque
 
 def _sum_reference(sign: int) -> Callable[..., Array]:
     def reference(attrs: QnnBroadcastAttrs, *arrays: Array) -> Array:
+        """The same on arrays, sums in int32, held to the range of the dtype."""
         own, sides = ((arrays[2], arrays[3]), (arrays[4], arrays[5])), []
         result = arrays[6], arrays[7]
         for i, axis in enumerate((attrs.lhs_axis, attrs.rhs_axis)):
@@ -194,7 +201,7 @@ def _declare_binary(
     relation = _binary_relation(full)
     declare(full, _BINARY, relation, reference, expand, QnnBroadcastAttrs, "lhs and rhs broadcast")
 
-    def build(
+    def _build(
         lhs: Expr,
         rhs: Expr,
         lhs_scale: Expr,
@@ -210,13 +217,13 @@ def _declare_binary(
         attrs = QnnBroadcastAttrs(lhs_axis, rhs_axis)
         return call(full, lhs, rhs, *scales, output_scale, output_zero_point, attrs=attrs)
 
-    build.__name__ = build.__qualname__ = name
-    build.__doc__ = (
+    _build.__name__ = _build.__qualname__ = name
+    _build.__doc__ = (
         f"`{name}` of two quantised tensors that broadcast: integers of one dtype, and so the"
         " result. Scales (float32) and zero points (int32) of the sides are scalars or vectors"
         " along `lhs_axis` and `rhs_axis`, those of the result scalars."
     )
-    return build
+    return _build
 
 
 add = _declare_binary("add", _expand_sum(1), _sum_reference(1))
@@ -233,6 +240,9 @@ def unary_relation(
     """A relation whose result is the data's type; scales and zero points are scalars."""
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The data's type. Raises TypeInferenceError for other dtypes, and scales that are no
+        scalars.
+        """
         data, *scales = tensors(name, types, 5)
         dtype_of(name, data, dtypes, "data")
         for kind, what in zip(scales, _UNARY.split()[1:], strict=True):
@@ -263,29 +273,31 @@ def _declare_unary(
     full = f"qnn.{name}"
 
     def expand(attrs: None, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
+        """quantize(f(dequantize(x))), computed in float32."""
         data = tensor(types[0])
         rank = len(data.shape)
         floats = dequantized(args[0], rank, Steps.of(args, types, 1), -1)
         return quantized(float_op(floats), rank, Steps.of(args, types, 3), -1, data.dtype)
 
     def reference(attrs: None, data: Array, *steps: Array) -> Array:
+        """The same on arrays; f is computed in its own precision, and rounded to float32."""
         with np.errstate(all="ignore"):
             floats = evaluate(dequantize_array(data, (steps[0], steps[1]))).astype(np.float32)
         return quantize_array(floats, (steps[2], steps[3]), out_dtype=str(data.dtype))
 
     declare(full, _UNARY, unary_relation(full, BYTES), reference, expand)
 
-    def build(
+    def _build(
         x: Expr, scale: Expr, zero_point: Expr, output_scale: Expr, output_zero_point: Expr
     ) -> Call:
         return call(full, x, scale, zero_point, output_scale, output_zero_point)
 
-    build.__name__ = build.__qualname__ = name
-    build.__doc__ = (
+    _build.__name__ = _build.__qualname__ = name
+    _build.__doc__ = (
         f"`{name}` of a quantised tensor of int8 or uint8, computed in float32; the result has the"
         " data's type. Scales (float32) and zero points (int32) are scalars."
     )
-    return build
+    return _build
 
 
 # fmt: off

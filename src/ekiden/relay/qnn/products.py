@@ -139,6 +139,10 @@ def conv2d(
         data = nn.pad(data, around, cast(point, "uint8"))
 
     def convolved(kernel: Array) -> Expr:
+        """The convolution of a kernel of one dtype; where the input's zero point is not 0, its
+        product with the sums of the kernel is taken off: sum((x - z) * w) = sum(x * w) - z *
+        sum(w).
+        """
         made: Expr = nn.conv2d(
             data,
             Constant(kernel, span=weight.span),

@@ -199,6 +199,9 @@ class _Product:
         return _Product(whole, np.maximum(exponent, 0), np.maximum(-exponent, 0) + POINT)
 
     def expr(self, data: Expr, rounding: str) -> Expr:
+        """int32 data times the multiplier, in int64: << left, * multiplier, >> right, rounded as
+        `rounding` says ("UPWARD", "TONEAREST" with halves away from zero, "TWICE" as gemmlowp).
+        """
         wide = cast(data, "int64")
         if self.left.any():
             wide = left_shift(wide, const(self.left))
@@ -225,6 +228,7 @@ class _Product:
         return cast(right_shift(subtract(add(high, half), below), const(rest)), "int32")
 
     def array(self, data: Array, rounding: str) -> Array:
+        """The same on an array, bit by bit: it is how constants fold."""
         wide = (data.astype(np.int64) << self.left) * self.multiplier
         if rounding == "TWICE":
             high, rest = (wide + (1 << (POINT - 1))) >> POINT, self.right - POINT

@@ -38,6 +38,9 @@ class SimulatedQuantizeAttrs(Attrs):
 
 def _relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The type of the float data. Raises TypeInferenceError for others, for a dtype's number
+        that is no int32 scalar, and scales that are neither scalars nor of the axis.
+        """
         axis = attrs_of(SimulatedQuantizeAttrs, attrs).axis
         data, code, *its = tensors(name, types, 4)
         if not data.dtype.startswith("float"):

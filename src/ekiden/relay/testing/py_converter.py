@@ -127,6 +127,9 @@ class _Writer:
         self.line(depth, f"{target} = {self.operand(scope.result)}")
 
     def statement(self, expr: RelayExpr, scope: Scope, depth: int) -> Iterator[Any]:
+        """Writes a node as statements that leave its value under its name; yields what `deep` runs
+        next, so that the depth of a program is no depth of Python's stack.
+        """
         inner = scope.inner.get(expr, [])
         name = self.operand(expr)
         match expr:
@@ -149,12 +152,16 @@ class _Writer:
                 self.line(depth, f"{name} = {self.expression(expr)}")
 
     def function(self, name: str, params: Any, body: Scope, depth: int) -> Iterator[Any]:  # noqa: ANN401
+        """Writes a function; its parameters are names of its own scope."""
         self.line(depth, f"def {name}({', '.join(map(self.operand, params))}):")
         result = f"{name}_result"
         yield self.block(body, depth + 1, result)
         self.line(depth + 1, f"return {result}")
 
     def match(self, expr: Match, inner: list[Scope], depth: int, name: str) -> Iterator[Any]:
+        """Writes the clauses as if and elif, the first that fits; what fits none is an error with
+        the span.
+        """
         data = self.operand(expr.data)
         for number, (clause, body) in enumerate(zip(expr.clauses, inner, strict=True)):
             tests: list[str] = []

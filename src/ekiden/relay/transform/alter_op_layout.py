@@ -37,6 +37,9 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     """Pack the weights below root for a target. Needs checked types."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call with the weight packed by the rule of its operator; one that has an implementation
+        of the user's own stays, as that reads the weight as it is. The type does not change.
+        """
         if not isinstance(new, Call):
             return new
         new.set_checked_type(old.checked_type)
@@ -66,6 +69,9 @@ def AlterOpLayout(target: Target | None = None) -> Pass:  # noqa: N802
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module for the target; without one the passes of TVM's name run instead, which may
+        change types, so that these are inferred again.
+        """
         if target is None:
             made = map_functions(module, on_body(lambda b: Rewriter(_registered, ATTRIBUTE).run(b)))
             return InferType()(made)

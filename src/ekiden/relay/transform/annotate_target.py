@@ -149,6 +149,7 @@ def AnnotateTarget(  # noqa: N802
     names = [targets] if isinstance(targets, str) else list(targets)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with marks around what a target takes; an annotator for each function."""
         return map_functions(
             module, on_body(lambda body: _Annotator(names, include_non_call_ops).run(body))
         )

@@ -136,6 +136,7 @@ def AnnotateUsedMemory() -> Pass:  # noqa: N802
     """The pass described at the top of this file. Raises PassError for dynamic shapes."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with the attribute in `main`. Raises PassError for dynamic shapes."""
         main = module["main"]
         assert isinstance(main, Function)
         return module.with_function("main", _annotate(main))

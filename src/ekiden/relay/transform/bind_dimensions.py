@@ -312,6 +312,7 @@ def _constant_dims(call: Call) -> list[PrimExpr | None]:
     dims, conditions = call.op.definition.dims(call.attrs, given)
 
     def read(each: PrimExpr) -> PrimExpr:
+        """An element of a constant in the place of its load."""
         if isinstance(each, BufferLoad) and each.buffer in buffers:
             data = buffers[each.buffer]
             return const(data[as_ints(each.indices)].item(), each.dtype)

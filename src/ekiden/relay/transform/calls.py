@@ -39,6 +39,9 @@ def rewrite_calls(body: RelayExpr, table: Mapping[str, Rewrite]) -> RelayExpr:
     """`body` with each call of an operator in the table replaced, arguments first."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """What the table's rewrite gives, typed; the call where it gives None, or is not in the
+        table.
+        """
         if not isinstance(new, Call) or not isinstance(new.op, Op) or new.op.name not in table:
             return new
         made = table[new.op.name](new)

@@ -31,6 +31,10 @@ def canonicalize_cast(root: RelayExpr) -> RelayExpr:
     """`root` with a cast of its own for each elementwise user of a widening cast."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """An elementwise call (up to BROADCAST) with a cast of its own in the place of each
+        widening cast that it shares: fusion then finds one user, and the narrow value crosses
+        memory.
+        """
         if not isinstance(new, Call) or not isinstance(new.op, Op):
             return new
         if new.op.definition.pattern > OpPattern.BROADCAST:

@@ -30,9 +30,12 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa:
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module. Raises CompileError for a parameter that is left over."""
         left = dict(data)
 
         def change(function: Function) -> Function:
+            """A function whose parameters have the new batch; types are inferred again behind
+            it."""
             moved = {v: _changed(v, left.pop(v), batch_size) for v in function.params if v in left}
             if not moved:
                 return function

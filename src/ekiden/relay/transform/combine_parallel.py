@@ -303,6 +303,9 @@ def combine(root: RelayExpr, kind: Kind, min_num_branches: int) -> RelayExpr:
     seen: set[int] = set()
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """The first call of a group that is met makes the parts of all of them; each becomes its
+        part.
+        """
         group = group_of.get(old)
         if group is not None and id(group) not in seen:
             assert isinstance(new, Call)

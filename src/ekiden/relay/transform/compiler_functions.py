@@ -42,6 +42,8 @@ class _Outliner:
         bound = {let.var: let.value for let in lets}
 
         def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+            """Names of functions that leave, and calls of them, become global names; their lets
+            go."""
             if isinstance(old, Let) and old.var in bound:
                 assert isinstance(new, Let)
                 return new.body
@@ -74,6 +76,7 @@ def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
     global_symbol become global functions of that name."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module. Raises ValueError for a name that the module has already."""
         outliner = _Outliner(compiler_filter)
         done: dict[GlobalVar, BaseFunc] = {}
         for var, function in module.functions.items():
@@ -96,6 +99,7 @@ def MarkCompilerFunctionsAsExtern(compiler_filter: str = "") -> Pass:  # noqa: N
     all attributes: they are compiled elsewhere, and called by their names."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with Extern in the place of those functions' attributes."""
         return module.with_functions(
             {
                 var: f.with_fields(attrs={"Extern": 1}) if _is_for(f, compiler_filter) else f
@@ -110,6 +114,7 @@ def _plain(function: Function) -> Function:
     """A function without what it says to an external compiler, nor functions of its patterns."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call of a pattern's function becomes its body."""
         if isinstance(new, Call) and isinstance(new.op, Function):
             return apply(new.op, new) if new.op.attr("Composite") is not None else new
         return new
@@ -123,6 +128,7 @@ def InlineCompilerFunctionsBoundTo(global_vars: Sequence[GlobalVar]) -> Pass:  #
     names = {each.name_hint for each in global_vars}
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with those functions inlined everywhere, and gone."""
         functions = {
             var: _plain(f) if isinstance(f, Function) and var.name_hint in names else f
             for var, f in module.functions.items()

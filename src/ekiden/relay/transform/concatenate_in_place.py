@@ -440,6 +440,7 @@ def ConcatenateInPlace() -> Pass:  # noqa: N802
     """The pass described at the top of this file. Follows ManifestAlloc, before MemoryPlan."""
 
     def rewrite(function: Function) -> Function:
+        """One function; sizes are known where its parameters name them."""
         known = known_at_entry(function)
 
         def each(chain: Chain, _: bool) -> Chain:
@@ -448,6 +449,7 @@ def ConcatenateInPlace() -> Pass:  # noqa: N802
         return on_body(lambda body: map_chains(body, each))(function)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module, function by function: kernels are functions in expressions, and stay."""
         functions = dict(module.functions.items())
         for name, function in functions.items():
             if isinstance(function, Function):

@@ -119,6 +119,9 @@ def DeadCodeElimination(  # noqa: N802
     """
 
     def drop(chain: Chain, is_function_body: bool) -> Chain:
+        """A chain without what nothing needs; the inner chains come first, so that what only a
+        dropped branch used is unused here.
+        """
         assert chain.result is not None
         kept = drop_unused_bindings(chain.bindings, chain.result, ignore_impurity)
         left = Chain(kept, chain.result)

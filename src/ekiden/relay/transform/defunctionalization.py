@@ -422,6 +422,10 @@ class _Defunctionalizer:
         number = len(family.constructors)
 
         def rhs(fields: tuple[Var, ...]) -> RelayExpr:
+            """What the clause for this closure does: the captured values are the constructor's
+            fields, the parameters those of `apply`, and the function itself, where it is recursive,
+            the closure made again from the fields.
+            """
             within: dict[Var, RelayExpr] = {}
             for value, one in zip(values, fields, strict=True):
                 assert isinstance(value, Var)

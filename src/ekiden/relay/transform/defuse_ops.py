@@ -17,6 +17,7 @@ def defuse(root: RelayExpr) -> RelayExpr:
     """`root` without calls of primitive functions."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call of a primitive function becomes its body."""
         if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Primitive"):
             return apply(new.op, new)
         return new

@@ -112,6 +112,9 @@ def convert_to(module: IRModule, desired: Desired) -> IRModule:
             raise CompileError(f"ConvertLayout: {name} has no layout")
 
     def change(call: Call, attrs: Any, args: Sequence[RelayExpr]) -> RelayExpr | None:  # noqa: ANN401
+        """The call in the wanted layouts; None leaves it: for another operator, and where a user's
+        LayoutConfig says to skip it. A user's own converter is asked before.
+        """
         assert isinstance(call.op, Op)
         name = call.op.name
         if name not in desired:

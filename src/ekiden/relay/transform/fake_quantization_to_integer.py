@@ -162,6 +162,7 @@ def _alone(new: RelayExpr, rules: _Rules) -> RelayExpr:
         return new
 
     def make() -> RelayExpr:
+        """The call in integers, of the type that the call of floats has."""
         made = _one_in_integers(new, rules)
         made.set_checked_type(new.checked_type)
         return made
@@ -196,6 +197,9 @@ def FakeQuantizationToInteger(  # noqa: N802
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module; with `use_qat` single operators behind a rounding are looked at again
+        afterwards.
+        """
         rules = _Rules(optional_qnn_ops)
 
         def rewrite(body: RelayExpr) -> RelayExpr:

@@ -218,6 +218,9 @@ def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:
     effects: set[RelayExpr] = set()
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Folds a node, and notes whether anything in it has an effect: what has is not evaluated,
+        nor what holds it. A function value has none of its body's.
+        """
         made = _rewrite(old, new, effects, begun)
         inside = operands(made) if isinstance(made, Function) else [*operands(made), *bodies(made)]
         if has_effect(made) or any(e in effects for e in inside):
@@ -277,6 +280,7 @@ def _fold_quantised(body: RelayExpr) -> RelayExpr:
     """A body with constant calls folded, those of the dialect of quantised tensors too."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A qnn call on constants becomes the constant that its reference gives."""
         if not isinstance(new, Call) or not isinstance(new.op, Op):
             return new
         if not new.op.name.startswith("qnn.") or not all(map(_is_constant, new.args)):

@@ -434,6 +434,9 @@ def FuseOps(fuse_opt_level: int = -1) -> Pass:  # noqa: N802
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with fused functions of at most as many operators as the option FUSE_DEPTH
+        says.
+        """
         limit = context.option(FUSE_DEPTH)
         assert isinstance(limit, int)
         level = context.opt_level if fuse_opt_level < 0 else fuse_opt_level

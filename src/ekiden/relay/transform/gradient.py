@@ -88,6 +88,7 @@ def _flattened(function: Function) -> Function:
     """A function whose body is a graph without lets and without calls of function values."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call of a function becomes its body."""
         if isinstance(new, Call) and isinstance(new.op, Function):
             return apply(new.op, new)
         return new

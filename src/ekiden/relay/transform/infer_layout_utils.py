@@ -190,6 +190,9 @@ def _follows(fits: Callable[[str, str], bool]) -> Rule:
     """Operators with one attribute `layout`, which follow their data where that fits."""
 
     def rule(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+        """The data's layout where it fits and is another one, else the call's own; further inputs
+        are vectors of channels.
+        """
         if new is not None and new[0] and new[0] != attrs.layout and fits(new[0], attrs.layout):
             attrs = attrs.with_fields(layout=new[0])
         result = getattr(attrs, "out_layout", "") or attrs.layout
@@ -459,6 +462,9 @@ def _with_parameters(rule: Rule, data: int) -> Rule:
     """A rule for the first `data` inputs; the others are scales and zero points."""
 
     def extended(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+        """The rule's answer with "C" for each scale and zero point, which are vectors of channels
+        or scalars, and have nothing to move.
+        """
         made = rule(attrs, None if new is None else new[:data], old[:data], types[:data])
         inputs = (*made.input_layouts, *("C",) * (len(old) - data))
         return Output(inputs, made.output_layouts, made.new_attrs)

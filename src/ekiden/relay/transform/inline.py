@@ -45,6 +45,10 @@ def _with_bodies(body: RelayExpr, functions: Mapping[GlobalVar, Function]) -> Re
     """`body` with calls of these functions replaced; used as values they become function values."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call becomes the body over its arguments; a name used as a value a copy with variables
+        of its own, as no variable may be bound twice. For an external compiler the function stays
+        whole.
+        """
         if isinstance(old, GlobalVar) and old in functions:
             return fresh_copy(functions[old])
         if isinstance(old, Call) and isinstance(old.op, GlobalVar) and old.op in functions:

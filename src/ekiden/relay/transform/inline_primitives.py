@@ -29,6 +29,9 @@ def _in_place(body: RelayExpr, functions: Mapping[RelayExpr, RelayExpr]) -> Rela
         return body
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Drops the lets of primitive functions and puts the functions in the place of their names;
+        types that were known stay known.
+        """
         if isinstance(new, Let) and _is_primitive(new.value):
             body: RelayExpr = new.body
             return body

@@ -67,6 +67,7 @@ class _Cells:
         raise CompileError(f"LazyGradientInit: {what} cannot become a cell")
 
     def cell(self, name: str, *args: RelayExpr) -> Call:
+        """A call of one of the constructors of gradient.rly."""
         constructor = self.make[name]
         assert isinstance(constructor, Constructor)
         return Call(constructor, args)
@@ -138,6 +139,7 @@ class _Cells:
         return expr
 
     def variable(self, old: Var) -> Var:
+        """The new variable of an old one."""
         made = self.new[old]
         assert isinstance(made, Var)
         return made
@@ -159,6 +161,7 @@ def LazyGradientInit() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with gradient.rly, its own functions over cells; types are inferred again."""
         own = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
         made = module.with_functions(dict(module.functions))
         if "FromGradCell" not in made:

@@ -54,6 +54,9 @@ def Legalize(  # noqa: N802
     """The pass described at the top of this file, for one table; `name` is the pass's."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with each call of an operator in the table as its rule says; the table is read
+        when the pass runs, so that rules may be registered after it was made.
+        """
         rows: Mapping[str, Any] = OP_ATTRS.get(legalize_map_attr_name, {})
         table = {name: _rewrite(legal) for name, legal in rows.items()}
         return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))

@@ -76,6 +76,10 @@ def _with_scratch(function: Function, known: set[PrimVar], kernels: Kernels) -> 
     """The function with a storage for the working memory of each kernel that needs much."""
 
     def lower(binding: Binding) -> list[Binding]:
+        """A call of a kernel with the storage and the tensor of its working memory before it.
+        Kernels that need less than SMALL bytes take it from their thread's own; one whose size
+        depends on names that are not known at the function's entry cannot share, and does too.
+        """
         variable, value = binding
         if not (isinstance(value, Call) and op_name(value) == "vm.invoke_tvm_op"):
             return [binding]
@@ -253,6 +257,10 @@ def MemoryPlan(  # noqa: N802
     facts = {} if concurrent or kernels is None else kernels
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module, each function planned for itself, with the names of those in a circle of
+        calls with it: a call of one of those is a barrier, over which no storage is kept for
+        another use.
+        """
         graph = CallGraph(module)
         groups = ({g.name_hint for g in group} for group in graph.cycles())
         cycles = {name: group for group in groups for name in group}

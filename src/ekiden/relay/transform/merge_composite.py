@@ -25,6 +25,7 @@ def MergeComposite(pattern_table: Sequence[Entry]) -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
 
     def one(body: RelayExpr) -> RelayExpr:
+        """The patterns in the order of the table: what an earlier one takes, no later one sees."""
         for name, pattern, *checks in pattern_table:
             body = partition(pattern, body, {"Composite": name}, checks[0] if checks else None)
         return body

@@ -35,6 +35,10 @@ def NameDimensions() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with `main` over named dimensions, x_0 for the first of parameter x, and its
+        types as they follow; as it was where it has none, too many, or does not type for names. It
+        is tried with a prime for each name first: what types for them needs no equal sizes.
+        """
         main = next((f for g, f in module.functions.items() if g.name_hint == "main"), None)
         if not isinstance(main, Function):
             return module
@@ -88,6 +92,9 @@ def _fill(param: Var, make: Make) -> Type | None:
         return None
 
     def replace(each: Type) -> Type:
+        """A tensor type with each unknown dimension named by its axis; nested ones are walked by
+        `map_type`.
+        """
         if not isinstance(each, TensorType):
             return each
         dims = (

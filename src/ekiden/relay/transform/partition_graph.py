@@ -161,6 +161,9 @@ def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pa
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with regions cut out into global functions; functions that have a compiler
+        already stay. What the compiler's own passes give for them replaces them.
+        """
         functions: dict[GlobalVar, BaseFunc] = {}
         cut_out: dict[GlobalVar, Function] = {}
         for var, function in module.functions.items():

@@ -290,6 +290,9 @@ def PlanDevices(config: CompilationConfig | None = None, *, marks: bool = True) 
     chosen = config or CompilationConfig()
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module planned; as it is where all of it is on the host. Without marks the devices
+        stand in the module's attribute TABLE, which the next run reads.
+        """
         default = HOST if TABLE in module.attrs else chosen.default_primitive_virtual_device
         if default.is_host and not _says_devices(module):
             return module

@@ -82,6 +82,10 @@ def _is_brief(call: Call, target: Target) -> bool:
 def _rewrite(target: Target, asked: str) -> Rewrite:
 
     def rewrite(call: Call) -> RelayExpr | None:
+        """A product whose sums are float32: of bfloat16 where the target multiplies it, of data
+        widened to float32 otherwise; float32 data become bfloat16 only where that is asked for.
+        None leaves it.
+        """
         data, weight = call.args[:2]
         is_brief = _is_brief(call, target)
         dtypes = {_dtype(data), _dtype(weight)}
@@ -105,6 +109,7 @@ def ProductPrecision(target: Target) -> Pass:  # noqa: N802
     """The pass described at the top of this file. Raises PassError for a type it does not know."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module. Raises PassError for another type than bfloat16 in the option."""
         asked = str(context.option(PRECISION))
         if asked not in ("", BRIEF):
             raise PassError(f"ProductPrecision: expected {BRIEF!r} or '', got {asked!r}")

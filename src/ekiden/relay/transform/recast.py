@@ -61,6 +61,9 @@ def _recast(
     numbers = count()
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call of the operators within casts. Calls are numbered in the order of the walk, those
+        of `skipped` are left.
+        """
         if _name(old) not in ops or next(numbers) in left:
             return new
         assert isinstance(new, Call)

@@ -20,6 +20,9 @@ def RemoveUnusedFunctions(entry_functions: Sequence[str] = ("main",)) -> Pass:  
     """The pass described at the top of this file; kernels go with what calls them."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module without functions that neither `entry_functions` nor its attribute ENTRIES
+        reach.
+        """
         further = cast(Sequence[str], module.attrs.get(ENTRIES, ()))
         dropped = set(CallGraph(module).unreachable((*entry_functions, *further)))
         kept = {g: f for g, f in module.functions.items() if g not in dropped}

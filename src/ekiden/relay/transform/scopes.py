@@ -266,6 +266,8 @@ def on_body(rewrite: Callable[[RelayExpr], RelayExpr]) -> Callable[[Function], F
     """
 
     def apply(function: Function) -> Function:
+        """The function with its body rewritten, or that of the function which it gives
+        (Closure)."""
         inner = function.body
         if function.attr("Closure") is not None and isinstance(inner, Function):
             inner = inner.with_fields(body=rewrite(inner.body))

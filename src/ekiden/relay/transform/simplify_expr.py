@@ -36,6 +36,9 @@ def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
         by_name.setdefault(rule.root, []).append(rule)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Rules until none fits, at most MAX_STEPS; what a rule made inside of its result is
+        simplified too, before the next one is asked.
+        """
         for _ in range(MAX_STEPS):
             made = _one_step(new, by_name)
             if made is None:

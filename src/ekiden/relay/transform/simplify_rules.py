@@ -271,6 +271,7 @@ def _whole_slice(m: _Of) -> RelayExpr | None:
 
 def _filled(value: int) -> Callable[[_Of], RelayExpr | None]:
     def make(m: _Of) -> RelayExpr | None:
+        """zeros or ones in the shape of `x`; None where that is not known."""
         sizes = [d.value if isinstance(d, IntImm) else None for d in _shape(m.x)]
         if None in sizes:
             return None
@@ -418,6 +419,7 @@ def _of_rows(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
     whole = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
 
     def from_match(found: NodeMap) -> RelayExpr | None:
+        """What `make` gives for the call that the pattern found."""
         call = found[whole][0]
         assert isinstance(call, Call)
         return make(call)

@@ -178,6 +178,9 @@ def _rewritten(body: RelayExpr, known: Set[Symbol]) -> RelayExpr:
     dropped = {own for c in found.cuts for _, own, _ in c.slices}
 
     def one(binding: Binding) -> list[Binding]:
+        """A binding whose kernel need not copy becomes a tensor over the source's storage; the
+        kernel's call and its own storage go.
+        """
         variable, value = binding
         place = places.get(variable)
         if place is not None:
@@ -195,6 +198,8 @@ def SliceInPlace() -> Pass:  # noqa: N802
     """The pass described at the top of this file. Follows ConcatenateInPlace, before MemoryPlan."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module, function by function."""
+
         def one(function: Function) -> Function:
             known = known_at_entry(function)
             return on_body(lambda body: _rewritten(body, known))(function)

@@ -125,6 +125,9 @@ def _sparse_parts(shape: Sequence[Dim]) -> Callable[[Var], tuple[Var, ...]]:
     last two are of vectors."""
 
     def parts(weight: Var) -> tuple[Var, ...]:
+        """The parameters of a weight, named after it with `.data` and so on; data in its dtype, the
+        other two int32.
+        """
         kind = weight.checked_type
         assert isinstance(kind, TensorType)
         shapes = (tuple(shape[:-2]), (shape[-2],), (shape[-1],))
@@ -151,6 +154,8 @@ def DenseToSparse(  # noqa: N802
     their data, indices and indptr, one after the other."""
 
     def table(weights: _Weights) -> Mapping[str, Rewrite]:
+        """The rewrite of nn.dense for those weights."""
+
         def dense(call: Call) -> Call | None:
             parts = weights.of(call.args[1])
             return None if parts is None else op.nn.sparse_dense(call.args[0], parts)
@@ -169,7 +174,12 @@ def Conv2dToSparse(  # noqa: N802
     """`nn.conv2d` with the weights of these names as `nn.sparse_conv2d`, as `DenseToSparse`."""
 
     def table(weights: _Weights) -> Mapping[str, Rewrite]:
+        """The rewrite of nn.conv2d for those weights."""
+
         def conv(call: Call) -> Call | None:
+            """None for a convolution with strides, padding or another layout or window than was
+            said.
+            """
             fits = is_plain_conv(call, layout, kernel_size)
             parts = weights.of(call.args[1]) if fits else None
             if parts is None:
@@ -188,6 +198,7 @@ def Conv2dToSparse2(  # noqa: N802
     weight lies outside of blocks that hold anything."""
 
     def conv(call: Call) -> Call | None:
+        """None where the weight has fewer zero blocks than the threshold."""
         weight = call.args[1]
         if not isinstance(weight, Constant) or not is_plain_conv(call, layout, kernel_size):
             return None
@@ -199,6 +210,7 @@ def Conv2dToSparse2(  # noqa: N802
         return op.nn.sparse_conv2d(call.args[0], parts, layout, kernel_size)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with those convolutions."""
         return map_functions(
             module, lambda f: f.with_fields(body=rewrite_calls(f.body, {"nn.conv2d": conv}))
         )
@@ -216,7 +228,12 @@ def SimplifyFCTranspose(target_weight_name: Sequence[str]) -> Pass:  # noqa: N80
     """`nn.dense` with the transposes of these weights takes parameters that are transposed."""
 
     def table(weights: _Weights) -> Mapping[str, Rewrite]:
+        """The rewrite of nn.dense for those weights."""
+
         def dense(call: Call) -> Call | None:
+            """The product with the new parameter, which holds the transpose: transpose(w) is no
+            longer computed.
+            """
             source = transposed_weight(call)
             parts = None if source is None else weights.of(source)
             return None if parts is None else call.with_fields(args=(call.args[0], *parts))

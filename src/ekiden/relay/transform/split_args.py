@@ -15,6 +15,9 @@ from ekiden.relay.transform.calls import Rewrite, call_pass
 
 def _joined(most: int) -> Rewrite:
     def rewrite(call: Call) -> RelayExpr | None:
+        """A concatenation of more than `most` as a tree of concatenations; stop_fusion keeps the
+        inner ones kernels of their own, or fusion would make the many arguments again.
+        """
         parts = call.args[0]
         if not isinstance(parts, Tuple) or len(parts.fields) <= most:
             return None

@@ -61,6 +61,7 @@ def cps_type(kind: Type, answer: Type) -> Type:
     """A type with a continuation in each type of functions below it."""
 
     def one(at: Type) -> Type:
+        """fn(a) -> r becomes fn(a, fn(r) -> answer) -> answer."""
         if not isinstance(at, FuncType):
             return at
         after = FuncType((at.ret_type,), answer)

@@ -199,9 +199,12 @@ def ToMixedPrecision(  # noqa: N802
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module; with the option KEEP_OUTPUT, results of functions are cast to what they
+        were."""
         keeps = bool(context.option(KEEP_OUTPUT))
 
         def one(function: Function) -> Function:
+            """One function, whose result's type is inferred again."""
             mixer = _Mixer(mixed_precision_type, missing_op_mode)
             body = mixer.run(function.body)
             if keeps:

@@ -44,12 +44,17 @@ def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
         return found.in_place[0] if found is not None and found.updates else None
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module; as it is where no kernel updates what it reads."""
         if not any(each.updates for each in facts.values()):
             return module
         graph = CallGraph(module)
         roots = {module[g] for g in module.functions if graph.ref_count(g) == 0}
 
         def one(function: Function) -> Function:
+            """One function. The parameters of functions that nothing in the module calls belong to
+            the user, and storages that several tensors lie in may hold what is still read: neither
+            is written over.
+            """
             kept = frozenset(function.params) if function in roots else frozenset[Var]()
             cut = Counter(
                 value.args[0]

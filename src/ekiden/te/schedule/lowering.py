@@ -122,6 +122,7 @@ class Dataflow:
         again: dict[Tensor, Tensor] = {}
 
         def repoint(e: PrimExpr) -> PrimExpr:
+            """A read of an operation's result reads that of its copy."""
             if isinstance(e, ProducerLoad) and e.producer in again:
                 return e.with_fields(producer=again[e.producer])
             return e

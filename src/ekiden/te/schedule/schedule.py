@@ -240,6 +240,7 @@ def repointed_body(op: ComputeOp, new: Mapping[Tensor, Tensor]) -> tuple[PrimExp
     """The expressions of a computation over other tensors."""
 
     def change(e: PrimExpr) -> PrimExpr:
+        """A read of a replaced tensor reads the new one."""
         if isinstance(e, ProducerLoad) and e.producer in new:
             return e.with_fields(producer=new[e.producer])
         return e

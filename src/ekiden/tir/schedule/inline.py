@@ -1,4 +1,12 @@
-"""Primitives that put one block's expression into another: compute_inline and its reverse."""
+"""Primitives that put one block's expression into another: compute_inline and its reverse.
+
+    B[i] = A[i] + 1;  C[i] = B[i] * 2      compute_inline(B):           C[i] = (A[i] + 1) * 2
+    B[i] = f(i);      C[i] = B[i] * 2      reverse_compute_inline(C):   C[i] = f(i) * 2
+
+compute_inline puts the expression wherever the buffer is read, so each reader may be anything;
+reverse_compute_inline takes the one reader's expression into the producer's loops, and so needs
+every element made once and read at its own place.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +65,9 @@ def compute_inline(program: Program, realize: BlockRealize) -> PrimFunc:
             refuse(f"{step} {name!r}: block {each.block.name!r} hands it to a call", each)
 
     def change(e: PrimExpr) -> PrimExpr:
+        """A read of the buffer is what was stored there, with the block's variables as the indices
+        read say.
+        """
         if isinstance(e, BufferLoad) and e.buffer is buffer:
             given = {v: e.indices[n] for v, n in values.items()}
             return substitute(store.value, given)
@@ -105,6 +116,9 @@ def reverse_compute_inline(program: Program, consumer: BlockRealize) -> PrimFunc
     values, condition = _consumer_iterators(step, consumer, buffer, made)
 
     def change(e: PrimExpr) -> PrimExpr:
+        """A read of the buffer is the producer's value; variables of the consumer become indices of
+        the producer's store.
+        """
         if isinstance(e, BufferLoad) and e.buffer is buffer:
             return made.value
         return values.get(e, e) if isinstance(e, Var) else e

@@ -378,6 +378,7 @@ class _Bindings(StmtMutator):
         return new if new is expr or self._change is None else self._change(new)
 
     def visit_block(self, stmt: Block) -> Stmt:
+        """A block that has none of the variables is left as it is, the same object."""
         if free_in(stmt).isdisjoint(self._values):
             return stmt
         return self._inside.visit_block(stmt)
@@ -595,6 +596,9 @@ def indexed(e: PrimExpr, dtype: str) -> PrimExpr:
     """
 
     def change(x: PrimExpr) -> PrimExpr:
+        """A constant takes the dtype; a cast to it (or between integers) of what has it already
+        goes.
+        """
         if isinstance(x, Cast) and x.dtype in ("int32", "int64"):
             return x.value if x.value.dtype == dtype else x
         if isinstance(x, IntImm) and x.dtype in ("int32", "int64"):

@@ -288,7 +288,7 @@ class _Match:
             raise _MismatchError(
                 f"{given.name!r} has {len(indices)} axes, {len(desc_indices)} expected"
             )
-        offsets: list[PrimExpr] = list(indices[:lead])
+        offsets = [self.analyzer.simplify(i) for i in indices[:lead]]
         for a, b in zip(desc_indices, indices[lead:], strict=True):
             offsets.append(self.analyzer.simplify(b - substitute(a, self.variables)))
         for n, offset in enumerate(offsets):
@@ -450,6 +450,7 @@ def _own_names(body: Stmt) -> Stmt:
 
     class _Fresh(StmtMutator):
         def visit_for(self, stmt: For) -> Stmt:
+            """A loop variable of its own: one implementation is put in several places."""
             new = Var(stmt.loop_var.name, stmt.loop_var.dtype)
             inner = substitute_stmt(self.visit(stmt.body), {stmt.loop_var: new})
             return stmt.with_fields(loop_var=new, body=inner)

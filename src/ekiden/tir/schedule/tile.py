@@ -240,6 +240,9 @@ class _Tiles:
         """A store of one element as one of vectors."""
 
         def place(row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            """The store of `value`, lanes from column `begin + column` on of row `first + row`; the
+            mask leaves out lanes behind the last column.
+            """
             lanes = dt.lanes(value.dtype)
             base = self.begin + column
             vectors = Vectorizer(self.nest.columns.loop_var, base, lanes, mask)

@@ -359,6 +359,10 @@ def _intrinsic(op: str) -> Callable[..., PrimExpr]:
         return lambda *args, dtype=None: call_intrin(dtype or row.dtype or "int32", op, *args)
 
     def call(*args: Argument, dtype: str | None = None) -> PrimExpr:
+        """The call, of a dtype that follows from the arguments where none is given; TVM's form with
+        the dtype as the first argument is taken too. Raises TypeError for another number of
+        arguments.
+        """
         if dtype is None and len(args) == row.arity + 1 and isinstance(args[0], str):
             dtype, *args = args  # type: ignore[assignment]  # T.reinterpret("float32", x)
         if row.arity >= 0 and len(args) != row.arity:

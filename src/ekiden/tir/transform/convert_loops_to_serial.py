@@ -13,6 +13,7 @@ from ekiden.tir.visitor import StmtMutator, with_body
 
 class _Serial(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
+        """A parallel loop becomes a serial one; vectors, threads and unrolled loops stay."""
         found = super().visit_for(stmt)
         is_parallel = isinstance(found, For) and found.kind is ForKind.PARALLEL
         return found.with_fields(kind=ForKind.SERIAL) if is_parallel else found

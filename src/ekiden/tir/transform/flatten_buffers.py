@@ -1,7 +1,9 @@
 """Index every buffer by one element offset.
 
+t: float32[64, 32]      t[i, 31 - j] = A[i, j]   ->   t[i * 32 - j + 31] = A[i * 32 + j]
+
 An access with one index is flat already, whatever the buffer's shape: schedule rules may write flat
-accesses directly.
+accesses directly. Everything is simplified on the way.
 """
 
 from __future__ import annotations
@@ -86,6 +88,9 @@ class _Flatten(Simplifier):
         return expr
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
+        """One index for an element. What updates a register has one already, and nothing to
+        simplify.
+        """
         if _updates_register(stmt):
             return stmt
         return super().visit_store(
@@ -93,6 +98,7 @@ class _Flatten(Simplifier):
         )
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
+        """One index for the place."""
         return super().visit_prefetch(
             stmt.with_fields(indices=(flat_index(stmt.buffer, stmt.indices),))
         )

@@ -132,6 +132,7 @@ class _Decide(StmtMutator):
         return stmt.with_fields(condition=condition, then_case=inside)
 
     def visit_for(self, stmt: For) -> Stmt:
+        """With the extent that holds in this part; gone where its body is."""
         body = self.visit(stmt.body)
         if is_nothing(body):
             return NOTHING

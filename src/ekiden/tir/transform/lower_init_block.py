@@ -15,6 +15,9 @@ from ekiden.tir.visitor import StmtMutator, sequence, with_body
 
 class _Lower(StmtMutator):
     def visit_block(self, stmt: Block) -> Stmt:
+        """A block's init before its body, in the first step of its reduction: where all reduced
+        iterators are 0. A block without reduced iterators has no condition.
+        """
         found = super().visit_block(stmt)
         assert isinstance(found, Block)
         if found.init is None:

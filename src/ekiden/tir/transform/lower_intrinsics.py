@@ -54,6 +54,7 @@ def _in_lanes(function: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
     """A function of scalars, of vectors too: each of its nodes in as many lanes."""
 
     def apply(*args: PrimExpr) -> PrimExpr:
+        """The function over scalar variables, in the places of which the vectors are put."""
         lanes = dt.lanes(args[0].dtype)
         if lanes == 1:
             return function(*args)
@@ -61,6 +62,7 @@ def _in_lanes(function: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
         values = dict(zip(names, args, strict=True))
 
         def widen(e: PrimExpr) -> PrimExpr:
+            """A node in as many lanes: constants are broadcast, variables are the vectors."""
             if isinstance(e, Var):
                 return values[e]
             if isinstance(e, (IntImm, FloatImm)):

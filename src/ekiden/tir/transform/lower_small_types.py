@@ -93,11 +93,17 @@ class _Lower(StmtMutator):
         return found.with_fields(value=new, indices=(byte,))
 
     def visit_for(self, stmt: For) -> Stmt:
+        """A loop that writes packed elements is serial: two neighbours share a byte, and each
+        changes its part by reading and writing all of it.
+        """
         if any(dt.is_packed(b.dtype) for b in buffers_written(stmt.body)):
             stmt = stmt.with_fields(kind=ForKind.SERIAL, annotations={})
         return super().visit_for(stmt)
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
+        """Raises InternalError for a variable of a small type: whoever names values names their
+        carriers.
+        """
         if dt.is_small(stmt.var.dtype):
             raise InternalError(f"a variable of {stmt.var.dtype} has no carrier: {stmt.var!r}")
         return super().visit_let(stmt)

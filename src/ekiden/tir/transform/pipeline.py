@@ -92,6 +92,7 @@ def Filter(fcond: Callable[[PrimFunc], bool]) -> Pass:  # noqa: N802
     """A pass that keeps the loop programs for which a condition holds, and all other functions."""
 
     def keep(module: IRModule, context: PassContext) -> IRModule:
+        """The module without the loop programs that the condition does not hold for."""
         kept = {
             name: f
             for name, f in module.functions.items()
@@ -141,17 +142,17 @@ def NarrowDataType(target_bits: int) -> Pass:  # noqa: N802
     return _NARROW()
 
 
-_THREAD_SYNC = _factory("ThreadSync", thread_sync)
+_SYNC = _factory("ThreadSync", thread_sync)
 
 
 def ThreadSync(storage_scope: str = "shared") -> Pass:  # noqa: N802
-    """Barriers stand wherever threads of a block would not see what others have written.
+    """Threads of a block wait where one reads what another wrote.
 
-    Raises ValueError for another scope than "shared", whose memory alone needs them.
+    Raises ValueError for other memory than that of a block.
     """
     if storage_scope != "shared":
-        raise ValueError(f"ThreadSync: threads wait for 'shared' memory, not {storage_scope!r}")
-    return _THREAD_SYNC()
+        raise ValueError(f"ThreadSync: 'shared' expected, got {storage_scope!r}")
+    return _SYNC()
 
 
 # fmt: off
@@ -235,10 +236,10 @@ BEFORE_SPLIT: list[Pass] = [
     UseAssumptions(),
     InjectVirtualThread(),
     InjectDoubleBuffer(),
-    ThreadSync(),           # once memory of the block is where it shall be
 ]
 """For programs that are bound to threads: until SplitHostDevice cuts them."""
 AFTER_SPLIT: list[Pass] = [
+    ThreadSync(),           # while loops are loops, and memory of a block is what it was
     HoistIfThenElse(),
     FlattenBuffer(),
     LowerSmallTypes(),

@@ -28,6 +28,10 @@ class _Unify(StmtMutator):
         self._depth_of_threads = 0
 
     def visit_for(self, stmt: For) -> Stmt:
+        """The outermost loop over threads opens all axes that occur inside of it; loops inside
+        become uses of the axis's variable. Raises ScheduleError where loops of one axis differ in
+        extent, or an extent is only known inside of other loops.
+        """
         axis = str((stmt.annotations or {}).get("thread", ""))
         if stmt.kind is not ForKind.THREAD_BINDING or is_virtual(stmt):
             return super().visit_for(stmt)

@@ -94,6 +94,9 @@ def resize(
         """The source resized along some of the axes; converted after the last of them."""
 
         def body(*i: Var) -> PrimExpr:
+            """The taps of one group of axes, weighted; what lies outside of the region is the
+            extrapolation value. The last group's result is rounded and cast.
+            """
             taps, outside = [], []
             for a in part:
                 scale = None if scales is None else scales[here[a]]

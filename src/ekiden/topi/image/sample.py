@@ -47,12 +47,17 @@ def crop_and_resize(
     def place(
         low: PrimExpr, high: PrimExpr, index: Var, extent: PrimExpr, size: PrimExpr
     ) -> PrimExpr:
+        """The coordinate, in pixels, of sample `index` between two ends in [0, 1]; of a single one
+        their middle.
+        """
         last = cast(size - 1, FLOAT)
         steps = cast(te.max(extent - 1, 1), FLOAT)
         many = low * last + cast(index, FLOAT) * ((high - low) * last / steps)
         return Select(binary(EQ, extent, 1), (low + high) * 0.5 * last, many, FLOAT)
 
     def body(*i: Var) -> PrimExpr:
+        """A sample of the box's image, or the extrapolation value where its coordinate is
+        outside."""
         n, channel, y, x = permute(i, layout, "NCHW")
         y1, x1, y2, x2 = (cast(boxes[n, k], FLOAT) for k in range(4))
         row, column = place(y1, y2, y, height, h), place(x1, x2, x, width, w)
@@ -141,6 +146,7 @@ def grid_sample(
     expect_shape("grid_sample", "grid", grid.shape, (data.shape[0], rank, *[None] * rank))
 
     def coordinate(value: PrimExpr, size: PrimExpr) -> PrimExpr:
+        """[-1, 1] in pixels, from the centres of the outer pixels or from their outer edges."""
         extent = cast(size, FLOAT)
         if align_corners:
             return (value + 1.0) * (extent - 1.0) * 0.5
@@ -157,6 +163,9 @@ def grid_sample(
         return te.max(te.min(x, last), 0.0)
 
     def body(*i: Var) -> PrimExpr:
+        """One sample. Coordinates are moved into the image before interpolation, but for bicubic,
+        whose taps are each moved instead.
+        """
         n, channel, *rest = i
         found = [cast(grid[(n, rank - 1 - d, *rest)], FLOAT) for d in range(rank)]
         at = [coordinate(v, s) for v, s in zip(found, sizes, strict=True)]
@@ -164,6 +173,7 @@ def grid_sample(
             at = [moved(v, s) for v, s in zip(at, sizes, strict=True)]
 
         def pixel(*places: PrimExpr) -> PrimExpr:
+            """A pixel, 0 outside."""
             if method == "bicubic":
                 places = tuple(moved(p, s) for p, s in zip(places, sizes, strict=True))
             # A coordinate far outside would not fit an integer.
@@ -254,6 +264,9 @@ def _dilation2d(
     lowest = te.identity("max", dtype)
 
     def body(*i: Var) -> PrimExpr:
+        """The maximum of pixel plus weight over the window. Where the pixel is the dtype's least
+        (outside too) it stays that: adding would overflow an integer.
+        """
         b, channel, y, x = permute(i, layout, "NCHW")
         iy, ix = y * sy + ky * dy - top, x * sx + kx * dx - left
         at = permute((b, channel, iy, ix), "NCHW", layout)

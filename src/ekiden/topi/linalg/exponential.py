@@ -31,6 +31,9 @@ def matrix_exp(data: Tensor) -> Tensor:
     dtype = wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A matrix at a time: halved until its series converges fast, Horner's scheme for the
+        series, then squared as often (Moler and Van Loan 2003, scaling and squaring).
+        """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with each_matrix(ib, batch) as at:

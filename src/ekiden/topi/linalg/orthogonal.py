@@ -25,6 +25,9 @@ def geqrf(data: Tensor) -> tuple[Tensor, ...]:
     least, dtype = tidy(te.min(rows, columns)), wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A matrix at a time, a column after the other: its reflection is applied to all columns
+        behind it.
+        """
         ib = IRBuilder()
         source, (packed, taus) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
         with each_matrix(ib, batch) as at:
@@ -77,6 +80,9 @@ def householder_product(packed: Tensor, taus: Tensor) -> Tensor:
     count, dtype = taus.shape[-1], wide_dtype(packed)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """The reflections applied to the first columns of the identity, from the last to the first,
+        each only to the columns from its own on: those before are still the identity's there.
+        """
         ib = IRBuilder()
         source, tau, out = (ib.buffer_ptr(each) for each in (*ins, *outs))
         with each_matrix(ib, batch) as at:

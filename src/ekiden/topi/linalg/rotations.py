@@ -120,6 +120,9 @@ def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
     dtype = wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Cyclic Jacobi: rotations that each make one pair of elements 0, until all others are
+        below half an epsilon of the greatest element; then eigenvalues in order.
+        """
         ib = IRBuilder()
         source, (values, vectors) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
         with each_matrix(ib, batch) as at:
@@ -172,6 +175,10 @@ def svd(data: Tensor, full_matrices: bool = True) -> tuple[Tensor, ...]:
     is_wide = rows <= columns
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """One-sided Jacobi: rows (of the transpose where columns are more) are turned until they
+        are orthogonal; their lengths are the singular values, the turns are the other side's
+        vectors.
+        """
         ib = IRBuilder()
         source, (left, values, right) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
         with each_matrix(ib, batch) as at:

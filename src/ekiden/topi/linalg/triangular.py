@@ -43,6 +43,9 @@ def det(data: Tensor) -> Tensor:
     dtype = wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A matrix at a time: the product of pivots, its sign turned by each exchange. A pivot of 0
+        makes it 0, and nothing is divided by it.
+        """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with each_matrix(ib, batch) as at:
@@ -76,6 +79,9 @@ def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
     least, dtype = tidy(te.min(rows, columns)), wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A matrix at a time, in place. A pivot of 0 is noted, the first one's number kept, and its
+        column left: it is 0 below too.
+        """
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
         factors, pivots, order, info = map(ib.buffer_ptr, outs)
@@ -117,6 +123,9 @@ def cholesky(data: Tensor) -> tuple[Tensor, ...]:
     dtype = wide_dtype(data)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A row after the other (Cholesky and Banachiewicz); from the first minor that is not
+        positive on the root is not-a-number, which later rows take over.
+        """
         ib = IRBuilder()
         source, (factor, info) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
         with each_matrix(ib, batch) as at:
@@ -151,6 +160,9 @@ def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> 
     columns, dtype = b.shape[-1], wide_dtype(a)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A row after the other, forwards for a lower triangle and backwards for an upper one; all
+        columns of b together, as they lie side by side in memory.
+        """
         ib = IRBuilder()
         left, right, out = (ib.buffer_ptr(each) for each in (*ins, *outs))
         with each_matrix(ib, batch) as at:

@@ -41,6 +41,7 @@ def bitpack(
     k = te.reduce_axis((0, width), "k")
 
     def word(*i: Var) -> PrimExpr:
+        """One bit of `width` neighbours, each shifted to its place and summed: places are apart."""
         bit = i[plane]
         rest = [index for n, index in enumerate(i) if n != plane]
         where = [index * width + k if n == at else index for n, index in enumerate(rest)]

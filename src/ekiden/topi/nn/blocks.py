@@ -242,6 +242,7 @@ def _value(row: BlockFormat, load: Load, k: PrimExpr) -> PrimExpr:
     """Number k of a plain block: float32."""
 
     def real(number: Real) -> PrimExpr:
+        """A number of the block's head: float16, times its group's whole factor if it has one."""
         found = _half(load, const(number.at))
         if number.factor is not None:
             found = found * cast(_whole(number.factor, load, k // row.group), "float32")
@@ -292,6 +293,9 @@ def dense_blocks_pack(
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def body(*i: Var) -> PrimExpr:
+        """The product over the packed weight: panel by panel, for each lane its level times its
+        scale (and plus its offset), which the format's groups share.
+        """
         lane, at = i[-1] % panel, k % row.values
         load = _loader(weight, i[-1] // panel, k // row.values)
         inside = at % UNIT // row.group * (of.factors * panel) + lane

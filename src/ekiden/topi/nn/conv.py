@@ -143,6 +143,7 @@ def conv(
     out_per_group = tidy(out // groups)
 
     def body(*i: Var) -> PrimExpr:
+        """The sum over taps and the channels of one group; outside of the data, 0."""
         b, o, *positions = permute(i, result, plain)
         at = [
             p * s + k * d - f

@@ -71,6 +71,7 @@ def conv_transpose(
     ci = te.reduce_axis((0, per_group), "ci")
 
     def body(*i: Var) -> PrimExpr:
+        """The sum over the taps that reach a place: of k taps at a step of s each s-th one."""
         b, o, *positions = permute(i, result, plain)
         windows: list[PrimExpr] = []
         places: list[PrimExpr] = []

@@ -107,6 +107,7 @@ def _deformable(
     per_out = tidy(out // groups)
 
     def body(*i: Var) -> PrimExpr:
+        """The sum over taps and channels of what was sampled for them."""
         b, o, y, x = permute(i, layout, "NCHW")
         channel = ci if groups == 1 else o // per_out * per_group + ci
         factor = kernel[permute((o, ci, ky, kx), "OIHW", kernel_layout)]
@@ -194,6 +195,7 @@ def correlation_nchw(
         return guarded(data, (b, channel, y, x), conditions, const(0, data.dtype))
 
     def body(b: Var, d: Var, i: Var, j: Var) -> PrimExpr:
+        """Displacement d as (row, column) around the middle, `stride2` apart."""
         y = i * stride1 + max_displacement + ky - top
         x = j * stride1 + max_displacement + kx - left
         a = load(data1, b, y, x)

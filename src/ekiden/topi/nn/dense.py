@@ -66,6 +66,9 @@ def dense_pack(
     words = data.shape[-1] // word
 
     def read(column: PrimExpr) -> PrimExpr:
+        """Which element of the data step k multiplies: the k-th; in the last words of a column's
+        panel that of the word whose number `places` has.
+        """
         step = k // word
         if places is None or is_const(places.shape[1], 0):
             return k
@@ -73,6 +76,7 @@ def dense_pack(
         return if_then_else(step < words, step, place) * word + k % word
 
     def body(*i: Var) -> PrimExpr:
+        """The product over k; the weight's place has as many axes as its layout."""
         place = (i[-1] // tile, k // word, i[-1] % tile, k % word)
         factor = weight[place[: len(weight.shape)]]
         return te.sum(cast(data[(*i[:-1], read(i[-1]))], dtype) * cast(factor, dtype), k)
@@ -132,6 +136,7 @@ def batch_matmul(
     k = te.reduce_axis((0, depth), "k")
 
     def body(n: Var, y: Var, x: Var) -> PrimExpr:
+        """The product over k; a batch of 1 is read again for each."""
         (left,) = broadcast_indices((n,), a.shape[:1], batch)
         (right,) = broadcast_indices((n,), b.shape[:1], batch)
         factors = a[_swapped((left, y, k), transpose_a)], b[_swapped((right, k, x), transpose_b)]
@@ -151,6 +156,8 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
     plain, word = kind.startswith("dense"), WORD_OF_KIND.get(kind)
 
     def body(*i: Var) -> PrimExpr:
+        """The packed element: the panel's row within the tile, 0 behind the last row of the
+        group."""
         indices: tuple[PrimExpr, ...]
         group, indices = (i[0], i[1:]) if kind == "group_conv2d" else (as_dim(0), i)
         if word:

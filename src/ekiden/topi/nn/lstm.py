@@ -62,6 +62,9 @@ def lstm(
     )
 
     def gate(letter: str, t: PrimExpr, b: PrimExpr, h: PrimExpr) -> PrimExpr:
+        """A gate before its activation: the data's part of this step plus the last hidden state's,
+        and both biases. Row t of the states is that after step t, row 0 the one before all.
+        """
         at = hidden * weight_layout.index(letter) + h
         value = projected[t - 1, b, at] + recurrent[t, b, at]
         for bias in (Bi, Bh):
@@ -72,6 +75,9 @@ def lstm(
         return const(0.0, Xs.dtype) if weight is None else cell * weight[h]
 
     def next_cell(t: Var, b: Var, h: Var) -> PrimExpr:
+        """The cell: f * old + i * g (Hochreiter and Schmidhuber 1997, with the forget gate of Gers
+        2000).
+        """
         old = c_state[t - 1, b, h]
         keep = f_act(gate("F", t, b, h) + peep(p_f, old, h))
         take = f_act(gate("I", t, b, h) + peep(p_i, old, h))

@@ -62,6 +62,9 @@ def dense_nibbles(data: Tensor, weight: Tensor, scale: Tensor, point: Tensor) ->
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def body(*i: Var) -> PrimExpr:
+        """The sum over k of data * (level - zero point) * scale; the low half of a byte comes
+        first.
+        """
         at = (i[-1], k // block)
         byte = cast(weight[(*at, k % block // 2)], "int32")
         level = _half(byte, cast(k % 2 * 4, "int32"))
@@ -86,6 +89,9 @@ def dense_nibbles_pack(inputs: Sequence[Tensor], units: int) -> Tensor:
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def body(*i: Var) -> PrimExpr:
+        """The same from int8 data and panels, whose words have the first half of a group in their
+        low nibbles, the second in their high ones.
+        """
         panel, row, at = i[-1] // PANEL, i[-1] % PANEL, k // block
         shift = k % (GROUP // 2) * 8 + k % GROUP // (GROUP // 2) * 4
         word = weight[panel, at, k % block // GROUP, row]

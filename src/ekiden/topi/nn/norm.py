@@ -54,6 +54,7 @@ def batch_norm(
         news = [_blend(old, new, share) for old, new in pairs]
 
     def body(*i: Var) -> PrimExpr:
+        """(data - mean) * (1 / sqrt(var + epsilon) * gamma) + beta, in the dtype of the data."""
         c = i[at]
         factor = call_intrin("rsqrt", var[c] + const(small, var.dtype))
         value = (data[i] - mean[c]) * (factor if scale is False else factor * gamma[c])
@@ -100,6 +101,7 @@ def normalize(
     count = cast(product([data.shape[a] for a in axes]), wide)
 
     def body(*i: Var) -> PrimExpr:
+        """A row's statistics in its wide dtype; rounded once, at the end."""
         row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
         factor = call_intrin("rsqrt", squares[row] / count + const(epsilon, wide))
         return cast(affine((cast(data[i], wide) - mean(row)) * factor, i), data.dtype)
@@ -115,6 +117,7 @@ def affine(
     """`value * gamma + beta` at the parameters of an element, where they are given."""
 
     def apply(value: PrimExpr, indices: Sequence[PrimExpr]) -> PrimExpr:
+        """The affine of one element; parameters may have another dtype."""
         at = parameters(indices)
         scaled = value if gamma is None else value * cast(gamma[at], value.dtype)
         return scaled if beta is None else scaled + cast(beta[at], value.dtype)
@@ -146,6 +149,7 @@ def rms_norm(data: Tensor, weight: Tensor, axis: Axes, epsilon: float = 1e-5) ->
     )
 
     def body(*i: Var) -> PrimExpr:
+        """In the wide dtype; rounded once, at the end."""
         row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
         factor = call_intrin("rsqrt", squares[row] / count + const(epsilon, wide))
         own = cast(weight[[i[a] for a in axes]], wide)
@@ -212,6 +216,7 @@ def l2_normalize(data: Tensor, eps: float, axis: Axes | None = None) -> Tensor:
     )
 
     def body(*i: Var) -> PrimExpr:
+        """In the wide dtype; rounded once, at the end."""
         row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
         length = call_intrin("sqrt", maximum(squares[row], const(eps, wide)))
         return cast(cast(data[i], wide) / length, data.dtype)
@@ -234,12 +239,14 @@ def lrn(
     extent, zero = data.shape[at], const(0, data.dtype)
 
     def square(i: Sequence[PrimExpr], offset: int) -> PrimExpr:
+        """The square of the channel `offset` away; 0 beyond the first and last."""
         place = i[at] + offset
         conditions = inside(place, extent, offset < 0, offset > 0)
         value = wide(guarded(data, replaced(i, at, place), conditions, zero))
         return value * value
 
     def body(*i: Var) -> PrimExpr:
+        """The window is unrolled: `size` is a small number."""
         total = square(i, -before)
         for offset in range(1 - before, size - before):
             total = total + square(i, offset)

@@ -106,6 +106,7 @@ def _moved(
     expect_shown(name, data.shape, width)
 
     def body(*i: Var) -> PrimExpr:
+        """The element that each axis's border rule puts at a place."""
         return data[
             [_placed(n, d, a, b, border) for n, d, (a, b) in zip(i, data.shape, width, strict=True)]
         ]

@@ -80,12 +80,21 @@ class Window:
     @property
     def holds_its_nearest(self) -> bool:
         """Whether that element is in the window anyway, and reading it keeps vectors whole."""
-        dense = all(d == 1 for d in self.dilation)
+        dense = all(d == 1 for d in self.dilation) and not self.may_be_empty
         inner = self.data.ndim - 1 in self.axes
         return dense and not inner and all(known(self.data.shape[a]) for a in self.axes)
 
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a window may lie in the padding alone: its maximum is the lowest value, its mean
+        0.
+        """
+        reach = [(k - 1) * d + 1 for k, d in zip(self.pool_size, self.dilation, strict=True)]
+        around = zip(self.before, self.after, reach, strict=True)
+        return any(before >= wide or after >= wide for before, after, wide in around)
+
     def count(self, indices: Sequence[PrimExpr], include_pad: bool) -> PrimExpr:
-        """How many taps of a window count."""
+        """How many taps of a window count, at least one."""
         total: PrimExpr = const(1, "int64")
         for n, axis in enumerate(self.axes):
             total = total * self._count_axis(
@@ -100,11 +109,9 @@ class Window:
             return taps
         high = size + self.after[n] if include_pad else size
         last = minimum(taps, ceil_div(high - start, step))
-        return (
-            last
-            if include_pad or self.before[n] == 0
-            else last - maximum(ceil_div(const(0) - start, step), 0)
-        )
+        if not include_pad and self.before[n] > 0:
+            last = last - maximum(ceil_div(const(0) - start, step), 0)
+        return maximum(last, 1) if self.may_be_empty else last
 
 
 UNROLLED = 32
@@ -123,6 +130,9 @@ def _combine(
     every_tap = list(product(*(range(size) for size in window.pool_size)))
 
     def body(*i: Var) -> PrimExpr:
+        """All taps one after the other where they are few (UNROLLED): vectors along the result then
+        have no inner loop; else a reduction.
+        """
         if len(every_tap) > UNROLLED:
             return reducer(load(i, variables), variables)
         values = (load(i, [as_dim(k) for k in taps]) for taps in every_tap)
@@ -137,6 +147,10 @@ def max_pool(window: Window) -> Tensor:
     lowest = te.identity("max", window.data.dtype)
 
     def load(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
+        """A tap: where each window holds the element nearest to any tap outside, that element
+        stands for it, and no comparison with the bounds of the data is needed; else the dtype's
+        least.
+        """
         if window.holds_its_nearest:
             return window.nearest(indices, taps)
         return window.load(indices, taps, lowest)
@@ -199,6 +213,9 @@ def _binned(
     taps, bounds = _bins(data, shape, axes)
 
     def body(*i: Var) -> PrimExpr:
+        """The elements of a bin, up to the longest bin's; those behind its end count as
+        `otherwise`.
+        """
         at, conditions = list[PrimExpr](i), []
         for n, axis in enumerate(axes):
             begin, end = bounds(i, n)
@@ -217,6 +234,7 @@ def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor
     _, bounds = _bins(data, shape, axes)
 
     def mean_of(*i: Var) -> PrimExpr:
+        """The sum of a bin divided by the number of its elements."""
         count: PrimExpr = const(1, "int64")
         for n in range(len(axes)):
             begin, end = bounds(i, n)
@@ -393,6 +411,9 @@ def pool_grad(
     zero = const(0, grads.dtype)
 
     def body(*i: Var) -> PrimExpr:
+        """The sum over the windows that cover an element: of its share of their gradient, or of
+        theirs whole where the window's first maximum is this tap.
+        """
         at, conditions, taps = list[PrimExpr](i), [], []
         for n, axis in enumerate(axes):
             # Window w covers this element if its tap (position - w * stride) is in [0, kernel).
@@ -425,6 +446,7 @@ def _first_maximum(window: Window) -> Tensor:
     count = functools.reduce(operator.mul, window.pool_size)
 
     def body(*i: Var) -> PrimExpr:
+        """The least flat tap whose value is the maximum."""
         flat: PrimExpr = as_dim(0)
         for size, tap in zip(window.pool_size, taps, strict=True):
             flat = flat * size + tap

@@ -33,6 +33,9 @@ def pack_recurrent(weight: Tensor, gates: int, lanes: int) -> Tensor:
     hidden = weight.shape[1]
 
     def body(p: Var, k: PrimExpr, i: Var, *byte: Var) -> PrimExpr:
+        """Element k of lane i of a panel: gate after gate, in each `lanes` units; 0 beyond the last
+        unit.
+        """
         unit = p * lanes + i % lanes
         k = k * WORD + byte[0] if byte else k
         load = weight[i // lanes * hidden + unit, k]

@@ -47,6 +47,7 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     total = te.compute(highest.shape, total_body, name="softmax_sum", tag="reduce")
 
     def body(*i: Var) -> PrimExpr:
+        """In the wide dtype; rounded once, at the end."""
         row = _row(i, axis)
         shifted = cast(data[i], wide) - cast(highest[row], wide)
         return cast(shifted - call_intrin("log", total[row]), data.dtype)

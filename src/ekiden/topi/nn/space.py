@@ -42,6 +42,7 @@ def depth_to_space(
     channels = tidy(c // (block_size * block_size))
 
     def body(*i: Var) -> PrimExpr:
+        """The pixel's place within its block says which channels it comes from."""
         b, o, y, x = permute(i, layout, "NCHW")
         inner = (y % block_size) * block_size + x % block_size
         source = inner * channels + o if mode == "DCR" else o * (block_size * block_size) + inner
@@ -56,6 +57,7 @@ def space_to_depth(data: Tensor, block_size: int, layout: str = "NCHW") -> Tenso
     n, c, h, w = permute(data.shape, layout, "NCHW")
 
     def body(*i: Var) -> PrimExpr:
+        """The channel says which place within the block it comes from."""
         b, o, y, x = permute(i, layout, "NCHW")
         inner, channel = o // c, o % c
         row, column = y * block_size + inner // block_size, x * block_size + inner % block_size
@@ -85,6 +87,9 @@ def space_to_batch_nd(
     batch = data.shape[0]
 
     def body(*i: Var) -> PrimExpr:
+        """The padded place that a position within blocks stands for; outside of the data the pad
+        value.
+        """
         inner = unravel(i[0] // batch, as_shape(block_shape))
         at = [i[1 + n] * block_shape[n] + inner[n] - first[n] for n in range(rank)]
         conditions = [c for n, p in enumerate(at) for c in (p >= 0, p < data.shape[1 + n])]
@@ -112,6 +117,7 @@ def batch_to_space_nd(
     ]
 
     def body(*i: Var) -> PrimExpr:
+        """The batch says the position within a block, the place which block."""
         at = [i[1 + n] + first[n] for n in range(rank)]
         inner: PrimExpr = as_dim(0)
         for n, block in enumerate(block_shape):
@@ -145,6 +151,7 @@ def dilate(
     shape = [tidy((d - 1) * s + 1) for d, s in zip(data.shape, strides, strict=True)]
 
     def body(*i: Var) -> PrimExpr:
+        """An element where every index is a multiple of its stride; the value between them."""
         exact: PrimExpr = const(True)
         for index, step in zip(i, strides, strict=True):
             if step != 1:
@@ -163,6 +170,7 @@ def fifo_buffer(data: Tensor, buffer: Tensor, axis: int) -> Tensor:
     expect_least("fifo_buffer", "buffer", (size,), (extent,))
 
     def body(*i: Var) -> PrimExpr:
+        """From the buffer, moved; behind its end from the new data."""
         old = buffer[replaced(i, at, i[at] + extent)]
         new = data[replaced(i, at, i[at] + extent - size)]
         return if_then_else(i[at] + extent < size, old, new)

@@ -126,6 +126,9 @@ def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
     ky, kx = te.reduce_axis((0, TAPS), "ky"), te.reduce_axis((0, TAPS), "kx")
 
     def body(e: Var, panel: Var, c: Var, column: Var) -> PrimExpr:
+        """G g G' of Lavin and Gray (2015), for each of the places (u, v) = e of a tile; zeros in
+        the last panel's columns behind the channels.
+        """
         o = panel * tile + column
         value = guarded(weight, (o, c, ky, kx), [o < out], const(0, weight.dtype))
         factor = matrix_element(g, e // size, ky, weight.dtype) * matrix_element(
@@ -150,6 +153,9 @@ def winograd_conv2d(
     u, v, i, j, c = axes
 
     def body(image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+        """A'((G g G') * (B'd B))A of the tile that holds (y, x), all sums at once: what it means;
+        kernels compute it a transform at a time.
+        """
         row, column = y // m * m + i - top, x // m * m + j - left
         held = inside(row, height, True, True) + inside(column, width, True, True)
         value = guarded(data, (image, row, column, c), held, const(0, data.dtype))

@@ -61,6 +61,9 @@ class Prefetches:
         ]
 
         def ahead(origin: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
+            """For step k on the panel from `origin`: near rows to the first cache, and lines of the
+            next panel to the second one (locality 2), spread evenly over the first tiles' steps.
+            """
             made = self.near(origin, k)
             if place % apart == 0 or self.unroll % apart:
                 step_number = simplify((origin - base) // self.row + k)

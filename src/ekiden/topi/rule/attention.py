@@ -195,6 +195,10 @@ class Attention:
         in_rows = is_const(self.k.strides["d"], 1) and not is_const(self.k.strides["s"], 1)
 
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
+            """A loop over panels of so many vectors of keys: whole ones of keys that lie in rows
+            are transposed in registers where the processor shuffles; others are copied element by
+            element.
+            """
             panel = Var("p")
             key = first + panel * (vectors * self.lanes)
             is_whole = vectors == self.wide or is_const(simplify(self.keys % self.lanes), 0)
@@ -216,6 +220,7 @@ class Attention:
             return self.load(self.k.buffer, simplify(start))
 
         def keep(n: int, value: PrimExpr) -> Stmt:
+            """Column n of a block of the depth, as a row of the panel."""
             d = block * self.lanes + n
             place = key * self.depth + d * width + at * self.lanes
             return self.store(self.panels, simplify(place), value)
@@ -330,6 +335,7 @@ class Attention:
         is_last = vectors == 1 and not is_const(simplify(self.keys % self.lanes), 0)
 
         def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+            """A score, masked and scaled, to its place in the rows' scores."""
             at = key + column
             made = self.score(b, h, first + i, at, value, is_last)
             return self.store(self.scores, i * self.stride + at, made)
@@ -408,6 +414,7 @@ class Attention:
 
             def keep(i: PrimExpr, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None,
                      column: int = column) -> Stmt:  # fmt: skip
+                """A mixed vector divided by its row's total of exponentials, to the result."""
                 share = Mul(value, self.splat(self.totals[i]), value.dtype)
                 place = origin + (first + i) * out["s"] + (at + column) * out["d"]
                 index = ramp(simplify(place), out["d"], self.lanes)
@@ -432,6 +439,7 @@ class Attention:
         k_base, v_base = (b * o.strides["b"] + shared * o.strides["h"] for o in (self.k, self.v))
 
         def rows(count: int, first: PrimExpr) -> Stmt:
+            """Scores, softmax and mix of some rows, which stay in the thread's own memory."""
             steps = seq(
                 self.scored(b, h, first, count),
                 self.softmax(first, count),

@@ -142,6 +142,7 @@ class _Product:
         width = self.wide * self.lanes
 
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
+            """A loop over panels of so many vectors of columns, from column `first` on."""
             panel = Var("p")
             column = first + panel * (vectors * self.lanes)
             body = self.pack_panel(packed, column * self.k, image, column, vectors)
@@ -226,6 +227,9 @@ class _Product:
         shape = Tile(rows, vectors, self.lanes, vectors * self.lanes, self.dtype)
 
         def store(i: PrimExpr, offset: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+            """A vector of the result through the epilogue; masked where the last panel is not
+            whole.
+            """
             row, at = first + i, column + offset
             flat = (image * self.rows + row) * self.columns + at
             return self.epilogue.store(
@@ -268,6 +272,7 @@ class _Product:
         panel = Var("p")
 
         def body(rows: int, first: PrimExpr) -> Stmt:
+            """For the rows of a tile all panels one after the other."""
             column = simplify(begin + panel * (vectors * self.lanes))
             one = self.tile(source, image, first, rows, column, vectors)
             return For(panel, const(0), count, ForKind.SERIAL, one)
@@ -362,6 +367,9 @@ class _Product:
         ahead, unroll = self.near(packed)
 
         def copy(_: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
+            """At step k of the first rows: the panel's line is copied as it is read, so that rows
+            below find it packed.
+            """
             line = origin + k * self.b.row
             return [
                 *self.brought(origin, k, width),
@@ -372,6 +380,7 @@ class _Product:
             ]
 
         def body(rows: int, first: PrimExpr) -> Stmt:
+            """The first rows read what is not packed and pack it; all others read the panel."""
             early = self.tile(self.b, image, first, rows, column, self.wide, copy)
             later = self.tile(source, image, first, rows, column, self.wide, ahead, unroll)
             return IfThenElse(first.equal(0), early, later)
@@ -383,6 +392,7 @@ class _Product:
         assert isinstance(self.rows, IntImm)
 
         def store(row: int, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            """A vector of the result through the epilogue, for products of few rows."""
             at = const(row)
             flat = (image * self.rows + at) * self.columns + column
             return self.epilogue.store([*self.indices(image, at), column], flat, value, mask)
@@ -442,6 +452,7 @@ def _family(tag: str) -> Family:
         name: str,
         decision: Decision,
     ) -> PrimFunc:
+        """The kernel of one product as a function."""
         kernel = _Product(inputs, outputs, target, tag, decision)
         return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
 

@@ -60,6 +60,7 @@ def _checked(
         return real(check.values[tuple(at)])
 
     def load(e: PrimExpr) -> PrimExpr:
+        """A read of a tensor as a load from its buffer."""
         if isinstance(e, ProducerLoad):
             return BufferLoad(buffers[e.producer], e.indices, e.dtype)
         return e

@@ -192,6 +192,9 @@ class Conv:
             return self.epilogue.put((out + i) * self.channels + at, at, value, mask)
 
         def load(i: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+            """The sums so far of a later part of the channels: loaded from the result, or, in the
+            first part (block 0), zeros.
+            """
             at, begun = panel.column + column, broadcast(self.block > 0, lanes)
             both = begun if mask is None else logical_and(begun, mask)
             return self.epilogue.kept((out + i) * self.channels + at, at, lanes, both)
@@ -313,6 +316,7 @@ class Conv:
         pixel = self.geometry.data[3]
 
         def body(many: PrimExpr, first: PrimExpr) -> Stmt:
+            """Of `many` pixels from `first` on a tile of the matrix unit."""
             tile = self.matrix_tile(
                 many,
                 lambda i: self.pixel(first + i),
@@ -356,6 +360,9 @@ class Conv:
             )
 
         def body(rows: int, first: PrimExpr) -> Stmt:
+            """Of `rows` pixels of a line a tile of registers: a row of it begins a stride behind
+            the last.
+            """
             base, step = start + first * (pixel * sx), simplify(pixel * sx)
             a_rows = [base + step * i for i in range(rows)]
             return self.tile(rows, lambda i: [n, y, first + i], a_rows, line * width + first, panel)
@@ -372,6 +379,7 @@ class Conv:
         if self.by_panels(panels):
 
             def pixels(at: PrimExpr) -> Stmt:
+                """All pixels of one panel: panels are what threads share out here."""
                 panel = make(at)
                 if flat:
                     return self.flat_tiles(panel, ForKind.SERIAL)
@@ -426,6 +434,7 @@ class Conv:
             return self.flat_matrices(total, ForKind.PARALLEL, panel, each)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
+            """For the pixels of a tile all panels one after the other."""
             return For(
                 index, const(0), const(panels), ForKind.SERIAL, self.flat_tile(rows, first, panel)
             )
@@ -452,6 +461,9 @@ class Conv:
         per_group = -(-self.group_out // self.width)
 
         def make(index: PrimExpr) -> Panel:
+            """The panel of a number: group and place in it. `first` is how many the parts before
+            have.
+            """
             group, within = index // panels, index % panels + first
             if groups == 1:
                 group, within = const(0), index + first
@@ -467,6 +479,7 @@ class Conv:
         self.source, self.slice = bands.source, bands.slice
 
         def line(n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
+            """A line of the result: each part's panels, whole ones and then the last."""
             index = Var("p")
             return seq(
                 *(

@@ -190,6 +190,9 @@ class _Transposed(Conv):
         self, panels: int, make: Callable[[PrimExpr], Panel]
     ) -> tuple[int, Callable[[PrimExpr], Panel]]:
         def made(index: PrimExpr) -> Panel:
+            """A panel of a phase: the phase's taps stand together in the weight, so that its panel
+            begins behind those of the phases before.
+            """
             at = self.output.phase(index // panels, self.geometry.steps(self.slice))
             panel = make(index % panels)
             offset = panel.offset + at.first * (self.group_in * self.width)
@@ -205,6 +208,7 @@ def _named(panel: Panel) -> tuple[_PhasePanel, list[tuple[Var, PrimExpr]]]:
     lets: list[tuple[Var, PrimExpr]] = []
 
     def named(name: str, value: PrimExpr) -> PrimExpr:
+        """A name for a value that is not a number."""
         if isinstance(value, IntImm):
             return value
         lets.append((Var(name), value))
@@ -241,7 +245,10 @@ class _TransposedDepthwise(Depthwise):
         weights = at.first * self.channels + channel
 
         def body(pixels: int, first: PrimExpr) -> Stmt:
+            """Tiles of pixels of one phase."""
+
             def store(p: int, value: PrimExpr) -> Stmt:
+                """A pixel's vector to where its phase puts it in the result."""
                 place = [n, y, first + p, channel]
                 return self.output.store(
                     at, place, lambda indices, at: self.epilogue.store(indices, at, value, mask)

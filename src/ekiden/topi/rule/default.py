@@ -82,6 +82,7 @@ class _Kernel:
         """The expression over flat loads."""
 
         def change(e: PrimExpr) -> PrimExpr:
+            """A variable's value; a read of a tensor as a load with one flat index."""
             if isinstance(e, Var):
                 return values.get(e, e)
             if isinstance(e, ProducerLoad):

@@ -143,6 +143,9 @@ def of_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
     assert isinstance(op, te.ComputeOp)
 
     def change(e: PrimExpr) -> PrimExpr:
+        """A read of the data as one of its pairs: element k of a word of four bytes comes 0, 2, 1,
+        3.
+        """
         if isinstance(e, te.ProducerLoad) and e.producer is operands_of(anchor)[0]:
             *row, k = e.indices
             return pairs[(*row, k // 4 * 4 + k % 2 * 2 + k % 4 // 2)]
@@ -186,6 +189,7 @@ def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
     """Fewest rows of tiles that have time to bring their panel ahead, if it is whole or not."""
 
     def fewest(columns: int) -> int:
+        """The fewest rows that hide their panel's prefetches, as any more up to DYNAMIC_ROWS do."""
         vectors = -(-columns // target.lanes("float32"))
         many = range(1, DYNAMIC_ROWS + 1)
         return 1 + max(

@@ -71,6 +71,7 @@ class _Listed:
         shape = Tile(rows, vectors, self.lanes, valid, self.anchor.dtype, dot)
 
         def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            """A vector of the result through the epilogue."""
             row, at = first + i, panel * self.width + column
             place = unflatten(row, self.leading, at)
             return self.epilogue.store(place, row * self.units + at, value, mask)

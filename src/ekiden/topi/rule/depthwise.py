@@ -137,7 +137,10 @@ class Depthwise:
         line = n * height + y
 
         def body(pixels: int, first: PrimExpr) -> Stmt:
+            """Of some pixels of a line a tile of registers, for one vector of channels."""
+
             def store(p: int, value: PrimExpr) -> Stmt:
+                """A pixel's vector through the epilogue."""
                 flat = (line * width + first + p) * self.channels + channel
                 place = self.geometry.place([n, y, first + p, channel])
                 return self.epilogue.store(place, flat, value, mask)

@@ -289,6 +289,8 @@ class _Nest:
         runs = simplify(count // lanes)
 
         def place(index: PrimExpr, n: int, is_pixels: bool) -> PrimExpr:
+            """The index of a run of vectors whose lanes are pixels, or channels from n vectors
+            on."""
             given = {pixel.var: begin + run * lanes, channel.var: const(0 if is_pixels else n)}
             at = substitute(index, given)
             return ramp(simplify(at + n * lanes if is_pixels else at), 1, lanes)
@@ -391,6 +393,7 @@ class _Nest:
             return For(strip, const(0), whole, ForKind.SERIAL, one(given))
 
         def tail(given: dict[Var, PrimExpr]) -> Stmt:
+            """What is left of a row behind whole strips, an element at a time."""
             kind = ForKind.UNROLLED if isinstance(rest, IntImm) else ForKind.SERIAL
             body = self.store(given | {inner.var: whole * STRIP + left})
             return For(left, const(0), rest, kind, body)

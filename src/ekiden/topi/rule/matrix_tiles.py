@@ -211,6 +211,9 @@ class _Writer:
             b_base = b_base + variable * loop.b_stride
 
         def step(k: PrimExpr, is_rest: bool) -> Stmt:
+            """A step of the matrix unit over WORDS words of k; the last one may be over the words
+            left over.
+            """
             words = k * WORDS
             a, b = a_base + words * inner.a_stride, b_base + words * inner.b_stride
             return self.step(a, b, count, is_rest)

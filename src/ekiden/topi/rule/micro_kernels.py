@@ -98,6 +98,7 @@ def _parts(nest: TileNest, lanes: int) -> Parts | None:
         return None
 
     def load(row: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+        """What a sum begins with: what the part before kept, or, in the first part, zeros."""
         begun = broadcast(part.begun, lanes)
         zero = broadcast(const(0, nest.dtype), lanes)
         wanted = begun if mask is None else logical_and(begun, mask)

@@ -158,6 +158,7 @@ def _columns_cost(vectors: int, product: Product, target: Target) -> float:
     lanes = target.lanes("float32")
 
     def each(wide: int) -> float:
+        """Cycles of a step of one row in a panel of `wide` vectors."""
         rows: float = tile_rows(wide, product, target)
         if product.rows:
             rows = product.rows / -(-product.rows // int(rows))  # tiles are balanced

@@ -118,6 +118,8 @@ def pad_row(
     source = Var("source")
 
     def zeros(start: PrimExpr, count: PrimExpr) -> Stmt:
+        """`count` zeros from `start` on."""
+
         def body(first: PrimExpr, many: int) -> Stmt:
             zero = broadcast(const(0.0, "float32"), many)
             return BufferStore(padded, zero, (ramp(start + first, 1, many),))
@@ -125,6 +127,8 @@ def pad_row(
         return span(simplify(count), lanes, body)
 
     def copy(start: PrimExpr, origin: PrimExpr, count: PrimExpr) -> Stmt:
+        """`count` elements of the line, in vectors."""
+
         def body(first: PrimExpr, many: int) -> Stmt:
             load = float_vector(data, origin + first, many)
             return BufferStore(padded, load, (ramp(start + first, 1, many),))

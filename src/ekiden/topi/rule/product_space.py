@@ -72,6 +72,9 @@ class ProductSizes:
         product, target = self.tall(), self.target
 
         def cost(wide: int) -> float:
+            """Cycles of a step of k for one row, in panels of `wide` vectors and what they leave
+            over.
+            """
             each = step_cycles(rows := self.rows(wide), wide, target) / rows
             if product.columns is None:
                 return each / wide

@@ -270,6 +270,9 @@ class Layer:
         dtype = "int32" if self.is_bytes else "float32"
 
         def tile(rows: int, first: PrimExpr) -> Stmt:
+            """Some rows of the batch: the products of their states with the gates of a panel, kept
+            in the thread's own memory, then what the cell makes of them.
+            """
             shape = Tile(rows, len(chosen), lanes, len(chosen) * lanes, dtype, self.dot)
             count = const(rows * len(chosen) * lanes)
             products = Buffer("products", (count,), dtype, "local")

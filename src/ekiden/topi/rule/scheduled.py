@@ -61,6 +61,7 @@ def replaced(outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor) -> li
     """Outputs that are made of one computation, made of another instead."""
 
     def change(e: PrimExpr) -> PrimExpr:
+        """A read of the old computation reads the new one."""
         if isinstance(e, te.ProducerLoad) and e.producer is old:
             return new[e.indices]
         return e

@@ -123,6 +123,9 @@ class _Run:
         factors = [[Var(f"a{r}_{d}", self.vector) for d in range(depth)] for r in rows]
 
         def add(column: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            """`depth` lines of one vector of columns: each row's sum is loaded and stored once for
+            all of them.
+            """
             values = [Var(f"b{d}", self.vector) for d in range(depth)]
             steps: list[Stmt] = []
             for r in rows:
@@ -157,6 +160,7 @@ class _Run:
         left = simplify(self.shape.k - whole * depth)
 
         def keep(column: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            """The sums of a vector of columns to the result."""
             values = [
                 self.sums[self.place(r, column)].with_fields(dtype=self.vector)
                 for r in range(len(self.shape.rows))

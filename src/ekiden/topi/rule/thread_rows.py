@@ -61,6 +61,9 @@ class _Row:
         self.names: dict[Var, PrimExpr] = {r: Var(r.name) for r in reduce.axis}
 
     def element(self, op: ComputeOp) -> Stmt:
+        """One element of the result: chains of vectors are reduced side by side and joined at the
+        end, with what was left over reduced in a scalar.
+        """
         zero, start = (const(0),), identity(self.reduce.kind, self.dtype)
         statements: list[Stmt] = [BufferStore(self.rest, start, zero)]
         statements += [self.lane_by_lane(n, lambda lane, at: start) for n in range(self.chains)]
@@ -91,6 +94,7 @@ class _Row:
         whole = simplify(last.extent // width)
 
         def more(chain: int) -> Stmt:
+            """A vector more for one chain."""
             first = block * width + chain * self.lanes
             return self.lane_by_lane(
                 chain,

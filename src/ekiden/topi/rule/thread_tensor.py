@@ -19,10 +19,11 @@ from ekiden.te.prim_func import allocated
 from ekiden.te.tensor import ComputeOp
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Evaluate, IfThenElse, PrimFunc, Stmt, seq
+from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.family import size_of
 from ekiden.topi.rule.thread_factors import Factors
-from ekiden.topi.rule.thread_parts import BARRIER, Group, serial
+from ekiden.topi.rule.thread_parts import Group, serial
 from ekiden.topi.rule.thread_tiles import Share, TileKernel
 
 SIDE = 16

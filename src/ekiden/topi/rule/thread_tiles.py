@@ -14,11 +14,12 @@ from ekiden.te.prim_func import allocated
 from ekiden.te.tensor import ComputeOp
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_factors import are_neighbours, factors_of
 from ekiden.topi.rule.thread_lanes import coordinates
-from ekiden.topi.rule.thread_parts import BARRIER, Group, bound, serial
+from ekiden.topi.rule.thread_parts import Group, bound, serial
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,11 +76,15 @@ def tile_of(target: Target, rows: int | None, columns: int | None, along: str) -
     half of a multiply-add."""
 
     def fits(r: int, c: int) -> bool:
+        """Whether sums and what a step multiplies fit the registers, and the tile the result."""
         fewer = (rows is None or r <= rows) and (columns is None or c <= columns)
         beside = c + (r if along == DEPTH else 1)
         return fewer and r * c + beside < target.registers
 
     def work(shape: tuple[int, int]) -> tuple[int, int]:
+        """What all tiles take: two for each multiply-add and one for each load; the higher tile of
+        equals.
+        """
         r, c = shape
         tiles = -(-(rows or LARGE) // r) * -(-(columns or LARGE) // c)
         return tiles * (2 * r * c + r + c), -r

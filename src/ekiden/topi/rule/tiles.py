@@ -196,6 +196,7 @@ def _staged_stores(tile: Tile, stage: Buffer, store: Store) -> Stmt:
     whole, rest = divmod(tile.valid, tile.lanes)
 
     def one(at: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        """The vector of a staged row to its place."""
         place = ramp((row * tile.vectors + at) * tile.lanes, 1, tile.lanes)
         value = stage[place].with_fields(dtype=tile.vector)
         return store(row, at * tile.lanes, value, mask)
@@ -232,6 +233,7 @@ def _k_nest(
         b_step = b_step + variable * loop.b_stride
 
     def step(k: PrimExpr, place: int) -> Stmt:
+        """A step of k for all rows of the tile, and what is brought near meanwhile."""
         rows = [row + a_step + k * inner.a_stride for row in a_rows]
         body = _k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride)
         return body if ahead is None else seq(*ahead(b_step, k, place), body)

@@ -72,6 +72,7 @@ def turned(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt]) -> S
     now = [var for var, _ in lets]
 
     def both(orders: tuple[list[int], list[int]], pairs: list[tuple[Var, Var]]) -> list[Var]:
+        """Both shuffles of each pair of vectors: one round of the transpose."""
         made = [(Var("turn", dtype), shuffle(a, b, o)) for a, b in pairs for o in orders]
         lets.extend(made)
         return [var for var, _ in made]

@@ -105,6 +105,10 @@ class _Upsample:
         vectors, valid = self.width // self.lanes, self.taps * self.channels
 
         def body(rows: int, first: PrimExpr) -> Stmt:
+            """Some pixels of a line times all taps at once, put where the taps lie in the stage's
+            lines.
+            """
+
             def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
                 assert isinstance(at, IntImm)
                 return self.scatter(stage, across, first + i, at.value, value)
@@ -148,6 +152,7 @@ class _Upsample:
         base = (line * self.kernel[0] + i) * across
 
         def store(at: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            """A vector of the stage through the epilogue."""
             place = at * self.channels
             lanes = ramp(across * i + place, 1, self.lanes)
             value = stage[lanes].with_fields(dtype=dt.with_lanes("float32", self.lanes))

@@ -349,6 +349,8 @@ class _Winograd:
         limit = self.decision.number("rows") if is_whole else min(NARROW_ROWS, most)
 
         def body(rows: int, first: PrimExpr) -> Stmt:
+            """Products of some tiles' transformed data with a panel at one place (u, v)."""
+
             def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
                 place = to + (first + i) * self.columns + at
                 return BufferStore(self.products, value, (ramp(place, 1, self.lanes),))

@@ -125,6 +125,9 @@ def widen(data: Buffer, pairs: Buffer, rows: PrimExpr, length: PrimExpr, lanes: 
     row, words = Var("row"), simplify(length // WORD)
 
     def body(at: PrimExpr, many: int) -> Stmt:
+        """Words of four bytes b0 b1 b2 b3 as int16 b0 b2 b1 b3, by masks and shifts within each
+        word.
+        """
         first = (row * words + at) * WORD
         wide = f"int64x{many}" if many > 1 else "int64"
         word = dt.with_lanes("int32", many) if many > 1 else "int32"

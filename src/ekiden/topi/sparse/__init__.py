@@ -62,6 +62,7 @@ def _rows(
     rows, columns = (1, 0) if transposed else (0, 1)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Rows in parallel. Positions are held inside of the dense matrix, whatever they are."""
         ib = IRBuilder()
         values, places, starts, factor = map(ib.buffer_ptr, ins[:4])
         out = ib.buffer_ptr(outs[0])
@@ -123,6 +124,7 @@ def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Te
     shape, count = (x.shape[0], tidy(blocks * high)), tidy(x.shape[1] // wide)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Blocks of rows in parallel."""
         ib = IRBuilder()
         factor, values, places, starts = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -163,6 +165,7 @@ def sparse_conv2d(
     taps, border = size * size, size // 2
 
     def patch(row: Var, column: Var) -> PrimExpr:
+        """The element of the data under a tap, 0 in the border: the rows of a matrix product."""
         tap, channel = (column // c, column % c)
         if layout == "NCHW":
             tap, channel = column % taps, column // taps
@@ -196,6 +199,9 @@ def sparse_transpose(
     size = tidy(sparse_indptr.shape[0] - 1)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Counts the elements of each column, sums the counts to where columns begin, then puts
+        each element behind its column's last (a counting sort, Gustavson 1978).
+        """
         ib = IRBuilder()
         data, places, starts = map(ib.buffer_ptr, ins)
         out, rows, ends = map(ib.buffer_ptr, outs)
@@ -242,6 +248,7 @@ def sparse_add(
     )
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Rows in parallel: no two write to one."""
         ib = IRBuilder()
         dense, values, places, starts = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -283,12 +290,14 @@ def sparse_reshape(
     new = [total // te.max(rest, 1) if known(d) == -1 else d for d in wanted]
 
     def pick(values: Sequence[PrimExpr], index: PrimExpr) -> PrimExpr:
+        """values[index] for an index that is data: a choice among all."""
         found = values[-1]
         for n in range(len(values) - 2, -1, -1):
             found = Select(index.equal(n), values[n], found, "int64")
         return found
 
     def place(i: Var, axis: Var) -> PrimExpr:
+        """The flat position taken apart by the new shape's strides; axis `axis` of that."""
         flat: PrimExpr = as_dim(0)
         for n, extent in enumerate(old):
             flat = flat * extent + cast(sparse_indices[i, n], "int64")
@@ -324,6 +333,7 @@ def sparse_fill_empty_rows(
     size = tidy(count + rows)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Rows in order, as the next output's place depends on all before."""
         ib = IRBuilder()
         places, values, fill = map(ib.buffer_ptr, ins)
         new_places, new_values, empty, number = map(ib.buffer_ptr, outs)

@@ -46,6 +46,7 @@ def multibox_prior(
     halves = [(s * math.sqrt(r) / 2, s / math.sqrt(r) / 2) for s, r in kinds]
 
     def body(_: Var, n: Var, side: Var) -> PrimExpr:
+        """Left, top, right or bottom (`side` 0 to 3) of box n."""
         pixel, kind = n // many, n % many
         y, x = cast(pixel // width, dtype), cast(pixel % width, dtype)
         step_y = 1.0 / cast(height, dtype) if steps[0] <= 0 else const(steps[0], dtype)
@@ -90,6 +91,7 @@ def multibox_transform_loc(
     dtype = cls_prob.dtype
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Batches in parallel; in each the boxes that count in their order, the rest -1."""
         ib = IRBuilder()
         probability, moves, anchors = map(ib.buffer_ptr, ins)
         rows, valid = map(ib.buffer_ptr, outs)
@@ -216,6 +218,9 @@ def proposal(
     expect_shape("proposal", "im_info", im_info.shape, (batch, 3))
 
     def box(b: PrimExpr, n: PrimExpr) -> tuple[list[PrimExpr], PrimExpr]:
+        """(the corners of anchor n moved and held in the image, its score; -1 for what is too small
+        or beyond the image's part of the padded batch).
+        """
         kind, pixel = n % kinds, n // kinds
         y, x = pixel // width, pixel % width
         shift = [cast(p * feature_stride, "float32") for p in (x, y, x, y)]
@@ -239,6 +244,7 @@ def proposal(
         return [v + more if side > 1 else v - more for side, v in enumerate(inside)], score
 
     def field(b: Var, n: Var, k: Var) -> PrimExpr:
+        """(score, left, top, right, bottom), of which `k` says one."""
         corners, score = box(b, n)
         found = score
         for side in range(4):
@@ -251,6 +257,9 @@ def proposal(
     before = count if rpn_pre_nms_top_n <= 0 else te.min(count, as_dim(rpn_pre_nms_top_n))
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Batches in parallel; in each the boxes from the highest score that overlap none kept
+        before; kept ones are repeated where they are fewer than wanted.
+        """
         ib = IRBuilder()
         source, rank = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])

@@ -90,6 +90,7 @@ def get_valid_counts(
     expect_least("get_valid_counts", "data", (fields,), (max(score_index, id_index) + 1,))
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Batches in parallel; in each the boxes that count in their order, the rest -1."""
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
         valid, boxes, places = map(ib.buffer_ptr, outs)
@@ -179,6 +180,9 @@ def non_max_suppression(
     bounds = [t for t in (max_output_size, iou_threshold) if isinstance(t, Tensor)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Batches in parallel; in each greedily from the highest score: a box stays if it overlaps
+        none that stayed.
+        """
         ib = IRBuilder()
         source, valid, where, rank = map(ib.buffer_ptr, ins[:4])
         given = dict(zip(map(id, bounds), ins[4:], strict=True))
@@ -271,6 +275,7 @@ def all_class_non_max_suppression(
     ]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """A row for each batch and class, in parallel, its boxes sorted by score."""
         ib = IRBuilder()
         corners, value = map(ib.buffer_ptr, ins[:2])
         selected, number = map(ib.buffer_ptr, outs)
@@ -280,6 +285,7 @@ def all_class_non_max_suppression(
         )
 
         def threshold(t: float | Tensor) -> PrimExpr:
+            """The threshold as a scalar, read where it is data."""
             if not isinstance(t, Tensor):
                 return const(t, scores.dtype)
             return cast(ib.buffer_ptr(given[id(t)])[(as_dim(0),) * t.ndim], scores.dtype)
@@ -388,6 +394,7 @@ def _as_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
     size = tidy(rows * count)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """All rows' boxes one behind the other: their places follow from the numbers before."""
         ib = IRBuilder()
         picked, many = map(ib.buffer_ptr, ins)
         out, total = map(ib.buffer_ptr, outs)
@@ -413,6 +420,7 @@ def _as_tensorflow(chosen: Tensor, number: Tensor, scores: Tensor) -> list[Tenso
     size = tidy(classes * count)
 
     def gather(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """In each batch the classes one behind the other."""
         ib = IRBuilder()
         picked, many, value = map(ib.buffer_ptr, ins)
         pairs, found, total = map(ib.buffer_ptr, outs)

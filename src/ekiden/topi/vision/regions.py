@@ -59,6 +59,7 @@ def _roi_align(
     shape = permute(bins, "NCHW", layout)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Bins in parallel, all channels of one together: they share their places and weights."""
         ib = IRBuilder()
         pixels, boxes, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
         places = (rois.shape[0], as_dim(high), as_dim(wide))
@@ -147,6 +148,7 @@ def _between(
     dy, dx = ib.let("dy", y - cast(top, FLOAT)), ib.let("dx", x - cast(left, FLOAT))
 
     def sample(pixel: Pixel) -> PrimExpr:
+        """The four pixels around the place, weighted and joined."""
         upper = join(pixel(top, left) * (1.0 - dx), pixel(top, right) * dx)
         lower = join(pixel(bottom, left) * (1.0 - dx), pixel(bottom, right) * dx)
         return join(upper * (1.0 - dy), lower * dy)
@@ -197,6 +199,7 @@ def roi_pool_nchw(
     shape = (rois.shape[0], channels, high, wide)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Bins in parallel; regions are rounded to whole pixels and hold one at least."""
         ib = IRBuilder()
         pixels, boxes, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, product(outs[0].shape), "n", kind="parallel") as n:
@@ -247,6 +250,7 @@ def reorg(data: Tensor, stride: int) -> Tensor:
     inner = tidy(c // (stride * stride))
 
     def body(b: Var, k: Var, y: Var, x: Var) -> PrimExpr:
+        """The element in Darknet's order of memory."""
         # Darknet reads the same memory as [C / stride**2, H * stride, W * stride].
         offset, row = k // inner, (k % inner) * h * stride + y * stride
         flat = (row + offset // stride) * w * stride + x * stride + offset % stride

@@ -22,6 +22,7 @@ def vectors_along(axis: int = 1) -> Solve:
     """Every argument but the first is a vector of the extent of the attribute `axis` (or this)."""
 
     def solve(types: Types, attrs: Attrs | None) -> Types:
+        """The types with unknown vectors filled in; as they are while the data's is unknown."""
         data, *vectors = types
         at = getattr(attrs, "axis", axis)
         if not isinstance(data, TensorType) or not -len(data.shape) <= at < len(data.shape):

@@ -29,6 +29,7 @@ def of_convolution(weight: int = 1) -> Callable[[Any, Shapes, Dims], PrimExpr]:
     weight."""
 
     def macs(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
+        """Multiply-adds of a call, as an expression over its dimensions."""
         _, *window = conv_weight_shape(
             shapes[weight], attrs.kernel_layout, attrs.channels, attrs.groups
         )

@@ -103,6 +103,8 @@ def _per_channel(
     name: str, kind: type[PReluAttrs] | type[BiasAddAttrs]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The data's type. Raises TypeInferenceError for other than a vector as long as the
+        axis."""
         data, vector = tensors(name, types, 2)
         one_dtype(name, (data, vector))
         rank_is(name, vector, 1, "alpha" if kind is PReluAttrs else "bias")
@@ -174,6 +176,7 @@ class SoftmaxAttrs(Attrs):
 
 def _softmax_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The data's type. Raises TypeInferenceError for an axis it does not have."""
         (data,) = tensors(name, types, 1)
         attempt(name, normalize_axis, attrs_of(SoftmaxAttrs, attrs).axis, len(data.shape), name)
         return data

@@ -62,6 +62,9 @@ def _like_data(
     name: str, kind: type[MaxPool2DAttrs | AvgPool2DAttrs]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The data's type. Raises TypeInferenceError for another layout than NCHW, for windows
+        rounded up, and for a gradient of another shape than the pooling's result.
+        """
         grad, data = tensors(name, types, 2)
         wanted = attrs_of(kind, attrs)
         if wanted.layout != "NCHW" or wanted.ceil_mode:

@@ -53,8 +53,6 @@ def pool_shape(name: str, attrs: PoolAttrs, shape: Shape) -> Shape:
     count = len(axes)
     for i, at in enumerate(axes):
         before, after = attrs.padding[i], attrs.padding[i + count]
-        if before >= _reach(attrs, i) or after >= _reach(attrs, i):
-            fail(name, f"padding {attrs.padding} must be smaller than the window {attrs.pool_size}")
         found[at] = extent(
             shape[at], attrs.pool_size[i], attrs.strides[i], before, after, attrs.dilation[i]
         )
@@ -69,6 +67,8 @@ def _pool_relation(
     name: str, kind: type[PoolAttrs]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The pooled shape. Raises TypeInferenceError for data of another rank than the
+        layout's."""
         (data,) = tensors(name, types, 1)
         wanted = attrs_of(kind, attrs)
         rank_is(name, data, len(attempt(name, parse, wanted.layout)), "data")
@@ -120,6 +120,9 @@ def _max_reference(name: str) -> Callable[[MaxPoolAttrs, Array], Array]:
 
 def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
     def reference(attrs: AvgPoolAttrs, data: Array) -> Array:
+        """Sums divided by how many elements of each window count: the same windows are summed over
+        ones, of the padded extent where the padding counts.
+        """
         extents = _extents(name, attrs, data)
         windows = _windows(attrs, data, 0, extents)
         trailing = tuple(range(data.ndim, windows.ndim))
@@ -132,7 +135,8 @@ def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
             counted = np.ones([d + a + b for d, (a, b) in zip(data.shape, width, strict=True)])
             attrs = attrs.with_fields(padding=(0,) * len(attrs.padding))
         counts = _windows(attrs, counted, 0, extents).sum(trailing)
-        return np.asarray(windows.sum(trailing, dtype=np.float64) / counts).astype(data.dtype)
+        mean = windows.sum(trailing, dtype=np.float64) / np.maximum(counts, 1)
+        return np.asarray(mean).astype(data.dtype)
 
     return reference
 
@@ -289,6 +293,7 @@ class AdaptivePool2DAttrs(Attrs):
 
 def _global_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The data's shape with 1 in the place of each spatial axis."""
         (data,) = tensors(name, types, 1)
         layout = attrs_of(GlobalPool2DAttrs, attrs).layout
         axes = attempt(name, spatial, layout)
@@ -305,6 +310,7 @@ def _global_reference(
     function: Callable[..., Array],
 ) -> Callable[[GlobalPool2DAttrs, Array], Array]:
     def reference(attrs: GlobalPool2DAttrs, data: Array) -> Array:
+        """The reduction over the spatial axes, in the data's dtype."""
         return np.asarray(function(data, axis=spatial(attrs.layout), keepdims=True)).astype(
             data.dtype
         )

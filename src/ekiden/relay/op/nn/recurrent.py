@@ -170,6 +170,9 @@ def _quantized(weight: Array, scale: Array, sums: Array) -> Multiply:
     """The product of states that are quantised first, all together."""
 
     def multiply(states: Array) -> Array:
+        """The product of float32 states [batch, hidden] by way of bytes of one scale for all of
+        them, as ONNX DynamicQuantizeLinear makes them.
+        """
         low, high = np.minimum(states.min(), 0), np.maximum(states.max(), 0)
         step = np.float32((high - low) / np.float32(255)) if high > low else np.float32(1)
         zero = np.clip(np.round(-low / step), 0, 255).astype(np.int32)
