@@ -185,8 +185,10 @@ WRONG = [
     ("llvm -cores=many",    "target: option -cores must be a number, got 'many'"),
     ("llvm -cores=0",       "target: option -cores must be at least 1, got 0"),
     ("llvm -cores=²",       "target: option -cores must be a number, got '²'"),
-    ("llvm -mcpu=znver4 -mcpu=znver2", "target: option -mcpu is given twice, in '-mcpu=znver4 -mcpu=znver2'"),
-    ("llvm -cores=2 -num-cores=3", "target: option -cores is given twice, once as another name of it"),
+    ("llvm -mcpu=znver4 -mcpu=znver2",
+     "target: option -mcpu is given twice, in '-mcpu=znver4 -mcpu=znver2'"),
+    ("llvm -cores=2 -num-cores=3",
+     "target: option -cores is given twice, once as another name of it"),
     ("llvm -vector-bits=100", "target: option -vector-bits must be a power of two, got 100"),
     ("llvm -mcpu=haswell -vector-bits=512", "target: option -vector-bits=512: the vector "
      "registers of 'haswell' with its features have 256"),

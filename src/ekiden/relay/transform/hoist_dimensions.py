@@ -4,8 +4,8 @@ fn (%x: Tensor[(?, 2), float32]) { let %y = vm.match_shape(%x, shape=(x_0, 2)); 
 -> fn (%x: Tensor[(x_0, 2), float32]) { nn.relu(%x) }
 
 So all that depends on them is known at entry. What the type of a parameter says already stays: a
-match that names a dimension which has a name or is a number is left where it is. The types of the callers stay as they are: this comes
-after the last type inference.
+match that names a dimension which has a name or is a number is left where it is. The types of the
+callers stay as they are: this comes after the last type inference.
 """
 
 from __future__ import annotations
