@@ -5,9 +5,10 @@
 
 `run` draws a sample of each package's own list of names, builds each in a process of its own with
 limits of time and memory, takes it the given roads, and appends a line of JSON for each to a file;
-what has a line is not run again, so that it can be interrupted. `table` writes what the lines say:
-how many ran and agree, speed as ratios of medians taken in turns in one process, compile times,
-and the reasons of those that did not.
+what has a line is not run again, so that it can be interrupted. The processes are forks of one that
+has the packages imported. `table` writes what the lines say: how many ran and agree, also of those
+that ONNX Runtime runs, speed as ratios of medians taken in turns in one process, compile times, and
+the reasons of those that did not.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import argparse
 import inspect
 import json
 import math
+import multiprocessing
 import os
 import random
 import resource
+import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -208,6 +212,11 @@ PACKAGES = {
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 """Inputs as tensors of PyTorch -> outputs as arrays."""
 
+SAID: dict[str, Any] = {}
+"""What a road says of a model beside, for its line; a process has one model."""
+Engines = dict[str, Callable[[], Call]]
+"""What makes a model ready, by engine: "ekiden" and its peers."""
+
 
 def _dims(model: Model) -> tuple[Any, ...]:
     from torch.export import Dim
@@ -216,7 +225,7 @@ def _dims(model: Model) -> tuple[Any, ...]:
     return tuple({0: batch} for _ in model.inputs)
 
 
-def _export(model: Model, is_dynamic: bool, folder: Path) -> dict[str, Call]:
+def _export(model: Model, is_dynamic: bool, folder: Path) -> Engines:
     import ekiden
 
     shapes = _dims(model) if is_dynamic else None
@@ -224,8 +233,12 @@ def _export(model: Model, is_dynamic: bool, folder: Path) -> dict[str, Call]:
     if is_dynamic:  # an example of 1 would be taken for a constant
         given = tuple(_wider(v) for v in given)
     specs = (shapes,) if shapes is not None and hasattr(model.module, "inner") else shapes
-    made = ekiden.compile(model.module, given, dynamic_shapes=specs)
-    return {"ekiden": lambda inputs: _arrays(made(*inputs))}
+
+    def made() -> Call:
+        executable = ekiden.compile(model.module, given, dynamic_shapes=specs)
+        return lambda inputs: _arrays(executable(*inputs))
+
+    return {"ekiden": made}
 
 
 def _wider(value: Any) -> Any:  # noqa: ANN401
@@ -234,25 +247,34 @@ def _wider(value: Any) -> Any:  # noqa: ANN401
     return torch.cat([value, value])
 
 
-def _compile(model: Model, is_dynamic: bool, folder: Path) -> dict[str, Call]:
+def _compile(model: Model, is_dynamic: bool, folder: Path) -> Engines:
     import torch
 
     from ekiden.frontend.torch.backend import counters
 
-    def call(backend: str) -> Call:
+    def compiled(backend: str) -> Call:
+        torch._dynamo.reset()  # graphs of another backend count against the limit of recompilations
         made = torch.compile(model.module, backend=backend, dynamic=is_dynamic or None)
-        return lambda inputs: _arrays(made(*inputs))
+        call: Call = lambda inputs: _arrays(made(*inputs))  # noqa: E731
+        call(list(model.inputs.values()))
+        return call
 
-    calls = {"ekiden": call("ekiden")}
-    calls["ekiden"](list(model.inputs.values()))
-    if counters["eager"]:
-        raise RuntimeError(f"{counters['eager']} graphs of {counters.total()} run eagerly")
-    torch._dynamo.reset()
-    return {**calls, "inductor": call("inductor")} if os.environ.get("ZOO_INDUCTOR") else calls
+    def of_ekiden() -> Call:
+        call = compiled("ekiden")
+        breaks = torch._dynamo.utils.counters["graph_break"]
+        SAID.update(graphs=counters["compiled"], breaks=sum(breaks.values()))
+        if counters["eager"]:
+            raise RuntimeError(f"{counters['eager']} graphs of {counters.total()} run eagerly")
+        return call
+
+    peers: Engines = {}
+    if os.environ.get("ZOO_INDUCTOR"):
+        peers["inductor"] = lambda: compiled("inductor")
+    return {**peers, "ekiden": of_ekiden}
 
 
-def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], dict[str, Call]]:
-    def road(model: Model, is_dynamic: bool, folder: Path) -> dict[str, Call]:
+def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
+    def road(model: Model, is_dynamic: bool, folder: Path) -> Engines:
         import torch
 
         import ekiden
@@ -266,16 +288,23 @@ def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], dict[str, Call]]:
             given, shapes = tuple(_wider(v) for v in given), _dims(model)
             options["dynamic_shapes"] = (shapes,) if hasattr(model.module, "inner") else shapes
         torch.onnx.export(model.module, given, str(path), input_names=names, **options)
-        try:
-            peer: Call | None = _onnx_runtime(path)
-        except Exception as error:  # its own limits are no fault of ours
-            print(f"ONNX Runtime: {_first(error)}", file=sys.stderr)
-            peer = None
-        made = ekiden.compile(path)
-        calls = {"ekiden": lambda inputs: _arrays(made(*_kept(made, names, inputs)))}
-        return calls if peer is None else {**calls, "onnxruntime": peer}
+
+        def made() -> Call:
+            executable = ekiden.compile(path)
+            return lambda inputs: _arrays(executable(*_kept(executable, names, inputs)))
+
+        return {"onnxruntime": lambda: _onnx_runtime(path, names), "ekiden": made}
 
     return road
+
+
+def _onnx_either(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+    """By the exporter that traces, which is fast, else by the other."""
+    try:
+        return _onnx(uses_dynamo=False)(model, is_dynamic, folder)
+    except Exception as error:  # the exporter's, of any kind
+        print(f"exporter of TorchScript: {_first(error)}", file=sys.stderr)
+        return _onnx(uses_dynamo=True)(model, is_dynamic, folder)
 
 
 def _kept(made: Any, names: Sequence[str], inputs: Sequence[Any]) -> list[Any]:  # noqa: ANN401
@@ -284,24 +313,25 @@ def _kept(made: Any, names: Sequence[str], inputs: Sequence[Any]) -> list[Any]: 
     return [given[each.name] for each in made.inputs]
 
 
-def _onnx_runtime(path: Path) -> Call:
+def _onnx_runtime(path: Path, names: Sequence[str]) -> Call:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
-    names = [i.name for i in session.get_inputs()]
+    kept = {i.name for i in session.get_inputs()}
     return lambda inputs: session.run(
-        None, dict(zip(names, (i.numpy() for i in inputs), strict=True))
+        None, {n: i.numpy() for n, i in zip(names, inputs, strict=True) if n in kept}
     )
 
 
-ROADS: dict[str, Callable[[Model, bool, Path], dict[str, Call]]] = {
+ROADS: dict[str, Callable[[Model, bool, Path], Engines]] = {
     "export": _export,
     "compile": _compile,
     "onnx": _onnx(uses_dynamo=True),
     "onnx-script": _onnx(uses_dynamo=False),
+    "onnx-either": _onnx_either,
 }
 
 
@@ -319,7 +349,9 @@ def _leaves(many: Any) -> Iterator[Any]:  # noqa: ANN401
 # One model.
 
 
-def one(package: str, name: str, road: str, sizes: str, turns: int) -> dict[str, Any]:
+def one(
+    package: str, name: str, road: str, sizes: str, turns: int, most: int = MOST_PARAMETERS
+) -> dict[str, Any]:
     """What came of a model on a road: a line of the table."""
     import torch
 
@@ -331,7 +363,7 @@ def one(package: str, name: str, road: str, sizes: str, turns: int) -> dict[str,
             count = sum(p.numel() for p in PACKAGES[package].build(name).module.parameters())
     except Exception:  # not every module can be made without memory
         count = 0
-    if count > MOST_PARAMETERS:
+    if count > most:
         return {**line, "state": "large", "why": f"{count:,} parameters"}
     try:
         model = PACKAGES[package].build(name)
@@ -344,19 +376,42 @@ def one(package: str, name: str, road: str, sizes: str, turns: int) -> dict[str,
     with TemporaryDirectory() as folder, torch.no_grad():
         started = time.perf_counter()
         try:
-            calls = ROADS[road](model, sizes == "dynamic", Path(folder))
+            engines = ROADS[road](model, sizes == "dynamic", Path(folder))
         except Exception as error:
-            kind = type(error).__module__
-            state = "refused" if kind.startswith("ekiden") else "not exported"
-            return {**line, "state": state, "why": _first(error)}
-        line["compile_s"] = round(time.perf_counter() - started, 2)
+            return {**line, "state": "not exported", "why": _first(error)}
+        line["export_s"] = round(time.perf_counter() - started, 2)
+        return {**line, **_ran(model, engines, wanted, sizes == "dynamic", turns), **SAID}
+
+
+def _ran(
+    model: Model, engines: Engines, wanted: Sequence[Any], is_dynamic: bool, turns: int
+) -> dict[str, Any]:
+    """What came of the engines. Limits of a peer are its own, and said under its name."""
+    line: dict[str, Any] = {}
+    calls: dict[str, Call] = {}
+    inputs = list(model.inputs.values())
+    for name, make in engines.items():
+        started = time.perf_counter()
         try:
-            line.update(_compared(model, calls, wanted, sizes == "dynamic"))
-            line.update(_timed(model, calls, turns))
+            calls[name] = make()
+            if name != "ekiden":
+                line[name] = _error(calls[name](inputs), wanted)
         except Exception as error:
-            return {**line, "state": "failed", "why": _first(error)}
-    line["state"] = "agrees" if line["error"] < 1e-3 else "differs"
-    return line
+            if name == "ekiden":
+                kind = type(error).__module__
+                state = "refused" if kind.startswith("ekiden") else "failed"
+                return {**line, "state": state, "why": _first(error)}
+            line[name] = _first(error)
+            calls.pop(name, None)
+        else:
+            key = "compile_s" if name == "ekiden" else f"compile_{name}_s"
+            line[key] = round(time.perf_counter() - started, 2)
+    try:
+        line.update(_compared(model, calls, wanted, is_dynamic))
+        line.update(_timed(model, calls, turns))
+    except Exception as error:
+        return {**line, "state": "failed", "why": _first(error)}
+    return {**line, "state": "agrees" if line["error"] < 1e-3 else "differs"}
 
 
 def _first(error: Exception) -> str:
@@ -423,6 +478,9 @@ def _timed(model: Model, calls: Mapping[str, Call], turns: int) -> dict[str, flo
 
 def run(options: argparse.Namespace) -> None:
     """Append a line for each model, road and kind of sizes that has none."""
+    for name, value in _ALONE.items():
+        os.environ[name] = value
+    _FORKS.set_forkserver_preload(["__main__"])
     have = {_key(line) for line in _lines(options.out)}
     for package in options.packages:
         for name in _sample(package, options):
@@ -430,20 +488,33 @@ def run(options: argparse.Namespace) -> None:
                 for sizes in options.sizes:
                     if (package, name, road, sizes) in have:
                         continue
-                    line = _apart(package, name, road, sizes, options)
+                    line = _apart((package, name, road, sizes), options)
                     with open(options.out, "a") as file:
                         file.write(json.dumps(line) + "\n")
                     said = line.get("why", line.get("error", ""))
                     print(package, name, road, sizes, line["state"], said, flush=True)
 
 
+_FORKS = multiprocessing.get_context("forkserver")
+_ALONE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "EKIDEN_NUM_THREADS": "1"}
+"""What processes see."""
+
+
+def _prepare() -> None:
+    """What the process that is forked imports: by far the most of what a model's own takes."""
+    import onnxruntime  # noqa: F401
+    import torch.onnx  # noqa: F401
+
+    import ekiden.frontend.torch.export  # noqa: F401
+
+    with suppress(ImportError):
+        _torchvision()
+    with suppress(ImportError):
+        import transformers.modeling_utils  # noqa: F401
+
+
 def _sample(package: str, options: argparse.Namespace) -> list[str]:
-    names = (
-        options.names
-        or subprocess.run(
-            [sys.executable, __file__, "names", package], capture_output=True, text=True, check=True
-        ).stdout.split()
-    )
+    names = options.names or PACKAGES[package].names()
     if options.names or not options.sample:
         return list(names)
     return random.Random(options.seed).sample(names, min(options.sample, len(names)))
@@ -459,32 +530,43 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in path.read_text().splitlines()]
 
 
-def _apart(
-    package: str, name: str, road: str, sizes: str, options: argparse.Namespace
-) -> dict[str, Any]:
-    """A line made by a process of its own."""
-    line = {"package": package, "name": name, "road": road, "sizes": sizes}
-    command = [sys.executable, __file__, "one", package, name, road, sizes, str(options.turns)]
+def _apart(asked: tuple[str, str, str, str], options: argparse.Namespace) -> dict[str, Any]:
+    """A line made by a process of its own, which ends with all that it started."""
+    line = dict(zip(("package", "name", "road", "sizes"), asked, strict=True))
+    with TemporaryDirectory() as folder:
+        given = (asked, options.turns, options.parameters, options.gigabytes, Path(folder))
+        process = _FORKS.Process(target=_in_process, args=given)
+        process.start()
+        process.join(options.seconds)
+        if process.exitcode is None:
+            _end(process)
+            return {**line, "state": "out of time", "why": f"{options.seconds} s"}
+        answer = Path(folder, "line.json")
+        if not answer.is_file():
+            said = Path(folder, "errors.txt").read_text(errors="replace").strip()
+            why = said.rpartition("\n")[2] or f"ended with {process.exitcode}"
+            return {**line, "state": "crashed", "why": f"{process.exitcode}: {why[:700]}"}
+        made: dict[str, Any] = json.loads(answer.read_text())
+        return made
 
-    def limit() -> None:
-        size = options.gigabytes << 30
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
-                   "EKIDEN_NUM_THREADS": "1"}  # fmt: skip
-    try:
-        found = subprocess.run(
-            command, capture_output=True, text=True, timeout=options.seconds, env=environment,
-            preexec_fn=limit,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {**line, "state": "out of time", "why": f"{options.seconds} s"}
-    last = found.stdout.strip().rpartition("\n")[2]
-    if found.returncode or not last.startswith("{"):
-        why = found.stderr.strip().rpartition("\n")[2] or f"ended with {found.returncode}"
-        return {**line, "state": "crashed", "why": why[:700]}
-    made: dict[str, Any] = json.loads(last)
-    return made
+def _in_process(
+    asked: tuple[str, str, str, str], turns: int, most: int, gigabytes: int, folder: Path
+) -> None:
+    """Write the line of a model to a file, within limits. Its group of processes is its own."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
+    with open(folder / "errors.txt", "w") as errors:
+        os.dup2(errors.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+    line = one(*asked, turns, most)
+    (folder / "line.json").write_text(json.dumps(line))
+
+
+def _end(process: BaseProcess) -> None:
+    assert process.pid is not None, "it was started"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.join()
 
 
 # The table.
@@ -530,10 +612,6 @@ def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> str:
 
 def main() -> None:
     """The command line."""
-    if sys.argv[1:2] == ["one"]:
-        package, name, road, sizes, turns = sys.argv[2:]
-        print("\n" + json.dumps(one(package, name, road, sizes, int(turns))))
-        return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("names")
@@ -546,6 +624,7 @@ def main() -> None:
     running.add_argument("--sample", type=int, default=0, help="how many names of each; 0 for all")
     running.add_argument("--seed", type=int, default=SEED)
     running.add_argument("--turns", type=int, default=5)
+    running.add_argument("--parameters", type=int, default=MOST_PARAMETERS, help="at most")
     running.add_argument("--seconds", type=int, default=600)
     running.add_argument("--gigabytes", type=int, default=16)
     running.add_argument("--out", type=Path, default=Path("zoo.jsonl"))
@@ -560,5 +639,7 @@ def main() -> None:
         print(table(_lines(options.file)))
 
 
-if __name__ == "__main__":
+if __name__ == "__mp_main__":
+    _prepare()
+elif __name__ == "__main__":
     main()

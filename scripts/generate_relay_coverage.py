@@ -97,7 +97,6 @@ OTHER = {
     "AnnotateMemoryScope": "memory has one scope",
     "LabelOps": "kernels are named after their operators and nodes",
     "LiftConstants": "constants are sections of the artifact",
-    "FlexibleShapeDispatch": "named dimensions: one kernel for all shapes",
     "build_config": "`PassContext`",
     "RemoveStandaloneReshapes": "a reshape has no kernel: it is an instruction of the machine",
     "vision.regular_non_max_suppression": "`vision.non_max_suppression` of rows with their class",

@@ -155,6 +155,22 @@ static int get_metadata(graph *self, const ek_value *args, ek_value *ret) {
   return ek_executable_item(&self->executable->base, EK_PART_METADATA, 0, ret);
 }
 
+/* What runs the program, and the program: for those who say where results are to lie
+** (ek.vm.places). */
+static int get_machine(graph *self, const ek_value *args, ek_value *ret) {
+  (void)args;
+  *ret = ek_value_object(self->vm);
+  ek_value_retain(ret);
+  return 0;
+}
+
+static int get_executable(graph *self, const ek_value *args, ek_value *ret) {
+  (void)args;
+  *ret = ek_value_object(&self->executable->base);
+  ek_value_retain(ret);
+  return 0;
+}
+
 /* Running -------------------------------------------------------------------------------------- */
 
 enum { MAX_NESTING = 64 };
@@ -249,9 +265,11 @@ static const struct {
   graph_call call;             /* NULL: get_output */
   int32_t least, most;         /* arguments */
 } functions[] = {
+    {"get_executable", get_executable, 0, 0},
     {"get_input", get_input, 1, 1},
     {"get_input_index", get_input_index, 1, 1},
     {"get_input_names", get_input_names, 0, 0},
+    {"get_machine", get_machine, 0, 0},
     {"get_metadata", get_metadata, 0, 0},
     {"get_num_inputs", get_num_inputs, 0, 0},
     {"get_num_outputs", get_num_outputs, 0, 0},

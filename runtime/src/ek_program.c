@@ -4,7 +4,8 @@
 ** takes one, or makes one when there is none, and gives it back. There are as many as there were
 ** callers at once.
 **
-** Beside its functions a module gives the kernels of the executable, its constants (get_constant),
+** Beside its functions a module gives their parameters' names (get_input_names), the kernels of the
+** executable, its constants (get_constant),
 ** the executable itself (get_executable), runs that are measured (profile), and a factory of graph
 ** executors (ek_graph.c) as "default" and under the name that was given when it was compiled. What
 ** else is asked for is a function of its executable: "load" is the global function
@@ -143,6 +144,26 @@ static int get_executable(void *context, const ek_value *args, int32_t nargs, ek
   return 0;
 }
 
+/* (name of a function) -> the names of its parameters. */
+static int get_input_names(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
+  const program_function *function = context;
+  ek_object *executable = function->of->executable;
+  ek_bytes name;
+  if (nargs != 1 || !ek_string_borrow(&args[0], &name)) {
+    return ek_error("TypeError", "get_input_names: the name of a function expected");
+  }
+  char text[256];
+  size_t size = name.size < sizeof text ? name.size : 0;
+  memcpy(text, name.data, size);
+  text[size] = '\0';
+  int32_t index = ek_executable_find((ek_executable *)(void *)executable, text);
+  if (index < 0) {
+    return ek_error("InputError", "get_input_names: there is no function '%.*s'",
+                    (int)(name.size < 200 ? name.size : 200), name.data);
+  }
+  return ek_executable_item(executable, EK_PART_PARAMS, index, ret);
+}
+
 /* (function, most words of events, arguments...) -> what ek_vm_profile gives. */
 static int profile(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
   const program_function *function = context;
@@ -186,6 +207,7 @@ static ek_packed find_extra(const ek_executable *executable, const char *name) {
   bool is_own = own.size != 0 && own.size == strlen(name) && memcmp(own.data, name, own.size) == 0;
   if (is_own || strcmp(name, "default") == 0) return make_graph;
   if (strcmp(name, "get_constant") == 0) return get_constant;
+  if (strcmp(name, "get_input_names") == 0) return get_input_names;
   if (strcmp(name, "list_module_names") == 0) return list_module_names;
   if (strcmp(name, "profile") == 0) return profile;
   return strcmp(name, "get_executable") == 0 ? get_executable : NULL;

@@ -108,6 +108,7 @@ int ek_vm_check_places(const ek_vm *vm, int32_t primitive, int32_t n) {
   for (int32_t i = 0; place != 0 && i < n; i++) {
     const ek_dltensor *tensor = ek_value_tensor(&vm->args[i]);
     if (tensor == NULL || ek_device_same(tensor->device, e->devices[place - 1])) continue;
+    if (ek_dltensor_nbytes(tensor) == 0) continue; /* only its shape is read */
     char what[128];
     ek_bytes name = e->primitives[primitive];
     snprintf(what, sizeof what, "InvokePacked: argument %d of '%.*s'", i,

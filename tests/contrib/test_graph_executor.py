@@ -69,6 +69,30 @@ def test_a_set_input_is_a_copy_and_a_shared_one_is_not(module: GraphModule) -> N
     np.testing.assert_array_equal(module.get_output(2).numpy(), np.ones_like(X))
 
 
+def test_a_shared_output_is_written_by_its_kernel() -> None:
+    x = relay.var("x", shape=(10, 4))
+    y = relay.nn.softmax(x)
+    lib = relay.build(relay.Function([x], relay.Tuple([y, x, y])), "llvm")
+    module = GraphModule(lib["default"](HOST))
+    out = [runtime.tensor(np.zeros_like(X)) for _ in range(3)]
+    for index, tensor in enumerate(out):
+        module.set_output_zero_copy(index, tensor)
+    wanted = np.exp(X) / np.exp(X).sum(1, keepdims=True)
+    for scale in (1, 2):
+        module.run(x=scale * np.log(wanted))
+        power = wanted**scale
+        for tensor in (out[0], out[2]):
+            np.testing.assert_allclose(tensor.numpy(), power / power.sum(1, keepdims=True), 1e-4)
+        np.testing.assert_allclose(out[1].numpy(), scale * np.log(wanted), 1e-6)
+    own = module.module["get_output"](0).numpy()
+    assert np.shares_memory(own, out[0].numpy())
+    module.set_input_zero_copy("x", out[0])  # read while it is written: copied in the end
+    out[0].numpy()[:] = X
+    module.run()
+    np.testing.assert_allclose(out[0].numpy(), wanted, 1e-4)
+    assert not np.shares_memory(module.module["get_output"](0).numpy(), out[0].numpy())
+
+
 @pytest.mark.parametrize("name", ["set_input", "set_input_zero_copy"])
 def test_what_the_modules_own_functions_set_is_read(lib: ExecutorFactoryModule, name: str) -> None:
     module = GraphModule(lib["default"](HOST))

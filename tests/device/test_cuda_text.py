@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from ekiden.runtime.layout import Section
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, seq
-from ekiden.topi.rule.thread_parts import BARRIER, bound
+from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.topi.rule.thread_parts import bound
 
 GPU = os.environ.get("EKIDEN_TEST_CUDA") == "1"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
@@ -56,14 +58,23 @@ def kernels(name: str, shared: int | None) -> Iterator[DeviceKernel]:
     module = IRModule.from_expr(relay.Function(params, program(*params)))
     fixed = {} if shared is None else {"thread_product": {"shared": shared}}
     with ekiden.transform.PassContext(config={"kernels.decisions": fixed}):
-        data = compile_to_bytes(module, Target("cuda"))
+        yield from kernels_of(module, Target("cuda"))
+
+
+def kernels_of(module: IRModule, target: Target) -> Iterator[DeviceKernel]:
+    """Those of a program."""
+    data = compile_to_bytes(module, target)
     for kind, _, payload in read_sections(data):
         if kind is Section.DEVICE_CODE:
             yield from unpack_kernels(bytes(payload))
 
 
-def compiled(nvrtc: ctypes.CDLL, kernel: DeviceKernel, architecture: str) -> str:
-    """What ptxas says of a kernel; raises AssertionError where the compiler refuses it."""
+@contextmanager
+def translated(
+    nvrtc: ctypes.CDLL, kernel: DeviceKernel, architecture: str
+) -> Iterator[tuple[ctypes.c_void_p, str]]:
+    """A program of the compiler, and what ptxas says of it; raises AssertionError where the
+    compiler refuses a kernel."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), kernel.code, kernel.name.encode(), 0, None, None
@@ -74,10 +85,26 @@ def compiled(nvrtc: ctypes.CDLL, kernel: DeviceKernel, architecture: str) -> str
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     text = log.value.decode()
     assert status == 0, text
-    return text
+    yield program, text
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def compiled(nvrtc: ctypes.CDLL, kernel: DeviceKernel, architecture: str) -> str:
+    """What ptxas says of a kernel."""
+    with translated(nvrtc, kernel, architecture) as (_, text):
+        return text
+
+
+def binary(nvrtc: ctypes.CDLL, kernel: DeviceKernel, architecture: str) -> bytes:
+    """Its code."""
+    with translated(nvrtc, kernel, architecture) as (program, _):
+        size = ctypes.c_size_t()
+        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        found = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, found)
+        return found.raw
 
 
 @pytest.mark.parametrize(("name", "shared"), families.SHARED + families.OTHERS)

@@ -75,4 +75,4 @@ def test_oclgrind_sees(tmp_path: Path, name: str, message: str) -> None:
 
 
 def test_oclgrind_is_content_with_what_is_right(tmp_path: Path) -> None:
-    assert watched(tmp_path, TARGETS["threads"], "nothing") == ""
+    assert watched(tmp_path, TARGETS["threads"], "nothing", "awaited") == ""

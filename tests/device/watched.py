@@ -11,13 +11,14 @@ import numpy as np
 from test_thread_families import PRODUCTS, check
 
 import ekiden
-from ekiden.ir.prim import Var, const
+from ekiden.ir.prim import Var, cast, const
 from ekiden.runtime import device, get_global_func
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, Stmt, seq
-from ekiden.topi.rule.thread_parts import BARRIER, bound
+from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.topi.rule.thread_parts import bound
 
 THREADS = 8
 OUT = Buffer("out", (const(THREADS),), "float32")
@@ -37,9 +38,10 @@ def _next() -> Stmt:
 
 WRONG: dict[str, Stmt] = {
     "access": _written(OUT, ME + 1),
-    "race": seq(_written(SHARED, ME), _next()),
+    "race": BufferStore(OUT, cast(ME, "float32"), (const(0),)),
     "divergence": seq(IfThenElse(ME < 4, BARRIER), _written(OUT, ME)),
     "nothing": seq(_written(SHARED, ME), BARRIER, _next()),
+    "awaited": seq(_written(SHARED, ME), _next()),  # lowering puts a barrier between
 }
 """What oclgrind must see: controls of the test."""
 

@@ -11,19 +11,21 @@ import pytest
 from onnx_files import arguments, expected, model
 
 import ekiden
+from ekiden.backend.kernels.lower import Given
+from ekiden.backend.kernels.ranges import Range, ranges_of
 from ekiden.cli import main
 from ekiden.driver.build import compile_to_bytes
 from ekiden.driver.compiler import records_config
-from ekiden.driver.tuning import model_tasks
+from ekiden.driver.tuning import extract_tasks, profile_sizes
 from ekiden.ir.transform import PassContext
-from ekiden.runtime.errors import EkidenError, InputError
+from ekiden.runtime.errors import CompileError, EkidenError, InputError
 from ekiden.target import Target
-from ekiden.tune import Best, Records, Task
+from ekiden.tune import Best, Records, Task, Trial
 
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    tasks = model_tasks(model(), Target("llvm"), {"n": 4}).tasks
+    tasks = extract_tasks(model(), Target("llvm"), {"n": 4}).tasks
     return next(t for t in tasks if t.space.default.rule == "dense_pack")
 
 
@@ -60,6 +62,50 @@ def test_records_are_part_of_what_is_cached_and_decisions_go_first(task: Task) -
     )
 
 
+def test_ranges_of_sizes_have_loops_of_their_own(task: Task) -> None:
+    one, many = [{"n0": 1}], [{"n0": 64}, {"n0": 128}]
+    records = found(task, sizes=one)
+    said = {"workload": task.workload, "target": str(task.target), "at": 1.0}
+    records.append(
+        Best(**said, rule="dense_pack", choice="rows=2 order=row", ratio=0.6, sizes=many),
+        Trial(**said, rule="dense_pack", choice="rows=3 order=row", ratio=1.1, sizes=[{"n0": 900}]),
+    )
+    assert records.by_sizes()[task.key] == [
+        [one, "dense_pack", "rows=1 order=row"],
+        [many, "dense_pack", "rows=2 order=row"],
+        [[{"n0": 900}], "", ""],
+    ]
+    executable = ekiden.compile(model(), records=records)
+    for n in (1, 8, 9, 100, 400):
+        given = arguments(n)
+        np.testing.assert_allclose(executable(**given), expected(**given), rtol=1e-5)
+    assert artifact(records) not in (artifact(None), artifact(found(task)))
+
+
+def test_sizes_count_as_often_as_they_come() -> None:
+    runs = [{"x": (n, 3)} for n in (1, 1, 8, 1)]
+    dims = profile_sizes(model(), runs)
+    assert dims == [({"n": 1}, 0.75), ({"n": 8}, 0.25)]
+    for each in (dims, {"n": {1: 3.0, 8: 1.0}}):
+        for task in extract_tasks(model(), "llvm", each).tasks:
+            assert [s["n0"] for s in task.sizes] == [1, 8] and task.shares == (0.75, 0.25)
+    assert all(not t.shares for t in extract_tasks(model(), None, {"n": {1: 2, 8: 2}}).tasks)
+    with pytest.raises(InputError, match="no input is named 'z'; there are x"):
+        profile_sizes(model(), [{"z": (1, 3)}])
+    with pytest.raises(InputError, match="'x' has 2 axes, got"):
+        profile_sizes(model(), [{"x": (1,)}])
+    with pytest.raises(CompileError, match="shares above 0 expected of sizes"):
+        extract_tasks(model(), None, {"n": {1: 0.0}})
+
+
+def test_where_ranges_end() -> None:
+    a: Given = {"dense_pack": {"rows": 1}}
+    assert ranges_of([([], a)]) == [Range(None, a)]
+    assert ranges_of([([{"n0": 1}], a), ([{"n0": 64}], {})]) == [Range(8, a), Range(None, {})]
+    same = [([{"n0": 2, "m0": 2}], a), ([{"n0": 4, "m0": 4}], a), ([{"n0": 25, "m0": 4}], {})]
+    assert ranges_of(same) == [Range(40, a), Range(None, {})]
+
+
 REFUSED = {
     "another family": ({"rule": "matmul"}, "the kernel is of the family 'dense_pack' now"),
     "a choice that is gone": ({"choice": "row=1"}, "has no choice 'row'"),
@@ -88,7 +134,9 @@ def test_the_environment_names_records(
     path = tmp_path / "r.json"
     found(task).write(path)
     monkeypatch.setenv("EKIDEN_RECORDS", str(path))
-    assert records_config(None)["kernels.records"] == {task.key: ["dense_pack", "rows=1 order=row"]}
+    assert records_config(None)["kernels.records"] == {
+        task.key: [[[], "dense_pack", "rows=1 order=row"]]
+    }
     assert records_config(()) == {}
     monkeypatch.setenv("EKIDEN_RECORDS", str(tmp_path / "nothing.json"))
     with pytest.raises(FileNotFoundError, match="there are no such records"):

@@ -263,6 +263,16 @@ def factors(x: Any) -> Any:  # noqa: ANN401
     return q, r, values, (left * values[:, None]) @ right, squares, jnp.abs(vectors)
 
 
+@program("b, 4, 6")
+def spectra(x: Any) -> Any:  # noqa: ANN401
+    """Fourier transforms and arithmetic of complex numbers."""
+    half = jnp.fft.rfft(x)
+    echo = jnp.fft.irfft(half * jnp.conj(half), n=6)
+    turned = jnp.fft.fft2(x) * jnp.exp(1j * jnp.arange(6)) / (1 + 2j)
+    mixed = jnp.einsum("bij,bkj->bik", turned, turned[:, ::-1]).sum(-1)
+    return jnp.abs(half), echo, jnp.fft.ifft2(turned).real, mixed.imag
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_agree_at_all_sizes_of_one_compilation(name: str) -> None:
     function, shapes, dtypes = PROGRAMS[name]

@@ -242,6 +242,15 @@ def test_loop_with_a_trip_count(trips: int) -> None:
         assert ys.shape == (0, 2)
 
 
+def test_parts_of_no_iteration_have_the_extents_that_each_would_have() -> None:
+    body = counting([*ADD, node("Mul", "x_out x", "y")], "x", "y", ["n", 3])
+    given = [value("t", INT), value("x0", FLOAT, ["n", 3]), value("w", FLOAT, ["n", 3])]
+    made = model([node("Loop", "t - x0", "x ys", body=body)], given, "x ys")
+    made.graph.node[0].input[1] = ""
+    _, ys = ekiden.compile(made)(np.array(0), normal(2, 3), normal(2, 3))
+    assert ys.shape == (0, 2, 3)
+
+
 def test_loop_ends_by_its_condition() -> None:
     step = [
         node("Add", "x w", "x_out"),

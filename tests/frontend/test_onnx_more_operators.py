@@ -258,6 +258,42 @@ def test_dropout_in_training_keeps_the_mean() -> None:
     assert abs(mask.mean() - 0.75) < 0.05
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_told_at_run_time_whether_to_train(training: bool) -> None:
+    x, told = np.ones(4000, np.float32), np.asarray(training)
+    node = helper.make_node("Dropout", ["x", "", "training"], ["y", "mask"])
+    model = graph_model([node], {"x": x, "training": told}, ["y", "mask"])
+    found, mask = interpret(model, [x, told])
+    np.testing.assert_array_equal(found, np.where(mask, 2.0 if training else 1.0, 0.0))
+    assert abs(mask.mean() - (0.5 if training else 1.0)) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("mode", "more"),
+    [("nearest", {}), ("linear", {"extrapolation_value": 3.0}), ("cubic", {"exclude_outside": 1})],
+)
+def test_the_region_of_a_resize_comes_at_run_time(mode: str, more: dict[str, float]) -> None:
+    region = np.array([0.4, 0.6, 0.6, 1.2], np.float32)  # the second axis first
+    check_node(
+        "Resize", [normal(1, 2, 5, 6), region, None, ints(3, 4)], opset=18, constants=(3,),
+        reference=True, mode=mode, axes=[3, 2],
+        coordinate_transformation_mode="tf_crop_and_resize", **more,
+    )  # fmt: skip
+
+
+def test_frequencies_of_mel_weights_come_at_run_time() -> None:
+    hertz = [np.array(8000), np.array(100.0, np.float32), np.array(3000.0, np.float32)]
+    check_node(
+        "MelWeightMatrix", [np.array(5), np.array(32), *hertz], constants=(0, 1), reference=True
+    )
+
+
+def test_the_axis_of_a_transform_comes_at_run_time() -> None:
+    for axis in (0, 1, -2):
+        inputs = [normal(2, 3, 4, 1), None, np.array(axis)]
+        check_node("DFT", inputs, opset=20, reference=True)
+
+
 def test_affine_grid_of_a_size_by_data() -> None:
     maps, size = normal(2, 2, 3), table(2, 1, 4, 5)
     check_node("AffineGrid", [maps, size], opset=20, reference=True, align_corners=1)

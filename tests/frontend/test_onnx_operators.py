@@ -132,7 +132,10 @@ REDUCTIONS = [
     ],
     case("ReduceSum", X),
     case("ReduceSum", X, ints(1), constants=(1,), attrs={"keepdims": 0}),
-    case("ReduceSum", X, attrs={"noop_with_empty_axes": 1}),
+    *[
+        case(f"Reduce{kind}", POSITIVE, opset=18, attrs={"noop_with_empty_axes": 1})
+        for kind in ("Sum", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
+    ],
     case("ReduceMax", X, ints(1), constants=(1,), opset=18),
     case("ReduceLogSumExp", X * 100, ints(-1), constants=(1,), opset=18, attrs={"keepdims": 0}),
     *[
@@ -178,7 +181,9 @@ MOVEMENT = [
     case("Split", X, outputs=3, attrs={"axis": 1}, symbolic=False),
     case("Split", X, opset=11, outputs=2, attrs={"axis": 2, "split": [1, 3]}),
     case("Split", X, ints(1, 2), constants=(1,), outputs=2, attrs={"axis": 1}),
-    case("Split", X, opset=18, outputs=2, attrs={"axis": 1, "num_outputs": 2}, symbolic=False),
+    case("Split", X, opset=18, outputs=2, attrs={"axis": 1, "num_outputs": 2}),
+    case("Split", X, opset=18, outputs=3, attrs={"axis": 2, "num_outputs": 3}, symbolic=False),
+    case("Split", normal(2, 7), opset=18, outputs=3, attrs={"axis": 1, "num_outputs": 3}),
     case("Slice", X, opset=9, attrs={"starts": [1, -2], "ends": [2, 100], "axes": [1, 2]}),
     case("Slice", X, ints(0, -3), ints(2**62, -1), ints(0, 2), constants=(1, 2, 3)),
     case("Slice", X, ints(-1), ints(-(2**62)), ints(2), ints(-1), constants=(1, 2, 3, 4)),
@@ -365,6 +370,8 @@ NORMS = [
     case("LayerNormalization", X, normal(3, 4, seed=1), normal(3, 4, seed=2), constants=(1, 2), attrs={"axis": 1},
          rtol=1e-4, symbolic=False),
     case("LayerNormalization", X, normal(4, seed=1), normal(4, seed=2), constants=(1, 2), outputs=3, rtol=1e-4),
+    case("LayerNormalization", X, normal(4, seed=1), rtol=1e-4),
+    case("LayerNormalization", X, normal(3, 4, seed=1), attrs={"axis": 1}, rtol=1e-4),
     case("InstanceNormalization", IMAGE, *CHANNELS[:2], constants=(1, 2), rtol=1e-4),
     case("GroupNormalization", IMAGE, *CHANNELS[:2], constants=(1, 2), opset=21, attrs={"num_groups": 2}, rtol=1e-4),
     case("RMSNormalization", X, normal(4, seed=1), constants=(1,), opset=23, reference=True, rtol=1e-4),

@@ -202,3 +202,14 @@ def test_interpreted_sequences() -> None:
 def test_functions_of_the_runtime_check_what_they_get(name: str, args: tuple[object, ...]) -> None:
     with pytest.raises((TypeError, RunError)):
         get_global_func(f"ek.sequence.{name}")(*args)
+
+
+def test_an_input_among_elements_of_other_shapes_keeps_its_own() -> None:
+    nodes = [
+        node("Transpose", "x", "t"),
+        node("SequenceConstruct", "x t", "a"),
+        node("SequenceInsert", "a x k", "b"),
+        node("SequenceAt", "b one", "y"),
+    ]
+    made = model(nodes, [value("x", FLOAT, ["n", 4]), value("k", INT)], "y", {"one": np.array(1)})
+    check(made, x=normal(3, 4), k=np.array(0))

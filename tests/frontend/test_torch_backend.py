@@ -146,6 +146,7 @@ OTHERS: Layers = [
     lambda x: F.max_pool3d(x, 2),
     lambda x: F.interpolate(x, size=(3, 12), mode="bilinear", antialias=True),
     lambda x: F.pad(x, (1, 2, 0, 3), mode="replicate"),
+    lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1).tanh(), align_corners=False),
 ]
 
 

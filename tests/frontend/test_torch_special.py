@@ -28,6 +28,10 @@ NAMES = {
     "i0e": (torch.special.i0e, WIDE[:-1] * 20),
     "i1": (torch.special.i1, WIDE[:-1]),
     "i1e": (torch.special.i1e, WIDE[:-1] * 20),
+    "ndtri": (
+        torch.special.ndtri,
+        torch.cat([torch.logspace(-30, -0.4, 499), torch.linspace(0, 1, 499)]),
+    ),
     "exp2": (torch.exp2, torch.arange(-126.0, 128)),
 }
 
@@ -56,6 +60,30 @@ def test_as_pytorch(name: str, dtype: torch.dtype) -> None:
     np.testing.assert_allclose(run(function, x).numpy(), expected, rtol=close, atol=close)
 
 
+ORDERS = torch.tensor([0.0, 0.01, 1, 2.5, 20, 40, 1e4, torch.inf, -1], dtype=torch.float64)[:, None]
+PLACES = torch.cat([torch.tensor([0.0, torch.inf, -1]), torch.logspace(-3, 5, 40)]).double()
+
+
+@pytest.mark.parametrize("name", ["gammainc", "gammaincc"])
+def test_incomplete_gamma_functions(name: str) -> None:
+    """On both sides of the middle, at small and large orders, and outside of the domain."""
+    from ekiden.frontend.torch import incomplete_gamma
+
+    functions = {"gammainc": incomplete_gamma.igamma, "gammaincc": incomplete_gamma.igammac}
+    reference = pytest.importorskip("scipy.special", reason="the package scipy is not installed")
+    expected = getattr(reference, name)(ORDERS.numpy(), PLACES.numpy())
+    found = functions[name](ORDERS, PLACES).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("function", [torch.special.gammainc, torch.special.gammaincc])
+def test_incomplete_gamma_functions_compiled(function: object) -> None:
+    expected = function(ORDERS, PLACES).numpy()
+    found = run(function, ORDERS, PLACES).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+
+
 def test_running_logarithms_of_sums_keep_what_is_small() -> None:
     x = torch.randn(3, 13) * 40
     found = run(lambda a: torch.logcumsumexp(a, 1), x).numpy()
@@ -74,6 +102,20 @@ def test_medians() -> None:
     for found, expected in zip(run(lambda a: a.median(1), x), x.median(1), strict=True):
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
     np.testing.assert_array_equal(run(torch.median, x[0]).numpy(), x[0].median().numpy())
+
+
+@share(3)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_common_divisors_and_multiples(dtype: object) -> None:
+    low = 0 if dtype == torch.uint8 else -40
+    x, y = torch.randint(low, 40, (4, 5)).to(dtype), torch.randint(low, 40, (5,)).to(dtype)
+    x[0, 0] = y[0] = 0
+    for found, expected in zip(
+        run(lambda a, b: (torch.gcd(a, b), torch.lcm(a, b)), x, y),
+        (torch.gcd(x, y), torch.lcm(x, y)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
 
 
 def test_counts_of_data() -> None:

@@ -40,6 +40,15 @@ def test_an_outlier_is_cut_where_that_is_worth_it() -> None:
     assert error(values, METHODS["mse"].find(seen)) < 0.6 * whole
 
 
+def test_values_that_many_elements_have_are_no_reason_to_cut() -> None:
+    """As the results of a layer for a border of 0: its biases."""
+    rng = np.random.default_rng(1)
+    smooth = np.abs(rng.standard_normal(200_000))
+    atoms = np.repeat(rng.uniform(0, 1, 16), 10_000)
+    _, high = METHODS["entropy"].find(histogram(np.concatenate([smooth, atoms])))
+    assert high > 0.7 * smooth.max()
+
+
 @pytest.mark.parametrize(
     ("low", "high", "point"),
     [(0.0, 2.55, 0), (-2.55, 0.0, 255), (1.0, 2.55, 0), (-1.28, 1.27, 128)],

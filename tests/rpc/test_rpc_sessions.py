@@ -183,6 +183,29 @@ def test_a_model_runs_there(remote: rpc.RPCSession, tmp_path: Path) -> None:
     assert not module.implements_function("nothing")
     with pytest.raises(ekiden.InputError):
         module["main"](ekiden.nd.array(value.astype("int32"), remote.cpu()))
+    _check_machine(remote, module, value, result.numpy())
+
+
+def _check_machine(
+    remote: rpc.RPCSession, module: rpc.RemoteModule, value: np.ndarray, wanted: np.ndarray
+) -> None:
+    """The virtual machine's face over a program there."""
+    machine = ekiden.runtime.vm.VirtualMachine(module, remote.cpu())
+    found = machine.invoke("main", value)
+    assert isinstance(found, rpc.RemoteTensor)
+    np.testing.assert_array_equal(found.numpy(), wanted)
+    np.testing.assert_array_equal(machine.invoke("main", x=value).numpy(), wanted)
+    out = ekiden.nd.array(np.zeros_like(value), remote.cpu())
+    machine.invoke_with_outputs("main", {"x": value}, [out])
+    np.testing.assert_array_equal(out.numpy(), wanted)
+    assert machine.benchmark(remote.cpu(), value, number=2, repeat=2).mean > 0
+    for ask in (lambda: machine.limit(steps=3), lambda: machine.start("main", value)):
+        with pytest.raises(ekiden.UnsupportedError):
+            ask()
+    with pytest.raises(ekiden.InputError, match="on another machine"):
+        ekiden.runtime.vm.VirtualMachine(module, ekiden.cpu())
+    with pytest.raises(ekiden.InputError, match="no input is named 'y'"):
+        machine.invoke("main", y=value)
 
 
 def test_what_is_dropped_here_is_released_there() -> None:

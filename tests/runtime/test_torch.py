@@ -73,3 +73,13 @@ def test_parameters_and_subclasses(torch: ModuleType) -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     shape = runtime.convert(lambda tensor: runtime.Shape(tensor.shape))
     assert shape(parameter) == (2,)  # type: ignore[operator]
+
+
+def test_views_that_negate_or_conjugate_are_refused(torch: ModuleType) -> None:
+    number = torch.tensor([1 + 2j])
+    for view, name in ((number.conj(), "conj"), (number.conj().imag, "neg")):
+        for take in (runtime.from_dlpack, runtime.convert(lambda tensor: tensor)):
+            with pytest.raises(BufferError, match=rf"resolve_{name}\(\) makes"):
+                take(view)
+        resolved = getattr(view, f"resolve_{name}")()
+        assert runtime.from_dlpack(resolved).numpy() == resolved.numpy()

@@ -152,7 +152,8 @@ REJECTED = {
     "scope": (
         Allocate(Buffer("t", (const(4),), "float32", "somewhere"), COPY),
         "line 5: buffer 't' is in 'somewhere'; scopes are "
-        "global, local, register, shared, shared.dyn, warp"),
+        "global, local, register, shared, shared.dyn, warp, wmma.matrix_a, "
+        "wmma.matrix_b, wmma.accumulator"),
     # bounds
     "above": (
         loop(I, 16, BufferStore(B, A[I + 1], (I,))),

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ekiden import relay
+from ekiden import relay, runtime
 from ekiden.ir.module import IRModule
+from ekiden.runtime import Device
 from ekiden.target import Target
-from ekiden.tune import Task, extract_tasks
+from ekiden.tune import Task
+from ekiden.tune.task import module_tasks
 
 
 def product(rows: int = 24, depth: int = 48, columns: int = 80) -> IRModule:
@@ -22,7 +24,18 @@ def product(rows: int = 24, depth: int = 48, columns: int = 80) -> IRModule:
 @pytest.fixture
 def task() -> Task:
     """One kernel."""
-    return extract_tasks(product(), Target("llvm")).tasks[0]
+    return module_tasks(product(), Target("llvm")).tasks[0]
+
+
+@pytest.fixture
+def opencl() -> Device:
+    """The first OpenCL device."""
+    found = runtime.device("opencl", 0)
+    try:
+        runtime.get_global_func("ek.device.open")(found)
+    except runtime.errors.DeviceError as error:
+        pytest.skip(f"needs an OpenCL driver: apt-get install pocl-opencl-icd ({error})")
+    return found
 
 
 @pytest.fixture(autouse=True)

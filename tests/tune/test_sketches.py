@@ -10,12 +10,16 @@ import pytest
 
 import ekiden
 from ekiden import te, tir
+from ekiden.ir.prim import PrimExpr
+from ekiden.runtime import Device, nd
 from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune import Candidate, Measurer, Session, Task, schedule_task, te_task
 from ekiden.tune import te_workload as of
 from ekiden.tune.program import DEFAULT
-from ekiden.tune.sketch import RULES, TraceSpace, sketches
+from ekiden.tune.rules import RULES
+from ekiden.tune.sketch import TraceSpace, sketches
 from long_runs import alike
 
 SMALL: dict[str, Callable[[], of.Tensors]] = {
@@ -62,6 +66,68 @@ def test_sketches_compute_what_the_program_does(name: str) -> None:
     assert len(seen) == len(some)
 
 
+def doubled() -> of.Tensors:
+    """A product, and twice it and 1 of each element."""
+    a, b, c = of.matmul(1, 8, 32, 16)
+    return [a, b, te.compute(c.shape, lambda *at: c[at] * 2.0 + 1.0, name="doubled")]
+
+
+def bytes_of_rows(m: int = 8, n: int = 32, k: int = 24) -> of.Tensors:
+    """Products of bytes, both factors in rows."""
+    a, b = te.placeholder((m, k), "uint8", "a"), te.placeholder((n, k), "int8", "b")
+    r = te.reduce_axis((0, k), "r")
+
+    def sums(i: PrimExpr, j: PrimExpr) -> PrimExpr:
+        return te.sum(a[i, r].astype("int32") * b[j, r].astype("int32"), axis=r)
+
+    return [a, b, te.compute((m, n), sums, name="sums")]
+
+
+def test_what_reads_a_tile_is_computed_in_it() -> None:
+    task = te_task(doubled(), name="doubled")
+    assert isinstance(task.space, TraceSpace)
+    func = te.create_prim_func(doubled())
+    fused = [n for n, name in enumerate(task.space.names) if "doubled:spread0" in name]
+    space = TraceSpace(func, tuple(task.space.traces[n] for n in fused))
+    made = task.source.lower(space.sample(random.Random(0)), task.target)
+    assert made.script().count("T.parallel") == 1
+    np.testing.assert_allclose(run(made), run(func), rtol=1e-5, atol=1e-4)
+
+
+def test_an_instruction_for_products_of_bytes() -> None:
+    func = te.create_prim_func(bytes_of_rows())
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 256, (8, 24), np.uint8), rng.integers(-128, 128, (32, 24), np.int8)
+    with_dots = sketches(func, Target("llvm -mcpu=x86-64-v4 -mattr=+avx512vnni"))
+    (made,) = [s for s in with_dots if s.name == "sums:tensorize0"]
+    schedule = tir.Schedule(func)
+    made.trace.apply_to_schedule(schedule)
+    out = np.zeros((8, 32), np.int32)
+    ekiden.build(schedule.func, name="main")["main"](a, b, out)
+    np.testing.assert_array_equal(out, a.astype(np.int32) @ b.astype(np.int32).T)
+    plain = sketches(func, Target("llvm -mcpu=x86-64-v2"))
+    assert not any("tensorize" in s.name for s in plain)
+
+
+def test_a_device_has_blocks_and_threads(opencl: Device) -> None:
+    func = te.create_prim_func(of.matmul(1, 16, 32, 16))
+    rng = np.random.default_rng(0)
+    a, b = (
+        rng.standard_normal((1, 16, 16), np.float32),
+        rng.standard_normal((1, 16, 32), np.float32),
+    )
+    shares = 0
+    for sketch in sketches(func, Target("opencl")):
+        schedule = tir.Schedule(func)
+        sketch.trace.apply_to_schedule(schedule)
+        module = ekiden.build(schedule.func, "opencl", name="main")
+        arrays = [nd.array(x, opencl) for x in (a, b, np.zeros((1, 16, 32), np.float32))]
+        module["main"](*arrays)
+        np.testing.assert_allclose(arrays[-1].numpy(), a @ b, rtol=1e-4, atol=1e-4)
+        shares += "barrier(" in module.get_source("opencl")
+    assert shares == 1
+
+
 def test_numbers_are_changed_crossed_and_refused() -> None:
     space = te_task(of.matmul(1, 16, 64, 32)).space
     assert isinstance(space, TraceSpace)
@@ -72,7 +138,7 @@ def test_numbers_are_changed_crossed_and_refused() -> None:
     assert mixed.rule == same[0].rule and space.refusal(mixed) == ""
     assert all(space.features(c)[c.rule] == 1.0 for c in (*drawn, mixed, space.default))
     assert space.refusal(space.default) == ""
-    assert "there is no sketch 'other'" in space.refusal(Candidate("other", drawn[0].choice))
+    assert space.refusal(Candidate("another's", drawn[0].choice)) == ""
     assert "not a saved trace" in space.refusal(Candidate(drawn[0].rule, "[1]"))
     assert space.refusal(Candidate(drawn[0].rule, _other_block(drawn[0].choice)))
 
@@ -92,9 +158,10 @@ def test_a_rule_of_a_users_own() -> None:
         return [copy]
 
     func = te.create_prim_func(of.softmax(8, 16))
-    traces = sketches(func, ekiden.target.Target("llvm"), [halves, *RULES])
+    (made,) = sketches(func, ekiden.target.Target("llvm"), [halves, *RULES])
     assert sorted(seen) == ["most", "powers", "softmax", "total"]
-    assert len(traces) == 1 and sum(i.kind == "sample_perfect_tile" for i in traces[0].insts) == 4
+    assert sorted(made.name.split()) == [f"{name}:halves0" for name in sorted(seen)]
+    assert sum(i.kind == "sample_perfect_tile" for i in made.trace.insts) == 4
 
 
 def tiled(schedule: tir.Schedule) -> None:

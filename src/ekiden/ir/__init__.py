@@ -27,6 +27,8 @@ _HOMES = {
     "GlobalVar": "expr",
     "PrimExpr": "prim",
     **dict.fromkeys(("AffineType", "TensorAffineType", "TupleAffineType"), "affine_type"),
+    "Array": "container",
+    "Map": "container",
     "IntImm": "prim",
     "FloatImm": "prim",
     "Range": "range",

@@ -33,6 +33,9 @@ class IntrinsicDef:
     """Whether a code generator has it; others stand in programs, which generators refuse."""
     also: str = ""
     """TVM's name, where it is another."""
+    says_regions: bool = False
+    """Whether the addresses that a call is handed say exactly what it touches, and the call itself
+    how that lies: buffers may then be laid out in another way."""
 
 
 LIKE_FIRST = "first"
@@ -186,10 +189,17 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("call_extern",  ANY, _not_here, "int32", True, is_compiled=False),
     IntrinsicDef("call_pure_extern", ANY, _not_here, "int32", is_compiled=False),
     IntrinsicDef("ret",          1, lambda x: x, effects=True, is_compiled=False),  # the end
-    # tensor cores and copies of NVIDIA's threads: programs hold them, no generator has them
+    # where the first element of a region is, and how far apart its neighbours along an axis, which
+    # is known when buffers are laid out: FlattenBuffer
+    IntrinsicDef("region_offset", 1, _not_here, "int64", is_compiled=False, says_regions=True),
+    IntrinsicDef("region_stride", 2, _not_here, "int64", is_compiled=False, says_regions=True),
+    # matrices that a warp of NVIDIA's holds together (tensor cores): CUDA C has them
+    *(IntrinsicDef(name, ANY, _not_here, "handle", True, is_compiled=False, says_regions=True)
+      for name in ("tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_mma_sync",
+                   "tvm_store_matrix_sync")),
+    # what else its threads have: programs hold them, no generator has them
     *(IntrinsicDef(name, ANY, _not_here, "handle", True, is_compiled=False) for name in (
-        "tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_mma_sync", "tvm_bmma_sync",
-        "tvm_store_matrix_sync", "ptx_mma", "ptx_mma_sp", "ptx_ldmatrix", "mma_store", "mma_fill",
+        "tvm_bmma_sync", "ptx_mma", "ptx_mma_sp", "ptx_ldmatrix", "mma_store", "mma_fill",
         "ptx_cp_async", "ptx_cp_async_bulk", "ptx_commit_group", "ptx_wait_group",
         "ptx_cp_async_barrier", "ptx_init_barrier_thread_count", "ptx_arrive_barrier",
         "ptx_arrive_barrier_expect_tx", "ptx_wait_barrier", "create_barriers",

@@ -70,7 +70,9 @@ class Turns(Enum):
 
 
 class Borders(Enum):
-    """Which constant borders of its first argument an operator with a padding makes itself."""
+    """Which constant borders of its first argument an operator with a padding makes itself. Zeros
+    of a quantised argument are its zero point.
+    """
 
     NO = "none"
     ZEROS = "zeros"

@@ -178,7 +178,8 @@ RECORDS = register_option(
     "kernels.records",
     dict,
     {},
-    "what tuning has found about kernels: {'workload target': [rule, choice]} (docs/tuning.md)",
+    "what tuning has found about kernels: {'workload target': [[sizes, rule, choice], ...]}"
+    " (docs/tuning.md)",
 )
 UNROLL = register_option(
     "tir.UnrollLoop",

@@ -52,16 +52,21 @@ FORWARD = "forward_step"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the cache lies: tokens of a page, and its dtype."""
+    """How the cache lies: tokens of a page, its dtype, and how many pages lie in a row."""
 
     page: int = 64
     dtype: str = "float32"
+    row: int = 16
+
+    def blocks(self, pages: int) -> int:
+        """How many rows so many pages are."""
+        return -(-pages // self.row)
 
 
-def cache_shape(config: DecoderConfig, layout: Layout, pages: object) -> tuple[object, ...]:
-    """[pages, layers, keys and values, heads, a page of one]."""
+def cache_shape(config: DecoderConfig, layout: Layout, blocks: object) -> tuple[object, ...]:
+    """[blocks, layers, keys and values, heads, a row of pages of one]."""
     plane = Plane(layout.page, config.depth, layout.dtype)
-    return (pages, config.layers, 2, config.groups, plane.size)
+    return (blocks, config.layers, 2, config.groups, layout.row * plane.size)
 
 
 @dataclass(frozen=True, slots=True)

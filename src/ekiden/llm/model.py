@@ -158,7 +158,7 @@ class Model:
         return tuple(self._new_cache(config, pages) for config in configs)
 
     def _new_cache(self, config: DecoderConfig, pages: int) -> runtime.Ref:
-        shape = [int(str(d)) for d in cache_shape(config, self.layout, pages)]
+        shape = [int(str(d)) for d in cache_shape(config, self.layout, self.layout.blocks(pages))]
         return runtime.Ref(runtime.empty(shape, self.layout.dtype))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:

@@ -22,6 +22,9 @@ CUTS = 96
 """Ranges that a search tries."""
 OF_BIN = 64
 """Values in a bin on average, where distributions are compared."""
+ATOM = 4
+"""How many times as many values as in the bins around it, half of them at least, a bin has that
+stands for one value."""
 MIDDLE = 0.9999
 """The share of values that the method "percentile" keeps."""
 
@@ -86,12 +89,14 @@ def _divergence(seen: Histogram, low: float, high: float) -> float:
 
     Values outside are counted at the bounds in one distribution and lost in the other, so that a
     cut has its price. Bins are merged until each has OF_BIN values on average: what few values
-    leave empty would look like a loss of the levels. 0 itself, which Relu gives, is exact in all.
+    leave empty would look like a loss of the levels. Values that stand for many elements are left
+    out: 0, which Relu gives, is exact in all; others move with their level, however wide it is, but
+    would look lost where it is shared, and the cut that is least wide the best.
     """
     merged = BINS
     while merged > LEVELS and seen.counts.sum() < merged * OF_BIN:
         merged //= 2
-    counts = seen.counts.reshape(merged, -1).sum(axis=1)
+    counts = _without_atoms(seen.counts.reshape(merged, -1).sum(axis=1))
     x = seen.centres.reshape(merged, -1).mean(axis=1)
     counts[int(np.argmin(np.abs(x)))] = 0.0
     keep = (x >= low) & (x <= high)
@@ -109,6 +114,15 @@ def _divergence(seen: Histogram, low: float, high: float) -> float:
     p, q = wanted / wanted.sum(), found / found.sum()
     both = p > 0
     return float((p[both] * np.log(p[both] / np.maximum(q[both], 1e-9))).sum())
+
+
+def _without_atoms(counts: Array) -> Array:
+    """Counts of which none stands out from those of two levels around it: a layer gives its bias
+    wherever its input is 0, as in the border of pictures."""
+    near = BINS // LEVELS
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(counts, near, "edge"), 2 * near + 1)
+    usual = np.median(around, axis=1)
+    return np.asarray(np.where(usual > 0, np.minimum(counts, ATOM * usual), counts))
 
 
 @dataclass(frozen=True, slots=True)

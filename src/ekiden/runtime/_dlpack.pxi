@@ -43,13 +43,29 @@ cdef ek_object *_lend_exchanged(DLPackExchange *exchange, PyObject *source) exce
     if exchange.lend != NULL:
         if exchange.lend(source, &dl) != 0:
             _raise_python()
+        _check_resolved(<object>source, dl.dtype.code == EK_DTYPE_COMPLEX)
         return _view_of(&dl, 0)
+    _check_resolved(<object>source, True)
     if exchange.export_tensor(source, &managed) != 0:
         _raise_python()
     if ek_tensor_from_dlpack(managed, 1, &out) != 0:
         managed.deleter(managed)
         _raise_pending()
     return out
+
+
+cdef int _check_resolved(object source, bint is_complex) except -1:
+    """PyTorch's tensors may be views that negate or conjugate what lies in memory, to which its C
+    functions pay no heed."""
+    is_negated = getattr(source, "is_neg", None)
+    if is_negated is not None and is_negated():
+        raise BufferError("its memory holds the negatives of its elements: resolve_neg() makes a "
+                          "tensor of them")
+    if is_complex:
+        is_conjugated = getattr(source, "is_conj", None)
+        if is_conjugated is not None and is_conjugated():
+            raise BufferError("its memory holds the conjugates of its elements: resolve_conj() "
+                              "makes a tensor of them")
 
 
 cdef int _raise_python() except -1:

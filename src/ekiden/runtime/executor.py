@@ -13,16 +13,31 @@ same functions by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from ekiden.runtime._core import Device, Module, Shape, Tensor, empty
+from ekiden.runtime._core import (
+    Device,
+    Executable,
+    Module,
+    Shape,
+    Tensor,
+    cpu,
+    empty,
+    get_global_func,
+)
 from ekiden.runtime._core import tensor as tensor_of
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.late import Late
 from ekiden.runtime.metadata import ANY_OBJECT, read_metadata, tensor_infos
 from ekiden.runtime.name_transforms import sanitize_name
 from ekiden.runtime.timing import BenchmarkResult
+
+if TYPE_CHECKING:
+    from ekiden.runtime import placing
+else:
+    placing = Late("ekiden.runtime.placing")
 
 Devices = Device | Sequence[Device]
 
@@ -56,6 +71,7 @@ class AotModule:
         self._inputs, self._outputs = tensor_infos(metadata, "executor")
         self._names = [each.name for each in self._inputs]
         self._results: dict[int, Tensor] = {}
+        self._sites: Sequence[int | None] = ()
         self._unset = set(range(len(self._names)))
         """Inputs not known to be set: the module's own functions may have set them."""
         self._run, self._get_output = module["run"], module["get_output"]
@@ -87,18 +103,27 @@ class AotModule:
             self.set_input_zero_copy(name, each)
 
     def set_output_zero_copy(self, key: int, value: object) -> None:
-        """A tensor that each run writes an output to. Raises InputError."""
+        """A tensor that each run writes an output to: kernels do it themselves in a program of this
+        process without branches, where the tensor is contiguous, on the host and apart from all
+        that the run reads; else the output is copied in the end. Raises InputError.
+        """
         given = tensor_of(value)  # type: ignore[arg-type]  # whatever a user gives
         self._results[self._output_index(key)] = given
+        self._sites = self._result_sites()
 
     def run(self, **input_dict: object) -> None:
         """Run, after setting inputs by name."""
         self.set_input(**input_dict)  # type: ignore[arg-type]  # 'key' is no input's name
         for index in tuple(self._unset):
             self._fill_unset(index)
-        self._run()
+        if not self._results:
+            self._run()
+            return
+        self._run_into(self._direct_places())
         for index, tensor in self._results.items():
-            self._get_output(index, tensor)
+            found = self._get_output(index)
+            if not (isinstance(found, Tensor) and placing.is_same(found, tensor)):
+                self._get_output(index, tensor)
 
     def get_num_outputs(self) -> int:
         """How many outputs there are; tuples in tuples count by their fields, after a run."""
@@ -138,6 +163,35 @@ class AotModule:
             return _copied(self._results[index], out)
         found = self._get_output(index)
         return _copied(cast(Tensor, found), out)
+
+    def _run_into(self, direct: Sequence[object]) -> None:
+        """A run with pairs of `direct_places`, which hold for this one only."""
+        if not direct:
+            self._run()
+            return
+        machine, set_places = self.module["get_machine"](), get_global_func("ek.vm.places")
+        set_places(machine, *direct)
+        try:
+            self._run()
+        finally:
+            set_places(machine)
+
+    def _direct_places(self) -> Sequence[object]:
+        """What kernels can write themselves, with the inputs as they are now."""
+        if not any(site is not None for site in self._sites):
+            return ()
+        wanted = [self._results.get(i) for i in range(len(self._sites))]
+        places = [t if t is not None and t.device == cpu() else None for t in wanted]
+        values = [self.module["get_input"](i) for i in range(len(self._names))]
+        return placing.direct_places(self._sites, places, values)
+
+    def _result_sites(self) -> Sequence[int | None]:
+        """The instructions that ask for the memory of the outputs, none on another machine."""
+        if not isinstance(self.module, Module) or "get_machine" not in self.module:
+            return ()
+        exe = self.module["get_executable"]()
+        assert isinstance(exe, Executable)
+        return placing.result_sites(exe, self.get_num_outputs())
 
     def __getitem__(self, key: str) -> object:
         """A function of the module."""

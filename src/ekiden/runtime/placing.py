@@ -125,6 +125,13 @@ def invoke_into(
         set_places(machine)
 
 
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of the host are one."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return bool(one.numpy().ctypes.data == other.numpy().ctypes.data)
+
+
 def _array(value: object) -> npt.NDArray[Any]:
     found = value if isinstance(value, np.ndarray) else cast(Tensor, value).numpy()
     return np.asarray(found)
@@ -144,4 +151,4 @@ def _overlap(a: Range, b: Range) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
-__all__ = ["Place", "direct_places", "invoke_into", "result_sites"]
+__all__ = ["Place", "direct_places", "invoke_into", "is_same", "result_sites"]

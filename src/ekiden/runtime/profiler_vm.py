@@ -6,6 +6,8 @@ print(machine.profile(x))
 
 from __future__ import annotations
 
+from ekiden.runtime.errors import UnsupportedError
+from ekiden.runtime.far_program import FarExecutable
 from ekiden.runtime.profile import Report, profile
 from ekiden.runtime.vm import VirtualMachine
 
@@ -33,6 +35,8 @@ class VirtualMachineProfiler(VirtualMachine):
             raise ValueError("profile: collectors are not known here; None expected")
         if args or kwargs:
             self.set_input(func_name, *args, **kwargs)
+        if isinstance(self.module, FarExecutable):
+            raise UnsupportedError("profile: the program runs on another machine")
         return profile(self.module, func_name, self._collected(func_name))
 
 

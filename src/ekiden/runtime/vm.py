@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 
@@ -19,9 +20,10 @@ from ekiden.runtime._core import Executable, Module, Object, Tensor, cpu, tensor
 from ekiden.runtime._core import VirtualMachine as Machine
 from ekiden.runtime.callers import executor_of
 from ekiden.runtime.devices import check_devices
-from ekiden.runtime.errors import InputError
+from ekiden.runtime.errors import InputError, UnsupportedError
+from ekiden.runtime.far_program import FarExecutable, far_executable
 from ekiden.runtime.metadata import tensor_infos
-from ekiden.runtime.placing import direct_places, invoke_into, result_sites
+from ekiden.runtime.placing import direct_places, invoke_into, is_same, result_sites
 from ekiden.runtime.stepping import Place, Stepper
 from ekiden.runtime.timing import BenchmarkResult, Evaluator
 
@@ -43,7 +45,7 @@ def _check_allocator(memory_cfg: object) -> None:
 
 class VirtualMachine:
     """Runs an executable: what `ekiden.compile` and `relay.vm.compile` give, or a module that
-    `export_library` wrote.
+    `export_library` wrote, here or on the other side of a session (ekiden.rpc).
     """
 
     def __init__(
@@ -63,6 +65,14 @@ class VirtualMachine:
         """
         _check_allocator(memory_cfg)
         raw = getattr(exe, "raw", exe)
+        self._inputs: dict[str, dict[int, object]] = {}
+        self._outputs: object = None
+        self._wanted: dict[str, Sequence[Tensor]] = {}
+        self.module: Executable | FarExecutable
+        self._machine: Machine | FarExecutable
+        if (far := far_executable(raw, device)) is not None:
+            self.module = self._machine = far
+            return
         if isinstance(raw, Module) and "get_executable" in raw:
             raw = raw["get_executable"]()
         if not isinstance(raw, Executable):
@@ -70,9 +80,6 @@ class VirtualMachine:
         check_devices("VirtualMachine", device, raw.devices)
         self.module = raw
         self._machine = Machine(raw, executor or executor_of(raw))
-        self._inputs: dict[str, dict[int, object]] = {}
-        self._outputs: object = None
-        self._wanted: dict[str, Sequence[Tensor]] = {}
 
     def invoke(self, func_name: str, *args: object, **kwargs: object) -> object:
         """Call a function with arrays, tensors, numbers or tuples of them, by position or name."""
@@ -122,20 +129,29 @@ class VirtualMachine:
 
     def _into(self, func_name: str, wanted: Sequence[Tensor], args: Sequence[object]) -> object:
         """A call whose outputs lie in the tensors that were set for it."""
-        sites = result_sites(self.module, len(wanted), func_name)
-        is_host = all(each.device == cpu() for each in wanted)
-        direct = direct_places(sites, wanted, args) if is_host else []
-        found = invoke_into(self._machine, direct, func_name, args)
+        direct = self._direct_places(func_name, wanted, args)
+        found = (
+            invoke_into(self._machine, direct, func_name, args)
+            if isinstance(self._machine, Machine)
+            else self._machine.invoke(func_name, *args)
+        )
         outputs = list(found) if isinstance(found, tuple) else [found]
         if len(outputs) != len(wanted):
             counts = f"{len(outputs)} outputs expected, got {len(wanted)}"
             raise InputError(f"{func_name}: {counts}")
         for at, (made, to) in enumerate(zip(outputs, wanted, strict=True)):
-            assert isinstance(made, Tensor)
-            if not (direct and _is_same(made, to)):
-                made.copyto(to)
+            if not (direct and is_same(cast(Tensor, made), to)):
+                cast(Tensor, made).copyto(to)  # or one of another machine, to one there
             outputs[at] = to  # which owns the memory, where `made` lies in it
         return tuple(outputs) if isinstance(found, tuple) else outputs[0]
+
+    def _direct_places(
+        self, func_name: str, wanted: Sequence[Tensor], args: Sequence[object]
+    ) -> Sequence[object]:
+        """What kernels can write themselves."""
+        if isinstance(self.module, FarExecutable) or any(t.device != cpu() for t in wanted):
+            return ()
+        return direct_places(result_sites(self.module, len(wanted), func_name), wanted, args)
 
     def set_input(self, func_name: str, *args: object, **kwargs: object) -> None:
         """Set all inputs of a function, by position or name. Raises InputError."""
@@ -188,10 +204,18 @@ class VirtualMachine:
         `device` is one of the executable's; a call is over when its result is there.
         `end_to_end` changes nothing: arguments are on the host.
         """
-        check_devices("benchmark", device, self.module.devices)
         if kwargs:
             self.set_input(func_name, *args, **kwargs)
         given = self._collected(func_name) if kwargs else [_argument(a) for a in args]
+        if isinstance(self.module, FarExecutable):
+            return self.module.benchmark(
+                func_name, tuple(given), number=number, repeat=repeat,
+                min_repeat_ms=min_repeat_ms or 0,
+                limit_zero_time_iterations=limit_zero_time_iterations,
+                cooldown_interval_ms=cooldown_interval_ms,
+                repeats_to_cooldown=repeats_to_cooldown,
+            )  # fmt: skip
+        check_devices("benchmark", device, self.module.devices)
 
         def run(values: tuple[object, ...], count: int) -> float:
             """Seconds of `count` calls, until their last result is there: devices work behind the
@@ -212,6 +236,8 @@ class VirtualMachine:
     @cached_property
     def stepper(self) -> Stepper:
         """A call that stands between two instructions; the methods below are short for its own."""
+        if isinstance(self.module, FarExecutable):
+            raise UnsupportedError("step: the program runs on another machine")
         return Stepper(self.module)
 
     def start(self, func_name: str = "main", *args: object) -> None:
@@ -268,13 +294,6 @@ class VirtualMachine:
         if missing:
             raise InputError(f"{func_name}: input {missing[0]} is not set")
         return [given[i] for i in range(count)]
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of the host are one."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return False
-    return bool(one.numpy().ctypes.data == other.numpy().ctypes.data)
 
 
 def _argument(value: object) -> object:

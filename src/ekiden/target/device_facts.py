@@ -20,10 +20,12 @@ ASKED: Mapping[str, int] = {
 # fmt: on
 """Option -> number of ek_device_attribute in runtime.h."""
 MAY_BE_0 = frozenset(("local_memory",))
+VERSION = 3
+"""The number of the version of the language of a device's code: of NVIDIA's, the architecture."""
 
 
 @functools.cache
-def device_facts(device_type: int, number: int) -> Mapping[str, int]:
+def device_facts(device_type: int, number: int) -> Mapping[str, object]:
     """The facts of a device of this machine; empty where there is no such device, or no driver.
 
     The answer is kept: a driver is asked once in a process.
@@ -33,7 +35,9 @@ def device_facts(device_type: int, number: int) -> Mapping[str, int]:
     found = {name: _number(asked, device, which) for name, which in ASKED.items()}
     if not any(found.values()):
         return {}
-    return {name: value for name, value in found.items() if value or name in MAY_BE_0}
+    known: dict[str, object] = {n: v for n, v in found.items() if v or n in MAY_BE_0}
+    version = str(asked(device, VERSION))
+    return known | ({"arch": version} if version.startswith("sm_") else {})
 
 
 def _number(asked: Callable[..., object], device: Device, which: int) -> int:

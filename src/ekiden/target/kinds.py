@@ -39,6 +39,8 @@ class TargetKind:
     has_threads: bool = False
     """Whether its programs are bound to the threads of a device."""
     own_options: Mapping[str, Option] = field(default_factory=dict, hash=False, repr=False)
+    least_arch: Mapping[str, int] = field(default_factory=dict, hash=False, repr=False)
+    """Ability -> the number of the first architecture (`-arch=sm_80`) that has it."""
     asks_device: bool = False
     """Whether a target that names no device has the facts of this machine's, where there is one."""
 
@@ -120,6 +122,7 @@ _GPU: dict[str, Option] = {
 }
 _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256),
                "thread_warp_size": Option(int, None, 1)}
+_CUDA = {**_GPU, "cores": Option(int, None, 1)}
 _OPENCL = {**_WARPS_OF_1, "vector-bits": Option(int, None, 32), "cores": Option(int, None, 1),
            "local_memory": Option(int, None, 1)}
 """A device of which nothing is known computes with one number at a time."""
@@ -129,16 +132,21 @@ _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by the
                    "smlad", "helium"))              # by name, in words that compilers know
 
 _OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
+_OF_WARPS = _OF_THREADS | {"tensor_cores"}
+_NVIDIA = {"tensor_cores": 80}
 
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
-    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_THREADS, True, _GPU),
-    TargetKind("nvptx",     2, ("cuda", "gpu"),       False, _OF_THREADS, True, _GPU),
-    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _OPENCL, True),
+    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_WARPS,   True, _CUDA,
+               _NVIDIA, True),
+    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_THREADS, True, _CUDA,
+               asks_device=True),
+    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _OPENCL,
+               asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
-    TargetKind("metal",     8, ("metal", "gpu"),      False, _OF_THREADS, True, _WARPS_OF_1),
+    TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_THREADS, True, _GPU),
     TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),
     TargetKind("webgpu",   15, ("webgpu", "gpu"),     True,  _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU),

@@ -12,6 +12,7 @@ A text, a dictionary and the fields of the value say the same, and turn into one
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -150,8 +151,14 @@ class Target:
         """
         ways = ABILITIES[ability].get(self.architecture, ())
         if self.kind.has_threads:  # what the languages of devices have, not their processors
-            return self.kind.can_use(ability)
+            return self.kind.can_use(ability) and self._arch >= self.kind.least_arch.get(ability, 0)
         return self.kind.can_use(ability) and has_any(self._all_features(), ways)
+
+    @property
+    def _arch(self) -> int:
+        """The number of a device's architecture; 0 where it is not known."""
+        found = re.fullmatch(r"sm_(\d+)[af]?", self.arch)
+        return int(found[1]) if found is not None else 0
 
     def _all_features(self) -> frozenset[str]:
         return _all_features(self.architecture, self.cpu, self.features)
@@ -435,7 +442,9 @@ def _from_config(config: Config) -> dict[str, Any]:
     options = defaults | _of_device(kind, said) | said
     if kind.asks_device:
         options.pop("from_device", None)
-        found |= _vectors(int(str(options["vector-bits"])), int(str(options["cores"])))
+        found["cores"] = int(str(options["cores"]))
+    if "vector-bits" in options and not kind.is_cpu:
+        found |= _vectors(int(str(options["vector-bits"])))
     keys = _all_keys(kind, options)
     if keys == _all_keys(kind, {**options, "keys": ()}):
         options.pop("keys", None)
@@ -458,11 +467,13 @@ def _all_keys(kind: TargetKind, options: Mapping[str, Any]) -> tuple[str, ...]:
 def _of_device(kind: TargetKind, said: Mapping[str, object]) -> dict[str, object]:
     """The facts of a device of this machine: of the first, or of the one that `from_device` says;
     none where the target is labelled as another's, or says everything. Raises CompileError."""
-    is_known = all(name in said for name in ASKED) or "device" in said or "model" in said
+    asked = [name for name in ASKED if name in kind.option_table]
+    is_known = all(name in said for name in asked) or "device" in said or "model" in said
     if not kind.asks_device or (is_known and "from_device" not in said):
         return {}
     number = int(str(said.get("from_device", 0)))
-    found = dict[str, object](device_facts(kind.device_type, number))
+    facts = device_facts(kind.device_type, number)
+    found = {name: value for name, value in facts.items() if name in kind.option_table}
     if not found and "from_device" in said:
         raise CompileError(
             f"target: -from_device={number}: there is no such device of kind {kind.name!r} here"
@@ -470,10 +481,9 @@ def _of_device(kind: TargetKind, said: Mapping[str, object]) -> dict[str, object
     return found
 
 
-def _vectors(bits: int, cores: int) -> dict[str, object]:
+def _vectors(bits: int) -> dict[str, object]:
     """Those of a device: there are more of the widest."""
-    registers = 32 if bits >= WIDEST_BITS else 16
-    return {"vector_bits": bits, "registers": registers, "cores": cores}
+    return {"vector_bits": bits, "registers": 32 if bits >= WIDEST_BITS else 16}
 
 
 def _without_facts() -> dict[str, object]:

@@ -25,7 +25,12 @@ from ekiden.ir.prim import (
 )
 from ekiden.runtime.errors import ExpressionError
 
-SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp")
+FRAGMENTS = ("wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
+"""Matrices that the threads of a warp hold together, which calls alone read and write."""
+LATE_SCOPES = ("shared", "shared.dyn", *FRAGMENTS)
+"""Whose buffers lie as passes decide, also where calls are handed parts of them: those ask by
+region_offset and region_stride."""
+SCOPES = ("global", "local", "register", "shared", "shared.dyn", "warp", *FRAGMENTS)
 """Where a buffer may be."""
 
 
@@ -342,6 +347,8 @@ EqualOp = NotEqualOp = Comparison
 """TVM's names of what `==` and `!=` give."""
 
 __all__ = [
+    "FRAGMENTS",
+    "LATE_SCOPES",
     "SCOPES",
     "Broadcast",
     "Buffer",

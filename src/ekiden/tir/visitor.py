@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeGuard
 
 from ekiden.ir.deep import LEVELS, on_fresh_stack
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import children, post_order, rebuild, rewrite
-from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.expr import LATE_SCOPES, Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -108,6 +109,20 @@ def all_expressions(root: Stmt) -> Iterator[PrimExpr]:
     """
     for stmt in walk(root):
         yield from post_order(*expressions(stmt))
+
+
+def are_regions(root: Stmt, buffer: Buffer) -> bool:
+    """Whether each call that is handed a buffer says what it touches, and how that lies: then it
+    may lie in another way."""
+    rank = len(buffer.shape)
+    for e in all_expressions(root):
+        for part in children(e):
+            if not isinstance(part, BufferAddress) or part.buffer is not buffer:
+                continue
+            is_box = len(part.indices) == len(part.extents) == rank
+            if not (is_box and isinstance(e, Intrinsic) and row_of(e.op).says_regions):
+                return False
+    return buffer.scope in LATE_SCOPES
 
 
 def buffers_read(root: Stmt) -> list[Buffer]:
@@ -384,6 +399,7 @@ __all__ = [
     "ExprRewriter",
     "StmtMutator",
     "all_expressions",
+    "are_regions",
     "buffers_read",
     "buffers_written",
     "children",

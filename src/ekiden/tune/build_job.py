@@ -15,7 +15,7 @@ from ekiden.tune.wire import Head, Message
 
 def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message:
     """{"target", "rule", "choice", "sizes": [{symbol: number}]}, texts of a source -> {"args",
-    "outputs"}, an image; {"refused": why} for a candidate that there cannot be.
+    "outputs"}, its code; {"refused": why} for a candidate that there cannot be.
     """
     target = Target(str(head["target"]))
     candidate = Candidate(str(head["rule"]), str(head["choice"]))
@@ -25,7 +25,7 @@ def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message
         )
     except EkidenError as error:
         return {"refused": f"{type(error).__name__}: {error}"}, []
-    return {"args": made.args, "outputs": made.outputs}, [made.image]
+    return {"args": made.args, "outputs": made.outputs}, [made.code]
 
 
 def prepare() -> None:

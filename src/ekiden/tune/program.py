@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from ekiden import tir
 from ekiden.arith import simplify
 from ekiden.backend.kernels.lower import lower_primitive
-from ekiden.codegen.build import GENERATORS
+from ekiden.codegen.build import compile_function
+from ekiden.codegen.device import pack_kernels
 from ekiden.codegen.llvm import link
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.module import IRModule
@@ -18,12 +19,12 @@ from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.target import Target
-from ekiden.tir import transform as tir_transform
 from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.families import FAMILIES
 from ekiden.tune.candidate import Candidate
+from ekiden.tune.code import joined
 
 NAME = "candidate"
 """Of the function of every candidate's code."""
@@ -33,9 +34,10 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Code of a candidate: an image with the function NAME, and what the function takes."""
+    """Code of a candidate, with the function NAME, and what the function takes."""
 
-    image: bytes
+    code: bytes
+    """As `code.load` takes it."""
     args: list[tuple[list[int], str]]
     """Shapes and dtypes, for each of the sizes asked for: inputs, then outputs."""
     outputs: int
@@ -94,11 +96,15 @@ def build(
 ) -> Built:
     """The code of a candidate. Raises CompileError or ScheduleError for one that cannot be."""
     program = source.lower(candidate, target)
-    generator = GENERATORS[target.kind.name]
-    code = generator.compile([tir_transform.lower(program, target)], target)
+    code = compile_function(program, target)
     args = [shapes_of(program, each) for each in sizes]
     return Built(
-        link([code], [NAME], target), [a for each in args for a in each], outputs_of(program)
+        joined(
+            link([code.object], [NAME], target.code_host),
+            pack_kernels(list(code.kernels)) if code.kernels else b"",
+        ),
+        [a for each in args for a in each],
+        outputs_of(program),
     )
 
 

@@ -34,7 +34,8 @@ class Trial:
     """One candidate that was tried.
 
     status: a row of `measure.STATUSES`. ratio: time to the default's, measured in turns with it.
-    seconds: of a call, the fastest seen; of the default, `untuned`. said: why it is not ok.
+    seconds: of a call, the fastest seen; of the default, `untuned`. said: why it is not ok. sizes,
+    shares: of each run that counts, how much it counts (nothing where all count alike).
     """
 
     workload: str
@@ -48,6 +49,7 @@ class Trial:
     untuned: float = 0.0
     threads: int = 1
     sizes: list[dict[str, int]] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
     said: str = ""
     processor: str = ""
     version: str = ""
@@ -198,6 +200,20 @@ class Records:
                 found[each.key] = each
         return found
 
+    def by_sizes(self) -> dict[str, list[list[object]]]:
+        """[sizes, rule, choice] of each task that has a best: of each set of sizes that it was
+        tuned for what is best there; an empty rule where nothing was faster than the default."""
+        groups: dict[str, dict[str, list[Record]]] = {}
+        for each in self.records:
+            of_task = groups.setdefault(each.key, {})
+            of_task.setdefault(json.dumps(each.sizes, sort_keys=True), []).append(each)
+        best = self.best()
+        return {
+            key: [_best_of(records) for records in of_task.values()]
+            for key, of_task in groups.items()
+            if key in best
+        }
+
     def merge(self, others: Iterable[Records]) -> int:
         """Append what others have and this has not; gives how many that were."""
         known = set(map(_identity, self.records))
@@ -227,6 +243,12 @@ class Records:
         if self.damaged:
             lines.append(f"{self.damaged} lines are no records")
         return "\n".join(lines)
+
+
+def _best_of(records: Sequence[Record]) -> list[object]:
+    found = Records(list(records)).best()
+    sizes = list(records[0].sizes)
+    return next(([sizes, b.rule, b.choice] for b in found.values()), [sizes, "", ""])
 
 
 def _identity(record: Record) -> str:

@@ -83,7 +83,7 @@ def _artifact(source: Source, candidate: Candidate, target: Target, key: str) ->
     module = InferType()(IRModule.from_expr(Function(params, Call(kernel, params))))
     config = compilation_config(target)
     (only,) = config.primitive_targets
-    with with_options({RECORDS: {key: [candidate.rule, candidate.choice]}}):
+    with with_options({RECORDS: {key: [[[], candidate.rule, candidate.choice]]}}):
         kernels = ModuleKernels(only, None, devices=config.device_targets_by(only))
         made = optimize(module, only, config, kernels=kernels)
         metadata: dict[str, object] = {"executor": "vm", "target": str(only)}

@@ -19,8 +19,8 @@ import numpy as np
 
 from ekiden import runtime
 from ekiden.ir.dtype import to_numpy
-from ekiden.runtime import load_image
 from ekiden.runtime.errors import EkidenError
+from ekiden.tune.code import load
 from ekiden.tune.wire import Head, Message
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
@@ -45,9 +45,26 @@ class Arrays:
     blocks: list[Array]
     kept: list[Array] = field(default_factory=list)
 
+    device: runtime.Device | None = None
+    """Where kernels take them; None for the memory they are in."""
+    there: list[runtime.Tensor] = field(default_factory=list)
+
     def tensors(self) -> list[runtime.Tensor]:
         """As a kernel takes them."""
-        return [runtime.from_dlpack(a) for a in (*self.inputs, *self.outputs)]
+        if self.device is None:
+            return [runtime.from_dlpack(a) for a in (*self.inputs, *self.outputs)]
+        self.there = [runtime.nd.array(a, self.device) for a in (*self.inputs, *self.outputs)]
+        return self.there
+
+    def send(self) -> None:
+        """To the device, for the next kernel."""
+        for tensor, array in zip(self.there, (*self.inputs, *self.outputs), strict=False):
+            tensor.copyfrom(array)
+
+    def fetch(self) -> None:
+        """From the device, what a kernel made of them."""
+        for tensor, array in zip(self.there, (*self.inputs, *self.outputs), strict=False):
+            array[...] = tensor.numpy()
 
     def fault(self) -> str:
         """What is wrong with the memory, empty if nothing is."""
@@ -127,7 +144,8 @@ Call: TypeAlias = Callable[[], object]
 
 
 def _clock(threads: int) -> Callable[[], float]:
-    """With one thread its own time, which others on the machine do not lengthen."""
+    """With one thread its own time, which others on the machine do not lengthen; a device is no
+    thread of this process (0)."""
     return time.thread_time if threads == 1 else time.perf_counter
 
 
@@ -177,14 +195,15 @@ def still_racing(times: list[list[float]], alive: list[int], turns: int) -> list
 
 
 def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message:
-    """{"name", "args", "outputs", "shares", "seed", "turns", "race_seconds", "threads", "cold"}, an
-    image for each candidate, the default's first -> {"results": [{"seconds", "ratio", "sample"} or
-    {"wrong": why}]}.
+    """{"name", "args", "outputs", "shares", "seed", "turns", "race_seconds", "threads", "cold",
+    "device"}, the code of each candidate, the default's first -> {"results": [{"seconds", "ratio",
+    "sample"} or {"wrong": why}]}.
 
     `args` are those of all sizes one after the other, `shares` how much each size counts. Ratios
     are to the default's.
     """
     runtime.num_threads(int(str(head["threads"])))
+    device = _device(str(head["device"]))
     args = cast("list[tuple[list[int], str]]", head["args"])
     shares = cast("list[float]", head["shares"])
     each = len(args) // len(shares)
@@ -192,12 +211,14 @@ def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message
     functions = []
     for number, image in enumerate(parts):
         tell({"at": number})
-        functions.append(load_image(image)[str(head["name"])])
+        functions.append(load(image)[str(head["name"])])
     for at, share in enumerate(shares):
         arrays = make_arrays(
             args[at * each : (at + 1) * each], int(str(head["outputs"])), int(str(head["seed"]))
         )
-        calls = [_call(f, arrays.tensors()) for f in functions]
+        arrays.device = device
+        tensors = arrays.tensors()
+        calls = [_call(f, tensors, device) for f in functions]
         _check(calls, arrays, results, int(str(head["seed"])), tell)
         alive = [i for i, r in enumerate(results) if "wrong" not in r]
         if 0 not in alive:
@@ -205,7 +226,7 @@ def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message
         tell({"at": "times"})
         found = race(
             calls, alive, int(str(head["turns"])), float(str(head["race_seconds"])),
-            int(str(head["threads"])), bool(head["cold"]),
+            int(str(head["threads"])) if device is None else 0, bool(head["cold"]),
         )  # fmt: skip
         for i in alive:
             ratio = compared(found[i], found[0])
@@ -215,8 +236,21 @@ def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message
     return {"results": results}, []
 
 
-def _call(function: Callable[..., object], tensors: list[runtime.Tensor]) -> Call:
-    return lambda: function(*tensors)
+def _device(kind: str) -> runtime.Device | None:
+    """The first device of a kind; None for this processor."""
+    return runtime.device(kind, 0) if kind else None
+
+
+def _call(
+    function: Callable[..., object], tensors: list[runtime.Tensor], device: runtime.Device | None
+) -> Call:
+    """A call; of a device, until it is done."""
+
+    def call() -> None:
+        function(*tensors)
+        device.sync()  # type: ignore[union-attr]
+
+    return (lambda: function(*tensors)) if device is None else call
 
 
 def _check(
@@ -231,7 +265,9 @@ def _check(
         for out in arrays.outputs:
             out.view(np.uint8).fill(MARK) if out.flags.c_contiguous and out.ndim else out.fill(0)
         try:
+            arrays.send()
             call()
+            arrays.fetch()
         except EkidenError as error:
             results[number] = {"wrong": f"{type(error).__name__}: {error}"}
             continue

@@ -124,3 +124,12 @@ def test_the_numbers_of_a_vector_are_dimensions() -> None:
     wrong = r"dyn.extents \(text:3:42\): a dimension of the result is negative; it is -3"
     with pytest.raises(InputError, match=wrong):
         run(np.array([2, -3]))
+
+
+def test_what_a_parameter_says_of_itself_stays_beside_a_wider_use() -> None:
+    text = hoisted(
+        """def @main(%x: Tensor[(n, 4), float32]) {
+             let %wide: Tensor[(?, ?), float32] = vm.match_shape(%x, shape=[?, ?]);
+             (exp(%wide), exp(%x)) }"""
+    )
+    assert "def @main(%x: Tensor[(n, 4), float32])" in text

@@ -19,10 +19,11 @@ from ekiden.backend.kernels.lower import (
     names_of,
     operator_calls,
 )
+from ekiden.backend.kernels.ranges import Range, joined, ranges_of
 from ekiden.backend.kernels.recorded import Recorded
 from ekiden.backend.kernels.tiers import Tiers
 from ekiden.codegen import llvm
-from ekiden.codegen.build import GENERATORS, compile_function, pack_code, unpack_code
+from ekiden.codegen.build import GENERATORS, Code, compile_function, pack_code, unpack_code
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.common import FLUSH
 from ekiden.codegen.device import DeviceKernel
@@ -90,15 +91,23 @@ def flush_asked(target: Target) -> bool:
 
 
 def _compile(
-    function: Function, name: str, target: Target, given: Given, attrs: Mapping[str, object]
-) -> bytes:
+    function: Function, name: str, target: Target, ranges: Sequence[Range],
+    attrs: Mapping[str, object],
+) -> bytes:  # fmt: skip
     """The facts and the object code of a function in canonical form, with more attributes."""
-    try:
+
+    def scheduled(given: Given) -> PrimFunc:
         with phase("schedule", logging.DEBUG):
             func = lower_primitive(function, name, target, given)
         # the VM gives results memory that no argument has but those of tir.in_place
-        func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True, **attrs})
-        code = compile_function(func, target)
+        return func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True, **attrs})
+
+    try:
+        if len(ranges) == 1:
+            code = compile_function(scheduled(ranges[0].given), target)
+        else:
+            lowered = joined(ranges, lambda given: tir_transform.lower(scheduled(given), target))
+            code = Code(lowered, GENERATORS[target.kind.name].compile([lowered], target))
         return packed(facts_of(code.lowered, target), pack_code(code))
     except Exception as error:
         if not getattr(error, "__notes__", None):
@@ -106,25 +115,36 @@ def _compile(
         raise
 
 
-def _given(form: Function, decisions: Given, recorded: Recorded) -> Given:
-    """What is said about a kernel: by a record, and beyond it by the user."""
+def _given(form: Function, decisions: Given, recorded: Recorded) -> list[Range]:
+    """What is said about a kernel: by records, for ranges of its sizes, and beyond them by the
+    user. A device has one kernel for all sizes, that of the first."""
     names = names_of(form)
     given = {n: fixed for n, fixed in decisions.items() if n in names or n in rule.FAMILIES}
-    found = recorded.fixed_for(form)
-    if found is None:
-        return given
-    family, fixed = found
-    return {**given, family: {**fixed, **given.get(family, {})}}
+    found = [
+        (points, {**given, family: {**fixed, **given.get(family, {})}} if family else given)
+        for points, family, fixed in recorded.fixed_for(form)
+    ]
+    if not found:
+        return [Range(None, given)]
+    if recorded.target.kind.has_threads:
+        return [Range(None, found[0][1])]
+    return ranges_of(found)
 
 
-def _task(function: Function, target: Target, given: Given, attrs: Mapping[str, object]) -> Task:
+def _task(
+    function: Function, target: Target, ranges: Sequence[Range], attrs: Mapping[str, object]
+) -> Task:
     names = names_of(function)
-    extra = [json.dumps({n: dict(f) for n, f in given.items()}, sort_keys=True)] if given else []
+    extra = [
+        json.dumps([r.most, {n: dict(f) for n, f in r.given.items()}], sort_keys=True)
+        for r in ranges
+        if r.given or len(ranges) > 1
+    ]
     extra += sorted(attrs)
     extra += _own_versions(function)
     key = kernel_key(function, target, GENERATORS[target.kind.name].version(), *extra)
     name = f"{names[0]}_{key[:12]}"
-    return Task(key, name, lambda: _compile(function, name, target, given, attrs))
+    return Task(key, name, lambda: _compile(function, name, target, ranges, attrs))
 
 
 def _own_versions(function: Function) -> tuple[str, ...]:

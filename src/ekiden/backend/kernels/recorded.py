@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ekiden.backend.kernels.lower import choose_primitive, described, display_name
+from ekiden.backend.kernels.ranges import Points
 from ekiden.ir.pass_context import RECORDS, PassContext
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
@@ -19,6 +21,8 @@ from ekiden.target import Target
 from ekiden.topi.rule.decision import Decision, Fixed, check_fixed
 
 LOG = logging.getLogger(__name__)
+Said: TypeAlias = tuple[Points, str, str]
+"""(sizes of each run it was tuned for, rule, choice)."""
 
 
 @dataclass(slots=True)
@@ -26,8 +30,8 @@ class Recorded:
     """The records of the current PassContext for a target, and how many were of use."""
 
     target: Target
-    records: Mapping[str, tuple[str, str]]
-    """Workload and target -> (rule, choice)."""
+    records: Mapping[str, Sequence[Said]]
+    """Workload and target -> what was found, for some sizes each."""
     used: int = 0
     foreign: int = 0
     """Kernels of which there are records for other targets alone."""
@@ -38,18 +42,28 @@ class Recorded:
         """Those of the context. Raises CompileError for what is none."""
         found = PassContext.current().option(RECORDS)
         assert isinstance(found, dict)
-        return Recorded(target, {str(key): _pair(key, value) for key, value in found.items()})
+        return Recorded(target, {str(key): _said(key, value) for key, value in found.items()})
 
-    def fixed_for(self, form: Function) -> tuple[str, Fixed] | None:
-        """(family, decision) for a function in canonical form, if there is one that applies."""
+    def fixed_for(self, form: Function) -> list[tuple[Points, str, Fixed]]:
+        """(sizes, family, decision) for a function in canonical form, of those that apply; an empty
+        family stands for the default, and no sizes for all."""
         if not self.records:
-            return None
+            return []
         workload = structural_digest(form)
-        record = self.records.get(f"{workload} {self.target}")
-        if record is None:
+        records = self.records.get(f"{workload} {self.target}")
+        if records is None:
             self.foreign += any(key.startswith(f"{workload} ") for key in self.records)
-            return None
-        rule, choice = record
+            return []
+        found = [
+            (points, rule if fixed is not None else "", fixed or {})
+            for points, rule, choice in records
+            for fixed in [self._checked(form, rule, choice) if rule else {}]
+        ]
+        self.used += any(rule for _, rule, _ in found)
+        return found if any(rule for _, rule, _ in found) else []
+
+    def _checked(self, form: Function, rule: str, choice: str) -> Fixed | None:
+        """The decision of a record; None, with a warning, for one that does not apply."""
         try:
             fixed = Decision.parse(choice)
             chosen = choose_primitive(form, self.target)
@@ -65,8 +79,7 @@ class Recorded:
                 rule, choice, where, error,
             )  # fmt: skip
             return None
-        self.used += 1
-        return rule, fixed
+        return fixed
 
     def report(self, kernels: int) -> None:
         """Say how many were of use; a warning where none was."""
@@ -81,8 +94,16 @@ class Recorded:
         LOG.info("records: %d of %d kernels are tuned", self.used, kernels)
 
 
-def _pair(key: object, value: object) -> tuple[str, str]:
-    if not isinstance(value, Sequence) or len(value) != 2 or isinstance(value, str):
-        raise CompileError(f"records: a rule and a choice expected for '{key}', got {value!r}")
-    rule, choice = value
-    return str(rule), str(choice)
+def _said(key: object, value: object) -> list[Said]:
+    """What a context says for a key. Raises CompileError for what is none."""
+    rows = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    found: list[Said] = []
+    for row in rows:
+        match row:
+            case [list() as points, str() as rule, str() as choice]:
+                found.append((points, rule, choice))
+            case _:
+                raise CompileError(
+                    f"records: sizes, a rule and a choice expected for '{key}', got {row!r}"
+                )
+    return found

@@ -10,6 +10,7 @@ from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.c.vector_writer import VectorWriter
+from ekiden.codegen.device import fragments
 from ekiden.codegen.device.dialect import DIALECTS, Dialect
 from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.ir import dtype as dt
@@ -17,8 +18,17 @@ from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var,
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import AssertStmt, Evaluate, For, ForKind, PrimFunc, Stmt
-from ekiden.tir.visitor import used_inside
+from ekiden.tir.stmt import (
+    Allocate,
+    AssertStmt,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    PrimFunc,
+    Stmt,
+)
+from ekiden.tir.visitor import all_expressions, used_inside, walk
 
 MOST_SHOWN = 14
 """Values that the message of a check can show."""
@@ -35,11 +45,21 @@ class KernelWriter(VectorWriter):
         self.in_parallel = True  # loops that a processor would share run in the thread
         self.checks: list[tuple[str, str]] = []
         self.top: list[str] = []
+        self.layouts: dict[Buffer, str] = {}
         self._used |= dialect.keywords
+
+    def prepare(self, body: Stmt) -> None:
+        """Find out how the matrices lie that warps load."""
+        super().prepare(body)
+        self.layouts = fragments.layouts_of(body)
 
     def statement(self, s: Stmt) -> None:
         """Write one statement."""
         value = s.value if isinstance(s, Evaluate) else None
+        if isinstance(value, Intrinsic) and value.op in fragments.CALLS:
+            self.put(self.fragment_call(value))
+            self.forget()
+            return
         if isinstance(value, Intrinsic) and value.op == "tvm_storage_sync":
             self.put(self.dialect.barrier)
             self.forget()
@@ -60,8 +80,30 @@ class KernelWriter(VectorWriter):
         self.put(self.syntax.let(kind, name, self.dialect.threads[axis]))
         self.statement(s.body)
 
+    def fragment_call(self, e: Intrinsic) -> str:
+        """A call about matrices that a warp holds."""
+        made = fragments.CALLS[e.op](e, self.layouts)
+        self.helpers.texts.setdefault(made.name, guarded(made.text))
+        given = [
+            f"&{self.name(each[0])}[{self.text(each[1])}]"
+            if isinstance(each, tuple)
+            else self.text(each)
+            for each in made.args
+        ]
+        return f"{made.name}({', '.join(given)});"
+
     def allocate(self, buffer: Buffer) -> None:
-        """An array of the thread, or of its block."""
+        """An array of the thread, or of its block; matrices of a warp."""
+        if fragments.is_fragment(buffer):
+            if not self.dialect.matrices:
+                raise CompileError(
+                    f"kernel {self.symbol!r}: buffer {buffer.name!r} of scope {buffer.scope!r}: "
+                    f"kind {self.dialect.name!r} has no matrices of a warp"
+                )
+            name, text = fragments.helpers_of(buffer)
+            self.helpers.texts.setdefault(name, guarded(text))
+            self.put(fragments.declared(buffer, self.define(buffer)))
+            return
         if buffer in self.arrays:
             super().allocate(buffer)
             return
@@ -121,6 +163,11 @@ class KernelWriter(VectorWriter):
         raise CompileError(f"kernel {self.symbol!r}: a thread cannot call {name!r} of the host")
 
 
+def guarded(text: str) -> str:
+    """A helper function of matrices, unless something has written it before."""
+    return f"#ifndef EK_MATRICES\n{text}\n#endif"
+
+
 def free_things(body: Stmt) -> tuple[list[Buffer], list[Var]]:
     """The buffers and the sizes that a kernel is given."""
     used = used_inside(body)
@@ -140,24 +187,35 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
     for buffer in func.buffers:
         _declare(writer, dialect, buffer, given)
     for size in sizes:
-        given.append(f"const int64_t {writer.define(size)}")
+        given.append(dialect.number.format(name=writer.define(size)))
         if isinstance(size, SizeVar):
             writer.positive.add(size)
+    _check_types(func, dialect, symbol)
     writer.prepare(func.body)
     writer.statement(func.body)
     if writer.checks:
-        offset = ", const int64_t ek_status_at" if dialect.offsets else ""
+        number = dialect.number.format(name="ek_status_at")
+        offset = f", {number}" if dialect.offsets else ""
         given.append(f"{dialect.memory}int *ek_status{offset}")
         if dialect.offsets:
             moved = f"({dialect.memory}int *)(({dialect.memory}char *)ek_status + ek_status_at)"
             writer.top.append(f"  ek_status = {moved};")
     body = "\n".join([*writer.top, *writer.lines])
     head = f"/* Made by Ekiden for {target.kind.name}. */\n{dialect.head}"
-    kernel = f"{dialect.kernel} {symbol}({', '.join(given)}) {{\n{body}\n}}"
+    kernel = f"{dialect.kernel} {symbol}({', '.join(given)}{dialect.also}) {{\n{body}\n}}"
     text = "\n\n".join([head, *helpers.texts.values(), kernel]) + "\n"
     args = "b" * len(func.buffers) + "l" * len(sizes)
     checks = tuple(writer.checks)
     return DeviceKernel(symbol, target.kind.device_type, dialect.name, args, text.encode(), checks)
+
+
+def _check_types(func: PrimFunc, dialect: Dialect, symbol: str) -> None:
+    """Raises CompileError for a value or memory of a type that the dialect has not."""
+    memory = [s.buffer.dtype for s in walk(func.body) if isinstance(s, (Allocate, BufferStore))]
+    values = [e.dtype for e in all_expressions(func.body)] if dialect.missing else []
+    for dtype in (*memory, *values):
+        if dt.element(dtype) in dialect.missing:
+            raise CompileError(f"kernel {symbol!r}: {dialect.name} has no {dt.element(dtype)}")
 
 
 def _declare(writer: ExpressionWriter, dialect: Dialect, buffer: Buffer, given: list[str]) -> None:
@@ -168,5 +226,5 @@ def _declare(writer: ExpressionWriter, dialect: Dialect, buffer: Buffer, given: 
         given.append(f"{pointer}{name}")
         return
     raw, at = writer.unique(f"{name}_memory"), writer.unique(f"{name}_at")
-    given.append(f"{dialect.memory}char *{raw}, const int64_t {at}")
+    given.append(f"{dialect.memory}char *{raw}, {dialect.number.format(name=at)}")
     writer.put(f"{pointer}const {name} = ({pointer})({raw} + {at});")

@@ -24,7 +24,7 @@ from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import SizeVar, Var, cast
+from ekiden.ir.prim import SizeVar, Var, cast, is_const
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.layout import DLTensor, DLTensor32, Tensor, TypeIndex, Value
 from ekiden.tir.expr import Buffer
@@ -100,8 +100,8 @@ class EntryEmitter(StatementEmitter):
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
         if buffer.shape and not buffer.strides:
             self.check(self.is_compact(tensor, len(buffer.shape)), "ValueError", gaps(name))
-        if self.device is not None:
-            self.on_device(tensor, name)
+        if self.device is not None and not any(is_const(d, 0) for d in buffer.shape):
+            self.on_device(tensor, name)  # of others only the shape is read
         data, offset = (
             self.field(tensor, self.dl.DATA, "ptr"),
             self.field(tensor, self.dl.BYTE_OFFSET, "i64"),

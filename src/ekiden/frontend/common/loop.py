@@ -22,13 +22,15 @@ from ekiden.frontend.common.block import Block
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope, says_as_much
 from ekiden.frontend.common.sequence_value import SequenceValue, joined, sequence_of
-from ekiden.frontend.common.value import Value, constant
-from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.frontend.common.value import Value, constant, known
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import const as prim_const
 from ekiden.ir.text import type_text
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Function, If, Let, Tuple, TupleGetItem, Var, const
 from ekiden.relay.op import sequence
+from ekiden.topi.shape import is_any
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,8 @@ class Loop:
                             for k, v in zip(kinds, self.start, strict=True)
                         ]
                         continue
-                    known = [k for k in kinds if k is not None]
-                    whole, parts = self._function(known, head, params, made)
+                    typed = [k for k in kinds if k is not None]
+                    whole, parts = self._function(typed, head, params, made)
                     break
                 else:
                     kinds = changed
@@ -228,10 +230,12 @@ def stacked(
     axis: int = 0,
     reverse: bool = False,
 ) -> Value:
-    """The parts as one tensor, along a new axis."""
+    """The parts as one tensor, along a new axis; where there are none, of the extents that each
+    would have, 0 for what only its data say.
+    """
     kind = parts.type
-    dims = [d.value if isinstance(d, IntImm) else 0 for d in kind.shape]
-    shape, like = const(np.array(dims, np.int64)), const(0, kind.dtype)
+    dims = np.array([prim_const(0) if is_any(d) else d for d in kind.shape], object)
+    shape, like = scope.expr(known(dims, "int64")), const(0, kind.dtype)
     made = scope.bound(sequence.stack(parts.sequence, shape, like, length, reverse), name)
     if axis == 0:
         return made

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.frontend.common.scope import Scope
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Shape, as_dim
+from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.topi.shape import Shape, as_dim, known
 
 MOST_WAVES = 1024
 """The largest extent whose waves become one matrix: 8 MB of float32."""
@@ -102,6 +103,45 @@ def fourier(
     outer = fourier(rows[0], rows[1], (*shape, as_dim(first)), second, dtype, inverse)
     flat = [op.reshape(op.transpose(p, axes=swap), (*shape, extent), True) for p in outer]
     return flat[0], flat[1]
+
+
+def along(
+    scope: Scope, parts: tuple[Expr, Expr | None], axis: int, inverse: bool, dtype: str
+) -> Parts:
+    """The transform of one axis, of any extent, divided by nothing; without imaginary parts they
+    are 0."""
+    shape = scope.typed(parts[0]).shape
+    rank, extent = len(shape), known(shape[axis])
+    order = [i for i in range(rank) if i != axis] + [axis]
+    back = [order.index(i) for i in range(rank)]
+    moved = [None if p is None else op.transpose(p, axes=order) for p in parts]
+    real, imaginary = moved
+    assert real is not None
+    if extent is not None and has_waves(extent):
+        outer = tuple(shape[i] for i in order[:-1])
+        found = fourier(real, imaginary, outer, extent, dtype, inverse)
+    else:  # sums of many waves cancel: in float64
+        wide = op.cast(real, "float64")
+        other = op.zeros_like(wide) if imaginary is None else op.cast(imaginary, "float64")
+        made = op.dft(wide, other, inverse=inverse)
+        found = TupleGetItem(made, 0), TupleGetItem(made, 1)
+    if inverse:  # it has divided by the extent
+        count = op.cast(scope.scalar(shape[axis]), scope.typed(found[0]).dtype)
+        found = op.multiply(found[0], count), op.multiply(found[1], count)
+    x, y = (op.cast(op.transpose(p, axes=back), dtype) for p in found)
+    return x, y
+
+
+def mirrored(parts: Parts, axis: int, extent: int) -> Parts:
+    """The whole axis of what has a real transform, of its first half."""
+    real, imaginary = (op.strided_slice(p, [0], [extent // 2 + 1], axes=[axis]) for p in parts)
+    mirror = [extent - k for k in range(extent // 2 + 1, extent)]
+    if mirror:
+        places = const(mirror, "int64")
+        tails = [op.take(p, places, axis=axis) for p in (real, imaginary)]
+        real = op.concatenate([real, tails[0]], axis=axis)
+        imaginary = op.concatenate([imaginary, op.negative(tails[1])], axis=axis)
+    return real, imaginary
 
 
 def _whole(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -20,6 +20,19 @@ DTYPES: Mapping[str, str] = {
     "f8E4M3FN": "float8_e4m3fn", "f8E4M3FNUZ": "float8_e4m3fnuz",
     "f8E5M2": "float8_e5m2", "f8E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
+
+
+_PARTS: Mapping[str, str] = {"complex<f32>": "float32", "complex<f64>": "float64"}
+
+
+def is_complex(kind: ir.Type) -> bool:
+    """Whether a type is a tensor of complex numbers."""
+    return isinstance(kind, ir.RankedTensorType) and str(kind.element_type) in _PARTS
+
+
+def part_dtype_of(kind: ir.Type) -> str:
+    """As `dtype_of`; of complex numbers the dtype of their parts."""
+    return _PARTS[str(kind.element_type)] if is_complex(kind) else dtype_of(kind)
 
 
 def dtype_of(kind: ir.Type) -> str:
@@ -54,17 +67,38 @@ def array_of(attribute: ir.Attribute) -> Array:
         return _bits_of(attribute).view(wanted).reshape(shape)
 
 
+def parts_of(constant: ir.Operation) -> tuple[Array, Array]:
+    """The real and the imaginary parts of what a constant of complex numbers gives, whose attribute
+    has no face in Python."""
+    kind = constant.results[0].type
+    width = {"float32": ir.F32Type, "float64": ir.F64Type}[part_dtype_of(kind)]
+
+    def parts() -> list[ir.Value]:
+        value = constant.clone().results[0]
+        return [function(value) for function in (stablehlo.real, stablehlo.imag)]
+
+    with constant.context, ir.Location.unknown():
+        part = ir.RankedTensorType.get(kind.shape, width.get())
+        real, imaginary = _evaluated([part, part], parts)
+        return real, imaginary
+
+
 def _bits_of(attribute: ir.Attribute) -> Array:
     """The elements of a constant as unsigned integers, as a program of StableHLO gives them."""
     width = np.dtype(to_numpy(dtype_of(attribute.type))).itemsize * 8
-    kind = attribute.type
     with attribute.context, ir.Location.unknown():
-        bits = ir.RankedTensorType.get(kind.shape, ir.IntegerType.get_unsigned(width))
-        module = ir.Module.create()
-        with ir.InsertionPoint(module.body):
-            main = func.FuncOp("main", ir.FunctionType.get([], [bits]))
-            with ir.InsertionPoint(main.add_entry_block()):
-                value = stablehlo.constant(attribute)
-                func.return_([stablehlo.bitcast_convert(bits, value)])
-        (found,) = stablehlo.eval_module(module, [])
-        return np.array(found)
+        shape = attribute.type.shape
+        bits = ir.RankedTensorType.get(shape, ir.IntegerType.get_unsigned(width))
+        made = lambda: [stablehlo.bitcast_convert(bits, stablehlo.constant(attribute))]  # noqa: E731
+        (found,) = _evaluated([bits], made)
+        return found
+
+
+def _evaluated(kinds: Sequence[ir.Type], made: Callable[[], list[ir.Value]]) -> list[Array]:
+    """What a program of StableHLO without inputs gives; in a context of MLIR."""
+    module = ir.Module.create()
+    with ir.InsertionPoint(module.body):
+        main = func.FuncOp("main", ir.FunctionType.get([], list(kinds)))
+        with ir.InsertionPoint(main.add_entry_block()):
+            func.return_(made())
+    return [np.array(each) for each in stablehlo.eval_module(module, [])]

@@ -13,10 +13,12 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common.arithmetic import Rule
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.jax.dtype import array_of, dtype_of, extents_of
+from ekiden.frontend.common.waves import Parts
+from ekiden.frontend.jax.dtype import array_of, extents_of, part_dtype_of
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.topi.shape import Dim, known
@@ -56,13 +58,16 @@ class Node(common.Node):
     def __init__(
         self,
         operation: ir.Operation,
-        inputs: Sequence[Value | None],
+        inputs: Sequence[Value | Complex | None],
         scope: Scope,
         output_names: Sequence[str],
         graph: Graph,
         name: str = "",
     ) -> None:
-        super().__init__(name or describe(operation), inputs, scope, output_names)
+        """Of what is complex `inputs` has the real part, and `whole` both."""
+        plain = [v.real if isinstance(v, Complex) else v for v in inputs]
+        super().__init__(name or describe(operation), plain, scope, output_names)
+        self.whole = inputs
         self.operation, self.graph = operation, graph
         self.composite: Mapping[str, Any] = {}
         """The attributes of a composite, where the node is one whose name has a row."""
@@ -106,12 +111,27 @@ class Node(common.Node):
     # Outputs, as they are declared.
 
     def out_dtype(self, index: int = 0) -> str:
-        """The dtype of an output."""
-        return dtype_of(self.operation.results[index].type)
+        """The dtype of an output; of complex numbers that of their parts."""
+        return part_dtype_of(self.operation.results[index].type)
 
     def out_extents(self, index: int = 0) -> list[int | None]:
         """The extents of an output, None for symbolic ones."""
         return extents_of(self.operation.results[index].type)
+
+    # Complex numbers.
+
+    def part(self, index: int, which: int) -> Value:
+        """The real (0) or imaginary (1) part of an input; what is real stands for itself."""
+        found = self.whole[index]
+        if isinstance(found, Complex):
+            return (found.real, found.imaginary)[which]
+        return self.value(index)
+
+    def parts(self, index: int) -> Parts:
+        """Both parts of an input; of what is real the other is 0."""
+        real, other = (self.scope.expr(self.part(index, which)) for which in range(2))
+        is_pair = isinstance(self.whole[index], Complex)
+        return real, other if is_pair else op.zeros_like(real)
 
     # Regions.
 
@@ -160,6 +180,12 @@ class Node(common.Node):
 _BROADCAST = op.get("broadcast_to")
 
 Converter: TypeAlias = Callable[[Node], Result]
+Pair: TypeAlias = tuple[Expr, Expr]
+"""The two parts of what is complex."""
+PairRule: TypeAlias = Callable[[Node], Pair]
+Many: TypeAlias = list[Value | Complex]
+"""What a function gives."""
+ComplexRule: TypeAlias = Callable[[Node], "Pair | Result | Many"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +199,30 @@ class Row:
     """What it gives of inputs whose elements are known, numbers or sizes."""
     is_view: bool = False
     """Whether it copies no elements."""
+    on_complex: Callable[[Converter], ComplexRule] | None = None
+    """From its converter to what it does to complex numbers, or to get them; None where it takes
+    none.
+    """
+
+
+def own(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
+    """A function of its own."""
+    return lambda convert: rule
+
+
+def per_part(convert: Converter) -> PairRule:
+    """The same to each part: what moves elements, and sums."""
+
+    def rule(node: Node) -> Pair:
+        found = []
+        for which in range(2):
+            made = convert(node.with_inputs([node.part(i, which) for i in range(len(node.whole))]))
+            found.append(node.scope.expr(made) if isinstance(made, Value) else made)
+        real, imaginary = found
+        assert isinstance(real, Expr) and isinstance(imaginary, Expr), "it gives one tensor"
+        return real, imaginary
+
+    return rule
 
 
 def scalar(value: object, dtype: str) -> Value:

@@ -11,15 +11,17 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import clean_name
+from ekiden.frontend.common.value import Value, clean_name
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.jax.dtype import dtype_of, extents_of
 from ekiden.frontend.jax.graph import Graph
+from ekiden.frontend.jax.node import Many
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, const
@@ -71,12 +73,16 @@ class _Program:
         inputs = []
         for argument, index in zip(block.arguments, kept, strict=True):
             inputs.append(self.main.tensor(names[index], self._type(argument, index, names[index])))
+        reported: Unsupported | None = None
+        given: Many = []
         try:
-            outputs = self.graph.run(block, inputs)
-        except Unsupported:
-            self.walk.finish()
-            raise
+            given = self.graph.results(block, inputs)
+        except Unsupported as error:
+            reported = error
         self.walk.finish()
+        if reported is not None:
+            raise reported
+        outputs = self._real(given)
         if not outputs:
             raise ImportModelError(f"import {self.walk.label}: it gives no tensor")
         functions: dict[GlobalVar | str, BaseFunc] = {"main": self.main.function(outputs)}
@@ -86,6 +92,15 @@ class _Program:
             output_names=tuple(_output_names(self.program)),
             constraints=tuple(self.scope.constraints.values()),
         )
+
+    def _real(self, given: Many) -> list[Value]:
+        for name, each in zip(_output_names(self.program), given, strict=True):
+            if isinstance(each, Complex):
+                raise UnsupportedError(
+                    f"import {self.walk.label}: output {name!r} is of complex numbers, of which "
+                    "there are no tensors: give their parts, jnp.real and jnp.imag"
+                )
+        return [each for each in given if isinstance(each, Value)]
 
     def _type(self, argument: ir.Value, index: int, name: str) -> TensorType:
         """The type of an input. A dimension that is one symbol has its name; of one that is

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.jax.converters import (
     calls,
+    complex,
     control,
     convolution,
     elementwise,
@@ -26,7 +27,7 @@ from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     elementwise, movement, linear, convolution, reduction, windows, gathering, scattering, sorting,
-    random, control, calls, linalg,
+    random, control, calls, linalg, complex,
 )  # fmt: skip
 TABLE: dict[str, Row] = {row.name: row for family in FAMILIES for row in family.ROWS}
 """"stablehlo.add" -> its row."""

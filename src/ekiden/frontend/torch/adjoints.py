@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ekiden.frontend.torch.sampling import grid_sample
+
 
 class Along(NamedTuple):
     """What the results along an axis are made of, both (results, terms)."""
@@ -164,5 +166,6 @@ ADJOINTS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.replication_pad2d_backward.default: _replicated,
     aten.replication_pad3d_backward.default: _replicated,
     aten._cdist_backward.default: cdist,
+    aten.grid_sampler_2d_backward.default: grid_sample,
 }
 """Operator -> what it is made of."""

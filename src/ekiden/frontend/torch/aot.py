@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex import Complex
 from ekiden.frontend.torch.draws import Draw, is_draw, places_of
 from ekiden.frontend.torch.program import Importer, as_value
 from ekiden.ir.module import IRModule

@@ -14,23 +14,15 @@ conditions and sizes are none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import Parts
 from ekiden.frontend.torch.node import Converter, Found, Node, Rule
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-
-
-@dataclass(frozen=True)
-class Complex:
-    """A tensor of complex numbers."""
-
-    real: Value
-    imaginary: Value
 
 
 def parts_of(node: Node, value: object) -> Parts:
@@ -77,15 +69,6 @@ def per_part(convert: Converter) -> Rule:
         return found[0], found[1]  # type: ignore[return-value]
 
     return rule
-
-
-def multiplied(a: Parts, b: Parts) -> Parts:
-    """The product of numbers."""
-    (p, q), (r, s) = a, b
-    return (
-        op.subtract(op.multiply(p, r), op.multiply(q, s)),
-        op.add(op.multiply(p, s), op.multiply(q, r)),
-    )
 
 
 def bilinear(convert: Converter) -> Rule:

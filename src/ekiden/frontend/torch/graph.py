@@ -8,12 +8,12 @@ from typing import cast
 
 import torch
 
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.torch.complex import Complex
 from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
 from ekiden.frontend.torch.node import Found, Node, describe
 from ekiden.frontend.torch.registry import find, find_complex

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ekiden.frontend.common import sizes
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import INITIAL, ImportedModule
 from ekiden.frontend.common.main import Main, initial_state
@@ -18,7 +19,6 @@ from ekiden.frontend.common.scope import Scope, with_span
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name, constant, known
 from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.torch.complex import Complex
 from ekiden.frontend.torch.draws import is_random
 from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
 from ekiden.frontend.torch.graph import Graph, value_of

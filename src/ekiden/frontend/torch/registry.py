@@ -14,10 +14,12 @@ from ekiden.frontend.torch.converters import (
     control,
     convolution,
     create,
+    ctc,
     flex,
     fourier,
     image,
     index,
+    integer,
     linalg,
     linear,
     movement,
@@ -33,6 +35,7 @@ from ekiden.ir.extensions import note_extension
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
     backward, complex, fourier, linalg, random, vision, flex,
+    integer, ctc,
 )  # fmt: skip
 
 

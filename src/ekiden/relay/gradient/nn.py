@@ -333,7 +333,8 @@ def _avg_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
             op.ones_like(x), attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding,
             count_include_pad=True,
         )  # fmt: skip
-        share = op.divide(share, filled)
+        least = scalar(1.0 / (kh * kw), x)  # of a window that is not in the padding alone
+        share = op.divide(share, op.maximum(filled, least))
     ones = Constant(np.ones((channels, 1, kh, kw), to_numpy(tensor(x).dtype)))
     return [
         op.nn.conv2d_transpose(

@@ -2,6 +2,7 @@
 its TVM name. Each family is a module, whose `__all__` is the one list of its names."""
 
 from ekiden.ir.op import get
+from ekiden.relay.expr import const
 from ekiden.relay.op import algebra as _algebra
 from ekiden.relay.op import (
     annotation,
@@ -103,6 +104,7 @@ __all__ = [
     "OpStrategy",
     "SpecializedCondition",
     "annotation",
+    "const",
     "contrib",
     "device_copy",
     "dyn",

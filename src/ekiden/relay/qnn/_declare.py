@@ -14,7 +14,7 @@ import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import OPS, Array, OpDef, Relation, register_op
+from ekiden.ir.op import OPS, Array, Borders, OpDef, Relation, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
@@ -47,8 +47,9 @@ def declare(
 ) -> None:
     """One row of the dialect; `arguments` are separated by spaces.
 
-    quantizes: see OpDef; the columns `macs` and `weight_layouts` are those of that operator. No
-    pass but `qnn.transform.CanonicalizeOps` knows the operators, and none is left behind it.
+    quantizes: see OpDef; the columns `macs`, `weight_layouts` and `borders` are those of that
+    operator. No pass but `qnn.transform.CanonicalizeOps` knows the operators, and none is left
+    behind it.
     """
     real = OPS.get(quantizes)
     register_op(
@@ -62,6 +63,7 @@ def declare(
             quantizes=quantizes,
             macs=None if real is None else real.macs,
             weight_layouts={} if real is None else real.weight_layouts,
+            borders=Borders.NO if real is None else real.borders,
         )
     )
 

@@ -52,6 +52,7 @@ from ekiden.relay.transform.expand_ops import ExpandOps
 from ekiden.relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
 from ekiden.relay.transform.fast_math import FastMath
 from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
+from ekiden.relay.transform.flexible_shape import FlexibleShapeDispatch
 from ekiden.relay.transform.fold_constant import FoldConstant, FoldConstantExpr
 from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
@@ -200,6 +201,7 @@ __all__ = [
     "FastMath",
     "FirstOrderGradient",
     "FlattenAtrousConv",
+    "FlexibleShapeDispatch",
     "FoldConstant",
     "FoldConstantExpr",
     "FoldExplicitPadding",

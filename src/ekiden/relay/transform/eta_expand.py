@@ -11,16 +11,20 @@ from __future__ import annotations
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.ir.type import FuncType
+from ekiden.ir.type import FuncType, TupleType, TypeVar
 from ekiden.relay.expr import Call, Constructor, Function, Var
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
-from ekiden.relay.visitor import CHILDREN, post_order, rebuild
+from ekiden.relay.visitor import CHILDREN, post_order, rebuild, substitute_type
 
 
 def _wrapper(callee: RelayExpr, kind: FuncType) -> Function:
-    params = tuple(Var(f"eta{i}", t) for i, t in enumerate(kind.arg_types))
-    return Function(params, Call(callee, params), kind.ret_type, kind.type_params)
+    """Its type parameters are its own: those of a constructor are its data type's."""
+    own = {v: TypeVar(v.name_hint, v.kind) for v in kind.type_params}
+    given, result = (substitute_type(t, own) for t in (TupleType(kind.arg_types), kind.ret_type))
+    assert isinstance(given, TupleType)
+    params = tuple(Var(f"eta{i}", t) for i, t in enumerate(given.fields))
+    return Function(params, Call(callee, params), result, tuple(own.values()))
 
 
 def _expand(root: RelayExpr, module: IRModule, constructors: bool, functions: bool) -> RelayExpr:

@@ -3,15 +3,18 @@
 fn (%x: Tensor[(?, 2), float32]) { let %y = vm.match_shape(%x, shape=(x_0, 2)); nn.relu(%y) }
 -> fn (%x: Tensor[(x_0, 2), float32]) { nn.relu(%x) }
 
-So all that depends on them is known at entry. The types of the callers stay as they are: this comes
-after the last type inference.
+So all that depends on them is known at entry. What the type of a parameter says already stays: a
+match that names a dimension which has a name or is a number is left where it is. The types of the
+callers stay as they are: this comes after the last type inference.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, TupleGetItem, Var
@@ -19,9 +22,27 @@ from ekiden.relay.op.vm import MatchShapeAttrs
 from ekiden.relay.transform.chains import Binding, let_chain, unchain
 from ekiden.relay.transform.scopes import map_functions, rewrite_graph
 from ekiden.relay.transform.storage_lifetimes import op_name
+from ekiden.topi.shape import equal
 
 Place = tuple[Var, tuple[int, ...]]
 """A parameter, and the fields of tuples that lead to a tensor in it."""
+
+
+def _at(kind: Type, path: tuple[int, ...]) -> TensorType:
+    for index in path:
+        assert isinstance(kind, TupleType)
+        kind = kind.fields[index]
+    assert isinstance(kind, TensorType)
+    return kind
+
+
+def _named(own: Sequence[PrimExpr], said: Sequence[PrimExpr]) -> tuple[PrimExpr, ...] | None:
+    """A shape whose unknown dimensions are those of another; None where that says something else
+    of a dimension that is known."""
+    pairs = tuple(zip(own, said, strict=True))
+    if any(not (isinstance(o, AnyDim) or isinstance(s, AnyDim) or equal(o, s)) for o, s in pairs):
+        return None
+    return tuple(s if isinstance(o, AnyDim) else o for o, s in pairs)
 
 
 def _refined(kind: Type, path: tuple[int, ...], shape: tuple[PrimExpr, ...]) -> Type:
@@ -55,9 +76,12 @@ class _Hoist:
         place = self.places.get(value.args[0])
         if place is None or place in self.done:
             return value
-        self.done.add(place)
         param, path = place
-        self.kinds[param] = _refined(self.kinds[param], path, value.attrs.shape)
+        shape = _named(_at(self.kinds[param], path).shape, value.attrs.shape)
+        if shape is None:
+            return value
+        self.done.add(place)
+        self.kinds[param] = _refined(self.kinds[param], path, shape)
         return value.args[0]
 
     def rewritten(self) -> tuple[dict[RelayExpr, RelayExpr], RelayExpr]:

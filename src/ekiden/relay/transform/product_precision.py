@@ -11,7 +11,8 @@ but for dense layers and convolutions of bfloat16 with constant weights on a pro
 them. Where the option `relay.ProductPrecision.dtype` is "bfloat16", those of float32 become such;
 on processors without them they stay exact, and so do convolutions that Winograd's method computes
 with fewer products than twice as many at a time make up for. Products whose `out_dtype` is
-float64 or an integer take their operands as that, and stay.
+float64 or an integer take their operands as that, and stay. Tensor cores of devices multiply both
+small types, with sums in float32.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ def _in(call: Call, operands: list[RelayExpr]) -> RelayExpr:
     return made if out == WIDE else op.cast(made, out)
 
 
+def _sums(call: Call) -> str:
+    """The type that a product sums in, where it says one."""
+    return str(getattr(call.attrs, "out_dtype", ""))
+
+
 def _is_brief(call: Call, target: Target) -> bool:
     """Whether a product has kernels for bfloat16 that are the fastest for it on a target."""
     has_matrices = target.has("amx_bf16")
@@ -86,7 +92,9 @@ def _rewrite(target: Target, asked: str) -> Rewrite:
         if _dtype(call) not in (*SMALL, WIDE):
             return None
         if is_brief and dtypes == {BRIEF}:
-            return None if getattr(call.attrs, "out_dtype", "") == WIDE else _in(call, [*call.args])
+            return None if _sums(call) == WIDE else _in(call, [*call.args])
+        if len(dtypes) == 1 and dtypes.issubset(SMALL) and target.has("tensor_cores"):
+            return None if _sums(call) == WIDE else _in(call, [*call.args])
         if len(dtypes) == 1 and dtypes.issubset(SMALL):
             return _in(call, [_widened(a) for a in call.args])
         if is_brief and asked and dtypes == {WIDE} == {_dtype(call)}:

@@ -7,9 +7,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map
+from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.prim_visitor import children, free_vars, literals, substitute
-from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp, broadcast
+from ekiden.tir.expr import (
+    LATE_SCOPES,
+    Buffer,
+    BufferAddress,
+    BufferLoad,
+    Ramp,
+    broadcast,
+)
 from ekiden.tir.schedule.check import domain_guards, reached
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.program import (
@@ -280,7 +288,7 @@ class _Match:
             raise _MismatchError(
                 f"{given.name!r} has {len(indices)} axes, {len(desc_indices)} expected"
             )
-        offsets: list[PrimExpr] = list(indices[:lead])
+        offsets = [self.analyzer.simplify(i) for i in indices[:lead]]
         for a, b in zip(desc_indices, indices[lead:], strict=True):
             offsets.append(self.analyzer.simplify(b - substitute(a, self.variables)))
         for n, offset in enumerate(offsets):
@@ -356,16 +364,29 @@ def _layout_values(
     """The variables that parameters have as strides and offset, by what they are of the parts."""
     found: dict[Var, PrimExpr] = {}
     for param, (target, offsets) in parts.items():
-        strides = list(target.strides) or row_major(target.shape)
+        start = convert(0 if target.elem_offset is None else target.elem_offset, "int64")
+        strides, place = _layout(target, offsets)
         for var, stride in zip(reversed(param.strides), reversed(strides), strict=False):
             if isinstance(var, Var):
                 found[var] = stride
         if isinstance(param.elem_offset, Var):
-            place = convert(0 if target.elem_offset is None else target.elem_offset, "int64")
-            for offset, stride in zip(offsets, strides, strict=True):
-                place = place + offset * stride
-            found[param.elem_offset] = place
+            found[param.elem_offset] = start + place
     return found
+
+
+def _layout(target: Buffer, offsets: Sequence[PrimExpr]) -> tuple[list[PrimExpr], PrimExpr]:
+    """The strides of a buffer and how many elements before a part of it, in it; what FlattenBuffer
+    will say of one that passes lay out."""
+    if target.scope in LATE_SCOPES:
+        part = BufferAddress(target, tuple(offsets), tuple(const(1) for _ in offsets), "")
+        axes = range(len(offsets))
+        strides = [call_intrin("region_stride", part, const(n), dtype="int64") for n in axes]
+        return strides, call_intrin("region_offset", part, dtype="int64")
+    strides = list(target.strides) or row_major(target.shape)
+    place: PrimExpr = const(0)
+    for offset, stride in zip(offsets, strides, strict=True):
+        place = place + offset * stride
+    return strides, place
 
 
 def row_major(shape: Sequence[PrimExpr]) -> list[PrimExpr]:

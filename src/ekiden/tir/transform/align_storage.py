@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from ekiden.arith import simplify
-from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, cast, const
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Allocate, Block, BufferStore, PrimFunc, Stmt
 from ekiden.tir.visitor import (
     ExprRewriter,
     StmtMutator,
     all_expressions,
+    are_regions,
     buffers_written,
 )
 
@@ -54,9 +55,20 @@ class _Strided(ExprRewriter):
         return (total,)
 
     def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, Intrinsic) and e.op == "region_stride" and self._is_of(e.args[0]):
+            assert isinstance(e.args[1], IntImm)
+            return cast(self._strides[e.args[1].value], e.dtype)
         if isinstance(e, BufferLoad) and e.buffer is self._old:
             return BufferLoad(self._new, self._flat(e.indices), e.dtype)
+        if isinstance(e, BufferAddress) and e.buffer is self._old:
+            return e.with_fields(
+                buffer=self._new, indices=self._flat(e.indices), extents=(const(1),)
+            )
         return e
+
+    def _is_of(self, e: PrimExpr) -> bool:
+        """Whether it is the address of a part of the buffer."""
+        return isinstance(e, BufferAddress) and e.buffer in (self._old, self._new)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """t[i, j] = v  ->  t[i * stride + j] = v"""
@@ -85,7 +97,8 @@ class _Align(StmtMutator):
 
 def _is_handed(body: Stmt, buffer: Buffer) -> bool:
     """Whether a call gets the buffer, which it takes to be without gaps."""
-    return any(isinstance(e, BufferAddress) and e.buffer is buffer for e in all_expressions(body))
+    handed = any(isinstance(e, BufferAddress) and e.buffer is buffer for e in all_expressions(body))
+    return handed and not are_regions(body, buffer)
 
 
 def _strides(buffer: Buffer, rules: Sequence[Rule]) -> list[PrimExpr]:

@@ -21,7 +21,7 @@ from ekiden.arith import prove_equal
 from ekiden.arith.determine import image_box
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.range import Range
-from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.regions import Access, accesses, region
 from ekiden.tir.stmt import (
     Allocate,
@@ -34,7 +34,14 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
-from ekiden.tir.visitor import ExprRewriter, StmtMutator, sequence, walk
+from ekiden.tir.visitor import (
+    NOTHING,
+    ExprRewriter,
+    StmtMutator,
+    are_regions,
+    sequence,
+    walk,
+)
 
 
 class _Shift(ExprRewriter):
@@ -49,8 +56,8 @@ class _Shift(ExprRewriter):
         return tuple(i - low for i, low in zip(indices, self._low, strict=True))
 
     def _load(self, e: PrimExpr) -> PrimExpr:
-        if isinstance(e, BufferLoad) and e.buffer is self._old:
-            return BufferLoad(self._new, self._moved(e.indices), e.dtype)
+        if isinstance(e, (BufferLoad, BufferAddress)) and e.buffer is self._old:
+            return e.with_fields(buffer=self._new, indices=self._moved(e.indices))
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
@@ -78,7 +85,10 @@ class _Compact(StmtMutator):
         stmt = stmt.with_fields(body=self.visit(stmt.body))
         touched = accesses(stmt.body, stmt.buffer)
         rank = len(stmt.buffer.shape)
-        flat = any(len(a.indices) != rank or a.extents is not None for a in touched)
+        flat = any(len(a.indices) != rank for a in touched)
+        handed = any(a.extents is not None for a in touched)
+        if handed and not are_regions(stmt.body, stmt.buffer):
+            return stmt
         if flat or stmt.buffer.strides or _has_view(stmt.body, stmt.buffer):
             return stmt
         return _place(stmt.body, stmt.buffer, list(self._loops), [])
@@ -120,8 +130,21 @@ def _is_fresh(buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]) -
     """
     if not touched or not touched[0].is_store or touched[0].conditional:
         return False
+    touched = [_by_elements(a) for a in touched]
     needed = region(buffer, touched, outer)
     return any(_fills(buffer, a, needed, outer) for a in touched if a.is_store)
+
+
+def _by_elements(access: Access) -> Access:
+    """What a call does with a region, as loops over its elements."""
+    if access.extents is None:
+        return access
+    loops = [
+        For(Var("each", e.dtype), const(0, e.dtype), e, ForKind.SERIAL, NOTHING)
+        for e in access.extents
+    ]
+    at = tuple(i + f.loop_var for i, f in zip(access.indices, loops, strict=True))
+    return replace(access, indices=at, loops=(*access.loops, *loops), extents=None)
 
 
 def _fills(buffer: Buffer, store: Access, needed: Sequence[Range], outer: Sequence[For]) -> bool:

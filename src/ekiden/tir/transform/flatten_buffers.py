@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import FloatImm, IntImm, Intrinsic, PrimExpr, Var, const
+from ekiden.ir.prim import FloatImm, IntImm, Intrinsic, PrimExpr, Var, cast, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import BufferStore, Prefetch, PrimFunc, Stmt
@@ -30,6 +30,22 @@ def flat_index(buffer: Buffer, indices: Sequence[PrimExpr]) -> PrimExpr:
     for index, extent in zip(indices, buffer.shape, strict=True):
         total = _plus(total * broadcast(extent, dt.lanes(total.dtype)), index)
     return total
+
+
+def _laid_out(e: Intrinsic) -> PrimExpr:
+    """How a region lies, of which the address is flat: its first element, or a stride."""
+    region = e.args[0]
+    assert isinstance(region, BufferAddress), e
+    if e.op == "region_offset":
+        return cast(region.indices[0], e.dtype)
+    axis, buffer = e.args[1], region.buffer
+    assert isinstance(axis, IntImm), e
+    if buffer.strides:
+        return cast(buffer.strides[axis.value], e.dtype)
+    size: PrimExpr = const(1, e.dtype)
+    for extent in buffer.shape[axis.value + 1 :]:
+        size = size * extent
+    return size
 
 
 def _plus(total: PrimExpr, index: PrimExpr) -> PrimExpr:
@@ -65,6 +81,8 @@ class _Flatten(Simplifier):
             return self.values.get(expr, expr)
         if isinstance(expr, BufferLoad) and len(expr.indices) != 1:
             return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
+        if isinstance(expr, Intrinsic) and expr.op in ("region_offset", "region_stride"):
+            return _laid_out(expr)
         if isinstance(expr, BufferAddress) and len(expr.indices) > 1:
             return expr.with_fields(indices=(flat_index(expr.buffer, expr.indices),))
         return expr

@@ -42,6 +42,7 @@ from ekiden.tir.transform.remove_store_undef import remove_store_undef
 from ekiden.tir.transform.simplify import simplify
 from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
+from ekiden.tir.transform.thread_sync import thread_sync
 from ekiden.tir.transform.unify_thread_binding import unify_thread_binding
 from ekiden.tir.transform.unroll_loops import unroll_loops
 from ekiden.tir.transform.vectorize_loops import vectorize_loops
@@ -141,6 +142,19 @@ def NarrowDataType(target_bits: int) -> Pass:  # noqa: N802
     return _NARROW()
 
 
+_SYNC = _factory("ThreadSync", thread_sync)
+
+
+def ThreadSync(storage_scope: str = "shared") -> Pass:  # noqa: N802
+    """Threads of a block wait where one reads what another wrote.
+
+    Raises ValueError for other memory than that of a block.
+    """
+    if storage_scope != "shared":
+        raise ValueError(f"ThreadSync: 'shared' expected, got {storage_scope!r}")
+    return _SYNC()
+
+
 # fmt: off
 LowerMatchBuffer        = _factory("LowerMatchBuffer",        lower_match_buffer)
 LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
@@ -225,6 +239,7 @@ BEFORE_SPLIT: list[Pass] = [
 ]
 """For programs that are bound to threads: until SplitHostDevice cuts them."""
 AFTER_SPLIT: list[Pass] = [
+    ThreadSync(),           # while loops are loops, and memory of a block is what it was
     HoistIfThenElse(),
     FlattenBuffer(),
     LowerSmallTypes(),

@@ -13,8 +13,9 @@ from ekiden.te.range_check import CHECKS, RangeCheck, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 from ekiden.topi.rule.in_place import UPDATES
+from ekiden.topi.rule.page_attention import paged_attention_of
 from ekiden.topi.rule.page_planes import KINDS, LEVELS, SCALE, Plane
-from ekiden.topi.rule.pages import PagedAttention, Pages
+from ekiden.topi.rule.pages import Pages
 from ekiden.topi.rule.scatter import copied
 from ekiden.topi.shape import check_rank, expect_shape, known
 
@@ -50,11 +51,11 @@ def _checked(
         raise ValueError(
             f"{name}: a page and a depth must be multiples of {QUANTUM}, got {page} and {depth}"
         )
-    size = Plane(page, depth, cache.dtype).size
-    if plane != size:
+    of = Plane(page, depth, cache.dtype)
+    if not (count := of.pages(cache.shape[4])):
         raise ValueError(
-            f"{name}: a page of {page} tokens has {size} elements of {cache.dtype} for a head, got"
-            f" {plane}"
+            f"{name}: a page of {page} tokens has {of.size} elements of {cache.dtype} for a head,"
+            f" and a block a multiple of that, got {plane}"
         )
     expect_shape(name, "cache", cache.shape[2:3], (2,))
     expect_shape(name, "layer", layer.shape, (1,))
@@ -63,7 +64,7 @@ def _checked(
     most = simplify(tables.shape[1] * page)
     return (
         range_check(f"{name}: layer", layer, 0, cache.shape[1]),
-        range_check(f"{name}: page", tables, 0, cache.shape[0]),
+        range_check(f"{name}: page", tables, 0, simplify(cache.shape[0] * count)),
         range_check(f"{name}: sequence", sequences, 0, tables.shape[0]),
         range_check(f"{name}: position", positions, -1, most),
     )
@@ -73,7 +74,7 @@ def _written(plane: Plane, given: Buffer, source: PrimExpr, cache: Buffer, base:
              token: PrimExpr, values: int) -> Stmt:  # fmt: skip
     """The numbers of a token from `source` on, put into the plane at `base`."""
     d = Var("d")
-    at = token * plane.depth + d if values else d * plane.page + token
+    at = plane.at(token, d, values)
     value = given[simplify(source + d)]
     if not plane.has_scales:
         made: Stmt = BufferStore(cache, cast(value, cache.dtype), (base + at,))
@@ -127,18 +128,21 @@ def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page
         tokens, heads, _ = given.shape
         groups = old.shape[3]
         t, g = Var("t"), Var("g")
-        position, base, source = (Var(n, "int64") for n in ("position", "base", "source"))
+        position, source = (Var(n, "int64") for n in ("position", "source"))
         row = cast(sequences[t], "int64") * tables.shape[1] + position // page
-        index = cast(tables[simplify(row)], "int64") * old.shape[1] + cast(layer[0], "int64")
-        start = (index * 2 * groups + g) * plane.size
-        at = position % page
-        made: Stmt = seq(
-            _written(plane, given, source, outs[0], base, at, 0),
-            _written(plane, given, source + groups * depth, outs[0],
-                     base + groups * plane.size, at, 1),
-        )  # fmt: skip
-        made = LetStmt(source, cast((t * heads + heads - 2 * groups + g) * depth, "int64"), made)
-        made = For(g, const(0), groups, ForKind.SERIAL, LetStmt(base, start, made))
+        number, at = cast(tables[simplify(row)], "int64"), position % page
+        parts = []
+        for values in (0, 1):
+            base = Var(f"base{values}", "int64")
+            start = plane.start(old, cast(layer[0], "int64"), number, g, values)
+            put = _written(
+                plane, given, source + values * groups * depth, outs[0], base, at, values
+            )
+            parts.append(LetStmt(base, start, put))
+        made: Stmt = LetStmt(
+            source, cast((t * heads + heads - 2 * groups + g) * depth, "int64"), seq(*parts)
+        )
+        made = For(g, const(0), groups, ForKind.SERIAL, made)
         made = LetStmt(
             position, cast(positions[t], "int64"), IfThenElse(position >= const(0, "int64"), made)
         )
@@ -170,7 +174,7 @@ def paged_attention(
         raise ValueError(f"{name}: {heads} heads are no multiple of {groups} that have keys")
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        return PagedAttention(pages, ins, outs[0]).body()
+        return paged_attention_of(pages, ins, outs[0]).body()
 
     shape: tuple[PrimExpr, ...] = (projected.shape[0], const(heads), projected.shape[2])
     attrs: dict[str, object] = {CHECKS: checks, "pages": pages}

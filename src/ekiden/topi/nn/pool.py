@@ -80,12 +80,21 @@ class Window:
     @property
     def holds_its_nearest(self) -> bool:
         """Whether that element is in the window anyway, and reading it keeps vectors whole."""
-        dense = all(d == 1 for d in self.dilation)
+        dense = all(d == 1 for d in self.dilation) and not self.may_be_empty
         inner = self.data.ndim - 1 in self.axes
         return dense and not inner and all(known(self.data.shape[a]) for a in self.axes)
 
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a window may lie in the padding alone: its maximum is the lowest value, its mean
+        0.
+        """
+        reach = [(k - 1) * d + 1 for k, d in zip(self.pool_size, self.dilation, strict=True)]
+        around = zip(self.before, self.after, reach, strict=True)
+        return any(before >= wide or after >= wide for before, after, wide in around)
+
     def count(self, indices: Sequence[PrimExpr], include_pad: bool) -> PrimExpr:
-        """How many taps of a window count."""
+        """How many taps of a window count, at least one."""
         total: PrimExpr = const(1, "int64")
         for n, axis in enumerate(self.axes):
             total = total * self._count_axis(
@@ -100,11 +109,9 @@ class Window:
             return taps
         high = size + self.after[n] if include_pad else size
         last = minimum(taps, ceil_div(high - start, step))
-        return (
-            last
-            if include_pad or self.before[n] == 0
-            else last - maximum(ceil_div(const(0) - start, step), 0)
-        )
+        if not include_pad and self.before[n] > 0:
+            last = last - maximum(ceil_div(const(0) - start, step), 0)
+        return maximum(last, 1) if self.may_be_empty else last
 
 
 UNROLLED = 32

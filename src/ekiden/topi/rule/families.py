@@ -16,7 +16,7 @@ from ekiden.topi.rule import (
     dense_listed,
     depthwise,
     nibbles,
-    pages,
+    page_attention,
     recurrent,
     scatter,
     thread,
@@ -30,7 +30,7 @@ from ekiden.topi.rule.family import Family
 
 ROWS: tuple[Family, ...] = (
     attention.FAMILY,
-    pages.FAMILY,
+    page_attention.FAMILY,
     recurrent.FAMILY,
     scatter.FAMILY,
     dense_listed.FAMILY,

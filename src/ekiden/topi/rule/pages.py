@@ -1,7 +1,7 @@
 """Attention over a cache of keys and values that lies in pages, and writing into it.
 
-    cache    [pages, layers, 2, groups, a plane]: of each layer the keys of a page, then its values
-             (page_planes.py says how they lie)
+    cache    [blocks, layers, 2, groups, pages of a block * a plane]: of each layer and head the
+             keys of some pages, then their values (page_planes.py says how they lie)
     tables   int32 [sequences, most pages]: which pages hold the tokens of a sequence, in order
 
     for tile of tokens, for heads that share keys:
@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
@@ -43,7 +42,6 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (
     Allocate,
@@ -53,14 +51,10 @@ from ekiden.tir.stmt import (
     IfThenElse,
     LetStmt,
     Prefetch,
-    PrimFunc,
     Stmt,
     seq,
 )
-from ekiden.topi.rule.by_hand import make_buffers, tiled_function
-from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
-from ekiden.topi.rule.family import Family
-from ekiden.topi.rule.model import LINE, most_rows
+from ekiden.topi.rule.model import LINE
 from ekiden.topi.rule.page_planes import Plane
 
 LANES = 16
@@ -131,7 +125,7 @@ class PagedAttention:
         self.query, self.cache, self.layer, self.tables, self.sequences, self.positions = inputs
         self.tokens, total, depth = self.query.shape
         self.heads, self.total, self.depth = number(output.shape[1]), number(total), number(depth)
-        self.layers, self.groups = self.cache.shape[1], number(self.cache.shape[3])
+        self.groups = number(self.cache.shape[3])
         self.lanes = math.gcd(lanes, self.depth, pages.page)
         self.cut = cut or Cut()
         self.share = self.heads // self.groups
@@ -163,7 +157,7 @@ class PagedAttention:
     def plane_of(self, page: PrimExpr, group: PrimExpr, values: int) -> PrimExpr:
         """Where the keys of a page begin, or its values."""
         layer = cast(self.layer[const(0)], "int64")
-        return (((page * self.layers + layer) * 2 + values) * self.groups + group) * self.plane.size
+        return self.plane.start(self.cache, layer, page, group, values)
 
     # A tile of tokens of one sequence.
 
@@ -230,13 +224,17 @@ class PagedAttention:
         scores = Buffer("scores", (simplify(self.stride * rows),))
         totals = Buffer("totals", (const(rows),), scope="local")
         tile = Rows(first, span, head, group, places, sequence, begin, end, last, scores, totals)
-        made = seq(
-            self.scored(tile),
-            self.softmax(scores, totals, rows, simplify((end - begin) * (page // self.lanes))),
-            *([self.scaled(tile)] if self.plane.has_scales else ()),
-            *(self.mixed(tile, *each) for each in self.blocks(self.depth, rows)),
-        )
-        made = Allocate(scores, Allocate(totals, made))
+        count = simplify((end - begin) * (page // self.lanes))
+
+        def parts() -> Stmt:
+            return seq(
+                self.scored(tile),
+                self.softmax(scores, totals, rows, count),
+                self.weighed(tile),
+                self.value_sums(tile),
+            )
+
+        made: Stmt = Allocate(scores, Allocate(totals, self.around(tile, parts)))
         made = LetStmt(end, maximum((last + page) // page, const(0)), made)
         window = self.pages.window
         low = maximum(least - (window - 1), const(0)) // page if window else const(0, "int64")
@@ -283,53 +281,53 @@ class PagedAttention:
         self, tile: Rows, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
         """Those of some columns of a page, while those of the page `after` it are brought near."""
-        rows, page, k = tile.span * self.together, self.pages.page, Var("k")
+        rows, page = tile.span * self.together, self.pages.page
         acc = self.acc(rows * vectors)
-        scales = [Var(f"scale{v}", acc.dtype) for v in range(vectors)]
-
-        def scalar(row: int) -> PrimExpr:
-            return self.query[self.row_start(tile, row, self.total) + k]
-
-        def keys(v: int) -> PrimExpr:
-            return self.load(self.cache, base + k * page + (column + v * self.lanes))
-
-        def steps(body: Stmt) -> Stmt:
-            return serial(k, const(self.depth), body)
-
         ends = []
         for n in range(rows * vectors):
             r, v = divmod(n, vectors)
             at = column + v * self.lanes
-            place = tile.places[r // self.together]
             value: PrimExpr = acc[const(n)]
             if self.plane.has_scales:
-                value = Mul(value, scales[v], acc.dtype)
-            value = self.score(value, number * page + at, place)
+                value = Mul(value, self.key_scale(tile, r, base, const(at)), acc.dtype)
+            value = self.score(value, number * page + at, tile.places[r // self.together])
             to = r * self.stride + (number - tile.begin) * page + at
             ends.append(self.store(tile.scores, simplify(to), value))
-        ahead = self.ahead(after + k * page + column, vectors)
-        stored = seq(*ends)
-        for v, var in enumerate(scales if self.plane.has_scales else ()):
-            token = const(column + v * self.lanes)
-            given = self.plane.scales(self.cache, base, token, self.lanes)
-            stored = LetStmt(var, given, stored)
-        made = self.products(acc, rows, vectors, steps, scalar, keys, ahead)
-        return Allocate(acc, seq(made, stored))
+        made = self.score_sums(tile, base, after, column, vectors, acc)
+        return Allocate(acc, seq(made, *ends))
 
-    def scaled(self, tile: Rows) -> Stmt:
-        """The weights of all values times the scales of these."""
-        rows, page = tile.span * self.together, self.pages.page
-        number, v, base = Var("p"), Var("v"), Var("base", "int64")
-        scale = Var("scale", f"float32x{self.lanes}")
-        made = []
-        for r in range(rows):
-            at = simplify(r * self.stride + (number - tile.begin) * page + v * self.lanes)
-            value = Mul(self.load(tile.scores, at), scale, scale.dtype)
-            made.append(self.store(tile.scores, at, value))
-        given = self.plane.scales(self.cache, base, v * self.lanes, self.lanes)
-        body = serial(v, const(page // self.lanes), LetStmt(scale, given, seq(*made)))
-        body = LetStmt(base, self.plane_of(self.page_of(tile, number), tile.group, 1), body)
-        return serial(number, tile.end - tile.begin, body, tile.begin)
+    def score_sums(
+        self, tile: Rows, base: Var, after: Var, column: int, vectors: int, acc: Buffer
+    ) -> Stmt:
+        """The products of a tile of queries with some keys."""
+        page, k = self.pages.page, Var("k")
+        ahead = self.ahead(after + k * page + column, vectors)
+        return self.products(
+            acc, tile.span * self.together, vectors,
+            lambda body: serial(k, const(self.depth), body),
+            lambda row: self.query_at(tile, row, k),
+            lambda v: self.keys_at(base, k, column + v * self.lanes), ahead,
+        )  # fmt: skip
+
+    def query_at(self, tile: Rows, row: int, k: PrimExpr) -> PrimExpr:
+        """A number of a query."""
+        return self.query[self.row_start(tile, row, self.total) + k]
+
+    def keys_at(self, base: PrimExpr, k: PrimExpr, column: int) -> PrimExpr:
+        """A place of neighbouring keys of the plane at `base`."""
+        return self.load(self.cache, base + k * self.pages.page + column)
+
+    def key_scale(self, tile: Rows, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
+        """What sums of a row are times, for neighbouring keys: of planes that have scales."""
+        raise NotImplementedError
+
+    def weighed(self, tile: Rows) -> Stmt:
+        """What becomes of weights before they multiply values."""
+        return seq()
+
+    def around(self, tile: Rows, body: Callable[[], Stmt]) -> Stmt:
+        """The body of a tile with what it needs beside scores."""
+        return body()
 
     def softmax(self, scores: Buffer, totals: Buffer, rows: int, count: PrimExpr) -> Stmt:
         """scores = exp(scores - max) in each row of a tile, totals = 1 / their sum."""
@@ -359,6 +357,15 @@ class PagedAttention:
         ))  # fmt: skip
         return serial(row, const(rows), both)
 
+    def value_sums(self, tile: Rows) -> Stmt:
+        """The product of a tile of weights with the values."""
+        rows = tile.span * self.together
+        return seq(*(self.mixed(tile, *each) for each in self.blocks(self.depth, rows)))
+
+    def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
+        """Neighbouring numbers of a value of the plane at `base`."""
+        return self.load(self.cache, base + s * self.depth + column)
+
     def mixed(self, tile: Rows, column: int, vectors: int) -> Stmt:
         """The product of a tile of rows with some columns of the values."""
         rows, page = tile.span * self.together, self.pages.page
@@ -371,7 +378,7 @@ class PagedAttention:
             return tile.scores[simplify(at)]
 
         def values(v: int) -> PrimExpr:
-            return self.load(self.cache, base + s * self.depth + (column + v * self.lanes))
+            return self.values_at(base, s, column + v * self.lanes)
 
         def steps(body: Stmt) -> Stmt:
             """A loop over the pages of a tile and in it one over the page's positions, up to the
@@ -420,47 +427,4 @@ class PagedAttention:
         return For(unit, const(0), simplify(tiles * parts), ForKind.PARALLEL, made, {"grain": 1})
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for an attention over pages."""
-    return (
-        Choice("rows", steps_down(most_rows(2, target)), "queries of a tile"),
-        Choice("vectors", steps_down(4), "vectors of a tile"),
-    )
-
-
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """As many queries as keep the units busy, on as many vectors as registers hold."""
-    vectors = int(fixed.get("vectors", 4 if target.registers > LANES else 2))
-    rows = fixed.get("rows", max(1, min(DENSE, most_rows(vectors, target))))
-    return Decision.of({"rows": rows, "vectors": vectors})
-
-
-def paged_attention(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """The rule for tag "paged_attention"."""
-    op = outputs[0].op
-    pages = op.attrs["pages"]
-    assert isinstance(op, te.ExternOp) and isinstance(pages, Pages)
-    buffers = make_buffers(inputs, outputs)
-    cut = Cut(decision.number("rows"), decision.number("vectors"))
-    operands, lanes = [buffers[t] for t in op.inputs], target.lanes("float32")
-    made = PagedAttention(pages, operands, buffers[outputs[0]], lanes, cut)
-    body = tiled_function(name, buffers, made.body(), len(outputs))
-    return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others
-
-
-FAMILY = Family(
-    name="paged_attention",
-    build=paged_attention,
-    why="pages are found in a table as it goes, and a softmax runs along between two products",
-    space=space,
-    default=default,
-    is_whole=True,
-)
-
-__all__ = ["PagedAttention", "Pages", "paged_attention"]
+__all__ = ["DENSE", "Cut", "PagedAttention", "Pages", "Rows", "number", "serial"]

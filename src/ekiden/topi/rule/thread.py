@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.arith import simplify
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.target import Target
 from ekiden.te.prim_func import (
     BufferMap,
@@ -23,9 +25,11 @@ from ekiden.te.prim_func import (
     whole_operations,
 )
 from ekiden.te.tensor import ComputeOp, ExternOp, Tensor
+from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
     BlockRealize,
+    BufferStore,
     For,
     ForKind,
     IfThenElse,
@@ -35,7 +39,7 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
-from ekiden.tir.visitor import is_nothing, sequence
+from ekiden.tir.visitor import ExprRewriter, is_nothing, sequence
 from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
@@ -47,6 +51,8 @@ THREADS = 256
 """Threads of a block, where elements are independent."""
 ROW_THREADS = 32
 """Threads of a block, where each walks a whole row."""
+MOST_LOCAL = 1 << 12
+"""Bytes of an array that a thread has by itself: registers and the memory behind them."""
 
 
 def schedule_threads(
@@ -141,9 +147,62 @@ def _bound_statements(body: Stmt) -> Stmt:
         return body.with_fields(body=_bound_statements(body.body))
     if is_nothing(body):
         return body
+    row, count, inner, threads = Var("index"), convert(1), body, 1
     if isinstance(body, For) and body.kind is ForKind.PARALLEL and is_const(body.min, 0):
-        return launch(body.loop_var, body.extent, ROW_THREADS, body.body)
-    return launch(Var("index"), const(1), 1, body)
+        row, count, inner, threads = body.loop_var, body.extent, body.body, ROW_THREADS
+    workspaces = _Workspaces(row, count)
+    launched = launch(row, count, threads, workspaces.visit(inner))
+    return allocated(launched, list(workspaces.moved.values()))
+
+
+class _Workspaces(ExprRewriter):
+    """Memory that no thread can have by itself becomes a part of one buffer for all rows:
+
+    for i in parallel(n): t = alloc(m); .. t[k]   ->   t = alloc(n, m); for i in ..: .. t[i, k]
+    """
+
+    def __init__(self, row: Var, count: PrimExpr) -> None:
+        super().__init__(self._load)
+        self._row, self._count = row, count
+        self._inside: set[Var] = {row}
+        self.moved: dict[Buffer, Buffer] = {}
+
+    def visit_allocate(self, stmt: Allocate) -> Stmt:
+        """What is too large, or of a size that a run tells, before the row is begun."""
+        buffer = stmt.buffer
+        size = simplify(product(buffer.shape) * dt.itemsize(buffer.dtype))
+        is_own = isinstance(size, IntImm) and size.value <= MOST_LOCAL
+        if is_own or buffer.scope != "global" or not self._inside.isdisjoint(free_vars(size)):
+            return super().visit_allocate(stmt)
+        self.moved[buffer] = buffer.with_fields(shape=(self._count, *buffer.shape))
+        return self.visit(stmt.body)
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """Its variable is none of the host's."""
+        self._inside.add(stmt.loop_var)
+        return super().visit_for(stmt)
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        """Likewise."""
+        self._inside.add(stmt.var)
+        return super().visit_let(stmt)
+
+    def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad) and e.buffer in self.moved:
+            return e.with_fields(buffer=self.moved[e.buffer], indices=self._placed(e.indices))
+        return e
+
+    def _placed(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        return (self._row, *indices)
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """A store of a row's part."""
+        made = super().visit_store(stmt)
+        assert isinstance(made, BufferStore)
+        if made.buffer not in self.moved:
+            return made
+        indices = self._placed(made.indices)
+        return made.with_fields(buffer=self.moved[made.buffer], indices=indices)
 
 
 FAMILY = Family(

@@ -7,19 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import PrimExpr, StringImm, Var, const
+from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.te.inline import Inliner, is_injective, post_order_tensors
 from ekiden.te.prim_func import BufferMap
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.stmt import BufferStore, Evaluate, For, ForKind, PrimFunc, Stmt
+from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc, Stmt
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
-
-BARRIER: Stmt = Evaluate(call_intrin("tvm_storage_sync", StringImm("shared"), dtype="int32"))
-"""Waits for all threads of a block."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,12 @@ from ekiden.te.reducer import COMBINE, Reduce, identity
 from ekiden.te.tensor import ComputeOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, Stmt, seq
+from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_lanes import coordinates
-from ekiden.topi.rule.thread_parts import BARRIER, Group, bound, serial
+from ekiden.topi.rule.thread_parts import Group, bound, serial
 
 LONG = 512
 """From so many elements on a result is worth a block of threads."""

@@ -11,7 +11,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.sorting import dynamic_top_k
 from ekiden.frontend.jax.converters.windows import dynamic_reduce_window
-from ekiden.frontend.jax.node import Node, Row
+from ekiden.frontend.jax.node import Many, Node, Row, own
 from ekiden.ir.prim import PrimExpr
 
 
@@ -23,6 +23,10 @@ def _call(node: Node) -> list[Value]:
     return node.run(node.graph.function(node.text("callee")), _inputs(node))
 
 
+def _whole_call(node: Node) -> Many:
+    return node.graph.results(node.graph.function(node.text("callee")), node.whole)
+
+
 def _composite(node: Node) -> Result:
     """By the row of its name, where there is one; else by the function that it is made of."""
     row = node.graph.row(node.text("name"))
@@ -31,6 +35,10 @@ def _composite(node: Node) -> Result:
     inner = copy.copy(node)
     inner.composite = _attributes(node)
     return row.convert(inner)
+
+
+def _whole_composite(node: Node) -> Many:
+    return node.graph.results(node.graph.function(node.text("decomposition")), node.whole)
 
 
 def _attributes(node: Node) -> dict[str, Any]:
@@ -71,9 +79,9 @@ def _same(node: Node) -> Result:
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    Row("func.call",             _call),
-    Row("stablehlo.composite",   _composite),
-    Row("stablehlo.custom_call", _custom_call),
+    Row("func.call",             _call,      on_complex=own(_whole_call)),
+    Row("stablehlo.composite",   _composite, on_complex=own(_whole_composite)),
+    Row("stablehlo.custom_call", _custom_call, on_complex=own(_custom_call)),
     Row("custom_call:shape_assertion",                 _assertion),
     Row("custom_call:stablehlo.dynamic_reduce_window", dynamic_reduce_window),
     Row("custom_call:stablehlo.dynamic_top_k",         dynamic_top_k),

@@ -56,7 +56,7 @@ def _turns(node: Node, test: ir.Block, body: ir.Block) -> int | None:
     at = [i for i, a in enumerate(test.arguments) if a == counter]
     inside = {r: o for o in made for r in o.results}
     owner = inside.get(limit)
-    bound = _number(owner) if owner is not None else _array(node.graph.env.get(limit))
+    bound = _number(owner) if owner is not None else _array(node.graph.real(limit))
     if len(at) != 1 or bound is None or not _counts(node, body, at[0]):
         return None
     first = _array(node.value(at[0]))
@@ -87,7 +87,7 @@ def _counts(node: Node, body: ir.Block, at: int) -> bool:
     one = inside.get(added.operands[1])
     if one is not None:
         return _number(one) == 1
-    return _array(node.graph.env.get(added.operands[1])) == 1
+    return _array(node.graph.real(added.operands[1])) == 1
 
 
 def _size(node: Node, block: ir.Block) -> int:

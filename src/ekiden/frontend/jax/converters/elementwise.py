@@ -8,9 +8,11 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic
 from ekiden.frontend.common.arithmetic import Rule
+from ekiden.frontend.common.complex import divided, exponential, multiplied
 from ekiden.frontend.common.functions import atan2, expm1, fmod, log1p
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.jax.node import Converter, Node, Row
+from ekiden.frontend.jax.converters.complex import absolute, binary, compare, convert, log, unary
+from ekiden.frontend.jax.node import ComplexRule, Converter, Node, Row, own, per_part
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float, itemsize
 from ekiden.ir.op import Array
@@ -303,6 +305,9 @@ _UNARY: Mapping[str, Unary] = {
     "sqrt": op.sqrt, "rsqrt": op.rsqrt, "floor": op.floor, "ceil": op.ceil,
     "round_nearest_even": op.round, "is_finite": op.isfinite,
 }  # fmt: skip
+_UNARY_COMPLEX: Mapping[str, Callable[[Converter], ComplexRule]] = {
+    "negate": per_part, "exponential": unary(exponential), "log": own(log),
+}  # fmt: skip
 _CHLO: Mapping[str, Unary] = {
     "acos": op.acos, "acosh": op.acosh, "asin": op.asin, "asinh": op.asinh, "atan": op.atan,
     "atanh": op.atanh, "cosh": op.cosh, "sinh": op.sinh, "tan": op.tan, "erf": op.erf,
@@ -311,21 +316,26 @@ _CHLO: Mapping[str, Unary] = {
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    *(Row(f"stablehlo.{name}", _unary(function)) for name, function in _UNARY.items()),
+    *(Row(f"stablehlo.{name}", _unary(function), on_complex=_UNARY_COMPLEX.get(name))
+      for name, function in _UNARY.items()),
     *(Row(f"chlo.{name}", _unary(function)) for name, function in _CHLO.items()),
     Row("stablehlo.exponential_minus_one", _with_dtype(expm1)),
     Row("stablehlo.log_plus_one",          _with_dtype(log1p)),
     Row("stablehlo.cbrt",                  _with_dtype(_cbrt)),
     Row("stablehlo.sign",                  _with_dtype(_sign), _fixed(_signs)),
-    Row("stablehlo.abs",                   _unary(op.abs), _fixed(_absolute)),
+    Row("stablehlo.abs",        _unary(op.abs), _fixed(_absolute), on_complex=own(absolute)),
     Row("stablehlo.round_nearest_afz",     _with_dtype(_round_away)),
     Row("stablehlo.popcnt",                _with_dtype(_count_bits)),
     Row("stablehlo.count_leading_zeros",   _with_dtype(_leading_zeros)),
     Row("stablehlo.not",                   _not, _fixed(arithmetic.logical_not)),
-    Row("stablehlo.add",       _binary(op.add, op.logical_or),       _fixed(arithmetic.add)),
-    Row("stablehlo.subtract",  _binary(op.subtract),                 _fixed(arithmetic.subtract)),
-    Row("stablehlo.multiply",  _binary(op.multiply, op.logical_and), _fixed(arithmetic.multiply)),
-    Row("stablehlo.divide",    _divide,                              _fixed(arithmetic.divide)),
+    Row("stablehlo.add",       _binary(op.add, op.logical_or),       _fixed(arithmetic.add),
+        on_complex=per_part),
+    Row("stablehlo.subtract",  _binary(op.subtract),                 _fixed(arithmetic.subtract),
+        on_complex=per_part),
+    Row("stablehlo.multiply",  _binary(op.multiply, op.logical_and), _fixed(arithmetic.multiply),
+        on_complex=binary(multiplied)),
+    Row("stablehlo.divide",    _divide,                              _fixed(arithmetic.divide),
+        on_complex=binary(divided)),
     Row("stablehlo.remainder", _remainder,                       _fixed(_remainders)),
     Row("stablehlo.maximum",   _binary(op.maximum, op.logical_or),   _fixed(arithmetic.maximum)),
     Row("stablehlo.minimum",   _binary(op.minimum, op.logical_and),  _fixed(arithmetic.minimum)),
@@ -337,10 +347,11 @@ ROWS: tuple[Row, ...] = (
     Row("stablehlo.shift_left",             _shift(op.left_shift, is_logical=True)),
     Row("stablehlo.shift_right_logical",    _shift(op.right_shift, is_logical=True)),
     Row("stablehlo.shift_right_arithmetic", _shift(op.right_shift, is_logical=False, is_kept=True)),
-    Row("stablehlo.compare",   _compare,  _compared),
-    Row("stablehlo.select",    _select,   _fixed(arithmetic.where)),
+    Row("stablehlo.compare",   _compare,  _compared, on_complex=own(compare)),
+    Row("stablehlo.select",    _select,   _fixed(arithmetic.where), on_complex=per_part),
     Row("stablehlo.clamp",     _clamp,    _fixed(_clamped)),
-    Row("stablehlo.convert",   _convert,  lambda node: arithmetic.cast(node.out_dtype())),
+    Row("stablehlo.convert",   _convert,  lambda node: arithmetic.cast(node.out_dtype()),
+        on_complex=own(convert)),
     Row("stablehlo.bitcast_convert",  _bitcast),
     Row("stablehlo.reduce_precision", _reduce_precision),
 )

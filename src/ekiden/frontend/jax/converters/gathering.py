@@ -15,7 +15,7 @@ import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.value import Value, constant, known
-from ekiden.frontend.jax.node import Node, Row
+from ekiden.frontend.jax.node import Node, Row, per_part
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -207,6 +207,6 @@ def _without(found: Expr, at: Places, dropped: Sequence[int]) -> Expr:
 
 
 ROWS: tuple[Row, ...] = (
-    Row("stablehlo.gather", _gather),
-    Row("stablehlo.dynamic_gather", _gather),
+    Row("stablehlo.gather", _gather, on_complex=per_part),
+    Row("stablehlo.dynamic_gather", _gather, on_complex=per_part),
 )

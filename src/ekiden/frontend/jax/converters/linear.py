@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.jax.converters.complex import bilinear
 from ekiden.frontend.jax.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
@@ -78,4 +79,4 @@ def _cast(data: Expr, value: Value, dtype: str) -> Expr:
     return data if value.type.dtype == dtype else op.cast(data, dtype)
 
 
-ROWS: tuple[Row, ...] = (Row("stablehlo.dot_general", _dot_general),)
+ROWS: tuple[Row, ...] = (Row("stablehlo.dot_general", _dot_general, on_complex=bilinear),)

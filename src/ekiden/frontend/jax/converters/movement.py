@@ -11,7 +11,7 @@ from ekiden.frontend.common import arithmetic, sizes
 from ekiden.frontend.common.arithmetic import SMALL, Rule
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant, known
-from ekiden.frontend.jax.node import Node, Row, scalar
+from ekiden.frontend.jax.node import Node, Row, own, per_part, scalar
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
@@ -306,22 +306,22 @@ def _same(node: Node) -> Result:
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    Row("stablehlo.broadcast_in_dim",         _broadcast,         _broadcasted, is_view=True),
-    Row("stablehlo.dynamic_broadcast_in_dim", _dynamic_broadcast, _broadcasted, is_view=True),
-    Row("stablehlo.reshape",                  _reshape,           _reshaped, is_view=True),
-    Row("stablehlo.dynamic_reshape",          _dynamic_reshape,   _reshaped, is_view=True),
-    Row("stablehlo.transpose",                _transpose,         _transposed, is_view=True),
-    Row("stablehlo.reverse",                  _reverse),
-    Row("stablehlo.concatenate",              _concatenate,       _concatenated),
-    Row("stablehlo.get_dimension_size",       _extent),
+    Row("stablehlo.broadcast_in_dim",         _broadcast,         _broadcasted, True, per_part),
+    Row("stablehlo.dynamic_broadcast_in_dim", _dynamic_broadcast, _broadcasted, True, per_part),
+    Row("stablehlo.reshape",                  _reshape,           _reshaped,    True, per_part),
+    Row("stablehlo.dynamic_reshape",          _dynamic_reshape,   _reshaped,    True, per_part),
+    Row("stablehlo.transpose",                _transpose,         _transposed,  True, per_part),
+    Row("stablehlo.reverse",                  _reverse,           on_complex=per_part),
+    Row("stablehlo.concatenate",              _concatenate,       _concatenated, False, per_part),
+    Row("stablehlo.get_dimension_size",       _extent,            on_complex=own(_extent)),
     Row("stablehlo.iota",                     _static_iota),
     Row("stablehlo.dynamic_iota",             _dynamic_iota),
-    Row("stablehlo.slice",                    _slice,             _sliced, is_view=True),
-    Row("stablehlo.real_dynamic_slice",       _real_slice),
-    Row("stablehlo.dynamic_slice",            _dynamic_slice),
-    Row("stablehlo.dynamic_update_slice",     _dynamic_update_slice),
-    Row("stablehlo.pad",                      _pad),
-    Row("stablehlo.dynamic_pad",              _dynamic_pad),
+    Row("stablehlo.slice",                    _slice,             _sliced,      True, per_part),
+    Row("stablehlo.real_dynamic_slice",       _real_slice,        on_complex=per_part),
+    Row("stablehlo.dynamic_slice",            _dynamic_slice,     on_complex=per_part),
+    Row("stablehlo.dynamic_update_slice",     _dynamic_update_slice, on_complex=per_part),
+    Row("stablehlo.pad",                      _pad,               on_complex=per_part),
+    Row("stablehlo.dynamic_pad",              _dynamic_pad,       on_complex=per_part),
     Row("stablehlo.optimization_barrier",     _same),
 )
 # fmt: on

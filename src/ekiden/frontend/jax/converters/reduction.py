@@ -11,7 +11,7 @@ from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.bodies import combined, kind_of, text_of
-from ekiden.frontend.jax.node import Node, Row
+from ekiden.frontend.jax.node import Converter, Node, Pair, PairRule, Row, per_part
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -162,4 +162,13 @@ def _looped(node: Node, block: ir.Block, values: Sequence[Value], axis: int) -> 
     return found
 
 
-ROWS: tuple[Row, ...] = (Row("stablehlo.reduce", _reduce),)
+def _sum_of_parts(convert: Converter) -> PairRule:
+    def rule(node: Node) -> Pair:
+        if kind_of(node, node.region()) != "add":
+            node.unsupported("reductions of complex numbers other than sums")
+        return per_part(convert)(node)
+
+    return rule
+
+
+ROWS: tuple[Row, ...] = (Row("stablehlo.reduce", _reduce, on_complex=_sum_of_parts),)

@@ -90,7 +90,7 @@ def _key(
         return None
     inputs = [v for v in node.inputs if v is not None for _ in range(2)]
     node.run(block, inputs)
-    found = node.graph.env[maker.operands[0]]
+    found = node.graph.real(maker.operands[0])
     if found is None:
         node.unsupported("its comparator is not supported")
     expr = node.scope.expr(found)

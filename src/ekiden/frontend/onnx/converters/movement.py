@@ -9,9 +9,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from ekiden.frontend.common.choice import choose
 from ekiden.frontend.common.sizes import dims
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.onnx.converters.axis import along_any, axes_by_data, is_data
 from ekiden.frontend.onnx.converters.resample import resample
 from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.ir import prim
@@ -67,15 +67,17 @@ def _split(node: Node) -> Expr | Value:
 
 
 def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
-    """Equal parts; the last is smaller where the axis does not divide."""
+    """Equal parts; since opset 18, which counts them itself, the last is smaller where the axis
+    does not divide.
+    """
     count = node.get_int("num_outputs", len(node.proto.output))
-    number = known(extent)
-    if number is None:
-        divided = tidy(extent // count)
+    if not node.has("num_outputs"):
         node.scope.require(prim.binary(prim.EQ, extent % count, 0))
-        return [divided] * count
-    part = -(-number // count)
-    return [*[part] * (count - 1), number - part * (count - 1)]
+        return [tidy(extent // count)] * count
+    part = tidy((extent + (count - 1)) // count)
+    last = tidy(extent - part * (count - 1))
+    node.scope.require(prim.binary(prim.GE, last, 0))
+    return [*[part] * (count - 1), last]
 
 
 def _slice_attributes(node: Node) -> Expr | Value:
@@ -86,7 +88,7 @@ def _slice_attributes(node: Node) -> Expr | Value:
 
 def _slice(node: Node) -> Expr | Value:
     bounds = node.value(1).is_known and node.value(2).is_known
-    if not bounds or any(_is_data(node, i) for i in (3, 4)):
+    if not bounds or any(is_data(node, i) for i in (3, 4)):
         return _slice_by_data(node)
     starts, ends = node.dims(1, "starts"), node.dims(2, "ends")
     axes = node.axes(3) if node.optional(3) is not None else tuple(range(len(starts)))
@@ -94,21 +96,9 @@ def _slice(node: Node) -> Expr | Value:
     return _sliced(node, starts, ends, axes, steps)
 
 
-def _is_data(node: Node, index: int) -> bool:
-    """Whether an input is there, and its numbers come at run time."""
-    found = node.optional(index)
-    return found is not None and found.array is None
-
-
-def _axes_by_data(node: Node, index: int) -> Expr:
-    """Axes that come at run time, from the front; one that there is not ends the run."""
-    given = op.cast(node.expr(index), "int64")
-    return op.take(const(np.arange(node.rank(0))), given, axis=0, mode="raise")
-
-
 def _slice_by_axes(node: Node) -> Expr:
     """A slice along axes that are data: bounds of every axis, which leave the others whole."""
-    axes, rank = _axes_by_data(node, 3), node.rank(0)
+    axes, rank = axes_by_data(node, 3), node.rank(0)
 
     def spread(index: int, fill: int) -> Expr:
         """A vector with the bound of every axis: input `index` at its axes, `fill` at the
@@ -123,7 +113,7 @@ def _slice_by_axes(node: Node) -> Expr:
 
 
 def _slice_by_data(node: Node) -> Expr:
-    if _is_data(node, 3):
+    if is_data(node, 3):
         return _slice_by_axes(node)
     count = known(node.shape(1)[0])
     axes = node.axes(3) if node.optional(3) is not None else tuple(range(count or 0))
@@ -194,7 +184,7 @@ def _pad(node: Node) -> Expr | Value:
     fill = const(0, node.dtype(0)) if node.optional(2) is None else node.expr(2)
     if node.optional(2) is not None and node.rank(2):
         fill = op.reshape(fill, ())
-    if _is_data(node, 3):
+    if is_data(node, 3):
         return _padded_by_axes(node, fill)
     axes = node.axes(3) if node.optional(3) is not None else tuple(range(node.rank(0)))
     if not node.value(1).is_known:
@@ -219,7 +209,7 @@ def _padded_by_data(node: Node, axes: Sequence[int], fill: Expr) -> Expr:
 def _padded_by_axes(node: Node, fill: Expr) -> Expr:
     """Widths along axes that are data."""
     pairs = op.transpose(op.reshape(op.cast(node.expr(1), "int64"), (2, -1)), axes=[1, 0])
-    at = op.expand_dims(_axes_by_data(node, 3), axis=0)
+    at = op.expand_dims(axes_by_data(node, 3), axis=0)
     widths = op.scatter_nd(const(np.zeros((node.rank(0), 2), np.int64)), at, pairs)
     return op.nn.pad(node.expr(0), widths, fill, pad_mode=node.get_string("mode", "constant"))
 
@@ -282,29 +272,18 @@ def _space_to_depth(node: Node) -> Expr:
 
 
 def _cumulative(function: Callable[..., Expr]) -> Converter:
-    def along(node: Node, axis: int) -> list[Value]:
+    def along(node: Node, axis: int) -> Expr:
         """The running result along a known axis; backwards it is that of the reversed data."""
         backwards, exclusive = bool(node.get_int("reverse", 0)), bool(node.get_int("exclusive", 0))
         data = op.reverse(node.expr(0), axis=axis) if backwards else node.expr(0)
         total = function(data, axis=axis, exclusive=exclusive)
-        return [node.value_of(op.reverse(total, axis=axis) if backwards else total)]
+        return op.reverse(total, axis=axis) if backwards else total
 
-    def convert(node: Node) -> Value:
+    def convert(node: Node) -> Expr | Value:
         """The running result; for an axis that is data a choice among all axes."""
-        if not _is_data(node, 1):
-            axis = node.axis(int(node.numbers(1, "axis").item()), node.rank(0))
-            return along(node, axis)[0]
-        wanted = op.reshape(_axes_by_data(node, 1), ())
-
-        def among(axis: int) -> list[Value]:
-            """The total along this axis or one behind it, whichever is asked for."""
-            if axis == node.rank(0) - 1:
-                return along(node, axis)
-            here = node.value_of(op.equal(wanted, const(axis, "int64")))
-            runs = [partial(along, node, axis), partial(among, axis + 1)]
-            return choose(node, here, runs, (f"axis {axis}", "another axis"))
-
-        return among(0)[0]
+        if is_data(node, 1):
+            return along_any(node, 1, node.rank(0), partial(along, node))
+        return along(node, node.axis(int(node.numbers(1, "axis").item()), node.rank(0)))
 
     return convert
 

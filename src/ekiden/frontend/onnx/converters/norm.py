@@ -77,8 +77,6 @@ def _normalized(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
             epsilon=epsilon,
         )
     count = product(shape[axis:])
-    if known(count) is None:
-        node.unsupported("normalised axes must have constant extents")
     flat = op.reshape(node.expr(0), (*shape[:axis], count), allowzero=True)
     scale, bias = (
         op.reshape(_full(node, i, shape[axis:], fill), (count,)) for i, fill in ((1, 1), (2, 0))
@@ -91,6 +89,8 @@ def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
     value = node.optional(index)
     if value is None:
         extents = shape if len(node.shape(1)) != len(shape) else node.shape(1)
+        if any(known(e) is None for e in extents):
+            return op.full(number(node, fill), extents, dtype=node.dtype(0))
         return const(np.full(as_ints(extents), fill, to_numpy(node.dtype(0))))
     have = value.type.shape
     if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
@@ -157,14 +157,20 @@ def _flat(convert: Converter) -> Converter:
 
 def _dropout(node: Node) -> Result:
     training = node.optional(2)
-    if training is not None and node.numbers(2, "training_mode").any():
-        return _random_dropout(node)
-    mask = op.full(const(True), node.shape(0), dtype="bool") if node.wants(1) else None
-    return [node.value(0), mask]
+    if training is None or (training.array is not None and not training.array.any()):
+        mask = op.full(const(True), node.shape(0), dtype="bool") if node.wants(1) else None
+        return [node.value(0), mask]
+    kept, drawn = _random_dropout(node)
+    if training.array is not None:
+        return [kept, drawn]
+    chosen = op.reshape(node.expr(2), ())  # at run time
+    data = op.where(chosen, kept, node.expr(0))
+    return [data, op.logical_or(drawn, op.logical_not(chosen))]
 
 
-def _random_dropout(node: Node) -> Result:
-    """In training: elements kept at random, made larger by as much as the others leave room."""
+def _random_dropout(node: Node) -> tuple[Expr, Expr]:
+    """In training: elements kept at random, made larger by as much as the others leave room; and
+    which these are."""
     kind = node.dtype(0)
     ratio: Expr = const(0.5, kind)
     if node.optional(1) is not None:
@@ -172,8 +178,7 @@ def _random_dropout(node: Node) -> Result:
     drawn = TupleGetItem(op.random.uniform(generator(node), node.shape(0), "float32"), 1)
     mask = op.greater_equal(drawn, op.cast(ratio, "float32"))
     scale = op.divide(number(node, 1), op.subtract(number(node, 1), ratio))
-    kept = op.where(mask, op.multiply(node.expr(0), scale), number(node, 0))
-    return [kept, mask]
+    return op.where(mask, op.multiply(node.expr(0), scale), number(node, 0)), mask
 
 
 def _lp_normalization(node: Node) -> Expr:

@@ -26,14 +26,24 @@ def reduced_axes(node: Node) -> tuple[int, ...] | None:
     return None if node.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
 
 
-def _reduce(function: Reduce, prepare: Callable[[Expr], Expr] | None = None) -> Converter:
+def _reduce(
+    function: Reduce,
+    prepare: Callable[[Expr], Expr] | None = None,
+    finish: Callable[[Expr], Expr] | None = None,
+) -> Converter:
+    """`prepare` is done to each element before, `finish` to each result: also where no axis is
+    reduced.
+    """
+
     def convert(node: Node) -> Expr | Value:
         """The reduction; without axes to reduce, each element prepared."""
         axes = reduced_axes(node)
-        if axes is None:
-            return node.value(0) if prepare is None else prepare(node.expr(0))
+        if axes is None and prepare is None and finish is None:
+            return node.value(0)
         data = node.expr(0) if prepare is None else prepare(node.expr(0))
-        return function(data, axes, bool(node.get_int("keepdims", 1)))
+        if axes is not None:
+            data = function(data, axes, bool(node.get_int("keepdims", 1)))
+        return data if finish is None else finish(data)
 
     return convert
 
@@ -44,14 +54,6 @@ def _simple(function: Callable[..., Expr]) -> Reduce:
 
 def _square(data: Expr) -> Expr:
     return op.multiply(data, data)
-
-
-def _l2(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
-    return op.sqrt(op.sum(data, axis=axes, keepdims=keepdims))
-
-
-def _log_sum(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
-    return op.log(op.sum(data, axis=axes, keepdims=keepdims))
 
 
 def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
@@ -90,9 +92,9 @@ ROWS = (
     Row("ReduceMin",       _reduce(_simple(op.min)),           attributes=_ATTRIBUTES),
     Row("ReduceProd",      _reduce(_simple(op.prod)),          attributes=_ATTRIBUTES),
     Row("ReduceL1",        _reduce(_simple(op.sum), op.abs),   attributes=_ATTRIBUTES),
-    Row("ReduceL2",        _reduce(_l2, _square),              attributes=_ATTRIBUTES),
+    Row("ReduceL2",        _reduce(_simple(op.sum), _square, op.sqrt), attributes=_ATTRIBUTES),
     Row("ReduceSumSquare", _reduce(_simple(op.sum), _square),  attributes=_ATTRIBUTES),
-    Row("ReduceLogSum",    _reduce(_log_sum),                  attributes=_ATTRIBUTES),
+    Row("ReduceLogSum",    _reduce(_simple(op.sum), None, op.log), attributes=_ATTRIBUTES),
     Row("ReduceLogSumExp", _reduce(_log_sum_exp),              attributes=_ATTRIBUTES),
     Row("ArgMax",          _arg(op.argmax), attributes="axis keepdims select_last_index"),
     Row("ArgMin",          _arg(op.argmin), attributes="axis keepdims select_last_index"),

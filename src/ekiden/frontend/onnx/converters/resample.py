@@ -10,87 +10,100 @@ import numpy as np
 
 from ekiden.frontend.onnx.node import Node
 from ekiden.ir.dtype import is_float
-from ekiden.ir.op import Array
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
+from ekiden.relay.analysis import free_vars
+from ekiden.relay.expr import Constant, Expr, const
+from ekiden.relay.interpreter import Interpreter
 
 
-def _places(node: Node, axis: int, size: int, extent: int, scale: float) -> Array:
+def _number(value: float) -> Constant:
+    return const(float(value), "float64")
+
+
+def _places(node: Node, axis: int, size: int, extent: int, scale: float) -> Expr:
     """Where each result element of an axis lies in the data."""
     x = np.arange(extent, dtype=np.float64)
     match node.get_string("coordinate_transformation_mode", "half_pixel"):
         case "asymmetric":
-            return x / scale
+            return const(x / scale)
         case "align_corners":
             wide = size * scale
-            return x * (size - 1) / (wide - 1) if wide != 1 else 0 * x
+            return const(x * (size - 1) / (wide - 1) if wide != 1 else 0 * x)
         case "pytorch_half_pixel":
-            return (x + 0.5) / scale - 0.5 if extent > 1 else 0 * x
+            return const((x + 0.5) / scale - 0.5 if extent > 1 else 0 * x)
         case "tf_half_pixel_for_nn":
-            return (x + 0.5) / scale
+            return const((x + 0.5) / scale)
         case "tf_crop_and_resize":
             begin, end = _region(node, axis)
             if extent == 1:
-                return x + 0.5 * (begin + end) * (size - 1)
-            return begin * (size - 1) + x * (end - begin) * (size - 1) / (extent - 1)
+                middle = op.multiply(op.add(begin, end), _number(0.5 * (size - 1)))
+                return op.add(const(x), middle)
+            inside = op.multiply(const(x * (size - 1) / (extent - 1)), op.subtract(end, begin))
+            return op.add(op.multiply(begin, _number(size - 1)), inside)
         case "half_pixel_symmetric":
             offset = size / 2 * (1 - extent / (scale * size))
-            return offset + (x + 0.5) / scale - 0.5
-    return (x + 0.5) / scale - 0.5
+            return const(offset + (x + 0.5) / scale - 0.5)
+    return const((x + 0.5) / scale - 0.5)
 
 
-def _region(node: Node, axis: int) -> tuple[float, float]:
+def _region(node: Node, axis: int) -> tuple[Expr, Expr]:
     """The part of an axis that is resized: all of it where none is stated."""
-    values = node.numbers(1, "roi").ravel()
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     if axis not in axes:
-        return 0.0, 1.0
-    at = axes.index(axis)
-    return float(values[at]), float(values[at + len(axes)])
+        return _number(0), _number(1)
+    values = op.reshape(op.cast(node.expr(1), "float64"), (2 * len(axes),))
+    first, last = (const(axes.index(axis) + n, "int64") for n in (0, len(axes)))
+    return op.take(values, first), op.take(values, last)
 
 
-def _nearest(node: Node, places: Array, size: int) -> Array:
+def _nearest(node: Node, places: Expr, size: int) -> Expr:
     match node.get_string("nearest_mode", "round_prefer_floor"):
         case "round_prefer_ceil":
-            found = np.floor(places + 0.5)
+            found = op.floor(op.add(places, _number(0.5)))
         case "floor":
-            found = np.floor(places)
+            found = op.floor(places)
         case "ceil":
-            found = np.ceil(places)
+            found = op.ceil(places)
         case _:
-            found = np.ceil(places - 0.5)
-    return np.asarray(np.clip(found, 0, size - 1), np.int64)
+            found = op.ceil(op.subtract(places, _number(0.5)))
+    return op.cast(op.clip(found, 0, size - 1), "int64")
 
 
-def _linear(distance: Array) -> Array:
-    return np.asarray(np.maximum(1 - np.abs(distance), 0))
+def _linear(distance: Expr) -> Expr:
+    return op.nn.relu(op.subtract(_number(1), op.abs(distance)))
 
 
-def _cubic(distance: Array, a: float) -> Array:
+def _cubic(distance: Expr, a: float) -> Expr:
     """Keys's kernel."""
-    x = np.abs(distance)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    x = op.abs(distance)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1.0
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+    outer = op.where(op.less(x, _number(2)), far, op.zeros_like(x))
+    return op.where(op.less_equal(x, _number(1)), near, outer)
 
 
-def _weights(node: Node, places: Array, size: int, scale: float) -> Array:
+def _weights(node: Node, places: Expr, extent: int, size: int, scale: float) -> Expr:
     """[result, data] weights: those outside go to the border, or are left out."""
     cubic = node.get_string("mode", "nearest") == "cubic"
     stretch = min(scale, 1.0) if node.get_int("antialias", 0) else 1.0
     reach = int(np.ceil((2 if cubic else 1) / stretch)) + 1
-    taps = np.floor(places)[:, None] + np.arange(1 - reach, reach + 1)
-    distance = (taps - places[:, None]) * stretch
+    column = op.reshape(places, (extent, 1))
+    taps = op.floor(column) + const(np.arange(1 - reach, reach + 1, dtype=np.float64))
+    distance = (taps - column) * stretch
     values = (
         _cubic(distance, node.get_float("cubic_coeff_a", -0.75)) if cubic else _linear(distance)
     )
     if node.get_int("exclude_outside", 0):
-        values = np.where((taps < 0) | (taps >= size), 0, values)
-    values = values / values.sum(axis=1, keepdims=True)
-    found = np.zeros((len(places), size))
-    rows = np.broadcast_to(np.arange(len(places))[:, None], taps.shape)
-    np.add.at(found, (rows, np.clip(taps, 0, size - 1).astype(np.int64)), values)
-    return found
+        values = op.where(_is_outside(taps, size), op.zeros_like(values), values)
+    values = values / op.sum(values, axis=[1], keepdims=True)
+    rows = const(np.broadcast_to(np.arange(extent)[:, None], (extent, 2 * reach)).copy())
+    columns = op.cast(op.clip(taps, 0, size - 1), "int64")
+    found = const(np.zeros((extent, size)))
+    return op.scatter_nd(found, op.stack([rows, columns], axis=0), values, "add")
+
+
+def _is_outside(places: Expr, size: int) -> Expr:
+    return op.logical_or(op.less(places, _number(0)), op.greater(places, _number(size - 1)))
 
 
 def resample(node: Node, extents: Sequence[int], scales: Sequence[float]) -> Expr:
@@ -102,34 +115,43 @@ def resample(node: Node, extents: Sequence[int], scales: Sequence[float]) -> Exp
     cropped = (
         node.get_string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     )
-    outside: Array | None = None
+    outside: Expr | None = None
     for axis, (extent, scale) in enumerate(zip(extents, scales, strict=True)):
         size = int(node.typed(data).shape[axis].value)  # type: ignore[attr-defined]  # constant
         if extent == size and scale == 1 and not cropped:
             continue
         places = _places(node, axis, size, extent, scale)
         if cropped:
-            row = (places < 0) | (places > size - 1)
             shape = [1] * len(extents)
             shape[axis] = extent
-            outside = row.reshape(shape) if outside is None else outside | row.reshape(shape)
+            row = op.reshape(_is_outside(places, size), shape)
+            outside = row if outside is None else op.logical_or(outside, row)
         if nearest:
-            found = op.take(found, const(_nearest(node, places, size)), axis=axis)
+            chosen = _now(node, _nearest(node, places, size))
+            found = op.take(found, chosen, axis=axis)
         else:
-            found = _applied(node, found, _weights(node, places, size, scale), axis, wide)
-    if outside is not None and outside.any():
+            matrix = op.cast(_weights(node, places, extent, size, scale), wide)
+            found = _applied(node, found, _now(node, matrix), axis, extent)
+    if outside is not None:
         fill = node.get_float("extrapolation_value", 0.0)
-        found = op.where(const(outside), const(fill, node.typed(found).dtype), found)
+        found = op.where(_now(node, outside), const(fill, node.typed(found).dtype), found)
     if node.typed(found).dtype == kind:
         return found
     return op.cast(found if is_float(kind) else op.round(found), kind)
 
 
-def _applied(node: Node, data: Expr, matrix: Array, axis: int, dtype: str) -> Expr:
+def _now(node: Node, table: Expr) -> Expr:
+    """A table of places or weights: its value, unless the region comes at run time."""
+    if free_vars(table):
+        return table
+    return const(np.asarray(Interpreter().evaluate(table)))
+
+
+def _applied(node: Node, data: Expr, matrix: Expr, axis: int, extent: int) -> Expr:
     """A matrix on one axis."""
     rank = len(node.typed(data).shape)
     order = [i for i in range(rank) if i != axis] + [axis]
     back = list(np.argsort(order))
     moved = data if axis == rank - 1 else op.transpose(data, axes=order)
-    product = op.nn.dense(moved, const(matrix.astype(dtype)), units=len(matrix))
+    product = op.nn.dense(moved, matrix, units=extent)
     return product if axis == rank - 1 else op.transpose(product, axes=[int(b) for b in back])

@@ -6,13 +6,15 @@ waves: 100 times as fast as the sums that compute each wave, and as accurate.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import MOST_WAVES, Parts, fourier, has_waves, transformed, waves
+from ekiden.frontend.onnx.converters.axis import along_any, is_data
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
@@ -49,11 +51,17 @@ def _parts(node: Node) -> tuple[Expr, Expr]:
     return real, op.squeeze(imaginary, axis=[last])
 
 
-def _dft(node: Node) -> Expr:
+def _dft(node: Node) -> Expr | Value:
     axis = node.get_int("axis", 1)
     if node.opset >= 20:
+        is_same_size = node.optional(1) is None and not node.get_int("onesided", 0)
+        if is_same_size and is_data(node, 2):
+            return along_any(node, 2, node.rank(0) - 1, partial(_dft_along, node))
         axis = -2 if node.optional(2) is None else int(node.numbers(2, "axis").item())
-    axis = node.axis(axis, node.rank(0))
+    return _dft_along(node, node.axis(axis, node.rank(0)))
+
+
+def _dft_along(node: Node, axis: int) -> Expr:
     inverse, onesided = bool(node.get_int("inverse", 0)), bool(node.get_int("onesided", 0))
     length = None if node.optional(1) is None else int(node.numbers(1, "dft_length").item())
     if inverse and onesided:
@@ -185,28 +193,36 @@ def _part(data: Expr, index: int) -> Expr:
     return op.take(data, const(index, "int64"), axis=3)
 
 
-def _mel_weights(node: Node) -> Value:
+def _mel_weights(node: Node) -> Expr:
     """A matrix from frequencies to mel bands: triangles between places evenly spaced in mels."""
-    names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
-    bands, length, rate, low, high = (node.numbers(i, n).item() for i, n in enumerate(names))
-    dtype = from_onnx_dtype(node.get_int("output_datatype", 1))
-    bins = length // 2 + 1
-    edges = 2595 * np.log10(1 + np.array([low, high]) / 700)
-    places = edges[0] + np.arange(bands + 2) * ((edges[1] - edges[0]) / (bands + 2))
-    hertz = 700 * (10 ** (places / 2595) - 1)
-    points = ((length + 1) * hertz // rate).astype(np.int64)
-    found = np.zeros((bins, bands))
-    for band, (left, centre, right) in enumerate(
-        zip(points[:-2], points[1:-1], points[2:], strict=True)
-    ):
-        found[left : centre + 1, band] = 1 if left == centre else _ramp(left, centre + 1, centre)
-        if right > centre:
-            found[centre:right, band] = (right - np.arange(centre, right)) / (right - centre)
-    return constant(found.astype(to_numpy(dtype)))
+    bands, length = (int(node.numbers(i, n).item()) for i, n in enumerate(_MEL_EXTENTS))
+    rate, low, high = (op.cast(op.reshape(node.expr(i), ()), "float64") for i in (2, 3, 4))
+    first, last = (_mels(hertz) for hertz in (low, high))
+    step = op.divide(op.subtract(last, first), const(float(bands + 2), "float64"))
+    places = op.add(first, op.multiply(const(np.arange(bands + 2.0)), step))
+    hertz = 700.0 * (op.power(const(10.0, "float64"), places / 2595.0) - 1.0)
+    points = op.floor_divide(float(length + 1) * hertz, rate)
+    left, centre, right = (op.strided_slice(points, begin=[n], end=[n + bands]) for n in range(3))
+    bins = const(np.arange(length // 2 + 1.0)[:, None])
+    one = const(1.0, "float64")
+    rising = (bins - left) / op.maximum(centre - left, one)
+    rising = op.where(op.equal(left, centre), one, rising)
+    none = op.zeros_like(rising)
+    up = op.where(_within(left, bins, centre + 1.0), rising, none)
+    down = (right - bins) / op.maximum(right - centre, one)
+    found = op.where(_within(centre, bins, right), down, up)
+    return op.cast(found, from_onnx_dtype(node.get_int("output_datatype", 1)))
 
 
-def _ramp(low: int, stop: int, high: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return (np.arange(low, stop) - low) / (high - low)
+_MEL_EXTENTS = ("num_mel_bins", "dft_length")
+
+
+def _mels(hertz: Expr) -> Expr:
+    return 2595.0 * op.log10(op.divide(hertz, const(700.0, "float64")) + 1.0)
+
+
+def _within(low: Expr, each: Expr, stop: Expr) -> Expr:
+    return op.logical_and(op.less_equal(low, each), op.less(each, stop))
 
 
 # fmt: off

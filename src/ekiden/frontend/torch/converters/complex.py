@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from ekiden.frontend.common.complex import (
+    Complex,
+    divided,
+    exponential,
+    modulus,
+    multiplied,
+)
 from ekiden.frontend.common.functions import atan2
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import Parts
-from ekiden.frontend.torch.complex import Complex, multiplied, none_real, own, parts_of
+from ekiden.frontend.torch.complex import none_real, own, parts_of
 from ekiden.frontend.torch.node import Found, Node, Row, Rule
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -42,9 +49,7 @@ def div(node: Node, a: object, b: object) -> Found:
     left, (c, d) = parts_of(node, a), parts_of(node, b)
     if not isinstance(b, (Complex, complex)):
         return op.divide(left[0], c), op.divide(left[1], c)
-    size = op.add(op.multiply(c, c), op.multiply(d, d))
-    real, imaginary = multiplied(left, (c, op.negative(d)))
-    return op.divide(real, size), op.divide(imaginary, size)
+    return divided(left, (c, d))
 
 
 def reciprocal(node: Node, x: Complex) -> Found:
@@ -52,17 +57,9 @@ def reciprocal(node: Node, x: Complex) -> Found:
     return div(node, 1.0, x)
 
 
-def _size(a: Expr, b: Expr) -> Expr:
-    """sqrt(a a + b b), of what squares have no room for too."""
-    large = op.maximum(op.abs(a), op.abs(b))
-    scale = op.where(op.greater(large, op.zeros_like(large)), large, op.ones_like(large))
-    p, q = op.divide(a, scale), op.divide(b, scale)
-    return op.multiply(scale, op.sqrt(op.add(op.multiply(p, p), op.multiply(q, q))))
-
-
 def absolute(node: Node, x: Complex) -> Result:
     """The size of each."""
-    return _size(node.of(x.real), node.of(x.imaginary))
+    return modulus(node.of(x.real), node.of(x.imaginary))
 
 
 def angle(node: Node, x: Complex) -> Result:
@@ -72,7 +69,7 @@ def angle(node: Node, x: Complex) -> Result:
 
 def sgn(node: Node, x: Complex) -> Found:
     """Each by its size; 0 of 0."""
-    size = _size(node.of(x.real), node.of(x.imaginary))
+    size = modulus(node.of(x.real), node.of(x.imaginary))
     none = op.equal(size, op.zeros_like(size))
     by = op.where(none, op.ones_like(size), size)
     return op.divide(node.of(x.real), by), op.divide(node.of(x.imaginary), by)
@@ -85,21 +82,20 @@ def _polar(node: Node, size: Value, angle: Value) -> Found:
 
 def exp(node: Node, x: Complex) -> Found:
     """exp(a) (cos b + i sin b)."""
-    r, t = op.exp(node.of(x.real)), node.of(x.imaginary)
-    return op.multiply(r, op.cos(t)), op.multiply(r, op.sin(t))
+    return exponential(node.of(x.real), node.of(x.imaginary))
 
 
 def log(node: Node, x: Complex) -> Found:
     """The logarithm of the size, and the angle."""
     a, b = node.of(x.real), node.of(x.imaginary)
-    return op.log(_size(a, b)), atan2(b, a, node.part_dtype)
+    return op.log(modulus(a, b)), atan2(b, a, node.part_dtype)
 
 
 def sqrt(node: Node, x: Complex) -> Found:
     """By half of the angle: the root on the right."""
     a, b = node.of(x.real), node.of(x.imaginary)
     half = const(0.5, node.part_dtype)
-    r, t = op.sqrt(_size(a, b)), op.multiply(atan2(b, a, node.part_dtype), half)
+    r, t = op.sqrt(modulus(a, b)), op.multiply(atan2(b, a, node.part_dtype), half)
     return op.multiply(r, op.cos(t)), op.multiply(r, op.sin(t))
 
 

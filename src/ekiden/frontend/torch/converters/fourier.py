@@ -4,39 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.waves import Parts, fourier, has_waves
-from ekiden.frontend.torch.complex import Complex, none_real, own
+from ekiden.frontend.common.waves import Parts, along, mirrored
+from ekiden.frontend.torch.complex import none_real, own
 from ekiden.frontend.torch.node import Found, Node, Row
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import known, tidy
 
 _POWERS = (0.0, 0.5, 1.0)
-
-
-def _along(node: Node, parts: tuple[Expr, Expr | None], axis: int, inverse: bool) -> Parts:
-    """The transform of one axis, not normalised."""
-    shape = node.typed(parts[0]).shape
-    rank, extent = len(shape), known(shape[axis])
-    order = [i for i in range(rank) if i != axis] + [axis]
-    back = [order.index(i) for i in range(rank)]
-    moved = [None if p is None else op.transpose(p, axes=order) for p in parts]
-    real, imaginary, dtype = moved[0], moved[1], node.part_dtype
-    assert real is not None
-    if extent is not None and has_waves(extent):
-        outer = tuple(shape[i] for i in order[:-1])
-        found = fourier(real, imaginary, outer, extent, dtype, inverse)
-    else:  # sums of many waves cancel: in float64
-        wide = op.cast(real, "float64")
-        other = op.zeros_like(wide) if imaginary is None else op.cast(imaginary, "float64")
-        made = op.dft(wide, other, inverse=inverse)
-        found = TupleGetItem(made, 0), TupleGetItem(made, 1)
-    if inverse:  # it has divided by the extent, which normalisation says
-        count = node.of(shape[axis], node.typed(found[0]).dtype)
-        found = op.multiply(found[0], count), op.multiply(found[1], count)
-    x, y = (op.cast(op.transpose(p, axes=back), dtype) for p in found)
-    return x, y
 
 
 def _normalised(node: Node, parts: Parts, axes: Sequence[int], how: int) -> Parts:
@@ -54,7 +31,7 @@ def _fft(node: Node, x: Complex, dim: Sequence[int], how: int, forward: bool) ->
     parts: Parts = node.of(x.real), node.of(x.imaginary)
     axes = [node.axis(d, len(x.real.type.shape)) for d in dim]
     for axis in axes:
-        parts = _along(node, parts, axis, not forward)
+        parts = along(node.scope, parts, axis, not forward, node.part_dtype)
     return _normalised(node, parts, axes, how)
 
 
@@ -62,14 +39,14 @@ def _fft_of_real(node: Node, x: Value, dim: Sequence[int], how: int, onesided: b
     """Of the last of the axes the first half, where the other is its mirror image."""
     axes = [node.axis(d, len(x.type.shape)) for d in dim]
     last = axes[-1]
-    parts = _along(node, (node.of(x), None), last, False)
+    parts = along(node.scope, (node.of(x), None), last, False, node.part_dtype)
     parts = _normalised(node, parts, [last], how)
     if onesided:
         half = tidy(x.type.shape[last] // 2 + 1)
         real, imaginary = (op.strided_slice(p, [0], [half], axes=[last]) for p in parts)
         parts = real, imaginary
     for axis in axes[:-1]:
-        parts = _along(node, parts, axis, False)
+        parts = along(node.scope, parts, axis, False, node.part_dtype)
     return _normalised(node, parts, axes[:-1], how)
 
 
@@ -79,19 +56,13 @@ def _fft_to_real(node: Node, x: Complex, dim: Sequence[int], how: int, size: obj
     axes = [node.axis(d, len(x.real.type.shape)) for d in dim]
     parts: Parts = node.of(x.real), node.of(x.imaginary)
     for axis in axes[:-1]:
-        parts = _along(node, parts, axis, True)
+        parts = along(node.scope, parts, axis, True, node.part_dtype)
     last = axes[-1]
     extent = known(node.out_shape[last])
     if extent is None:
         node.unsupported("the extent of its result must be constant")
-    mirror = [extent - k for k in range(extent // 2 + 1, extent)]
-    real, imaginary = (op.strided_slice(p, [0], [extent // 2 + 1], axes=[last]) for p in parts)
-    if mirror:
-        places = const(mirror, "int64")
-        tails = [op.take(p, places, axis=last) for p in (real, imaginary)]
-        real = op.concatenate([real, tails[0]], axis=last)
-        imaginary = op.concatenate([imaginary, op.negative(tails[1])], axis=last)
-    return _normalised(node, _along(node, (real, imaginary), last, True), axes, how)[0]
+    found = along(node.scope, mirrored(parts, last, extent), last, True, node.part_dtype)
+    return _normalised(node, found, axes, how)[0]
 
 
 ROWS: tuple[Row, ...] = (

@@ -7,8 +7,9 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.torch.complex import Complex, bilinear, own
+from ekiden.frontend.torch.complex import bilinear, own
 from ekiden.frontend.torch.node import Found, Node, Operand, Row
 from ekiden.ir.prim import is_const
 from ekiden.relay import op

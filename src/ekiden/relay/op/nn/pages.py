@@ -20,7 +20,7 @@ from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, check_range
 from ekiden.relay.op._inventory import declare
-from ekiden.topi.rule.page_planes import Plane
+from ekiden.topi.rule.page_planes import LEVELS, Plane
 from ekiden.topi.rule.pages import Pages
 
 PLACES = ("layer", "tables", "sequences", "positions")
@@ -49,11 +49,11 @@ class PagedAttentionAttrs(Attrs):
         return Pages(self.page, self.scale, self.softcap, self.window)
 
 
-def _check(name: str, page: int, cache: Array, places: Sequence[Array]) -> None:
+def _check(name: str, page: int, cache: Array, plane: Plane, places: Sequence[Array]) -> None:
     """Raise IndexRangeError for a place out of range, as the kernels do (topi.nn.pages)."""
     layer, tables, sequences, positions = places
     check_range(f"{name}: layer", layer, (0, cache.shape[1]))
-    check_range(f"{name}: page", tables, (0, cache.shape[0]))
+    check_range(f"{name}: page", tables, (0, cache.shape[0] * (cache.shape[4] // plane.size)))
     check_range(f"{name}: sequence", sequences, (0, tables.shape[0]))
     check_range(f"{name}: position", positions, (-1, tables.shape[1] * page))
 
@@ -61,17 +61,19 @@ def _check(name: str, page: int, cache: Array, places: Sequence[Array]) -> None:
 def _write(attrs: WritePagesAttrs, cache: Array, projected: Array, *places: Array) -> Array:
     if not cache.size:  # no kernel runs for a result without elements
         return cache
-    _check("write_pages", attrs.page, cache, places)
-    layer, tables, sequences, positions = places
-    found, page, groups = cache.copy(), attrs.page, cache.shape[3]
+    page, groups = attrs.page, cache.shape[3]
     plane = Plane(page, projected.shape[-1], str(cache.dtype))
+    _check("write_pages", page, cache, plane, places)
+    layer, tables, sequences, positions = places
+    found = cache.copy()
+    blocks = plane.planes(found, layer[0])
     keys, values = projected[:, -2 * groups : -groups], projected[:, -groups:]
     for k, v, s, p in zip(keys, values, sequences, positions, strict=True):
         if p < 0:
             continue
-        here = found[tables[s, p // page], layer[0]]
+        block, inside = divmod(tables[s, p // page], blocks.shape[3])
         for which, given in enumerate((k, v)):
-            plane.write(here[which], p % page, given, which)
+            plane.write(blocks[block, which, :, inside], p % page, given, which)
     return found
 
 
@@ -80,13 +82,15 @@ def _attend(attrs: PagedAttentionAttrs, projected: Array, cache: Array, *places:
     query = projected[:, : -2 * cache.shape[3]]
     if not query.size:
         return query
-    _check("paged_attention", attrs.page, cache, places)
     _, heads, depth = query.shape
     found, page = np.zeros_like(query), attrs.page
     plane, groups = Plane(page, depth, str(cache.dtype)), cache.shape[3]
-    keys, values = (
-        plane.read(cache[:, layer[0], which], which).transpose(0, 2, 1, 3) for which in (0, 1)
-    )
+    _check("paged_attention", page, cache, plane, places)
+    blocks = np.moveaxis(plane.planes(cache, layer[0]), 3, 1)
+    pages = blocks.reshape(-1, *blocks.shape[2:])
+    keys, values = (plane.read(pages[:, which], which).transpose(0, 2, 1, 3) for which in (0, 1))
+    if plane.has_scales:
+        query = rounded(query)
     scale = 1 / math.sqrt(depth) if attrs.scale is None else attrs.scale
     for n, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
         first = max(0, position - attrs.window + 1) if attrs.window else 0
@@ -104,14 +108,22 @@ def _attend(attrs: PagedAttentionAttrs, projected: Array, cache: Array, *places:
     return found
 
 
+def rounded(query: Array) -> Array:
+    """Queries as they multiply bytes: the greatest number of a head is 127 steps."""
+    step = np.abs(query).max(-1, keepdims=True) * np.float32(1 / LEVELS)
+    finer = np.divide(1, step, out=np.zeros_like(step), where=step > 0)
+    return np.asarray(np.rint(query * finer) * step)
+
+
 declare(
     "nn.contrib_write_pages",
     ("cache", "projected", *PLACES),
     lambda attrs, cache, projected, *places: topi.nn.write_pages(
         cache, projected, places, attrs.page
     ),
-    "the cache [pages, layers, 2, groups, page * depth] with the keys and values of `projected`"
-    " [n, heads + 2 * groups, depth] at the places of n tokens; position -1 is none",
+    "the cache [blocks, layers, 2, groups, pages of a block * page * depth] with the keys and"
+    " values of `projected` [n, heads + 2 * groups, depth] at the places of n tokens; position -1"
+    " is none",
     WritePagesAttrs,
     reference=_write,
     refuses=True,

@@ -53,8 +53,6 @@ def pool_shape(name: str, attrs: PoolAttrs, shape: Shape) -> Shape:
     count = len(axes)
     for i, at in enumerate(axes):
         before, after = attrs.padding[i], attrs.padding[i + count]
-        if before >= _reach(attrs, i) or after >= _reach(attrs, i):
-            fail(name, f"padding {attrs.padding} must be smaller than the window {attrs.pool_size}")
         found[at] = extent(
             shape[at], attrs.pool_size[i], attrs.strides[i], before, after, attrs.dilation[i]
         )
@@ -137,7 +135,8 @@ def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
             counted = np.ones([d + a + b for d, (a, b) in zip(data.shape, width, strict=True)])
             attrs = attrs.with_fields(padding=(0,) * len(attrs.padding))
         counts = _windows(attrs, counted, 0, extents).sum(trailing)
-        return np.asarray(windows.sum(trailing, dtype=np.float64) / counts).astype(data.dtype)
+        mean = windows.sum(trailing, dtype=np.float64) / np.maximum(counts, 1)
+        return np.asarray(mean).astype(data.dtype)
 
     return reference
 

@@ -1,0 +1,206 @@
+"""Models untuned and tuned: what tuning finds for each kernel, and what a whole run wins by it.
+
+    python benchmarks/tune_models.py tune --manifest models.json --out FOLDER [--trials 100]
+    python benchmarks/tune_models.py compare --manifest models.json --out FOLDER
+    python benchmarks/tune_models.py kernels --out FOLDER [--only ID ...]
+
+`tune` appends to FOLDER/ID.json and goes on where it was ended; `compare` runs each model that has
+records both ways, in turns in one process by the thread's own time, checks that the results agree,
+and prints untuned over tuned; `kernels` prints how far the default of each kernel is behind what
+was found, and the geometric mean. One thread. Models come through the `fetch_models.py` beside the
+manifest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import runpy
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ekiden
+from ekiden.driver.tuning import prepare
+from ekiden.runtime.errors import EkidenError
+from ekiden.tune import Measurer, Records, Session
+from ekiden.tune.records import Trial
+
+Feed = Mapping[str, np.ndarray]
+TURNS = 25
+TURN_S = 5e-3
+"""What one timing takes at least."""
+TOLERANCE = (2e-3, 1e-4, 0.0)
+"""Relative, absolute, and relative to the largest element: where the manifest says no other."""
+
+
+def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Sequence[float]]]:
+    """(name, file, inputs, tolerance) of each model that is asked for."""
+    tools = runpy.run_path(str(options.manifest.resolve().parent / "fetch_models.py"))
+    for entry in tools["load"](str(options.manifest)):
+        if entry["format"] != "onnx" or (options.only and entry["id"] not in options.only):
+            continue
+        found = tools["fetch"]([entry], options.cache)[entry["id"]]
+        path = Path(tools["prepare"](entry, found, options.cache))
+        feed = tools["make_inputs"](entry, entry["cases"][0], 0)
+        yield entry["id"], path, feed, entry.get("tolerance", TOLERANCE)
+
+
+def dims_of(exe: ekiden.Executable, feed: Feed) -> dict[str, int]:
+    """The sizes that a model's symbols have with these inputs."""
+    pairs = [(d, n) for i in exe.inputs for d, n in zip(i.shape, feed[i.name].shape, strict=True)]
+    return {d: n for d, n in pairs if isinstance(d, str) and d.isidentifier()}
+
+
+def tune(options: argparse.Namespace) -> None:
+    """The command of that name."""
+    for name, path, feed, _ in models(options):
+        started = time.perf_counter()
+        try:
+            session = prepare(
+                str(path), None, dims=dims_of(ekiden.compile(str(path), records=()), feed),
+                shape=None, kernels="", records=Records.open(options.out / f"{name}.json"),
+                measurer=Measurer(threads=1), search=options.search, seed=0, progress=None,
+            )  # fmt: skip
+            session.run(options.trials)
+        except EkidenError as error:
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            continue
+        print(f"{name}: {said(session)}, {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def said(session: Session) -> str:
+    """What a run found, in a line."""
+    before = sum(s.weight for s in session.states)
+    after = sum(s.weight * s.ratio for s in session.states)
+    wins = sum(s.best is not None for s in session.states)
+    gone = {k: sum(s.failed.get(k, 0) for s in session.states) for s in session.states
+            for k in s.failed}  # fmt: skip
+    return (
+        f"{session.trials} trials of {len(session.states)} kernels, {wins} better; kernels"
+        f" {before * 1e3:.3f} -> {after * 1e3:.3f} ms {gone or ''}"
+    )
+
+
+def compare(options: argparse.Namespace) -> None:
+    """The command of that name."""
+    ekiden.runtime.num_threads(1)
+    ratios = []
+    for name, path, feed, tolerance in models(options):
+        records = options.out / f"{name}.json"
+        if not records.exists():
+            continue
+        found = Records.open(records)
+        plain = ekiden.compile(str(path), records=())
+        tuned = ekiden.compile(str(path), records=found)
+        off = difference(results(plain, feed), results(tuned, feed), tolerance)
+        middle, least, seconds = in_turns(plain, tuned, feed)
+        ratios.append(least)
+        print(
+            f"{name:28} {seconds * 1e3:9.3f} ms  untuned/tuned {middle:.3f} by the median,"
+            f" {least:.3f} by the least; {len(found.best())} records; results {off}",
+            flush=True,
+        )
+    if ratios:
+        print(f"{len(ratios)} models: geometric mean {statistics.geometric_mean(ratios):.3f},"
+              f" worst {min(ratios):.3f}")  # fmt: skip
+
+
+def results(exe: ekiden.Executable, feed: Feed) -> list[np.ndarray]:
+    """What a model gives, first call."""
+    found: Any = exe(**feed)
+    return [np.asarray(o) for o in (found if isinstance(found, tuple) else (found,))]
+
+
+def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], tolerance: Sequence[float]) -> str:
+    """Whether two runs agree."""
+    relative, absolute, of_largest = (*tolerance, 0.0, 0.0)[:3]
+    for x, y in zip(a, b, strict=True):
+        if x.dtype.kind not in "f":
+            if not np.array_equal(x, y):
+                return "DIFFER"
+            continue
+        most = float(np.abs(x).max()) if x.size else 0.0
+        if not np.allclose(x, y, rtol=relative, atol=absolute + of_largest * most, equal_nan=True):
+            return "DIFFER"
+    return "agree"
+
+
+def in_turns(
+    plain: ekiden.Executable, tuned: ekiden.Executable, feed: Feed
+) -> tuple[float, float, float]:
+    """(median of the ratios of turns, ratio of the least times, seconds untuned)."""
+    runs = [lambda exe=exe: exe(**feed) for exe in (plain, tuned)]
+    once = min(timed(runs[0], 1) for _ in range(3))
+    count = max(1, math.ceil(TURN_S / once))
+    times: list[list[float]] = [[], []]
+    for turn in range(TURNS):
+        for at in (0, 1) if turn % 2 else (1, 0):
+            times[at].append(timed(runs[at], count))
+    middle = statistics.median(a / b for a, b in zip(*times, strict=True))
+    return middle, min(times[0]) / min(times[1]), min(times[0])
+
+
+def timed(call: Any, count: int) -> float:  # noqa: ANN401  whatever runs
+    """Seconds of the thread for a call."""
+    started = time.thread_time()
+    for _ in range(count):
+        call()
+    return (time.thread_time() - started) / count
+
+
+def kernels(options: argparse.Namespace) -> None:
+    """The command of that name."""
+    every: list[float] = []
+    for path in sorted(options.out.glob("*.json")):
+        if options.only and path.stem not in options.only:
+            continue
+        records = Records.open(path)
+        best = records.best()
+        seen: dict[str, list[Trial]] = {}
+        for each in records.query(kind="trial"):
+            seen.setdefault(each.key, []).append(each)
+        rows = []
+        for key, trials in seen.items():
+            timed_ones = [t.untuned for t in trials if t.status == "ok"]
+            ratio = best[key].ratio if key in best else 1.0
+            if timed_ones:
+                rows.append((min(timed_ones), ratio, len(trials), trials[0].name,
+                             best[key].choice if key in best else ""))  # fmt: skip
+        gaps = [ratio for _, ratio, *_ in rows]
+        every += gaps
+        mean = statistics.geometric_mean(gaps) if gaps else 1.0
+        print(f"\n{path.stem}: {len(rows)} kernels, tuned/default {mean:.3f} by geometric mean,"
+              f" {sum(g < 0.9 for g in gaps)} more than 10 % behind")  # fmt: skip
+        for seconds, ratio, count, name, choice in sorted(rows, reverse=True):
+            if ratio < 1:
+                print(f"  {seconds * 1e6:9.1f} us {ratio:5.2f} {count:4} trials"
+                      f" {name[:70]}  {choice}")  # fmt: skip
+    if every:
+        print(f"\nall: {len(every)} kernels, {statistics.geometric_mean(every):.3f}")
+
+
+def main() -> None:
+    """Run the command that is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=("tune", "compare", "kernels"))
+    parser.add_argument("--manifest", type=Path)
+    parser.add_argument("--cache", default=str(Path.home() / ".cache" / "ekiden-bench"))
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--search", default="evolution")
+    options = parser.parse_args()
+    if options.manifest is None and options.command != "kernels":
+        parser.error("--manifest expected")
+    {"tune": tune, "compare": compare, "kernels": kernels}[options.command](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Matrices of 16 x 16 that the threads of a warp hold together: the tensor cores of CUDA.
+
+    tvm_load_matrix_sync(a, 16, 16, 16, 0, &left[8], 40, "row_major")
+        ->  ek_load_a_f16_row(&a[0], &left[8], 40);
+
+A buffer of the scopes wmma.* is an array of such matrices; which element a thread has of one is the
+hardware's. All threads of a warp make each call, with the same arguments. What they are written in
+is PTX, which needs no header of CUDA's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm
+from ekiden.runtime.errors import CompileError
+from ekiden.tir.expr import FRAGMENTS, Buffer, BufferAddress
+from ekiden.tir.stmt import Evaluate, Stmt
+from ekiden.tir.visitor import walk
+
+SIDE = 16
+"""Rows and columns of each matrix."""
+LAYOUTS = {"row_major": "row", "col_major": "col"}
+"""TVM's words -> those of PTX."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a tensor core multiplies: PTX's name of the factors' type, C's of what memory holds,
+    registers of a factor, PTX's name of the sums' type, C's, and a register's letter in PTX."""
+
+    word: str
+    kind: str
+    registers: int
+    total: str
+    total_kind: str
+    letter: str
+
+    @property
+    def types(self) -> str:
+        """How an instruction names them: of float16 the sums alone."""
+        between = "" if self.word == "f16" else f".{self.word}.{self.word}"
+        return f".{self.total}{between}.{self.total}"
+
+
+# fmt: off
+PRODUCTS: Mapping[str, Product] = {
+    "float16":  Product("f16",  "uint16_t", 8, "f32", "float",   "f"),
+    "bfloat16": Product("bf16", "uint16_t", 4, "f32", "float",   "f"),
+    "int8":     Product("s8",   "int8_t",   2, "s32", "int32_t", "r"),
+    "uint8":    Product("u8",   "uint8_t",  2, "s32", "int32_t", "r"),
+}
+"""By the type of the factors."""
+SUMS: Mapping[str, Product] = {"float32": PRODUCTS["float16"], "int32": PRODUCTS["int8"]}
+"""By that of the sums."""
+# fmt: on
+TOTALS = 8
+"""Registers of the sums."""
+
+
+def is_fragment(buffer: Buffer) -> bool:
+    """Whether a buffer holds such matrices."""
+    return buffer.scope in FRAGMENTS
+
+
+def layouts_of(body: Stmt) -> dict[Buffer, str]:
+    """How the factors lie in memory that buffers are loaded from, in PTX's words."""
+    found: dict[Buffer, str] = {}
+    for call in calls_of(body):
+        if call.op != "tvm_load_matrix_sync":
+            continue
+        buffer, layout = _buffer(call.args[0]), _layout(call.args[7])
+        if found.setdefault(buffer, layout) != layout:
+            raise CompileError(f"fragment {buffer.name!r} is loaded by rows and by columns")
+    return found
+
+
+def calls_of(body: Stmt) -> Iterator[Intrinsic]:
+    """The calls that are about such matrices."""
+    for s in walk(body):
+        if isinstance(s, Evaluate) and isinstance(s.value, Intrinsic) and s.value.op in CALLS:
+            yield s.value
+
+
+def declared(buffer: Buffer, name: str) -> str:
+    """The line that declares a buffer of them."""
+    count = 1
+    for d in buffer.shape:
+        if not isinstance(d, IntImm):
+            raise CompileError(f"fragment {buffer.name!r} has no constant size")
+        count *= d.value
+    if count % (SIDE * SIDE):
+        raise CompileError(
+            f"fragment {buffer.name!r}: expected matrices of {SIDE} x {SIDE}, got {count} elements"
+        )
+    return f"{_type(buffer)} {name}[{count // (SIDE * SIDE)}];"
+
+
+def helpers_of(buffer: Buffer) -> tuple[str, str]:
+    """(name, text) of the type of a buffer."""
+    if buffer.scope == "wmma.accumulator":
+        product = _row(SUMS, buffer)
+        return _type(buffer), f"struct {_type(buffer)} {{ {product.total_kind} r[{TOTALS}]; }};"
+    product = _row(PRODUCTS, buffer)
+    return _type(buffer), f"struct {_type(buffer)} {{ uint32_t r[{product.registers}]; }};"
+
+
+def _type(buffer: Buffer) -> str:
+    if buffer.scope == "wmma.accumulator":
+        return f"ek_sums_{_row(SUMS, buffer).total}"
+    return f"ek_factor_{_row(PRODUCTS, buffer).word}"
+
+
+def _row(table: Mapping[str, Product], buffer: Buffer) -> Product:
+    found = table.get(dt.element(buffer.dtype))
+    if found is None:
+        raise CompileError(
+            f"fragment {buffer.name!r}: scope {buffer.scope!r} is of {', '.join(table)}, not "
+            f"{buffer.dtype}"
+        )
+    return found
+
+
+def _buffer(e: PrimExpr) -> Buffer:
+    assert isinstance(e, BufferAddress), e
+    return e.buffer
+
+
+def _layout(e: PrimExpr) -> str:
+    text = e.value if isinstance(e, StringImm) else ""
+    if text not in LAYOUTS:
+        raise CompileError(f"fragments lie in memory as {' or '.join(LAYOUTS)}, not {text!r}")
+    return LAYOUTS[text]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a call becomes: a function with its text, and its arguments, of which those that are
+    no text of C yet are expressions."""
+
+    name: str
+    text: str
+    args: tuple[PrimExpr | tuple[Buffer, PrimExpr], ...]
+    """An expression, or the address of an element of a buffer."""
+
+
+def _registers(first: int, count: int) -> str:
+    return "{" + ", ".join(f"%{first + n}" for n in range(count)) + "}"
+
+
+def _listed(letter: str, of: str, count: int) -> str:
+    return ", ".join(f'"{letter}"({of}->r[{n}])' for n in range(count))
+
+
+def _function(name: str, given: str, code: str, outputs: str, inputs: str) -> str:
+    return (
+        f"EK_DEVICE void {name}({given}) {{\n"
+        f'  asm volatile("{code};"\n'
+        f'               : {outputs} : {inputs} : "memory");\n}}'
+    )
+
+
+def _check_sides(e: Intrinsic) -> None:
+    sides = [a.value if isinstance(a, IntImm) else a for a in e.args[1:4]]
+    if sides != [SIDE] * 3:
+        raise CompileError(f"{e.op}: matrices have {SIDE} x {SIDE} x {SIDE}, got {sides}")
+
+
+def _fill(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
+    """tvm_fill_fragment(sums, m, n, k, index, value)"""
+    _check_sides(e)
+    buffer = _buffer(e.args[0])
+    row = _row(SUMS, buffer)
+    name = f"ek_fill_{row.total}"
+    text = (
+        f"EK_DEVICE void {name}({_type(buffer)} *d, {row.total_kind} x) {{\n"
+        f"#pragma unroll\n  for (int i = 0; i < {TOTALS}; i++) d->r[i] = x;\n}}"
+    )
+    return Call(name, text, ((buffer, e.args[4]), e.args[5]))
+
+
+def _load(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
+    """tvm_load_matrix_sync(fragment, m, n, k, index, address, stride, layout)"""
+    _check_sides(e)
+    buffer, source = _buffer(e.args[0]), e.args[5]
+    assert isinstance(source, BufferAddress), e
+    if buffer.scope == "wmma.accumulator":
+        raise CompileError(f"fragment {buffer.name!r}: sums are filled, not loaded")
+    row, layout = _row(PRODUCTS, buffer), _layout(e.args[7])
+    which = buffer.scope[-1]
+    name = f"ek_load_{which}_{row.word}_{layout}"
+    code = f"wmma.load.{which}.sync.aligned.{layout}.m16n16k16.{row.word} "
+    code += f"{_registers(0, row.registers)}, [%{row.registers}], %{row.registers + 1}"
+    text = _function(
+        name,
+        f"{_type(buffer)} *d, const {row.kind} *p, int64_t stride",
+        code,
+        _listed("=r", "d", row.registers),
+        '"l"(p), "r"((int)stride)',
+    )
+    return Call(name, text, ((buffer, e.args[4]), _place(source), e.args[6]))
+
+
+def _store(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
+    """tvm_store_matrix_sync(sums, m, n, k, index, address, stride, layout)"""
+    _check_sides(e)
+    buffer, target = _buffer(e.args[0]), e.args[5]
+    assert isinstance(target, BufferAddress), e
+    row, layout = _row(SUMS, buffer), _layout(e.args[7])
+    name = f"ek_store_{row.total}_{layout}"
+    code = f"wmma.store.d.sync.aligned.{layout}.m16n16k16.{row.total} "
+    code += f"[%{TOTALS}], {_registers(0, TOTALS)}, %{TOTALS + 1}"
+    text = _function(
+        name,
+        f"const {_type(buffer)} *d, {row.total_kind} *p, int64_t stride",
+        code,
+        "",
+        f'{_listed(row.letter, "d", TOTALS)}, "l"(p), "r"((int)stride)',
+    )
+    return Call(name, text, ((buffer, e.args[4]), _place(target), e.args[6]))
+
+
+def _multiply(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
+    """tvm_mma_sync(d, index, a, index, b, index, c, index): d = a b + c"""
+    d, a, b, c = (_buffer(e.args[n]) for n in (0, 2, 4, 6))
+    row = _row(PRODUCTS, a)
+    if a.dtype != b.dtype or _row(SUMS, d).total != row.total or c.dtype != d.dtype:
+        raise CompileError(
+            f"tvm_mma_sync: no tensor core multiplies {a.dtype} by {b.dtype} into {d.dtype}"
+        )
+    missing = [each.name for each in (a, b) if each not in layouts]
+    if missing:
+        raise CompileError(f"tvm_mma_sync: nothing loads fragment {missing[0]!r}")
+    ways = f"{layouts[a]}_{layouts[b]}"
+    name = f"ek_multiply_{row.word}_{ways}"
+    at = [0, TOTALS, TOTALS + row.registers, TOTALS + 2 * row.registers]
+    counts = [TOTALS, row.registers, row.registers, TOTALS]
+    registers = ", ".join(_registers(n, count) for n, count in zip(at, counts, strict=True))
+    factor, total = f"const ek_factor_{row.word}", f"ek_sums_{row.total}"
+    text = _function(
+        name,
+        f"{total} *d, {factor} *a, {factor} *b, const {total} *c",
+        f"wmma.mma.sync.aligned.{ways.replace('_', '.')}.m16n16k16{row.types} {registers}",
+        _listed(f"={row.letter}", "d", TOTALS),
+        ", ".join(
+            (
+                _listed("r", "a", row.registers),
+                _listed("r", "b", row.registers),
+                _listed(row.letter, "c", TOTALS),
+            )
+        ),
+    )
+    given = tuple((_buffer(e.args[n]), e.args[n + 1]) for n in (0, 2, 4, 6))
+    return Call(name, text, given)
+
+
+def _place(e: BufferAddress) -> tuple[Buffer, PrimExpr]:
+    return e.buffer, e.indices[0] if e.indices else IntImm(0, "int64")
+
+
+CALLS: Mapping[str, Callable[[Intrinsic, Mapping[Buffer, str]], Call]] = {
+    "tvm_fill_fragment": _fill,
+    "tvm_load_matrix_sync": _load,
+    "tvm_store_matrix_sync": _store,
+    "tvm_mma_sync": _multiply,
+}
+"""Intrinsic -> what writes a call of it."""
+
+__all__ = ["CALLS", "Call", "calls_of", "declared", "helpers_of", "is_fragment", "layouts_of"]

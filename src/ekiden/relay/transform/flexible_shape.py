@@ -1,0 +1,182 @@
+"""Give a network kernels for some sizes of an axis, and one way for all others.
+
+FlexibleShapeDispatch([1, 4])
+def @main(%x: Tensor[(2, 3), float32]) -> Tensor[(2, 3), float32] { nn.relu(%x) }
+->  def @main(%x: Tensor[(n, 3), float32]) -> Tensor[(n, 3), float32] {
+      if (n == 1) { @main_1(%x) } else { if (n == 4) { @main_4(%x) } else { @main_any(%x) } } }
+
+`auto_pad` takes the next of these sizes that is larger, where there is one, fills the input up and
+cuts the result. A dimension with a name needs no pass to be any size: this one is for the kernels
+of single sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import PrimExpr, SizeVar, const
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, Function, GlobalVar, If, Tuple, TupleGetItem, Var
+from ekiden.relay.expr import const as constant
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.visitor import bind
+from ekiden.runtime.errors import CompileError
+from ekiden.topi.shape import Dim, as_dim
+
+
+def FlexibleShapeDispatch(  # noqa: N802
+    buckets: Sequence[int],
+    axis: int = 0,
+    auto_pad: bool = False,
+    pad_value: float = 0,
+    input_indices: Sequence[int] | None = None,
+    affects_output: bool = True,
+) -> Pass:
+    """The pass described at the top of this file: `buckets` are the sizes of `axis` of the inputs
+    `input_indices`, the first if none are named; they are of one size. `affects_output` says
+    whether the results have that size on their `axis`, too.
+
+    Raises CompileError for inputs without such an axis, and where the results say otherwise.
+    """
+    if not buckets or min(buckets) < 1:
+        raise CompileError(f"FlexibleShapeDispatch: sizes above 0 expected, got {list(buckets)}")
+    asked = _Asked(axis, auto_pad, pad_value, tuple(input_indices or (0,)), affects_output)
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        return InferType()(_Dispatch(module, asked).made(sorted(set(buckets))))
+
+    return Pass("FlexibleShapeDispatch", transform, 0, (InferType(),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    axis: int
+    auto_pad: bool
+    pad_value: float
+    inputs: tuple[int, ...]
+    affects_output: bool
+
+
+class _Dispatch:
+    """The function that looks at the size, and those it calls."""
+
+    def __init__(self, module: IRModule, asked: _Asked) -> None:
+        self.module, self.asked = module, asked
+        main = module["main"]
+        assert isinstance(main, Function)
+        self.main, self.size = main, SizeVar("n")
+        for number in asked.inputs:
+            self._check(number)
+
+    def _check(self, number: int) -> None:
+        params = self.main.params
+        what = f"FlexibleShapeDispatch: input {number}"
+        if not 0 <= number < len(params):
+            raise CompileError(f"{what}: @main has {len(params)} inputs")
+        kind, axis = params[number].checked_type, self.asked.axis
+        if not isinstance(kind, TensorType) or not 0 <= axis < len(kind.shape):
+            raise CompileError(f"{what}: a tensor with axis {axis} expected, got {kind}")
+
+    def made(self, buckets: Sequence[int]) -> IRModule:
+        """The module with all of them."""
+        params = self._params(self.size)
+        anything, module = self._variant(self.module, "any", params)
+        kind = self._result(module, anything)
+        body: Expr = anything(*params)
+        for bucket in reversed(buckets):
+            one, module = self._variant(module, str(bucket), self._params(const(bucket, "int64")))
+            body = If(self._is_for(bucket, params), self._call(one, bucket, params, kind), body)
+        whole = self.main.with_fields(params=tuple(params), body=body, ret_type=kind)
+        return module.with_function("main", whole)
+
+    def _params(self, dim: PrimExpr) -> list[Var]:
+        """The parameters with a size on the axis."""
+        found = list(self.main.params)
+        for number in self.asked.inputs:
+            var = found[number]
+            kind = var.checked_type
+            assert isinstance(kind, TensorType)
+            shape = list(kind.shape)
+            shape[self.asked.axis] = dim
+            found[number] = Var(var.name_hint, TensorType(tuple(shape), kind.dtype), var.span)
+        return found
+
+    def _variant(
+        self, module: IRModule, name: str, params: Sequence[Var]
+    ) -> tuple[GlobalVar, IRModule]:
+        """A function with these parameters and the body of `main`."""
+        full = f"main_{name}"
+        if full in module:
+            raise CompileError(f"FlexibleShapeDispatch: the module has a function @{full} already")
+        own = [Var(p.name_hint, p.type_annotation or p.checked_type, p.span) for p in params]
+        body = bind(self.main.body, dict(zip(self.main.params, own, strict=True)))
+        made = self.main.with_fields(params=tuple(own), body=body, ret_type=None)
+        found = module.with_function(full, made.with_attr("Inline", 1))
+        return found.get_global_var(full), found
+
+    def _result(self, module: IRModule, anything: GlobalVar) -> Type:
+        """The type of the results, of any size."""
+        made = InferType()(module)[anything]
+        assert isinstance(made, Function) and made.ret_type is not None
+        axis, affects = self.asked.axis, self.asked.affects_output
+        for leaf in _leaves(made.ret_type):
+            here = axis < len(leaf.shape) and leaf.shape[axis] is self.size
+            if here != affects:
+                has = "has" if here else "has not"
+                raise CompileError(
+                    f"FlexibleShapeDispatch: affects_output={affects}, but the result {leaf} {has}"
+                    f" the size on axis {axis}"
+                )
+        return made.ret_type
+
+    def _is_for(self, bucket: int, params: Sequence[Var]) -> Expr:
+        first = params[self.asked.inputs[0]]
+        size = op.take(op.shape_of(first, "int64"), constant(self.asked.axis, "int64"))
+        compare = op.less_equal if self.asked.auto_pad else op.equal
+        return compare(size, constant(bucket, "int64"))
+
+    def _call(self, one: GlobalVar, bucket: int, params: Sequence[Var], kind: Type) -> Expr:
+        args: list[Expr] = list(params)
+        for number in self.asked.inputs:
+            args[number] = self._of_size(params[number], bucket)
+        found = one(*args)
+        return _mapped(found, kind, self._of_any_size)
+
+    def _of_size(self, var: Var, bucket: int) -> Expr:
+        """An input of a bucket's size."""
+        kind, axis = var.type_annotation, self.asked.axis
+        assert isinstance(kind, TensorType)
+        data: Expr = var
+        if self.asked.auto_pad:
+            widths: list[tuple[Dim, Dim]] = [(0, 0)] * len(kind.shape)
+            widths[axis] = (0, as_dim(bucket) - self.size)
+            data = op.nn.pad(var, widths, constant(self.asked.pad_value, kind.dtype))
+        shape = [*kind.shape[:axis], as_dim(bucket), *kind.shape[axis + 1 :]]
+        return op.reshape(data, shape, allowzero=True)
+
+    def _of_any_size(self, data: Expr, kind: TensorType) -> Expr:
+        """A result of a bucket's size, as one of any."""
+        if self.asked.auto_pad and self.asked.affects_output:
+            data = op.strided_slice(data, [0], [self.size], axes=[self.asked.axis])
+        return op.reshape(data, kind.shape, allowzero=True)
+
+
+def _leaves(kind: Type) -> list[TensorType]:
+    if isinstance(kind, TensorType):
+        return [kind]
+    if not isinstance(kind, TupleType):
+        raise CompileError(f"FlexibleShapeDispatch: results must be tensors, got {kind}")
+    return [leaf for field in kind.fields for leaf in _leaves(field)]
+
+
+def _mapped(found: Expr, kind: Type, change: Callable[[Expr, TensorType], Expr]) -> Expr:
+    """A value with every tensor in it changed."""
+    if isinstance(kind, TensorType):
+        return change(found, kind)
+    assert isinstance(kind, TupleType)
+    fields = [_mapped(TupleGetItem(found, i), k, change) for i, k in enumerate(kind.fields)]
+    return Tuple(tuple(fields))

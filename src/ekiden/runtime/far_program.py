@@ -1,0 +1,69 @@
+"""A program of another machine, behind the face of a virtual machine: what it calls, it calls
+there, and what that gives stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+
+from ekiden.runtime._core import Device, Tensor, tensor
+from ekiden.runtime.devices import FarDevice
+from ekiden.runtime.errors import InputError, UnsupportedError
+from ekiden.runtime.executor import FarProgram
+from ekiden.runtime.timing import BenchmarkResult
+
+
+class FarExecutable:
+    """In the place of an executable and of its machine."""
+
+    metadata: Mapping[str, object] = MappingProxyType({})
+    source = "program of another machine"
+
+    def __init__(self, program: FarProgram, device: object) -> None:
+        """`device` is one of that machine, or a list of them. Raises InputError."""
+        is_many = isinstance(device, (list, tuple)) and not isinstance(device, Device)
+        many = cast(Sequence[object], device) if is_many else (device,)
+        for each in many:
+            if each is not None and not isinstance(each, FarDevice):
+                raise InputError(
+                    f"VirtualMachine: the program is on another machine, and {each} is not"
+                )
+        self.program = program
+
+    def params(self, name: str) -> list[str]:
+        """The names of the parameters of a function."""
+        return [str(each) for each in self.program["get_input_names"](name)]
+
+    def invoke(self, name: str, *args: object) -> object:
+        """Call a function; arrays and tensors of this machine are sent."""
+        return self.program[name](*map(self._sent, args))
+
+    def _sent(self, value: object) -> object:
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._sent, value))
+        if isinstance(value, np.ndarray):
+            value = tensor(value)
+        return self.program.sent(value) if isinstance(value, Tensor) else value
+
+    def limit(self, steps: int | None = None, seconds: float | None = None) -> None:
+        """A session has its own limits."""
+        raise UnsupportedError("limit: sessions have time limits: see ekiden.rpc")
+
+    def benchmark(self, name: str, args: tuple[object, ...], **options: Any) -> BenchmarkResult:  # noqa: ANN401
+        """The seconds of a call, by the clock of that machine."""
+        found = self.program.time_evaluator(name, **options)(*map(self._sent, args))
+        assert isinstance(found, BenchmarkResult)
+        return found
+
+
+def far_executable(given: object, device: object) -> FarExecutable | None:
+    """That of a module of another machine; None for anything else."""
+    is_far = hasattr(given, "sent") and hasattr(given, "time_evaluator")
+    return FarExecutable(given, device) if is_far else None  # type: ignore[arg-type]  # has both
+
+
+__all__ = ["FarExecutable", "far_executable"]

@@ -1,0 +1,252 @@
+"""Tensor intrinsics of NVIDIA's tensor cores: importing this module registers them, by TVM's names.
+
+    from ekiden.tir.tensor_intrin.cuda import WMMA_SYNC_16x16x16_f16f16f32_INTRIN
+    schedule.tensorize(loop, WMMA_SYNC_16x16x16_f16f16f32_INTRIN)
+
+Each is about matrices of 16 x 16 in buffers of the scopes wmma.*, which the threads of a warp hold
+together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ekiden.ir.prim import const
+from ekiden.tir.script import T
+from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.tensor_intrin import TensorIntrin
+
+# mypy: ignore-errors
+# ruff: noqa: N803, N806, RUF100 - the decorator reads the source: buffers are named as in papers
+
+
+@dataclass(frozen=True, slots=True)
+class _Factors:
+    """What a tensor core multiplies: TVM's word in names, the type, the word and type of sums."""
+
+    word: str
+    dtype: str
+    sums: str
+    total: str
+
+
+_ROWS = (
+    _Factors("f16", "float16", "f32", "float32"),
+    _Factors("bf16", "bfloat16", "f32", "float32"),
+    _Factors("s8", "int8", "s32", "int32"),
+    _Factors("u8", "uint8", "s32", "int32"),
+)
+
+
+def _load(dtype: str, which: str, memory: str, is_turned: bool) -> tuple[PrimFunc, PrimFunc]:
+    """is_turned: memory has the transposed factor, and so has the buffer, as the product says."""
+    scope = f"wmma.matrix_{which}"
+    layout = "col_major" if is_turned else "row_major"
+
+    @T.prim_func
+    def desc(a: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (16, 16), dtype, scope=memory)
+        C = T.match_buffer(c, (16, 16), dtype, scope=scope)
+        for i, j in T.grid(16, 16):
+            with T.block("load"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                C[vi, vj] = A[vi, vj]
+
+    @T.prim_func
+    def impl(a: T.handle, c: T.handle) -> None:
+        s0, s1, d0, d1, at = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
+        A = T.match_buffer(a, (16, 16), dtype, scope=memory, strides=[s1, s0])
+        C = T.match_buffer(c, (16, 16), dtype, scope=scope, strides=[d1, d0], elem_offset=at)
+        T.evaluate(
+            T.tvm_load_matrix_sync(
+                C.access_ptr("w"),
+                16,
+                16,
+                16,
+                at // d1 // 16 * (d1 // 16) + at % d1 // 16,
+                A.access_ptr("r"),
+                s1,
+                layout,
+            )
+        )
+
+    return desc, impl
+
+
+def _fill(dtype: str) -> tuple[PrimFunc, PrimFunc]:
+    zero = const(0, dtype)
+
+    @T.prim_func
+    def desc(c: T.handle) -> None:
+        C = T.match_buffer(c, (16, 16), dtype, scope="wmma.accumulator")
+        for i, j in T.grid(16, 16):
+            with T.block("init"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                C[vi, vj] = zero
+
+    @T.prim_func
+    def impl(c: T.handle) -> None:
+        d0, d1, at = T.int64(), T.int64(), T.int64()
+        C = T.match_buffer(
+            c, (16, 16), dtype, scope="wmma.accumulator", strides=[d1, d0], elem_offset=at
+        )
+        T.evaluate(
+            T.tvm_fill_fragment(
+                C.access_ptr("w"),
+                16,
+                16,
+                16,
+                at // d1 // 16 * (d1 // 16) + at % d1 // 16,
+                zero,
+            )
+        )
+
+    return desc, impl
+
+
+def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFunc]:
+    @T.prim_func
+    def straight(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (16, 16), dtype, scope="wmma.matrix_a")
+        B = T.match_buffer(b, (16, 16), dtype, scope="wmma.matrix_b")
+        C = T.match_buffer(c, (16, 16), total, scope="wmma.accumulator")
+        for i, j, k in T.grid(16, 16, 16):
+            with T.block("update"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                C[vi, vj] = C[vi, vj] + T.Cast(total, A[vi, vk]) * T.Cast(total, B[vk, vj])
+
+    @T.prim_func
+    def turned(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (16, 16), dtype, scope="wmma.matrix_a")
+        B = T.match_buffer(b, (16, 16), dtype, scope="wmma.matrix_b")
+        C = T.match_buffer(c, (16, 16), total, scope="wmma.accumulator")
+        for i, j, k in T.grid(16, 16, 16):
+            with T.block("update"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                C[vi, vj] = C[vi, vj] + T.Cast(total, A[vi, vk]) * T.Cast(total, B[vj, vk])
+
+    @T.prim_func
+    def impl(a: T.handle, b: T.handle, c: T.handle) -> None:
+        a0, a1, b0, b1, c0, c1 = (
+            T.int64(),
+            T.int64(),
+            T.int64(),
+            T.int64(),
+            T.int64(),
+            T.int64(),
+        )
+        p, q, r = T.int64(), T.int64(), T.int64()
+        A = T.match_buffer(
+            a, (16, 16), dtype, scope="wmma.matrix_a", strides=[a1, a0], elem_offset=p
+        )
+        B = T.match_buffer(
+            b, (16, 16), dtype, scope="wmma.matrix_b", strides=[b1, b0], elem_offset=q
+        )
+        C = T.match_buffer(
+            c, (16, 16), total, scope="wmma.accumulator", strides=[c1, c0], elem_offset=r
+        )
+        T.evaluate(
+            T.tvm_mma_sync(
+                C.access_ptr("rw"),
+                r // c1 // 16 * (c1 // 16) + r % c1 // 16,
+                A.access_ptr("r"),
+                p // a1 // 16 * (a1 // 16) + p % a1 // 16,
+                B.access_ptr("r"),
+                q // b1 // 16 * (b1 // 16) + q % b1 // 16,
+                C.access_ptr("rw"),
+                r // c1 // 16 * (c1 // 16) + r % c1 // 16,
+            )
+        )
+
+    return turned if is_turned else straight, impl
+
+
+def _store(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
+    @T.prim_func
+    def desc(a: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (16, 16), dtype, scope="wmma.accumulator")
+        C = T.match_buffer(c, (16, 16), dtype, scope=memory)
+        for i, j in T.grid(16, 16):
+            with T.block("store"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                C[vi, vj] = A[vi, vj]
+
+    @T.prim_func
+    def impl(a: T.handle, c: T.handle) -> None:
+        s0, s1, d0, d1, at = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
+        A = T.match_buffer(
+            a, (16, 16), dtype, scope="wmma.accumulator", strides=[d1, d0], elem_offset=at
+        )
+        C = T.match_buffer(c, (16, 16), dtype, scope=memory, strides=[s1, s0])
+        T.evaluate(
+            T.tvm_store_matrix_sync(
+                A.access_ptr("r"),
+                16,
+                16,
+                16,
+                at // d1 // 16 * (d1 // 16) + at % d1 // 16,
+                C.access_ptr("w"),
+                s1,
+                "row_major",
+            )
+        )
+
+    return desc, impl
+
+
+for _row in _ROWS:
+    for _turned, _end in ((False, ""), (True, "_trans")):
+        for _which in "ab":
+            for _memory in ("shared", "global"):
+                TensorIntrin.register(
+                    f"wmma_load_16x16x16_{_row.word}_{_which}{_end}_{_memory}",
+                    *_load(_row.dtype, _which, _memory, _turned),
+                )
+        TensorIntrin.register(
+            f"wmma_sync_16x16x16_{_row.word}{_row.word}{_row.sums}{_end}",
+            *_multiply(_row.dtype, _row.total, _turned),
+        )
+for _word, _dtype in (("f32", "float32"), ("s32", "int32")):
+    TensorIntrin.register(f"wmma_fill_16x16x16_{_word}", *_fill(_dtype))
+    for _memory in ("shared", "global"):
+        TensorIntrin.register(f"wmma_store_16x16x16_{_word}_{_memory}", *_store(_dtype, _memory))
+
+WMMA_SYNC_16x16x16_f16f16f32_INTRIN = "wmma_sync_16x16x16_f16f16f32"
+WMMA_SYNC_16x16x16_f16f16f32_TRANS_INTRIN = "wmma_sync_16x16x16_f16f16f32_trans"
+WMMA_SYNC_16x16x16_s8s8s32_INTRIN = "wmma_sync_16x16x16_s8s8s32"
+WMMA_SYNC_16x16x16_s8s8s32_TRANS_INTRIN = "wmma_sync_16x16x16_s8s8s32_trans"
+WMMA_LOAD_16x16x16_F16_A_INTRIN = "wmma_load_16x16x16_f16_a_shared"
+WMMA_LOAD_16x16x16_F16_B_INTRIN = "wmma_load_16x16x16_f16_b_shared"
+WMMA_LOAD_16x16x16_F16_A_TRANS_INTRIN = "wmma_load_16x16x16_f16_a_trans_shared"
+WMMA_LOAD_16x16x16_F16_B_TRANS_INTRIN = "wmma_load_16x16x16_f16_b_trans_shared"
+WMMA_LOAD_16x16x16_S8_A_INTRIN = "wmma_load_16x16x16_s8_a_shared"
+WMMA_LOAD_16x16x16_S8_B_INTRIN = "wmma_load_16x16x16_s8_b_shared"
+WMMA_LOAD_16x16x16_S8_A_TRANS_INTRIN = "wmma_load_16x16x16_s8_a_trans_shared"
+WMMA_LOAD_16x16x16_S8_B_TRANS_INTRIN = "wmma_load_16x16x16_s8_b_trans_shared"
+WMMA_FILL_16x16x16_F32_INTRIN = "wmma_fill_16x16x16_f32"
+WMMA_FILL_16x16x16_S32_INTRIN = "wmma_fill_16x16x16_s32"
+WMMA_STORE_16x16x16_F32_SHARED_INTRIN = "wmma_store_16x16x16_f32_shared"
+WMMA_STORE_16x16x16_F32_GLOBAL_INTRIN = "wmma_store_16x16x16_f32_global"
+WMMA_STORE_16x16x16_S32_SHARED_INTRIN = "wmma_store_16x16x16_s32_shared"
+WMMA_STORE_16x16x16_S32_GLOBAL_INTRIN = "wmma_store_16x16x16_s32_global"
+
+__all__ = [
+    "WMMA_FILL_16x16x16_F32_INTRIN",
+    "WMMA_FILL_16x16x16_S32_INTRIN",
+    "WMMA_LOAD_16x16x16_F16_A_INTRIN",
+    "WMMA_LOAD_16x16x16_F16_A_TRANS_INTRIN",
+    "WMMA_LOAD_16x16x16_F16_B_INTRIN",
+    "WMMA_LOAD_16x16x16_F16_B_TRANS_INTRIN",
+    "WMMA_LOAD_16x16x16_S8_A_INTRIN",
+    "WMMA_LOAD_16x16x16_S8_A_TRANS_INTRIN",
+    "WMMA_LOAD_16x16x16_S8_B_INTRIN",
+    "WMMA_LOAD_16x16x16_S8_B_TRANS_INTRIN",
+    "WMMA_STORE_16x16x16_F32_GLOBAL_INTRIN",
+    "WMMA_STORE_16x16x16_F32_SHARED_INTRIN",
+    "WMMA_STORE_16x16x16_S32_GLOBAL_INTRIN",
+    "WMMA_STORE_16x16x16_S32_SHARED_INTRIN",
+    "WMMA_SYNC_16x16x16_f16f16f32_INTRIN",
+    "WMMA_SYNC_16x16x16_f16f16f32_TRANS_INTRIN",
+    "WMMA_SYNC_16x16x16_s8s8s32_INTRIN",
+    "WMMA_SYNC_16x16x16_s8s8s32_TRANS_INTRIN",
+]

@@ -1,0 +1,74 @@
+"""The family of attention over pages: what may be chosen, and how it is built for a dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import PrimFunc
+from ekiden.topi.rule.by_hand import make_buffers, tiled_function
+from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.topi.rule.family import Family
+from ekiden.topi.rule.model import most_rows
+from ekiden.topi.rule.page_bytes import BytePages
+from ekiden.topi.rule.page_planes import BYTES
+from ekiden.topi.rule.pages import DENSE, LANES, Cut, PagedAttention, Pages
+from ekiden.topi.rule.words import DOT4
+
+
+def paged_attention_of(
+    pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int = LANES,
+    cut: Cut | None = None, dot: bool = False,
+) -> PagedAttention:  # fmt: skip
+    """The attention for the dtype of its cache; with `dot` the target multiplies words of bytes."""
+    if inputs[1].dtype == BYTES:
+        return BytePages(pages, inputs, output, lanes, cut, dot)
+    return PagedAttention(pages, inputs, output, lanes, cut)
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for an attention over pages."""
+    return (
+        Choice("rows", steps_down(most_rows(2, target)), "queries of a tile"),
+        Choice("vectors", steps_down(4), "vectors of a tile"),
+    )
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """As many queries as keep the units busy, on as many vectors as registers hold."""
+    vectors = int(fixed.get("vectors", 4 if target.registers > LANES else 2))
+    rows = fixed.get("rows", max(1, min(DENSE, most_rows(vectors, target))))
+    return Decision.of({"rows": rows, "vectors": vectors})
+
+
+def paged_attention(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The rule for tag "paged_attention"."""
+    op = outputs[0].op
+    pages = op.attrs["pages"]
+    assert isinstance(op, te.ExternOp) and isinstance(pages, Pages)
+    buffers = make_buffers(inputs, outputs)
+    cut = Cut(decision.number("rows"), decision.number("vectors"))
+    operands, lanes = [buffers[t] for t in op.inputs], target.lanes("float32")
+    made = paged_attention_of(pages, operands, buffers[outputs[0]], lanes, cut, target.has(DOT4))
+    body = tiled_function(name, buffers, made.body(), len(outputs))
+    return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others
+
+
+FAMILY = Family(
+    name="paged_attention",
+    build=paged_attention,
+    why="pages are found in a table as it goes, and a softmax runs along between two products",
+    space=space,
+    default=default,
+    is_whole=True,
+)
+
+__all__ = ["FAMILY", "paged_attention_of"]

@@ -1,0 +1,424 @@
+"""Rules of sketches: each looks at one block and gives the schedules that it may have.
+
+    inline     an injective block in its readers, or vectors over it where it is
+    tile       a reduction over a tile of registers: rows, vectors, which loop is outside; what
+               reads it in the tile, or a copy of what it reads side by side
+    tensorize  products of bytes by instructions of the target, of weights put in their order
+    rfactor    a reduction to few elements by several sums
+    threads    on devices: blocks and threads, tiles of theirs, memory that a block shares
+    spread     anything else: vectors over its last axis, threads over its first
+
+What a rule samples (tiles, vectors, unrolling) stands as decisions in the trace, and changing those
+is what search does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from ekiden import tir
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.runtime.errors import ScheduleError
+from ekiden.target import Target
+from ekiden.tir.index_map import IndexMap
+from ekiden.tir.regions import block_regions
+from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
+from ekiden.tir.stmt import Block, For, IterKind
+from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN
+
+Rule: TypeAlias = Callable[[tir.Schedule, str, Target], "list[tir.Schedule] | None"]
+"""(schedule, name of a block, target) -> the schedules it may have; None for a block that is not
+this rule's. The schedule that is given stays as it is."""
+ROWS = tuple(range(1, 15))
+"""Of a tile of registers."""
+VECTORS = (1, 2, 3, 4)
+UNROLLS = (1, 2, 4)
+SUMS = (2, 4, 8)
+"""Vectors of sums that a reduction to few elements has."""
+
+
+def _extent(schedule: tir.Schedule, loop: LoopRV) -> int:
+    found = schedule.get(loop)
+    assert isinstance(found, For), found
+    return int(found.extent.value) if isinstance(found.extent, IntImm) else 0
+
+
+def block_of(schedule: tir.Schedule, handle: BlockRV) -> Block:
+    """The block that a handle stands for."""
+    found = schedule.get(handle)
+    assert isinstance(found, Block), found
+    return found
+
+
+def _kinds(schedule: tir.Schedule, name: str) -> list[IterKind]:
+    return [v.kind for v in block_of(schedule, schedule.get_block(name)).iter_vars]
+
+
+def _is_reduction(schedule: tir.Schedule, name: str) -> bool:
+    return IterKind.REDUCE in _kinds(schedule, name)
+
+
+def _even(candidates: Sequence[int]) -> list[float]:
+    return [1.0 / len(candidates)] * len(candidates)
+
+
+DRAWS = 3
+"""How often steps are tried that refuse some of the numbers they sample."""
+
+
+def _tried(schedule: tir.Schedule, step: Callable[..., None], *given: object) -> list[tir.Schedule]:
+    """A copy with some steps; none where one of them is refused, whatever they draw."""
+    for _ in range(DRAWS):
+        copy = schedule.copy()  # which draws for itself
+        try:
+            step(copy, *given)
+        except ScheduleError:
+            if not copy.trace.decisions:
+                break
+            continue
+        return [copy]
+    return []
+
+
+def inline(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
+    """An injective block that another reads: in its readers; and as it is, in vectors."""
+    if _is_reduction(schedule, name) or not schedule.get_consumers(schedule.get_block(name)):
+        return None
+    return [*_tried(schedule, _inlined, name), _vectors(schedule.copy(), name, target)]
+
+
+def _inlined(schedule: tir.Schedule, name: str) -> None:
+    schedule.compute_inline(schedule.get_block(name))
+
+
+def spread(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
+    """Any other injective block: vectors over its last axis, threads over its first; and as it is,
+    for the tile of the sum that it reads."""
+    if _is_reduction(schedule, name):
+        return None
+    block = schedule.get_block(name)
+    made = [block_of(schedule, b).name for b in schedule.get_producers(block)]
+    waits = [schedule] if sum(_is_reduction(schedule, each) for each in made) == 1 else []
+    return [*waits, _vectors(schedule.copy(), name, target)]
+
+
+def _vectors(schedule: tir.Schedule, name: str, target: Target) -> tir.Schedule:
+    loops = schedule.get_loops(schedule.get_block(name))
+    if not loops:
+        return schedule
+    lanes = target.lanes("float32")
+    if _extent(schedule, loops[-1]) >= lanes:
+        outer, lane = schedule.split(loops[-1], factors=[None, lanes])
+        schedule.vectorize(lane)
+        loops = [*loops[:-1], outer]
+    _threads(schedule, loops)
+    return schedule
+
+
+def _threads(schedule: tir.Schedule, loops: Sequence[LoopRV]) -> None:
+    """The first loop of several turns is shared by threads."""
+    for loop in loops:
+        if _extent(schedule, loop) > 1:
+            schedule.parallel(loop)
+            return
+
+
+def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
+    """A reduction with an element per turn of some loops: its sums stay in registers, rows of
+    vectors of them; for each loop that rows may be of, with columns or rows outside."""
+    kinds = _kinds(schedule, name)
+    loops = schedule.get_loops(schedule.get_block(name))
+    if len(kinds) != len(loops) or IterKind.REDUCE not in kinds:
+        return None
+    spatial = [i for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
+    lanes = target.lanes("float32")
+    if not spatial or _extent(schedule, loops[spatial[-1]]) < lanes:
+        return None
+    rows = [i for i in spatial[:-1] if _extent(schedule, loops[i]) > 1]
+    found: list[tir.Schedule] = []
+    for row in [*rows[-2:], -1] if rows else [-1]:
+        for outside in ("rows", "columns") if row >= 0 else ("rows",):
+            for packs in (False, True) if outside == "columns" else (False,):
+                found += _tried(schedule, _tile, name, row, outside == "columns", packs, lanes)
+    return found or None
+
+
+def _reader(schedule: tir.Schedule, name: str) -> BlockRV | None:
+    """The one block that reads another's results element by element, if no step has been done to
+    it: it may be computed where they are."""
+    readers = schedule.get_consumers(schedule.get_block(name))
+    if len(readers) != 1:
+        return None
+    reader = block_of(schedule, readers[0])
+    kinds, mine = _kinds(schedule, reader.name), _kinds(schedule, name)
+    is_plain = len(schedule.get_loops(readers[0])) == len(kinds)
+    spatial = [k for k in mine if k is not IterKind.REDUCE]
+    return readers[0] if is_plain and kinds == spatial else None
+
+
+def _tile(
+    schedule: tir.Schedule, name: str, row: int, columns_first: bool, packs: bool, lanes: int
+) -> None:
+    block = schedule.get_block(name)
+    kinds = _kinds(schedule, name)
+    out = _reader(schedule, name)
+    if out is None:
+        out = schedule.cache_write(block, 0, "register")
+    else:
+        schedule.set_scope(block, 0, "register")
+    loops = schedule.get_loops(block)
+    spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
+    reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
+    widths = _widths(_extent(schedule, spatial[-1]), lanes)
+    vectors = schedule.sample_categorical(widths, _even(widths))
+    column_tile, vector, lane = schedule.split(spatial[-1], factors=[None, vectors, lanes])
+    outer, inner = [*spatial[:-1], column_tile], [vector, lane]
+    if row >= 0:
+        heights = [r for r in ROWS if r <= _extent(schedule, loops[row])]
+        rows = schedule.sample_categorical(heights, _even(heights))
+        at = spatial.index(loops[row])
+        outer[at], row_loop = schedule.split(loops[row], factors=[None, rows])
+        inner.insert(0, row_loop)
+        schedule.unroll(row_loop)
+        if columns_first:
+            outer.insert(0, outer.pop())
+    unroll = schedule.sample_categorical(UNROLLS, _even(UNROLLS))
+    last, step = schedule.split(reduced[-1], factors=[None, unroll])
+    schedule.reorder(*outer, *reduced[:-1], last, step, *inner)
+    schedule.unroll(step)
+    schedule.unroll(vector)
+    schedule.vectorize(lane)
+    schedule.reverse_compute_at(out, outer[-1], preserve_unit_loops=True)
+    copied = schedule.get_loops(out)
+    inside = copied[len(schedule.get_loops(block)) - len(reduced) - 1 - len(inner) :]
+    _copy_out(schedule, inside, lanes)
+    if packs:
+        panel = schedule.cache_read(block, 1, "global")
+        schedule.compute_at(panel, outer[0], preserve_unit_loops=True)
+        _, lane = schedule.split(schedule.get_loops(panel)[-1], factors=[None, lanes])
+        schedule.vectorize(lane)
+    schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)
+    _threads(schedule, outer)
+
+
+def _widths(extent: int, lanes: int) -> list[int]:
+    """Vectors of a tile: those that leave no columns over, else those that fit. A tile wider than
+    its row is all masks, which takes LLVM minutes."""
+    fitting = [v for v in VECTORS if v * lanes <= extent]
+    return [v for v in fitting if extent % (v * lanes) == 0] or fitting
+
+
+def _copy_out(schedule: tir.Schedule, loops: Sequence[LoopRV], lanes: int) -> None:
+    """What is in registers, to where it belongs."""
+    vector, lane = schedule.split(loops[-1], factors=[None, lanes])
+    schedule.unroll(vector)
+    schedule.vectorize(lane)
+    for loop in loops[:-1]:
+        schedule.unroll(loop)
+
+
+def rfactor(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
+    """A reduction to few elements: all its terms in one loop, cut into vectors of sums."""
+    kinds = _kinds(schedule, name)
+    block = schedule.get_block(name)
+    loops = schedule.get_loops(block)
+    if len(kinds) != len(loops) or IterKind.REDUCE not in kinds:
+        return None
+    reduced = [x for x, k in zip(loops, kinds, strict=True) if k is IterKind.REDUCE]
+    total = 1
+    for loop in reduced:
+        total *= _extent(schedule, loop)
+    lanes = target.lanes("float32")
+    if total < 8 * lanes:
+        return None
+    return _tried(schedule, _rfactor, name, lanes) or None
+
+
+def _rfactor(schedule: tir.Schedule, name: str, lanes: int) -> None:
+    kinds = _kinds(schedule, name)
+    block = schedule.get_block(name)
+    pairs = zip(schedule.get_loops(block), kinds, strict=True)
+    reduced = [x for x, k in pairs if k is IterKind.REDUCE]
+    fused = schedule.fuse(*reduced) if len(reduced) > 1 else reduced[0]
+    sums = schedule.sample_categorical(SUMS, _even(SUMS))
+    outer, several, lane = schedule.split(fused, factors=[None, sums, lanes])
+    inner = schedule.fuse(several, lane)
+    part = schedule.rfactor(inner, 0)
+    loops = schedule.get_loops(part)
+    several, lane = schedule.split(loops[-1], factors=[None, lanes])
+    schedule.unroll(several)
+    schedule.vectorize(lane)
+    schedule.decompose_reduction(part, loops[-2])
+    del outer
+
+
+INSTRUCTIONS = (("dot4_u8s8", "uint8", "int8", "int32", VNNI_DOT_16x4_INTRIN, 16, 4),)
+"""Ability of a target, dtypes of both factors and of the sums, the intrinsic of an instruction, how
+many sums it makes, of how many products each."""
+HEIGHTS = (1, 2, 4, 6, 8, 12)
+"""Rows of a tile of instructions, whose last are left out where they do not divide."""
+
+
+def tensorize(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
+    """Sums of products that an instruction of the target computes: of a second factor that lies in
+    its order, or of a copy that does."""
+    kinds = _kinds(schedule, name)
+    loops = schedule.get_loops(schedule.get_block(name))
+    if len(kinds) != len(loops) or IterKind.REDUCE not in kinds or target.kind.has_threads:
+        return None
+    block = block_of(schedule, schedule.get_block(name))
+    reads, writes = block_regions(block)
+    dtypes = [r.buffer.dtype for r in (*reads, *writes)]
+    found: list[tir.Schedule] = []
+    for ability, a, b, c, intrinsic, lanes, depth in INSTRUCTIONS:
+        if target.has(ability) and dtypes == [a, b, c]:
+            for packs in (False, True):
+                found += _tried(schedule, _dots, name, intrinsic, lanes, depth, packs)
+    return found or None
+
+
+def _dots(
+    schedule: tir.Schedule, name: str, intrinsic: str, lanes: int, depth: int, packs: bool
+) -> None:
+    block = schedule.get_block(name)
+    out = schedule.cache_write(block, 0, "local")  # vectors of one cannot be registers
+    if packs:
+        _pack(schedule, block, lanes, depth)
+    kinds, loops = _kinds(schedule, name), schedule.get_loops(block)
+    spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
+    reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
+    if not packs and [_extent(schedule, x) for x in (spatial[-1], reduced[-1])] != [lanes, depth]:
+        raise ScheduleError(f"{name}: its second factor lies in another order")
+    (*outer, lane), (*steps, part) = spatial, reduced
+    inner = [lane, part]
+    if len(outer) > 1:
+        height = _fitting(schedule, HEIGHTS, _extent(schedule, outer[-2]))
+        outer[-2], row = schedule.split(outer[-2], factors=[None, height])
+        schedule.unroll(row)
+        inner.insert(0, row)
+    schedule.reorder(*outer, *steps, *inner)
+    schedule.reverse_compute_at(out, outer[-1], preserve_unit_loops=True)
+    _copy_out(schedule, schedule.get_loops(out)[len(outer) :][1 - len(inner) :], lanes)
+    init = schedule.decompose_reduction(block, steps[0])
+    schedule.vectorize(schedule.get_loops(init)[-1])
+    _threads(schedule, outer)
+    schedule.tensorize(lane, intrinsic)
+
+
+def _pack(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> None:
+    """A copy of the second factor, a matrix, with the products of a sum side by side; and iterators
+    of the block for sums and products."""
+    found = block_of(schedule, block)
+    kinds = [v.kind for v in found.iter_vars]
+    columns, last = kinds.index(IterKind.REDUCE) - 1, len(kinds) - 1
+    reads, _ = block_regions(found)
+    at = [r.min for r in reads[1].region]
+    if columns < 0 or len(at) != 2 or found.iter_vars[columns].var not in at:
+        raise ScheduleError(f"{found.name}: its second factor is no matrix")
+    extents = [_extent(schedule, x) for x in schedule.get_loops(block)]
+    if extents[columns] % lanes or extents[last] % depth:
+        raise ScheduleError(f"{found.name}: no whole groups of {lanes} and {depth}")
+    copy = schedule.cache_read(block, 1, "global")
+    is_transposed = at[0] is found.iter_vars[columns].var
+
+    def packed(*place: PrimExpr) -> tuple[PrimExpr, ...]:
+        j, k = place if is_transposed else reversed(place)
+        return j // lanes, k // depth, j % lanes, k % depth
+
+    def groups(*place: PrimExpr) -> tuple[PrimExpr, ...]:
+        own = [[x] for x in place]
+        own[columns] = [place[columns] // lanes, place[columns] % lanes]
+        own[last] = [place[last] // depth, place[last] % depth]
+        return tuple(x for each in own for x in each)
+
+    schedule.transform_layout(block, ("read", 1), IndexMap.from_func(packed, 2))
+    schedule.transform_block_layout(block, IndexMap.from_func(groups, len(kinds)))
+    _threads(schedule, schedule.get_loops(copy))
+
+
+BLOCKS = (32, 64, 128, 256)
+"""Threads of a block that has no tile."""
+SIDES = (2, 4, 8, 16)
+"""Threads of a block along an axis of a tile, if it divides."""
+OWN = (1, 2, 4, 8)
+"""Elements of a thread along it."""
+DEPTHS = (2, 4, 8, 16, 32)
+"""Terms of which a block keeps both factors in memory that it shares."""
+
+
+def threads(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
+    """On a device: every block is bound to threads. An injective one is in its readers, or has a
+    thread for each element; a reduction has one for each, or tiles, with or without shared
+    memory."""
+    if not target.kind.has_threads:
+        return None
+    if not _is_reduction(schedule, name):
+        read = bool(schedule.get_consumers(schedule.get_block(name)))
+        return (_tried(schedule, _inlined, name) if read else []) + _each(schedule, name)
+    tiles = [t for shares in (True, False) for t in _tried(schedule, _thread_tile, name, shares)]
+    return [*tiles, *_each(schedule, name)]
+
+
+def _each(schedule: tir.Schedule, name: str) -> list[tir.Schedule]:
+    return _tried(schedule, _thread_each, name)
+
+
+def _thread_each(schedule: tir.Schedule, name: str) -> None:
+    """A thread for each element."""
+    block = schedule.get_block(name)
+    pairs = zip(schedule.get_loops(block), _kinds(schedule, name), strict=True)
+    spatial = [x for x, k in pairs if k is not IterKind.REDUCE]
+    whole = schedule.fuse(*spatial) if spatial else schedule.add_unit_loop(block)
+    number = schedule.sample_categorical(BLOCKS, _even(BLOCKS))
+    outer, inner = schedule.split(whole, factors=[None, number])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")
+
+
+def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
+    """Blocks, threads and elements of a thread along the last two axes; the sums of a thread are
+    its own, and of a few terms at a time a block may bring the factors to its memory."""
+    block = schedule.get_block(name)
+    kinds = _kinds(schedule, name)
+    sums = schedule.cache_write(block, 0, "local")
+    loops = schedule.get_loops(block)
+    spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
+    reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
+    grid, sides, own = spatial[:-2], [], []
+    numbers: list[ExprRV] = []
+    for loop in spatial[-2:]:
+        extent = _extent(schedule, loop)
+        side, each = (_fitting(schedule, of, extent) for of in (SIDES, OWN))
+        outer, thread, element = schedule.split(loop, factors=[None, side, each])
+        grid.append(outer)
+        sides.append(thread)
+        own.append(element)
+        numbers.append(side)
+    depth = _fitting(schedule, DEPTHS, _extent(schedule, reduced[-1]))
+    last, step = schedule.split(reduced[-1], factors=[None, depth])
+    schedule.reorder(*grid, *sides, *reduced[:-1], last, step, *own)
+    where = schedule.fuse(*grid) if len(grid) > 1 else grid[0]
+    who = schedule.fuse(*sides) if len(sides) > 1 else sides[0]
+    schedule.bind(where, "blockIdx.x")
+    schedule.bind(who, "threadIdx.x")
+    schedule.reverse_compute_at(sums, who)
+    if shares:
+        count = numbers[0] * numbers[1] if len(numbers) > 1 else numbers[0]
+        for factor in range(len(block_regions(block_of(schedule, block))[0])):
+            copy = schedule.cache_read(block, factor, "shared")
+            schedule.compute_at(copy, last, preserve_unit_loops=True)
+            inner = schedule.get_loops(copy)[len(schedule.get_loops(block)) - 1 - len(own) :]
+            _, thread = schedule.split(schedule.fuse(*inner), factors=[None, count])
+            schedule.bind(thread, "threadIdx.x")
+    schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)
+
+
+def _fitting(schedule: tir.Schedule, numbers: Sequence[int], extent: int) -> ExprRV:
+    """One of some numbers, of those that divide an axis if there are any."""
+    kept = [n for n in numbers if extent % n == 0] or [1]
+    return schedule.sample_categorical(kept, _even(kept))
+
+
+RULES: list[Rule] = [threads, inline, tensorize, tile, rfactor, spread]
+"""Those that sketches are made by, the first that takes a block: a user may add more."""

@@ -1,0 +1,87 @@
+"""Barriers where threads of a block read what others have written."""
+
+from __future__ import annotations
+
+import pytest
+
+from ekiden import tir
+from ekiden.runtime.errors import CompileError
+from ekiden.tir.transform import ThreadSync
+from ekiden.tir.transform.thread_sync import thread_sync
+
+HEAD = """@T.prim_func
+def f(a: T.Buffer((4, 8), "float32"), b: T.Buffer((4, 8), "float32"), n: T.int64):
+    s = T.alloc_buffer((8,), "float32", scope="shared")
+    for t in T.thread_binding(8, thread="threadIdx.x"):
+"""
+WAIT = 'T.tvm_storage_sync("shared")'
+
+
+def synced(body: str) -> list[str]:
+    """The lines of a body after the pass, without what makes them loops over threads."""
+    func = tir.parse(HEAD + body)
+    assert isinstance(func, tir.PrimFunc)
+    text = str(thread_sync(func).script())
+    return [line.strip() for line in text.partition("threadIdx.x")[2].splitlines()[1:] if line]
+
+
+def test_a_barrier_stands_between_a_write_and_reads() -> None:
+    assert synced("""
+        s[t] = a[0, t]
+        b[0, t] = s[7 - t]
+""") == ["s[t] = a[0, t]", WAIT, "b[0, t] = s[7 - t]"]
+
+
+def test_a_step_waits_for_the_one_before() -> None:
+    assert synced("""
+        for k in range(4):
+            s[t] = a[k, t]
+            b[k, t] = s[7 - t]
+""")[1:] == [WAIT, "s[t] = a[k, t]", WAIT, "b[k, t] = s[7 - t]"]
+
+
+def test_barriers_that_are_there_suffice() -> None:
+    body = """
+        for k in range(4):
+            s[t] = a[k, t]
+            T.tvm_storage_sync("shared")
+            b[k, t] = s[7 - t]
+            T.tvm_storage_sync("shared")
+"""
+    assert synced(body).count(WAIT) == 2
+
+
+def test_reading_twice_needs_none() -> None:
+    assert (
+        synced("""
+        s[t] = a[0, t]
+        b[0, t] = s[7 - t]
+        b[1, t] = s[6 - t % 7]
+""").count(WAIT)
+        == 1
+    )
+
+
+def test_both_sides_of_a_condition_count() -> None:
+    assert synced("""
+        if n > 1:
+            s[t] = a[0, t]
+        else:
+            s[t] = a[1, t]
+        b[0, t] = s[7 - t]
+""")[-2:] == [WAIT, "b[0, t] = s[7 - t]"]
+
+
+def test_threads_that_do_not_all_come_by() -> None:
+    message = "kernel 'f': threads would have to wait for each other between uses of 's' where not"
+    with pytest.raises(CompileError, match=message):
+        synced("""
+        if t < 4:
+            s[t] = a[0, t]
+            b[0, t] = s[3 - t]
+""")
+
+
+def test_other_memory_needs_none() -> None:
+    with pytest.raises(ValueError, match="'shared' expected, got 'global'"):
+        ThreadSync("global")
