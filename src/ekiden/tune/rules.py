@@ -338,6 +338,7 @@ def _pack(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> Non
         return j // lanes, k // depth, j % lanes, k % depth
 
     def groups(*place: PrimExpr) -> tuple[PrimExpr, ...]:
+        """The place in panels of `lanes` sums, whose steps of `depth` products stand together."""
         own = [[x] for x in place]
         own[columns] = [place[columns] // lanes, place[columns] % lanes]
         own[last] = [place[last] // depth, place[last] % depth]
