@@ -9,7 +9,8 @@ import typing
 from collections.abc import Iterator
 from functools import cache
 
-from ekiden.ir.node import NODE_TYPES, Node, fields_of
+from ekiden.ir.dtype import spelled
+from ekiden.ir.node import NODE_TYPES, Node, fields_of, freeze
 from ekiden.ir.prim import PrimExpr
 
 
@@ -21,6 +22,13 @@ class Attrs(Node):
     """
 
     __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """A dtype is kept as it is written here."""
+        for name in _dtype_fields(type(self)):
+            given = getattr(self, name)
+            if isinstance(given, str) and (own := spelled(given)) != given:
+                freeze(self, **{name: own})
 
     def keys(self) -> tuple[str, ...]:
         """The names of the fields, in their order."""
@@ -49,6 +57,12 @@ class Attrs(Node):
     def check(self) -> None:
         """Look at the values alone, whatever the arguments are. Raises ValueError for what none
         goes with."""
+
+
+@cache
+def _dtype_fields(cls: type[Attrs]) -> tuple[str, ...]:
+    names = (name for base in cls.__mro__ for name in base.__dict__.get("__annotations__", ()))
+    return tuple(n for n in dict.fromkeys(names) if n == "dtype" or n.endswith("_dtype"))
 
 
 @cache
