@@ -4,6 +4,7 @@ family.
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ class Attrs(Node):
 
 @cache
 def _dtype_fields(cls: type[Attrs]) -> tuple[str, ...]:
-    names = (name for base in cls.__mro__ for name in base.__dict__.get("__annotations__", ()))
+    names = (name for base in cls.__mro__ for name in inspect.get_annotations(base))
     return tuple(n for n in dict.fromkeys(names) if n == "dtype" or n.endswith("_dtype"))
 
 
