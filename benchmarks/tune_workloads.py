@@ -1,9 +1,11 @@
-"""The ten computations of TVM's te_workload: by default, tuned, and in PyTorch.
+"""The ten computations of TVM's te_workload: by default, tuned, in PyTorch and in ONNX Runtime.
 
     python benchmarks/tune_workloads.py --trials 64 -o records.json [GMM C1D ...]
+    python benchmarks/tune_workloads.py --compare -o records.json
 
 One thread. Kernels are timed in turns in one process by the thread's own time; a line for each has
-GFLOP/s by default and tuned, PyTorch's, and how many trials found what is within 5 % of the best.
+GFLOP/s by default and tuned, PyTorch's and ONNX Runtime's, and how many trials found what is within
+5 % of the best. With `--compare` nothing is tuned: the records' best is compared.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import onnx
+import onnxruntime
 import torch
 
 import ekiden
@@ -59,6 +63,58 @@ def in_torch(name: str, x: torch.Tensor, w: torch.Tensor | None) -> Callable[[],
     return lambda: f.conv2d(moved, own, None, stride, padding, dilation, groups)
 
 
+def in_onnx_runtime(name: str, x: np.ndarray, w: np.ndarray | None) -> Callable[[], object]:
+    """The same in ONNX Runtime: channels first, weights known when it is loaded."""
+    attrs: dict[str, object] = {}
+    if name in CONVOLUTIONS:
+        assert w is not None
+        op, order, attrs = CONVOLUTIONS[name]
+        x, w = np.moveaxis(x, -1, 1), w.transpose(order)
+        w = w[:, None] if name == "DEP" else w
+        rank = x.ndim - 2
+        attrs = {k: v if k == "group" else [v] * (2 * rank if k == "pads" else rank)
+                 for k, v in attrs.items()}  # fmt: skip
+    else:
+        op = {"GMM": "MatMul", "NRM": "ReduceL2", "SFM": "Softmax"}[name]
+        others: dict[str, dict[str, object]] = {
+            "GMM": {}, "NRM": {"axes": [1, 2], "keepdims": 0}, "SFM": {"axis": 1},
+        }  # fmt: skip
+        attrs = others[name]
+    weights = [] if w is None else [onnx.numpy_helper.from_array(np.ascontiguousarray(w), "w")]
+    node = onnx.helper.make_node(op, ["x", *(["w"] if w is not None else [])], ["y"], **attrs)
+    given = {"x": np.ascontiguousarray(x)}
+    if name == "GMM":  # both are computed
+        weights, given = [], {**given, "w": np.ascontiguousarray(w)}
+    inputs = [onnx.helper.make_tensor_value_info(n, 1, v.shape) for n, v in given.items()]
+    outputs = [onnx.helper.make_tensor_value_info("y", 1, None)]
+    graph = onnx.helper.make_graph([node], name, inputs, outputs, weights)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=9
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, ["CPUExecutionProvider"]
+    )
+    binding = session.io_binding()
+    for key, value in given.items():
+        binding.bind_cpu_input(key, value)
+    binding.bind_output("y")
+    return lambda: session.run_with_iobinding(binding)
+
+
+CONVOLUTIONS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
+    "C1D": ("Conv", (2, 1, 0), {"strides": 2, "pads": 1}),
+    "C2D": ("Conv", (3, 2, 0, 1), {"strides": 2, "pads": 3}),
+    "C3D": ("Conv", (4, 3, 0, 1, 2), {"strides": 2, "pads": 3}),
+    "DEP": ("Conv", (2, 0, 1), {"pads": 1, "group": 32}),
+    "DIL": ("Conv", (3, 2, 0, 1), {"strides": 2, "pads": 3, "dilations": 2}),
+    "GRP": ("Conv", (3, 2, 0, 1), {"strides": 2, "pads": 1, "group": 4}),
+    "T2D": ("ConvTranspose", (2, 3, 0, 1), {"strides": 2, "pads": 1}),
+}
+"""Operator, order of the weight's axes, attributes of each axis."""
+
+
 def compiled(task: Task, candidate: Candidate, arrays: list[np.ndarray]) -> Callable[[], object]:
     """A call of a candidate."""
     made = build(task.source, candidate, task.target, [{}])
@@ -90,6 +146,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--search", choices=("evolution", "random"), default="evolution")
     parser.add_argument("-o", "--output")
+    parser.add_argument("--compare", action="store_true", help="what stands in the records")
     options = parser.parse_args()
     ekiden.runtime.num_threads(1)
     torch.set_num_threads(1)
@@ -100,7 +157,8 @@ def main() -> None:
         records = Records.open(options.output) if options.output else Records()
         session = Session([task], records, search=search)
         started = time.perf_counter()
-        session.run(options.trials)
+        if not options.compare:
+            session.run(options.trials)
         took = time.perf_counter() - started
         (state,) = session.states
         best = state.best
@@ -112,17 +170,25 @@ def main() -> None:
         w = torch.from_numpy(arrays[1]) if len(arrays) > 2 else None
         calls = [compiled(task, task.space.default, arrays), compiled(task, chosen, arrays)]
         with torch.inference_mode():
-            default, tuned, theirs = in_turns([*calls, in_torch(name, x, w)])
-        soon = next((n for n, r in enumerate(state.curve) if r <= 1.05 * state.curve[-1]), 0) + 1
-        speeds = "  ".join(f"{task.flops / t / 1e9:8.1f}" for t in (default, tuned, theirs))
+            others = [
+                in_torch(name, x, w),
+                in_onnx_runtime(name, *arrays[: len(arrays) - 1], *[None] * (3 - len(arrays))),
+            ]
+            default, tuned, theirs, ort = in_turns([*calls, *others])
+        near = (n for n, r in enumerate(state.curve) if r <= 1.05 * state.curve[-1])
+        soon = next(near, 0) + 1
+        speeds = "  ".join(f"{task.flops / t / 1e9:8.1f}" for t in (default, tuned, theirs, ort))
         print(
-            f"{name}  default, tuned, torch GFLOP/s {speeds}   tuned/default {default / tuned:5.2f}"
-            f"  tuned/torch {theirs / tuned:5.2f}  near at {soon} of {state.trials}, {took:.0f} s"
+            f"{name}  default, tuned, torch, ort GFLOP/s {speeds}  "
+            f" tuned/default {default / tuned:5.2f}  tuned/torch {theirs / tuned:5.2f}"
+            f"  tuned/ort {ort / tuned:5.2f}  near at {soon} of {state.trials}, {took:.0f} s"
             f"  {chosen.rule} {state.failed or ''}",
             flush=True,
         )
-        ratios.append(theirs / tuned)
-    print(f"to torch, geometric mean: {math.exp(np.mean(np.log(ratios))):.2f}")
+        ratios.append((theirs / tuned, ort / tuned, min(theirs, ort) / tuned, default / tuned))
+    means = np.exp(np.log(np.array(ratios)).mean(axis=0))
+    for of, mean in zip(("torch", "ort", "the faster", "default"), means, strict=True):
+        print(f"to {of}, geometric mean: {mean:.2f}")
 
 
 if __name__ == "__main__":

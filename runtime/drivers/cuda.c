@@ -523,7 +523,8 @@ int ek_driver_open(const ek_driver_host *given) {
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == NULL) {
     return given->error("DeviceError", "cuda: libcuda.so.1 is not there: install NVIDIA's driver "
-                        "(Debian: nvidia-driver; in a container, NVIDIA's container toolkit)");
+                        "(Debian: nvidia-driver; in a container, NVIDIA's container toolkit); the "
+                        "system says: %s", dlerror());
   }
   const char *missing = driver_find(library, names, sizeof names / sizeof names[0], &cu);
   if (missing != NULL) {

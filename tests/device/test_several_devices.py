@@ -9,10 +9,12 @@ import os
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import ekiden
 from ekiden import relay, rpc, runtime
+from ekiden.cli import main
 from ekiden.contrib import graph_executor
 from ekiden.driver import auto_devices
 from ekiden.ir.module import IRModule
@@ -212,3 +214,18 @@ def test_the_fastest_devices(
         ekiden.compile(module, [runtime.device("opencl", 9), cpu(0)], devices="auto")
     with pytest.raises(CompileError, match="devices 'auto' or '' expected, got 'best'"):
         ekiden.compile(module, devices="best")
+
+
+def test_the_fastest_devices_by_the_command_line(
+    opencl: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    infos = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [3]) for n in "xy"]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", infos[:1], infos[1:]))
+    path, out = str(tmp_path / "relu.onnx"), str(tmp_path / "relu.eki")
+    onnx.save(model, path)
+    command = ["compile", path, "-o", out, "--devices", "auto", "--target", "llvm"]
+    assert main(command) == 0
+    np.testing.assert_array_equal(ekiden.load(out)(np.float32([-1, 0, 2])).numpy(), [0, 0, 2])
+    assert main([*command, "--target", "llvm -mcpu=x86-64-v3"]) == 1
+    assert "--devices auto: one target for each device expected" in capsys.readouterr().err

@@ -144,9 +144,9 @@ def test_inspect_shows_what_the_target_has(
 ) -> None:
     message = fails(capsys, "inspect", str(onnx_file), "--stage", "asm", "--target", "c")
     assert message == "--stage asm: target kind 'c' has none; it has tir, c"
-    message = fails(capsys, "inspect", str(onnx_file), "--stage", "tir", "--target", "metal")
-    there = "there are 'llvm', 'c', 'cuda', 'opencl' and 'webgpu'"
-    assert message == f"there is no code generator for target kind 'metal'; {there}"
+    message = fails(capsys, "inspect", str(onnx_file), "--stage", "tir", "--target", "vulkan")
+    there = "there are 'llvm', 'c', 'cuda', 'nvptx', 'opencl', 'metal' and 'webgpu'"
+    assert message == f"there is no code generator for target kind 'vulkan'; {there}"
 
 
 def test_inspect_prints_around_a_pass(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

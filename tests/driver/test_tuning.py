@@ -16,16 +16,16 @@ from ekiden.backend.kernels.ranges import Range, ranges_of
 from ekiden.cli import main
 from ekiden.driver.build import compile_to_bytes
 from ekiden.driver.compiler import records_config
-from ekiden.driver.tuning import model_tasks
+from ekiden.driver.tuning import extract_tasks, profile_sizes
 from ekiden.ir.transform import PassContext
-from ekiden.runtime.errors import EkidenError, InputError
+from ekiden.runtime.errors import CompileError, EkidenError, InputError
 from ekiden.target import Target
 from ekiden.tune import Best, Records, Task, Trial
 
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    tasks = model_tasks(model(), Target("llvm"), {"n": 4}).tasks
+    tasks = extract_tasks(model(), Target("llvm"), {"n": 4}).tasks
     return next(t for t in tasks if t.space.default.rule == "dense_pack")
 
 
@@ -80,6 +80,22 @@ def test_ranges_of_sizes_have_loops_of_their_own(task: Task) -> None:
         given = arguments(n)
         np.testing.assert_allclose(executable(**given), expected(**given), rtol=1e-5)
     assert artifact(records) not in (artifact(None), artifact(found(task)))
+
+
+def test_sizes_count_as_often_as_they_come() -> None:
+    runs = [{"x": (n, 3)} for n in (1, 1, 8, 1)]
+    dims = profile_sizes(model(), runs)
+    assert dims == [({"n": 1}, 0.75), ({"n": 8}, 0.25)]
+    for each in (dims, {"n": {1: 3.0, 8: 1.0}}):
+        for task in extract_tasks(model(), "llvm", each).tasks:
+            assert [s["n0"] for s in task.sizes] == [1, 8] and task.shares == (0.75, 0.25)
+    assert all(not t.shares for t in extract_tasks(model(), None, {"n": {1: 2, 8: 2}}).tasks)
+    with pytest.raises(InputError, match="no input is named 'z'; there are x"):
+        profile_sizes(model(), [{"z": (1, 3)}])
+    with pytest.raises(InputError, match="'x' has 2 axes, got"):
+        profile_sizes(model(), [{"x": (1,)}])
+    with pytest.raises(CompileError, match="shares above 0 expected of sizes"):
+        extract_tasks(model(), None, {"n": {1: 0.0}})
 
 
 def test_where_ranges_end() -> None:

@@ -197,6 +197,10 @@ def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
         ekiden.compile(doubled, (ROW,), shape={"x": (2, 4)})
 
 
+def test_numbers_are_examples() -> None:
+    assert ekiden.compile(doubled, (1.5,))(np.float32(1.5)).numpy() == 4.5
+
+
 def test_an_operation_can_be_taught() -> None:
     from ekiden.frontend.jax import register
     from ekiden.frontend.jax.registry import TABLE

@@ -57,6 +57,31 @@ def test_embedding_bags(mode: str, padding: int | None) -> None:
     check(bag, torch.tensor([1, 2, 4, 5, 4]), torch.tensor([0, 2, 2, 4]))  # one bag is empty
 
 
+TARGETS = torch.tensor([[1, 1, 3, 5], [2, 4, 1, 0], [5, 5, 5, 5]])
+
+
+@alike(2)
+@pytest.mark.parametrize(
+    ("targets", "lengths", "options"),
+    [
+        (TARGETS, ([9, 7, 3], [4, 3, 4]), {"reduction": "none"}),
+        (TARGETS[:, :3], ([9, 7, 6], [3, 0, 3]), {"zero_infinity": True, "reduction": "sum"}),
+        (TARGETS.flatten()[:7], ([9, 7, 6], [4, 2, 1]), {"reduction": "sum", "blank": 4}),
+    ],
+)
+@pytest.mark.parametrize("is_data", [False, True])
+def test_losses_of_labels_without_places(
+    targets: torch.Tensor, lengths: tuple[list[int], list[int]], options: object, is_data: bool
+) -> None:
+    """Equal neighbours, targets that are empty, too long for their input, or one after the other;
+    lengths that are numbers and those that are data."""
+    x = torch.randn(9, 3, 6, generator=torch.Generator().manual_seed(3)).log_softmax(2)
+    if is_data:
+        check(Apply(lambda *a: F.ctc_loss(*a, **options)), x, targets, *map(torch.tensor, lengths))
+    else:
+        check(Apply(lambda a, b: F.ctc_loss(a, b, *lengths, **options)), x, targets)
+
+
 def test_embedding_bags_with_weights_and_a_last_offset() -> None:
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(10, 4, mode="sum", include_last_offset=True)

@@ -79,12 +79,14 @@ UNIQUE: dict[str, Callable[[Tensor, Tensor], object]] = {
     "norms": lambda a, b: (torch.linalg.matrix_norm(a, 2), torch.linalg.cond(a)),
     "matrix_rank": lambda a, b: torch.linalg.matrix_rank(b @ b.mT),
     "pinv": lambda a, b: torch.linalg.pinv(b),
+    "lstsq": lambda a, b: torch.linalg.lstsq(b.mT, b[:, 0]),
+    "lstsq of full rank": lambda a, b: torch.linalg.lstsq(b, a[..., 0], driver="gels"),
     "matrix_exp": lambda a, b: torch.matrix_exp(a),
     "matrix_power": lambda a, b: torch.linalg.matrix_power(a, -2),
 }  # fmt: skip
 
 
-OF_ONE_BATCH = ("norms", "pinv")
+OF_ONE_BATCH = ("norms", "pinv", "lstsq", "lstsq of full rank")
 """What torch.export takes for a known batch alone."""
 
 

@@ -31,7 +31,19 @@ def test_another_device_has_what_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (mali.lanes("float32"), mali.registers, mali.cores) == (4, 16, 3)
     assert Target("opencl -device=mali").lanes("float32") == 1
     assert Target(str(mali)) == mali
-    assert Target("cuda").thread_warp_size == 32
+    assert Target("cuda -model=other").thread_warp_size == 32
+
+
+def test_a_gpu_says_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which has tensor cores or not; what its kind has no option for is left."""
+    said = {"arch": "sm_90", "cores": 132, "thread_warp_size": 32, "local_memory": 1}
+    monkeypatch.setattr("ekiden.target.target.device_facts", lambda *_: said)
+    found = Target("cuda")
+    assert (found.arch, found.cores) == ("sm_90", 132) and found.has("tensor_cores")
+    assert not Target("cuda -arch=sm_75").has("tensor_cores")
+    assert not Target("cuda -model=other").has("tensor_cores")
+    assert not Target("nvptx").has("tensor_cores")
+    assert Target(str(found)) == found
 
 
 def test_a_device_that_is_not_there() -> None:

@@ -10,7 +10,8 @@ from ekiden import relay, runtime
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Device
 from ekiden.target import Target
-from ekiden.tune import Task, extract_tasks
+from ekiden.tune import Task
+from ekiden.tune.task import module_tasks
 
 
 def product(rows: int = 24, depth: int = 48, columns: int = 80) -> IRModule:
@@ -23,7 +24,7 @@ def product(rows: int = 24, depth: int = 48, columns: int = 80) -> IRModule:
 @pytest.fixture
 def task() -> Task:
     """One kernel."""
-    return extract_tasks(product(), Target("llvm")).tasks[0]
+    return module_tasks(product(), Target("llvm")).tasks[0]
 
 
 @pytest.fixture

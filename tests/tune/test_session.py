@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -16,8 +17,10 @@ from ekiden import relay
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target import Target
-from ekiden.tune import Measurer, Records, Session, Task, extract_tasks
+from ekiden.tune import Measurer, Records, Session, Task
 from ekiden.tune.records import Best, Trial
+from ekiden.tune.task import module_tasks
+from long_runs import sizes
 
 QUICK = {"turns": 3, "race_seconds": 0.05, "jobs": 1, "batch": 4}
 
@@ -37,25 +40,25 @@ def two_layers() -> IRModule:
 
 
 def test_tasks_are_the_distinct_kernels_with_their_calls() -> None:
-    found = extract_tasks(two_layers(), Target("llvm"), {"n": [4, 8]})
+    found = module_tasks(two_layers(), Target("llvm"), {"n": [4, 8]})
     assert sorted((t.calls, t.flops) for t in found.tasks) == [(1, 24576), (2, 24576)]
     assert all(t.sizes == ({"n0": 4}, {"n0": 8}) for t in found.tasks)
     assert len({t.workload for t in found.tasks}) == 2
 
 
 def test_a_size_that_nobody_says_skips_a_kernel() -> None:
-    found = extract_tasks(two_layers(), Target("llvm"))
+    found = module_tasks(two_layers(), Target("llvm"))
     assert not found.tasks
     assert {why for _, why in found.skipped} == {"the size of 'n' is not given"}
     with pytest.raises(CompileError, match="sizes of as many runs"):
-        extract_tasks(two_layers(), Target("llvm"), {"n": [1, 2], "m": [1, 2, 3]})
+        module_tasks(two_layers(), Target("llvm"), {"n": [1, 2], "m": [1, 2, 3]})
 
 
 def test_workloads_are_the_same_in_every_process(task: Task) -> None:
     program = (
         "from conftest import product; from ekiden.target import Target\n"
-        "from ekiden.tune import extract_tasks\n"
-        "print(extract_tasks(product(), Target('llvm')).tasks[0].key)"
+        "from ekiden.tune.task import module_tasks\n"
+        "print(module_tasks(product(), Target('llvm')).tasks[0].key)"
     )
     folder = str(Path(__file__).parent)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, *filter(None, sys.path)])}
@@ -92,7 +95,7 @@ def test_records_of_other_sizes_and_processors_are_not_counted(task: Task) -> No
 
 
 def test_every_task_has_its_turn_and_winners_are_recorded(tmp_path: Path) -> None:
-    tasks = extract_tasks(two_layers(), Target("llvm"), {"n": 8}).tasks
+    tasks = module_tasks(two_layers(), Target("llvm"), {"n": 8}).tasks
     seen: list[int] = []
     session = Session(
         tasks, Records.open(tmp_path / "r.json"),
@@ -125,23 +128,30 @@ def test_nothing_to_tune_and_no_trials_are_refused(task: Task) -> None:
         Session([task]).run(0)
 
 
-def test_a_tuner_that_is_killed_loses_a_batch_at_most(task: Task, tmp_path: Path) -> None:
+@sizes("kills", 1, 20)
+def test_a_tuner_that_is_killed_loses_a_batch_at_most(
+    kills: int, task: Task, tmp_path: Path
+) -> None:
     path = tmp_path / "r.json"
     context = multiprocessing.get_context("fork")
-    tuner = context.Process(
-        target=lambda: Session([task], Records.open(path), quick(batch=2)).run(100)
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-        tuner.start()
-    until = time.monotonic() + 200
-    while not path.exists() or len(path.read_bytes().splitlines()) < 2:
-        assert time.monotonic() < until and tuner.is_alive()
-        time.sleep(0.02)
-    tuner.kill()
-    tuner.join()
-    found = Records.open(path)
-    assert len(found) >= 2 and found.damaged <= 1
+    source = random.Random(kills)
+    for _ in range(kills):
+        known = len(path.read_bytes().splitlines()) if path.exists() else 0
+        tuner = context.Process(
+            target=lambda: Session([task], Records.open(path), quick(batch=2)).run(400)
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+            tuner.start()
+        until = time.monotonic() + 200
+        while not path.exists() or len(path.read_bytes().splitlines()) < known + 2:
+            assert time.monotonic() < until and tuner.is_alive()
+            time.sleep(0.02)
+        time.sleep(0.5 * source.random() if kills > 1 else 0)
+        tuner.kill()
+        tuner.join()
+        found = Records.open(path)
+        assert len(found) >= known + 2 - found.damaged and found.damaged <= kills
     trials = len(found.query(kind="trial"))
     session = Session([task], found, quick(batch=2))
     assert session.trials == trials

@@ -1,6 +1,16 @@
 """The normal form of integer expressions: a polynomial over atoms, with bounds and proofs.
 
-An atom is what the form does not look into: a variable, a quotient, a minimum, a load.
+An atom is what the form does not look into: a variable, a quotient, a minimum, a load. Equal
+polynomials are equal expressions, so that two sides are compared by their forms:
+
+    (i + 1) * 4 - i      ->  {(i,): 3, (): 4}           i * 3 + 4
+    (i * 8 + j) // 4     ->  {(i,): 2, (j // 4,): 1}    i * 2 + j // 4
+    i // 4 * 4 + i % 4   ->  {(i,): 1}                  i
+
+What is proved of a polynomial is its sign, by intervals: each atom has a lowest and a highest
+value. Where these are symbols, as for i in [0, n), the variable is put at the end at which the
+polynomial is lowest, if it is known to rise or to fall with it, and the question asked again. What
+a scope says to hold (`_facts`, each >= 0) is taken off the polynomial: p - fact >= 0 is enough.
 """
 
 from __future__ import annotations
@@ -51,7 +61,8 @@ Interval: TypeAlias = tuple[Bound, Bound]
 
 EVERYTHING: Interval = (-math.inf, math.inf)
 DEPTH = 6
-"""How many variables with symbolic ranges a proof may replace."""
+"""How many variables with symbolic ranges a proof may replace, and how deep rules may be applied to
+what rules made: both searches branch, and what takes more steps is left unproved."""
 
 
 def _times(a: Bound, b: Bound) -> Bound:
@@ -72,8 +83,10 @@ class _Atom:
         self.expr = expr
         self.bound = bound
         self.order = order
+        """Where it stands in a sum: variables first, by their names."""
         self.numerator: Key | None = None
         self.divisor: int = 0
+        """Of x // c and x % c with a number c > 0: x and c."""
         self.digit: tuple[Key, Key] | None = None
         """Of a remainder by one monomial that is no number: (x, d) of x % d."""
 
@@ -87,11 +100,16 @@ class CanonicalForm:
     def __init__(self) -> None:
         self._atoms: list[_Atom] = []
         self._numbers: dict[object, int] = {}
+        """What an atom is (its kind and the polynomials of its parts) -> its place in `_atoms`."""
         self._has_digits = False
+        """Whether there are remainders by a symbol."""
         self._has_rests = False
         """Whether there are quotients that are rounded towards zero."""
         self._ranges: dict[int, tuple[Poly, Poly]] = {}
+        """Number of a variable -> its lowest and its highest value, which other variables may be
+        in."""
         self._memo: dict[int, Poly] = {}
+        """id of an expression -> its form; `_alive` keeps the id from being given to another."""
         self._alive: list[PrimExpr] = []
         self._terms: dict[tuple[Monomial, int], PrimExpr] = {}
         self._rewritten: dict[object, Poly] = {}
@@ -145,6 +163,9 @@ class CanonicalForm:
         return made
 
     def _by_kind(self, expr: PrimExpr) -> Poly:
+        """Floats, vectors and integers of other widths are opaque: their arithmetic rounds, wraps
+        or has lanes, so that the rules of whole numbers do not hold for it.
+        """
         rule = _RULES.get(type(expr))
         if rule is not None and _is_index(expr):
             return rule(self, expr)
@@ -176,6 +197,7 @@ class CanonicalForm:
         )
         if isinstance(expr, BinaryExpr):
             literal = (expr.a.dtype, expr.dtype)
+        # Of two unknown dimensions nothing is known, not even that they are equal: each is an atom.
         key = (
             type(expr),
             literal,
@@ -217,6 +239,9 @@ class CanonicalForm:
         return found
 
     def _emit(self, p: Poly, dtype: str) -> PrimExpr:
+        """The polynomial as an expression: terms in the order of their atoms, those that are taken
+        away behind the others, the number last.
+        """
         atoms = self._atoms
         if len(p) == 1:
             ((monomial, coefficient),) = p.items()
@@ -253,6 +278,9 @@ class CanonicalForm:
     # Bounds and proofs.
 
     def _bound(self, p: Poly) -> Interval:
+        """The sum of the terms' intervals. A variable in two terms counts as two: the interval may
+        be too wide, never too narrow.
+        """
         low: Bound = 0
         high: Bound = 0
         for monomial, coefficient in p.items():
@@ -302,6 +330,7 @@ class CanonicalForm:
         if not self._ranges:
             return False
         inside = {a for m in p for a in m if a in self._ranges}
+        # The last bound first: loops inside have ranges in which those around them occur.
         for atom in sorted(inside, reverse=True):
             replaced = self._at_worst(p, atom)
             if replaced is not None:
@@ -338,6 +367,7 @@ class CanonicalForm:
             if low == high == 0:
                 return kind is EQ
             return self._decide_by_facts(p, kind is EQ) if self._facts else None
+        # p < 0 is -p - 1 >= 0 for whole numbers; that it does not hold is p >= 0
         if kind in (GT, GE):
             p, kind = {m: -c for m, c in p.items()}, LT if kind is GT else LE
         if self._nonnegative(poly.add(poly.constant(-1 if kind is LT else 0), p, -1)):
@@ -359,6 +389,7 @@ class CanonicalForm:
         return None
 
     def _never_zero(self, p: Poly) -> bool:
+        """4 * i + 6 * j + 3 != 0: the terms are multiples of 2, the number is not."""
         coeff = poly.content(p)
         return bool(coeff) and p.get(ONE, 0) % coeff != 0
 
@@ -451,6 +482,7 @@ class CanonicalForm:
         return self._modulo(self._of(e.a), self._of(e.b), e.dtype)
 
     def _divide(self, p: Poly, d: Poly, dtype: str) -> Poly:
+        """(d * q + r) // d  ->  q + r // d, where r // d may be known to be a number."""
         divisor = poly.constant_of(d)
         if divisor is not None and divisor > 0:
             quotient, rest = poly.split(p, divisor)
@@ -499,6 +531,7 @@ class CanonicalForm:
         return atom.numerator, atom.divisor
 
     def _modulo(self, p: Poly, d: Poly, dtype: str) -> Poly:
+        """(d * q + r) % d  ->  r % d, which is r where 0 <= r < d is known."""
         divisor = poly.constant_of(d)
         if divisor is not None and divisor > 0:
             return self._small_modulo(poly.split(p, divisor)[1], divisor, dtype)
@@ -509,6 +542,9 @@ class CanonicalForm:
         return rest if self._within(rest, d) else self._quotient_atom(FloorMod, rest, d, dtype)
 
     def _small_modulo(self, p: Poly, divisor: int, dtype: str) -> Poly:
+        """p % divisor, whose coefficients are below the divisor: where all of p is in one turn of
+        it, p less a multiple; a common factor c leaves c * (p / c % (divisor / c)).
+        """
         low, high = self._bound(p)
         if low > -math.inf and high < math.inf and low // divisor == high // divisor:
             return poly.add(p, poly.constant(-int(low // divisor) * divisor))
@@ -523,6 +559,9 @@ class CanonicalForm:
         return self._quotient_atom(FloorMod, p, poly.constant(divisor), dtype)
 
     def _quotient_atom(self, kind: type[BinaryExpr], p: Poly, d: Poly, dtype: str) -> Poly:
+        """p // d or p % d as an atom, unless a rule makes something else of it; what `_recombine`
+        asks of a digit later is noted with it.
+        """
         divisor = poly.constant_of(d)
         if not p and divisor != 0:
             return {}
@@ -546,6 +585,9 @@ class CanonicalForm:
         return {(self._numbers[key],): 1}
 
     def _quotient_bound(self, kind: type[BinaryExpr], p: Poly, d: Poly) -> Interval:
+        """The values of p // d or p % d; a divisor that may be 0 counts as 1, as the value of a
+        division by 0 is nobody's to use.
+        """
         low, high = self._bound(p)
         smallest, largest = self._bound(d)
         if smallest < 0 and kind is FloorMod:
@@ -561,6 +603,7 @@ class CanonicalForm:
         return least, (_floor(high, step) if high >= 0 else 0)
 
     def _extreme(self, e: PrimExpr) -> Poly:
+        """The side that is known to win; else an atom, the same for both orders of the sides."""
         assert isinstance(e, (Min, Max))
         a, b = self._of(e.a), self._of(e.b)
         difference = poly.add(a, b, -1)
@@ -635,6 +678,9 @@ class CanonicalForm:
         return (0, min(ends)) if ends else EVERYTHING
 
     def _cast(self, e: PrimExpr) -> Poly:
+        """A cast that keeps the value is none: of a number that fits, and from int32 to int64 of a
+        sum whose parts are int64 already and that fits int32.
+        """
         assert isinstance(e, Cast)
         value = self._of(e.value)
         number = poly.constant_of(value)

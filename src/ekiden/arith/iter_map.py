@@ -7,6 +7,15 @@ variable or of a fused sum in mixed radix:
     IterSum((s0, s1, ...), base)        =  s0 + s1 + ... + base
     IterMark(source, extent)            =  source, known to be in [0, extent)
 
+For i in [0, 8), j in [0, 64), of the index i * 16 + j // 4:
+
+    IterSum((IterSplit(i, 1, 8, 16), IterSplit(j, 4, 16, 1)), 0)
+
+where each scale is the product of the extents below it, so that the sum counts through [0, 128)
+without gaps: a number in mixed radix. Such a sum can be divided again: (i * 16 + j // 4) // 32 is
+the digit i // 2. Where the divisor falls among several digits, these are fused into a mark of their
+own, and a digit of that is taken.
+
 `detect_iter_map` writes indices this way and checks that no digit is used twice, and (bijective)
 that every digit is used: then the indices visit each point exactly once. Names follow TVM 0.16.
 """
@@ -243,7 +252,10 @@ class Detector:
         return IterSum(tuple(args), times(a.base, factor))
 
     def _divided(self, a: IterSum, c: Size, whole: bool) -> IterSum:
-        """a // c or a % c: multiples of c leave, the rest must be digits of one fused sum."""
+        """a // c or a % c: multiples of c leave, the rest must be digits of one fused sum.
+
+        (i * 16 + j) // 4 = i * 4 + j // 4, and (i * 16 + j) % 4 = j % 4.
+        """
         # A divisor is never 0: the expression would have no value.
         if not self.numbers.at_most(1 if isinstance(c, int) else 0, c):
             raise IterMapError(f"the divisor {c!r} is not known to be positive")
@@ -294,7 +306,11 @@ class Detector:
         return IterSum((*((above,) if above.extent != 1 else ()), *below), 0)
 
     def _cut(self, split: IterSplit, c: Size, whole: bool) -> IterSplit:
-        """The part of a digit above or below c, a multiple of its scale."""
+        """The part of a digit above or below c, a multiple of its scale.
+
+        Where c does not divide it, the last value of the part above has fewer values below it: such
+        a digit is taken only where nothing is claimed and nothing stands above it.
+        """
         numbers = self.numbers
         factor = numbers.quotient(c, split.scale)
         above: Size
@@ -351,6 +367,9 @@ class Detector:
         return tuple(found)
 
     def _next(self, left: Sequence[IterSplit], expected: Size) -> int | None:
+        """The digit of a scale. Of several only one may have more than one value; those of one
+        value go first, as they leave the next scale where it is.
+        """
         matching = [n for n, s in enumerate(left) if self.numbers.equal(s.scale, expected)]
         for n in matching:
             if len(matching) == 1 or left[n].extent == 1:
@@ -472,7 +491,10 @@ class Detector:
         return found
 
     def check(self, indices: Sequence[IterSum]) -> None:
-        """No digit is used twice, and (bijective) none is left out. Raises IterMapError."""
+        """No digit is used twice, and (bijective) none is left out. Raises IterMapError.
+
+        Marks are looked at before those that they are fused of, whose digits they use.
+        """
         used: dict[IterMark, list[IterSplit]] = {}
         for each in indices:
             for split in each.args:

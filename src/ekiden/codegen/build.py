@@ -75,7 +75,7 @@ def _check_threads(target: Target, what: str) -> None:
 
 
 def _threads_version() -> str:
-    return ",".join(sorted(device.DIALECTS))
+    return ",".join(sorted(device.FORMATS))
 
 
 def kernel_texts(funcs: Sequence[PrimFunc], target: Target) -> str:
@@ -88,9 +88,9 @@ def kernel_texts(funcs: Sequence[PrimFunc], target: Target) -> str:
 GENERATORS: dict[str, Generator] = {
     "llvm": Generator(llvm.compile_object, _LLVM_SOURCES, str, llvm.check_target, _debug_llvm),
     "c":    Generator(_compile_c, {"c": c.emit_all}, c.compiler_version, c.check_target, _debug_c),
-    **{name: Generator(_compile_threads, {name: kernel_texts}, _threads_version, _check_threads,
+    **{name: Generator(_compile_threads, {form: kernel_texts}, _threads_version, _check_threads,
                        _debug_threads)
-       for name in device.DIALECTS if KINDS[name].has_generator},
+       for name, form in device.FORMATS.items() if KINDS[name].has_generator},
 }
 # fmt: on
 

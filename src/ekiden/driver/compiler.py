@@ -143,7 +143,7 @@ def compile(
     with _chosen(size, denormals, decisions, records, byoc):
         to = virtual_device.with_bounds(target, bounds) if bounds else target
         if devices:
-            made = _on_fastest(model, target, asked, executor, progress)
+            made = compile_fastest(model, target, asked, executor, progress)
         elif tier == "quick":
             made, upgrade = compile_quick(model, to, asked, executor, progress)
         else:
@@ -225,10 +225,13 @@ def _takes_examples(model: Model) -> bool:
 
 
 def _are_examples(given: Targets | Sequence[object]) -> bool:
-    """Whether what stands in the place of targets is a sequence of anything else, or of nothing."""
+    """Whether what stands in the place of targets is a sequence of anything else, of numbers, which
+    are no targets by themselves, or of nothing.
+    """
     if not isinstance(given, (list, tuple)):
         return False
-    return not given or not all(map(_says_targets, given))
+    are_numbers = all(isinstance(each, (int, float)) for each in given)
+    return are_numbers or not all(map(_says_targets, given))
 
 
 def _says_targets(each: object) -> bool:
@@ -317,14 +320,14 @@ def compile_artifact(
     return made.artifact if found is None else found
 
 
-def _on_fastest(
+def compile_fastest(
     model: Model,
     target: Targets,
     options: ImportOptions,
     executor: str,
     progress: Progress | None,
 ) -> runtime.Executable:
-    """What `compile` makes for the devices on which it runs fastest."""
+    """What `compile` makes for the devices on which it runs fastest, as measured here."""
     auto = import_module("ekiden.driver.auto_devices")
 
     def compiled(targets: Targets) -> runtime.Executable:

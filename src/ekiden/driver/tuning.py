@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from typing import cast
 
 from ekiden.driver.build import Model, import_model
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Var
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.ir.type import TensorType
+from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType, NameDimensions
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
-from ekiden.target import Target, TargetLike, target_or_current
+from ekiden.target import TargetLike, target_or_current
+from ekiden.topi.rule.family import size_of
 from ekiden.tune.measure import Measurer
 from ekiden.tune.records import Records
 from ekiden.tune.remote import Remote
 from ekiden.tune.search import Evolution, Random, Search
 from ekiden.tune.session import Progress, Session
-from ekiden.tune.task import Extracted, SizesLike, Task, extract_tasks
+from ekiden.tune.task import Extracted, Sizes, SizesLike, Task, module_tasks
 
 SEARCHES: Mapping[str, Search] = {s.name: s for s in (Evolution(), Random())}
 """What can be asked for by name."""
@@ -118,21 +122,28 @@ def _tasks(
         if not all(isinstance(each, Task) for each in model):
             raise InputError("tune: a model or a sequence of tasks expected")
         return [each for each in model if isinstance(each, Task)]
-    found = model_tasks(model, target_or_current(target), dims, shape)
+    found = extract_tasks(model, target, dims, shape)
     if not found.tasks:
         reasons = "; ".join(f"{name}: {why}" for name, why in found.skipped) or "it has no kernels"
         raise InputError(f"tune: there is no kernel to tune: {reasons}")
     return found.tasks
 
 
-def model_tasks(
-    model: Model, target: Target, dims: SizesLike | None = None, shape: Shapes | None = None
+def extract_tasks(
+    model: Model,
+    target: TargetLike | None = None,
+    dims: SizesLike | None = None,
+    shape: Shapes | None = None,
 ) -> Extracted:
-    """The tasks of a model, and the kernels that are none. Raises InputError for a size of a symbol
-    that the model has not, or without one of a symbol of its inputs."""
-    module = NameDimensions()(InferType()(import_model(model, ImportOptions(shape))))
+    """The tasks of a model, its distinct kernels with how often a run calls each, and the kernels
+    that are none, with the reason. Arguments are as in `tune`.
+
+    Raises InputError for a size of a symbol that the model has not, or without one of a symbol of
+    its inputs, and what `compile` raises.
+    """
+    module = _typed(model, shape)
     names = _symbols(module)
-    given = dict(dims or {})
+    given = _named(dims or {})
     if unknown := [n for n in given if n not in names]:
         there = ", ".join(f"'{n}'" for n in names) or "none"
         raise InputError(f"tune: no symbol is named '{unknown[0]}'; there are: {there}")
@@ -141,7 +152,52 @@ def model_tasks(
             f"tune: the size of '{missing[0]}' is not known: dims={{'{missing[0]}': 1}} tunes for"
             " one, shape= fixes an input's"
         )
-    return extract_tasks(module, target, given)
+    return module_tasks(module, target_or_current(target), dims)
+
+
+def profile_sizes(
+    model: Model, runs: Iterable[Mapping[str, object]], shape: Shapes | None = None
+) -> list[tuple[Sizes, float]]:
+    """The sizes that a model's symbols have in some runs, and how much each of these counts: what
+    `dims` takes. A run is what each input is given by its name: an array, or its shape.
+
+    Raises InputError for an input that the model has not, and for other sizes than it says.
+    """
+    main = _typed(model, shape)["main"]
+    assert isinstance(main, Function)
+    kinds = {p.name_hint: p.checked_type for p in main.params}
+    counts = Counter(tuple(sorted(_sizes_of(kinds, run).items())) for run in runs)
+    total = sum(counts.values())
+    return [(dict(sizes), count / total) for sizes, count in counts.most_common()]
+
+
+def _sizes_of(kinds: Mapping[str, Type], run: Mapping[str, object]) -> Sizes:
+    found: dict[str, int] = {}
+    for name, given in run.items():
+        kind = kinds.get(name)
+        if not isinstance(kind, TensorType):
+            there = ", ".join(kinds)
+            raise InputError(f"profile_sizes: no input is named '{name}'; there are {there}")
+        shape = [int(d) for d in cast("Sequence[int]", getattr(given, "shape", given))]
+        if len(shape) != len(kind.shape):
+            raise InputError(f"profile_sizes: '{name}' has {len(kind.shape)} axes, got {shape}")
+        for dim, size in zip(kind.shape, shape, strict=True):
+            wanted = found.setdefault(dim.name, size) if isinstance(dim, Var) else size_of(dim)
+            if wanted not in (None, size):
+                raise InputError(f"profile_sizes: '{name}' is of {kind.shape}, got {shape}")
+    return found
+
+
+def _typed(model: Model, shape: Shapes | None) -> IRModule:
+    return NameDimensions()(InferType()(import_model(model, ImportOptions(shape))))
+
+
+def _named(dims: SizesLike) -> list[str]:
+    """The symbols that have a size, in every run."""
+    if isinstance(dims, Mapping):
+        return list(dims)
+    found = [set(sizes) for sizes, _ in dims]
+    return sorted(set.intersection(*found)) if found else []
 
 
 def _symbols(module: IRModule) -> list[str]:
@@ -153,4 +209,4 @@ def _symbols(module: IRModule) -> list[str]:
     return list(dict.fromkeys(v.name for d in dims for v in free_vars(d)))
 
 
-__all__ = ["SEARCHES", "model_tasks", "prepare", "tune"]
+__all__ = ["SEARCHES", "extract_tasks", "prepare", "profile_sizes", "tune"]

@@ -74,12 +74,16 @@ class _Cursor:
         return len(self.data) - self.at
 
     def take(self, count: int) -> NDArray[np.uint8]:
+        """The next bytes, a view of the file. Raises what `fail` makes where it has no as many."""
         if count > self.left:
             raise self.fail(f"{count} bytes expected at {self.at}, the file has {self.left} more")
         self.at += count
         return self.data[self.at - count : self.at]
 
     def number(self, dtype: np.dtype[Any]) -> int | float | bool:
+        """The next number, little-endian. Raises what `fail` makes for a truth value that is
+        neither.
+        """
         raw = self.take(dtype.itemsize)
         if dtype.kind == "b" and raw[0] > 1:
             raise self.fail(f"0 or 1 expected for a truth value at {self.at - 1}, got {raw[0]}")
@@ -105,6 +109,9 @@ class _Cursor:
             raise self.fail(f"text in UTF-8 expected, got {raw[:40]!r}") from error
 
     def value(self, code: int, depth: int = 0) -> Entry:
+        """A value of the type of that code; texts need not be UTF-8. Raises what `fail` makes for
+        codes that there are not.
+        """
         if code in NUMBERS:
             return self.number(NUMBERS[code])
         if code == STRING:
@@ -114,6 +121,9 @@ class _Cursor:
         return self.array(depth)
 
     def array(self, depth: int) -> Entry:
+        """Numbers as a view of the file, texts and arrays as a list. Raises what `fail` makes for
+        arrays in arrays deeper than DEEPEST: a file of a few bytes could ask for any depth.
+        """
         if depth == DEEPEST:
             raise self.fail(f"arrays more than {DEEPEST} deep")
         code = self.u32()

@@ -62,6 +62,7 @@ class _Entries:
         return LoadError(f"{self.path}: 'tokenizer.{name}': {message}")
 
     def texts(self, name: str) -> list[str]:
+        """A list of texts. Raises what `fail` makes where it is none or missing."""
         found = self.given.get(name)
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
             raise self.fail(name, "a list of texts expected")
@@ -87,6 +88,7 @@ class _Entries:
         return found
 
     def text(self, name: str, default: str = "") -> str:
+        """A text, or the default where it is missing. Raises what `fail` makes where it is none."""
         found = self.given.get(name, default)
         if not isinstance(found, str):
             raise self.fail(name, "a text expected")
@@ -105,6 +107,9 @@ def _joins(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, st
     number = {token: n for n, token in enumerate(tokens)}
 
     def pairs() -> Iterator[tuple[float, int, int, int]]:
+        """(order, number of the whole, of its left and of its right part) for each way to cut each
+        token.
+        """
         for n, token in enumerate(tokens):
             for cut in range(1, len(token)):
                 left, right = number.get(token[:cut]), number.get(token[cut:])

@@ -66,6 +66,8 @@ def _search(loss: Callable[[Histogram, float, float], float]) -> Callable[..., t
     """The cut of the range, towards 0 from both sides, that has the least loss."""
 
     def find(seen: Histogram) -> tuple[float, float]:
+        """(low, high) of the share of the range, of CUTS from all to a tenth, with the least
+        loss."""
         shares = np.linspace(1.0, 0.1, CUTS)
         losses = [loss(seen, seen.low * share, seen.high * share) for share in shares]
         best = float(shares[int(np.argmin(losses))])

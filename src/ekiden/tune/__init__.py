@@ -25,14 +25,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ekiden.tune.candidate import Candidate
     from ekiden.tune.clusters import RayExecutor
+    from ekiden.tune.foreign import read_autotvm, read_metaschedule
     from ekiden.tune.measure import Measurer, Outcome
     from ekiden.tune.records import Best, Records, Trial
     from ekiden.tune.remote import Remote
-    from ekiden.tune.search import Evolution, Random, Replay, Search
+    from ekiden.tune.search import Evolution, Random, Replay, Search, learned
     from ekiden.tune.session import Session
     from ekiden.tune.sketch import TraceSpace
     from ekiden.tune.space import FamilySpace, Space
-    from ekiden.tune.task import Task, extract_tasks, schedule_task, te_task
+    from ekiden.tune.task import Task, schedule_task, te_task
+    from ekiden.tune.template import get_config, template, template_task
 
 __all__ = [
     "Best",
@@ -53,8 +55,15 @@ __all__ = [
     "TraceSpace",
     "Trial",
     "extract_tasks",
+    "get_config",
+    "learned",
+    "profile_sizes",
+    "read_autotvm",
+    "read_metaschedule",
     "schedule_task",
     "te_task",
+    "template",
+    "template_task",
 ]
 
 _HOMES = {
@@ -75,17 +84,29 @@ _HOMES = {
     "Task": "task",
     "TraceSpace": "sketch",
     "Trial": "records",
-    "extract_tasks": "task",
+    "get_config": "template",
+    "learned": "search",
+    "read_autotvm": "foreign",
+    "read_metaschedule": "foreign",
     "schedule_task": "task",
     "te_task": "task",
+    "template": "template",
+    "template_task": "template",
 }
+
+
+_OF_MODELS = ("extract_tasks", "profile_sizes")
 
 
 def __getattr__(name: str) -> object:
     """Load a public name when it is first used: reading records needs no compiler."""
-    if name not in _HOMES:
+    if name in _OF_MODELS:
+        home = "ekiden.driver.tuning"  # above this floor, as what imports models is
+    elif name in _HOMES:
+        home = f"{__name__}.{_HOMES[name]}"
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value: object = getattr(import_module(home), name)
     globals()[name] = value
     return value
 

@@ -26,13 +26,16 @@ class RayExecutor(Executor):
             ) from error
         self._retries = retries
 
-    def submit(  # noqa: D102  # any arguments, as the base class has it
+    def submit(  # any arguments, as the base class has it
         self,
         function: Callable[..., object],
         /,
         *args: Any,  # noqa: ANN401  whatever the function takes
         **options: Any,  # noqa: ANN401
     ) -> Future[Any]:
+        """The call as a task of the cluster, its arguments sent along; retried where a worker is
+        lost.
+        """
         task = self._ray.remote(max_retries=self._retries)(function)
         found: Future[Any] = task.remote(*args, **options).future()
         return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ekiden.runtime import environment
-from ekiden.runtime.errors import InputError
+from ekiden.runtime.errors import EkidenError, InputError
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import NAME
 from ekiden.tune.records import processor
@@ -175,19 +175,28 @@ class Measurer:
         return found
 
     def _built(self, task: Task, candidates: Sequence[Candidate]) -> list[_Built | Outcome]:
-        texts = task.source.texts()
+        jobs: dict[Candidate, Job] = {}
+        found: dict[Candidate, _Built | Outcome] = {}
+        for each in candidates:
+            try:
+                jobs[each] = self._build_job(task, each)
+            except EkidenError as error:  # of a template
+                found[each] = Outcome(each, "refused", said=f"{type(error).__name__}: {error}")
+        replies = self._ask(list(jobs.values()), self.jobs) if jobs else []
+        found |= {c: _built(c, reply) for c, reply in zip(jobs, replies, strict=True)}
+        return [found[c] for c in candidates]
+
+    def _build_job(self, task: Task, candidate: Candidate) -> Job:
+        source, sent = task.sent(candidate)
+        head: dict[str, object] = {
+            "target": str(task.target),
+            "rule": sent.rule,
+            "choice": sent.choice,
+            "sizes": [dict(s) for s in task.sizes],
+            "key": task.key,
+        }
         function = self.build_function if self.remote is None else REMOTE_BUILD
-        jobs = [
-            Job(
-                function,
-                {"target": str(task.target), "rule": c.rule, "choice": c.choice,
-                 "sizes": [dict(s) for s in task.sizes], "key": task.key},
-                texts, self.build_seconds, self.memory,
-            )
-            for c in candidates
-        ]  # fmt: skip
-        replies = self._ask(jobs, self.jobs)
-        return [_built(c, reply) for c, reply in zip(candidates, replies, strict=True)]
+        return Job(function, head, source.texts(), self.build_seconds, self.memory)
 
     def _run(
         self, task: Task, shared: list[_Built], batches: list[list[_Built]], seed: int
@@ -209,7 +218,7 @@ class Measurer:
             "name": NAME,
             "args": built[0].args,
             "outputs": built[0].outputs,
-            "shares": [1 / count] * count,
+            "shares": list(task.shares) or [1 / count] * count,
             "seed": seed,
             "turns": self.turns,
             "race_seconds": self.race_seconds,

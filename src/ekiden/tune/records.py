@@ -34,7 +34,8 @@ class Trial:
     """One candidate that was tried.
 
     status: a row of `measure.STATUSES`. ratio: time to the default's, measured in turns with it.
-    seconds: of a call, the fastest seen; of the default, `untuned`. said: why it is not ok.
+    seconds: of a call, the fastest seen; of the default, `untuned`. said: why it is not ok. sizes,
+    shares: of each run that counts, how much it counts (nothing where all count alike).
     """
 
     workload: str
@@ -48,6 +49,7 @@ class Trial:
     untuned: float = 0.0
     threads: int = 1
     sizes: list[dict[str, int]] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
     said: str = ""
     processor: str = ""
     version: str = ""

@@ -119,8 +119,9 @@ class Session:
     def _known(self, task: Task) -> State:
         state = State(task)
         for record in self.records.query(task.workload, str(task.target)):
-            same = (record.sizes or [{}], record.threads, record.processor)
-            wanted = ([dict(s) for s in task.sizes], self.measurer.threads, self.measurer.processor)
+            same = (record.sizes or [{}], record.shares, record.threads, record.processor)
+            sizes = ([dict(s) for s in task.sizes], list(task.shares))
+            wanted = (*sizes, self.measurer.threads, self.measurer.processor)
             if same == wanted and not task.space.refusal(Candidate(record.rule, record.choice)):
                 state.add(record)
         return state
@@ -239,6 +240,7 @@ def _trial(session: Session, task: Task, outcome: Outcome) -> Trial:
         threads=session.measurer.threads,
         processor=session.measurer.processor,
         sizes=[dict(s) for s in task.sizes if s],
+        shares=list(task.shares),
         said=outcome.said[:400],
         search=session.search.name,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ekiden.arith import simplify
@@ -29,15 +30,17 @@ from ekiden.tir.schedule import Schedule
 from ekiden.tir.stmt import IterKind, PrimFunc
 from ekiden.topi import rule
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.program import NAME, Source
+from ekiden.tune.program import DEFAULT, NAME, Source
 from ekiden.tune.records import Records
 from ekiden.tune.rules import block_of
-from ekiden.tune.sketch import TraceSpace, sketches
+from ekiden.tune.sketch import TraceSpace, block_names, sketches
 from ekiden.tune.space import FamilySpace, Space
+from ekiden.tune.untuned import modelled
 
 Sizes = Mapping[str, int]
-SizesLike = Mapping[str, int | Sequence[int]]
-"""Symbol of a model -> the size it is tuned for, or several that count alike."""
+SizesLike = Mapping[str, int | Sequence[int] | Mapping[int, float]] | Sequence[tuple[Sizes, float]]
+"""Symbol of a model -> the size it is tuned for, several that count alike, or sizes with how much
+each counts; or sizes of all symbols, with how much each such run counts."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Task:
 
     workload: the digest of what it computes, the same in every process. name: its operators. node:
     where it comes from. calls: how often a run calls it. sizes: what its symbols are, once for each
-    of the runs it is tuned for, which count alike.
+    of the runs it is tuned for; shares: how much each counts, of 1 (empty: all alike).
     """
 
     name: str
@@ -59,6 +62,9 @@ class Task:
     sizes: tuple[Sizes, ...] = field(default=({},))
     flops: int = 0
     """Operations of a call, the mean over the sizes; 0 where that is not known."""
+    shares: tuple[float, ...] = ()
+    lowering: Callable[[Candidate], PrimFunc] | None = field(default=None, compare=False)
+    """Makes the loops of a candidate where only this process can; None for the source's."""
 
     @property
     def key(self) -> str:
@@ -71,11 +77,22 @@ class Task:
         """
         best = records.best().get(self.key)
         if best is None:
-            return self.source.lower(self.space.default, self.target)
+            return self._lowered(self.space.default)
         candidate = Candidate(best.rule, best.choice)
         if reason := self.space.refusal(candidate):
             raise CompileError(f"records: '{best.rule}' for {self} does not apply: {reason}")
-        return self.source.lower(candidate, self.target)
+        return self._lowered(candidate)
+
+    def sent(self, candidate: Candidate) -> tuple[Source, Candidate]:
+        """What a worker is given to make a candidate's code of. Raises CompileError, ScheduleError
+        for one that cannot be."""
+        if self.lowering is None:
+            return self.source, candidate
+        return Source(self.lowering(candidate)), Candidate(DEFAULT)
+
+    def _lowered(self, candidate: Candidate) -> PrimFunc:
+        source, sent = self.sent(candidate)
+        return source.lower(sent, self.target)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.node})" if self.node else self.name
@@ -94,18 +111,19 @@ class Extracted:
     skipped: tuple[tuple[str, str], ...]
 
 
-def extract_tasks(module: IRModule, target: Target, dims: SizesLike | None = None) -> Extracted:
+def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None) -> Extracted:
     """The distinct kernels of a module of Relay functions that have something to choose, each with
     how often a run calls it; calls in a loop or a branch count once.
 
-    `dims` are sizes of the module's symbols: one, or several that count alike. A kernel that has
-    symbols of other names is skipped, and says so. Raises CompileError for what cannot be compiled.
+    `dims` are sizes of the module's symbols, one or several with how much each counts. A kernel
+    that has symbols of other names is skipped, and says so. Raises CompileError for what cannot be
+    compiled.
     """
     optimized = optimize(module, target, kernels=None)
     counts = _calls(optimized)
     tasks: dict[str, Task] = {}
     skipped: list[tuple[str, str]] = []
-    runs = _runs(dims or {})
+    runs, shares = _runs(dims or {})
     for function in dict.fromkeys(f for f, _ in primitive_functions(optimized)):
         form = canonicalize(function)
         workload = structural_digest(form)
@@ -130,19 +148,22 @@ def extract_tasks(module: IRModule, target: Target, dims: SizesLike | None = Non
         )
         tasks[workload] = Task(
             display_name(form), workload, Source(form), target, space, counts.get(function, 1),
-            "".join(names_of(form)[1:]), sizes, _flops(form, sizes),
+            "".join(names_of(form)[1:]), sizes, _flops(form, sizes), shares,
         )  # fmt: skip
     return Extracted(tuple(tasks.values()), tuple(dict.fromkeys(skipped)))
 
 
 def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: str = "") -> Task:
-    """The task of a computation: inputs, then its result. The default is what the families of
-    kernels make of it; candidates are sketches. Raises CompileError for one without a sketch."""
+    """The task of a computation: inputs, then its result. The default are tiles by the model of the
+    processor where its sums have some, else what the families of kernels make of it; candidates are
+    sketches. Raises CompileError for one without a sketch."""
     chosen = target_or_current(target)
     func = create_prim_func(list(tensors))
     inputs, outputs = list(tensors[:-1]), [tensors[-1]]
     called = name or tensors[-1].name
-    untuned = rule.schedule(inputs, outputs, chosen, NAME)
+    untuned = modelled(func, block_names(func), chosen)
+    if untuned is None:
+        untuned = rule.schedule(inputs, outputs, chosen, NAME)
     made = sketches(func, chosen)
     space = TraceSpace(func, tuple(s.trace for s in made), tuple(s.name for s in made))
     return _program_task(func, untuned, space, called, chosen)
@@ -199,10 +220,7 @@ def program_flops(func: PrimFunc) -> int:
 
 
 def _again(task: Task, calls: int) -> Task:
-    return Task(
-        task.name, task.workload, task.source, task.target, task.space, task.calls + calls,
-        task.node, task.sizes, task.flops,
-    )  # fmt: skip
+    return replace(task, calls=task.calls + calls)
 
 
 def _calls(module: IRModule) -> dict[RelayExpr, int]:
@@ -219,16 +237,29 @@ def _calls(module: IRModule) -> dict[RelayExpr, int]:
     return found
 
 
-def _runs(dims: SizesLike) -> list[Sizes]:
-    """The sizes of each run: those with several values go together, the first with the first."""
+def _runs(dims: SizesLike) -> tuple[list[Sizes], tuple[float, ...]]:
+    """The sizes of each run, and how much it counts (nothing where all count alike). Those with
+    several values go together, the first with the first."""
+    if not isinstance(dims, Mapping):
+        return [sizes for sizes, _ in dims], _shares([share for _, share in dims])
     lists = {n: [v] if isinstance(v, int) else list(v) for n, v in dims.items()}
     lengths = {len(each) for each in lists.values()} - {1}
-    if len(lengths) > 1 or 0 in lengths:
+    counted = [list(v.values()) for v in dims.values() if isinstance(v, Mapping)]
+    if len(lengths) > 1 or 0 in lengths or any(each != counted[0] for each in counted):
         raise CompileError(
             f"tune: sizes of as many runs expected for each symbol, got {dict(dims)}"
         )
     count = max(lengths, default=1)
-    return [{n: v[i % len(v)] for n, v in lists.items()} for i in range(count)]
+    runs: list[Sizes] = [{n: v[i % len(v)] for n, v in lists.items()} for i in range(count)]
+    return runs, _shares(counted[0]) if counted else ()
+
+
+def _shares(counts: Sequence[float]) -> tuple[float, ...]:
+    """How much runs count, of 1. Raises CompileError for what does not count."""
+    total = math.fsum(counts)
+    if not counts or not all(0 < each < math.inf for each in counts):
+        raise CompileError(f"tune: shares above 0 expected of sizes, got {list(counts)}")
+    return () if len(set(counts)) == 1 else tuple(each / total for each in counts)
 
 
 def _sizes(function: Function, form: Function, runs: list[Sizes]) -> tuple[Sizes, ...] | str:

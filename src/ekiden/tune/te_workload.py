@@ -22,6 +22,7 @@ def _padded(x: Tensor, before: int, after: int, first: int, last: int) -> Tensor
     shape = [d + before + after if n in axes else d for n, d in enumerate(x.shape)]
 
     def element(*at: PrimExpr) -> PrimExpr:
+        """The element, moved by `before` along the axes; 0 outside."""
         inside = [c for n in axes for c in (at[n] >= before, at[n] < x.shape[n] + before)]
         moved = [i - before if n in axes else i for n, i in enumerate(at)]
         return if_then_else(all_of(*inside), x[tuple(moved)], const(0, x.dtype))
@@ -71,6 +72,7 @@ def conv2d(
     c = te.reduce_axis((0, ci // groups), name="c")
 
     def element(b: PrimExpr, i: PrimExpr, j: PrimExpr, o: PrimExpr) -> PrimExpr:
+        """The sum over the window and the channels of the result's group."""
         channel = c + (o // (co // groups)) * (ci // groups) if groups > 1 else c
         at = padded[b, i * stride + p * dilation, j * stride + q * dilation, channel]
         return te.sum(at * w[p, q, c, o], axis=[p, q, c])
@@ -130,6 +132,7 @@ def conv2d_transpose(
     wide = (size - 1) * stride + 1 + 2 * around
 
     def spread(b: PrimExpr, i: PrimExpr, j: PrimExpr, c: PrimExpr) -> PrimExpr:
+        """The input with `stride` - 1 zeros between elements and a border of them around."""
         y, z = i - around, j - around
         inside = (y >= 0, y < (size - 1) * stride + 1, z >= 0, z < (size - 1) * stride + 1)
         whole = ((y % stride).equal(0), (z % stride).equal(0))

@@ -5,9 +5,11 @@ from ekiden.codegen.device.dialect import DIALECTS, Dialect
 from ekiden.codegen.device.kernels import DeviceKernel, pack_kernels, unpack_kernels
 from ekiden.codegen.device.printer import print_kernel
 from ekiden.codegen.device.split import Split, split_program
+from ekiden.codegen.device.texts import FORMATS
 
 __all__ = [
     "DIALECTS",
+    "FORMATS",
     "DeviceKernel",
     "Dialect",
     "Split",

@@ -25,7 +25,9 @@ class Dialect:
     keywords: names that mean something in it. least: atomic minimum of an int in memory, given a
     place and a value. bound: whether memory is bound beside the kernel, not given to it. vectors:
     how vectors are written, and helper functions over them; None where they are loops over lanes.
-    matrices: whether it has those that a warp holds (`codegen.device.fragments`).
+    matrices: whether it has those that a warp holds (`codegen.device.fragments`). number: how a
+    number is given to a kernel. also: what is given behind everything. missing: types that it has
+    not.
     """
 
     name: str
@@ -42,6 +44,9 @@ class Dialect:
     bound: bool = False
     vectors: VectorSyntax | None = None
     matrices: bool = False
+    number: str = "const int64_t {name}"
+    also: str = ""
+    missing: frozenset[str] = frozenset()
 
     @property
     def linear(self) -> str:
@@ -110,6 +115,29 @@ template <typename T, typename S> EK_DEVICE T ek_bits(S x) {
 EK_DEVICE float ek_word_to_float(uint32_t x) { return ek_bits<float>(x); }
 EK_DEVICE uint32_t ek_float_to_word(float x) { return ek_bits<uint32_t>(x); }
 """
+METAL_HEAD = """\
+#include <metal_stdlib>
+using namespace metal;
+#pragma METAL fp contract(off)
+#define INT64_C(x) x##L
+#define UINT64_C(x) x##UL
+#define INT64_MIN (-9223372036854775807L - 1)
+#define floorf floor
+#define ceilf ceil
+#define truncf trunc
+#define rintf rint
+#define fabsf fabs
+#define sqrtf sqrt
+#define fmaf fma
+#define ek_word_to_float as_type<float>
+#define ek_float_to_word as_type<uint>
+"""
+METAL_THREADS = (
+    ", uint3 ek_block [[threadgroup_position_in_grid]]"
+    ", uint3 ek_thread [[thread_position_in_threadgroup]]"
+    ", uint3 ek_blocks [[threadgroups_per_grid]]"
+    ", uint3 ek_threads [[threads_per_threadgroup]]"
+)
 
 
 def _opencl_bits(target: str, x: str) -> str:
@@ -165,6 +193,23 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         barrier="__syncthreads();",
         least="atomicMin({place}, {value});",
         keywords=_CUDA_WORDS, matrices=True,
+    ),
+    Dialect(
+        "metal", METAL_HEAD,
+        Form("static inline ", "constant ", lambda target, x: f"as_type<{target}>({x})"),
+        kernel="kernel void", memory="device ", shared="threadgroup ", offsets=True,
+        threads={
+            **{f"blockIdx.{a}": f"(int64_t)ek_block.{a}" for a in AXES},
+            **{f"threadIdx.{a}": f"(int64_t)ek_thread.{a}" for a in AXES},
+            **{f"global{a}": f"((int64_t)ek_block.{a} * ek_threads.{a} + ek_thread.{a})"
+               for a in AXES},
+            **{f"size{a}": f"((int64_t)ek_blocks.{a} * ek_threads.{a})" for a in AXES},
+        },
+        barrier="threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);",
+        least="atomic_fetch_min_explicit((device atomic_int *){place}, {value}, "
+              "memory_order_relaxed);",
+        keywords=_CUDA_WORDS | _OPENCL_WORDS | {"device", "thread", "threadgroup", "metal"},
+        number="constant int64_t &{name}", also=METAL_THREADS, missing=frozenset(("float64",)),
     ),
     Dialect(
         "webgpu", wgsl.HEAD,

@@ -18,8 +18,17 @@ from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var,
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import AssertStmt, Evaluate, For, ForKind, PrimFunc, Stmt
-from ekiden.tir.visitor import used_inside
+from ekiden.tir.stmt import (
+    Allocate,
+    AssertStmt,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    PrimFunc,
+    Stmt,
+)
+from ekiden.tir.visitor import all_expressions, used_inside, walk
 
 MOST_SHOWN = 14
 """Values that the message of a check can show."""
@@ -178,24 +187,35 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
     for buffer in func.buffers:
         _declare(writer, dialect, buffer, given)
     for size in sizes:
-        given.append(f"const int64_t {writer.define(size)}")
+        given.append(dialect.number.format(name=writer.define(size)))
         if isinstance(size, SizeVar):
             writer.positive.add(size)
+    _check_types(func, dialect, symbol)
     writer.prepare(func.body)
     writer.statement(func.body)
     if writer.checks:
-        offset = ", const int64_t ek_status_at" if dialect.offsets else ""
+        number = dialect.number.format(name="ek_status_at")
+        offset = f", {number}" if dialect.offsets else ""
         given.append(f"{dialect.memory}int *ek_status{offset}")
         if dialect.offsets:
             moved = f"({dialect.memory}int *)(({dialect.memory}char *)ek_status + ek_status_at)"
             writer.top.append(f"  ek_status = {moved};")
     body = "\n".join([*writer.top, *writer.lines])
     head = f"/* Made by Ekiden for {target.kind.name}. */\n{dialect.head}"
-    kernel = f"{dialect.kernel} {symbol}({', '.join(given)}) {{\n{body}\n}}"
+    kernel = f"{dialect.kernel} {symbol}({', '.join(given)}{dialect.also}) {{\n{body}\n}}"
     text = "\n\n".join([head, *helpers.texts.values(), kernel]) + "\n"
     args = "b" * len(func.buffers) + "l" * len(sizes)
     checks = tuple(writer.checks)
     return DeviceKernel(symbol, target.kind.device_type, dialect.name, args, text.encode(), checks)
+
+
+def _check_types(func: PrimFunc, dialect: Dialect, symbol: str) -> None:
+    """Raises CompileError for a value or memory of a type that the dialect has not."""
+    memory = [s.buffer.dtype for s in walk(func.body) if isinstance(s, (Allocate, BufferStore))]
+    values = [e.dtype for e in all_expressions(func.body)] if dialect.missing else []
+    for dtype in (*memory, *values):
+        if dt.element(dtype) in dialect.missing:
+            raise CompileError(f"kernel {symbol!r}: {dialect.name} has no {dt.element(dtype)}")
 
 
 def _declare(writer: ExpressionWriter, dialect: Dialect, buffer: Buffer, given: list[str]) -> None:
@@ -206,5 +226,5 @@ def _declare(writer: ExpressionWriter, dialect: Dialect, buffer: Buffer, given: 
         given.append(f"{pointer}{name}")
         return
     raw, at = writer.unique(f"{name}_memory"), writer.unique(f"{name}_at")
-    given.append(f"{dialect.memory}char *{raw}, const int64_t {at}")
+    given.append(f"{dialect.memory}char *{raw}, {dialect.number.format(name=at)}")
     writer.put(f"{pointer}const {name} = ({pointer})({raw} + {at});")

@@ -1,12 +1,16 @@
-"""The text of a kernel in the dialect of its target: those of C by `printer`, WGSL here."""
+"""The text of a kernel in the language of its target: those of C by `printer`, PTX by LLVM, WGSL
+here."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.device.dialect import AXES, DIALECTS, Dialect
 from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.device.printer import MOST_SHOWN, KernelWriter, print_kernel
 from ekiden.codegen.device.wgsl import STORED, NarrowIndices
+from ekiden.codegen.llvm import thread_kernel
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, const
 from ekiden.runtime.errors import CompileError, InternalError
@@ -163,10 +167,25 @@ _BLOCK = (
 )
 
 
+def print_ptx(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
+    """The kernel through LLVM. Raises CompileError for what a device cannot do."""
+    symbol = c_symbol(func.name)
+    text = thread_kernel.kernel_text(func, symbol, sizes, target)
+    args, device = "b" * len(func.buffers) + "l" * len(sizes), target.kind.device_type
+    code = thread_kernel.ptx(text, target)
+    return DeviceKernel(symbol, device, FORMATS[target.kind.name], args, code, text.checks)
+
+
+FORMATS: Mapping[str, str] = {**{name: name for name in DIALECTS}, "nvptx": "ptx"}
+"""Kind of target -> the format that its kernels are in."""
+
+
 def print_for(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
-    """The kernel in the dialect of the target's kind."""
-    is_bound = DIALECTS[target.kind.name].bound
-    return (print_wgsl if is_bound else print_kernel)(func, sizes, target)
+    """The kernel in the language of the target's kind."""
+    dialect = DIALECTS.get(target.kind.name)
+    if dialect is None:
+        return print_ptx(func, sizes, target)
+    return (print_wgsl if dialect.bound else print_kernel)(func, sizes, target)
 
 
-__all__ = ["print_for", "print_wgsl"]
+__all__ = ["FORMATS", "print_for", "print_ptx", "print_wgsl"]

@@ -58,19 +58,21 @@ def _machine(target: Target) -> llvm.TargetMachine:
     base = BASE[target.architecture] if target.architecture in ABIS else ()
     named = (*sorted(base), *target.features, *(f"-{f}" for f in sorted(target.idle)))
     features = ",".join(f if f[0] == "-" else f"+{f}" for f in named)
-    return _made_machine(target.triple, target.cpu, features, ABIS.get(target.architecture, ""))
+    return machine_of(target.triple, target.cpu, features, ABIS.get(target.architecture, ""))
 
 
 @functools.lru_cache(maxsize=8)
-def _made_machine(triple: str, cpu: str, features: str, abi: str) -> llvm.TargetMachine:
-    """Kept: to make one anew takes 0.5 ms, a twentieth of a small kernel (Zen 4)."""
+def machine_of(triple: str, cpu: str, features: str = "", abi: str = "") -> llvm.TargetMachine:
+    """What makes code for a processor. Kept: to make one anew takes 0.5 ms, a twentieth of a small
+    kernel (Zen 4)."""
     _initialize()
     return llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small", abiname=abi
     )
 
 
-def _parse(text: str) -> llvm.ModuleRef:
+def parsed(text: str) -> llvm.ModuleRef:
+    """The module of LLVM IR. Raises InternalError where it is wrong."""
     try:
         module = llvm.parse_assembly(text)
         module.verify()
@@ -82,7 +84,7 @@ def _parse(text: str) -> llvm.ModuleRef:
 def compile_text(text: str, target: Target) -> bytes:
     """LLVM IR to a relocatable ELF object."""
     with phase("llvm read", logging.DEBUG):
-        module = _parse(text)
+        module = parsed(text)
     with phase("llvm compile", logging.DEBUG):
         data: bytes = _machine(target).emit_object(module)
     return data
@@ -97,7 +99,7 @@ def compile_object(funcs: Sequence[PrimFunc], target: Target) -> bytes:
 
 def assembly_of_text(text: str, target: Target) -> str:
     """The machine code of LLVM IR, to read."""
-    made: str = _machine(target).emit_assembly(_parse(text))
+    made: str = _machine(target).emit_assembly(parsed(text))
     return made
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 
 from ekiden.driver.commands.micro_library import add_library, is_library, write_library
@@ -16,16 +17,19 @@ from ekiden.driver.commands.options import (
     decisions_config,
     parse_shapes,
 )
-from ekiden.driver.compiler import compile_artifact, records_config
+from ekiden.driver.compiler import compile_artifact, compile_fastest, records_config
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, ENGINE, PRECISION, SIZE
 from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
+from ekiden.runtime import Device, Executable
 from ekiden.runtime.artifact import metadata_of
+from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import check_folder, write_text
 from ekiden.runtime.metadata import EXECUTORS, tensor_infos
-from ekiden.target.virtual_device import with_bounds
+from ekiden.target import Target, TargetLike
+from ekiden.target.virtual_device import DeviceLike, Targets, with_bounds
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +81,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="the engine that takes regions of the model: onnxruntime, openvino; auto: where one "
         "is faster than Ekiden, as measured here",
     )
+    parser.add_argument(
+        "--devices",
+        choices=("auto",),
+        default="",
+        help="measure the model on the devices of each --target, or on all that are here, and over "
+        "the host and each of them, and write the fastest",
+    )
     add_library(parser)
     parser.add_argument(
         "--timings",
@@ -109,8 +120,7 @@ def run(options: argparse.Namespace) -> int:
     if options.denormals != "keep":
         config[DENORMALS] = options.denormals
     with PassContext(config=config, instruments=[timings] if timings else []):
-        target = with_bounds(options.target or "llvm", options.bounds)
-        found = compile_artifact(options.model, target, asked, options.executor)
+        found = _compiled(options, asked)
     made = found if isinstance(found, memoryview) else found.to_bytes()
     write_artifact(made, options.output, cc=options.cc)
     with beside(options.output):
@@ -125,6 +135,32 @@ def run(options: argparse.Namespace) -> int:
         is_chart = options.timings_file.endswith(".speedscope.json")
         write_text(options.timings_file, timings.flame_chart() if is_chart else timings.as_json())
     return 0
+
+
+def _compiled(options: argparse.Namespace, asked: ImportOptions) -> Executable | memoryview:
+    """The artifact, or what is measured to be the fastest where that is asked for."""
+    if not options.devices:
+        target = with_bounds(options.target or "llvm", options.bounds)
+        return compile_artifact(options.model, target, asked, options.executor)
+    if options.bounds:
+        raise CompileError("--devices auto takes no --bounds")
+    devices = _devices_of(options.target or ())
+    return compile_fastest(options.model, devices, asked, options.executor, None)
+
+
+def _devices_of(texts: Sequence[str]) -> Targets:
+    """The first device of each target; None for all that are here. Raises CompileError for two
+    targets of one device."""
+    found: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
+    for target in map(Target, texts):
+        device = Device(target.kind.device_type, 0)
+        if device in found:
+            raise CompileError(
+                f"--devices auto: one target for each device expected, got {str(found[device])!r} "
+                f"and {str(target)!r} for {device}"
+            )
+        found[device] = target
+    return found or None
 
 
 def _timings(options: argparse.Namespace) -> Timings | None:

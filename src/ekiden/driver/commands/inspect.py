@@ -23,7 +23,7 @@ from ekiden.backend.kernels.lower import (
 from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.codegen.build import generator_of
-from ekiden.codegen.device import DIALECTS, unpack_kernels
+from ekiden.codegen.device import FORMATS, unpack_kernels
 from ekiden.driver.build import import_model
 from ekiden.driver.commands.options import add_decisions, decisions_config, is_artifact
 from ekiden.ir.instrument import PassPrintingInstrument
@@ -42,7 +42,7 @@ from ekiden.topi.rule.families import given_decisions
 
 KERNEL_STAGES = {
     "tir": "", "llvm": "ll", "asm": "asm", "c": "c", "opencl": "opencl", "cuda": "cuda",
-    "wgsl": "webgpu",
+    "wgsl": "webgpu", "ptx": "ptx", "metal": "metal",
 }  # fmt: skip
 """Stage of a kernel -> the source of the target's code generator that shows it."""
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     """
     _check_usage(options)
     if is_artifact(options.file):
-        if KERNEL_STAGES.get(options.stage) in DIALECTS:
+        if KERNEL_STAGES.get(options.stage) in FORMATS.values():
             _print_device_code(options)
             return 0
         if options.stage not in (None, "bytecode") or options.before or options.after:

@@ -129,6 +129,9 @@ def elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
     """A rule: `numeric` of arrays of numbers, `symbolic` of each element where there are others."""
 
     def rule(inputs: Sequence[Array]) -> Array | None:
+        """NumPy's result where all is known, with its rounding and overflow; else one expression
+        for each element.
+        """
         if all(i.dtype != np.object_ for i in inputs):
             with np.errstate(all="ignore"):
                 return np.asarray(numeric(*inputs))
@@ -143,6 +146,7 @@ def folded(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
     pair = elementwise(numeric, symbolic)
 
     def rule(inputs: Sequence[Array]) -> Array | None:
+        """The rule of two applied from the left; None where any step has no value."""
         total: Array | None = inputs[0]
         for each in inputs[1:]:
             total = None if total is None else pair([total, each])
@@ -192,6 +196,9 @@ def is_not_negative(value: PrimExpr) -> bool:
 
 def _compare(kind: type[prim.BinaryExpr]) -> Scalar:
     def rule(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        """A condition on symbols, decided where it or its opposite can be proved for all sizes; of
+        floats, which may be no numbers, nothing is.
+        """
         condition = prim.binary(kind, a, b)
         analyzer = Analyzer()
         if is_float(a.dtype) or prim.is_const(condition):
@@ -231,6 +238,9 @@ def cast(dtype: str) -> Rule:
     """The rule of a conversion to a dtype."""
 
     def rule(inputs: Sequence[Array]) -> Array | None:
+        """NumPy's conversion of numbers, which truncates; of symbols a cast each. None for other
+        dtypes.
+        """
         (values,) = inputs
         if values.dtype != np.object_:
             with np.errstate(invalid="ignore"):

@@ -199,6 +199,7 @@ class Scope:
         inner = self._blocks[-1].symbols
 
         def replace(each: Type) -> Type:
+            """The type with unknown dimensions where one names what is bound inside alone."""
             if not isinstance(each, TensorType):
                 return each
             dims = (AnyDim() if inner.intersection(free_vars(d)) else d for d in each.shape)

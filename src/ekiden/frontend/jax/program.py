@@ -73,12 +73,15 @@ class _Program:
         inputs = []
         for argument, index in zip(block.arguments, kept, strict=True):
             inputs.append(self.main.tensor(names[index], self._type(argument, index, names[index])))
+        reported: Unsupported | None = None
+        given: Many = []
         try:
             given = self.graph.results(block, inputs)
-        except Unsupported:
-            self.walk.finish()
-            raise
+        except Unsupported as error:
+            reported = error
         self.walk.finish()
+        if reported is not None:
+            raise reported
         outputs = self._real(given)
         if not outputs:
             raise ImportModelError(f"import {self.walk.label}: it gives no tensor")

@@ -58,6 +58,7 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
     """
 
     def add(convert: Converter) -> Converter:
+        """Sets the row, and has the converter remembered as the user's own."""
         if name in TABLE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         note_extension(convert)

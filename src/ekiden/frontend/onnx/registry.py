@@ -72,6 +72,7 @@ def register(
     """
 
     def add(convert: Converter) -> Converter:
+        """Sets the row of the version, and has the converter remembered as the user's own."""
         key = ("" if domain == "ai.onnx" else domain, op)
         others = tuple(r for r in TABLE.get(key, ()) if r.since != since)
         if len(others) < len(TABLE.get(key, ())) and not override:

@@ -228,6 +228,9 @@ def _range(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 def _reduce(function: Scalar) -> Evaluator:
     def evaluator(node: Node, inputs: Sequence[Array]) -> Array | None:
+        """The reduction of a vector of sizes; None for other shapes, for axes that are not known,
+        and for no elements.
+        """
         data, axes = inputs[0], _constant_axes(node, inputs)
         if data.ndim != 1 or axes not in (None, (0,), (-1,), ()) or not data.size:
             return None

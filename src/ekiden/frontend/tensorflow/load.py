@@ -162,6 +162,7 @@ def _keras_function(model: Any, label: str) -> Any:  # noqa: ANN401
     structure = getattr(model, "_inputs_struct", None)  # a Sequential has none
 
     def call(*args: Any) -> Any:  # noqa: ANN401
+        """The model on tensors in the order of its structure, not in training."""
         if not isinstance(structure, (list, tuple, dict)):
             return model(args[0], training=False)
         return model(tf.nest.pack_sequence_as(structure, args), training=False)

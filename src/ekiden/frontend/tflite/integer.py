@@ -129,9 +129,13 @@ def of_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
     """A function of real numbers, of which the kernels make a table in single precision."""
 
     def convert(node: Node) -> Expr:
+        """A table of all values of the input's dtype, made while importing."""
         source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
 
         def stepped(numbers: Array) -> Array:
+            """The steps of the result, in float32 where the kernels compute so, rounded with halves
+            away from zero.
+            """
             real = (numbers - source.point).astype(np.float32) * source.scale
             made = function(real.astype(np.float64)).astype(np.float32)
             steps = made * (np.float32(1) / result.scale)

@@ -91,6 +91,9 @@ def _nearest(center: float) -> Callable[..., Tensor]:
         grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
         *scales: float | None, **named: float | None,
     ) -> Tensor:  # fmt: skip
+        """The sum of the gradients of all pixels that were made from a pixel: two products with
+        matrices of zeros and ones.
+        """
         maps = []
         given = [*scales, *named.values()]
         for at, (size, out) in enumerate(zip(input_size[2:], output_size, strict=True)):
@@ -123,6 +126,7 @@ def antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
         grad: Tensor, output_size: Sequence[int], input_size: Sequence[int], align_corners: bool,
         scales_h: float | None = None, scales_w: float | None = None,
     ) -> Tensor:  # fmt: skip
+        """rows' @ grad @ columns, the transpose of rows @ x @ columns'."""
         given = zip(input_size[2:], output_size, (scales_h, scales_w), strict=True)
         rows, columns = (weights(s, o, align_corners, f).to(grad.dtype) for s, o, f in given)
         return torch.matmul(rows.T, torch.matmul(grad, columns))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ekiden.frontend.torch import special
 from ekiden.frontend.torch.adjoints import ADJOINTS, antialiased
+from ekiden.frontend.torch.fakes import is_vector
 from ekiden.frontend.torch.fused import multi_head_attention, transformer_encoder_layer
 from ekiden.frontend.torch.incomplete_gamma import igamma, igammac
 from ekiden.frontend.torch.selections import SELECTIONS, broadcast
@@ -69,6 +70,27 @@ def embedding_bag(
     if mode == MEAN:
         made = made / sizes.clamp(min=1).unsqueeze(1)
     return made, bag, sizes, torch.zeros_like(sizes)
+
+
+def lstsq(
+    a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Tensor, ...]:
+    """`aten::linalg_lstsq`, by singular vectors: the smallest of the best solutions. Residuals,
+    ranks and singular values are given for the drivers that give them."""
+    rows, columns = a.shape[-2:]
+    right = b.unsqueeze(-1) if is_vector(a, b) else b
+    left, values, turned = torch.linalg.svd(a, full_matrices=False)
+    limit = torch.finfo(a.dtype).eps * max(rows, columns) if rcond is None else rcond
+    is_kept = values > limit * values.amax(-1, keepdim=True)
+    inverse = torch.where(is_kept, 1 / values, 0.0).unsqueeze(-1)
+    found = turned.mT @ (inverse * (left.mT @ right))
+    none = a.new_zeros((0,))
+    residuals = (right - a @ found).square().sum(-2)
+    rank = is_kept.sum(-1)
+    solution = found.squeeze(-1) if right is not b else found
+    if driver == "gels":
+        return solution, residuals if rows > columns else none, none.to(torch.int64), none
+    return solution, none, rank, none if driver in (None, "gelsy") else values
 
 
 def unfold_backward(
@@ -203,6 +225,7 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._upsample_bilinear2d_aa_backward.default: antialiased(_BILINEAR),
     aten._upsample_bicubic2d_aa_backward.default: antialiased(_BICUBIC),
     aten.unfold_backward.default: unfold_backward,
+    aten.linalg_lstsq.default: lstsq,
     aten.median.default: median_of_all,
     aten.median.dim: median,
     aten.frexp.Tensor: frexp,

@@ -54,6 +54,10 @@ def per_part(convert: Converter) -> Rule:
     """The same to each part."""
 
     def rule(node: Node, *args: object, **kwargs: object) -> Found:
+        """The operator on the real and on the imaginary parts; a real argument has zeros for the
+        second.
+        """
+
         def zero(value: Value) -> Value:
             return node.scope.bound(op.zeros_like(node.of(value)))
 
@@ -71,7 +75,11 @@ def bilinear(convert: Converter) -> Rule:
     """Of two tensors, by the product of real ones; a factor that is real scales the parts."""
 
     def rule(node: Node, a: object, b: object, **kwargs: object) -> Found:
+        """(p + qi)(r + si) = (pr - qs) + (ps + qr)i by four products; two where a factor is
+        real."""
+
         def times(x: object, y: object) -> Expr:
+            """One product of parts, with the operator's own arguments."""
             found = convert(node, x, y, **kwargs)
             assert isinstance(found, (Expr, Value)), "a product is one tensor"
             return found if isinstance(found, Expr) else node.of(found)

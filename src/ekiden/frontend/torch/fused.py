@@ -92,6 +92,7 @@ def transformer_encoder_layer(
     residual and a normalisation before it (`norm_first`) or behind."""
 
     def attend(x: Tensor) -> Tensor:
+        """Attention of a sequence to itself, under the layer's mask."""
         made, _ = multi_head_attention(
             x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias,
             mask, need_weights=False, mask_type=mask_type,
@@ -99,6 +100,7 @@ def transformer_encoder_layer(
         return made
 
     def feed(x: Tensor) -> Tensor:
+        """The two linear layers and the activation between them."""
         inner = F.linear(x, ffn_weight_1, ffn_bias_1)
         inner = F.gelu(inner) if use_gelu else F.relu(inner)
         return F.linear(inner, ffn_weight_2, ffn_bias_2)

@@ -14,6 +14,7 @@ from ekiden.frontend.torch.converters import (
     control,
     convolution,
     create,
+    ctc,
     flex,
     fourier,
     image,
@@ -34,7 +35,7 @@ from ekiden.ir.extensions import note_extension
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
     backward, complex, fourier, linalg, random, vision, flex,
-    integer,
+    integer, ctc,
 )  # fmt: skip
 
 
@@ -110,6 +111,7 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
     """
 
     def add(convert: Converter) -> Converter:
+        """Sets the converter, and has it remembered as the user's own."""
         if _key(name) in TABLE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         note_extension(convert)

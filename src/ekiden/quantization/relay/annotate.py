@@ -174,6 +174,8 @@ def annotate() -> Pass:
     config = current_qconfig()
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with rounding put in; types are inferred again."""
+
         def rewrite(body: RelayExpr) -> RelayExpr:
             return rewrite_graph(body, _Annotator(body, config).rewrite)
 

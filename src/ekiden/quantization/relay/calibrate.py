@@ -108,6 +108,7 @@ def with_steps(module: IRModule, config: QConfig, inputs: Mapping[Call, float]) 
         steps[place] = reach / 2 ** (config.get_nbit_by_kind(_kind(place)) - 1)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A rounding with its step in the place of the one that stood there."""
         if old not in steps or not isinstance(new, Call):
             return new
         data, _, low, high = new.args

@@ -61,6 +61,7 @@ def _inputs(main: Function) -> tuple[list[RelayExpr], RelayExpr, list[Var]]:
     entering: dict[RelayExpr, Var] = {}
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A rounding of a parameter becomes a parameter of the middle."""
         enters = op_of(old) == "qnn.quantize" and isinstance(old, Call) and old.args[0] in params
         if not enters:
             return new

@@ -56,6 +56,9 @@ def realize() -> Pass:
     config = current_qconfig()
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Rounding becomes qnn.quantize and dequantize, operators between these operators on
+        integers.
+        """
         made = map_functions(module, on_body(lambda body: rewrite_graph(body, _as_bytes)))
         made = InferType()(made)
         with requantize_config(rounding=config.rounding):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.ir.prim import ExprLike
+from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import Buffer
 from ekiden.tir.index_map import IndexMap
 from ekiden.tir.schedule import (
@@ -12,17 +13,21 @@ from ekiden.tir.schedule import (
     inline,
     layout,
     move,
+    part_copies,
     reduction,
     reuse,
     rolling,
     sampling,
     tensor,
 )
-from ekiden.tir.schedule import read_at as _read_at
+from ekiden.tir.schedule.cache_index import cache_index
 from ekiden.tir.schedule.core import BlockLike, LoopLike, Steps
+from ekiden.tir.schedule.decompose_padding import decompose_padding
+from ekiden.tir.schedule.program import RefusedError
 from ekiden.tir.schedule.reindex_cache import reindex_cache_read, reindex_cache_write
 from ekiden.tir.schedule.set_dtype import unsafe_set_dtype
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
+from ekiden.tir.stmt import BlockRealize, For
 
 Which = int | str | Buffer
 Mapping_ = IndexMap | Callable[..., ExprLike | Sequence[ExprLike]]
@@ -273,7 +278,82 @@ class BlockSteps(Steps):
         if pad:
             attrs["pad"] = pad
         given = (self._loop(loop), self._block(block))
-        return _block_handle(self._run("read_at", _read_at.read_at, given, attrs, moves=True))
+        return _block_handle(self._run("read_at", part_copies.read_at, given, attrs, moves=True))
+
+    def write_at(
+        self,
+        loop: LoopLike,
+        block: BlockLike,
+        write_buffer_index: Which,
+        storage_scope: str,
+    ) -> BlockRV:
+        """Keep what a step of a loop writes of a buffer in one of just that size, and copy it back
+        at the end of the step; gives the copying block.
+
+            for i: for j: c[i, j] = f(i, j)
+            -> for i: for j: c_global[j] = f(i, j); for j: c[i, j] = c_global[j]
+
+        Proved: the block is the only writer and finished in each step, nobody reads the buffer in
+        the loop, and steps write boxes of one size.
+        """
+        attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
+        given = (self._loop(loop), self._block(block))
+        return _block_handle(self._run("write_at", part_copies.write_at, given, attrs, moves=True))
+
+    def cache_inplace(
+        self, block: BlockLike, read_buffer_index: Which, storage_scope: str
+    ) -> list[BlockRV]:
+        """Copy a buffer that a block changes to a new one first, and back after it; gives both
+        copying blocks.
+
+            c[i] = c[i] + 1   ->   c_local[i] = c[i]; c_local[i] = c_local[i] + 1; c[i] = c_local[i]
+
+        The number is among the buffers that the block reads and writes. Proved: what is copied back
+        is what it has written.
+        """
+        attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
+        given = (self._block(block),)
+        made = self._run("cache_inplace", cache.cache_inplace, given, attrs, moves=True)
+        return [_block_handle([each]) for each in made]
+
+    def cache_index(
+        self, block: BlockLike, storage_scope: str, cse_thresh: int = 0
+    ) -> list[BlockRV]:
+        """Compute the indices of a block's accesses that are more than an iterator once, before it,
+        and read them; gives the computing blocks.
+
+            c[i] = a[i // 4 * 8 + i % 4]   ->   index_var[i] = i // 4 * 8 + i % 4
+                                                c[i] = a[index_var[i]]
+
+        Those alone that stand more than `cse_thresh` times. Refused where there are none.
+        """
+        attrs = {"storage_scope": storage_scope, "cse_thresh": cse_thresh}
+        made = self._run("cache_index", cache_index, (self._block(block),), attrs, moves=True)
+        return [_block_handle([each]) for each in made]
+
+    def decompose_padding(self, block: BlockLike, loop: LoopLike) -> BlockRV:
+        """Part a padded copy into a constant for all of it, then the data inside; gives the block
+        of the constant. `loop` and those below it, down to the block, are done twice.
+
+            for i in 10: b[i] = if_then_else(1 <= i and i < 9, a[i - 1], 0)
+            -> for i in 10: b[i] = 0; for i in 8: b[i + 1] = a[i]
+
+        Proved: the block chooses between data and a constant by bounds of single loops.
+        """
+        given = (self._block(block), self._loop(loop))
+        return _block_handle(self._run("decompose_padding", decompose_padding, given))
+
+    def can_decompose_padding(self, block: BlockLike, loop: LoopLike) -> bool:
+        """Whether `decompose_padding` would be done."""
+        given = (self._block(block), self._loop(loop))
+        program = self._program_of(given)
+        realize, around = (self._resolve(each) for each in given)
+        assert isinstance(realize, BlockRealize) and isinstance(around, For)
+        try:
+            decompose_padding(program, realize, around)
+        except RefusedError:
+            return False
+        return True
 
     def reuse_buffer(self, block: BlockLike, write_buffer_index: Which) -> None:
         """Keep an intermediate in the memory of what its only reader makes of it.
@@ -372,6 +452,30 @@ class BlockSteps(Steps):
         attrs = {"index_map": _index_map(index_map)}
         given = (self._block(block),)
         self._run("transform_block_layout", layout.transform_block_layout, given, attrs)
+
+    def set_axis_separator(
+        self, block: BlockLike, buffer: Which | tuple[str, int], axis_separators: Sequence[int]
+    ) -> None:
+        """Where the dimensions of memory part the axes of a buffer: memory has one here, so that
+        there are no separators. Raises ScheduleError for any.
+        """
+        if axis_separators:
+            raise ScheduleError(
+                f"set_axis_separator: memory has one dimension, so that {list(axis_separators)}"
+                " cannot be honoured"
+            )
+        self._block(block)
+
+    def unsafe_hide_buffer_access(
+        self, block: BlockLike, buf_type: str, buf_index_array: Sequence[int]
+    ) -> None:
+        """Raises ScheduleError: what a block reads and writes is what stands in it, so that nothing
+        of it can be hidden.
+        """
+        raise ScheduleError(
+            f"unsafe_hide_buffer_access: the {buf_type} accesses {list(buf_index_array)} cannot be"
+            " hidden: what a block reads and writes follows from its body"
+        )
 
     def pad_einsum(self, block: BlockLike, padding: Sequence[int]) -> None:
         """Round the extents of a sum of products up to multiples, with zeros around its inputs.

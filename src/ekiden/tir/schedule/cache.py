@@ -100,7 +100,7 @@ def _holds(program: Program, root: Stmt, blocks: Sequence[BlockRealize]) -> bool
     return any(program.is_inside(b, root) for b in blocks)
 
 
-def _outermost(program: Program, s: Stmt, apart: Sequence[BlockRealize]) -> Stmt:
+def outermost(program: Program, s: Stmt, apart: Sequence[BlockRealize]) -> Stmt:
     """The outermost loop or block around a statement, in its scope, that holds none of `apart`."""
     path = program.path(s)
     for n, each in enumerate(path):
@@ -130,7 +130,7 @@ def cache_read(
         if old not in read(each.block):
             refuse(f"{step} {name!r}: block {each.block.name!r} does not read {old.name!r}", each)
     users.sort(key=program.position)
-    place = _outermost(program, users[0], writers)
+    place = outermost(program, users[0], writers)
     outer = program.loops_above(place)
     for each in users:
         if any(not program.is_inside(each, s) for s in outer[-1:]):
@@ -195,7 +195,7 @@ def cache_write(
                 each,
             )
     others = [x for x in program.readers(old) if x is not realize and x not in consumers]
-    place = _outermost(program, realize, others)
+    place = outermost(program, realize, others)
     outer = program.loops_above(place)
     if reduce_loops(realize, outer):
         refuse(f"{step} {name!r}: it is not finished where {old.name!r} is read", realize)
@@ -221,6 +221,42 @@ def cache_write(
         block = after.blocks[each.block.name].block
         func = after.replace(block, replace_buffer(block, old, new))
     return allocated(func, new), [copy.block.name]
+
+
+def cache_inplace(
+    program: Program,
+    realize: BlockRealize,
+    read_buffer_index: int | str | Buffer = 0,
+    storage_scope: str = "global",
+) -> tuple[PrimFunc, list[str]]:
+    """See `Schedule.cache_inplace`."""
+    step, name = "cache_inplace", realize.block.name
+    require_outermost(step, program, realize)
+    check_scope(step, realize, storage_scope)
+    own = tuple(b for b in read(realize.block) if b in written(realize.block))
+    old = pick_buffer(step, realize, read_buffer_index, own, "reads and writes")
+    others = [x for x in (*program.writers(old), *program.readers(old)) if x is not realize]
+    place = outermost(program, realize, others)
+    outer = program.loops_above(place)
+    box = box_of(program, place, old, realize)
+    if isinstance(box, str):
+        refuse(f"{step} {name!r}: {box}", realize)
+    label = f"{old.name}_{storage_scope}".replace(".", "_")
+    new = Buffer(program.fresh_buffer(label), old.shape, old.dtype, storage_scope)
+    begin, end = program.fresh_block(label), program.fresh_block(f"{old.name}_back")
+    taken = region(old, _uses(program, [realize], old, outer), outer)
+    func = program.replace(
+        place,
+        sequence(
+            _copy_nest(_copy_block(begin, new, old), taken, outer),
+            place,
+            _copy_nest(_copy_block(end, old, new), box, outer),
+        ),
+    )
+    after = Program(func)
+    block = after.blocks[name].block
+    func = after.replace(block, replace_buffer(block, old, new))
+    return allocated(func, new), [begin, end]
 
 
 def reindex(
@@ -307,7 +343,7 @@ def _reindex_read(
     made = tuple(c.var for c in copies)
     body = BufferStore(new, BufferLoad(old, source, old.dtype), made)
     copy = BlockRealize(made, const(True), Block(program.fresh_block(new.name), copies, body))
-    place = _outermost(program, realize, program.writers(old))
+    place = outermost(program, realize, program.writers(old))
     nest = moved_nest(copy, {}, ())
     func = program.replace(place, sequence(nest, place))
     return _with_reindexed(func, name, old, new, iters), [copy.block.name]
@@ -347,7 +383,7 @@ def _reindex_write(
     if fault is not None:
         refuse(f"{step} {name!r}: it is not known to run for all its iterators: {fault}", realize)
     readers = [x for x in program.readers(old) if x is not realize]
-    place = _outermost(program, realize, readers)
+    place = outermost(program, realize, readers)
     if program.loops_above(place):
         refuse(f"{step} {name!r}: {old.name!r} is read in the same loops", realize)
     iters = used_iters(realize, indices)

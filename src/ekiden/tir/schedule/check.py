@@ -1,5 +1,17 @@
 """What primitives prove: that the steps of a loop do not touch each other's elements, that a step
 makes what it reads, that inputs are final.
+
+All proofs are about boxes and digits. What one step touches of a buffer is a box (`tir.regions`),
+an over-estimate; what a block writes is only used where it is exactly a box (`box_of`). That two
+steps are apart is shown by `arith.determines`: the indices of an element, or the corner of a step's
+box with any place inside of it, tell which step it was. So:
+
+    check_permutable     each sum's first step stays first; no step sees what another one wrote
+    check_concurrent     steps write elements of their own, or each has a buffer of its own
+    not_covered          the box written in a step holds the box read in it
+    require_final_inputs what is read is not written again later
+
+What cannot be proved is refused, with the reason; nothing is taken on trust.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""Primitives that put one block's expression into another: compute_inline and its reverse."""
+"""Primitives that put one block's expression into another: compute_inline and its reverse.
+
+    B[i] = A[i] + 1;  C[i] = B[i] * 2      compute_inline(B):           C[i] = (A[i] + 1) * 2
+    B[i] = f(i);      C[i] = B[i] * 2      reverse_compute_inline(C):   C[i] = f(i) * 2
+
+compute_inline puts the expression wherever the buffer is read, so each reader may be anything;
+reverse_compute_inline takes the one reader's expression into the producer's loops, and so needs
+every element made once and read at its own place.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ekiden.ir.prim import PrimExpr
 from ekiden.tir.schedule import loops, sampling
 from ekiden.tir.schedule.core import BlockLike, LoopLike, Steps
+from ekiden.tir.schedule.merge import merge
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
 
 Factor = int | PrimExpr | None
@@ -109,6 +110,18 @@ class LoopSteps(Steps):
         given = tuple(self._loop(x) for x in many)
         attrs = {"preserve_unit_iters": preserve_unit_iters}
         return loop_handles(self._run("fuse", loops.fuse, given, attrs))[0]
+
+    def merge(self, *many: LoopLike) -> LoopRV:
+        """One loop for loops side by side; loops around them, alone in each other, are merged too.
+
+            for i: a[i] = f(i)
+            for j: b[j] = g(j)      ->   for m: a[m] = f(m); b[m] = g(m)
+
+        Refused: other extents or depths, statements between them, a buffer that one writes and
+        another touches, loops that are no longer serial.
+        """
+        given = tuple(self._loop(x) for x in many)
+        return loop_handles(self._run("merge", merge, given))[0]
 
     def reorder(self, *ordered_loops: LoopLike) -> None:
         """Loops of one nest in the given order; others between them stay where they are.
@@ -231,6 +244,28 @@ class LoopSteps(Steps):
         )
         attrs = {"n": n, "max_innermost_factor": max_innermost_factor}
         made = self._query("sample_perfect_tile", (handle,), attrs, sizes, decision=sizes)
+        return list(made)  # type: ignore[arg-type]
+
+    def sample_partitioned_tile(
+        self,
+        loop: LoopLike,
+        n: int,
+        partition_pos: int = 0,
+        innerpart_factor: int = 1,
+        decision: Sequence[int] | None = None,
+    ) -> list[ExprRV]:
+        """n numbers whose product is the loop's extent, drawn at random; `innerpart_factor` divides
+        the product of those from `partition_pos` on. Raises ScheduleError where it does not divide
+        the extent, and for a decision that does not fit.
+        """
+        handle = self._loop(loop)
+        found = self._get_loop(handle)
+        wanted = (n, partition_pos, innerpart_factor)
+        sizes = self._told_by(
+            lambda: sampling.partitioned_tile(found, *wanted, decision, self._random)
+        )
+        attrs = {"n": n, "partition_pos": partition_pos, "innerpart_factor": innerpart_factor}
+        made = self._query("sample_partitioned_tile", (handle,), attrs, sizes, decision=sizes)
         return list(made)  # type: ignore[arg-type]
 
     def sample_categorical(

@@ -48,7 +48,7 @@ TAIL = "_tail"
 """What is appended to the names of blocks in the rest that a split into exact loops leaves."""
 
 
-def _require_plain(step: str, loop: For) -> None:
+def require_plain(step: str, loop: For) -> None:
     """A loop that runs in a special way was decided about already."""
     name = loop.loop_var.name
     if loop.kind is not ForKind.SERIAL:
@@ -104,7 +104,7 @@ def split(
     tail: str = "predicate",
 ) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.split`."""
-    _require_plain("split", loop)
+    require_plain("split", loop)
     if tail not in TAILS:
         names = ", ".join(map(repr, TAILS))
         refuse(f"split {loop.loop_var.name!r}: tail is one of {names}, got {tail!r}", loop)
@@ -121,7 +121,7 @@ def split(
     for each in loops:
         analyzer.bind(each.loop_var, each.min, each.extent)
     index = _mixed_radix(variables, extents, preserve_unit_iters)
-    body = _rebound(loop.body, {loop.loop_var: loop.min + index}, analyzer)
+    body = rebound(loop.body, {loop.loop_var: loop.min + index}, analyzer)
     if may_exceed and not disable_predication:
         condition = index < loop.extent
         if not analyzer.can_prove(condition):
@@ -129,7 +129,7 @@ def split(
     return program.replace(loop, wrap(loops, body)), variables
 
 
-def _rebound(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer: Analyzer) -> Stmt:
+def rebound(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer: Analyzer) -> Stmt:
     """The statement with loop variables replaced and bindings simplified; around their digits where
     it would be lost that they are digits of one loop."""
     found: dict[int, PrimExpr] = {}
@@ -240,7 +240,7 @@ def _split_in_parts(
     if is_const(analyzer.simplify(extent % (count if tail == "balanced" else each)), 0):
         analyzer.bind(inner, 0, each)
         values = {loop.loop_var: loop.min + outer * each + inner}
-        same = _rebound(loop.body, values, analyzer)
+        same = rebound(loop.body, values, analyzer)
         nest = [serial(outer, count), serial(inner, each)]
         return program.replace(loop, wrap(nest, same)), [outer, inner]
     if tail == "short":
@@ -269,7 +269,7 @@ def partition(
 ) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.partition`."""
     name, dtype = loop.loop_var.name, loop.loop_var.dtype
-    _require_plain("partition", loop)
+    require_plain("partition", loop)
     if any(loop.loop_var in free_vars(s.min) for s in _loops_in(loop.body)):
         refuse(f"partition {name!r}: it must not count the parts of a loop", loop)
     analyzer = bound_analyzer(program.loops_above(loop))
@@ -317,7 +317,7 @@ def loop_partition(
     """See `Schedule.loop_partition`."""
     name = loop.loop_var.name
     step = f"loop_partition {name!r}"
-    _require_plain("loop_partition", loop)
+    require_plain("loop_partition", loop)
     analyzer = bound_analyzer(program.loops_above(loop))
     pieces = _pieces(step, loop, factors, analyzer)
     variables: list[Var] = []
@@ -393,7 +393,7 @@ def fuse(
                 outer,
             )
     for each in nest:
-        _require_plain("fuse", each)
+        require_plain("fuse", each)
         if not is_const(each.min, 0):
             refuse(f"fuse: loop {each.loop_var.name!r} must start at 0", each)
     _require_independent("fuse", nest)
@@ -416,7 +416,7 @@ def fuse(
         else:
             values[each.loop_var] = rest % each.extent
             rest = rest // each.extent
-    body = _rebound(nest[-1].body, values, analyzer)
+    body = rebound(nest[-1].body, values, analyzer)
     return program.replace(nest[0], serial(fused, total, body)), [fused]
 
 

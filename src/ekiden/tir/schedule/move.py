@@ -1,4 +1,15 @@
-"""Primitives that move a block to a step of another's loop: compute_at and reverse_compute_at."""
+"""Primitives that move a block to a step of another's loop: compute_at and reverse_compute_at.
+
+compute_at(B, loop i of C)
+
+    for i: B[i] = A[i] + 1                    for i:
+    for i: C[i] = B[i] * 2            ->          B[i] = A[i] + 1
+                                                  C[i] = B[i] * 2
+
+The moved block runs over what one step of the loop needs (compute_at: the box that is read) or has
+made (reverse_compute_at). It may run for a point more than once, or not at all for points that
+nobody needs: so it must be complete or a reduction, its inputs final, and no output of the program.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""Primitives on sums (any commutative reduction): decompose, merge, factorize."""
+"""Primitives on sums (any commutative reduction): decompose, merge, factorize.
+
+    with block: init: C[i] = 0;  C[i] = C[i] + A[i, k]
+
+decompose_reduction    the init as a block of its own, before a loop:  C[i] = 0;  C[i] += A[i, k]
+merge_reduction        the reverse
+rfactor (over k0 of k = k0 * 4 + k1)
+
+    for i, k0: with block: init: P[k0, i] = 0;  for k1: P[k0, i] += A[i, k0 * 4 + k1]
+    for i, k0: with block: init: C[i] = 0;      C[i] += P[k0, i]
+
+so that the steps of k0, now spatial in the first block, can run at the same time.
+"""
 
 from __future__ import annotations
 

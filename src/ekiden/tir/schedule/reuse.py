@@ -1,4 +1,10 @@
-"""A primitive on memory: an intermediate that lives in what is made of it."""
+"""A primitive on memory: an intermediate that lives in what is made of it.
+
+    t[i] = A[i] + 1;  B[i] = t[i] * 2     reuse_buffer(t):     B[i] = A[i] + 1;  B[i] = B[i] * 2
+
+The one reader must take of each element only the one whose place it writes, once for each: a second
+time it would read its own result.
+"""
 
 from __future__ import annotations
 

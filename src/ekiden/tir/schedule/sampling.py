@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -67,6 +68,36 @@ def _sampled(extent: int, n: int, limit: int, source: random.Random) -> list[int
             left //= prime
         prime += 1 if prime * prime <= left else max(left - prime, 1)
     return factors
+
+
+def partitioned_tile(
+    loop: For,
+    n: int,
+    partition_pos: int,
+    innerpart_factor: int,
+    decision: Sequence[int] | None,
+    source: random.Random,
+) -> list[int]:
+    """n factors whose product is the extent; `innerpart_factor` divides that of the later ones."""
+    name = f"sample_partitioned_tile {loop.loop_var.name!r}"
+    if not isinstance(loop.extent, IntImm) or loop.extent.value < 1:
+        refuse(f"{name}: the extent must be a positive constant", loop)
+    extent = int(loop.extent.value)
+    if not 0 <= partition_pos < n:
+        refuse(f"{name}: a place below {n} expected, got {partition_pos}", loop)
+    if innerpart_factor < 1 or extent % innerpart_factor:
+        refuse(f"{name}: {innerpart_factor} does not divide the extent {extent}", loop)
+    if decision is not None:
+        found = [int(d) for d in decision]
+        fits = len(found) == n and min(found) > 0 and math.prod(found) == extent
+        if not fits or math.prod(found[partition_pos:]) % innerpart_factor:
+            refuse(f"{name}: {found} does not fit", loop)
+        return found
+    rest = extent // innerpart_factor
+    factors = _sampled(rest, n, rest, source)
+    inner = _sampled(innerpart_factor, n - partition_pos, innerpart_factor, source)
+    later = [a * b for a, b in zip(factors[partition_pos:], inner, strict=True)]
+    return [*factors[:partition_pos], *later]
 
 
 def categorical(

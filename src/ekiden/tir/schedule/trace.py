@@ -71,7 +71,14 @@ QUERIES = frozenset(
     }
 )
 """Steps that change nothing."""
-SAMPLING = frozenset({"sample_perfect_tile", "sample_categorical", "sample_compute_location"})
+SAMPLING = frozenset(
+    {
+        "sample_perfect_tile",
+        "sample_partitioned_tile",
+        "sample_categorical",
+        "sample_compute_location",
+    }
+)
 """Steps that decide something."""
 SINGLE = frozenset(
     {
@@ -84,6 +91,9 @@ SINGLE = frozenset(
         "reindex_cache_read",
         "reindex_cache_write",
         "read_at",
+        "write_at",
+        "decompose_padding",
+        "merge",
         "decompose_reduction",
         "rfactor",
         "blockize",

@@ -1,8 +1,15 @@
 """Shrink intermediates to what one step of the loops around all their accesses needs, and allocate
 them there; one that stays where it is shrinks to what is touched of it.
 
-t = alloc(n, m); for i in n: (for j in m: t[i, j] = ..; for j in m: .. = t[i, j]) ->  for i in n: t
-= alloc(1, m); (for j in m: t[0, j] = ..; ..)
+t = alloc(64, 32)                      for i in range(64):
+for i in range(64):                        t = alloc(1, 32)
+    for j in range(32):                    for j in range(32):
+        t[i, j] = A[i, j]        ->            t[i - i, j] = A[i, j]
+    for j in range(32):                    for j in range(32):
+        B[i, j] = t[i, 31 - j]                 B[i, j] = t[i - i, 31 - j]
+
+An allocation moves into a loop only where each step begins by writing all that it reads, so that
+nothing is carried from one step to the next. Indices are simplified by FlattenBuffer later.
 """
 
 from __future__ import annotations

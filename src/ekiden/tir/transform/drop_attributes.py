@@ -1,4 +1,7 @@
-"""Drop the notes that stand around statements (AttrStmt): nothing that follows reads them."""
+"""Drop the notes that stand around statements (AttrStmt): nothing that follows reads them.
+
+with attr(A, "pragma_unroll", 1): B[0] = A[0]   ->   B[0] = A[0]
+"""
 
 from __future__ import annotations
 

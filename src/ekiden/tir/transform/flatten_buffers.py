@@ -1,7 +1,9 @@
 """Index every buffer by one element offset.
 
+t: float32[64, 32]      t[i, 31 - j] = A[i, j]   ->   t[i * 32 - j + 31] = A[i * 32 + j]
+
 An access with one index is flat already, whatever the buffer's shape: schedule rules may write flat
-accesses directly.
+accesses directly. Everything is simplified on the way.
 """
 
 from __future__ import annotations

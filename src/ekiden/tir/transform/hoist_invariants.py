@@ -1,7 +1,14 @@
 """Compute what does not change in a loop before it.
 
-Index sums are regrouped, so that what belongs to outer loops is one variable: (i*768 + j) with i
-outside -> base + j.
+    for i in range(64):                     value = cast(c, "float32")
+        for j in range(768):          ->    for i in range(64):
+            B[i * 768 + j] =                    base = i * 768
+                A[i * 768 + j]                  for j in range(768):
+                * cast(c, "float32")                B[base + j] = A[base + j] * value
+
+Sums of indices are regrouped first, so that what belongs to outer loops is one variable. Each loop
+names what is invariant in it, from the outermost one in: what is invariant in two is named before
+the outer one, and is a variable when the inner one is looked at.
 """
 
 from __future__ import annotations
@@ -32,7 +39,12 @@ from ekiden.tir.visitor import StmtMutator, buffers_written, guarded_nodes, walk
 
 
 class _Regroup(StmtMutator):
-    """Within one loop: names what is invariant."""
+    """Within one loop: names what is invariant, that is what no variable of the loop or of what is
+    inside it, and no buffer written there, is part of.
+
+    What stands under a condition is only evaluated where that holds, so it may leave it only where
+    evaluating it anywhere does no harm (`_is_safe`).
+    """
 
     def __init__(self, loop: For) -> None:
         inside = list(walk(loop))
@@ -40,6 +52,7 @@ class _Regroup(StmtMutator):
         self._variant |= {s.var for s in inside if isinstance(s, LetStmt)}
         self._variant |= set(buffers_written(loop))
         self._variant |= {s.buffer for s in inside if isinstance(s, Allocate)}
+        # by id of an expression; `_alive` keeps an id from being given to another one meanwhile
         self._invariant: dict[int, bool] = {}
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []

@@ -1,4 +1,16 @@
-"""Replace each block by its statements, its iterators by the loop expressions they are bound to."""
+"""Replace each block by its statements, its iterators by the loop expressions they are bound to.
+
+for i, k in grid(16, 8):                          for i in range(16):
+    with block("sum"):                                B[i] = 0
+        vi, vk = axis.remap("SR", [i, k])     ->      for k in range(8):
+        with init(): B[vi] = 0                            B[i] = B[i] + A[i, k]
+        B[vi] = B[vi] + A[vi, vk]
+
+The init goes before the loops around the block that only the reduction uses, if they begin where
+all its iterators are 0. Where there are none, as for k outside of i, it stays in the body, which
+asks: `if k == 0: B[i] = 0`. A block's predicate becomes a condition marked `likely`, which
+LoopPartition takes out of the part of the loops that does the work.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,11 @@
 a = alloc(64); b = alloc(64)                 a = alloc(64)
 a[..] = ..; c[..] = a[..]              ->    a[..] = ..; c[..] = a[..]
 b[..] = ..; d[..] = b[..]                    a[..] = ..; d[..] = a[..]
+
+Of the buffers that are allocated directly inside each other, each one's life is from the first to
+the last statement of the sequence below that touches it. In the order of their beginnings a buffer
+takes over the first memory that is free by then, and large enough; registers are the code
+generator's to give.
 """
 
 from __future__ import annotations

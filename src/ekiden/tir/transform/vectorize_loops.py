@@ -1,9 +1,17 @@
 """Turn vectorized loops into vectors: whole vectors, then one masked vector for what is left.
 
-A loop of `vscale() * 4` steps is one scalable vector.
+for i in vectorized(n):      for i in range(n // 16):
+    B[i] = A[i]                  B[i * 16 : +16] = A[i * 16 : +16]
+                        ->   if n % 16 > 0:
+                                 mask = (0, 1, .. 15) < n % 16
+                                 B[n // 16 * 16 : +16] = A[the same] where mask, else not stored
 
-for i in vectorized(n): b[i] = a[i]   ->   for o in range(n // 16): b[o*16 : +16] = a[o*16 : +16] if
-n % 16 > 0: the same at (n // 16) * 16 under the mask lane < n % 16
+A masked load gives 0 in lanes that are not there, so nothing outside of a buffer is read. A loop
+of `vscale() * 4` steps is one scalable vector.
+
+Inside, what depends on the loop's variable is a vector, all else stays a scalar and is broadcast
+where the two meet: an index `i + 3` is a Ramp, a condition that differs between lanes a mask of
+both sides of the branch.
 """
 
 from __future__ import annotations
@@ -49,6 +57,7 @@ from ekiden.tir.transform.simplify import Simplifier
 from ekiden.tir.visitor import StmtMutator, sequence, walk
 
 DEFAULT_LANES = 16
+"""Of a loop whose annotation `lanes` does not say."""
 
 
 class Vectorizer(StmtMutator):
@@ -70,6 +79,7 @@ class Vectorizer(StmtMutator):
         self._values: dict[Var, PrimExpr] = {var: ramp(base, 1, lanes)}
         self._buffers: dict[Buffer, Buffer] = {}
         self._merged: set[Buffer] = set()
+        """Of those, the ones that a store under a mask changes in some lanes alone."""
 
     def define(self, var: Var, value: PrimExpr) -> None:
         """Say what another scalar variable is in vectors."""
@@ -218,7 +228,7 @@ class Vectorizer(StmtMutator):
         """A statement in the lanes for which a condition holds."""
         outer = self._mask, self._memo, self._has_branched
         self._mask = condition if self._mask is None else logical_and(self._mask, condition)
-        self._memo, self._has_branched = {}, True
+        self._memo, self._has_branched = {}, True  # a load is another one under another mask
         new = self.visit(side)
         self._mask, self._memo, self._has_branched = outer
         return new

@@ -81,7 +81,7 @@ def _same(node: Node) -> Result:
 ROWS: tuple[Row, ...] = (
     Row("func.call",             _call,      on_complex=own(_whole_call)),
     Row("stablehlo.composite",   _composite, on_complex=own(_whole_composite)),
-    Row("stablehlo.custom_call", _custom_call),
+    Row("stablehlo.custom_call", _custom_call, on_complex=own(_custom_call)),
     Row("custom_call:shape_assertion",                 _assertion),
     Row("custom_call:stablehlo.dynamic_reduce_window", dynamic_reduce_window),
     Row("custom_call:stablehlo.dynamic_top_k",         dynamic_top_k),

@@ -34,6 +34,8 @@ def _while(node: Node) -> list[Value]:
         return start
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
+        """One turn: the body's values, and whether there is another, which the test says of
+        those."""
         found = node.run(body, list(values))
         (again,) = node.run(test, found)
         return Iteration(again, found)

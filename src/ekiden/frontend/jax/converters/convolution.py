@@ -34,6 +34,7 @@ class _Axes:
 
     @staticmethod
     def of(node: Node) -> _Axes:
+        """Read from the operation's attribute `dimension_numbers`."""
         at: Any = stablehlo.ConvDimensionNumbers(node.attribute("dimension_numbers"))
         return _Axes(
             [at.input_batch_dimension, at.input_feature_dimension, *at.input_spatial_dimensions],

@@ -53,6 +53,7 @@ def _binary(function: Binary, of_truth: Binary | None = None) -> Converter:
     """`of_truth` is what it means for truth values, where that is another operator."""
 
     def convert(node: Node) -> Expr:
+        """The call on both operands, which have one shape and dtype in StableHLO."""
         x, y = operands(node)
         chosen = of_truth if of_truth is not None and node.dtype(0) == "bool" else function
         return chosen(x, y)
@@ -132,6 +133,9 @@ def _shift(function: Binary, is_logical: bool, is_kept: bool = False) -> Convert
     """A shift by as many bits as there are, or more, gives 0, or the sign where it is kept."""
 
     def convert(node: Node) -> Expr:
+        """StableHLO leaves no shift undefined: counts that are not known to be below the width are
+        held there, and what is beyond it is 0 (or the sign, which the longest shift leaves).
+        """
         x, count = operands(node)
         dtype = node.dtype(0)
         plain = _unsigned(dtype) if is_logical else dtype

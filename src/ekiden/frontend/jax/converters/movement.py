@@ -62,6 +62,9 @@ def _broadcasted(node: Node) -> Rule:
     """Of what is known, into a known shape."""
 
     def rule(inputs: Sequence[Array]) -> Array | None:
+        """The array in the result's shape, its axis i at `broadcast_dimensions[i]`; None where that
+        is large or not known.
+        """
         shape = _numbers(node.out_extents())
         if shape is None or int(np.prod(shape)) > SMALL:
             return None

@@ -253,6 +253,7 @@ def channels_first(convert: Converter, *images: int) -> Converter:
     """An operator on images whose channels are the last axis, by the one on channels first."""
 
     def turned(node: Node) -> Result:
+        """The operator between two transposes."""
         inputs = list(node.inputs)
         for at in images:
             if node.optional(at) is not None:

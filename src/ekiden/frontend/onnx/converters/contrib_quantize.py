@@ -51,6 +51,7 @@ def _pair(function: Callable[[Expr, Expr], Expr]) -> Callable[[Node], Expr]:
     """An operator on two tensors of bytes."""
 
     def convert(node: Node) -> Expr:
+        """The operator on what the bytes stand for, rounded to the steps of inputs 6 and 7."""
         both = node.with_inputs([_numbers(node, 0), _numbers(node, 3)])
         note_broadcast(both)
         return _bytes(node, function(*both.exprs()), 6)
@@ -71,6 +72,7 @@ def _pool(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
     """An operator on images, whose channels may come last."""
 
     def convert(node: Node) -> Expr:
+        """The pooling, between transposes where the attribute `channels_last` is set."""
         if not node.get_int("channels_last", 0):
             return _single(function)(node)
         found = channels_first(_single(function), 0)(node)

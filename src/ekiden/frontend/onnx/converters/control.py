@@ -33,6 +33,9 @@ def _loop(node: Node) -> list[Value]:
     carried = [node.value(i) for i in range(2, 2 + len(start))]
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
+        """One turn of Loop: (condition, carried values, what is stacked). Refuses a body that has
+        fewer outputs than carried values.
+        """
         found = body.run([index, condition, *values])
         after = 1 + len(carried)
         if len(found) < after:
@@ -65,6 +68,9 @@ def _scan(node: Node) -> list[Value]:
     last = node.scope.spanned(op.subtract(limit, const(np.int64(1))))
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """One turn of Scan: slices of the inputs at its number, from the end for those that run
+        backwards.
+        """
         at = node.scope.expr(index)
         slices = []
         for value, axis, is_backwards in zip(inputs, axes, backwards, strict=True):

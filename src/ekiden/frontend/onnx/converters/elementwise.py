@@ -43,6 +43,7 @@ def _broadcast(function: Callable[..., Expr]) -> Converter:
 
 def _variadic(function: Callable[[Expr, Expr], Expr]) -> Converter:
     def convert(node: Node) -> Expr | Value:
+        """The operator from the left over all inputs; one input is the result itself."""
         if len(node.inputs) == 1:
             return node.value(0)
         note_broadcast(node)
@@ -85,6 +86,7 @@ def _aligned(function: Converter) -> Converter:
     """
 
     def convert(node: Node) -> Result:
+        """The operator, behind axes of 1 that stand the second input where `axis` says."""
         if node.has("axis"):
             extra = node.rank(0) - node.get_int("axis") - node.rank(1)
             if extra > 0:

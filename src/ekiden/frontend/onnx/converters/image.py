@@ -39,6 +39,9 @@ def _affine_grid(node: Node) -> Expr:
         node.unsupported(f"'size' must have 4 or 5 elements, got {node.shape(1)[0]}")
 
     def column(index: int) -> Expr:
+        """Column `index` of the maps [n, rank, rank + 1] as [n, rank, 1, ...], to broadcast over
+        places.
+        """
         part = op.take(maps, const(index, "int64"), axis=2)
         for _ in range(rank):
             part = op.expand_dims(part, axis=1)

@@ -347,6 +347,7 @@ def _old_forest(node: Node, dtype: type) -> _Forest:
     number = np.where(is_leaf, -1 - leaf, np.cumsum(~is_leaf) - 1)
 
     def target(side: Array) -> Array:
+        """The rows of the nodes on one side of all branches. Refuses a name that no node has."""
         wanted = side[~is_leaf]
         at = names.find(trees[~is_leaf], wanted)
         if (at < 0).any():

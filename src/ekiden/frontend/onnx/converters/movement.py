@@ -101,6 +101,8 @@ def _slice_by_axes(node: Node) -> Expr:
     axes, rank = axes_by_data(node, 3), node.rank(0)
 
     def spread(index: int, fill: int) -> Expr:
+        """A vector with the bound of every axis: input `index` at its axes, `fill` at the
+        others."""
         whole = const(np.full(rank, fill, np.int64))
         if node.optional(index) is None:
             return whole
@@ -271,12 +273,14 @@ def _space_to_depth(node: Node) -> Expr:
 
 def _cumulative(function: Callable[..., Expr]) -> Converter:
     def along(node: Node, axis: int) -> Expr:
+        """The running result along a known axis; backwards it is that of the reversed data."""
         backwards, exclusive = bool(node.get_int("reverse", 0)), bool(node.get_int("exclusive", 0))
         data = op.reverse(node.expr(0), axis=axis) if backwards else node.expr(0)
         total = function(data, axis=axis, exclusive=exclusive)
         return op.reverse(total, axis=axis) if backwards else total
 
     def convert(node: Node) -> Expr | Value:
+        """The running result; for an axis that is data a choice among all axes."""
         if is_data(node, 1):
             return along_any(node, 1, node.rank(0), partial(along, node))
         return along(node, node.axis(int(node.numbers(1, "axis").item()), node.rank(0)))

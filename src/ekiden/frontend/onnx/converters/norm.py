@@ -44,6 +44,7 @@ def _batch_norm_training(node: Node) -> Result:
     momentum = node.get_float("momentum", np.float32(0.9))
 
     def moved(old: Expr, new: Expr) -> Expr:
+        """old * momentum + new * (1 - momentum): ONNX's momentum is what is kept."""
         dtype = node.typed(old).dtype
         kept = op.multiply(old, const(momentum, dtype))
         return op.add(kept, op.multiply(new, const(1 - momentum, dtype)))
@@ -148,6 +149,9 @@ def _flat(convert: Converter) -> Converter:
     """Before opset 13: all axes from `axis` on are one."""
 
     def flat(node: Node) -> Result:
+        """The operator on [.., all axes from `axis` on], and its result in the shape again; axes of
+        1 need neither.
+        """
         shape = node.shape(0)
         axis = node.axis(node.get_int("axis", 1), len(shape))
         if all(known(d) == 1 for d in shape[axis + 1 :]):

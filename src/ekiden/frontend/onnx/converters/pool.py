@@ -164,6 +164,7 @@ def _averages(
 
 def _global(images: Callable[[Expr], Expr], other: Callable[..., Expr]) -> Callable[[Node], Expr]:
     def convert(node: Node) -> Expr:
+        """Of images the pooling that has kernels for their layouts, of other ranks a reduction."""
         if node.rank(0) == 4:
             return images(node.expr(0))
         return other(node.expr(0), axis=list(range(2, node.rank(0))), keepdims=True)

@@ -191,6 +191,9 @@ def _q_linear_mat_mul(node: Node) -> Expr:
     total = integer_product(node.with_inputs(sides))
 
     def spread(index: int) -> Expr:
+        """A scale or zero point as it broadcasts with the product: one for each row of the left
+        matrix, or each column of the right one.
+        """
         shape = node.shape(index)
         if not shape or known(shape[0]) == 1:
             return scalar_input(node, index)
@@ -204,6 +207,8 @@ def quantized_conv(node: Node) -> Expr:
     total = _integer_conv(node, (0, 3, 2, 5), node.optional(8))
 
     def spread(index: int) -> Expr:
+        """A scale or zero point of the output channels, with an axis of 1 for each of the
+        window."""
         shape = node.shape(index)
         if not shape or known(shape[0]) == 1:
             return scalar_input(node, index)

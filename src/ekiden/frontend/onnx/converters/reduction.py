@@ -36,6 +36,7 @@ def _reduce(
     """
 
     def convert(node: Node) -> Expr | Value:
+        """The reduction; without axes to reduce, each element prepared."""
         axes = reduced_axes(node)
         if axes is None and prepare is None and finish is None:
             return node.value(0)
@@ -66,6 +67,8 @@ def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
 
 def _arg(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
+        """The position as int64, as ONNX has it; the first of equals without
+        `select_last_index`."""
         axis = node.axis(node.get_int("axis", 0), node.rank(0))
         last = bool(node.get_int("select_last_index", 0))
         found = function(

@@ -175,6 +175,7 @@ def _map(node: Node) -> list[Value]:
         return [SequenceValue([r[i] for r in rows]) for i in range(len(node.proto.output))]
 
     def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+        """One turn: the items of all sequences at its number."""
         at, scope = node.scope.expr(index), node.scope
         given = [
             scope.bound(sequence.at(scope.expr(v), at)) if isinstance(v, SequenceValue) else v

@@ -95,6 +95,8 @@ def _loop(
         return [held.get(i, v) for i, v in enumerate(start)]
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """One turn: the body's values, and whether there is another, which the test says of
+        those."""
         found = body(whole(values))
         after = [found[i] for i in moving]
         (again,) = test(whole(after))
@@ -135,6 +137,7 @@ def _merge(node: Node) -> list[Value]:
     condition, sides = plan.choice(node.proto)
 
     def run(side: int) -> list[Value]:
+        """The values of one side, imported in a graph of its own where the condition is decided."""
         inner = node.graph.inside()
         inner.taken[condition] = side
         return inner.values([sides[side]])
@@ -157,11 +160,13 @@ def _exit(node: Node) -> Value:
     moving = [i for i, v in enumerate(variables) if _is_moving(node, frame, i)]
 
     def test(values: Sequence[Value]) -> list[Value]:
+        """Whether there is another turn, with the variables at their merges."""
         inner = graph.inside()
         inner.env.update((f"{v.merge}:0", x) for v, x in zip(variables, values, strict=True))
         return inner.values([frame.condition])
 
     def body(values: Sequence[Value]) -> list[Value]:
+        """The variables after a turn: each is seen at its merge, and behind the switch's side 1."""
         inner = graph.inside()
         for variable, value in zip(variables, values, strict=True):
             inner.env[f"{variable.merge}:0"] = inner.env[f"{variable.switch}:1"] = value

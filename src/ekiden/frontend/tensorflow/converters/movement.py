@@ -208,6 +208,9 @@ def _resize(method: str) -> Row:
     name = {"linear": "Bilinear", "nearest_neighbor": "NearestNeighbor", "cubic": "Bicubic"}
 
     def convert(node: Node) -> Expr:
+        """Resizing of NHWC images; kernels other than the nearest give floats, as TensorFlow's do.
+        Its cubic kernel has a = -0.5 where pixels have centres, else -0.75.
+        """
         mode = "half_pixel" if node.flag("half_pixel_centers") else "asymmetric"
         mode = "align_corners" if node.flag("align_corners") else mode
         data = node.expr(0)

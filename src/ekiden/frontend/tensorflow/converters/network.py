@@ -121,6 +121,7 @@ def _transposed(node: Node) -> Expr:
 
 def _pool(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
+        """The pooling in the layout that the operator names, 2D or 3D."""
         layout = _layout(node, "NDHWC" if node.op.endswith("3D") else "NHWC")
         window, strides = _along(node, "ksize", layout), _along(node, "strides", layout)
         sides = _padding(node, 0, layout, window, strides, (1,) * len(window))

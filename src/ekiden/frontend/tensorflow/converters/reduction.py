@@ -26,6 +26,7 @@ def _axes(node: Node) -> tuple[int, ...]:
 
 def _reduce(function: Callable[..., Expr], floats_alone: bool = False) -> Converter:
     def convert(node: Node) -> Expr:
+        """The reduction along constant axes; without any the input itself."""
         if floats_alone and not is_float(node.dtype(0)):
             node.unsupported(f"its input is {node.dtype(0)}, a float is expected")
         axes = _axes(node)
@@ -38,6 +39,7 @@ def _rule(function: Callable[..., object]) -> Evaluator:
     """Of a vector."""
 
     def rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+        """The reduction of a vector of sizes along its one axis; None for others."""
         data, axes = inputs
         if data.ndim != 1 or axes.dtype == np.object_ or axes.size != 1 or not data.size:
             return None
@@ -53,6 +55,8 @@ def _euclidean(data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
 
 def _arg(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
+        """The position in the dtype that the operator names; axis 0 where it has no second
+        input."""
         (axis,) = node.axes(1, "dimension") if len(node.inputs) > 1 else (0,)
         found = function(node.expr(0), axis=node.axis(axis, node.rank(0)))
         return op.cast(found, node.dtype_of("output_type", "int64"))
@@ -62,6 +66,7 @@ def _arg(function: Callable[..., Expr]) -> Converter:
 
 def _cumulative(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
+        """The running result; backwards it is that of the reversed data."""
         (axis,) = node.axes(1, "axis")
         axis, is_reverse = node.axis(axis, node.rank(0)), node.flag("reverse")
         x = op.reverse(node.expr(0), axis=axis) if is_reverse else node.expr(0)

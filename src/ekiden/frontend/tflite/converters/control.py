@@ -48,11 +48,15 @@ def _while(node: Node) -> list[Value]:
     start = [*(given[i] for i in places), *(now[name] for name in kept)]
 
     def inputs(values: Sequence[Value]) -> list[Value]:
+        """A subgraph's inputs: carried values in their places, the given ones in the others;
+        variables that are kept become the names' new values.
+        """
         now.update(zip(kept, values[len(places) :], strict=True))
         carried = dict(zip(places, values, strict=False))
         return [carried.get(i, v) for i, v in enumerate(given)]
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """One turn: carried values and variables, and whether there is another."""
         found = _run(node, body, inputs(values), kept)
         after = [*(found[i] for i in places), *found[len(given) :]]
         (again,) = _run(node, test, inputs(after), ())

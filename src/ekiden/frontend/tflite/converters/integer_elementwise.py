@@ -38,6 +38,9 @@ def total(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """A sum or a difference, under the larger scale twice."""
 
     def convert(node: Node) -> Expr:
+        """Both sides in steps of twice the larger scale, with _ROOM bits below the point, as the
+        reference kernel has them; then in the result's.
+        """
         *sides, result = _operands(node)
         twice = 2 * np.float64(max(s.scale for s in sides))
         parts = []
@@ -61,6 +64,7 @@ def same_scales(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """A choice between numbers of one scale."""
 
     def convert(node: Node) -> Expr:
+        """Refuses other scales: the kernel takes the numbers as they are."""
         if len(set(_operands(node))) > 1:
             node.unsupported(f"{node.ins[0]}, {node.ins[1]} and {node.outs[0]} have other scales")
         return function(node.expr(0), node.expr(1))
@@ -72,6 +76,7 @@ def compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """A comparison of real values, in fixed point of 8 bits more."""
 
     def convert(node: Node) -> Expr:
+        """Both sides in real values, with 8 bits below the point."""
         parts = []
         for index in (0, 1):
             side = levels(node, node.ins[index])
@@ -90,10 +95,12 @@ def clipped(low: float | None, high: float | None) -> Converter:
     """RELU and its kin: rescaled, between real values."""
 
     def convert(node: Node) -> Expr:
+        """A table of all 256 values."""
         source, result = _pair(node)
         factor = np.float64(source.scale / result.scale)
 
         def function(numbers: Array) -> Array:
+            """Rescaled, then held between what the limits are in the result's steps."""
             made = scaled_array(numbers - source.point, factor) + result.point
             least = None if low is None else result.number(low)
             most = None if high is None else result.number(high)
@@ -111,6 +118,7 @@ def leaky_relu(node: Node) -> Expr:
     factors = source.scale / result.scale, source.scale * alpha / result.scale
 
     def function(numbers: Array) -> Array:
+        """The multiplier of the number's sign."""
         moved = numbers - source.point
         above, below = (scaled_array(moved, float(f)) for f in factors)
         return np.where(moved >= 0, above, below) + result.point
@@ -124,6 +132,7 @@ def absolute(node: Node) -> Expr:
     factor = np.float64(source.scale / result.scale)
 
     def function(numbers: Array) -> Array:
+        """The distance from the zero point, rescaled where that changes anything."""
         moved = np.abs(numbers - source.point)
         made = moved if source.scale == result.scale else scaled_array(moved, factor)
         return made + result.point
@@ -149,6 +158,9 @@ def hard_swish(node: Node) -> Expr:
     by_gate, gate_exponent = _multiplier16(np.float64(fine / np.float32(3 / 32768)))
 
     def function(numbers: Array) -> Array:
+        """Bit for bit the arithmetic in 16 bits of the reference kernel, whose products are rounded
+        at 15.
+        """
         wide = (numbers - source.point) << 7
         scaled_ = _high(wide, by_result)
         gate = _saturated(wide << max(gate_exponent - 1, 0))

@@ -30,6 +30,7 @@ def _biased(node: Node, made: Expr, index: int = 2) -> Expr:
 
 def _convolution(window_of: Callable[[Node], Window]) -> Converter:
     def convert(node: Node) -> Expr:
+        """The convolution of NHWC data, the weight transposed to HWIO."""
         window = window_of(node)
         made = op.nn.conv2d(
             node.expr(0), op.transpose(node.expr(1), window.order), strides(node), window.padding,
@@ -101,6 +102,7 @@ def _transposed(node: Node, data: Expr, weight: Expr, wanted: Sequence[int], at:
 
 def _pool(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
+        """The pooling with the activation behind it."""
         window = window_of(node)
         sides = padding(node, window, (1, 1))
         made = function(node.expr(0), window, strides(node), padding=sides, layout="NHWC")

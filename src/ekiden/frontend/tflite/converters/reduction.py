@@ -20,6 +20,7 @@ from ekiden.relay.expr import Expr, const
 
 def _reduce(function: Callable[..., Expr], floats_alone: bool = False) -> Converter:
     def convert(node: Node) -> Expr:
+        """The reduction along constant axes, each once; without any the input itself."""
         if floats_alone and not is_float(node.dtype(0)):
             node.unsupported(f"{node.ins[0]} has the dtype {node.dtype(0)}, a float is expected")
         axes = tuple(node.axis(a, node.rank(0)) for a in node.axes(1))
@@ -33,6 +34,7 @@ def _reduce(function: Callable[..., Expr], floats_alone: bool = False) -> Conver
 
 def _arg(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
+        """The position in the dtype that the option OutputType names."""
         (axis,) = node.axes(1, "axis")
         found = function(node.expr(0), axis=node.axis(axis, node.rank(0)))
         return op.cast(found, DTYPES[node.option("OutputType", 2)])
@@ -79,6 +81,7 @@ def _reduced(function: Callable[..., object]) -> Evaluator:
     """Of a vector."""
 
     def rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+        """The reduction of a vector of sizes along its one axis; None for others."""
         data, axes = inputs
         if data.ndim != 1 or axes.dtype == np.object_ or axes.size != 1 or not data.size:
             return None

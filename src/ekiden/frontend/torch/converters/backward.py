@@ -83,6 +83,8 @@ def _of_weight(
     """A product over batch and places for each group: of the smaller side's channels, and of what
     each tap meets of the larger side's."""
     outer, inner, *kernel = node.static(weight.type.shape, "the weight")
+    if inner == 1 and groups > 1:
+        return _of_depthwise_weight(node, windows, small, (outer, inner, *kernel), groups)
     batch, _, *places = small.type.shape
     count = tidy(batch * product(places))
     rows = op.reshape(op.transpose(_flat(node, node.of(small), small.type.shape), axes=[1, 0, 2]),
@@ -95,6 +97,19 @@ def _of_weight(
     return op.reshape(found, (outer, inner, *kernel))
 
 
+def _of_depthwise_weight(
+    node: Node, windows: Sequence[Expr], small: Value, shape: Sequence[int], groups: int
+) -> Expr:
+    """Where a group has one channel of the larger side: each tap a sum of what it meets times the
+    smaller side, which is read as it lies, instead of products of one row."""
+    batch, channels, *places = small.type.shape
+    split = (batch, as_dim(groups), tidy(channels // groups), *places)
+    given = op.reshape(node.of(small), split, allowzero=True)
+    axes = [0, *range(3, 3 + len(places))]
+    sums = [op.sum(op.multiply(given, op.expand_dims(w, 2)), axis=axes) for w in windows]
+    return op.reshape(op.stack(sums, axis=-1), tuple(shape))
+
+
 def _flat(node: Node, data: Expr, shape: Shape) -> Expr:
     """(batch, channels, places)."""
     return op.reshape(data, (*shape[:2], product(shape[2:])), allowzero=True)
@@ -104,6 +119,7 @@ def _max_pool(rank: int) -> Converter:
     """Each gradient added at the flat place of its maximum, which is the last argument."""
 
     def convert(node: Node, grad: Value, x: Value, *given: object) -> Expr:
+        """A scatter into zeros that adds, as windows may share their maximum."""
         places = given[-1]
         assert isinstance(places, Value)
         shape, dtype = x.type.shape, x.type.dtype

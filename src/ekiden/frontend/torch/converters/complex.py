@@ -28,6 +28,7 @@ def summed(function: Callable[[Expr, Expr], Expr]) -> Rule:
     """The sum or difference; `alpha` is a factor of the second."""
 
     def rule(node: Node, a: object, b: object, alpha: object = 1) -> Found:
+        """left + alpha * right in parts, in the shape of the result."""
         left, right = parts_of(node, a), parts_of(node, b)
         if alpha != 1:
             right = multiplied(right, parts_of(node, alpha))

@@ -54,6 +54,8 @@ def _while_loop(
     (go,) = _run(node, test, [*start, *extra])
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
+        """One turn: the body's values, and whether there is another, which the test says of
+        those."""
         found = _run(node, body, [*values, *extra])
         (again,) = _run(node, test, [*found, *extra])
         return Iteration(again, found)
@@ -76,6 +78,7 @@ def _scan(
     limit = node.scope.spanned(node.scope.scalar(extent))
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """One turn: (carried values, what is stacked), with row `index` of each of `xs`."""
         at = node.scope.expr(index)
         rows = []
         for each in xs:

@@ -91,10 +91,14 @@ def _max_pool(rank: int) -> Converter:
         node: Node, x: Value, kernel: Ints, stride: Ints = (), padding: Ints = (0,),
         dilation: Ints = (1,), ceil_mode: bool = False,
     ) -> list[Expr | Value | None]:  # fmt: skip
+        """[maxima, their flat places]; places are None where nobody asks for them, as finding them
+        costs a second pass.
+        """
         window, sides = spread(kernel, rank), spread(padding, rank)
         steps, gaps = spread(stride, rank) if stride else window, spread(dilation, rank)
 
         def pool(data: Expr) -> Expr:
+            """The pooling of data that have a batch."""
             return _MAX[rank](
                 data, pool_size=window, strides=steps, dilation=gaps, padding=(*sides, *sides),
                 ceil_mode=ceil_mode,
@@ -175,10 +179,14 @@ def _average_pool(rank: int) -> Converter:
         ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Expr:  # fmt: skip
+        """The mean over windows, or with `divisor_override` their sum divided by that; integers are
+        summed in float64, which is exact, and divided towards zero.
+        """
         window, sides = spread(kernel, rank), spread(padding, rank)
         steps = spread(stride, rank) if stride else window
 
         def pool(data: Expr) -> Expr:
+            """The pooling of data that have a batch."""
             return _AVERAGE[rank](
                 data, pool_size=window, strides=steps, padding=(*sides, *sides),
                 ceil_mode=ceil_mode, count_include_pad=count_include_pad,
@@ -208,6 +216,7 @@ def _adaptive(rank: int) -> Converter:
     }  # fmt: skip
 
     def convert(node: Node, x: Value, size: Sequence[object]) -> Result:
+        """The mean over bins; for results of 1 in each axis a reduction, which needs no bins."""
         wanted = node.sizes(size)
         if all(known(d) == 1 for d in wanted):
             axes = list(range(len(x.type.shape) - rank, len(x.type.shape)))
@@ -225,6 +234,7 @@ def _adaptive_max(rank: int) -> Converter:
     }  # fmt: skip
 
     def convert(node: Node, x: Value, size: Sequence[object]) -> list[Expr | Value | None]:
+        """[maxima of bins, their flat places or None]."""
         wanted = node.sizes(size)
         places = _places_of_bins(node, x, rank) if node.wants(1) else None
         return [_batched(node, x, rank, lambda data: pools[rank](data, wanted)), places]

@@ -18,6 +18,7 @@ def _nearest(rank: int, exact: bool) -> Converter:
     """The nearest pixel: at floor(i * scale), or of the centres where it is exact."""
 
     def convert(node: Node, x: Value, *given: object) -> Expr:
+        """The nearest pixels; `given` ends with the scales, where the program has them."""
         scales = _scales(rank, given)
         mode = "half_pixel" if exact else "asymmetric"
         rounding = "round_prefer_ceil" if exact else "floor"
@@ -28,6 +29,7 @@ def _nearest(rank: int, exact: bool) -> Converter:
 
 def _linear(rank: int, method: str = "linear") -> Converter:
     def convert(node: Node, x: Value, size: object, align_corners: bool, *given: object) -> Expr:
+        """Interpolated by the method; corners that are aligned leave no use for scales."""
         mode = "align_corners" if align_corners else "half_pixel"
         scales = None if align_corners else _scales(rank, (size, *given))
         return _resized(node, x, rank, method, mode, "", scales)

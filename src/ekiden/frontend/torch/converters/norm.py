@@ -139,6 +139,7 @@ def _unbiased(node: Node, size: PrimExpr, dtype: str) -> Expr:
 
 def _softmax(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: int, to_float: object = False, **_: object) -> Expr:
+        """Along `dim`, in the dtype of the result; a number alone is a row of one."""
         rank = len(x.type.shape)
         data = node.of(x, node.out_dtype)
         if not rank:

@@ -67,6 +67,9 @@ def _binary(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """In the dtype of the result."""
 
     def convert(node: Node, a: Operand, b: Operand) -> Expr:
+        """Both operands in the dtype of the result, to which PyTorch promotes them before it
+        computes.
+        """
         broadcast(node, a, b)
         dtype = node.out_dtype
         return function(node.of(a, dtype), node.of(b, dtype))
@@ -76,6 +79,7 @@ def _binary(function: Callable[[Expr, Expr], Expr]) -> Converter:
 
 def _scaled(function: Callable[[Expr, Expr], Expr]) -> Converter:
     def convert(node: Node, a: Operand, b: Operand, alpha: Scalar = 1) -> Expr:
+        """function(a, alpha * b); of truth values either."""
         broadcast(node, a, b)
         dtype = node.out_dtype
         if dtype == "bool":
@@ -97,6 +101,7 @@ def _multiply(node: Node, a: Operand, b: Operand) -> Expr:
 
 def _compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
     def convert(node: Node, a: Operand, b: Operand) -> Expr:
+        """In the dtype both promote to; truth values are compared as bytes."""
         broadcast(node, a, b)
         dtype = node.promoted(a, b)
         if dtype == "bool":
@@ -148,6 +153,7 @@ def _python_mod(dtype: str, x: Expr, y: Expr) -> Expr:
 
 def _remainder(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
     def convert(node: Node, a: Operand, b: Operand) -> Expr:
+        """In the dtype of the result, which the function is told."""
         broadcast(node, a, b)
         dtype = node.out_dtype
         return function(dtype, node.of(a, dtype), node.of(b, dtype))
@@ -211,6 +217,7 @@ def _extreme(
     function: Callable[[Expr, Expr], Expr], truths: Callable[[Expr, Expr], Expr]
 ) -> Converter:
     def convert(node: Node, a: Value, b: Value) -> Expr:
+        """In the dtype of the result; of truth values by what the extreme means for them."""
         broadcast(node, a, b)
         dtype = node.out_dtype
         if dtype == "bool":
@@ -224,6 +231,7 @@ def _fextreme(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """The other where one is not a number."""
 
     def convert(node: Node, a: Value, b: Value) -> Expr:
+        """As NumPy's fmax and fmin: a number wins over what is none."""
         broadcast(node, a, b)
         dtype = node.out_dtype
         x, y = node.of(a, dtype), node.of(b, dtype)
@@ -286,6 +294,7 @@ def _logical(function: Callable[..., Expr]) -> Converter:
 
 def _bitwise(bits: Callable[..., Expr], truths: Callable[..., Expr]) -> Converter:
     def convert(node: Node, *values: Operand) -> Expr:
+        """On the bits, or of truth values on these."""
         broadcast(node, *values)
         dtype = node.out_dtype
         function = truths if dtype == "bool" else bits
@@ -296,6 +305,7 @@ def _bitwise(bits: Callable[..., Expr], truths: Callable[..., Expr]) -> Converte
 
 def _is(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
     def convert(node: Node, x: Value) -> Expr:
+        """Of floats the question; of others the answer is known."""
         if is_float(x.type.dtype):
             return function(node.of(x))
         return op.full(const(otherwise), x.type.shape, dtype="bool")
@@ -305,6 +315,7 @@ def _is(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
 
 def _isinf_signed(greater: bool) -> Converter:
     def convert(node: Node, x: Value) -> Expr:
+        """Whether it is infinity of that sign; integers never are."""
         if not is_float(x.type.dtype):
             return op.full(const(False), x.type.shape, dtype="bool")
         limit = np.inf if greater else -np.inf

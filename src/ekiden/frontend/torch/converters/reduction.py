@@ -39,6 +39,7 @@ def _reduce(function: Callable[..., Expr]) -> Converter:
     def convert(
         node: Node, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: object = None
     ) -> Expr:
+        """In the dtype of the result, which integers are widened to before they are summed."""
         return _reduced(node, function, x, node.of(x, node.out_dtype), dim, keepdim)
 
     return convert
@@ -48,6 +49,7 @@ def _extreme(function: Callable[..., Expr], truths: Callable[..., Expr]) -> Conv
     """amax, amin; max and min without an axis."""
 
     def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
+        """Of truth values all or any."""
         if x.type.dtype == "bool":
             return _reduced(node, truths, x, node.of(x), dim, keepdim)
         return _reduced(node, function, x, node.of(x), dim, keepdim)
@@ -57,6 +59,7 @@ def _extreme(function: Callable[..., Expr], truths: Callable[..., Expr]) -> Conv
 
 def _truth(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
+        """Whether all or any elements differ from 0."""
         data = node.of(x)
         if x.type.dtype != "bool":
             data = op.not_equal(data, const(0, x.type.dtype))
@@ -94,6 +97,7 @@ def _with_places(largest: Callable[..., Expr], place: Callable[..., Expr]) -> Co
     """max.dim, min.dim: the values and their places."""
 
     def convert(node: Node, x: Value, dim: int, keepdim: bool = False) -> list[Expr | Value | None]:
+        """[values, places]; a number alone is its own extreme, at place 0."""
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
         axis = node.axis(dim, len(x.type.shape))
@@ -146,6 +150,7 @@ def _moments(
 
 def _cumulative(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: int, *, dtype: object = None) -> Expr:
+        """In the dtype of the result; a number alone is its own total."""
         data = node.of(x, node.out_dtype)
         if not x.type.shape:
             return data
@@ -190,6 +195,9 @@ def _cum_extreme(is_max: bool) -> Converter:
     """The running extreme and its last place: of each prefix, by comparing all pairs."""
 
     def convert(node: Node, x: Value, dim: int) -> list[Expr | Value | None]:
+        """An extreme for each prefix of the axis, whose extent must be known; of floats, of at most
+        64.
+        """
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
         rank = len(x.type.shape)

@@ -1,13 +1,19 @@
-"""A primitive on memory: what the steps of a loop read, copied to a buffer of just that size."""
+"""Primitives on memory: what the steps of a loop read or write of a buffer, kept in one of just
+that size: read_at, write_at.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ekiden.arith import Analyzer
-from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.regions import Access, region
 from ekiden.tir.schedule.cache import check_scope, pick_buffer
+from ekiden.tir.schedule.check import box_of, require_sole_writer
+from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, reduce_loops, require_kind
 from ekiden.tir.schedule.program import (
     PART,
     Program,
@@ -17,6 +23,7 @@ from ekiden.tir.schedule.program import (
     refuse,
     replace_accesses,
     serial,
+    written,
 )
 from ekiden.tir.stmt import (
     Allocate,
@@ -60,13 +67,55 @@ def read_at(
     shape = (*sizes[:-1], analyzer.simplify(sizes[-1] + pad))
     label = f"{old.name}_{storage_scope}".replace(".", "_")
     new = Buffer(program.fresh_buffer(label), shape, old.dtype, storage_scope)
-    copy = _copy(program.fresh_block(label), old, new, lows, sizes)
+    copy = _copy(program.fresh_block(label), new, old, sizes, lows)
+    body = Allocate(new, sequence(copy, _at_part(loop.body, old, new, lows)))
+    return program.replace(loop.body, body), [copy_name(copy)]
+
+
+def write_at(
+    program: Program,
+    loop: For,
+    realize: BlockRealize,
+    write_buffer_index: int | str | Buffer,
+    storage_scope: str,
+) -> tuple[PrimFunc, list[str]]:
+    """See `Schedule.write_at`."""
+    step, name, var = "write_at", realize.block.name, loop.loop_var.name
+    check_scope(step, realize, storage_scope)
+    if not program.is_inside(realize, loop):
+        refuse(f"{step} {name!r}: the block is not in loop {var!r}", loop)
+    old = pick_buffer(step, realize, write_buffer_index, written(realize.block), "writes")
+    require_kind(step, realize, COMPLETE, REDUCTION)
+    require_sole_writer(step, program, realize, old)
+    for each in program.readers(old):
+        if each is not realize and program.is_inside(each, loop):
+            refuse(f"{step} {name!r}: {old.name!r} is read in loop {var!r}", each)
+    outer = [*program.loops_above(loop), loop]
+    if reduce_loops(realize, outer):
+        refuse(f"{step} {name!r}: it is not finished in a step of loop {var!r}", loop)
+    box = box_of(program, loop.body, old, realize)
+    if isinstance(box, str):
+        refuse(f"{step} {name!r}: {box}", realize)
+    analyzer = bound_analyzer(outer)
+    lows = [analyzer.simplify(r.min) for r in box]
+    sizes = [analyzer.simplify(r.extent) for r in box]
+    if any(s.loop_var in free_vars(*sizes) for s in outer):
+        refuse(f"{step} {name!r}: steps write parts of {old.name!r} that differ in size", loop)
+    label = f"{old.name}_{storage_scope}".replace(".", "_")
+    new = Buffer(program.fresh_buffer(label), tuple(sizes), old.dtype, storage_scope)
+    nothing = [const(0)] * len(sizes)
+    copy = _copy(program.fresh_block(label), old, new, sizes, nothing, lows)
+    body = Allocate(new, sequence(_at_part(loop.body, old, new, lows), copy))
+    return program.replace(loop.body, body), [copy_name(copy)]
+
+
+def _at_part(root: Stmt, old: Buffer, new: Buffer, lows: Sequence[PrimExpr]) -> Stmt:
+    """Accesses of a buffer as accesses of its part that begins at `lows`."""
 
     def moved(indices: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
         return tuple(Analyzer().simplify(i - low) for i, low in zip(indices, lows, strict=True))
 
-    body = Allocate(new, sequence(copy, replace_accesses(loop.body, old, new, moved)))
-    return program.replace(loop.body, body), [copy_name(copy)]
+    return replace_accesses(root, old, new, moved)
 
 
 def _over_whole_parts(access: Access, outer: set[Var]) -> Access:
@@ -82,17 +131,28 @@ def _over_whole_parts(access: Access, outer: set[Var]) -> Access:
     return Access(access.indices, tuple(loops), access.is_store, access.conditional, access.extents)
 
 
-def _copy(name: str, old: Buffer, new: Buffer, lows: list[PrimExpr], sizes: list[PrimExpr]) -> Stmt:
-    """new[i] = old[low + i]"""
+def _copy(
+    name: str,
+    to: Buffer,
+    source: Buffer,
+    sizes: Sequence[PrimExpr],
+    from_: Sequence[PrimExpr],
+    into: Sequence[PrimExpr] = (),
+) -> Stmt:
+    """to[into + i] = source[from_ + i]; nothing stands for 0."""
     iters = tuple(IterVar(Var(f"v{n}"), s, IterKind.SPATIAL) for n, s in enumerate(sizes))
     at = tuple(i.var for i in iters)
-    source = tuple(low + v for low, v in zip(lows, at, strict=True))
-    body = BufferStore(new, BufferLoad(old, source, old.dtype), at)
+    first, last = (_shifted(lows, at) for lows in (from_, into or [const(0)] * len(at)))
+    body = BufferStore(to, BufferLoad(source, first, source.dtype), last)
     loops = tuple(Var(f"ax{n}") for n in range(len(sizes)))
     nest: Stmt = BlockRealize(loops, const(True), Block(name, iters, body))
     for var, size in zip(reversed(loops), reversed(sizes), strict=True):
         nest = serial(var, size, nest)
     return nest
+
+
+def _shifted(lows: Sequence[PrimExpr], at: Sequence[Var]) -> tuple[PrimExpr, ...]:
+    return tuple(v if is_const(low, 0) else low + v for low, v in zip(lows, at, strict=True))
 
 
 def copy_name(nest: Stmt) -> str:
@@ -103,4 +163,4 @@ def copy_name(nest: Stmt) -> str:
     return nest.block.name
 
 
-__all__ = ["read_at"]
+__all__ = ["read_at", "write_at"]

@@ -1,0 +1,100 @@
+"""Shapes of what operators give whose shapes PyTorch takes for data, and so cannot trace.
+
+They are said to PyTorch's own table of fake tensors, where it has none itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+aten = torch.ops.aten
+
+
+def is_vector(a: Tensor, b: Tensor) -> bool:
+    """Whether a right side is one vector for each matrix, as torch.linalg sees it."""
+    return b.dim() == 1 or (a.dim() - 1 == b.dim() and a.shape[:-1] == b.shape)
+
+
+def _lstsq(
+    a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Tensor, ...]:
+    (rows, columns), driver = a.shape[-2:], driver or "gelsy"
+    if driver in ("gelsd", "gelss") and rows > columns:  # residuals are there for full ranks alone
+        raise DynamicOutputShapeException(aten.linalg_lstsq.default)
+    right = b.shape[-1:] if is_vector(a, b) else b.shape[-2:]
+    batch = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+        a.shape[:-2], b.shape[: -len(right)]
+    )
+    solution = a.new_empty((*batch, columns, *right[1:]))
+    has_residuals = driver == "gels" and rows > columns
+    residuals = a.new_empty((*batch, *(right[1:] or (1,))) if has_residuals else (0,))
+    rank = a.new_empty((0,) if driver == "gels" else a.shape[:-2], dtype=torch.int64)
+    has_values = driver in ("gelsd", "gelss")
+    values = a.new_empty((*a.shape[:-2], min(rows, columns)) if has_values else (0,))
+    return solution, residuals, rank, values
+
+
+def longest(targets: Tensor, lengths: Tensor | Sequence[int]) -> int:
+    """How many labels a target of a CTC loss has at most, as far as shapes say it."""
+    return targets.shape[-1] if isinstance(lengths, Tensor) else max(lengths, default=0)
+
+
+def _ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any,  # noqa: ANN401
+    blank: int = 0, zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    steps, batch, _ = log_probs.shape
+    states = 2 * longest(targets, target_lengths) + 1
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, states))
+
+
+NONE, MEAN, SUM = range(3)
+"""What becomes of the losses of a batch."""
+
+
+def _ctc_loss_by_numbers(
+    log_probs: Tensor, targets: Tensor, input_lengths: Sequence[int], target_lengths: Sequence[int],
+    blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    """`aten::ctc_loss.IntList`, as PyTorch composes it: its own makes a tensor of the lengths in a
+    way that cannot be traced."""
+    many = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    loss, _ = aten._ctc_loss(many, targets, input_lengths, target_lengths, blank, zero_infinity)
+    if zero_infinity:
+        loss = torch.where(loss == math.inf, 0.0, loss)
+    if reduction == MEAN:
+        counts = [torch.full((), max(each, 1), dtype=loss.dtype) for each in target_lengths]
+        return (loss / torch.stack(counts)).mean()
+    if reduction == SUM:
+        return loss.sum()
+    return loss if many is log_probs else loss.squeeze(0)
+
+
+FAKES: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.linalg_lstsq.default: _lstsq,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+}
+
+
+def _said(function: Callable[..., Any]) -> Callable[..., Any]:
+    def fake(mode: Any, func: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with mode:
+            return function(*args, **kwargs)
+
+    return fake
+
+
+_TRACED = torch._C.DispatchKey.CompositeImplicitAutograd
+if _TRACED not in aten.ctc_loss.IntList.py_kernels:  # of tracing alone: eager PyTorch has its own
+    aten.ctc_loss.IntList.py_impl(_TRACED)(_ctc_loss_by_numbers)
+for _op, _function in FAKES.items():
+    if _op not in op_implementations_dict:
+        register_op_impl(_op)(_said(_function))

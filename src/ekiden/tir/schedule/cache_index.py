@@ -1,0 +1,96 @@
+"""A primitive on blocks: what elements it accesses, computed once before it."""
+
+from __future__ import annotations
+
+from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.prim import Div, FloorDiv, FloorMod, Intrinsic, PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import free_vars, post_order, substitute
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.schedule.cache import check_scope, outermost, used_iters
+from ekiden.tir.schedule.check import require_outermost
+from ekiden.tir.schedule.kinds import same_expr
+from ekiden.tir.schedule.move import moved_nest
+from ekiden.tir.schedule.program import (
+    Program,
+    accesses,
+    allocated,
+    read,
+    refuse,
+    replace_accesses,
+    written,
+)
+from ekiden.tir.stmt import Block, BlockRealize, BufferStore, IterKind, IterVar, PrimFunc, Stmt
+from ekiden.tir.visitor import sequence
+
+Indices = tuple[PrimExpr, ...]
+
+
+def cache_index(
+    program: Program, realize: BlockRealize, storage_scope: str, cse_thresh: int = 0
+) -> tuple[PrimFunc, list[str]]:
+    """See `Schedule.cache_index`."""
+    step, name = "cache_index", realize.block.name
+    require_outermost(step, program, realize)
+    check_scope(step, realize, storage_scope)
+    func, made = program.func, []
+    for index in _worth(realize, cse_thresh):
+        func, block = _cached(Program(func), name, index, storage_scope)
+        made.append(block)
+    if not made:
+        refuse(f"{step} {name!r}: it has no index to compute", realize)
+    return func, made
+
+
+def _worth(realize: BlockRealize, least: int) -> list[PrimExpr]:
+    """The indices that are more than an iterator, and stand more than so many times."""
+    own = {i.var for i in realize.block.iter_vars}
+    found: list[list[PrimExpr]] = []
+    for buffer in dict.fromkeys((*read(realize.block), *written(realize.block))):
+        for index in (i for a in accesses(realize.block, buffer) for i in a.indices):
+            parts = set(free_vars(index))
+            if isinstance(index, Var) or not parts or not parts <= own or not _is_safe(index):
+                continue
+            alike = next((each for each in found if same_expr(each[0], index)), None)
+            if alike is None:
+                found.append([index])
+            else:
+                alike.append(index)
+    return [each[0] for each in found if len(each) > least]
+
+
+def _is_safe(index: PrimExpr) -> bool:
+    """Whether it is arithmetic that may be done where the block does not run."""
+    for e in post_order(index):
+        divides = isinstance(e, (Div, FloorDiv, FloorMod)) and not is_const(e.b)
+        acts = isinstance(e, Intrinsic) and INTRINSICS[e.op].effects
+        if divides or acts or isinstance(e, BufferLoad):
+            return False
+    return True
+
+
+def _cached(program: Program, name: str, index: PrimExpr, scope: str) -> tuple[PrimFunc, str]:
+    """The program with one index computed before the block, and the name of what computes it."""
+    realize = program.blocks[name]
+    iters = used_iters(realize, [index])
+    shape = tuple(i.extent for i in iters)
+    new = Buffer(program.fresh_buffer("index_var"), shape, index.dtype, scope)
+    copies = tuple(IterVar(Var(i.var.name, i.var.dtype), i.extent, IterKind.SPATIAL) for i in iters)
+    at = tuple(c.var for c in copies)
+    values: dict[Var, PrimExpr] = {i.var: c.var for i, c in zip(iters, copies, strict=True)}
+    body = BufferStore(new, substitute(index, values), at)
+    made = BlockRealize(at, const(True), Block(program.fresh_block(new.name), copies, body))
+    place = outermost(program, realize, [])
+    func = program.replace(place, sequence(moved_nest(made, {}, ()), place))
+    after = Program(func)
+    block: Stmt = after.blocks[name].block
+    known = BufferLoad(new, tuple(i.var for i in iters), index.dtype)
+
+    def moved(indices: Indices) -> Indices:
+        return tuple(known if same_expr(i, index) else i for i in indices)
+
+    for buffer in dict.fromkeys((*read(realize.block), *written(realize.block))):
+        block = replace_accesses(block, buffer, buffer, moved)
+    return allocated(after.replace(after.blocks[name].block, block), new), made.block.name
+
+
+__all__ = ["cache_index"]

@@ -1,0 +1,101 @@
+"""A primitive on loops: nests side by side as one."""
+
+from __future__ import annotations
+
+from ekiden.ir.prim import PrimExpr, Var, is_const
+from ekiden.tir.schedule.kinds import same_expr
+from ekiden.tir.schedule.loops import rebound, require_plain
+from ekiden.tir.schedule.program import Program, bound_analyzer, refuse, serial
+from ekiden.tir.stmt import Block, For, PrimFunc, SeqStmt, Stmt
+from ekiden.tir.visitor import buffers_read, buffers_written, sequence
+
+
+def merge(program: Program, *many: For) -> tuple[PrimFunc, list[Var]]:
+    """See `Schedule.merge`."""
+    if len(many) < 2:
+        refuse("merge: expected at least two loops")
+    nests = [_nest(program, loop) for loop in many]
+    above = program.parent(nests[0][0])
+    places = [_place(above, nest[0]) for nest in nests]
+    if not isinstance(above, SeqStmt) or None in places:
+        refuse("merge: the loops must stand side by side, each alone in the loops around it")
+    order = sorted(range(len(many)), key=lambda n: places[n] or 0)
+    nests = [nests[n] for n in order]
+    _check(nests)
+    first = above.seq.index(nests[0][0])
+    if list(above.seq[first : first + len(nests)]) != [nest[0] for nest in nests]:
+        refuse("merge: other statements stand between the loops")
+    merged = _merged(program, nests)
+    rest = (*above.seq[:first], merged, *above.seq[first + len(nests) :])
+    inner = merged
+    for _ in nests[0][1:]:
+        assert isinstance(inner.body, For)
+        inner = inner.body
+    return program.replace(above, sequence(*rest)), [inner.loop_var]
+
+
+def _nest(program: Program, loop: For) -> list[For]:
+    """The loops from the outermost one in which a loop is alone down to it."""
+    found = [loop]
+    above = program.parent(loop)
+    while isinstance(above, For):
+        found.append(above)
+        above = program.parent(above)
+    return found[::-1]
+
+
+def _place(above: Stmt | None, loop: For) -> int | None:
+    if not isinstance(above, SeqStmt):
+        return None
+    return next((n for n, s in enumerate(above.seq) if s is loop), None)
+
+
+def _check(nests: list[list[For]]) -> None:
+    for nest in nests:
+        for each, like in zip(nest, nests[0], strict=False):
+            name = each.loop_var.name
+            require_plain("merge", each)
+            if not is_const(each.min, 0):
+                refuse(f"merge: loop {name!r} must start at 0", each)
+            if len(nest) != len(nests[0]) or not same_expr(each.extent, like.extent):
+                refuse(
+                    f"merge: loop {name!r} has another extent or depth than {like.loop_var.name!r}",
+                    each,
+                )
+    for n, nest in enumerate(nests):
+        for other in nests[n + 1 :]:
+            _require_apart(nest[0], other[0])
+
+
+def _require_apart(first: For, second: For) -> None:
+    """Neither writes what the other reads or writes."""
+    written = [set(buffers_written(s)) for s in (first, second)]
+    touched = [w | set(buffers_read(s)) for w, s in zip(written, (first, second), strict=True)]
+    for buffer in (written[0] & touched[1]) | (written[1] & touched[0]):
+        refuse(
+            f"merge: loops {first.loop_var.name!r} and {second.loop_var.name!r} share"
+            f" {buffer.name!r}, which one of them writes",
+            second,
+        )
+
+
+def _merged(program: Program, nests: list[list[For]]) -> For:
+    """One nest with the bodies of all, in order."""
+    news = [Var(f"{loop.loop_var.name}_m", loop.loop_var.dtype) for loop in nests[0]]
+    analyzer = bound_analyzer(program.loops_above(nests[0][0]))
+    for var, loop in zip(news, nests[0], strict=True):
+        analyzer.bind(var, 0, loop.extent)
+    bodies = []
+    for nest in nests:
+        values: dict[Var, PrimExpr] = {
+            loop.loop_var: var for loop, var in zip(nest, news, strict=True)
+        }
+        bodies.append(rebound(nest[-1].body, values, analyzer))
+    made: Stmt = sequence(*bodies)
+    for var, loop in zip(reversed(news), reversed(nests[0]), strict=True):
+        made = serial(var, loop.extent, made)
+    assert isinstance(made, For) and not isinstance(made, Block)
+    return made
+
+
+__all__ = ["merge"]

@@ -1,0 +1,284 @@
+"""Records of TVM's tuners, as candidates to measure here: their times are of other code.
+
+    found = tune.read_metaschedule("work_dir", [task])       # database_tuning_record.json, ...
+    found = tune.read_autotvm("matmul.log", [template_task])
+    Session([task], search=Replay(found.candidates)).run(len(found.candidates))
+
+A trace of MetaSchedule is done again, step by step, on the program of a task with the same
+arguments; what it only notes for TVM's own passes (parallel, vectors) is done as far as it can be
+proved. A line of AutoTVM's log is a decision of a template of the same name and arguments. What has
+no meaning here is skipped, and `skipped` says why.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ekiden import tir
+from ekiden.ir.prim import IntImm
+from ekiden.runtime.errors import EkidenError, LoadError, ScheduleError
+from ekiden.runtime.files import PathName, named
+from ekiden.tir.stmt import PrimFunc
+from ekiden.topi.rule.decision import Decision
+from ekiden.tune.candidate import Candidate
+from ekiden.tune.rules import block_of
+from ekiden.tune.sketch import TraceSpace, text_of
+from ekiden.tune.task import Task
+from ekiden.tune.template import TemplateSpace
+
+METASCHEDULE = "metaschedule"
+"""The rule of candidates that are traces of TVM's."""
+RECORDS = "database_tuning_record.json"
+"""Of MetaSchedule's folder: a record a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A record that has no meaning here. line: its number in the file, from 1."""
+
+    line: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """What records of another tuner are here."""
+
+    candidates: tuple[Candidate, ...]
+    skipped: tuple[Skipped, ...]
+
+    def __str__(self) -> str:
+        """How many, and why not all."""
+        rows = [f"line {s.line}: {s.why}" for s in self.skipped]
+        return "\n".join([f"{len(self.candidates)} records, {len(rows)} skipped", *rows])
+
+
+Read: TypeAlias = Callable[[Any, Sequence[Task]], Candidate]
+
+
+def _read(path: Path, tasks: Sequence[Task], read: Read) -> Foreign:
+    candidates: dict[Candidate, None] = {}
+    skipped: list[Skipped] = []
+    with named("read", path):
+        lines = path.read_text(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            candidates[read(json.loads(line), tasks)] = None
+        except EkidenError as error:
+            skipped.append(Skipped(number, str(error)))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            skipped.append(Skipped(number, f"no such record: {type(error).__name__}: {error}"))
+    return Foreign(tuple(candidates), tuple(skipped))
+
+
+def read_autotvm(path: PathName, tasks: Sequence[Task]) -> Foreign:
+    """The decisions of a log of AutoTVM for tasks of templates, each of the name that the log has.
+    Raises OSError."""
+    return _read(Path(path), tasks, _of_autotvm)
+
+
+def _of_autotvm(found: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
+    _, name, args, *_ = found["input"]
+    if found["result"][1] != 0:
+        raise ScheduleError(f"{name}: it failed there (error {found['result'][1]})")
+    mine = [t.space for t in tasks if isinstance(t.space, TemplateSpace)]
+    mine = [space for space in mine if space.family == name]
+    if not mine:
+        raise LoadError(f"no task is of a template '{name}'")
+    given = [_plain(a) for a in args]
+    space = next((s for s in mine if [_plain(a) for a in s.args] == given), None)
+    if space is None:
+        raise LoadError(f"{name}: no task has the arguments {given}")
+    first = {c.name: c.domain[0] for c in space.choices}
+    entities = found["config"]["entity"]
+    chosen = {n: _value(kind, value, first.get(n)) for n, kind, value in entities}
+    candidate = Candidate(name, str(Decision.of(chosen)))
+    if refusal := space.refusal(candidate):
+        raise LoadError(f"{name}: {refusal}")
+    return candidate
+
+
+def _plain(arg: object) -> object:
+    """An argument as JSON has it."""
+    return list(map(_plain, arg)) if isinstance(arg, (list, tuple)) else arg
+
+
+def _value(kind: str, value: Any, first: object) -> int | str:  # noqa: ANN401  JSON
+    """An entity of AutoTVM as a value of a choice here."""
+    if kind == "sp":
+        whole = math.prod(int(n) for n in str(first).split(","))
+        rest = math.prod(n for n in value if n > 0)
+        made = [-(-whole // rest) if n < 0 else n for n in value]
+        return ",".join(map(str, made))
+    if kind in ("re", "an"):
+        return ",".join(map(str, value))
+    if kind == "ot":
+        text = str(value).replace(" ", "")
+        return int(text) if text.isdigit() else text
+    raise LoadError(f"there is no entity '{kind}' here")
+
+
+def read_metaschedule(folder: PathName, tasks: Sequence[Task]) -> Foreign:
+    """The traces of a database of MetaSchedule for tasks that are loop programs. Raises OSError."""
+    return _read(Path(folder) / RECORDS, tasks, _of_metaschedule)
+
+
+def _of_metaschedule(found: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
+    _, record = found
+    (insts, decisions), _, _, given = record[:4]
+    wanted = [(dtype, [int(d) for d in shape]) for _, dtype, shape in given]
+    mine = [t for t in tasks if isinstance(t.space, TraceSpace) and _of(t.space.func) == wanted]
+    if not mine:
+        raise LoadError(f"no task is a program of the arguments {wanted}")
+    said: list[str] = []
+    for task in mine:
+        assert isinstance(task.space, TraceSpace)
+        schedule = tir.Schedule(task.space.func, seed=1, error_render_level="none")
+        try:
+            _Replay(schedule, {int(n): d for n, d in decisions}).run(insts)
+        except ScheduleError as error:
+            said.append(str(error))
+            continue
+        return Candidate(METASCHEDULE, text_of(schedule.trace))
+    raise LoadError(said[0])
+
+
+def _of(func: PrimFunc) -> list[tuple[str, list[int]]]:
+    return [
+        (b.dtype, [d.value if isinstance(d, IntImm) else -1 for d in b.shape]) for b in func.buffers
+    ]
+
+
+# fmt: off
+STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "GetBlock":             ("get_block",              ("name", "func_name")),
+    "GetLoops":             ("get_loops",              ()),
+    "GetChildBlocks":       ("get_child_blocks",       ()),
+    "GetProducers":         ("get_producers",          ()),
+    "GetConsumers":         ("get_consumers",          ()),
+    "GetOutputBlocks":      ("get_output_blocks",      ()),
+    "SamplePerfectTile":    ("sample_perfect_tile",    ("n", "max_innermost_factor")),
+    "SampleCategorical":    ("sample_categorical",     ("candidates", "probs")),
+    "SampleComputeLocation":("sample_compute_location",()),
+    "AddUnitLoop":          ("add_unit_loop",          ()),
+    "Parallel":             ("parallel",               ()),
+    "Vectorize":            ("vectorize",              ()),
+    "Unroll":               ("unroll",                 ()),
+    "Bind":                 ("bind",                   ("thread_axis",)),
+    "CacheRead":            ("cache_read",             ("read_buffer_index", "storage_scope")),
+    "CacheWrite":           ("cache_write",            ("write_buffer_index", "storage_scope")),
+    "ComputeAt":            ("compute_at",             ("preserve_unit_loops", "index")),
+    "ReverseComputeAt":     ("reverse_compute_at",     ("preserve_unit_loops", "index")),
+    "ComputeInline":        ("compute_inline",         ()),
+    "ReverseComputeInline": ("reverse_compute_inline", ()),
+    "DecomposeReduction":   ("decompose_reduction",    ()),
+    "RFactor":              ("rfactor",                ("factor_axis",)),
+    "SetScope":             ("set_scope",              ("buffer_index", "storage_scope")),
+    "StorageAlign":         ("storage_align",  ("buffer_index", "axis", "factor", "offset")),
+    "Blockize":             ("blockize",               ("preserve_unit_iters",)),
+    "Tensorize":            ("tensorize",              ("tensor_intrin", "preserve_unit_iters")),
+}
+"""A step of TVM, without the S of its later names of blocks -> the method here, and what its
+attributes are called."""
+# fmt: on
+NOTED = "meta_schedule."
+"""What begins the notes that MetaSchedule's own passes read."""
+
+
+class _Replay:
+    """Does the steps of a trace of TVM on a schedule here."""
+
+    def __init__(self, schedule: tir.Schedule, decisions: Mapping[int, object]) -> None:
+        self._schedule = schedule
+        self._decisions = decisions
+        self._known: dict[str, object] = {}
+        self._notes: dict[str, object] = {}
+
+    def run(self, insts: Sequence[Sequence[Any]]) -> None:
+        """All steps, then what was noted. Raises ScheduleError for one that has no meaning here."""
+        for number, (kind, inputs, attrs, outputs) in enumerate(insts):
+            if kind == "EnterPostproc":
+                break
+            made = self._step(number, kind.replace("SBlock", "Block"), inputs, attrs)
+            several = made if isinstance(made, (list, tuple)) else [made]
+            self._known.update(zip(outputs, several, strict=False))
+        self._do_notes()
+
+    def _step(self, number: int, kind: str, inputs: Sequence[Any], attrs: Sequence[Any]) -> Any:  # noqa: ANN401  handles
+        given = [self._input(i) for i in inputs]
+        schedule: Any = self._schedule
+        match kind:
+            case "Split":
+                return schedule.split(given[0], factors=given[1:])
+            case "Fuse" | "Reorder":
+                return getattr(schedule, kind.lower())(*given)
+            case "Annotate" | "Unannotate":
+                return self._note(kind, given, _text(attrs[0]))
+        if kind not in STEPS:
+            raise ScheduleError(f"the step {kind} has no meaning here")
+        method, names = STEPS[kind]
+        options = {n: _text(a) for n, a in zip(names, attrs, strict=False)}
+        if kind == "GetBlock" and options["name"] == "root":
+            return None
+        if kind in ("CacheRead", "CacheWrite"):
+            given = given[:1]  # then the readers, which are all
+        if number in self._decisions:
+            options["decision"] = self._decisions[number]
+        return getattr(schedule, method)(*given, **options)
+
+    def _input(self, value: Any) -> object:  # noqa: ANN401  JSON
+        if isinstance(value, str):
+            return self._known[value] if value in self._known else _text(value)
+        return [self._input(v) for v in value] if isinstance(value, list) else value
+
+    def _note(self, kind: str, given: Sequence[Any], key: str) -> None:
+        if key.startswith(NOTED):
+            if kind == "Annotate":
+                self._notes[key.removeprefix(NOTED)] = given[1]
+            return
+        if given[0] is None:
+            raise ScheduleError(f"the note {key!r} of a whole program has no meaning here")
+        step = self._schedule.annotate if kind == "Annotate" else self._schedule.unannotate
+        step(given[0], key, *given[1:])
+
+    def _do_notes(self) -> None:
+        """Threads over the first loops and vectors over the last, of every block."""
+        if not self._notes:
+            return
+        for block in self._blocks():
+            loops = self._schedule.get_loops(block)
+            if "parallel" in self._notes and loops:
+                self._try(self._schedule.parallel, loops[0])
+            if "vectorize" in self._notes and loops:
+                self._try(self._schedule.vectorize, loops[-1])
+
+    def _blocks(self) -> Iterator[Any]:
+        waiting, seen = list(self._schedule.get_output_blocks()), set()
+        while waiting:
+            block = waiting.pop()
+            name = block_of(self._schedule, block).name
+            if name not in seen:
+                seen.add(name)
+                waiting.extend(self._schedule.get_producers(block))
+                yield block
+
+    def _try(self, step: Callable[..., object], *given: object) -> None:
+        with suppress(ScheduleError):
+            step(*given)
+
+
+def _text(value: Any) -> Any:  # noqa: ANN401  JSON
+    """A text without the quotes that TVM's traces have."""
+    is_quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"'
+    return value[1:-1] if is_quoted else value
+
+
+__all__ = ["Foreign", "Skipped", "read_autotvm", "read_metaschedule"]

@@ -1,0 +1,50 @@
+"""Kernels as Metal: what they say is C++ of the kind that Metal is; what it lacks is refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import test_cuda_text as cuda
+import test_thread_families as families
+
+from ekiden import relay
+from ekiden.ir.module import IRModule
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+
+HERE = Path(__file__).parent
+
+
+def module_of(name: str) -> IRModule:
+    """A case of the families."""
+    program, given, *_ = families.CASES[name]
+    params = [relay.var(f"x{n}", shape=g.shape) for n, g in enumerate(given)]
+    return IRModule.from_expr(relay.Function(params, program(*params)))
+
+
+def test_families_are_written(tmp_path: Path) -> None:
+    """All of them in one text, read by a compiler of C++ with the words of Metal."""
+    if shutil.which("c++") is None:
+        pytest.skip("needs a C++ compiler: apt-get install g++")
+    names = [n for n in families.CASES if n != "types"]
+    texts = []
+    for n, name in enumerate(names):
+        for kernel in cuda.kernels_of(module_of(name), Target("metal")):
+            assert kernel.format == "metal" and b"kernel void" in kernel.code
+            texts.append(f"namespace k{n}_{len(texts)} {{\n{kernel.code.decode()}\n}}\n")
+    text = (
+        "".join(texts).replace("#include <metal_stdlib>", "").replace("using namespace metal;", "")
+    )
+    source = tmp_path / "k.cpp"
+    source.write_text(f'#include "{HERE / "metal.h"}"\nusing namespace metal;\n{text}')
+    command = ["c++", "-std=c++17", "-fsyntax-only", "-Wno-attributes", "-w", str(source)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[:3000]
+
+
+def test_there_are_no_doubles() -> None:
+    with pytest.raises(CompileError, match=r"kernel '.*': metal has no float64"):
+        list(cuda.kernels_of(module_of("types"), Target("metal")))

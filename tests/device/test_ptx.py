@@ -1,0 +1,164 @@
+"""Kernels through LLVM as PTX: NVIDIA's assembler takes every family, and the same text of LLVM for
+this processor, on fibres, computes what NumPy does."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import test_cuda_text as cuda
+import test_thread_families as families
+
+import ekiden
+from ekiden import relay, runtime
+from ekiden.codegen import llvm
+from ekiden.codegen.llvm import thread_kernel
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Var, const
+from ekiden.runtime import Device
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, BufferAddress
+from ekiden.tir.op import tvm_fill_fragment
+from ekiden.tir.stmt import Allocate, AssertStmt, BufferStore, Evaluate, PrimFunc, seq
+from ekiden.topi.rule.thread_parts import bound
+from long_runs import alike
+
+HERE = Path(__file__).parent
+TARGET = "nvptx -arch=sm_80 -model=any"
+
+
+def module_of(name: str) -> IRModule:
+    """A case of the families."""
+    program, given, *_ = families.CASES[name]
+    params = [relay.var(f"x{n}", shape=g.shape) for n, g in enumerate(given)]
+    return IRModule.from_expr(relay.Function(params, program(*params)))
+
+
+@alike(6)
+@pytest.mark.parametrize("name", families.CASES)
+def test_families_assemble_without_spills(tmp_path: Path, name: str) -> None:
+    home = find_spec("nvidia")
+    folders = list(home.submodule_search_locations or ()) if home is not None else []
+    found = [p for f in folders for p in Path(f).glob("*/bin/ptxas")]
+    if not found:
+        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
+    for kernel in cuda.kernels_of(module_of(name), Target(TARGET)):
+        assert kernel.format == "ptx"
+        (tmp_path / "k.ptx").write_bytes(kernel.code)
+        for architecture in cuda.ARCHITECTURES:
+            command = [str(found[0]), "-v", f"--gpu-name={architecture}", "-o", "k.cubin", "k.ptx"]
+            made = subprocess.run(
+                command, capture_output=True, text=True, cwd=tmp_path, check=False
+            )
+            assert made.returncode == 0, made.stderr
+            assert re.findall(r"(\d+) bytes spill", made.stderr) == ["0", "0"], made.stderr
+
+
+SHIM = """
+#include "{header}"
+extern "C" {{
+{registers}
+void fibre_barrier(int) {{ __syncthreads(); }}
+void {name}({kinds});
+extern const int fibre_args_{name};
+const int fibre_args_{name} = {count};
+void fibre_call_{name}(void **args) {{ {name}({given}); }}
+}}
+"""
+NAMES = {"tid": "threadIdx", "ctaid": "blockIdx", "ntid": "blockDim", "nctaid": "gridDim"}
+
+
+def for_fibres(text: thread_kernel.Text, target: Target) -> bytes:
+    """What stand-ins for NVIDIA's libraries load, of a kernel as it is before it becomes PTX."""
+    name = text.ir.partition("ptx_kernel void @")[2].partition("(")[0]
+    params = text.ir.partition(f"@{name}(")[2].partition(")")[0].split(", ")
+    host = Target.host()
+    ir = re.sub(r"target datalayout.*\n", "", text.ir).replace(thread_kernel.TRIPLE, host.triple)
+    ir = re.sub(
+        r"addrspacecast ptr addrspace\(3\) (\S+) to ptr", r"getelementptr i8, ptr \1, i64 0", ir
+    )
+    ir = ir.replace("addrspace(3) ", "").replace("ptx_kernel ", "")
+    ir = re.sub(r"llvm\.nvvm\.read\.ptx\.sreg\.(\w+)\.(\w)", r"fibre_\1_\2", ir)
+    ir = ir.replace("llvm.nvvm.barrier.cta.sync.aligned.all", "fibre_barrier")
+    registers = "\n".join(
+        f"int fibre_{short}_{a}() {{ return (int){long}.{a}; }}"
+        for short, long in NAMES.items()
+        for a in "xyz"
+    )
+    shim = SHIM.format(
+        header=HERE / "fibre.h",
+        registers=registers,
+        name=name,
+        kinds=", ".join("void *" if p.startswith("ptr") else "int64_t" for p in params),
+        count=len(params),
+        given=", ".join(
+            f"args[{n}]" if p.startswith("ptr") else f"(int64_t)args[{n}]"
+            for n, p in enumerate(params)
+        ),
+    )
+    with TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / "k.o").write_bytes(llvm.compile_text(ir, host))
+        (folder / "shim.cpp").write_text(shim)
+        command = [
+            "c++",
+            "-std=c++17",
+            "-O1",
+            "-w",
+            "-shared",
+            "-fPIC",
+            "shim.cpp",
+            "k.o",
+            "-o",
+            "k.so",
+        ]
+        subprocess.run(command, cwd=folder, check=True)
+        library = (folder / "k.so").read_bytes()
+    return b"FIBRES\0\0" + struct.pack("<Q", len(library)) + library
+
+
+@pytest.fixture
+def as_fibres(fibres: Device, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A target of its own, whose kernels are made for fibres."""
+    monkeypatch.setattr(thread_kernel, "ptx", for_fibres)
+    return "nvptx -arch=sm_80 -model=fibres"
+
+
+@pytest.mark.parametrize("name", ["dense", "softmax", "scatter_add"])
+def test_results(as_fibres: str, name: str) -> None:
+    families.check(name, Target(as_fibres), None)
+
+
+def test_a_check_that_fails(as_fibres: str) -> None:
+    """The first thread tells its values."""
+    out, thread, block = Buffer("out", (const(64),), "float32"), Var("thread"), Var("block")
+    index = block * 32 + thread
+    wrong = AssertStmt(index < 40, "at {} of {}", "ValueError", (index, const(40)))
+    body = seq(wrong, BufferStore(out, const(1.0), (index,)))
+    threads = bound(thread, 32, "threadIdx.x", body)
+    func = PrimFunc((out,), bound(block, 2, "blockIdx.x", threads), {"global_symbol": "f"})
+    there = runtime.nd.array(np.zeros(64, "float32"), runtime.device("cuda"))
+    with pytest.raises(ValueError, match="at 40 of 40"):
+        ekiden.build(func, as_fibres)["f"](there)
+
+
+def test_what_it_has_not() -> None:
+    matrices = Buffer("m", (const(256),), "float32", "wmma.accumulator")
+    out = Buffer("out", (const(4),), "float32")
+    thread = Var("t")
+    held = BufferAddress(matrices, access="w")
+    fill = Evaluate(tvm_fill_fragment(held, 16, 16, 16, 0, const(0.0, "float32")))
+    body = Allocate(matrices, seq(fill, BufferStore(out, const(0.0), (thread,))))
+    threads = bound(thread, 4, "threadIdx.x", body)
+    func = PrimFunc((out,), bound(Var("b"), 1, "blockIdx.x", threads), {"global_symbol": "f"})
+    with pytest.raises(
+        CompileError, match="kind 'nvptx' has no matrices of a warp; kind 'cuda' has"
+    ):
+        ekiden.build(func, TARGET)

@@ -1,0 +1,172 @@
+"""Loops side by side, copies of what a step writes, padding apart, indices before their block: what
+each makes of a program, that it means the same, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ekiden import te, tir
+from ekiden.script import tir as T
+from ekiden.tir import PrimFunc, Schedule, ScheduleError
+from ekiden.tir.interpreter import run
+from ekiden.tir.transform import lower
+
+pytestmark = pytest.mark.quick
+
+
+def two() -> PrimFunc:
+    """c = a + 1, d = 2 a."""
+    a = te.placeholder((8, 6), name="a")
+    c = te.compute((8, 6), lambda i, j: a[i, j] + 1.0, name="c")
+    d = te.compute((8, 6), lambda i, j: a[i, j] * 2.0, name="d")
+    return te.create_prim_func([a, c, d])
+
+
+def chain() -> PrimFunc:
+    """d = 2 (a + 1), row by row from the other end."""
+    a = te.placeholder((8, 6), name="a")
+    c = te.compute((8, 6), lambda i, j: a[i, j] + 1.0, name="c")
+    d = te.compute((8, 6), lambda i, j: c[7 - i, j] * 2.0, name="d")
+    return te.create_prim_func([a, c, d])
+
+
+def padded() -> PrimFunc:
+    """Rows 1 to 6 of b are those of a, the others 7."""
+    a = te.placeholder((6, 6), name="a")
+    b = te.compute(
+        (8, 6),
+        lambda i, j: tir.if_then_else(tir.all(i >= 1, i < 7), a[i - 1, j], 7.0),
+        name="b",
+    )
+    return te.create_prim_func([a, b])
+
+
+@T.prim_func
+def changed(c: T.Buffer((8, 6), "float32")):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    for i, j in T.grid(8, 6):
+        with T.block("c"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            c[vi, vj] = c[vi, vj] + T.float32(1)
+
+
+def gather() -> PrimFunc:
+    """c[i] = a[i // 4 * 8 + i % 4] + a[2 i]."""
+    a = te.placeholder((40,), name="a")
+    c = te.compute((16,), lambda i: a[i // 4 * 8 + i % 4] + a[2 * i], name="c")
+    return te.create_prim_func([a, c])
+
+
+def check(sch: Schedule, program: PrimFunc) -> None:
+    """A schedule and what its trace makes of the first program compute the same as that."""
+    again = Schedule(program)
+    sch.trace.apply_to_schedule(again)
+    assert str(again.func) == str(sch.func)
+    random = np.random.default_rng(0)
+    shapes = [tuple(int(d) for d in b.shape) for b in program.params]
+    arrays = [random.standard_normal(s).astype("float32") for s in shapes]
+    found, wanted = ([a.copy() for a in arrays] for _ in range(2))
+    run(lower(program), *wanted)
+    run(lower(sch.func), *found)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+STEPS: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], tuple[str, ...]]] = {
+    "merge inner": (two, lambda s: s.merge(s.get_loops("c")[1], s.get_loops("d")[1]),
+                    ("for i_m, j_m in T.grid(8, 6):",)),
+    "merge outer": (two, lambda s: s.merge(s.get_loops("d")[0], s.get_loops("c")[0]),
+                    ("for i_m in range(8):",)),
+    "write_at": (two, lambda s: s.write_at(s.get_loops("c")[0], "c", 0, "global"),
+                 ("c_global = T.alloc_buffer((1, 6),", "c[i + v0, v1] = c_global[v0, v1]")),
+    "cache_inplace": (lambda: changed, lambda s: s.cache_inplace("c", 0, "local"),
+                      ("c_local[v0, v1] = c[v0, v1]", "c[v0, v1] = c_local[v0, v1]")),
+    "decompose_padding": (
+        padded,
+        lambda s: s.decompose_padding("b", s.get_loops("b")[0]),
+        ("b[i_1, j_1] = 7.0", "in T.grid(6, 6):", "b[i_1 + 1, j_1] = a[i_1, j_1]"),
+    ),
+    "decompose_padding inner": (
+        padded, lambda s: s.decompose_padding("b", s.get_loops("b")[1]), ("T.where(",)
+    ),
+    "decompose_padding of a part": (
+        padded,
+        lambda s: s.decompose_padding("b", s.split(s.get_loops("b")[0], [None, 3])[1]),
+        ("b[i, j_1] = 7.0",),
+    ),
+    "cache_index": (gather, lambda s: s.cache_index("c", "global"),
+                    ("a[index_var[i_1]]", "a[index_var_1[i_1]]")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_step(name: str) -> None:
+    make, step, texts = STEPS[name]
+    program = make()
+    sch = Schedule(program)
+    step(sch)
+    for each in texts:
+        assert each in str(sch.func)
+    check(sch, program)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tiles_whose_inner_part_is_a_multiple(seed: int) -> None:
+    sch = Schedule(two(), seed=seed)
+    loop, _ = sch.get_loops("c")
+    tile = sch.sample_partitioned_tile(loop, 3, 1, innerpart_factor=4)
+    sizes = [int(sch.get(each)) for each in tile]  # type: ignore[call-overload]
+    assert np.prod(sizes) == 8 and np.prod(sizes[1:]) % 4 == 0
+    sch.split(loop, tile)
+    check(sch, two())
+
+
+def _loops(sch: Schedule, *names: str) -> list[object]:
+    return [sch.get_loops(name)[0] for name in names]
+
+
+REFUSED: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], str]] = {
+    "merge one": (two, lambda s: s.merge(*_loops(s, "c")), "merge: expected at least two loops"),
+    "merge what depends": (chain, lambda s: s.merge(*_loops(s, "c", "d")),
+                           "share 'c', which one of them writes"),
+    "merge depths": (two, lambda s: s.merge(s.get_loops("c")[0], s.get_loops("d")[1]),
+                     "has another extent or depth"),
+    "write_at elsewhere": (two, lambda s: s.write_at(s.get_loops("d")[0], "c", 0, "global"),
+                           "write_at 'c': the block is not in loop"),
+    "inplace of nothing": (two, lambda s: s.cache_inplace("c", 0, "global"),
+                           "cache_inplace 'c': it reads and writes [], there is no number 0"),
+    "padding of a fused loop": (
+        padded,
+        lambda s: s.decompose_padding("b", s.fuse(*s.get_loops("b"))),
+        "does not bound loop",
+    ),
+    "padding of none": (two, lambda s: s.decompose_padding("c", s.get_loops("c")[0]),
+                        "decompose_padding 'c': it does not choose between data and a constant"),
+    "index of none": (two, lambda s: s.cache_index("c", "global"), "it has no index to compute"),
+    "tile": (two, lambda s: s.sample_partitioned_tile(s.get_loops("c")[0], 2, 1, 3),
+             "sample_partitioned_tile 'i': 3 does not divide the extent 8"),
+    "separators": (two, lambda s: s.set_axis_separator("c", ("write", 0), [1]),
+                   "memory has one dimension, so that [1] cannot be honoured"),
+    "hidden": (two, lambda s: s.unsafe_hide_buffer_access("c", "read", [0]),
+               "what a block reads and writes follows from its body"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    make, step, message = REFUSED[name]
+    sch = Schedule(make())
+    before = str(sch.func)
+    with pytest.raises(ScheduleError, match=re.escape(message)):
+        step(sch)
+    assert str(sch.func) == before or "fused" in name
+
+
+def test_whether_padding_can_be_parted() -> None:
+    sch, other = Schedule(padded()), Schedule(two())
+    assert sch.can_decompose_padding("b", sch.get_loops("b")[0])
+    assert not other.can_decompose_padding("c", other.get_loops("c")[0])
+    assert str(sch.func) == str(Schedule(padded()).func)
