@@ -376,12 +376,16 @@ static int acquire(void) {
 
 static void resize(int n) {
   if (n > 0 && n != thread_count) stop_workers();
-  if (n > 0) __atomic_store_n(&thread_count, n < MAX_THREADS ? n : MAX_THREADS, __ATOMIC_RELAXED);
+  if (n > 0) __atomic_store_n(&thread_count, n, __ATOMIC_RELAXED);
   if (thread_count == 0) __atomic_store_n(&thread_count, default_threads(), __ATOMIC_RELAXED);
 }
 
 int ek_num_threads(int n) {
   int32_t known = __atomic_load_n(&thread_count, __ATOMIC_RELAXED);
+  if (n > MAX_THREADS) {
+    return ek_error("ValueError", "num_threads: a number from 1 to %d expected, got %d",
+                    MAX_THREADS, n);
+  }
   if (n <= 0 && known != 0) return known;
   if (acquire() != 0) return -1;
   resize(n);
