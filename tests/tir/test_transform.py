@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 import ekiden
 from ekiden import te, tir
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import SizeVar, Var, const
+from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
 from ekiden.ir.transform import PassContext
 from ekiden.tir import (
     Allocate,
@@ -181,6 +183,16 @@ def test_hoist_leaves_guarded_loads_where_they_are() -> None:
     a, b = buffers(8)
     value = if_then_else(I > 3, a[N], const(0.0))
     func = program(loop(I, 8, BufferStore(b, value, (I,))), a, b)
+    assert body_text(hoist_invariants(func)).startswith("for i in range(8):")
+
+
+@pytest.mark.parametrize("divide", [tir.truncdiv, tir.floordiv, tir.truncmod, tir.floormod])
+def test_hoist_leaves_guarded_divisions_where_they_are(
+    divide: Callable[[PrimExpr, PrimExpr], PrimExpr],
+) -> None:
+    out = Buffer("out", (const(8),), "int64")
+    value = if_then_else(I > 8, divide(const(100), N), const(0))
+    func = program(loop(I, 8, BufferStore(out, value, (I,))), out)
     assert body_text(hoist_invariants(func)).startswith("for i in range(8):")
 
 
