@@ -205,6 +205,18 @@ def test_hoist_does_not_move_loads_over_stores() -> None:
     np.testing.assert_array_equal(out, [2, 3, 3, 3, 3, 3, 3, 3])
 
 
+def test_division_towards_zero_is_of_integers() -> None:
+    a, b, c = (Buffer(n, (const(6),), "int64") for n in "abc")
+    func = program(loop(I, 6, BufferStore(c, tir.truncdiv(a[I], b[I]), (I,))), a, b, c)
+    dividends = [7, -7, 7, -7, 2**62 + 1, -(2**63)]
+    divisors = [2, 2, -2, -2, 1, 3]
+    out = np.zeros(6, np.int64)
+    run(func, np.array(dividends), np.array(divisors), out)
+    exact = [abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+             for x, y in zip(dividends, divisors, strict=True)]  # fmt: skip
+    assert out.tolist() == exact
+
+
 def test_compact_shrinks_to_one_step() -> None:
     a, b = buffers(4, 8)
     middle = Buffer("middle", (const(4), const(8)))

@@ -82,10 +82,11 @@ class _Runtime:
     @staticmethod
     def div(a: Array, b: Array) -> Array:
         """Division towards zero for integers, as in C; floats divide."""
-        kind = np.asarray(a).dtype
-        if not np.issubdtype(kind, np.integer):
+        if not np.issubdtype(np.asarray(a).dtype, np.integer):
             return np.asarray(np.divide(a, b))[()]
-        return np.asarray(np.trunc(np.asarray(a, np.float64) / np.asarray(b))).astype(kind)[()]
+        below = np.floor_divide(a, b)
+        is_less = (np.remainder(a, b) != 0) & ((np.asarray(a) < 0) != (np.asarray(b) < 0))
+        return np.asarray(below + is_less.astype(below.dtype))[()]
 
     @staticmethod
     def view(value: Array, dtype: str) -> Array:
