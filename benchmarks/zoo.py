@@ -235,10 +235,14 @@ def _export(model: Model, is_dynamic: bool, folder: Path) -> Engines:
     specs = (shapes,) if shapes is not None and hasattr(model.module, "inner") else shapes
 
     def made() -> Call:
-        executable = ekiden.compile(model.module, given, dynamic_shapes=specs)
+        executable = ekiden.compile(model.module, given, dynamic_shapes=specs, tier=_tier())
         return lambda inputs: _arrays(executable(*inputs))
 
     return {"ekiden": made}
+
+
+def _tier() -> str:
+    return os.environ.get("ZOO_TIER", "full")
 
 
 def _wider(value: Any) -> Any:  # noqa: ANN401
@@ -290,7 +294,7 @@ def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
         torch.onnx.export(model.module, given, str(path), input_names=names, **options)
 
         def made() -> Call:
-            executable = ekiden.compile(path)
+            executable = ekiden.compile(path, tier=_tier())
             return lambda inputs: _arrays(executable(*_kept(executable, names, inputs)))
 
         return {"onnxruntime": lambda: _onnx_runtime(path, names), "ekiden": made}
@@ -478,8 +482,7 @@ def _timed(model: Model, calls: Mapping[str, Call], turns: int) -> dict[str, flo
 
 def run(options: argparse.Namespace) -> None:
     """Append a line for each model, road and kind of sizes that has none."""
-    for name, value in _ALONE.items():
-        os.environ[name] = value
+    os.environ.update(_ALONE, ZOO_TIER=options.tier)
     _FORKS.set_forkserver_preload(["__main__"])
     have = {_key(line) for line in _lines(options.out)}
     for package in options.packages:
@@ -560,7 +563,8 @@ def _in_process(
         os.dup2(errors.fileno(), 1)
         os.dup2(errors.fileno(), 2)
     line = one(*asked, turns, most)
-    (folder / "line.json").write_text(json.dumps(line))
+    (folder / "line.json").write_text(json.dumps({**line, "tier": _tier()}))
+    os.killpg(0, signal.SIGKILL)  # kernels that are still being compiled for a quick start
 
 
 def _end(process: BaseProcess) -> None:
@@ -623,6 +627,10 @@ def main() -> None:
     running.add_argument("--names", nargs="+", help="these models of one package alone")
     running.add_argument("--sample", type=int, default=0, help="how many names of each; 0 for all")
     running.add_argument("--seed", type=int, default=SEED)
+    running.add_argument(
+        "--tier", default="full", choices=["full", "quick"],
+        help="general kernels take a tenth of the time: what runs and agrees, not how fast",
+    )  # fmt: skip
     running.add_argument("--turns", type=int, default=5)
     running.add_argument("--parameters", type=int, default=MOST_PARAMETERS, help="at most")
     running.add_argument("--seconds", type=int, default=600)

@@ -44,7 +44,6 @@ NOTES = {
     "torch.export says it changes; buffers that change are kept between runs",
     "as_strided": "the sample looks into memory beyond its tensor, which PyTorch cannot do either "
     "with a copy",
-    "nn.CTCLoss": "torch.export has no meaning for the operator",
     "nn.GaussianNLLLoss": "the module branches on data",
     "sort": "equal elements: PyTorch gives them in no defined order, Ekiden in their own",
     "topk": "equal elements: PyTorch gives them in no defined order, Ekiden the first ones first",

@@ -298,6 +298,18 @@ def test_group_query_attention_of_packed_inputs() -> None:
     )  # fmt: skip
 
 
+def test_group_query_attention_whose_total_is_data() -> None:
+    inputs = group_inputs(1, 5, 8, [6, 6])
+    check("GroupQueryAttention", inputs, (), (0, 1, 2), 1e-4, num_heads=4, kv_num_heads=2)
+
+
+@pytest.mark.parametrize("sink", [None, normal(4, seed=9)])
+def test_group_query_attention_with_a_sink(sink: Array | None) -> None:
+    inputs = [*group_inputs(3, 2, 2, [5]), None, None, None, None, sink]
+    more = {"num_heads": 4, "kv_num_heads": 2, "smooth_softmax": 1}
+    check("GroupQueryAttention", inputs, (6,), (0, 1, 2), 1e-4, local_window_size=2, **more)
+
+
 # Bytes. Their products: test_onnx_byte_products.py.
 
 SCALES = [scalar(0.0217), scalar(120, np.uint8)]

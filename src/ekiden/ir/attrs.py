@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator
 from functools import cache
 
-from ekiden.ir.node import NODE_TYPES, Node, fields_of
+from ekiden.ir.node import NODE_TYPES, Node, fields_of, node
 from ekiden.ir.prim import PrimExpr
 
 
@@ -49,6 +49,28 @@ class Attrs(Node):
     def check(self) -> None:
         """Look at the values alone, whatever the arguments are. Raises ValueError for what none
         goes with."""
+
+
+@node("relay.attrs.NamedDimsAttrs")
+class NamedDimsAttrs(Attrs):
+    """The attributes of a program's own operator, and names for the dimensions of its result that
+    its type relation leaves open: what the program has written sees `own` alone.
+    """
+
+    own: Attrs | None = None
+    symbols: tuple[PrimExpr, ...] = ()
+
+
+def own_attrs(attrs: Attrs | None) -> Attrs | None:
+    """The attributes as a program has given them."""
+    return attrs.own if isinstance(attrs, NamedDimsAttrs) else attrs
+
+
+def with_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:
+    """Attributes with names for the dimensions of a result that are open."""
+    if attrs is not None and "symbols" in attrs.keys():  # noqa: SIM118 - it is no dictionary
+        return attrs.with_fields(symbols=symbols)
+    return NamedDimsAttrs(attrs, symbols)
 
 
 @cache

@@ -5,7 +5,7 @@ Tensors, tuples, functions, type variables, ADT instances, references, holes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import ClassVar
 
@@ -304,3 +304,12 @@ def _hash(kind: Type) -> int:
             return hash("Storage")
         case _:
             return object.__hash__(kind)
+
+
+def with_dims(kind: Type, symbols: Iterator[PrimExpr]) -> Type:
+    """A type with symbols, from the left, for its unknown dimensions."""
+    if isinstance(kind, TupleType):
+        return TupleType(tuple(with_dims(f, symbols) for f in kind.fields))
+    assert isinstance(kind, TensorType)
+    dims = tuple(next(symbols) if isinstance(d, AnyDim) else d for d in kind.shape)
+    return TensorType(dims, kind.dtype)

@@ -30,6 +30,15 @@ def @main(%x: X, %w: Tensor[(16, 16), float32]) {
   let %c = reshape(%b, newshape=[-1, 16]);
   (nn.dense(%c, %w), nn.dense(reshape(%a, newshape=[-1, 16]), %w))
 }""",
+    "of a slice in another shape": """
+def @main(%x: X, %w: Tensor[(16, 16), float32]) {
+  let %t = nn.relu(%x);
+  let %a = strided_slice(%t, begin=[1], end=[3]);
+  let %r = reshape(%a, newshape=[1, 2, -1, 16]);
+  let %b = strided_slice(%r, begin=[1], end=[2], axes=[1]);
+  let %c = nn.dense(reshape(%b, newshape=[-1, 16]), %w);
+  (%c, nn.dense(reshape(%a, newshape=[-1, 16]), %w))
+}""",
     "parts of a split": """
 def @main(%x: X, %w: Tensor[(16, 16), float32]) {
   let %t = nn.relu(%x);

@@ -5,6 +5,7 @@ They are said to PyTorch's own table of fake tensors, where it has none itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,28 @@ def _ctc_loss(
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, states))
 
 
+NONE, MEAN, SUM = range(3)
+"""What becomes of the losses of a batch."""
+
+
+def _ctc_loss_by_numbers(
+    log_probs: Tensor, targets: Tensor, input_lengths: Sequence[int], target_lengths: Sequence[int],
+    blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    """`aten::ctc_loss.IntList`, as PyTorch composes it: its own makes a tensor of the lengths in a
+    way that cannot be traced."""
+    many = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    loss, _ = aten._ctc_loss(many, targets, input_lengths, target_lengths, blank, zero_infinity)
+    if zero_infinity:
+        loss = torch.where(loss == math.inf, 0.0, loss)
+    if reduction == MEAN:
+        counts = [torch.full((), max(each, 1), dtype=loss.dtype) for each in target_lengths]
+        return (loss / torch.stack(counts)).mean()
+    if reduction == SUM:
+        return loss.sum()
+    return loss if many is log_probs else loss.squeeze(0)
+
+
 FAKES: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.linalg_lstsq.default: _lstsq,
     aten._ctc_loss.default: _ctc_loss,
@@ -69,6 +92,9 @@ def _said(function: Callable[..., Any]) -> Callable[..., Any]:
     return fake
 
 
+_TRACED = torch._C.DispatchKey.CompositeImplicitAutograd
+if _TRACED not in aten.ctc_loss.IntList.py_kernels:  # of tracing alone: eager PyTorch has its own
+    aten.ctc_loss.IntList.py_impl(_TRACED)(_ctc_loss_by_numbers)
 for _op, _function in FAKES.items():
     if _op not in op_implementations_dict:
         register_op_impl(_op)(_said(_function))

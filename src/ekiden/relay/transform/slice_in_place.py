@@ -62,6 +62,8 @@ class _Cuts:
         self.lifetimes = Lifetimes(body, lambda _: False)
         self.known = known
         self.places: dict[RelayExpr, _Place] = {}
+        self.views: dict[RelayExpr, RelayExpr] = {}
+        """A tensor in another shape -> that tensor, which may have moved since."""
         self.tensors: dict[Var, int] = {}
         """Storage -> how many tensors lie in it."""
         self.cuts: list[_Cut] = []
@@ -79,8 +81,13 @@ class _Cuts:
             assert isinstance(storage, Var)
             self.places[variable] = _Place(storage, value.attrs.offset)
             self.tensors[storage] = self.tensors.get(storage, 0) + 1
-        elif op_name(value) == "vm.reshape_tensor" and value.args[0] in self.places:
-            self.places[variable] = self.places[value.args[0]]
+        elif op_name(value) == "vm.reshape_tensor":
+            self.views[variable] = value.args[0]
+
+    def _place(self, value: RelayExpr) -> _Place | None:
+        while value in self.views:
+            value = self.views[value]
+        return self.places.get(value)
 
     def _cut(self, call: Call) -> None:
         """Note a call whose results can be parts of what it reads."""
@@ -90,7 +97,7 @@ class _Cuts:
         if boxes is None or len(call.args) > 3 or len(outputs.fields) != len(boxes):
             return
         (data,) = inputs.fields
-        place = self.places.get(data)
+        place = self._place(data)
         if place is None or not self._is_planned(place.storage):
             return
         kind = data.checked_type
