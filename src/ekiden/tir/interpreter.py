@@ -85,7 +85,8 @@ class _Runtime:
         if not np.issubdtype(np.asarray(a).dtype, np.integer):
             return np.asarray(np.divide(a, b))[()]
         below = np.floor_divide(a, b)
-        is_less = (np.remainder(a, b) != 0) & ((np.asarray(a) < 0) != (np.asarray(b) < 0))
+        differ = np.sign(a) != np.sign(b)
+        is_less = (np.remainder(a, b) != 0) & differ
         return np.asarray(below + is_less.astype(below.dtype))[()]
 
     @staticmethod
