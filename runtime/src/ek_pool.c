@@ -103,6 +103,7 @@ static uint32_t await(slot *own) {
     for (int i = 0; i < idle_spins; i++) {
       uint32_t state = __atomic_load_n(&own->state, __ATOMIC_RELAXED);
       if (state != IDLE) return state;
+      /* another caller runs its loop on a core of its own: it may be this one */
       if (i > SPINS_CROWDED && __atomic_load_n(&callers, __ATOMIC_RELAXED) > 1) break;
       ek_pause();
     }
