@@ -10,6 +10,7 @@ from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 from ekiden import te, topi
 from ekiden.ir.prim import SizeVar
+from ekiden.ir.prim_visitor import children, post_order
 
 
 def transforms() -> Iterator[Case]:
@@ -471,3 +472,14 @@ def test_misuse() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             make()
+
+
+@pytest.mark.parametrize("join", [topi.concatenate, topi.stack])
+def test_what_joins_a_thousand_is_not_as_deep(join: Callable[..., te.Tensor]) -> None:
+    """Code generators go down into an expression: of 400 tensors they met Python's limit."""
+    made = join([te.placeholder((2, 3), name=f"x{n}") for n in range(1000)], 1).op
+    assert isinstance(made, te.ComputeOp)
+    depth: dict[int, int] = {}
+    for each in post_order(*made.body):
+        depth[id(each)] = 1 + max((depth[id(e)] for e in children(each)), default=0)
+    assert max(depth.values()) < 40

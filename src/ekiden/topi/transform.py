@@ -89,6 +89,26 @@ def transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     return _injective(shape, a, "transpose", lambda *i: [i[position[n]] for n in range(rank)])
 
 
+GUARDS = 16
+"""Choices one behind the other; of more one half is chosen first, so that what is written for a
+thousand tensors is not as deep as they are many."""
+
+
+def _chosen(place: PrimExpr, edges: Sequence[PrimExpr], values: Sequence[PrimExpr]) -> PrimExpr:
+    """Of the values the one whose part of an axis holds a place: value k has edges[k - 1] to
+    edges[k], the last one the rest."""
+    if len(values) > GUARDS:
+        half = len(values) // 2
+        low = _chosen(place, edges[:half], values[:half])
+        return if_then_else(
+            place < edges[half - 1], low, _chosen(place, edges[half:], values[half:])
+        )
+    found = values[-1]
+    for end, value in zip(edges[-2::-1], values[-2::-1], strict=True):
+        found = if_then_else(place < end, value, found)
+    return found
+
+
 def concatenate(a_tuple: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Tensors joined along an axis. The chain of guards is what loop partition takes apart."""
     at = normalize_axis(axis, a_tuple[0].ndim, "concatenate")
@@ -101,12 +121,9 @@ def concatenate(a_tuple: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Of the tensors the one whose part of the axis holds the place: guards from the first to
         the last.
         """
-        value: PrimExpr | None = None
-        for each, begin, end in reversed(list(zip(a_tuple, edges, edges[1:], strict=False))):
-            load = each[replaced(i, at, i[at] - begin)]
-            value = load if value is None else if_then_else(i[at] < end, load, value)
-        assert value is not None
-        return value
+        begins = zip(a_tuple, edges, strict=False)
+        loads = [each[replaced(i, at, i[at] - begin)] for each, begin in begins]
+        return _chosen(i[at], edges[1:], loads)
 
     return te.compute(shape, body, name="concatenate", tag="concatenate", attrs={"axis": at})
 
@@ -119,10 +136,8 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     def body(*i: Var) -> PrimExpr:
         """Of the tensors the one of the place's number."""
         rest = (*i[:at], *i[at + 1 :])
-        value: PrimExpr = tensors[-1][rest]
-        for n in range(len(tensors) - 2, -1, -1):
-            value = if_then_else(i[at].equal(n), tensors[n][rest], value)
-        return value
+        ends = [as_dim(n + 1) for n in range(len(tensors))]
+        return _chosen(i[at], ends, [each[rest] for each in tensors])
 
     return te.compute(shape, body, name="stack", tag="injective")
 
