@@ -581,9 +581,9 @@ NOT_OURS = ("large", "not built", "not exported")
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """What lines say, as Markdown."""
-    heads = ("package", "road", "sizes", "models", "agree", "over eager", "over ONNX Runtime",
-             "compile, median s")  # fmt: skip
-    rows = [f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|--:|--:|"]
+    heads = ("package", "road", "sizes", "models", "agree", "of ONNX Runtime's", "over eager",
+             "over ONNX Runtime", "compile, median s")  # fmt: skip
+    rows = [f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|--:|--:|--:|"]
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
         groups.setdefault((line["package"], line["road"], line["sizes"]), []).append(line)
@@ -591,7 +591,10 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         asked = [each for each in group if each["state"] not in NOT_OURS]
         good = [each for each in asked if each["state"] == "agrees"]
         times = [each["compile_s"] for each in good]
+        theirs = [each for each in asked if isinstance(each.get("onnxruntime"), float)]
+        both = [each for each in theirs if each["state"] == "agrees"]
         cells = [*key, len(asked), f"{len(good)} ({len(good) / max(len(asked), 1):.1%})",
+                 f"{len(both)} of {len(theirs)}" if theirs else "",
                  _mean(good, "over_eager"), _mean(good, "over_onnxruntime"),
                  f"{statistics.median(times):.1f}" if times else ""]  # fmt: skip
         rows.append("| " + " | ".join(map(str, cells)) + " |")

@@ -181,6 +181,22 @@ def test_group_norm() -> None:
     np.testing.assert_allclose(first.transpose(0, 2, 3, 1), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "constants", "attributes"),
+    [
+        ("Trilu", [normal(2, 3, 4), np.array(1, np.int64)], (), {"upper": 0}),
+        ("GatherND", [normal(3, 4), np.array([[0, 1], [2, 3]])], (), {}),
+        ("Range", [scalar(1), scalar(5), scalar(1.5)], (), {}),
+        ("Pad", [normal(2, 3), ints(1, 0, 0, 2), scalar(2)], (1,), {"mode": "constant"}),
+        ("GridSample", [normal(1, 2, 4, 5), normal(1, 3, 3, 2)], (), {"align_corners": 1}),
+    ],
+)
+def test_operators_that_onnx_has_taken(
+    op_type: str, inputs: list[Array], constants: tuple[int, ...], attributes: dict[str, object]
+) -> None:
+    check(op_type, inputs, constants, **attributes)  # type: ignore[arg-type]
+
+
 # Attention.
 
 MASKS = {

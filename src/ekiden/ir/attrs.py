@@ -4,12 +4,14 @@ family.
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
 from collections.abc import Iterator
 from functools import cache
 
-from ekiden.ir.node import NODE_TYPES, Node, fields_of, node
+from ekiden.ir.dtype import spelled
+from ekiden.ir.node import NODE_TYPES, Node, fields_of, freeze, node
 from ekiden.ir.prim import PrimExpr
 
 
@@ -21,6 +23,13 @@ class Attrs(Node):
     """
 
     __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """A dtype is kept as it is written here."""
+        for name in _dtype_fields(type(self)):
+            given = getattr(self, name)
+            if isinstance(given, str) and (own := spelled(given)) != given:
+                freeze(self, **{name: own})
 
     def keys(self) -> tuple[str, ...]:
         """The names of the fields, in their order."""
@@ -71,6 +80,12 @@ def with_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:
     if attrs is not None and "symbols" in attrs.keys():  # noqa: SIM118 - it is no dictionary
         return attrs.with_fields(symbols=symbols)
     return NamedDimsAttrs(attrs, symbols)
+
+
+@cache
+def _dtype_fields(cls: type[Attrs]) -> tuple[str, ...]:
+    names = (name for base in cls.__mro__ for name in inspect.get_annotations(base))
+    return tuple(n for n in dict.fromkeys(names) if n == "dtype" or n.endswith("_dtype"))
 
 
 @cache

@@ -372,6 +372,8 @@ def _own_relation(given: Relation) -> Relation:
     """The relation of a program's own operator, which knows nothing of named dimensions."""
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The result's type, with the dimensions that a call names in the places of unknown
+        ones."""
         found = given(types, own_attrs(attrs))
         named = isinstance(attrs, NamedDimsAttrs) and found is not None
         return with_dims(found, iter(attrs.symbols)) if named else found  # type: ignore[union-attr]

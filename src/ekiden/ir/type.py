@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import OTHER_NAMES
 from ekiden.ir.env_func import EnvFunc
 from ekiden.ir.node import Node, binding, freeze, node
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, PrimExpr, Var, convert
@@ -71,10 +72,6 @@ def _is_made_from_unknown(dim: PrimExpr) -> bool:
     return not isinstance(dim, _WHOLE) and any(isinstance(e, AnyDim) for e in post_order(dim))
 
 
-_DTYPES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"}
-"""TVM's other names of dtypes."""
-
-
 @node("relay.TensorType")
 class TensorType(Type):
     """A tensor.
@@ -94,8 +91,8 @@ class TensorType(Type):
         if any(map(_is_made_from_unknown, self.shape)):
             dims = (AnyDim() if _is_made_from_unknown(d) else d for d in self.shape)
             freeze(self, shape=tuple(dims))
-        if self.dtype in _DTYPES:
-            freeze(self, dtype=_DTYPES[self.dtype])
+        if self.dtype in OTHER_NAMES:
+            freeze(self, dtype=OTHER_NAMES[self.dtype])
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -90,7 +91,16 @@ def load(
     layout = Layout(page, cache or _cache_of(found, decoder))
     small = None if draft is None else _draft_of(_opened(draft), decoder, context, proposals)
     exe = ekiden.compile(program(found, decoder, layout, small), num_threads=num_threads, **options)
+    _give_back()
     return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small)
+
+
+def _give_back() -> None:
+    """Give the system what compiling has freed, where the process's allocator keeps it: glibc's
+    keeps 120 MB after a model of 135M."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def _opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:

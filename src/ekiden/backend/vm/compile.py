@@ -20,8 +20,7 @@ are compiled first, so that their numbers are known (primitives.py).
 Sizes that are not constants are elements of int64 vectors on the host. A *stage* is a point of a
 function at which some become known: its entry, or behind a binding that names sizes which were not
 known before. Each stage has one kernel that computes its vector from shapes, elements and the
-vectors of stages before it (dims.py); allocations and reshapes name a vector and where to begin in
-it.
+vectors of stages before it (dims.py); allocations and reshapes name a vector and where to begin.
 """
 
 from __future__ import annotations

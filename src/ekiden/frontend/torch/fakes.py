@@ -66,7 +66,9 @@ def _ctc_loss_by_numbers(
     """`aten::ctc_loss.IntList`, as PyTorch composes it: its own makes a tensor of the lengths in a
     way that cannot be traced."""
     many = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
-    loss, _ = aten._ctc_loss(many, targets, input_lengths, target_lengths, blank, zero_infinity)
+    loss: Tensor = aten._ctc_loss(
+        many, targets, input_lengths, target_lengths, blank, zero_infinity
+    )[0]
     if zero_infinity:
         loss = torch.where(loss == math.inf, 0.0, loss)
     if reduction == MEAN:

@@ -49,6 +49,7 @@ def register_shape_func(
     get(op_name)
 
     def register(given: ShapeFunc) -> ShapeFunc:
+        """Sets the function, and has it remembered as the user's own; gives it as it is."""
         note_extension(given)
         set_dims(op_name, _dims_of(op_name, data_dependent, given))
         return given
@@ -60,6 +61,10 @@ def register_shape_func(
 
 def _dims_of(name: str, data_dependent: bool | Sequence[bool], shape_func: ShapeFunc) -> DimsOf:
     def dims(attrs: Attrs, buffers: Sequence[Buffer]) -> tuple[list[PrimExpr], list[Wanted]]:
+        """(the unknown dimensions of the results, what must hold of the known ones), as expressions
+        over the arguments' shapes and, where the function reads them, their elements. Raises
+        CompileError for a function of another number of arguments or results.
+        """
         reads = (
             [bool(data_dependent)] * len(buffers)
             if isinstance(data_dependent, (bool, int))
@@ -155,6 +160,7 @@ class _Reader:
         """An expression with elements in the place of loads; `known` are those of results."""
 
         def load(e: PrimExpr) -> PrimExpr:
+            """An element of an argument, or of a result that is computed before."""
             if isinstance(e, ProducerLoad):
                 return self.element(e.producer, e.indices)
             if isinstance(e, BufferLoad) and e.buffer in self.sources:

@@ -91,7 +91,7 @@ def _lp_pool(node: Node) -> Expr:
     if node.get_int("ceil_mode", 0):
         node.unsupported("'ceil_mode' must be 0")
     kind = node.dtype(0)
-    raised = op.power(op.abs(node.expr(0)), const(power, kind))
+    raised: Expr = op.power(op.abs(node.expr(0)), const(power, kind))
     padding = window.padding
     if padding is None:
         raised, padding = padded(node, raised, window, 0.0), (0,) * 2 * len(window.kernel)
