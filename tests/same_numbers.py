@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
 
@@ -26,10 +26,13 @@ _read: set[str] = set()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before test files are read: what they ask of hypothesis builds on the profile."""
-    settings.register_profile("repeatable", derandomize=True, database=None)
-    if "long" not in config.option.markexpr:
-        settings.load_profile("repeatable")
+    """Before test files are read: what they ask of hypothesis builds on the profile, by which no
+    test fails for the time that it takes."""
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("new", deadline=None, suppress_health_check=slow)
+    settings.register_profile("repeatable", settings.get_profile("new"), derandomize=True,
+                              database=None)  # fmt: skip
+    settings.load_profile("new" if "long" in config.option.markexpr else "repeatable")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -150,7 +150,7 @@ typedef struct kernel_function {
 } kernel_function;
 
 static int wrong_call(const device_kernel *k, const char *what) {
-  int shown = k->name.size < 200 ? (int)k->name.size : 200;
+  int shown = ek_shown(k->name, 200);
   return ek_error("InternalError", "kernel '%.*s': %s", shown, k->name.data, what);
 }
 

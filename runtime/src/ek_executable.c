@@ -292,7 +292,7 @@ static void expect_distinct_names(reader *r, const ek_executable *e) {
   qsort(names, (size_t)e->n_functions, sizeof *names, compare_names);
   for (int32_t i = 1; i < e->n_functions; i++) {
     if (compare_names(&names[i - 1], &names[i]) == 0) {
-      fail(r, "two functions are named '%.*s'", (int)(names[i].size & 0xff), names[i].data);
+      fail(r, "two functions are named '%.*s'", ek_shown(names[i], 200), names[i].data);
     }
   }
   ek_free(names);
@@ -392,7 +392,7 @@ static void read_function(reader *r, ek_vm_function *f, int32_t *words) {
   if (n_registers < (uint32_t)f->n_params ||
       n_registers - (uint32_t)f->n_params > (uint32_t)f->n_words) {
     fail(r, "'%.*s': %u registers do not go with %d parameters and %d words",
-         (int)(f->name.size & 0xff), f->name.data, n_registers, f->n_params, f->n_words);
+         ek_shown(f->name, 200), f->name.data, n_registers, f->n_params, f->n_words);
   }
   f->n_registers = (int32_t)n_registers;
 }
@@ -795,7 +795,7 @@ int ek_executable_bind(ek_executable *e, int64_t index, const ek_value *value) {
 static int link_external(const ek_executable *e, const char *name, ek_object **out) {
   char maker[128];
   ek_bytes compiler = ek_metadata_item(e->metadata, "external", name, 0);
-  int shown = compiler.size < 64 ? (int)compiler.size : 64;
+  int shown = ek_shown(compiler, 64);
   if (compiler.size == 0) {
     return ek_error("LoadError",
                     "link executable: primitive '%s' is neither in its native code "
@@ -979,7 +979,7 @@ int ek_executable_swap(ek_executable *e, ek_bytes name, ek_object *function) {
   ek_mutex_unlock(&e->lock);
   if (status != 0 || is_known) return status;
   return ek_error("ValueError", "swap kernel: no primitive is named '%.*s'",
-                  (int)(name.size < 200 ? name.size : 200), name.data);
+                  ek_shown(name, 200), name.data);
 }
 
 int ek_executable_kernel(ek_executable *e, const char *name, ek_object **out) {

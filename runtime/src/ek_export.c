@@ -84,7 +84,7 @@ static int check_args(const char *name, const ek_value *args, int32_t nargs) {
     bool is_input = at >= 0 && i < loaded->functions[at].n_params;
     ek_bytes input = is_input ? ek_executable_param(&loaded->functions[at], i) : ek_bytes_of("?");
     return ek_error("InputError", "input '%.*s': expected tensors, numbers and arrays of them, got an "
-                    "object of another runtime", (int)(input.size & 0xff), input.data);
+                    "object of another runtime", ek_shown(input, 200), input.data);
   }
   return 0;
 }

@@ -39,7 +39,7 @@ static ek_value *input_at(const graph *self, const char *doing, const ek_value *
     at = find_input(self, name);
     if (at < 0) {
       ek_error("InputError", "%s: no input is named '%.*s'", doing,
-               (int)(name.size < 200 ? name.size : 200), name.data);
+               ek_shown(name, 200), name.data);
     }
   } else if (key->type_index != EK_INT) {
     ek_error("TypeError", "%s: the name or number of an input expected, got %s", doing,
@@ -212,7 +212,7 @@ static int run(graph *self, const ek_value *args, ek_value *ret) {
     if (inputs->data[i].type_index != EK_NONE) continue;
     (void)ek_string_borrow(&self->names->data[i], &name);
     return ek_error("InputError", "run: input '%.*s' is not set",
-                    (int)(name.size < 200 ? name.size : 200), name.data);
+                    ek_shown(name, 200), name.data);
   }
   if (ek_vm_invoke(self->vm, self->function, inputs->data, (int32_t)inputs->size, &result) != 0) {
     return -1;

@@ -208,7 +208,7 @@ static int check_exports_unique(const image *self) {
   for (uint32_t i = 1; i < self->export_count; i++) {
     const image_export *item = &self->exports[i];
     if (by_name(item - 1, item) != 0) continue;
-    int shown = item->name.size < 200 ? (int)item->name.size : 200;
+    int shown = ek_shown(item->name, 200);
     return ek_error("LoadError", "load code image: export table: '%.*s' stands there twice", shown,
                     item->name.data);
   }
@@ -246,7 +246,7 @@ static ek_call_site *add_site(image *self, ek_bytes name) {
 }
 
 static int no_service(ek_bytes name) {
-  int shown = name.size < 200 ? (int)name.size : 200;
+  int shown = ek_shown(name, 200);
   return ek_error("LoadError", "load code image: import table: there is no service '%.*s'", shown,
                   name.data);
 }
@@ -312,7 +312,7 @@ static void name_for_perf(const image *self, const header *h) {
     uint64_t size = end_of(self, item->offset, h->text_size) - item->offset;
     snprintf(line, sizeof line, "%llx %llx %.*s\n",
              (unsigned long long)(uintptr_t)ek_code_at(&self->code, item->offset),
-             (unsigned long long)size, (int)(item->name.size < 200 ? item->name.size : 200),
+             (unsigned long long)size, ek_shown(item->name, 200),
              item->name.data);
     ek_code_name(line);
   }

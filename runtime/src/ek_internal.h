@@ -49,6 +49,11 @@ static inline ek_bytes ek_bytes_of(const char *text) {
   return bytes;
 }
 
+/* How many bytes of a name a message shows: the first `most`. For "%.*s". */
+static inline int ek_shown(ek_bytes name, size_t most) {
+  return (int)(name.size < most ? name.size : most);
+}
+
 /* ek_alloc.c -----------------------------------------------------------------------------------
 **
 ** Two shapes of one allocator. Blocks are for objects: aligned to 16, any size, kept on lists of

@@ -69,7 +69,7 @@ int ek_native_attach(ek_executable *e, ek_object *image) {
   for (int32_t i = 0; i < e->n_functions; i++) {
     ek_vm_function *f = &e->functions[i];
     ek_object *code = NULL;
-    int size = snprintf(name, sizeof name, EK_NATIVE_PREFIX "%.*s", (int)(f->name.size & 0xffff),
+    int size = snprintf(name, sizeof name, EK_NATIVE_PREFIX "%.*s", ek_shown(f->name, sizeof name),
                         f->name.data);
     if (f->native != NULL || size < 0 || (size_t)size >= sizeof name) continue;
     if (ek_module_get(image, name, &code) != 0) return -1;

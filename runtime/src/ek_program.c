@@ -159,7 +159,7 @@ static int get_input_names(void *context, const ek_value *args, int32_t nargs, e
   int32_t index = ek_executable_find((ek_executable *)(void *)executable, text);
   if (index < 0) {
     return ek_error("InputError", "get_input_names: there is no function '%.*s'",
-                    (int)(name.size < 200 ? name.size : 200), name.data);
+                    ek_shown(name, 200), name.data);
   }
   return ek_executable_item(executable, EK_PART_PARAMS, index, ret);
 }

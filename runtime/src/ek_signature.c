@@ -41,7 +41,7 @@ __attribute__((format(printf, 2, 3))) static void put(text *to, const char *form
 }
 
 static void put_name(text *to, ek_bytes name) {
-  put(to, "%.*s", (int)(name.size < 100 ? name.size : 100), name.data);
+  put(to, "%.*s", ek_shown(name, 100), name.data);
 }
 
 static void put_dtype(text *to, unsigned code, unsigned bits) {

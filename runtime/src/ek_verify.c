@@ -29,7 +29,7 @@ static void refuse(verifier *v, int64_t value, const char *expected, int64_t lim
   if (v->message[0] != '\0') return;
   snprintf(v->message, EK_VERIFY_MESSAGE,
            "'%.*s' at instruction %d (%s), word %d: %s %lld expected, got %lld",
-           (int)(v->function->name.size < 60 ? v->function->name.size : 60), v->function->name.data,
+           ek_shown(v->function->name, 60), v->function->name.data,
            v->instruction, known ? ek_opcodes[opcode].name : "unknown", v->at - v->start, expected,
            (long long)limit, (long long)value);
 }
@@ -167,7 +167,7 @@ static int32_t check_instructions(verifier *v, int32_t *starts) {
   if (!failed(v) && (opcode < 0 || !ek_opcode_has(opcode, EK_ENDS))) {
     snprintf(v->message, EK_VERIFY_MESSAGE,
              "'%.*s': its last instruction must be one that never goes on to the next",
-             (int)(v->function->name.size < 60 ? v->function->name.size : 60),
+             ek_shown(v->function->name, 60),
              v->function->name.data);
   }
   v->keeps_arguments = keeps;

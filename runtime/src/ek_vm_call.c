@@ -106,9 +106,6 @@ int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor
 
 enum { MAX_NESTING = 64 };
 
-/* As much of a name as a message has. */
-static int shown(ek_bytes name) { return (int)(name.size < 200 ? name.size : 200); }
-
 static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
                         int depth, ek_value *to);
 
@@ -132,7 +129,7 @@ static int own_array(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek
   if (depth == MAX_NESTING) {
     ek_bytes name = ek_executable_param(f, index);
     return ek_error("InputError", "input '%.*s': expected arrays at most %d deep, got deeper ones",
-                    shown(name), name.data, MAX_NESTING);
+                    ek_shown(name, 200), name.data, MAX_NESTING);
   }
   ek_array *items = ek_array_alloc(array->size);
   if (items == NULL) return -1;
@@ -163,7 +160,7 @@ static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const
   }
   ek_bytes name = ek_executable_param(f, index);
   return ek_error("InputError", "input '%.*s': expected a tensor, a number or an ADT value, got %s",
-                  shown(name), name.data, ek_value_type_name(value));
+                  ek_shown(name, 200), name.data, ek_value_type_name(value));
 }
 
 /* Reserves what a value made of tensors holds: the tensor, those it is a view of, their storage. */

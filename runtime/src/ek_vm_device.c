@@ -112,7 +112,7 @@ int ek_vm_check_places(const ek_vm *vm, int32_t primitive, int32_t n) {
     char what[128];
     ek_bytes name = e->primitives[primitive];
     snprintf(what, sizeof what, "InvokePacked: argument %d of '%.*s'", i,
-             (int)(name.size < 80 ? name.size : 80), name.data);
+             ek_shown(name, 80), name.data);
     return wrong_place(what, e->devices[place - 1], tensor->device);
   }
   return 0;

@@ -40,7 +40,7 @@ ek_vm_guard ek_vm_guard_of(const ek_vm *vm) {
 static int reached(const ek_vm *vm, const char *limit) {
   ek_bytes name = vm->function->name;
   return ek_error("RunLimitError", "run: its limit of %s is reached, in '%.*s'", limit,
-                  (int)(name.size < 200 ? name.size : 200), name.data);
+                  ek_shown(name, 200), name.data);
 }
 
 int ek_vm_guard_check(ek_vm_guard *guard, const ek_vm *vm, const int32_t *pc) {

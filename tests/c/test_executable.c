@@ -334,6 +334,13 @@ static void names_must_differ(void) {
   ek_object *executable;
   CHECK_ERROR(load_program(&p, &executable), "LoadError",
               "load executable: GLOBALS: two functions are named 'main'");
+  char name[257], message[300]; /* a message shows the beginning of a long name */
+  memset(name, 'n', 256);
+  name[256] = '\0';
+  p.functions[0].name = p.functions[1].name = name;
+  snprintf(message, sizeof message,
+           "load executable: GLOBALS: two functions are named '%.200s'", name);
+  CHECK_ERROR(load_program(&p, &executable), "LoadError", message);
 }
 
 static void text_must_be_utf8(void) {

@@ -26,7 +26,7 @@ class Attrs(Node):
 
     def __post_init__(self) -> None:
         """A dtype is kept as it is written here."""
-        for name in _dtype_fields(type(self)):
+        for name in _dtype_fields(self.type_key):
             given = getattr(self, name)
             if isinstance(given, str) and (own := spelled(given)) != given:
                 freeze(self, **{name: own})
@@ -83,8 +83,8 @@ def with_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:
 
 
 @cache
-def _dtype_fields(cls: type[Attrs]) -> tuple[str, ...]:
-    names = (name for base in cls.__mro__ for name in inspect.get_annotations(base))
+def _dtype_fields(type_key: str) -> tuple[str, ...]:
+    names = (name for b in NODE_TYPES[type_key].__mro__ for name in inspect.get_annotations(b))
     return tuple(n for n in dict.fromkeys(names) if n == "dtype" or n.endswith("_dtype"))
 
 
