@@ -35,6 +35,7 @@ from ekiden.topi import (
     slice,
     sorting,
     sparse,
+    testing,
     text,
     transcendental,
     transform,
@@ -86,5 +87,5 @@ _tensor.OPERATORS.update({n: operators()[n] for n in (
     "less", "less_equal", "greater", "greater_equal",
 )})  # fmt: skip
 
-__all__ = ["operators", "rule", *_NAMESPACES]
+__all__ = ["operators", "rule", "testing", *_NAMESPACES]
 __all__ += [name for family in _FAMILIES for name in family.__all__]
