@@ -9,7 +9,8 @@ prompt of 512, beside other engines.
         npm install node-llama-cpp
 
 Each engine is a process of its own; they take turns, some tokens each, so that what else the
-machine does falls upon all of them.
+machine does falls upon all of them. With --cpu times are those that the process was running, which
+says more than the clock where others use the machine, and is for one thread alone.
 """
 
 from __future__ import annotations
@@ -203,16 +204,16 @@ def memory() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def serve(engine: Engine) -> None:
+def serve(engine: Engine, clock: Callable[[], float]) -> None:
     """Answer lines {"read": tokens} and {"step": tokens} as decode_llama.mjs does."""
     read, step = engine
     for line in sys.stdin:
         asked = json.loads(line)
         times = []
         for _ in range(asked.get("step", 1)):
-            start = time.perf_counter()
+            start = clock()
             step() if "step" in asked else read(asked["read"])
-            times.append(1e3 * (time.perf_counter() - start))
+            times.append(1e3 * (clock() - start))
         print(json.dumps({"times": times, "memory": memory()}), flush=True)
 
 
@@ -274,6 +275,7 @@ def take_turns(workers: Sequence[Worker], rounds: int) -> None:
 def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
     """Those that are asked for."""
     own = [sys.executable, __file__, "--size", options.size, "--threads", str(threads)]
+    own += ["--cpu"] * options.cpu
     made = [
         Worker(f"Ekiden {format}, {cache}",
                [*own, "--work", "--formats", format, "--caches", cache])
@@ -286,6 +288,7 @@ def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
     for file in options.llama:
         script = str(Path(__file__).with_name("decode_llama.mjs"))
         command = ["node", script, str(options.node), str(file), str(threads), str(CONTEXT)]
+        command += ["cpu"] * options.cpu
         made.append(Worker(f"llama.cpp {file.name}", command))
     return made
 
@@ -301,6 +304,7 @@ def main() -> None:
     parser.add_argument("--llama", type=Path, nargs="*", default=[])
     parser.add_argument("--node", type=Path, default=Path(), help="where node_modules is")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cpu", action="store_true", help="the processor's time, not the clock's")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.write is not None:
@@ -311,9 +315,12 @@ def main() -> None:
         serve(
             of_genai(options.genai[0], threads)
             if options.genai
-            else of_ekiden(options.size, options.formats[0], options.caches[0], threads)
+            else of_ekiden(options.size, options.formats[0], options.caches[0], threads),
+            time.process_time if options.cpu else time.perf_counter,
         )
         return
+    if options.cpu and options.threads != [1]:
+        parser.error("--cpu is for --threads 1")
     columns = "".join(f"{f'at {context}':>10}" for context in CONTEXTS)
     print(f"{'':<28}{'threads':>8}{'prompt 512':>12}{columns}{'ratio':>8}{'MB':>10}")
     for threads in options.threads:

@@ -1,12 +1,12 @@
 // llama.cpp for decode.py, by the package node-llama-cpp: lines {"read": tokens} or {"step": tokens}
 // in, the milliseconds of each and the memory of the process out.
 //
-//     node decode_llama.mjs FOLDER_WITH_node_modules MODEL.gguf THREADS CONTEXT
+//     node decode_llama.mjs FOLDER_WITH_node_modules MODEL.gguf THREADS CONTEXT [cpu]
 import path from "node:path";
 import readline from "node:readline";
 import {pathToFileURL} from "node:url";
 
-const [folder, file, threads, contextSize] = process.argv.slice(2);
+const [folder, file, threads, contextSize, clock] = process.argv.slice(2);
 const module = path.join(path.resolve(folder), "node_modules/node-llama-cpp/dist/index.js");
 const {getLlama, LlamaLogLevel} = await import(pathToFileURL(module));
 const llama = await getLlama({
@@ -19,12 +19,18 @@ const context = await model.createContext({
 const sequence = context.getSequence();
 let steps = null;
 
+function now() {
+  if (clock !== "cpu") return performance.now();
+  const {user, system} = process.cpuUsage();
+  return (user + system) / 1000;
+}
+
 async function timed(count, work) {
   const times = [];
   for (let n = 0; n < count; n++) {
-    const start = performance.now();
+    const start = now();
     await work();
-    times.push(performance.now() - start);
+    times.push(now() - start);
   }
   return times;
 }

@@ -76,7 +76,10 @@ def in_onnx_runtime(name: str, x: np.ndarray, w: np.ndarray | None) -> Callable[
                  for k, v in attrs.items()}  # fmt: skip
     else:
         op = {"GMM": "MatMul", "NRM": "ReduceL2", "SFM": "Softmax"}[name]
-        attrs = {"NRM": {"axes": [1, 2], "keepdims": 0}, "SFM": {"axis": 1}}.get(name, {})
+        others: dict[str, dict[str, object]] = {
+            "GMM": {}, "NRM": {"axes": [1, 2], "keepdims": 0}, "SFM": {"axis": 1},
+        }  # fmt: skip
+        attrs = others[name]
     weights = [] if w is None else [onnx.numpy_helper.from_array(np.ascontiguousarray(w), "w")]
     node = onnx.helper.make_node(op, ["x", *(["w"] if w is not None else [])], ["y"], **attrs)
     given = {"x": np.ascontiguousarray(x)}

@@ -16,10 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "device"))
+sys.path[:0] = [str(ROOT / "tests" / "device"), str(ROOT / "tests")]
 
 import test_cuda_text as cuda  # noqa: E402
+import test_tensor_cores as tensors  # noqa: E402
 import test_thread_families as families  # noqa: E402
+
+from ekiden.codegen.device import DeviceKernel  # noqa: E402
+from ekiden.target import Target  # noqa: E402
 
 PAGE = ROOT / "docs" / "cuda-kernels.md"
 HEAD = """# CUDA kernels
@@ -43,15 +47,25 @@ def figures(said: str) -> tuple[int, int, int]:
     return int(registers[1]), spilled, int(shared[1]) if shared else 0
 
 
-def rows(nvrtc: ctypes.CDLL) -> Iterator[str]:
-    """A line of the table for each kernel."""
+def kernels() -> Iterator[tuple[str, DeviceKernel]]:
+    """What the table is about: cases, and their kernels."""
     for name, shared in families.SHARED + families.OTHERS:
         way = {None: "", 0: ", each thread by itself", 1: ", by memory of the block"}[shared]
         for kernel in cuda.kernels(name, shared):
-            found = [figures(cuda.compiled(nvrtc, kernel, a)) for a in cuda.ARCHITECTURES]
-            each = " | ".join(f"{registers}, {spilled}" for registers, spilled, _ in found)
-            kind = re.sub(r"^fused_|_[0-9a-f]{12}|_kernel", "", kernel.name)
-            yield f"| {name}{way} | `{kind}` | {each} | {found[0][2]} |"
+            yield f"{name}{way}", kernel
+    for name, (build, given) in tensors.CASES.items():
+        module = tensors.program(build, *given)
+        for kernel in cuda.kernels_of(module, Target(tensors.TARGET)):
+            yield f"{name}, tensor cores", kernel
+
+
+def rows(nvrtc: ctypes.CDLL) -> Iterator[str]:
+    """A line of the table for each kernel."""
+    for name, kernel in kernels():
+        found = [figures(cuda.compiled(nvrtc, kernel, a)) for a in cuda.ARCHITECTURES]
+        each = " | ".join(f"{registers}, {spilled}" for registers, spilled, _ in found)
+        kind = re.sub(r"^fused_|_[0-9a-f]{12}|_kernel", "", kernel.name)
+        yield f"| {name} | `{kind}` | {each} | {found[0][2]} |"
 
 
 def main() -> None:

@@ -103,6 +103,7 @@ static uint32_t await(slot *own) {
     for (int i = 0; i < idle_spins; i++) {
       uint32_t state = __atomic_load_n(&own->state, __ATOMIC_RELAXED);
       if (state != IDLE) return state;
+      /* another caller runs its loop on a core of its own: it may be this one */
       if (i > SPINS_CROWDED && __atomic_load_n(&callers, __ATOMIC_RELAXED) > 1) break;
       ek_pause();
     }
@@ -376,12 +377,16 @@ static int acquire(void) {
 
 static void resize(int n) {
   if (n > 0 && n != thread_count) stop_workers();
-  if (n > 0) __atomic_store_n(&thread_count, n < MAX_THREADS ? n : MAX_THREADS, __ATOMIC_RELAXED);
+  if (n > 0) __atomic_store_n(&thread_count, n, __ATOMIC_RELAXED);
   if (thread_count == 0) __atomic_store_n(&thread_count, default_threads(), __ATOMIC_RELAXED);
 }
 
 int ek_num_threads(int n) {
   int32_t known = __atomic_load_n(&thread_count, __ATOMIC_RELAXED);
+  if (n > MAX_THREADS) {
+    return ek_error("ValueError", "num_threads: a number from 1 to %d expected, got %d",
+                    MAX_THREADS, n);
+  }
   if (n <= 0 && known != 0) return known;
   if (acquire() != 0) return -1;
   resize(n);

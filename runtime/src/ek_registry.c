@@ -38,9 +38,9 @@ static int num_threads(void *self, const ek_value *args, int32_t nargs, ek_value
     return ek_error("TypeError", "ek.runtime.num_threads: expected one int or no argument");
   }
   int64_t n = nargs == 0 ? 0 : args[0].v.i64;
-  if (n < 0 || n > INT32_MAX) {
-    return ek_error("ValueError", "ek.runtime.num_threads: expected a positive int, got %lld",
-                    (long long)n);
+  if (n < 0 || n > EK_MAX_THREADS) {
+    return ek_error("ValueError", "num_threads: a number from 1 to %d expected, got %lld",
+                    EK_MAX_THREADS, (long long)n);
   }
   int known = ek_num_threads((int)n);
   if (known < 0) return -1;

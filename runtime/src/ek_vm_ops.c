@@ -197,7 +197,9 @@ int ek_op_InvokeClosure(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return 0;
 }
 
-/* Takes arguments out of registers that die now; one that is asked for again is copied. */
+/* Takes arguments out of registers that die now; one that is asked for again is copied. All are
+** read before any is cleared: a register that is given twice is found NONE the second time, and
+** that argument gets a reference of its own. */
 static void move_all(ek_value *to, ek_value *R, const int32_t *registers, int32_t n) {
   for (int32_t i = 0; i < n; i++) to[i] = R[registers[i]];
   for (int32_t i = 0; i < n; i++) {
@@ -206,8 +208,9 @@ static void move_all(ek_value *to, ek_value *R, const int32_t *registers, int32_
   }
 }
 
-/* Puts a function in the place of the running one; its first n registers come from vm->args. The
-** registers must have room for it. */
+/* Puts a function in the place of the running one; its first n registers come from vm->args, which
+** they were copied to first, as they lie in the registers that are cleared. The registers must have
+** room for it: from here on nothing fails, so that the frame is always whole. */
 static void replace(ek_vm *vm, const ek_vm_function *f, int32_t n) {
   ek_value *R = vm->registers + vm->window;
   clear(R, vm->function->n_registers);

@@ -146,6 +146,7 @@ static bool child_of(const writer *w, thing of, int64_t i, thing *out) {
   return true;
 }
 
+/* Where a thing is in the table, or would be: open addressing, never more than half full. */
 static size_t slot_of(const writer *w, thing t) {
   const thing *things = (const thing *)(const void *)w->things.data;
   size_t at = (size_t)ek_hash_mix(0, t) & (w->table_size - 1);
@@ -183,7 +184,10 @@ static int add_thing(writer *w, thing t) {
   return 0;
 }
 
-/* Numbers a thing and all it owns, owners last. */
+/* Numbers a thing and all it owns, owners last: depth first, with a stack of its own, as a list of
+** a million cells is that deep and the stack of C is not. What is met from two owners before it has
+** its number stands on the stack twice, and is known when it is left the second time. References
+** own nothing here, so that there are no cycles. */
 static int find_below(writer *w, thing root) {
   visit first = {root, 0};
   if (root == 0 || is_known(w, root)) return 0;
@@ -202,6 +206,8 @@ static int find_below(writer *w, thing root) {
   return 0;
 }
 
+/* All that the registers lead to. What a reference holds may lead back to it, so references are
+** followed from a list, which grows while it is read. */
 static int find_all(writer *w) {
   for (size_t i = 0; i < w->vm->top; i++) {
     const ek_value *value = &w->vm->registers[i];
@@ -589,7 +595,8 @@ static void take_objects(reader *r) {
   }
 }
 
-/* The word of an instruction of the function, or NULL. */
+/* The word of an instruction of the function, or NULL: instructions differ in length, so a word in
+** the middle of one is told from its first only by walking there. */
 static const int32_t *check_pc(const ek_vm_function *f, uint32_t word) {
   int32_t at = 0;
   while (at < f->n_words && (uint32_t)at < word) at += ek_instruction_words(f->code + at);

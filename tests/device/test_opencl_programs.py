@@ -118,3 +118,25 @@ def test_what_is_refused() -> None:
         ekiden.compile(module, Target("opencl", host="opencl"))
     with pytest.raises(CompileError, match="bounds"):
         ekiden.compile(module, "opencl", bounds="check")
+
+
+def test_tensors_of_no_elements(opencl: Device) -> None:
+    """Only their shapes are read: they may lie anywhere, and all that a kernel has may be such."""
+    x = relay.var("x", shape=(0, 3))
+    exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.exp(x))), "opencl")
+    assert exe(np.zeros((0, 3), "float32")).numpy().shape == (0, 3)
+    count = relay.var("count", shape=(2,), dtype="int64")
+    y = relay.var("y", shape=(2, 3))
+    tiled = relay.Function([y, count], relay.tile(y, count))
+    given = np.arange(6, dtype="float32").reshape(2, 3)
+    found = ekiden.compile(IRModule.from_expr(tiled), "opencl")(given, np.array([2, 1])).numpy()
+    np.testing.assert_array_equal(found, np.tile(given, (2, 1)))
+
+
+def test_rows_whose_length_a_run_tells(opencl: Device) -> None:
+    """Their workspaces are memory of the device."""
+    x = relay.var("x", shape=(3, relay.Any()))
+    exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.sort(x, axis=1))), "opencl")
+    for size in (5, 9000):
+        given = np.random.default_rng(size).standard_normal((3, size)).astype("float32")
+        np.testing.assert_array_equal(exe(given).numpy(), np.sort(given, 1))

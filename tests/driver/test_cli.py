@@ -236,6 +236,15 @@ def test_a_shape_that_cannot_be_read(
     assert message.startswith("read ")
 
 
+def test_a_compiler_that_would_not_be_run(
+    onnx_file: Path, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for suffix in (".eki", ".c", ".tar"):
+        for command in (["compile", str(onnx_file)], ["export", str(artifact)]):
+            message = fails(capsys, *command, "-o", str(tmp_path / f"a{suffix}"), "--cc", "cc")
+            assert f"a{suffix}': no C compiler makes {suffix}, got cc='cc'" in message
+
+
 def test_wrong_usage_ends_with_2() -> None:
     with pytest.raises(SystemExit) as caught:
         main(["nonsense"])

@@ -101,6 +101,15 @@ def test_verify_agrees(engine: str, onnx_file: Path, capsys: pytest.CaptureFixtu
     assert isinstance(found["tensors"], list) and len(found["tensors"]) > 1
 
 
+def test_verify_refuses_the_tolerance_of_another_comparison(
+    onnx_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(onnx_file), "--snr", "40"]) == 1
+    assert "--snr: no tolerance of a comparison with an engine" in capsys.readouterr().err
+    assert main(["verify", str(onnx_file), "--against", str(onnx_file), "--rtol", "1"]) == 1
+    assert "--rtol: no tolerance of a comparison with another model" in capsys.readouterr().err
+
+
 def test_verify_asks_for_exact_products_of_bytes(tmp_path: Path) -> None:
     """Sums of two such products leave 16 bits, where some processors stop."""
     node = helper.make_node("MatMulInteger", ["x", "w"], ["y"])

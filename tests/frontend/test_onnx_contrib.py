@@ -181,6 +181,22 @@ def test_group_norm() -> None:
     np.testing.assert_allclose(first.transpose(0, 2, 3, 1), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "constants", "attributes"),
+    [
+        ("Trilu", [normal(2, 3, 4), np.array(1, np.int64)], (), {"upper": 0}),
+        ("GatherND", [normal(3, 4), np.array([[0, 1], [2, 3]])], (), {}),
+        ("Range", [scalar(1), scalar(5), scalar(1.5)], (), {}),
+        ("Pad", [normal(2, 3), ints(1, 0, 0, 2), scalar(2)], (1,), {"mode": "constant"}),
+        ("GridSample", [normal(1, 2, 4, 5), normal(1, 3, 3, 2)], (), {"align_corners": 1}),
+    ],
+)
+def test_operators_that_onnx_has_taken(
+    op_type: str, inputs: list[Array], constants: tuple[int, ...], attributes: dict[str, object]
+) -> None:
+    check(op_type, inputs, constants, **attributes)  # type: ignore[arg-type]
+
+
 # Attention.
 
 MASKS = {
@@ -296,6 +312,18 @@ def test_group_query_attention_of_packed_inputs() -> None:
         "GroupQueryAttention", [packed, None, None, *inputs[3:]], (6,), (0, 1, 2), rtol=1e-4,
         num_heads=4, kv_num_heads=2,
     )  # fmt: skip
+
+
+def test_group_query_attention_whose_total_is_data() -> None:
+    inputs = group_inputs(1, 5, 8, [6, 6])
+    check("GroupQueryAttention", inputs, (), (0, 1, 2), 1e-4, num_heads=4, kv_num_heads=2)
+
+
+@pytest.mark.parametrize("sink", [None, normal(4, seed=9)])
+def test_group_query_attention_with_a_sink(sink: Array | None) -> None:
+    inputs = [*group_inputs(3, 2, 2, [5]), None, None, None, None, sink]
+    more = {"num_heads": 4, "kv_num_heads": 2, "smooth_softmax": 1}
+    check("GroupQueryAttention", inputs, (6,), (0, 1, 2), 1e-4, local_window_size=2, **more)
 
 
 # Bytes. Their products: test_onnx_byte_products.py.

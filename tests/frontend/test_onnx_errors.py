@@ -121,6 +121,15 @@ def test_an_opset_outside_the_range_is_refused(opset: int) -> None:
     )
 
 
+def test_a_file_of_a_later_format_is_refused() -> None:
+    model = raw_model([node("Relu", "x", "y")])
+    model.ir_version = 99
+    assert message(model, UnsupportedError) == (
+        f"import model: expected an IR version up to {onnx.IR_VERSION}, which the installed onnx "
+        "package knows, got 99"
+    )
+
+
 def test_an_operator_older_than_its_converter_is_refused() -> None:
     model = raw_model([node("Range", "x x x", "y")], opset=7)
     assert message(model, UnsupportedError) == (

@@ -61,9 +61,11 @@ def test_a_cache_may_be_smaller(cache: str, most: float) -> None:
     assert 0 < np.abs(small.logits(PROMPTS[7]) - exact).max() < most
 
 
-def test_a_cache_of_another_dtype_is_refused() -> None:
+def test_a_cache_of_another_dtype_or_page_is_refused() -> None:
     with pytest.raises(InputError, match="'cache' must be one of .*int8, got 'int4'"):
         llm.load(tiny("llama"), cache="int4")
+    with pytest.raises(InputError, match="'page' must be a multiple of 4, got 6"):
+        llm.load(tiny("llama"), page=6)
 
 
 def test_no_text_waits_for_the_prompt_of_another(model: llm.Model) -> None:

@@ -240,3 +240,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "bad.npz").write_bytes(b"nothing")
     bad = ["quantize", given[0], "--calibrate", str(tmp_path / "bad.npz"), "-o", str(made)]
     assert main(bad) == 1 and "--calibrate: cannot read" in capsys.readouterr().err
+    np.save(tmp_path / "one.npy", np.zeros(3, np.float32))
+    bad[3] = str(tmp_path / "one.npy")
+    assert main(bad) == 1 and "one.npy' is one array: an .npz of" in capsys.readouterr().err

@@ -78,3 +78,19 @@ def test_constants_of_the_dialect_fold() -> None:
 
 def test_operators_of_the_dialect_stand_beside_their_module() -> None:
     assert relay.qnn.requantize is relay.qnn.op.requantize is relay.qnn.op.qnn.requantize
+
+
+def test_other_names_of_dtypes_are_those_of_this_place() -> None:
+    """TVM's "float" is float32: NumPy's would be float64."""
+    one = relay.const(np.array([1, 2], np.int32))
+    made = [
+        (relay.cast(one, "float"), "float32"),
+        (relay.ones((2,), "float"), "float32"),
+        (relay.arange(relay.const(2), dtype="int"), "int32"),
+        (relay.full(relay.const(1.0), (2,), "uint1"), "bool"),
+    ]
+    function = relay.Function([], relay.Tuple([e for e, _ in made]))
+    folded = relay.transform.FoldConstant()(
+        relay.transform.InferType()(IRModule.from_expr(function))
+    )
+    assert [f.data.dtype for f in folded["main"].body.fields] == [name for _, name in made]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +210,14 @@ def test_what_is_no_number_of_threads(
         with pytest.raises(kind) as caught:
             ask()
         assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "ask", [runtime.num_threads, runtime.get_global_func("ek.runtime.num_threads")]
+)
+def test_more_threads_than_there_can_be_are_refused(ask: Callable[[int], object]) -> None:
+    with pytest.raises(ValueError, match="num_threads: a number from 1 to 256 expected, got 257"):
+        ask(257)
 
 
 def test_threads_are_asked_for_when_loading(tmp_path: Path) -> None:

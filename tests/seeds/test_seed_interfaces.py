@@ -218,6 +218,7 @@ def test_every_pass_is_a_global_function() -> None:
 
 def test_what_is_enabled() -> None:
     assert runtime.enabled("cpu") and runtime.enabled("llvm") and runtime.enabled("llvm -mcpu=x")
+    assert runtime.enabled("rpc")
     assert not runtime.enabled("vulkan")  # tests of devices give "cuda" a driver
     with pytest.raises(ValueError, match="'abacus'"):
         runtime.enabled("abacus")

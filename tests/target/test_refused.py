@@ -57,6 +57,7 @@ TARGETS = [
     ("llvm -fast-math", "target option -fast-math=1: only False can be had"),
     ("llvm -opt-level=0", "target option -opt-level=0: only 3 can be had"),
     ("llvm -mabi=ilp32", "target option -mabi=ilp32: only 'lp64d' can be had"),
+    ("webgpu -mcpu=znver4", "target option -mcpu=znver4: there is no such thing"),
     ("llvm -mtriple=riscv64 -host='llvm -mtriple=aarch64'",
      "the host 'aarch64-unknown-linux-gnu' of a target must be its own "
      "'riscv64-unknown-linux-gnu'"),

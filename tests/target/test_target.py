@@ -184,6 +184,18 @@ WRONG = [
     ("llvm mcpu=znver4",    "target: expected options -name=value, got 'mcpu=znver4'"),
     ("llvm -cores=many",    "target: option -cores must be a number, got 'many'"),
     ("llvm -cores=0",       "target: option -cores must be at least 1, got 0"),
+    ("llvm -cores=²",       "target: option -cores must be a number, got '²'"),
+    ("llvm -mcpu=znver4 -mcpu=znver2",
+     "target: option -mcpu is given twice, in '-mcpu=znver4 -mcpu=znver2'"),
+    ("llvm -cores=2 -num-cores=3",
+     "target: option -cores is given twice, once as another name of it"),
+    ("llvm -vector-bits=100", "target: option -vector-bits must be a power of two, got 100"),
+    ("llvm -mcpu=haswell -vector-bits=512", "target: option -vector-bits=512: the vector "
+     "registers of 'haswell' with its features have 256"),
+    ("llvm -mattr=+avx,-avx", "target: feature 'avx' is both added and taken away by -mattr"),
+    ("llvm -l1=0",          "target: option -l1 must be above 0, got '0'"),
+    ("llvm -l2=0 -l3=4M",   "target: option -l3=4M lies behind no -l2"),
+    ("cuda -max_num_threads=0", "target: option -max_num_threads must be at least 1, got 0"),
     ("llvm -l2=big",        "target: option -l2 must be bytes (48K, 2M) or "
                             "size:ways:line:shared:bandwidth:latency, got 'big'"),
     ("llvm -mattr=-sse2",   "target: 'sse2' is part of every x86-64 and cannot be taken away"),

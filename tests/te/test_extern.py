@@ -114,6 +114,7 @@ NOTHING: Callable[..., tir.Stmt] = lambda ins, outs: tir.Evaluate(const(0))  # n
         (lambda: te.placeholder((1.5,)), "a dimension must be an integer, got 1.5"),
         (lambda: te.placeholder((1,), "float31"), "dtype must be one of bool, int8"),
         (lambda: X[1.5], "tensor 'x'|not iterable"),
+        (lambda: te.placeholder((3, 4))[0.5, 0], "an index must be an integer, got 0.5"),
         (lambda: te.compute((3,), lambda i: X), "the function must give expressions, got Tensor"),
         (lambda: te.compute((3,), lambda i: None), "must give expressions, got NoneType"),
         (lambda: tir.ir_builder.create().buffer_ptr(X_BUFFER)[0, 0], "expected 1 indices"),

@@ -76,6 +76,7 @@ def test_divisions_and_folding() -> None:
     x, y = np.array([7, -7, 7, -7], "int32"), np.array([2, 2, -2, -2], "int32")
     assert evaluate(tir.truncdiv, x, y).tolist() == [3, -3, -3, 3]
     assert evaluate(tir.truncmod, x, y).tolist() == [1, -1, 1, -1]
+    assert evaluate(tir.Mod, x, y).tolist() == [1, -1, 1, -1]
     assert evaluate(tir.ceildiv, x, np.abs(y)).tolist() == [4, -3, 4, -3]
     assert int(tir.max(2, 3)) == 3 and int(tir.floormod(-1, 4)) == 3
     n = tir.Var("n", "int32")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 import ekiden
 from ekiden import te, tir
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import SizeVar, Var, const
+from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
 from ekiden.ir.transform import PassContext
 from ekiden.tir import (
     Allocate,
@@ -184,6 +186,16 @@ def test_hoist_leaves_guarded_loads_where_they_are() -> None:
     assert body_text(hoist_invariants(func)).startswith("for i in range(8):")
 
 
+@pytest.mark.parametrize("divide", [tir.truncdiv, tir.floordiv, tir.truncmod, tir.floormod])
+def test_hoist_leaves_guarded_divisions_where_they_are(
+    divide: Callable[[PrimExpr, PrimExpr], PrimExpr],
+) -> None:
+    out = Buffer("out", (const(8),), "int64")
+    value = if_then_else(I > 8, divide(const(100), N), const(0))
+    func = program(loop(I, 8, BufferStore(out, value, (I,))), out)
+    assert body_text(hoist_invariants(func)).startswith("for i in range(8):")
+
+
 def test_hoist_does_not_move_loads_over_stores() -> None:
     a, b = buffers(8)
     store = BufferStore(b, b[0] + a[I], (I,))
@@ -191,6 +203,18 @@ def test_hoist_does_not_move_loads_over_stores() -> None:
     array, out = np.ones(8, "float32"), np.ones(8, "float32")
     run(hoist_invariants(func), array, out)
     np.testing.assert_array_equal(out, [2, 3, 3, 3, 3, 3, 3, 3])
+
+
+def test_division_towards_zero_is_of_integers() -> None:
+    a, b, c = (Buffer(n, (const(6),), "int64") for n in "abc")
+    func = program(loop(I, 6, BufferStore(c, tir.truncdiv(a[I], b[I]), (I,))), a, b, c)
+    dividends = [7, -7, 7, -7, 2**62 + 1, -(2**63)]
+    divisors = [2, 2, -2, -2, 1, 3]
+    out = np.zeros(6, np.int64)
+    run(func, np.array(dividends), np.array(divisors), out)
+    exact = [abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+             for x, y in zip(dividends, divisors, strict=True)]  # fmt: skip
+    assert out.tolist() == exact
 
 
 def test_compact_shrinks_to_one_step() -> None:

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from emulator import Emulator
 
-from ekiden import te, topi
+from ekiden import runtime, te, topi
+from ekiden.codegen.build import build
 from ekiden.codegen.c import compile_text, compiler, emit_all
 from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.runtime import load_image
 from ekiden.target import Target
@@ -163,6 +165,24 @@ def _c(cases: Sequence[Case]) -> list[Runner]:
     return [image[f.name] for f in funcs]
 
 
+def _opencl(cases: Sequence[Case]) -> list[Runner]:
+    """On this machine's first device, by its own facts."""
+    place = runtime.device("opencl")
+    if not place.exist:
+        pytest.skip("needs an OpenCL driver: apt-get install pocl-opencl-icd")
+    target = Target("opencl")
+    funcs = [topi.rule.schedule(*e.tensors(), target, f"k{n}", {}) for n, e in enumerate(cases)]
+    module = build(IRModule({f.name: f for f in funcs}), target)
+
+    def run(name: str, *arrays: Array) -> None:
+        there = [runtime.nd.array(a, place) for a in arrays]
+        module[name](*there)
+        for array, tensor in zip(arrays, there, strict=True):
+            array[...] = tensor.numpy()
+
+    return [partial(run, f.name) for f in funcs]
+
+
 ALONE = {"thread_product": {"shared": 0}}
 """Threads without barriers: the interpreter runs one after another. tests/device has the others."""
 VECTORS = Target("opencl -device=any -vector-bits=256")
@@ -177,11 +197,14 @@ BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
     "aarch64": partial(_emulated, "llvm -mcpu=cortex-a72 -cores=1"),
     "riscv64": partial(_emulated, "llvm -mtriple=riscv64-linux-gnu -cores=1"),
     "armv7": partial(_emulated, "llvm -mtriple=armv7-linux-gnueabihf -cores=1"),
+    "opencl": _opencl,
 }
 """How the kernels of cases are made: the unscheduled program and those for devices in the
-interpreter, the one for this machine by both code generators, and those for other processors."""
+interpreter, the one for this machine by both code generators, those for other processors, and those
+for a device as its driver runs them."""
 SAMPLED = {
-    "threads": 2, "vectors": 3, "c": 4, "x86-64": 5, "aarch64": 5, "riscv64": 7, "armv7": 9
+    "threads": 2, "vectors": 3, "c": 4, "x86-64": 5, "aarch64": 5, "riscv64": 7, "armv7": 9,
+    "opencl": 23,
 }  # fmt: skip
 """What takes long: of so many operators one, and one case of it."""
 ALL = ", all"

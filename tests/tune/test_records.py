@@ -83,6 +83,9 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path.write_text("some\nother\nfile\n")
     with pytest.raises(LoadError, match="none of 3 lines is a record of tuning"):
         Records.open(path)
+    path.write_text("{}\n")
+    with pytest.raises(LoadError, match="none of 1 lines is a record of tuning"):
+        Records.open(path)
     with pytest.raises(FileNotFoundError, match="there are no such records"):
         records_of(tmp_path / "nothing.json")
     with pytest.raises(InputError, match="a path or Records expected, got int"):

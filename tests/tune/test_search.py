@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 
@@ -11,8 +12,9 @@ import pytest
 
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.topi.rule.decision import Choice, Decision, Fixed
-from ekiden.tune import Candidate, Evolution, FamilySpace, Random, Replay, Task
+from ekiden.tune import Candidate, Evolution, FamilySpace, Random, Records, Replay, Task, learned
 from ekiden.tune.cost_model import CostModel, Features, Neighbours, Trees
+from ekiden.tune.records import Trial
 from ekiden.tune.search import Search
 
 ROWS, ORDER = Choice("rows", (4, 3, 2, 1), "rows"), Choice("order", ("panel", "row"), "order")
@@ -110,6 +112,32 @@ def test_a_model_chooses_among_children() -> None:
         return sum(abs(Decision.parse(c.choice).number("rows") - 77) for c in found)
 
     assert off(guided) < off(plain)
+
+
+def test_a_model_knows_what_earlier_records_say(task: Task) -> None:
+    source = random.Random(3)
+    tried = {task.space.sample(source): 1.0 + n / 10 for n in range(20)}
+    records = Records()
+    said = {"workload": task.workload, "target": str(task.target)}
+    records.append(
+        *(Trial(**said, rule=c.rule, choice=c.choice, ratio=r) for c, r in tried.items()),
+        Trial(**said, rule="another", choice="", ratio=0.1),
+        Trial(**said, rule=task.space.default.rule, choice="rows=99", ratio=0.1),
+    )
+    known = learned(records, [task])
+    middle = statistics.median(tried.values())
+    assert sorted(ratio for _, ratio in known) == pytest.approx(
+        sorted(ratio / middle for ratio in tried.values())
+    )
+    seen: list[int] = []
+
+    class Watched(Neighbours):
+        def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
+            seen.append(len(rows))
+            super().fit(rows, ratios)
+
+    Evolution(model=Watched, known=known, pool=2).propose(task.space, {}, 2, random.Random(0))
+    assert seen == [len(known)]
 
 
 def test_a_kernel_of_a_model_has_a_space(task: Task) -> None:

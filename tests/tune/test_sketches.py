@@ -19,7 +19,8 @@ from ekiden.tune import Candidate, Measurer, Session, Task, schedule_task, te_ta
 from ekiden.tune import te_workload as of
 from ekiden.tune.program import DEFAULT
 from ekiden.tune.rules import RULES
-from ekiden.tune.sketch import TraceSpace, sketches
+from ekiden.tune.sketch import TraceSpace, block_names, sketches
+from ekiden.tune.untuned import modelled
 from long_runs import alike
 
 SMALL: dict[str, Callable[[], of.Tensors]] = {
@@ -128,6 +129,17 @@ def test_a_device_has_blocks_and_threads(opencl: Device) -> None:
     assert shares == 1
 
 
+@pytest.mark.parametrize("cpu", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_without_search_sums_of_products_are_tiles(cpu: str) -> None:
+    target = Target(f"llvm -mcpu={cpu}")
+    for tensors in (of.matmul(1, 12, 64, 32), of.conv2d(1, 12, 4, 32, 3, 1, 1), doubled()):
+        func = te.create_prim_func(tensors)
+        untuned = modelled(func, block_names(func), target)
+        assert untuned is not None and 'scope="register"' in untuned.script()
+    func = te.create_prim_func(of.softmax(32, 32))
+    assert modelled(func, block_names(func), target) is None
+
+
 def test_numbers_are_changed_crossed_and_refused() -> None:
     space = te_task(of.matmul(1, 16, 64, 32)).space
     assert isinstance(space, TraceSpace)
@@ -136,7 +148,9 @@ def test_numbers_are_changed_crossed_and_refused() -> None:
     same = [c for c in drawn if c.rule == drawn[0].rule]
     mixed = space.cross(same[0], same[-1], source)
     assert mixed.rule == same[0].rule and space.refusal(mixed) == ""
-    assert all(space.features(c)[c.rule] == 1.0 for c in (*drawn, mixed, space.default))
+    seen = [space.features(c) for c in (*drawn, mixed, space.default)]
+    assert all(f.keys() == seen[0].keys() for f in seen)
+    assert seen[-1]["registers"] == 0 < min(f["registers"] for f in seen[:-1])
     assert space.refusal(space.default) == ""
     assert space.refusal(Candidate("another's", drawn[0].choice)) == ""
     assert "not a saved trace" in space.refusal(Candidate(drawn[0].rule, "[1]"))

@@ -214,16 +214,31 @@ class Format:
 
     what: str
     write: Callable[[_Order], None]
+    is_compiled: bool
+    """Whether a C compiler makes it."""
+
+    def check_compiler(self, path: PathName, cc: str | None, options: Sequence[str] = ()) -> None:
+        """Raises ExportError for a compiler, or options of one, that would not be run."""
+        if self.is_compiled or (cc is None and not options):
+            return
+        what = f"cc={cc!r}" if cc is not None else f"options={list(options)}"
+        suffix = os.path.splitext(path)[1]
+        raise ExportError(f"write '{path}': no C compiler makes {suffix or 'it'}, got {what}")
+
+    def make(self, order: _Order) -> None:
+        """Write the file, asked for as it can be."""
+        self.check_compiler(order.target, order.cc, order.options)
+        self.write(order)
 
 
 FORMATS = {
-    suffix: Format(KINDS[suffix], write)
-    for suffix, write in (
-        (ARTIFACT, _write_artifact),
-        (".so", _write_library),
-        (".o", _write_object),
-        (".c", _write_c),
-        (".tar", _write_archive),
+    suffix: Format(KINDS[suffix], write, is_compiled)
+    for suffix, write, is_compiled in (
+        (ARTIFACT, _write_artifact, False),
+        (".so", _write_library, True),
+        (".o", _write_object, True),
+        (".c", _write_c, False),
+        (".tar", _write_archive, False),
     )
 }
 """Suffix -> what a compiled model is written as."""
@@ -256,7 +271,7 @@ def write_artifact(
         raise ExportError(
             f"write '{path}': code for {WASM} is written as {ARTIFACT}, or by `ekiden web`"
         )
-    chosen.write(_Order(content, check_folder(path).absolute(), cc, options))
+    chosen.make(_Order(content, check_folder(path).absolute(), cc, options))
 
 
 def export_library(
@@ -290,7 +305,7 @@ def export_library(
     if chosen is FORMATS[".eki"] and (program.imported_modules or program.kind != "executable"):
         raise ExportError(f"export library '{path}': modules are written as .so, .o, .c or .tar")
     content = _Content(saved_module(program), program.names(), platform.machine())
-    chosen.write(_Order(content, check_folder(path).absolute(), cc, options))
+    chosen.make(_Order(content, check_folder(path).absolute(), cc, options))
 
 
 def saved_module(module: runtime.Module) -> bytes:

@@ -4,12 +4,14 @@ family.
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
 from collections.abc import Iterator
 from functools import cache
 
-from ekiden.ir.node import NODE_TYPES, Node, fields_of
+from ekiden.ir.dtype import spelled
+from ekiden.ir.node import NODE_TYPES, Node, fields_of, freeze, node
 from ekiden.ir.prim import PrimExpr
 
 
@@ -21,6 +23,13 @@ class Attrs(Node):
     """
 
     __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """A dtype is kept as it is written here."""
+        for name in _dtype_fields(type(self)):
+            given = getattr(self, name)
+            if isinstance(given, str) and (own := spelled(given)) != given:
+                freeze(self, **{name: own})
 
     def keys(self) -> tuple[str, ...]:
         """The names of the fields, in their order."""
@@ -49,6 +58,34 @@ class Attrs(Node):
     def check(self) -> None:
         """Look at the values alone, whatever the arguments are. Raises ValueError for what none
         goes with."""
+
+
+@node("relay.attrs.NamedDimsAttrs")
+class NamedDimsAttrs(Attrs):
+    """The attributes of a program's own operator, and names for the dimensions of its result that
+    its type relation leaves open: what the program has written sees `own` alone.
+    """
+
+    own: Attrs | None = None
+    symbols: tuple[PrimExpr, ...] = ()
+
+
+def own_attrs(attrs: Attrs | None) -> Attrs | None:
+    """The attributes as a program has given them."""
+    return attrs.own if isinstance(attrs, NamedDimsAttrs) else attrs
+
+
+def with_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:
+    """Attributes with names for the dimensions of a result that are open."""
+    if attrs is not None and "symbols" in attrs.keys():  # noqa: SIM118 - it is no dictionary
+        return attrs.with_fields(symbols=symbols)
+    return NamedDimsAttrs(attrs, symbols)
+
+
+@cache
+def _dtype_fields(cls: type[Attrs]) -> tuple[str, ...]:
+    names = (name for base in cls.__mro__ for name in inspect.get_annotations(base))
+    return tuple(n for n in dict.fromkeys(names) if n == "dtype" or n.endswith("_dtype"))
 
 
 @cache

@@ -43,6 +43,8 @@ SCALAR_BITS: dict[str, int] = {
     "float4_e2m1fn": 4,
     "handle": 64,
 }
+OTHER_NAMES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"}
+"""What TVM may write -> what is written here."""
 VSCALE = "vscalex"
 """What stands before the factor of scalable lanes."""
 SMALL_FLOATS = frozenset(d for d in SCALAR_BITS if d.startswith(("float8", "float4")))
@@ -76,9 +78,11 @@ def scalable(factor: int) -> str:
 
 @cache
 def spelled(dtype: str) -> str:
-    """A type as it is written here, of one as TVM may write it: its "uint1" is "bool"."""
+    """A type as it is written here, of one as TVM may write it: its "uint1" is "bool", its "float"
+    is "float32"."""
     kind = element(dtype)
-    return dtype if kind != "uint1" else f"bool{dtype.removeprefix(kind)}"
+    own = OTHER_NAMES.get(kind)
+    return dtype if own is None else f"{own}{dtype.removeprefix(kind)}"
 
 
 @cache

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
-from ekiden.ir.attrs import Attrs
+from ekiden.ir.attrs import Attrs, NamedDimsAttrs, own_attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.node import NODE_TYPES, ignored, node
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
-from ekiden.ir.type import Type
+from ekiden.ir.type import Type, with_dims
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, TypeInferenceError
 
@@ -162,7 +162,7 @@ class Op(RelayExpr):
         """
         if type_rel_func is None and rel_name not in RELATIONS:
             raise KeyError(f"no type relation {rel_name!r}; there are {', '.join(RELATIONS)}")
-        _change(self.name, relation=type_rel_func or RELATIONS[rel_name])
+        _change(self.name, relation=_own_relation(type_rel_func or RELATIONS[rel_name]))
 
     def set_attrs_type_key(self, key: str) -> None:
         """The class of the attributes of calls, by its type key; "DictAttrs": they have none.
@@ -366,6 +366,25 @@ def _change(op_name: str, **fields: Any) -> None:  # noqa: ANN401 - the fields o
     if op_name not in _OWN:
         raise ValueError(f"operator {op_name!r} is Ekiden's: its declaration stands")
     OPS[op_name] = replace(OPS[op_name], **fields)
+
+
+def _own_relation(given: Relation) -> Relation:
+    """The relation of a program's own operator, which knows nothing of named dimensions."""
+
+    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """The result's type, with the dimensions that a call names in the places of unknown
+        ones."""
+        found = given(types, own_attrs(attrs))
+        named = isinstance(attrs, NamedDimsAttrs) and found is not None
+        return with_dims(found, iter(attrs.symbols)) if named else found  # type: ignore[union-attr]
+
+    return relation
+
+
+def set_dims(op_name: str, dims: DimsOf) -> None:
+    """How the unknown dimensions of a program's own operator follow from its arguments. Raises
+    ValueError for one of Ekiden's."""
+    _change(op_name, dims=dims)
 
 
 def set_pattern(op_name: str, pattern: OpPattern) -> None:

@@ -11,8 +11,9 @@ import operator
 from collections.abc import Callable, Container, Iterable
 from typing import TypeAlias, cast
 
+from ekiden.ir.dtype import is_float
 from ekiden.ir.node import fields_of
-from ekiden.ir.prim import BinaryExpr, PrimExpr, Var, binary
+from ekiden.ir.prim import BinaryExpr, Div, FloorDiv, FloorMod, IntImm, PrimExpr, Var, binary
 
 _LITERAL, _EXPR, _MANY, _OPTIONAL = range(4)
 _KINDS = {"PrimExpr": _EXPR, "tuple[PrimExpr, ...]": _MANY, "PrimExpr | None": _OPTIONAL}
@@ -177,6 +178,13 @@ def same(a: PrimExpr, b: PrimExpr) -> bool:
             return False
         stack.extend(zip(inside, other, strict=True))
     return True
+
+
+def divides_by_unknown(e: PrimExpr) -> bool:
+    """Whether a node is a division of integers whose divisor is no constant, and so may be 0."""
+    if isinstance(e, (FloorDiv, FloorMod)):
+        return not isinstance(e.b, IntImm)
+    return isinstance(e, Div) and not is_float(e.dtype) and not isinstance(e.b, IntImm)
 
 
 def free_vars(*exprs: PrimExpr) -> list[Var]:

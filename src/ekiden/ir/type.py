@@ -5,11 +5,12 @@ Tensors, tuples, functions, type variables, ADT instances, references, holes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import ClassVar
 
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import OTHER_NAMES
 from ekiden.ir.env_func import EnvFunc
 from ekiden.ir.node import Node, binding, freeze, node
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, PrimExpr, Var, convert
@@ -71,10 +72,6 @@ def _is_made_from_unknown(dim: PrimExpr) -> bool:
     return not isinstance(dim, _WHOLE) and any(isinstance(e, AnyDim) for e in post_order(dim))
 
 
-_DTYPES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"}
-"""TVM's other names of dtypes."""
-
-
 @node("relay.TensorType")
 class TensorType(Type):
     """A tensor.
@@ -94,8 +91,8 @@ class TensorType(Type):
         if any(map(_is_made_from_unknown, self.shape)):
             dims = (AnyDim() if _is_made_from_unknown(d) else d for d in self.shape)
             freeze(self, shape=tuple(dims))
-        if self.dtype in _DTYPES:
-            freeze(self, dtype=_DTYPES[self.dtype])
+        if self.dtype in OTHER_NAMES:
+            freeze(self, dtype=OTHER_NAMES[self.dtype])
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:
@@ -304,3 +301,12 @@ def _hash(kind: Type) -> int:
             return hash("Storage")
         case _:
             return object.__hash__(kind)
+
+
+def with_dims(kind: Type, symbols: Iterator[PrimExpr]) -> Type:
+    """A type with symbols, from the left, for its unknown dimensions."""
+    if isinstance(kind, TupleType):
+        return TupleType(tuple(with_dims(f, symbols) for f in kind.fields))
+    assert isinstance(kind, TensorType)
+    dims = tuple(next(symbols) if isinstance(d, AnyDim) else d for d in kind.shape)
+    return TensorType(dims, kind.dtype)

@@ -72,12 +72,14 @@ _COMPILERS: dict[str, Callable[[], bool]] = {
     "c": lambda: (
         any(map(import_module("shutil").which, ("cc", "gcc", "clang"))) or _has_package("ziglang")()
     ),
+    "rpc": lambda: True,
 }
-"""Kind of target that the host runs -> whether code can be made for it here."""
+"""Kind of target that the host runs -> whether code can be made for it here; and sessions."""
 
 
 def enabled(target: str) -> bool:
-    """Whether a kind of target or device ("llvm", "cpu", "cuda") can be used in this process.
+    """Whether a kind of target or device ("llvm", "cpu", "cuda"), or "rpc", can be used in this
+    process.
 
     Raises ValueError for a name that is neither, with those there are.
     """

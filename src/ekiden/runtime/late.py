@@ -32,8 +32,9 @@ class Late:
 def names_from(
     package: str, names: Mapping[str, str], modules: Mapping[str, str]
 ) -> Callable[[str], object]:
-    """The `__getattr__` of a package (PEP 562): `names` says which of its modules each stands in,
-    with another name there behind a colon, `modules` which module each is.
+    """The `__getattr__` of a package (PEP 562): `names` says which of its modules, or which one of
+    Ekiden's by its full name, each stands in, with another name there behind a colon; `modules`
+    which module each is.
     """
 
     def find(name: str) -> object:
@@ -43,7 +44,7 @@ def names_from(
         if name not in names and name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home, _, own = (modules.get(name) or names[name]).partition(":")
-        module = import_module(f"{package}.{home}")
+        module = import_module(home if home.startswith("ekiden.") else f"{package}.{home}")
         value: object = module if name in modules else getattr(module, own or name)
         setattr(sys.modules[package], name, value)
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -59,6 +60,8 @@ def _options(words: Sequence[str]) -> Config:
     for word in words:
         if word.startswith("-") and word.strip("-"):
             name, equals, value = word.lstrip("-").partition("=")
+            if name in found:
+                raise CompileError(f"target: option -{name} is given twice, in {' '.join(words)!r}")
             found[name] = value if equals else True
         elif name and found[name] is True:
             found[name] = word
@@ -84,6 +87,8 @@ def _checked(given: Config) -> Config:
         if name != "host" and name not in known:
             listed = ", ".join(f"-{each}=" for each in (*known, "host"))
             raise CompileError(f"target: {kind.name}: unknown option {name!r}; there are {listed}")
+        if name in found:
+            raise CompileError(f"target: option -{name} is given twice, once as another name of it")
         found[name] = _typed(kind, name, value)
     return found
 
@@ -97,7 +102,11 @@ def _typed(kind: TargetKind, name: str, value: object) -> object:
         return str(value)
     if option.type is bool and str(value).lower() in ("1", "true", "0", "false"):
         return str(value).lower() in ("1", "true")
-    if option.type is int and str(value).lstrip("-").isdigit():
+    if option.type is int and re.fullmatch(r"-?[0-9]+", str(value)):
+        if int(str(value)) < option.least:
+            raise CompileError(
+                f"target: option -{name} must be at least {option.least}, got {value}"
+            )
         return int(str(value))
     if option.type not in (int, bool):
         listed = value.split(",") if isinstance(value, str) else value

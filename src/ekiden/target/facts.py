@@ -16,6 +16,7 @@ from ekiden.target.features import (
     BASE,
     CORTEX_M,
     FEATURES,
+    RISCV,
     WASM,
     X86,
     closure,
@@ -122,8 +123,10 @@ def resolve(given: Given, base_cores: int | None = None) -> dict[str, object]:
     arch = machine.architecture
     asked = _features(given.get("mattr", ()), arch)
     features = tuple(dict.fromkeys((*machine.features, *asked)))
-    bits, registers = vector_registers(arch, all_features(arch, machine.processor, features))
-    bits = _number("vector-bits", given, bits, least=8)
+    present = all_features(arch, machine.processor, features)
+    own, registers = vector_registers(arch, present)
+    bits = _number("vector-bits", given, own, least=8)
+    _check_width(bits, own, machine.processor, is_scalable=arch == RISCV and "v" in present)
     core = machine.core
     loads = _number("loads", given, per_cycle(core.loads, bits))
     return {
@@ -138,6 +141,18 @@ def resolve(given: Given, base_cores: int | None = None) -> dict[str, object]:
         "fma_latency": _number("fma-latency", given, core.fma_latency),
         "loads": loads,
     }
+
+
+def _check_width(bits: int, own: int, processor: str, *, is_scalable: bool) -> None:
+    """Raises CompileError for vectors that no register holds: instructions of a width that the
+    processor lacks would be asked for."""
+    if bits & (bits - 1):
+        raise CompileError(f"target: option -vector-bits must be a power of two, got {bits}")
+    if bits > own and not is_scalable:
+        raise CompileError(
+            f"target: option -vector-bits={bits}: the vector registers of {processor!r} with its "
+            f"features have {own}"
+        )
 
 
 def _triple_of(machine: Machine) -> str:
@@ -168,6 +183,9 @@ def _features(value: object, arch: str) -> tuple[str, ...]:
     names = [n for n in names if n and n.removeprefix("-") not in BASE.get(arch, ())] + [
         _taken_away(n, arch) for n in names if n.startswith("-") and n[1:] in BASE.get(arch, ())
     ]
+    both = [n for n in names if f"-{n}" in names]
+    if both:
+        raise CompileError(f"target: feature {both[0]!r} is both added and taken away by -mattr")
     unknown = [n for n in names if (arch, n.removeprefix("-")) not in FEATURES]
     if unknown and arch in ARCHITECTURES:
         known = ", ".join(names_of(arch))
@@ -181,7 +199,7 @@ def _taken_away(name: str, arch: str) -> str:
 
 def _number(name: str, given: Given, default: int, least: int = 1) -> int:
     text = str(given.get(name, default))
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise CompileError(f"target: option -{name} must be a number, got {text!r}")
     if int(text) < least:
         raise CompileError(f"target: option -{name} must be at least {least}, got {text}")
@@ -211,7 +229,19 @@ def _caches(given: Given, known: Sequence[Cache], first: float) -> tuple[Cache, 
         if made.size == 0:
             break
         found.append(made)
+    _check_levels(given, len(found))
     return tuple(found)
+
+
+def _check_levels(given: Given, count: int) -> None:
+    """Raises CompileError for a processor without a first cache, which no model of kernels knows,
+    and for a level that is said to lie behind one that is not there."""
+    if count == 0:
+        raise CompileError(f"target: option -l1 must be above 0, got {str(given['l1'])!r}")
+    for level in range(count + 2, 4):
+        said = str(given.get(f"l{level}", "0"))
+        if _cache(f"l{level}", said, Cache(0, 16, 64, 1, 8.0, 60)).size:
+            raise CompileError(f"target: option -l{level}={said} lies behind no -l{level - 1}")
 
 
 def _cache(name: str, text: str, row: Cache) -> Cache:

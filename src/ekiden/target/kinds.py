@@ -22,6 +22,8 @@ class Option:
     harmless: tuple[object, ...] | None = ()
     """Values that say what is so anyway, None for all: a label. Others are refused at use."""
     default: int | None = None
+    least: int = 0
+    """Of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +106,26 @@ _CODE: dict[str, Option] = {
 }
 _GPU: dict[str, Option] = {
     "arch":    Option(str, None),
-    "mcpu":    Option(str, None),
-    "mtriple": Option(str, None),
-    "mattr":   Option(list[str], None),
-    "max_num_threads":             Option(int, None, 1024),
-    "max_threads_per_block":       Option(int, None),
-    "thread_warp_size":            Option(int, None, 32),
+    "mcpu":    Option(str),
+    "mtriple": Option(str),
+    "mattr":   Option(list[str]),
+    "max_num_threads":             Option(int, None, 1024, 1),
+    "max_threads_per_block":       Option(int, None, None, 1),
+    "thread_warp_size":            Option(int, None, 32, 1),
     "max_shared_memory_per_block": Option(int, None),
     "registers_per_block":         Option(int, None),
     "l2_cache_size_bytes":         Option(int, None),
-    "max_function_args":           Option(int, None),
+    "max_function_args":           Option(int, None, None, -1),
     "texture_spatial_limit":       Option(int, None),
     "device_name":                 Option(str, None),
     "device_type":                 Option(str, None),
     "from_device":                 Option(int, None),
     "system-lib":                  Option(bool, None),
 }
-_WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256),
-               "thread_warp_size": Option(int, None, 1)}
+_WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256, 1),
+               "thread_warp_size": Option(int, None, 1, 1)}
 _CUDA = {**_GPU, "cores": Option(int, None, 1)}
-_OPENCL = {**_WARPS_OF_1, "vector-bits": Option(int, None, 32), "cores": Option(int, None, 1),
+_OPENCL = {**_WARPS_OF_1, "vector-bits": Option(int, None, 32, 8), "cores": Option(int, None, 1, 1),
            "local_memory": Option(int, None, 1)}
 """A device of which nothing is known computes with one number at a time."""
 

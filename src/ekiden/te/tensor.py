@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import NoReturn, cast, overload
 
 from ekiden.ir import dtype as dt
@@ -197,7 +198,7 @@ class Tensor(Node):
             return cast(ProducerLoad, TensorSlice(self, many))  # which becomes one
         if len(many) != len(self.shape):
             raise ValueError(_wrong_count(self, len(many)))
-        values = tuple(convert(i, "int64") for i in many)
+        values = tuple(convert(i, None if _is_fraction(i) else "int64") for i in many)
         for each in values:
             if not dt.is_int(each.dtype):
                 raise TypeError(f"tensor {self.name!r}: an index must be an integer, got {each!r}")
@@ -222,6 +223,10 @@ class Tensor(Node):
     def astype(self, dtype: str) -> Tensor:
         """Each element converted, as topi.cast does."""
         return OPERATORS["cast"](self, dtype)
+
+
+def _is_fraction(index: object) -> bool:
+    return isinstance(index, Real) and not isinstance(index, Integral)
 
 
 def _wrong_count(tensor: Tensor, count: int) -> str:

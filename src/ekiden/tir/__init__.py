@@ -94,6 +94,9 @@ else:
     __getattr__ = names_from(
         __name__,
         {
+            **dict.fromkeys(
+                ("CommReducer", "ProducerLoad", "Reduce", "comm_reducer", "sum"), "ekiden.te"
+            ),
             "parse": "script:from_source",
             "prim_func": "script",
             "max_value": "script.builtins",

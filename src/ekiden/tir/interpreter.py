@@ -82,10 +82,12 @@ class _Runtime:
     @staticmethod
     def div(a: Array, b: Array) -> Array:
         """Division towards zero for integers, as in C; floats divide."""
-        kind = np.asarray(a).dtype
-        if not np.issubdtype(kind, np.integer):
+        if not np.issubdtype(np.asarray(a).dtype, np.integer):
             return np.asarray(np.divide(a, b))[()]
-        return np.asarray(np.trunc(np.asarray(a, np.float64) / np.asarray(b))).astype(kind)[()]
+        below = np.floor_divide(a, b)
+        differ = np.sign(a) != np.sign(b)
+        is_less = (np.remainder(a, b) != 0) & differ
+        return np.asarray(below + is_less.astype(below.dtype))[()]
 
     @staticmethod
     def view(value: Array, dtype: str) -> Array:

@@ -288,6 +288,11 @@ def truncmod(a: ExprLike, b: ExprLike) -> PrimExpr:
     return binary(Sub, left, binary(Mul, binary(Div, left, right), right))
 
 
+def Mod(a: ExprLike, b: ExprLike) -> PrimExpr:  # noqa: N802 - a class in TVM
+    """`truncmod`, under the name that it has as a class in TVM."""
+    return truncmod(a, b)
+
+
 def floordiv(a: ExprLike, b: ExprLike) -> PrimExpr:
     """The integer quotient, rounded down."""
     return binary(FloorDiv, a, b)
@@ -344,6 +349,7 @@ def logical_not(a: ExprLike) -> PrimExpr:
 
 
 __all__ = [
+    "Mod",
     "abs",
     "acos",
     "acosh",

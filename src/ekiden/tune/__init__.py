@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ekiden.tune.measure import Measurer, Outcome
     from ekiden.tune.records import Best, Records, Trial
     from ekiden.tune.remote import Remote
-    from ekiden.tune.search import Evolution, Random, Replay, Search
+    from ekiden.tune.search import Evolution, Random, Replay, Search, learned
     from ekiden.tune.session import Session
     from ekiden.tune.sketch import TraceSpace
     from ekiden.tune.space import FamilySpace, Space
@@ -56,6 +56,7 @@ __all__ = [
     "Trial",
     "extract_tasks",
     "get_config",
+    "learned",
     "profile_sizes",
     "read_autotvm",
     "read_metaschedule",
@@ -84,6 +85,7 @@ _HOMES = {
     "TraceSpace": "sketch",
     "Trial": "records",
     "get_config": "template",
+    "learned": "search",
     "read_autotvm": "foreign",
     "read_metaschedule": "foreign",
     "schedule_task": "task",

@@ -143,14 +143,18 @@ class Records:
         if not found.path.exists():
             return found
         with named("read", path):
-            lines = found.path.read_bytes().decode(errors="replace").splitlines()
+            text = found.path.read_bytes().decode(errors="replace")
+        lines = text.splitlines()
         for line in filter(str.strip, lines):
             record = read_line(line)
             if record is None:
                 found.damaged += 1
             else:
                 found.records.append(record)
-        if found.damaged and not found.records and found.damaged > 1:
+        is_torn = found.damaged == 1 and not text.endswith(
+            "\n"
+        )  # as a writer leaves that is killed
+        if found.damaged and not found.records and not is_torn:
             raise LoadError(f"read '{path}': none of {found.damaged} lines is a record of tuning")
         return found
 

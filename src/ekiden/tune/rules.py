@@ -38,7 +38,8 @@ SUMS = (2, 4, 8)
 """Vectors of sums that a reduction to few elements has."""
 
 
-def _extent(schedule: tir.Schedule, loop: LoopRV) -> int:
+def extent(schedule: tir.Schedule, loop: LoopRV) -> int:
+    """Turns of a loop; 0 where they are not known."""
     found = schedule.get(loop)
     assert isinstance(found, For), found
     return int(found.extent.value) if isinstance(found.extent, IntImm) else 0
@@ -55,7 +56,8 @@ def _kinds(schedule: tir.Schedule, name: str) -> list[IterKind]:
     return [v.kind for v in block_of(schedule, schedule.get_block(name)).iter_vars]
 
 
-def _is_reduction(schedule: tir.Schedule, name: str) -> bool:
+def is_reduction(schedule: tir.Schedule, name: str) -> bool:
+    """Whether a block sums."""
     return IterKind.REDUCE in _kinds(schedule, name)
 
 
@@ -83,9 +85,9 @@ def _tried(schedule: tir.Schedule, step: Callable[..., None], *given: object) ->
 
 def inline(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
     """An injective block that another reads: in its readers; and as it is, in vectors."""
-    if _is_reduction(schedule, name) or not schedule.get_consumers(schedule.get_block(name)):
+    if is_reduction(schedule, name) or not schedule.get_consumers(schedule.get_block(name)):
         return None
-    return [*_tried(schedule, _inlined, name), _vectors(schedule.copy(), name, target)]
+    return [*_tried(schedule, _inlined, name), vectors(schedule.copy(), name, target)]
 
 
 def _inlined(schedule: tir.Schedule, name: str) -> None:
@@ -95,20 +97,21 @@ def _inlined(schedule: tir.Schedule, name: str) -> None:
 def spread(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
     """Any other injective block: vectors over its last axis, threads over its first; and as it is,
     for the tile of the sum that it reads."""
-    if _is_reduction(schedule, name):
+    if is_reduction(schedule, name):
         return None
     block = schedule.get_block(name)
     made = [block_of(schedule, b).name for b in schedule.get_producers(block)]
-    waits = [schedule] if sum(_is_reduction(schedule, each) for each in made) == 1 else []
-    return [*waits, _vectors(schedule.copy(), name, target)]
+    waits = [schedule] if sum(is_reduction(schedule, each) for each in made) == 1 else []
+    return [*waits, vectors(schedule.copy(), name, target)]
 
 
-def _vectors(schedule: tir.Schedule, name: str, target: Target) -> tir.Schedule:
+def vectors(schedule: tir.Schedule, name: str, target: Target) -> tir.Schedule:
+    """Vectors over the last axis of a block, threads over the first; gives the schedule."""
     loops = schedule.get_loops(schedule.get_block(name))
     if not loops:
         return schedule
     lanes = target.lanes("float32")
-    if _extent(schedule, loops[-1]) >= lanes:
+    if extent(schedule, loops[-1]) >= lanes:
         outer, lane = schedule.split(loops[-1], factors=[None, lanes])
         schedule.vectorize(lane)
         loops = [*loops[:-1], outer]
@@ -119,7 +122,7 @@ def _vectors(schedule: tir.Schedule, name: str, target: Target) -> tir.Schedule:
 def _threads(schedule: tir.Schedule, loops: Sequence[LoopRV]) -> None:
     """The first loop of several turns is shared by threads."""
     for loop in loops:
-        if _extent(schedule, loop) > 1:
+        if extent(schedule, loop) > 1:
             schedule.parallel(loop)
             return
 
@@ -133,14 +136,14 @@ def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
         return None
     spatial = [i for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     lanes = target.lanes("float32")
-    if not spatial or _extent(schedule, loops[spatial[-1]]) < lanes:
+    if not spatial or extent(schedule, loops[spatial[-1]]) < lanes:
         return None
-    rows = [i for i in spatial[:-1] if _extent(schedule, loops[i]) > 1]
+    rows = [i for i in spatial[:-1] if extent(schedule, loops[i]) > 1]
     found: list[tir.Schedule] = []
     for row in [*rows[-2:], -1] if rows else [-1]:
         for outside in ("rows", "columns") if row >= 0 else ("rows",):
             for packs in (False, True) if outside == "columns" else (False,):
-                found += _tried(schedule, _tile, name, row, outside == "columns", packs, lanes)
+                found += _tried(schedule, tiled, name, row, outside == "columns", packs, lanes)
     return found or None
 
 
@@ -157,9 +160,12 @@ def _reader(schedule: tir.Schedule, name: str) -> BlockRV | None:
     return readers[0] if is_plain and kinds == spatial else None
 
 
-def _tile(
-    schedule: tir.Schedule, name: str, row: int, columns_first: bool, packs: bool, lanes: int
-) -> None:
+def tiled(
+    schedule: tir.Schedule, name: str, row: int, columns_first: bool, packs: bool, lanes: int,
+    chosen: tuple[int, int, int] | None = None,
+) -> None:  # fmt: skip
+    """A block as tiles of registers along a row loop, -1 for none. chosen: vectors and rows of a
+    tile and steps that stand one after the other, where they are not sampled."""
     block = schedule.get_block(name)
     kinds = _kinds(schedule, name)
     out = _reader(schedule, name)
@@ -170,20 +176,20 @@ def _tile(
     loops = schedule.get_loops(block)
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
-    widths = _widths(_extent(schedule, spatial[-1]), lanes)
-    vectors = schedule.sample_categorical(widths, _even(widths))
-    column_tile, vector, lane = schedule.split(spatial[-1], factors=[None, vectors, lanes])
+    pick = chosen or (None, None, None)
+    width = _sampled(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
+    column_tile, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
     outer, inner = [*spatial[:-1], column_tile], [vector, lane]
     if row >= 0:
-        heights = [r for r in ROWS if r <= _extent(schedule, loops[row])]
-        rows = schedule.sample_categorical(heights, _even(heights))
+        heights = [r for r in ROWS if r <= extent(schedule, loops[row])]
+        rows = _sampled(schedule, heights, pick[1])
         at = spatial.index(loops[row])
         outer[at], row_loop = schedule.split(loops[row], factors=[None, rows])
         inner.insert(0, row_loop)
         schedule.unroll(row_loop)
         if columns_first:
             outer.insert(0, outer.pop())
-    unroll = schedule.sample_categorical(UNROLLS, _even(UNROLLS))
+    unroll = _sampled(schedule, UNROLLS, pick[2])
     last, step = schedule.split(reduced[-1], factors=[None, unroll])
     schedule.reorder(*outer, *reduced[:-1], last, step, *inner)
     schedule.unroll(step)
@@ -202,7 +208,12 @@ def _tile(
     _threads(schedule, outer)
 
 
-def _widths(extent: int, lanes: int) -> list[int]:
+def _sampled(schedule: tir.Schedule, numbers: Sequence[int], chosen: int | None) -> ExprRV:
+    decision = None if chosen is None else list(numbers).index(chosen)
+    return schedule.sample_categorical(numbers, _even(numbers), decision)
+
+
+def widths(extent: int, lanes: int) -> list[int]:
     """Vectors of a tile: those that leave no columns over, else those that fit. A tile wider than
     its row is all masks, which takes LLVM minutes."""
     fitting = [v for v in VECTORS if v * lanes <= extent]
@@ -228,7 +239,7 @@ def rfactor(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sched
     reduced = [x for x, k in zip(loops, kinds, strict=True) if k is IterKind.REDUCE]
     total = 1
     for loop in reduced:
-        total *= _extent(schedule, loop)
+        total *= extent(schedule, loop)
     lanes = target.lanes("float32")
     if total < 8 * lanes:
         return None
@@ -288,12 +299,12 @@ def _dots(
     kinds, loops = _kinds(schedule, name), schedule.get_loops(block)
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
-    if not packs and [_extent(schedule, x) for x in (spatial[-1], reduced[-1])] != [lanes, depth]:
+    if not packs and [extent(schedule, x) for x in (spatial[-1], reduced[-1])] != [lanes, depth]:
         raise ScheduleError(f"{name}: its second factor lies in another order")
     (*outer, lane), (*steps, part) = spatial, reduced
     inner = [lane, part]
     if len(outer) > 1:
-        height = _fitting(schedule, HEIGHTS, _extent(schedule, outer[-2]))
+        height = _fitting(schedule, HEIGHTS, extent(schedule, outer[-2]))
         outer[-2], row = schedule.split(outer[-2], factors=[None, height])
         schedule.unroll(row)
         inner.insert(0, row)
@@ -316,7 +327,7 @@ def _pack(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> Non
     at = [r.min for r in reads[1].region]
     if columns < 0 or len(at) != 2 or found.iter_vars[columns].var not in at:
         raise ScheduleError(f"{found.name}: its second factor is no matrix")
-    extents = [_extent(schedule, x) for x in schedule.get_loops(block)]
+    extents = [extent(schedule, x) for x in schedule.get_loops(block)]
     if extents[columns] % lanes or extents[last] % depth:
         raise ScheduleError(f"{found.name}: no whole groups of {lanes} and {depth}")
     copy = schedule.cache_read(block, 1, "global")
@@ -327,6 +338,7 @@ def _pack(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> Non
         return j // lanes, k // depth, j % lanes, k % depth
 
     def groups(*place: PrimExpr) -> tuple[PrimExpr, ...]:
+        """The place in panels of `lanes` sums, whose steps of `depth` products stand together."""
         own = [[x] for x in place]
         own[columns] = [place[columns] // lanes, place[columns] % lanes]
         own[last] = [place[last] // depth, place[last] % depth]
@@ -353,7 +365,7 @@ def threads(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sched
     memory."""
     if not target.kind.has_threads:
         return None
-    if not _is_reduction(schedule, name):
+    if not is_reduction(schedule, name):
         read = bool(schedule.get_consumers(schedule.get_block(name)))
         return (_tried(schedule, _inlined, name) if read else []) + _each(schedule, name)
     tiles = [t for shares in (True, False) for t in _tried(schedule, _thread_tile, name, shares)]
@@ -388,14 +400,13 @@ def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
     grid, sides, own = spatial[:-2], [], []
     numbers: list[ExprRV] = []
     for loop in spatial[-2:]:
-        extent = _extent(schedule, loop)
-        side, each = (_fitting(schedule, of, extent) for of in (SIDES, OWN))
+        side, each = (_fitting(schedule, of, extent(schedule, loop)) for of in (SIDES, OWN))
         outer, thread, element = schedule.split(loop, factors=[None, side, each])
         grid.append(outer)
         sides.append(thread)
         own.append(element)
         numbers.append(side)
-    depth = _fitting(schedule, DEPTHS, _extent(schedule, reduced[-1]))
+    depth = _fitting(schedule, DEPTHS, extent(schedule, reduced[-1]))
     last, step = schedule.split(reduced[-1], factors=[None, depth])
     schedule.reorder(*grid, *sides, *reduced[:-1], last, step, *own)
     where = schedule.fuse(*grid) if len(grid) > 1 else grid[0]

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.cost_model import CostModel
+from ekiden.tune.cost_model import CostModel, Features
+from ekiden.tune.records import Records
 from ekiden.tune.space import Space
+from ekiden.tune.task import Task
 
 History: TypeAlias = Mapping[Candidate, float]
 """What was tried -> its ratio to the default's time; infinite for what did not work."""
@@ -100,6 +103,8 @@ class Evolution:
     model: Callable[[], CostModel] | None = None
     """Makes what guesses ratios; None for none."""
     pool: int = 8
+    known: tuple[tuple[Features, float], ...] = ()
+    """What a model knows before anything is measured: `learned` from earlier records."""
     name: str = "evolution"
 
     def __post_init__(self) -> None:
@@ -134,14 +139,34 @@ class Evolution:
     def _kept(
         self, space: Space, history: History, children: list[Candidate], count: int
     ) -> list[Candidate]:
-        measured = [c for c, ratio in history.items() if ratio < math.inf]
-        if self.model is None or len(children) <= count or len(measured) < LEAST:
+        measured = {c: ratio for c, ratio in history.items() if ratio < math.inf}
+        too_few = len(measured) + len(self.known) < LEAST
+        if self.model is None or len(children) <= count or too_few:
             return children[:count]
         model = self.model()
-        model.fit([space.features(c) for c in measured], [history[c] for c in measured])
+        rows = [*self.known, *_relative(space, measured)]
+        model.fit([features for features, _ in rows], [ratio for _, ratio in rows])
         guessed = model.predict([space.features(c) for c in children])
         order = sorted(range(len(children)), key=guessed.__getitem__)
         return [children[i] for i in order[:count]]
+
+
+def _relative(space: Space, measured: History) -> list[tuple[Features, float]]:
+    """Features of candidates, and their ratios to the median: what defaults are worth differs from
+    task to task."""
+    middle = statistics.median(measured.values()) if measured else 1.0
+    return [(space.features(c), ratio / middle) for c, ratio in measured.items()]
+
+
+def learned(records: Records, tasks: Sequence[Task]) -> tuple[tuple[Features, float], ...]:
+    """What earlier records of some tasks teach a model of costs: `Evolution(known=)`."""
+    rows: list[tuple[Features, float]] = []
+    for task in tasks:
+        trials = records.query(task.workload, str(task.target), kind="trial")
+        tried = {Candidate(t.rule, t.choice): t.ratio for t in trials if t.status == "ok"}
+        kept = {c: ratio for c, ratio in tried.items() if not task.space.refusal(c)}
+        rows += _relative(task.space, kept)
+    return tuple(rows)
 
 
 LEAST = 12

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ekiden import tir
 from ekiden.runtime.errors import CompileError, ScheduleError
@@ -18,6 +20,7 @@ from ekiden.target import Target
 from ekiden.tir.schedule.trace import SAMPLING, BlockRV, Instruction, Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.candidate import Candidate
+from ekiden.tune.features import program_features
 from ekiden.tune.program import DEFAULT
 from ekiden.tune.rules import RULES, Rule, block_of
 
@@ -38,7 +41,7 @@ def sketches(func: PrimFunc, target: Target, rules: Sequence[Rule] = ()) -> list
     sampled numbers are random. Rules may refuse: then a block stays as it is."""
     first = tir.Schedule(func, seed=1, error_render_level="none")
     partial = [("", first)]
-    for block in reversed(_names(first)):
+    for block in reversed(block_names(func)):
         following = [
             (f"{name} {step}".strip(), made)
             for name, schedule in partial
@@ -58,7 +61,9 @@ def _applied(
     return [("", schedule)]
 
 
-def _names(schedule: tir.Schedule) -> list[str]:
+def block_names(func: PrimFunc) -> list[str]:
+    """The blocks of a program, producers first."""
+    schedule = tir.Schedule(func)
     blocks: list[BlockRV] = []
     waiting = list(schedule.get_output_blocks())
     while waiting:
@@ -133,13 +138,9 @@ class TraceSpace:
     def _made(self, name: str, trace: Trace) -> Candidate:
         return self._drawn(name, trace, Instruction("", (), {}, ()), random.Random(0))
 
-    def features(self, candidate: Candidate) -> dict[str, float]:
-        """Which trace it is, and the numbers that it samples, in order."""
-        if candidate.rule == DEFAULT:
-            return {DEFAULT: 1.0}
-        trace = Trace.from_json(candidate.choice)
-        drawn = [_first(trace.decisions.get(i)) for i in trace.insts if i.kind in SAMPLING]
-        return {candidate.rule: 1.0, **{f"number{n}": float(v) for n, v in enumerate(drawn)}}
+    def features(self, candidate: Candidate) -> Mapping[str, float]:
+        """Those of its program, which say something of other tasks too."""
+        return _features(self.func, candidate.choice)
 
     def refusal(self, candidate: Candidate) -> str:
         """A trace that does not apply to the program; whose it is does not count."""
@@ -158,8 +159,11 @@ def text_of(trace: Trace) -> str:
     return json.dumps(trace.simplified().as_json(), separators=(",", ":"))
 
 
-def _first(decision: object) -> int:
-    """A number that stands for a decision: of factors the last."""
-    if isinstance(decision, (list, tuple)):
-        return int(decision[-1])
-    return int(str(decision)) if decision is not None else 0
+@lru_cache(1 << 14)
+def _features(func: PrimFunc, choice: str) -> Mapping[str, float]:
+    """Of the program without steps where a choice is empty, or has some that do not apply."""
+    schedule = tir.Schedule(func, error_render_level="none")
+    if choice:
+        with suppress(ScheduleError):
+            Trace.from_json(choice).apply_to_schedule(schedule)
+    return program_features(schedule.func)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +27,7 @@ class Space(Protocol):
     def cross(self, a: Candidate, b: Candidate, source: random.Random) -> Candidate:
         """One with something of each of two."""
 
-    def features(self, candidate: Candidate) -> dict[str, float]:
+    def features(self, candidate: Candidate) -> Mapping[str, float]:
         """What a model of costs may look at, by name."""
 
     def refusal(self, candidate: Candidate) -> str:
@@ -108,7 +108,7 @@ class FamilySpace:
         one, other = self._decision(a), self._decision(b)
         return self._whole({n: source.choice((one, other))[n] for n in one})
 
-    def features(self, candidate: Candidate) -> dict[str, float]:
+    def features(self, candidate: Candidate) -> Mapping[str, float]:
         """Of a choice of numbers the number, of words a 1 for the one that is chosen."""
         found: dict[str, float] = {}
         for name, value in self._decision(candidate).items():

@@ -33,8 +33,9 @@ from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import DEFAULT, NAME, Source
 from ekiden.tune.records import Records
 from ekiden.tune.rules import block_of
-from ekiden.tune.sketch import TraceSpace, sketches
+from ekiden.tune.sketch import TraceSpace, block_names, sketches
 from ekiden.tune.space import FamilySpace, Space
+from ekiden.tune.untuned import modelled
 
 Sizes = Mapping[str, int]
 SizesLike = Mapping[str, int | Sequence[int] | Mapping[int, float]] | Sequence[tuple[Sizes, float]]
@@ -153,13 +154,16 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
 
 
 def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: str = "") -> Task:
-    """The task of a computation: inputs, then its result. The default is what the families of
-    kernels make of it; candidates are sketches. Raises CompileError for one without a sketch."""
+    """The task of a computation: inputs, then its result. The default are tiles by the model of the
+    processor where its sums have some, else what the families of kernels make of it; candidates are
+    sketches. Raises CompileError for one without a sketch."""
     chosen = target_or_current(target)
     func = create_prim_func(list(tensors))
     inputs, outputs = list(tensors[:-1]), [tensors[-1]]
     called = name or tensors[-1].name
-    untuned = rule.schedule(inputs, outputs, chosen, NAME)
+    untuned = modelled(func, block_names(func), chosen)
+    if untuned is None:
+        untuned = rule.schedule(inputs, outputs, chosen, NAME)
     made = sketches(func, chosen)
     space = TraceSpace(func, tuple(s.trace for s in made), tuple(s.name for s in made))
     return _program_task(func, untuned, space, called, chosen)

@@ -124,6 +124,8 @@ CASES: dict[str, tuple[Build, list[Shape]]] = {
                                [IMAGE]),
     "avg_pool2d": (lambda x: op.nn.avg_pool2d(x, (2, 2), (2, 2)), [IMAGE]),
     "avg_pool2d padded": (lambda x: op.nn.avg_pool2d(x, (3, 3), (1, 1), padding=(1, 1)), [IMAGE]),
+    "avg_pool2d of windows in the padding": (
+        lambda x: op.nn.avg_pool2d(x, (1, 2), (1, 1), padding=(1, 2)), [IMAGE]),
     "avg_pool2d counts": (lambda x: op.nn.avg_pool2d(
         x, (3, 3), (2, 2), padding=(1, 1), count_include_pad=True), [IMAGE]),
     "global_avg_pool2d": (lambda x: op.nn.global_avg_pool2d(x), [IMAGE]),

@@ -400,6 +400,9 @@ def pooling() -> Iterator[Case]:
     yield case(lambda v: op.nn.max_pool2d(v, 2, 2), integers(-99, 99, 1, 2, 5, 5, dtype="int8"))
     yield case(lambda v: op.nn.max_pool1d(v, 3, 2, padding=1), normal(2, 3, 10))
     yield case(lambda v: op.nn.avg_pool1d(v, 3, 2, padding=1), normal(2, 3, 10))
+    alone = {"padding": (3, 0, 1, 2), "layout": "NHWC"}  # some windows lie in the padding
+    for pool in (op.nn.max_pool2d, op.nn.avg_pool2d):
+        yield case(lambda v, f=pool: f(v, 2, 2, (1, 2), **alone), normal(2, 5, 6, 3))
     yield case(op.nn.global_avg_pool2d, x, expected=lambda v: v.mean((2, 3), keepdims=True))
     yield case(
         lambda v: op.nn.global_max_pool2d(v, "NHWC"),

@@ -116,9 +116,23 @@ def test_padding_moves_into_what_reads_it(before: str, after: str) -> None:
     check(FoldExplicitPadding(), f"{head} {{ {before} }}", f"{head} {{ {after} }}")
 
 
+@pytest.mark.parametrize(("value", "moves"), [("3f", True), ("0f", False)])
+def test_borders_of_the_zero_point_move_into_a_quantised_convolution(
+    value: str, moves: bool
+) -> None:
+    head = "def @main(%x: Tensor[(1, 4, 6, 6), int8], %w: Tensor[(2, 4, 3, 3), int8])"
+    points = '3, 0, 1f, 1f, channels=2, kernel_size=[3, 3], out_dtype="int32"'
+    pad = f"nn.pad(%x, {value}, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]])"
+    before = f"{head} {{ qnn.conv2d({pad}, %w, {points}) }}"
+    after = f"{head} {{ qnn.conv2d(%x, %w, {points}, padding=[1, 1, 1, 1]) }}"
+    check(FoldExplicitPadding(), before, after if moves else before)
+
+
 @pytest.mark.parametrize(
     "body",
     [
+        "nn.max_pool2d(nn.pad(%x, -3.4028234663852886e38f, pad_width=[[0, 0], [0, 0], [1, 1], "
+        "[1, 1]]), pool_size=[2, 2], padding=[1, 1, 1, 1])",
         "nn.conv2d(nn.pad(%x, 1f, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]), %w)",
         "nn.conv2d(nn.pad(%x, 0f, pad_width=[[1, 0], [0, 0], [1, 1], [1, 1]]), %w)",
         "nn.max_pool2d(nn.pad(%x, 0f, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]))",

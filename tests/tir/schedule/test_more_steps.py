@@ -84,9 +84,11 @@ STEPS: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], tup
                  ("c_global = T.alloc_buffer((1, 6),", "c[i + v0, v1] = c_global[v0, v1]")),
     "cache_inplace": (lambda: changed, lambda s: s.cache_inplace("c", 0, "local"),
                       ("c_local[v0, v1] = c[v0, v1]", "c[v0, v1] = c_local[v0, v1]")),
-    "decompose_padding": (padded, lambda s: s.decompose_padding("b", s.get_loops("b")[0]),
-                          ("b[i_1, j_1] = 7.0", "in T.grid(6, 6):",
-                           "b[i_1, j_1] = a[i_1 - 1, j_1]")),
+    "decompose_padding": (
+        padded,
+        lambda s: s.decompose_padding("b", s.get_loops("b")[0]),
+        ("b[i_1, j_1] = 7.0", "in T.grid(6, 6):", "b[i_1 + 1, j_1] = a[i_1, j_1]"),
+    ),
     "decompose_padding inner": (
         padded, lambda s: s.decompose_padding("b", s.get_loops("b")[1]), ("T.where(",)
     ),
@@ -161,3 +163,10 @@ def test_refused(name: str) -> None:
     with pytest.raises(ScheduleError, match=re.escape(message)):
         step(sch)
     assert str(sch.func) == before or "fused" in name
+
+
+def test_whether_padding_can_be_parted() -> None:
+    sch, other = Schedule(padded()), Schedule(two())
+    assert sch.can_decompose_padding("b", sch.get_loops("b")[0])
+    assert not other.can_decompose_padding("c", other.get_loops("c")[0])
+    assert str(sch.func) == str(Schedule(padded()).func)

@@ -792,14 +792,22 @@ def test_text_after_a_step(name: str) -> None:
 
 
 def test_every_step_has_a_text() -> None:
-    """Those with a test of their own apart: below, in test_partition.py."""
+    """Those with a test of their own apart: below, in test_partition.py, in test_more_steps.py."""
     others = {
+        "cache_index",
+        "cache_inplace",
+        "can_decompose_padding",
+        "decompose_padding",
         "enter_postproc",
         "loop_partition",
+        "merge",
         "rolling_buffer",
+        "set_axis_separator",
         "tensorize",
         "unannotate",
+        "unsafe_hide_buffer_access",
         "work_on",
+        "write_at",
     }
     steps = {k for k in Schedule.kinds if not k.startswith(("get_", "sample_"))} - others
     assert steps - {"split"} <= set(CASES)

@@ -97,6 +97,7 @@ def _compile(
     """The facts and the object code of a function in canonical form, with more attributes."""
 
     def scheduled(given: Given) -> PrimFunc:
+        """The loop program, whose arguments share no bytes but those that tir.in_place names."""
         with phase("schedule", logging.DEBUG):
             func = lower_primitive(function, name, target, given)
         # the VM gives results memory that no argument has but those of tir.in_place

@@ -1,5 +1,15 @@
 """The parts of a general form: sizes that are known when a kernel is called, and the code of a
 stage, whose instructions work on strips of elements (runtime/general/general.h).
+
+    c[i, j] = a[i, j] * 2 + 1, over n x 4
+
+    sizes   s0 = 0, s1 = 1, s2 = 4
+    loads   of a: a step of s2 for i and of s1 for j, offset s0
+    code    r0 = load 0; r1 = const 2.0; r2 = mul r0 r1; r3 = const 1.0; r0 = add r2 r3
+    result  r0
+
+What is of symbols and numbers alone is a size, computed once per call; of an index, what is linear
+in the axes goes into the steps of its load, so that most loads take one instruction.
 """
 
 from __future__ import annotations
@@ -101,6 +111,7 @@ class Sizes:
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int]] = []
+        """Operation and its operands, numbers of rows before it (a value in that of a constant)."""
         self._known: dict[tuple[int, int, int, int], int] = {}
         self._symbols: dict[Var, int] = {}
 
@@ -207,7 +218,9 @@ class CodeBuilder:
         self.sizes = sizes
         self.buffers = buffers
         self.loads: list[list[int]] = []
+        """Buffer, whether places are checked, a size for each axis's step, one for the offset."""
         self.rows: list[list[int]] = []
+        """Operation, kind, result, operands: numbers of rows until `words` makes them registers."""
         self._made: dict[int, int] = {}
         self._addresses: dict[int, Address] = {}
         self._depths: dict[int, int] = {}

@@ -12,8 +12,8 @@ from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
-from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, PrimExpr, Select, const
-from ekiden.ir.prim_visitor import free_vars, rewrite
+from ekiden.ir.prim import BinaryExpr, PrimExpr, Select, const
+from ekiden.ir.prim_visitor import divides_by_unknown, free_vars, rewrite
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
@@ -282,7 +282,7 @@ def _total(expr: PrimExpr) -> PrimExpr:
 
     def guard(each: PrimExpr) -> PrimExpr:
         """A quotient or remainder whose divisor may be 0 has 1 in its place then."""
-        if isinstance(each, (FloorDiv, FloorMod)) and not isinstance(each.b, IntImm):
+        if isinstance(each, BinaryExpr) and divides_by_unknown(each):
             return type(each)(
                 each.a, Select(each.b.equal(0), const(1), each.b, each.dtype), each.dtype
             )

@@ -1,7 +1,26 @@
 """The VM compiler: from A-normal form with explicit memory to bytecode.
 
+let %y = nn.relu(add(%x, %x)); (%y, exp(%y)) for %x: Tensor[(2, 4), float32] becomes
+
+    load_consti $1 32                       what %y takes: bytes,
+    alloc_storage $1 $1[0] 64 0             aligned to 64, on the host
+    alloc_tensor $1 $1 0 [2, 4] float32
+    load_const $2 Const[0]                  the 2 of multiply(%x, 2), which add(%x, %x) is
+    invoke_packed PackedFunc[0] (in: $0, $2, out: $1)
+    load_consti $0 32                       %x is dead: its register serves again
+    alloc_storage $0 $0[0] 64 0
+    alloc_tensor $0 $0 0 [2, 4] float32
+    invoke_packed PackedFunc[1] (in: $1, out: $0)
+    alloc_data $0 tag(0) [~$1, ~$0]         ~: moved out of registers that die here
+    ret $0
+
 Each value gets a register of its own; registers.py makes few of them. Kernels and shape functions
-are compiled first, so that their numbers are known.
+are compiled first, so that their numbers are known (primitives.py).
+
+Sizes that are not constants are elements of int64 vectors on the host. A *stage* is a point of a
+function at which some become known: its entry, or behind a binding that names sizes which were not
+known before. Each stage has one kernel that computes its vector from shapes, elements and the
+vectors of stages before it (dims.py); allocations and reshapes name a vector and where to begin.
 """
 
 from __future__ import annotations
@@ -21,6 +40,7 @@ from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Scope, emit_scope
 from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels, primitive_functions
+from ekiden.backend.vm.primitives import HOST, Primitives
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import Places, Program, VMFunction, write_programs
@@ -73,11 +93,6 @@ else:
 
 _Closure: TypeAlias = tuple[int, tuple[int, ...]]
 """The number of a function and the registers of what it captures."""
-
-HOST = 0
-"""The device index of the host."""
-ANYWHERE = -1
-"""In its place: a primitive looks at shapes alone, or at values of the host that are no tensors."""
 
 
 @dataclass(slots=True)
@@ -610,7 +625,7 @@ def _compile_variant(
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
-    target, calls, kernels = made.target, made.calls, made.kernels
+    target, kernels = made.target, made.kernels
     if (peak := predict_peak(module)) is not None:
         metadata = {**metadata, "memory": {"peak": peak}}
     functions = {
@@ -626,33 +641,20 @@ def _compile_variant(
     plans = [Plan(n, f, _constraints(module, n)) for n, f in functions.items()]
     shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
     kernels = kernels.beside(list(shapes.values()), target)
-    own = {f: name for (f, _), name in zip(made.functions, kernels.names, strict=True)}
-    placed = dict(zip(made.functions, kernels.names, strict=True))
     hosts = host_functions(module)
     if hosts:
         metadata = {**metadata, "host_functions": hosts}
     if made.symbols:
         metadata = {**metadata, "external": made.kept}
-    named = {**own, **made.symbols}
     table = device_table(module)
-
-    def name_of(f: Function, device: int) -> str:
-        """Of the kernel of a function on a device."""
-        return placed.get((f, made.target_of(module, device)), named[f])
-
-    called = [(name_of(f, device), device) for f, device in calls]
-    called += [(named[f], HOST) for f in made.loads.values()]
-    anywhere = [*(s.name for s in shapes.values()), *hosts]
-    called += [(name, ANYWHERE) for name in anywhere]
-    numbers = {each: at for at, each in enumerate(dict.fromkeys(called))}
-    names = [name for name, _ in numbers]
     devices = {each.device: at for at, each in enumerate(table)}
+    primitives = Primitives(module, made, [*(s.name for s in shapes.values()), *hosts])
     own_numbers = {n: i for i, n in enumerate(functions)}
     program = _Program(own_numbers, closures, module.type_definitions, devices, constants)
-    program.primitives = {(f, at): numbers[name_of(f, at), at] for f, at in calls}
-    program.loads = {array: numbers[named[f], HOST] for array, f in made.loads.items()}
-    program.host_functions = {n: numbers[n, ANYWHERE] for n in hosts}
-    program.shape_functions = {stage: numbers[s.name, ANYWHERE] for stage, s in shapes.items()}
+    program.primitives = {(f, at): primitives.kernel(f, at) for f, at in made.calls}
+    program.loads = {array: primitives.load(f) for array, f in made.loads.items()}
+    program.host_functions = {n: primitives.anywhere(n) for n in hosts}
+    program.shape_functions = {stage: primitives.anywhere(s.name) for stage, s in shapes.items()}
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
     compiled = [_with_input_names(f, metadata) if f.name == "main" else f for f in compiled]
     rows = zip(kernels.names, kernels.forms, kernels.facts, strict=True)
@@ -663,15 +665,17 @@ def _compile_variant(
     several = len(table) > 1
     native: tuple[Sequence[bytes], Sequence[str]] = ((), ())
     if is_native:
-        found = aot.native_code(compiled, names, kernels.exports, target, is_checked=several)
+        found = aot.native_code(
+            compiled, primitives.names, kernels.exports, target, is_checked=several
+        )
         native = found.objects, found.exports
     image = kernels.link(target, *native)
     compiled += _closure_calls(functions["main"])
     places = Places(
         devices=tuple(each.device for each in table),
-        primitives=tuple(device for _, device in numbers),
+        primitives=primitives.devices,
         params=tuple(param_places(functions.get(f.name), len(f.params), devices) for f in compiled),
     )
     derived = [(made_one, by, of) for made_one, (by, of) in program.derived.items()]
     code = pack_kernels(kernels.device) if kernels.device else b""
-    return Program(compiled, names, image, metadata, places, derived, code)
+    return Program(compiled, primitives.names, image, metadata, places, derived, code)

@@ -57,6 +57,10 @@ class _Liveness:
         self._scan(code, {register for register, n in count.items() if n > 1})
 
     def _scan(self, code: Sequence[Instruction], joined: set[int]) -> None:
+        """One pass backwards is enough: jumps only lead forward, so what a target needs is known
+        when the jump to it is met. `joined` are the values that are written in several places, as
+        the result of a choice is on each of its paths.
+        """
         targets = [_targets(each, at) for at, each in enumerate(code)]
         leaders = {target for each in targets for target in each}
         leaders |= {at + 1 for at, each in enumerate(code) if _never_goes_on(each)}
@@ -87,6 +91,9 @@ class _Liveness:
         self.dying[at] = [register for register in mine if register not in live]
 
     def _find_rivals(self, after: dict[int, list[frozenset[int]]]) -> None:
+        """A value's register is taken at the first of its writes. What lives at a later one may not
+        be there yet, and would seem to leave its own free: the two never share one.
+        """
         for register, (*others, first) in after.items():
             for other in frozenset().union(*others) - first:
                 self.rivals.setdefault(register, set()).add(other)

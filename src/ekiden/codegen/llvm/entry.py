@@ -100,7 +100,7 @@ class EntryEmitter(StatementEmitter):
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
         if buffer.shape and not buffer.strides:
             self.check(self.is_compact(tensor, len(buffer.shape)), "ValueError", gaps(name))
-        if self.device is not None and not any(is_const(d, 0) for d in buffer.shape):
+        if self.device is not None and (not _is_empty(buffer) or all(map(_is_empty, func.buffers))):
             self.on_device(tensor, name)  # of others only the shape is read
         data, offset = (
             self.field(tensor, self.dl.DATA, "ptr"),
@@ -205,3 +205,8 @@ def fast_math_flags(func: PrimFunc) -> str:
             f"there are {', '.join(FAST_MATH)}"
         )
     return " ".join(flags)
+
+
+def _is_empty(buffer: Buffer) -> bool:
+    """Whether it is known to have no elements."""
+    return any(is_const(d, 0) for d in buffer.shape)

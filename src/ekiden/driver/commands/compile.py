@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     """Compile, write, and say what the model takes and gives. The code need not run here."""
     if is_library(options):
         return write_library(options)
-    format_of(options.output)
+    format_of(options.output).check_compiler(options.output, options.cc)
     check_folder(options.output)
     started = time.perf_counter()
     asked = ImportOptions(parse_shapes(options.shape) or None)

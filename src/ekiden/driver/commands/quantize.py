@@ -116,9 +116,10 @@ def _read(path: str) -> str:
 def read_data(path: str) -> dict[str, Array]:
     """The arrays of an .npz file, without objects in it. Raises InputError."""
     try:
-        with np.load(path, allow_pickle=False) as found:
-            if not hasattr(found, "files"):
-                raise InputError(f"--calibrate: '{path}' is one array: an .npz of them expected")
+        opened = np.load(path, allow_pickle=False)
+        if isinstance(opened, np.ndarray):
+            raise InputError(f"--calibrate: '{path}' is one array: an .npz of them expected")
+        with opened as found:
             return {name: found[name] for name in found.files}
     except InputError:
         raise

@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_dims(parser)
     add_remote(parser)
     for name, default, what in TOLERANCES:
-        parser.add_argument(name, type=not_negative, default=default, help=f"{what} ({default:g})")
+        parser.add_argument(name, type=not_negative, help=f"{what} ({default:g})")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -49,6 +49,18 @@ TOLERANCES = (
     ("--of-range", Tolerance().of_range, "tolerance as a share of the largest"),
     ("--snr", Tolerance().snr, "the least signal to noise beside another model, in decibels"),
 )
+
+
+def _tolerance(options: argparse.Namespace) -> Tolerance:
+    """What is said of it. Raises InputError for what this comparison does not ask."""
+    names = {name: name.lstrip("-").replace("-", "_") for name, *_ in TOLERANCES}
+    given = {f: v for f in names.values() if (v := getattr(options, f)) is not None}
+    is_beside = options.against is not None and options.against not in ENGINES
+    wrong = [name for name, f in names.items() if f in given and is_beside != (f == "snr")]
+    if wrong:
+        other = "another model, where --snr is" if is_beside else "an engine, as --rtol is"
+        raise InputError(f"{wrong[0]}: no tolerance of a comparison with {other}")
+    return Tolerance(**given)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -67,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         dims=sizes(options.dim),
         against=options.against,
         layers=options.layers,
-        tolerance=Tolerance(options.rtol, options.atol, options.of_range, options.snr),
+        tolerance=_tolerance(options),
     )
     print(found.json() if options.json else found)
     return 0 if found else DIFFERS

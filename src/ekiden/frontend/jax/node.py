@@ -214,6 +214,7 @@ def per_part(convert: Converter) -> PairRule:
     """The same to each part: what moves elements, and sums."""
 
     def rule(node: Node) -> Pair:
+        """(real part, imaginary part) of what the converter gives for those of all inputs."""
         found = []
         for which in range(2):
             made = convert(node.with_inputs([node.part(i, which) for i in range(len(node.whole))]))

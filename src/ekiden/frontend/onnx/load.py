@@ -182,8 +182,13 @@ def _inside(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:
     """Version of each domain's operators; the default domain is "".
 
-    Raises UnsupportedError for ones outside the known range.
+    Raises UnsupportedError for ones outside the known range, and for a file of a later format.
     """
+    if model.ir_version > onnx.IR_VERSION:
+        raise UnsupportedError(
+            f"import {label}: expected an IR version up to {onnx.IR_VERSION}, which the installed "
+            f"onnx package knows, got {model.ir_version}"
+        )
     found = versions_of(model.opset_import)
     if override is not None:
         found[""] = override

@@ -60,6 +60,7 @@ from ekiden.relay.op.placing import *  # noqa: F403
 from ekiden.relay.op.reduce import *  # noqa: F403
 from ekiden.relay.op.reshape import *  # noqa: F403
 from ekiden.relay.op.scan import *  # noqa: F403
+from ekiden.relay.op.shape_func import register_shape_func
 from ekiden.relay.op.slice import *  # noqa: F403
 from ekiden.relay.op.sorting import *  # noqa: F403
 from ekiden.relay.op.sparse import *  # noqa: F403
@@ -125,6 +126,7 @@ __all__ = [
     "register_mixed_precision_conversion",
     "register_optional_fake_quantization_to_integer",
     "register_schedule",
+    "register_shape_func",
     "register_strategy",
     "text",
     "vision",

@@ -14,7 +14,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, Wanted, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr, Select, SizeVar, cast, const
-from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.ir.type import TensorType, Type, with_dims
 from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.op._declare import attempt, call, fail, tensors
 from ekiden.runtime.errors import InputError
@@ -111,15 +111,6 @@ def _sizes() -> Iterator[PrimExpr]:
 
 def _and(names: Sequence[str]) -> str:
     return " and ".join(f"`{n}`" for n in names)
-
-
-def with_dims(kind: Type, symbols: Iterator[PrimExpr]) -> Type:
-    """A type with symbols, from the left, for its unknown dimensions."""
-    if isinstance(kind, TupleType):
-        return TupleType(tuple(with_dims(f, symbols) for f in kind.fields))
-    assert isinstance(kind, TensorType)
-    dims = tuple(next(symbols) if isinstance(d, AnyDim) else d for d in kind.shape)
-    return TensorType(dims, kind.dtype)
 
 
 def unknown_shape(rank: int, dtype: str) -> TensorType:

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from ekiden.arith import Analyzer
-from ekiden.ir.attrs import Attrs
+from ekiden.ir.attrs import Attrs, own_attrs
 from ekiden.ir.op import OP_ATTRS, get, register_op_attr
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import Type
@@ -84,11 +84,13 @@ class OpImplementation:
         self, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type
     ) -> list[Tensor]:
         """The tensors of the result."""
-        return list(self.fcompute(attrs, inputs, out_type))
+        return list(self.fcompute(own_attrs(attrs), inputs, out_type))
 
     def schedule(self, attrs: Attrs | None, outs: Sequence[Tensor], target: Target) -> Any:  # noqa: ANN401
         """The schedule of a kernel with these results; None where a family chooses."""
-        return None if self.fschedule is None else self.fschedule(attrs, outs, target)
+        if self.fschedule is None:
+            return None
+        return self.fschedule(own_attrs(attrs), outs, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def strategy_of(
     strategy: Any = OP_ATTRS.get(STRATEGY, {}).get(name)
     if strategy is None:
         return None
-    made = strategy(attrs, inputs, out_type, target)
+    made = strategy(own_attrs(attrs), inputs, out_type, target)
     if not isinstance(made, OpStrategy):
         raise CompileError(f"{name}: its strategy gave {made!r}, expected an OpStrategy")
     return made

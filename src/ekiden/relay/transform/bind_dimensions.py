@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from ekiden.arith import prove_equal, simplify
+from ekiden.ir.attrs import with_symbols
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op, get
@@ -276,11 +277,11 @@ def _matched(value: RelayExpr, kind: Type, symbols: _Symbols, hint: str = "d") -
 
 def _bound(call: Call, fresh: _Symbols) -> RelayExpr:
     """A call of an operator whose unknown dimensions its declaration computes from arguments."""
-    assert isinstance(call.op, Op) and call.attrs is not None
+    assert isinstance(call.op, Op)
     names = fresh.of(call)
     known = _constant_dims(call)
     symbols = tuple(next(names) if d is None else d for d in known)
-    attrs = call.attrs.with_fields(symbols=symbols)
+    attrs = with_symbols(call.attrs, symbols)
     if None not in known:
         return infer_here(Call(call.op, call.args, attrs, call.type_args, call.span))
     *first, last = call.args

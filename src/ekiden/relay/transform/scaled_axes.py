@@ -1,4 +1,9 @@
-"""Scales along axes: what ForwardFoldScaleAxis and BackwardFoldScaleAxis have in common."""
+"""Scales along axes: what ForwardFoldScaleAxis and BackwardFoldScaleAxis have in common.
+
+A scale s of the channels of x [n, c, h, w] stands in a program as multiply(x, s'), s' [c, 1, 1].
+Through what is linear in its data it moves: conv2d(x * s', w) = conv2d(x, w * s), and
+conv2d(x, w) * s' = conv2d(x, s * w), where it meets a weight it is multiplied with while compiling.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ EXACT = (
     "copy(x) = x",
     "add(x, x) = multiply(x, 2)",
 )
-"""Equations that hold to the last bit."""
+"""Equations that hold to the last bit, but that `add(x, 0)` is 0 where x is -0.0."""
 
 ROUNDED = (
     "divide(1, sqrt(x)) = rsqrt(x)",

@@ -23,9 +23,11 @@ from ekiden.tir.schedule import (
 from ekiden.tir.schedule.cache_index import cache_index
 from ekiden.tir.schedule.core import BlockLike, LoopLike, Steps
 from ekiden.tir.schedule.decompose_padding import decompose_padding
+from ekiden.tir.schedule.program import RefusedError
 from ekiden.tir.schedule.reindex_cache import reindex_cache_read, reindex_cache_write
 from ekiden.tir.schedule.set_dtype import unsafe_set_dtype
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
+from ekiden.tir.stmt import BlockRealize, For
 
 Which = int | str | Buffer
 Mapping_ = IndexMap | Callable[..., ExprLike | Sequence[ExprLike]]
@@ -340,6 +342,18 @@ class BlockSteps(Steps):
         """
         given = (self._block(block), self._loop(loop))
         return _block_handle(self._run("decompose_padding", decompose_padding, given))
+
+    def can_decompose_padding(self, block: BlockLike, loop: LoopLike) -> bool:
+        """Whether `decompose_padding` would be done."""
+        given = (self._block(block), self._loop(loop))
+        program = self._program_of(given)
+        realize, around = (self._resolve(each) for each in given)
+        assert isinstance(realize, BlockRealize) and isinstance(around, For)
+        try:
+            decompose_padding(program, realize, around)
+        except RefusedError:
+            return False
+        return True
 
     def reuse_buffer(self, block: BlockLike, write_buffer_index: Which) -> None:
         """Keep an intermediate in the memory of what its only reader makes of it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import Div, FloorDiv, FloorMod, Intrinsic, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
@@ -61,7 +62,8 @@ def _is_safe(index: PrimExpr) -> bool:
     """Whether it is arithmetic that may be done where the block does not run."""
     for e in post_order(index):
         divides = isinstance(e, (Div, FloorDiv, FloorMod)) and not is_const(e.b)
-        if divides or isinstance(e, (BufferLoad, Intrinsic)):
+        acts = isinstance(e, Intrinsic) and INTRINSICS[e.op].effects
+        if divides or acts or isinstance(e, BufferLoad):
             return False
     return True
 

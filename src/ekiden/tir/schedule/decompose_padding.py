@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ekiden.arith import Analyzer
@@ -21,7 +21,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.ir.prim_visitor import free_vars, post_order, substitute
+from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.schedule.check import single_store
 from ekiden.tir.schedule.loops import require_plain
@@ -48,9 +48,11 @@ def decompose_padding(
     store = realize.block.body
     assert isinstance(store, BufferStore)
     fill = program.fresh_block(f"{name}_pad_const")
-    filled = _copied(realize, fill, store.with_fields(value=border), {})
+    filled = _copied(realize, fill, store.with_fields(value=border), {}, {})
     filled = filled.with_fields(predicate=realize.predicate)
-    inner = _copied(realize, name, store.with_fields(value=value), box.values(analyzer))
+    inner = _copied(
+        realize, name, store.with_fields(value=value), box.values(analyzer), box.fixed(analyzer)
+    )
     predicate = conjunction(substitute(c, given) for c in left)
     inner = inner.with_fields(predicate=predicate)
     made = sequence(
@@ -127,6 +129,15 @@ class _Box:
         """Each loop as what it is when counted from 0."""
         return {v: analyzer.simplify(v + low) for v, low in self.low.items()}
 
+    def fixed(self, analyzer: Analyzer) -> dict[Var, tuple[PrimExpr, PrimExpr]]:
+        """(where it begins, how many steps are left) of each loop, where no other loop says it."""
+        extents = self.extents(analyzer)
+        parts = {
+            s.loop_var: (analyzer.simplify(self.low[s.loop_var]), extent)
+            for s, extent in zip(self.nest, extents, strict=True)
+        }
+        return {v: part for v, part in parts.items() if not free_vars(*part)}
+
     def extents(self, analyzer: Analyzer) -> list[PrimExpr]:
         """How many steps are left of each loop."""
         spans = (self.stop[s.loop_var] - self.low[s.loop_var] for s in self.nest)
@@ -144,20 +155,37 @@ def _least(condition: PrimExpr) -> PrimExpr | None:
 
 
 def _copied(
-    realize: BlockRealize, name: str, store: BufferStore, values: dict[Var, PrimExpr]
+    realize: BlockRealize,
+    name: str,
+    store: BufferStore,
+    values: dict[Var, PrimExpr],
+    fixed: dict[Var, tuple[PrimExpr, PrimExpr]],
 ) -> BlockRealize:
-    """The block with another store and iterators of its own, its loops replaced by values."""
-    iters = tuple(
-        IterVar(Var(i.var.name, i.var.dtype), i.extent, i.kind) for i in realize.block.iter_vars
-    )
-    at: dict[Var, PrimExpr] = {
-        i.var: n.var for i, n in zip(realize.block.iter_vars, iters, strict=True)
-    }
+    """The block with another store and iterators of its own, its loops replaced by values. An
+    iterator that is a loop of a `fixed` part counts that part alone.
+    """
+    iters: list[IterVar] = []
+    given: list[PrimExpr] = []
+    at: dict[Var, PrimExpr] = {}
+    for old, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+        part = fixed.get(value) if isinstance(value, Var) else None
+        low, extent = part or (const(0), old.extent)
+        new = IterVar(Var(old.var.name, old.var.dtype), extent, old.kind)
+        iters.append(new)
+        given.append(value if part else substitute(value, values))
+        at[old.var] = new.var if is_const(low, 0) else new.var + low
+    simplify = Analyzer().simplify
     body = store.with_fields(
-        value=substitute(store.value, at), indices=tuple(substitute(i, at) for i in store.indices)
+        value=rewrite(substitute(store.value, at), lambda e: _simple_load(e, simplify)),
+        indices=tuple(simplify(substitute(i, at)) for i in store.indices),
     )
-    given = tuple(substitute(v, values) for v in realize.iter_values)
-    return BlockRealize(given, const(True), Block(name, iters, body))
+    return BlockRealize(tuple(given), const(True), Block(name, tuple(iters), body))
+
+
+def _simple_load(e: PrimExpr, simplify: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
+    if not isinstance(e, BufferLoad):
+        return e
+    return BufferLoad(e.buffer, tuple(map(simplify, e.indices)), e.dtype)
 
 
 def _in_loops(realize: BlockRealize, nest: Sequence[For], extents: Sequence[PrimExpr]) -> Stmt:

@@ -45,6 +45,7 @@ def _load(dtype: str, which: str, memory: str, is_turned: bool) -> tuple[PrimFun
 
     @T.prim_func
     def desc(a: T.handle, c: T.handle) -> None:
+        """What it means: a copy of 16 x 16 elements to a fragment."""
         A = T.match_buffer(a, (16, 16), dtype, scope=memory)
         C = T.match_buffer(c, (16, 16), dtype, scope=scope)
         for i, j in T.grid(16, 16):
@@ -54,6 +55,10 @@ def _load(dtype: str, which: str, memory: str, is_turned: bool) -> tuple[PrimFun
 
     @T.prim_func
     def impl(a: T.handle, c: T.handle) -> None:
+        """As an instruction; memory's rows are s1 apart. `at` in the fragments' buffer is
+        that of the first element, from which the fragment's number follows: rows of d1 / 16
+        fragments.
+        """
         s0, s1, d0, d1, at = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
         A = T.match_buffer(a, (16, 16), dtype, scope=memory, strides=[s1, s0])
         C = T.match_buffer(c, (16, 16), dtype, scope=scope, strides=[d1, d0], elem_offset=at)
@@ -78,6 +83,7 @@ def _fill(dtype: str) -> tuple[PrimFunc, PrimFunc]:
 
     @T.prim_func
     def desc(c: T.handle) -> None:
+        """What it means: zeros in a fragment."""
         C = T.match_buffer(c, (16, 16), dtype, scope="wmma.accumulator")
         for i, j in T.grid(16, 16):
             with T.block("init"):
@@ -86,6 +92,7 @@ def _fill(dtype: str) -> tuple[PrimFunc, PrimFunc]:
 
     @T.prim_func
     def impl(c: T.handle) -> None:
+        """As an instruction on the fragment in which the buffer's first element is."""
         d0, d1, at = T.int64(), T.int64(), T.int64()
         C = T.match_buffer(
             c, (16, 16), dtype, scope="wmma.accumulator", strides=[d1, d0], elem_offset=at
@@ -107,6 +114,7 @@ def _fill(dtype: str) -> tuple[PrimFunc, PrimFunc]:
 def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFunc]:
     @T.prim_func
     def straight(a: T.handle, b: T.handle, c: T.handle) -> None:
+        """What it means, with B as it is multiplied."""
         A = T.match_buffer(a, (16, 16), dtype, scope="wmma.matrix_a")
         B = T.match_buffer(b, (16, 16), dtype, scope="wmma.matrix_b")
         C = T.match_buffer(c, (16, 16), total, scope="wmma.accumulator")
@@ -117,6 +125,7 @@ def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFu
 
     @T.prim_func
     def turned(a: T.handle, b: T.handle, c: T.handle) -> None:
+        """What it means, with B as its transpose."""
         A = T.match_buffer(a, (16, 16), dtype, scope="wmma.matrix_a")
         B = T.match_buffer(b, (16, 16), dtype, scope="wmma.matrix_b")
         C = T.match_buffer(c, (16, 16), total, scope="wmma.accumulator")
@@ -127,6 +136,7 @@ def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFu
 
     @T.prim_func
     def impl(a: T.handle, b: T.handle, c: T.handle) -> None:
+        """As an instruction on the fragments in which the buffers' first elements are."""
         a0, a1, b0, b1, c0, c1 = (
             T.int64(),
             T.int64(),
@@ -164,6 +174,7 @@ def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFu
 def _store(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
     @T.prim_func
     def desc(a: T.handle, c: T.handle) -> None:
+        """What it means: a copy of a fragment to memory."""
         A = T.match_buffer(a, (16, 16), dtype, scope="wmma.accumulator")
         C = T.match_buffer(c, (16, 16), dtype, scope=memory)
         for i, j in T.grid(16, 16):
@@ -173,6 +184,7 @@ def _store(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
 
     @T.prim_func
     def impl(a: T.handle, c: T.handle) -> None:
+        """As an instruction; memory's rows are s1 apart."""
         s0, s1, d0, d1, at = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
         A = T.match_buffer(
             a, (16, 16), dtype, scope="wmma.accumulator", strides=[d1, d0], elem_offset=at

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from ekiden.ir.intrinsic import row_of
 from ekiden.ir.pass_context import HOIST_IF, PassContext
-from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, Intrinsic, PrimExpr
-from ekiden.ir.prim_visitor import post_order
+from ekiden.ir.prim import Intrinsic, PrimExpr
+from ekiden.ir.prim_visitor import divides_by_unknown, post_order
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
@@ -45,7 +45,7 @@ def is_free_of(condition: PrimExpr, loop: For) -> bool:
     for e in post_order(condition):
         if e is loop.loop_var or isinstance(e, BufferLoad):
             return False
-        if isinstance(e, (FloorDiv, FloorMod)) and not isinstance(e.b, IntImm):
+        if divides_by_unknown(e):
             return False
         if isinstance(e, Intrinsic) and row_of(e.op).effects:
             return False

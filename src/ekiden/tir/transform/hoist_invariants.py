@@ -23,8 +23,6 @@ from ekiden.ir.prim import (
     Add,
     BinaryExpr,
     FloatImm,
-    FloorDiv,
-    FloorMod,
     IntImm,
     Intrinsic,
     PrimExpr,
@@ -32,7 +30,7 @@ from ekiden.ir.prim import (
     Var,
     const,
 )
-from ekiden.ir.prim_visitor import children, pending, post_order, rebuild
+from ekiden.ir.prim_visitor import children, divides_by_unknown, pending, post_order, rebuild
 from ekiden.tir.expr import Broadcast, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import Allocate, For, IfThenElse, LetStmt, PrimFunc, Stmt, While
 from ekiden.tir.visitor import StmtMutator, buffers_written, guarded_nodes, walk
@@ -197,12 +195,9 @@ def _terms(root: PrimExpr) -> list[tuple[PrimExpr, int]]:
 
 
 def _is_safe(e: PrimExpr) -> bool:
-    """Whether a node may be evaluated where it was not asked for: no load, no division."""
-    return not any(
-        isinstance(x, BufferLoad)
-        or (isinstance(x, (FloorDiv, FloorMod)) and not isinstance(x.b, IntImm))
-        for x in post_order(e)
-    )
+    """Whether a node may be evaluated where it was not asked for: no load, no division by what may
+    be 0."""
+    return not any(isinstance(x, BufferLoad) or divides_by_unknown(x) for x in post_order(e))
 
 
 def _worth_naming(e: PrimExpr) -> bool:

@@ -227,6 +227,7 @@ class PagedAttention:
         count = simplify((end - begin) * (page // self.lanes))
 
         def parts() -> Stmt:
+            """One tile: scores, softmax, the weighed values and their sums."""
             return seq(
                 self.scored(tile),
                 self.softmax(scores, totals, rows, count),

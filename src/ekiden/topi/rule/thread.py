@@ -11,6 +11,7 @@ extern operation run by rows where they have a parallel loop, else on one thread
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -39,7 +40,7 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
-from ekiden.tir.visitor import ExprRewriter, is_nothing, sequence
+from ekiden.tir.visitor import ExprRewriter, is_nothing, rename, sequence, walk
 from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
@@ -140,18 +141,42 @@ def _threads_of(count: PrimExpr, target: Target) -> int:
 
 
 def _bound_statements(body: Stmt) -> Stmt:
-    """Parallel loops become threads; what stands outside of them runs on one thread."""
-    if isinstance(body, SeqStmt):
-        return sequence(*(_bound_statements(s) for s in body.seq))
-    if isinstance(body, (Allocate, LetStmt)):
-        return body.with_fields(body=_bound_statements(body.body))
+    """Parallel loops become threads; what stands outside of them runs on one thread, as much of it
+    in one launch as follows without such a loop."""
     if is_nothing(body):
         return body
-    row, count, inner, threads = Var("index"), convert(1), body, 1
-    if isinstance(body, For) and body.kind is ForKind.PARALLEL and is_const(body.min, 0):
-        row, count, inner, threads = body.loop_var, body.extent, body.body, ROW_THREADS
+    if not _has_rows(body):
+        return _launched(Var("index"), convert(1), 1, body)
+    match body:
+        case SeqStmt():
+            groups = groupby(body.seq, _has_rows)
+            parts = [list(g) if rows else [sequence(*g)] for rows, g in groups]
+            return sequence(*(_bound_statements(s) for part in parts for s in part))
+        case Allocate():  # several launches have it: memory of the device
+            whole = body.buffer.with_fields(scope="global")
+            inner = rename(body.body, {}, {body.buffer: whole})
+            return Allocate(whole, _bound_statements(inner))
+        case LetStmt():
+            return body.with_fields(body=_bound_statements(body.body))
+        case For() if _is_rows(body):
+            return _launched(body.loop_var, body.extent, ROW_THREADS, body.body)
+    return _launched(Var("index"), convert(1), 1, body)
+
+
+def _is_rows(s: Stmt) -> bool:
+    """Whether a statement is a loop whose steps are independent."""
+    return isinstance(s, For) and s.kind is ForKind.PARALLEL and is_const(s.min, 0)
+
+
+def _has_rows(s: Stmt) -> bool:
+    """Whether there is one in it."""
+    return any(map(_is_rows, walk(s)))
+
+
+def _launched(row: Var, count: PrimExpr, threads: int, body: Stmt) -> Stmt:
+    """The launch of a body for each row."""
     workspaces = _Workspaces(row, count)
-    launched = launch(row, count, threads, workspaces.visit(inner))
+    launched = launch(row, count, threads, workspaces.visit(body))
     return allocated(launched, list(workspaces.moved.values()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
@@ -14,7 +15,7 @@ from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.shape import as_dim, expect_least, expect_positive, expect_shape, tidy
 from ekiden.topi.sorting import sort_extern
-from ekiden.topi.vision.nms import non_max_suppression, overlap
+from ekiden.topi.vision.nms import keep_greedily, non_max_suppression, overlap
 
 
 def _choose(index: PrimExpr, values: Sequence[float], dtype: str) -> PrimExpr:
@@ -188,6 +189,62 @@ def _base_anchors(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Regions:
+    """The anchors of all pixels of a batch of images, moved by what a network says of them; inputs
+    as of `proposal`."""
+
+    cls_prob: Tensor
+    bbox_pred: Tensor
+    im_info: Tensor
+    anchors: Sequence[tuple[float, float, float, float]]
+    stride: int
+    """Pixels of the image from one pixel of the features to the next."""
+    min_size: int
+    iou_loss: bool
+    """Whether moves are distances, and not shares and exponents of the anchor's extents."""
+
+    def field(self, b: Var, n: Var, k: Var) -> PrimExpr:
+        """(score, left, top, right, bottom) of box n, of which `k` says one."""
+        corners, score = self.box(b, n)
+        found = score
+        for side in range(4):
+            found = Select(k.equal(side + 1), corners[side], found, "float32")
+        return found
+
+    def box(self, b: PrimExpr, n: PrimExpr) -> tuple[list[PrimExpr], PrimExpr]:
+        """(the corners of anchor n moved and held in the image, its score; -1 for what is too small
+        or beyond the image's part of the padded batch).
+        """
+        kinds, width = len(self.anchors), self.cls_prob.shape[3]
+        kind, pixel = n % kinds, n // kinds
+        y, x = pixel // width, pixel % width
+        inside = self._moved(b, kind, y, x)
+        least = self.im_info[b, 2] * float(self.min_size)
+        wide, high = (inside[2 + k] - inside[k] + 1.0 for k in (0, 1))
+        small = te.any(wide < least, high < least)
+        rows, columns = (cast(self.im_info[b, k] / float(self.stride), "int64") for k in (0, 1))
+        outside = te.any(small, y >= rows, x >= columns)
+        score = Select(outside, const(-1.0), self.cls_prob[b, kinds + kind, y, x], "float32")
+        more = Select(small, least * 0.5, const(0.0, "float32"), "float32")
+        return [v + more if side > 1 else v - more for side, v in enumerate(inside)], score
+
+    def _moved(self, b: PrimExpr, kind: PrimExpr, y: PrimExpr, x: PrimExpr) -> list[PrimExpr]:
+        """Where an anchor moves to, within the image."""
+        shift = [cast(p * self.stride, "float32") for p in (x, y, x, y)]
+        corner = [
+            _choose(kind, [a[side] for a in self.anchors], "float32") + shift[side]
+            for side in range(4)
+        ]
+        move = [self.bbox_pred[b, kind * 4 + k, y, x] for k in range(4)]
+        limits = [self.im_info[b, 1] - 1.0, self.im_info[b, 0] - 1.0]
+        if self.iou_loss:
+            moved = [c + m for c, m in zip(corner, move, strict=True)]
+        else:
+            moved = _stretched(corner, move)
+        return [te.max(te.min(v, limits[side % 2]), 0.0) for side, v in enumerate(moved)]
+
+
 def proposal(
     cls_prob: Tensor,
     bbox_pred: Tensor,
@@ -216,45 +273,12 @@ def proposal(
     expect_least("proposal", "cls_prob", cls_prob.shape, (None, 2 * kinds, 1, 1))
     expect_shape("proposal", "bbox_pred", bbox_pred.shape, (batch, 4 * kinds, height, width))
     expect_shape("proposal", "im_info", im_info.shape, (batch, 3))
-
-    def box(b: PrimExpr, n: PrimExpr) -> tuple[list[PrimExpr], PrimExpr]:
-        """(the corners of anchor n moved and held in the image, its score; -1 for what is too small
-        or beyond the image's part of the padded batch).
-        """
-        kind, pixel = n % kinds, n // kinds
-        y, x = pixel // width, pixel % width
-        shift = [cast(p * feature_stride, "float32") for p in (x, y, x, y)]
-        corner = [
-            _choose(kind, [a[side] for a in anchors], "float32") + shift[side] for side in range(4)
-        ]
-        move = [bbox_pred[b, kind * 4 + k, y, x] for k in range(4)]
-        limits = [im_info[b, 1] - 1.0, im_info[b, 0] - 1.0]
-        if iou_loss:
-            moved = [c + m for c, m in zip(corner, move, strict=True)]
-        else:
-            moved = _stretched(corner, move)
-        inside = [te.max(te.min(v, limits[side % 2]), 0.0) for side, v in enumerate(moved)]
-        least = im_info[b, 2] * float(rpn_min_size)
-        wide, high = (inside[2 + k] - inside[k] + 1.0 for k in (0, 1))
-        small = te.any(wide < least, high < least)
-        rows, columns = (cast(im_info[b, k] / float(feature_stride), "int64") for k in (0, 1))
-        outside = te.any(small, y >= rows, x >= columns)
-        score = Select(outside, const(-1.0), cls_prob[b, kinds + kind, y, x], "float32")
-        more = Select(small, least * 0.5, const(0.0, "float32"), "float32")
-        return [v + more if side > 1 else v - more for side, v in enumerate(inside)], score
-
-    def field(b: Var, n: Var, k: Var) -> PrimExpr:
-        """(score, left, top, right, bottom), of which `k` says one."""
-        corners, score = box(b, n)
-        found = score
-        for side in range(4):
-            found = Select(k.equal(side + 1), corners[side], found, "float32")
-        return found
-
-    rows = te.compute((batch, count, 5), field, name="proposals", tag="proposals")
+    given = _Regions(cls_prob, bbox_pred, im_info, anchors, feature_stride, rpn_min_size, iou_loss)
+    rows = te.compute((batch, count, 5), given.field, name="proposals", tag="proposals")
     scores = te.compute((batch, count), lambda b, n: rows[b, n, 0], name="scores", tag="injective")
     (order,) = sort_extern(scores, 1, False, count, [("indices", "int32")], None, "proposal_order")
     before = count if rpn_pre_nms_top_n <= 0 else te.min(count, as_dim(rpn_pre_nms_top_n))
+    room = as_dim(rpn_post_nms_top_n)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Batches in parallel; in each the boxes from the highest score that overlap none kept
@@ -264,29 +288,21 @@ def proposal(
         source, rank = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
         with ib.for_range(0, batch, "b", kind="parallel") as b:
-            kept = ib.allocate("int64", rpn_post_nms_top_n, "kept")
-            number = ib.allocate("int64", 1, "number", "local")
-            number[0] = 0
-            with ib.for_range(0, before, "n") as n, ib.if_scope(number[0] < rpn_post_nms_top_n):
-                one = ib.let("one", cast(rank[b, n], "int64"))
-                stays = ib.allocate("int32", 1, "stays", "local")
-                stays[0] = 1
-                already = ib.let("already", number[0])
-                with ib.for_range(0, already, "k") as k:
 
-                    def corner(which: PrimExpr, side: int) -> PrimExpr:
-                        edge = source[b, which, side + 1]
-                        return edge + 1.0 if side > 1 else edge  # pixels have an extent
+            def corner(which: PrimExpr, side: int) -> PrimExpr:
+                edge = source[b, which, side + 1]
+                return edge + 1.0 if side > 1 else edge  # pixels have an extent
 
-                    with ib.if_scope(overlap(corner, one, kept[k]) > threshold):
-                        stays[0] = 0
-                with ib.if_scope(stays[0].equal(1)):
-                    slot = ib.let("slot", number[0])
-                    kept[slot] = one
-                    number[0] = slot + 1
-            with ib.for_range(0, rpn_post_nms_top_n, "n") as n:
+            kept, number = keep_greedily(
+                ib,
+                (before, room),
+                room,
+                lambda n: cast(rank[b, n], "int64"),
+                lambda box, other: overlap(corner, box, other) > threshold,
+            )
+            with ib.for_range(0, room, "n") as n:
                 which = ib.let("which", kept[n % te.max(number[0], 1)])
-                row = b * rpn_post_nms_top_n + n
+                row = b * room + n
                 out[row, 0] = cast(b, "float32")
                 for side in range(1, 5):
                     out[row, side] = source[b, which, side]

@@ -162,15 +162,10 @@ def non_max_suppression(
     the boxes, those that go leave gaps (invalid_to_bottom: the others move up).
     """
     batch, count, fields = data.shape
-    name = "non_max_suppression"
-    for what, index in (("coord_start", coord_start + 3), ("score_index", score_index)):
-        expect_least(name, "data", (fields,), (index + 1,))
-        if index < 0 or coord_start < 0:
-            raise ValueError(f"{name}: {what!r} must not be negative")
-    expect_least(name, "data", (fields,), (max(id_index, -1) + 1,))
-    expect_shape(name, "valid_count", valid_count.shape, (batch,))
+    _check_fields(data, coord_start, score_index, id_index)
+    expect_shape("non_max_suppression", "valid_count", valid_count.shape, (batch,))
     if return_indices:  # else nothing reads them
-        expect_shape(name, "indices", indices.shape, (batch, count))
+        expect_shape("non_max_suppression", "indices", indices.shape, (batch, count))
     scores = te.compute(
         (batch, count), lambda b, n: data[b, n, score_index], name="scores", tag="injective"
     )
@@ -180,11 +175,10 @@ def non_max_suppression(
     bounds = [t for t in (max_output_size, iou_threshold) if isinstance(t, Tensor)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Batches in parallel; in each greedily from the highest score: a box stays if it overlaps
-        none that stayed.
-        """
+        """Batches in parallel; in each what goes leaves -1 behind."""
         ib = IRBuilder()
         source, valid, where, rank = map(ib.buffer_ptr, ins[:4])
+        out = ib.buffer_ptr(outs[0])
         given = dict(zip(map(id, bounds), ins[4:], strict=True))
         most = _limit(max_output_size, ib, given.get(id(max_output_size)), count)
         threshold = (
@@ -193,48 +187,36 @@ def non_max_suppression(
             else const(iou_threshold, data.dtype)
         )
         with ib.for_range(0, batch, "b", kind="parallel") as b:
-            kept = ib.allocate("int64", count, "kept")
-            number = ib.allocate("int64", 1, "number", "local")
-            number[0] = 0
+
+            def meets(box: PrimExpr, other: PrimExpr) -> PrimExpr:
+                """Whether they overlap by too much, and are of one class where that counts."""
+                found = overlap(lambda one, n: source[b, one, coord_start + n], box, other)
+                if force_suppress or id_index < 0:
+                    return found > threshold
+                same = source[b, box, id_index].equal(source[b, other, id_index])
+                return logical_and(found > threshold, same)
+
+            def keep(n: PrimExpr, slot: PrimExpr, box: PrimExpr) -> None:
+                """The box's position, or the box in its slot or where its rank is."""
+                if return_indices:
+                    out[b, slot] = where[b, box]
+                    return
+                row = slot if invalid_to_bottom else n
+                with ib.for_range(0, fields, "f") as f:
+                    out[b, row, f] = source[b, box, f]
+
             boxes = te.max(te.min(cast(valid[b], "int64"), count), 0)
             boxes = ib.let("boxes", boxes if top_k < 0 else te.min(boxes, as_dim(top_k)))
+            with ib.for_range(0, count, "n") as n:
+                if return_indices:
+                    out[b, n] = -1
+                else:
+                    with ib.for_range(0, fields, "f") as f:
+                        out[b, n, f] = -1
+            ranked = lambda n: cast(rank[b, n], "int64")  # noqa: E731
+            _, number = keep_greedily(ib, (boxes, count), most, ranked, meets, keep)
             if return_indices:
-                places, found = map(ib.buffer_ptr, outs)
-                with ib.for_range(0, count, "n") as n:
-                    places[b, n] = -1
-            else:
-                out = ib.buffer_ptr(outs[0])
-                with ib.for_range(0, count, "n") as n, ib.for_range(0, fields, "f") as f:
-                    out[b, n, f] = -1
-
-            def corner(box: PrimExpr, n: int) -> PrimExpr:
-                return source[b, box, coord_start + n]
-
-            with ib.for_range(0, boxes, "n") as n, ib.if_scope(number[0] < most):
-                box = ib.let("box", cast(rank[b, n], "int64"))
-                stays = ib.allocate("int32", 1, "stays", "local")
-                stays[0] = 1
-                already = ib.let("already", number[0])
-                with ib.for_range(0, already, "k") as k:
-                    other = ib.let("other", kept[k])
-                    beats = overlap(corner, box, other) > threshold
-                    if not force_suppress and id_index >= 0:
-                        same = source[b, box, id_index].equal(source[b, other, id_index])
-                        beats = logical_and(beats, same)
-                    with ib.if_scope(beats):
-                        stays[0] = 0
-                with ib.if_scope(stays[0].equal(1)):
-                    slot = ib.let("slot", number[0])
-                    kept[slot] = box
-                    number[0] = slot + 1
-                    if return_indices:
-                        places[b, slot] = where[b, box]
-                    else:
-                        row = slot if invalid_to_bottom else n
-                        with ib.for_range(0, fields, "f") as f:
-                            out[b, row, f] = source[b, box, f]
-            if return_indices:
-                found[b, 0] = number[0]
+                ib.buffer_ptr(outs[1])[b, 0] = number[0]
         return ib.get()
 
     shapes = [(batch, count), (batch, as_dim(1))] if return_indices else [data.shape]
@@ -243,6 +225,52 @@ def non_max_suppression(
         shapes, [data, valid_count, indices, order, *bounds], build, dtypes, name="nms"
     )
     return list(result) if return_indices else result[0]
+
+
+def _check_fields(data: Tensor, coord_start: int, score_index: int, id_index: int) -> None:
+    """Raises ValueError for rows of fewer fields than are asked for."""
+    name, fields = "non_max_suppression", data.shape[2]
+    for what, index in (("coord_start", coord_start + 3), ("score_index", score_index)):
+        expect_least(name, "data", (fields,), (index + 1,))
+        if index < 0 or coord_start < 0:
+            raise ValueError(f"{name}: {what!r} must not be negative")
+    expect_least(name, "data", (fields,), (max(id_index, -1) + 1,))
+
+
+def keep_greedily(
+    ib: IRBuilder,
+    sizes: tuple[PrimExpr, PrimExpr],
+    most: PrimExpr,
+    ranked: Callable[[PrimExpr], PrimExpr],
+    meets: Callable[[PrimExpr, PrimExpr], PrimExpr],
+    keep: Callable[[PrimExpr, PrimExpr, PrimExpr], None] | None = None,
+) -> tuple[BufferVar, BufferVar]:
+    """(the boxes that stay, their number) of one row, at most `most`, from the first in rank.
+
+    sizes: how many boxes there are, and for how many there is room; ranked(n): box number n. One
+    stays unless it `meets(box, other)` one that stays, which takes time of the product of both
+    numbers. keep(n, slot, box) is called for one that does.
+    """
+    count, room = sizes
+    kept = ib.allocate("int64", room, "kept")
+    number = ib.allocate("int64", 1, "number", "local")
+    number[0] = 0
+    with ib.for_range(0, count, "n") as n, ib.if_scope(number[0] < most):
+        box = ib.let("box", ranked(n))
+        stays = ib.allocate("int32", 1, "stays", "local")
+        stays[0] = 1
+        already = ib.let("already", number[0])
+        with ib.for_range(0, already, "k") as k:
+            other = ib.let("other", kept[k])
+            with ib.if_scope(meets(box, other)):
+                stays[0] = 0
+        with ib.if_scope(stays[0].equal(1)):
+            slot = ib.let("slot", number[0])
+            kept[slot] = box
+            number[0] = slot + 1
+            if keep is not None:
+                keep(n, slot, box)
+    return kept, number
 
 
 def all_class_non_max_suppression(
@@ -375,8 +403,8 @@ def _select(
             with ib.for_range(0, LANES, "lane", kind="vectorized") as lane:
                 place = begin + lane
                 other = Box.made_of([kept[f * wide + place] for f in range(FIELDS)])
-                beats = logical_and(mine.overlap(other) > threshold, place < already)
-                hits[lane] = cast(beats, "int32")
+                meets = logical_and(mine.overlap(other) > threshold, place < already)
+                hits[lane] = cast(meets, "int32")
             for lane_number in range(LANES):
                 with ib.if_scope(hits[lane_number].equal(1)):
                     stays[0] = 0

@@ -55,7 +55,10 @@ def bilinear(product: Converter) -> ComplexRule:
     """What is linear in each of two tensors, by four products of their parts."""
 
     def rule(node: Node) -> Pair:
+        """(p + qi)(r + si) = (pr - qs) + (ps + qr)i."""
+
         def times(i: int, j: int) -> Expr:
+            """The product of part i of the first and part j of the second."""
             found = product(node.with_inputs([node.part(0, i), node.part(1, j)]))
             assert isinstance(found, Expr)
             return found

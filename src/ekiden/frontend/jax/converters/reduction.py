@@ -164,6 +164,7 @@ def _looped(node: Node, block: ir.Block, values: Sequence[Value], axis: int) -> 
 
 def _sum_of_parts(convert: Converter) -> PairRule:
     def rule(node: Node) -> Pair:
+        """The sum of each part. Refuses other reductions, which are not of parts."""
         if kind_of(node, node.region()) != "add":
             node.unsupported("reductions of complex numbers other than sums")
         return per_part(convert)(node)

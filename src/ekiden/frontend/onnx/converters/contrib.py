@@ -6,11 +6,13 @@ them (docs/ContribOperators.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.onnx.converters import image, linear, movement, placing, shape
 from ekiden.frontend.onnx.converters.convolution import convolve
 from ekiden.frontend.onnx.converters.elementwise import gelu, note_broadcast, number
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
@@ -324,8 +326,14 @@ def contrib_row(
     return Row(name, convert, attributes=attributes, values=values or {}, domain=DOMAIN)
 
 
+_ALSO = {"GatherND": 11, "GridSample": 16, "Pad": 11, "Range": 11, "Trilu": 14}
+"""Operators that were here before ONNX had them -> the opset that took them."""
+
 # fmt: off
 ROWS = (
+    *(replace(row, domain=DOMAIN, since=1)
+      for family in (image, linear, movement, placing, shape) for row in family.ROWS
+      if _ALSO.get(row.op_type) == row.since),
     contrib_row("Gelu",                 lambda node: gelu(node, node.expr(0))),
     contrib_row("FastGelu",             _fast_gelu),
     contrib_row("BiasGelu",             lambda node: gelu(node, _biased(node))),

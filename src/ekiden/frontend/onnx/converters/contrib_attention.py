@@ -7,7 +7,7 @@ All become nn.attention; masks become a bias that is added to the scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -317,17 +317,9 @@ class _Cache:
 def _cache(node: Node, batch: PrimExpr, rows: PrimExpr) -> _Cache:
     """A first call (as many rows as keys) begins at 0, further ones after the keys of before."""
     lengths = op.add(op.reshape(node.expr(5), (batch,)), const(1, "int32"))
-    if node.value(6).is_known:
-        whole = as_dim(node.dims(6, "total_sequence_length")[0])
-        count = node.scope.scalar(whole)
-    else:
-        whole, count = None, op.reshape(node.expr(6), ())
-    if node.optional(3) is None:
-        total = rows
-    elif whole is None:
-        total = node.shape(3)[2] + rows
-    else:
-        total = maximum(node.shape(3)[2], whole)
+    whole = as_dim(node.dims(6, "total_sequence_length")[0])
+    total = rows if node.optional(3) is None else maximum(node.shape(3)[2], whole)
+    count = node.scope.scalar(whole)
     is_first = op.equal(op.cast(count, "int64"), node.scope.scalar(rows))
     later = op.subtract(lengths, _size(node, rows))
     before = op.where(is_first, const(0, "int32"), later)
@@ -396,7 +388,7 @@ def _queries(node: Node) -> tuple[Expr, Expr, Expr]:
 
 
 def _group_query_attention(node: Node) -> Result:
-    for index, what in ((11, "head_sink"), (12, "k_scale"), (13, "v_scale")):
+    for index, what in ((12, "k_scale"), (13, "v_scale")):
         if node.optional(index) is not None:
             node.unsupported(f"input {index} ({what!r}) is not supported")
     if node.wants(3):
@@ -417,8 +409,31 @@ def _group_query_attention(node: Node) -> Result:
     )
     if node.optional(10) is not None:
         scores = scores.with_bias(op.cast(node.expr(10), "float32"))
-    found = _attend(node, q, keys, values, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
+    sides = (keys, values)
+    if node.optional(11) is not None or node.get_int("smooth_softmax", 0):
+        sides = (_with_place(node, keys), _with_place(node, values))
+        scores = replace(scores, bias=_with_sink(node, scores.bias, batch))
+    found = _attend(node, q, *sides, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
     return [found, keys, values]
+
+
+def _with_place(node: Node, data: Expr) -> Expr:
+    """Keys or values [batch, heads, total, depth] with zeros behind the last."""
+    return op.nn.pad(data, [(0, 0), (0, 0), (0, 1), (0, 0)], const(0.0, node.typed(data).dtype))
+
+
+def _with_sink(node: Node, bias: Expr | None, batch: PrimExpr) -> Expr:
+    """The bias of every head, and that of a key of zeros behind the last: what the sum of its
+    softmax has beside the keys, 0 or a number for each head.
+    """
+    assert bias is not None
+    heads = node.get_int("num_heads")
+    rows, total = node.typed(bias).shape[2:]
+    score: Expr = const(np.zeros(heads, np.float32))
+    if node.optional(11) is not None:
+        score = op.cast(node.expr(11), "float32")
+    sink = op.broadcast_to(op.reshape(score, (1, heads, 1, 1)), (batch, heads, rows, 1))
+    return op.concatenate([op.broadcast_to(bias, (batch, heads, rows, total)), sink], axis=3)
 
 
 def _angles(node: Node, cache: _Cache) -> list[Expr]:
@@ -445,7 +460,7 @@ ROWS = (
         values={"is_packed_batching": (0,), "scale": (1.0,)},
         attributes="interleaved is_packed_batching num_heads rotary_embedding_dim scale"),
     Row("GroupQueryAttention", _group_query_attention, domain=DOMAIN,
-        values={"smooth_softmax": (0,), "kv_cache_bit_width": (0,), "qk_output": (0,),
+        values={"kv_cache_bit_width": (0,), "qk_output": (0,),
                 "k_quant_type": ("NONE",), "v_quant_type": ("NONE",), "sliding_window_cache": (0,)},
         attributes="causal do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size"
         " num_heads qk_norm_epsilon qk_output rotary_interleaved scale sliding_window_cache"

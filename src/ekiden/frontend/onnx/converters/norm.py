@@ -105,9 +105,22 @@ def _instance_norm(node: Node) -> Expr:
     )
 
 
+def _group_norm_by_groups(node: Node) -> Expr:
+    """Before opset 21 each group, not each channel, has a scale and a bias."""
+    channels, groups = known(node.shape(0)[1]), node.get_int("num_groups")
+    if channels is None:
+        node.unsupported("the number of channels must be constant")
+    data, *each = node.exprs()
+    scale, bias = (op.repeat(e, channels // groups, axis=0) for e in each)
+    return _group_normalized(node, data, scale, bias)
+
+
 def _group_norm(node: Node) -> Expr:
+    return _group_normalized(node, *node.exprs())
+
+
+def _group_normalized(node: Node, data: Expr, scale: Expr, bias: Expr) -> Expr:
     groups, epsilon = node.get_int("num_groups"), node.get_float("epsilon", np.float32(1e-5))
-    data, scale, bias = node.exprs()
     return op.nn.group_norm(data, scale, bias, num_groups=groups, axis=1, epsilon=epsilon)
 
 
@@ -219,6 +232,7 @@ ROWS = (
     Row("LayerNormalization", _layer_norm,  # ONNX Runtime puts it into older opsets, too
         attributes="axis epsilon stash_type", values=_STASH),
     Row("InstanceNormalization", _instance_norm, since=6, attributes="epsilon"),
+    Row("GroupNormalization", _group_norm_by_groups, since=18, attributes="epsilon num_groups"),
     Row("GroupNormalization", _group_norm, since=21,
         attributes="epsilon num_groups stash_type", values=_STASH),
     Row("RMSNormalization", _rms_norm, since=23,

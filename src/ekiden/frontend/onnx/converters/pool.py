@@ -88,18 +88,14 @@ def _places(node: Node, window: Window) -> Expr:
 def _lp_pool(node: Node) -> Expr:
     """The p-norm of each window: from the mean of the powers."""
     window, power = _window(node), node.get_int("p", 2)
-    if window.padding is None or node.get_int("ceil_mode", 0):
-        node.unsupported("padding must be constant, and 'ceil_mode' 0")
+    if node.get_int("ceil_mode", 0):
+        node.unsupported("'ceil_mode' must be 0")
     kind = node.dtype(0)
-    raised = op.power(op.abs(node.expr(0)), const(power, kind))
-    mean = _AVERAGE[len(window.kernel)](
-        raised,
-        pool_size=window.kernel,
-        strides=window.strides,
-        dilation=window.dilations,
-        padding=window.padding,
-        count_include_pad=True,
-    )
+    raised: Expr = op.power(op.abs(node.expr(0)), const(power, kind))
+    padding = window.padding
+    if padding is None:
+        raised, padding = padded(node, raised, window, 0.0), (0,) * 2 * len(window.kernel)
+    mean = _averages(raised, window, padding)
     total = op.multiply(mean, const(int(np.prod(window.kernel)), kind))
     return op.power(total, const(1 / power, kind))
 
@@ -131,20 +127,38 @@ def max_pool(node: Node) -> Expr:
 
 
 def average_pool(node: Node) -> Expr:
-    """AveragePool."""
-    window = _window(node)
-    padding = window.padding
-    if padding is None:
-        node.unsupported("attribute 'auto_pad' with strides above 1 needs a constant input shape")
-    pool = _AVERAGE[len(window.kernel)]
-    return pool(
-        node.expr(0),
+    """AveragePool. Where padding is symbolic, the sums of padded data are divided by how much of
+    each window is data.
+    """
+    window, data = _window(node), node.expr(0)
+    counts_padding = bool(node.get_int("count_include_pad", 0))
+    if window.padding is not None:
+        ceil = bool(node.get_int("ceil_mode", 0))
+        return _averages(data, window, window.padding, counts_padding, ceil)
+    none = (0,) * 2 * len(window.kernel)
+    found = _averages(padded(node, data, window, 0.0), window, none)
+    if counts_padding:
+        return found
+    kind = node.dtype(0)
+    ones = op.full(const(1, kind), (1, 1, *node.shape(0)[2:]), dtype=kind)
+    return op.divide(found, _averages(padded(node, ones, window, 0.0), window, none))
+
+
+def _averages(
+    data: Expr,
+    window: Window,
+    padding: tuple[int, ...],
+    counts_padding: bool = True,
+    ceil: bool = False,
+) -> Expr:
+    return _AVERAGE[len(window.kernel)](
+        data,
         pool_size=window.kernel,
         strides=window.strides,
         dilation=window.dilations,
         padding=padding,
-        ceil_mode=bool(node.get_int("ceil_mode", 0)),
-        count_include_pad=bool(node.get_int("count_include_pad", 0)),
+        ceil_mode=ceil,
+        count_include_pad=counts_padding,
     )
 
 

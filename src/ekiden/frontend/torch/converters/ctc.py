@@ -77,6 +77,9 @@ def _ctc_loss(
     start = op.where(begins, op.take(node.of(seen), const(0, "int64"), axis=0), low)
 
     def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+        """One step in time: from each state, the one before it, or the one before that where labels
+        differ and no blank must stand between; texts that have ended keep their sums.
+        """
         sums, at = node.of(carried[0]), op.add(node.of(index), const(1, "int64"))
         jumped = op.where(node.of(skips), later(sums, 2, low), low)
         found = _log_sum(node, [sums, later(sums, 1, low), jumped], dtype)

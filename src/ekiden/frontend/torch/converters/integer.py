@@ -24,6 +24,7 @@ def _gcd(node: Node, x: Value, y: Value) -> Expr:
         return node.value_of(node.scope.spanned(op.any(flat, axis=[0])))
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """One step: (smaller, larger % smaller); elements that are done keep their number."""
         larger, smaller = (node.of(v) for v in values)
         is_done = op.equal(smaller, zero)
         left = fmod(dtype, larger, op.where(is_done, one, smaller))

@@ -1,0 +1,74 @@
+"""How well models of costs order candidates of tasks that they have not seen.
+
+    python benchmarks/tune_cost_models.py records.json [--most 60]
+
+Of the records that benchmarks/tune_workloads.py wrote, each workload in turn is held out: a model
+learns from up to `--most` trials of each of the others. Printed are the rank correlation over the
+trials held out, and how many of the best tenth are among the tenth that the model guesses best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+
+import numpy as np
+
+from ekiden.target import Target
+from ekiden.tune import Candidate, Records, te_task
+from ekiden.tune.cost_model import CostModel, Features, Neighbours, Trees
+from ekiden.tune.te_workload import WORKLOADS
+
+MODELS: dict[str, type] = {"neighbours": Neighbours, "trees": Trees}
+Rows = tuple[list[Features], list[float]]
+
+
+def rank_correlation(a: list[float], b: list[float]) -> float:
+    """Spearman's, ties by their order."""
+    first, second = (np.argsort(np.argsort(x, kind="stable")).astype(float) for x in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def recall(guessed: list[float], true: list[float]) -> float:
+    """Of the best tenth, the share in the tenth that is guessed best."""
+    count = max(1, len(true) // 10)
+    best = set(np.argsort(true)[:count].tolist())
+    return len(best & set(np.argsort(guessed)[:count].tolist())) / count
+
+
+def rows_of(name: str, records: Records, most: int) -> Rows:
+    """Features and ratios of some trials of a workload, relative to their median."""
+    space = te_task(WORKLOADS[name](), Target("llvm"), name).space
+    trials = [t for t in records.query(name=name, kind="trial") if t.status == "ok" and t.choice]
+    random.Random(0).shuffle(trials)
+    trials = trials[:most]
+    middle = float(np.median([t.ratio for t in trials])) if trials else 1.0
+    rows = [space.features(Candidate(t.rule, t.choice)) for t in trials]
+    return rows, [t.ratio / middle for t in trials]
+
+
+def main() -> None:
+    """Print a line for each workload and model, then the means."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("records")
+    parser.add_argument("--most", type=int, default=60)
+    options = parser.parse_args()
+    records = Records.open(options.records)
+    every = {name: rows_of(name, records, options.most) for name in WORKLOADS}
+    every = {name: rows for name, rows in every.items() if len(rows[0]) >= 20}
+    for kind, make in MODELS.items():
+        found = []
+        for name, (rows, true) in every.items():
+            others = [r for n, r in every.items() if n != name]
+            model: CostModel = make()
+            model.fit([f for r in others for f in r[0]], [y for r in others for y in r[1]])
+            guessed = model.predict(rows)
+            found.append((rank_correlation(guessed, true), recall(guessed, true)))
+            print(f"{kind:10} {name}  rank correlation {found[-1][0]:5.2f}  of the best tenth"
+                  f" {found[-1][1]:4.0%}", flush=True)  # fmt: skip
+        means = np.mean(found, axis=0)
+        print(f"{kind:10} mean of {len(found)}: {means[0]:.2f}, {means[1]:.0%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What `InvokePacked` calls: kernels and functions of the host, numbered.
+
+A primitive is a name on a device, as one function may have a kernel for each of several devices:
+
+    fused_add on the host, fused_add on the GPU, shape_func_main on any   ->   0, 1, 2
+
+They stand in the order in which the module calls them, then what makes constants at loading, then
+what looks at shapes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ekiden.backend.vm.module_kernels import ModuleKernels
+from ekiden.ir.module import IRModule
+from ekiden.relay.expr import Function
+
+__all__ = ["ANYWHERE", "HOST", "Primitives"]
+
+HOST = 0
+"""The device index of the host."""
+ANYWHERE = -1
+"""In its place: a primitive looks at shapes alone, or at values of the host that are no tensors."""
+
+
+class Primitives:
+    """The primitives of a module whose kernels are made; `anywhere` are the names of those that
+    have no device."""
+
+    def __init__(self, module: IRModule, made: ModuleKernels, anywhere: Iterable[str]) -> None:
+        names = made.kernels.names
+        self._module, self._made = module, made
+        self._placed = dict(zip(made.functions, names, strict=True))
+        own = {f: name for (f, _), name in zip(made.functions, names, strict=True)}
+        self._named = {**own, **made.symbols}
+        called = [(self._name(f, device), device) for f, device in made.calls]
+        called += [(self._named[f], HOST) for f in made.loads.values()]
+        called += [(name, ANYWHERE) for name in anywhere]
+        self._numbers = {each: at for at, each in enumerate(dict.fromkeys(called))}
+
+    def _name(self, f: Function, device: int) -> str:
+        """That of the kernel of a function on a device; of external code it is one for all."""
+        return self._placed.get((f, self._made.target_of(self._module, device)), self._named[f])
+
+    @property
+    def names(self) -> list[str]:
+        """Their names in order."""
+        return [name for name, _ in self._numbers]
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device of each, in order."""
+        return tuple(device for _, device in self._numbers)
+
+    def kernel(self, f: Function, device: int) -> int:
+        """The number of the kernel of a function on a device."""
+        return self._numbers[self._name(f, device), device]
+
+    def load(self, f: Function) -> int:
+        """The number of what makes a constant at loading, which the host does."""
+        return self._numbers[self._named[f], HOST]
+
+    def anywhere(self, name: str) -> int:
+        """The number of a primitive without a device."""
+        return self._numbers[name, ANYWHERE]
