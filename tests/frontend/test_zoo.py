@@ -59,3 +59,21 @@ def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
     assert rows[2] == "| timm | export | static | 3 | 2 (66.7%) | 0 of 1 | 4.00 |  | 3.0 |"
     assert rows[-1] == "| c | export static | refused | a / b |"
     assert "- b, export: 4.0 s" in rows
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "state"),
+    [(1.0, 9.0, "agrees"), (2.0, 2.0, "exported differently"), (2.0, 1.0, "differs")],
+)
+def test_what_an_exporter_changed_is_its_own(
+    zoo: ModuleType, ours: float, theirs: float, state: str
+) -> None:
+    torch = pytest.importorskip("torch", reason="the package torch is not installed")
+    model = zoo.Model(lambda x: x, {"x": torch.ones(2)})
+    engines = {
+        "onnxruntime": lambda: lambda inputs: [inputs[0].numpy() * theirs],
+        "ekiden": lambda: lambda inputs: [inputs[0].numpy() * ours],
+    }
+    line = zoo._ran(model, engines, [torch.ones(2).numpy()], False, 0)
+    assert line["state"] == state
+    assert line["onnxruntime"] == pytest.approx(theirs - 1)

@@ -123,6 +123,12 @@ def median_of_all(x: Tensor) -> Tensor:
     return median(x.flatten(), 0)[0]
 
 
+def lcm(x: Tensor, y: Tensor) -> Tensor:
+    """`aten::lcm`: the product without what is common to both; 0 where one is 0."""
+    common = torch.gcd(x, y)
+    return (torch.div(x, common.clamp(min=1), rounding_mode="trunc") * y).abs()
+
+
 def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
     """`aten::frexp`: a mantissa in [0.5, 1) and a power of two; 0, infinities and NaN with 0."""
     wide = x.double()
@@ -229,6 +235,7 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.median.default: median_of_all,
     aten.median.dim: median,
     aten.frexp.Tensor: frexp,
+    aten.lcm.default: lcm,
     aten.lgamma.default: special.lgamma,
     aten.digamma.default: special.digamma,
     aten.erfc.default: special.erfc,
