@@ -71,6 +71,16 @@ def test_sizes_that_only_a_run_knows(opencl: Device) -> None:
         np.testing.assert_allclose(exe(given).numpy(), np.exp(given).sum(1), rtol=1e-4)
 
 
+def test_a_branch_that_a_shape_chooses(opencl: Device) -> None:
+    x = relay.var("x", shape=(relay.Any(), 3))
+    rows = relay.take(relay.shape_of(x, dtype="int64"), relay.const(0, "int64"), axis=0)
+    y = relay.If(relay.equal(rows, relay.const(2, "int64")), relay.exp(x), relay.negative(x))
+    exe = ekiden.compile(IRModule.from_expr(relay.Function([x], y)), {opencl: "opencl"})
+    for given in (numbers(2, 3), numbers(5, 3)):
+        wanted = np.exp(given) if len(given) == 2 else -given
+        np.testing.assert_allclose(exe(given).numpy(), wanted, rtol=1e-5)
+
+
 def test_indices_are_checked(opencl: Device) -> None:
     data, index = relay.var("x", shape=(5, 2)), relay.var("i", shape=(4,), dtype="int64")
     module = IRModule.from_expr(

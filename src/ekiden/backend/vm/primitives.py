@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from ekiden.backend.vm.module_kernels import ModuleKernels
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Function
+from ekiden.relay.transform.device_domains import reads_shapes_alone
 
 __all__ = ["ANYWHERE", "HOST", "Primitives"]
 
@@ -34,7 +35,7 @@ class Primitives:
         self._placed = dict(zip(made.functions, names, strict=True))
         own = {f: name for (f, _), name in zip(made.functions, names, strict=True)}
         self._named = {**own, **made.symbols}
-        called = [(self._name(f, device), device) for f, device in made.calls]
+        called = [(self._name(f, device), _place(f, device)) for f, device in made.calls]
         called += [(self._named[f], HOST) for f in made.loads.values()]
         called += [(name, ANYWHERE) for name in anywhere]
         self._numbers = {each: at for at, each in enumerate(dict.fromkeys(called))}
@@ -55,7 +56,7 @@ class Primitives:
 
     def kernel(self, f: Function, device: int) -> int:
         """The number of the kernel of a function on a device."""
-        return self._numbers[self._name(f, device), device]
+        return self._numbers[self._name(f, device), _place(f, device)]
 
     def load(self, f: Function) -> int:
         """The number of what makes a constant at loading, which the host does."""
@@ -64,3 +65,8 @@ class Primitives:
     def anywhere(self, name: str) -> int:
         """The number of a primitive without a device."""
         return self._numbers[name, ANYWHERE]
+
+
+def _place(f: Function, device: int) -> int:
+    """Where the arguments of a kernel have to be."""
+    return ANYWHERE if reads_shapes_alone(f) else device

@@ -372,6 +372,9 @@ class Domains:
         if isinstance(call.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
             return [None]  # the value goes on from here to where it is used
         if not isinstance(call.op, Op):
+            if reads_shapes_alone(call.op):
+                unify(self.of(call), self._host)
+                return [None] * n
             if isinstance(call.op, Constructor) or is_primitive(call.op):
                 return [self._together(call)] * n
             called = self.of(call.op)
@@ -440,6 +443,14 @@ class Domains:
 def is_primitive(op: RelayExpr) -> bool:
     """Whether what is called is a fused function."""
     return isinstance(op, Function) and is_atom(op)
+
+
+def reads_shapes_alone(op: RelayExpr) -> bool:
+    """Whether what is called is a fused function of one operator that reads shapes and no
+    elements.
+    """
+    body = op.body if isinstance(op, Function) and is_primitive(op) else None
+    return isinstance(body, Call) and isinstance(body.op, Op) and body.op.definition.shape_only
 
 
 def _result_of(domain: Domain, kind: Type) -> Domain:
