@@ -27,7 +27,6 @@ def _operators_of_a_test() -> Iterator[None]:
         del OPS[name]
 
 
-
 def declare(args: int, compute: Callable[..., Any], result: relay.TensorType = OPEN) -> str:
     name = f"tests.own_{next(NUMBERS)}"
     made = relay.op.op.register(name, "An operator.")
