@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from test_templates import product
+from test_tuned_templates import product
 
 import ekiden
 from ekiden import tune
