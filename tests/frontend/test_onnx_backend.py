@@ -156,9 +156,9 @@ def opencl() -> None:
         pytest.skip("needs an OpenCL driver: apt-get install pocl-opencl-icd")
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", [163, 326])
 def test_a_sample_of_node_tests_passes_on_opencl(opencl: None, part: int) -> None:
-    check("node", part * 163, 3 * 163, "OPENCL")
+    check("node", part, 489, "OPENCL")
 
 
 @pytest.mark.long
