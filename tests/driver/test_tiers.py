@@ -315,7 +315,7 @@ def test_what_cannot_be_loaded_leaves_no_process(
 def test_tiers_that_are_none() -> None:
     with pytest.raises(CompileError, match="compile: tier 'full' or 'quick' expected, got 'fast'"):
         ekiden.compile(network(), tier="fast")
-    targets = ["llvm", "llvm -mcpu=x86-64-v3"]
+    targets = ["llvm", "llvm -mcpu=x86-64"]
     with pytest.raises(CompileError, match="tier 'quick' takes one target, got 2"):
         quick(target=targets)
     machine = "aarch64" if Target.host().architecture != "aarch64" else "riscv64"

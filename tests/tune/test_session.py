@@ -58,7 +58,7 @@ def test_workloads_are_the_same_in_every_process(task: Task) -> None:
     program = (
         "from conftest import product; from ekiden.target import Target\n"
         "from ekiden.tune.task import module_tasks\n"
-        "print(module_tasks(product(), Target('llvm')).tasks[0].key)"
+        f"print(module_tasks(product(), Target({str(Target('llvm'))!r})).tasks[0].key)"
     )
     folder = str(Path(__file__).parent)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, *filter(None, sys.path)])}
