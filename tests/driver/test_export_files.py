@@ -18,6 +18,7 @@ from ekiden import runtime
 from ekiden.cli import main
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.paths import static_library_path
+from ekiden.target import Target
 
 pytestmark = [
     pytest.mark.quick,
@@ -103,9 +104,11 @@ def test_a_full_device_is_an_error_that_names_it(
 
 
 def test_standard_output_holds_the_artifact_alone(onnx_file: Path, tmp_path: Path) -> None:
-    ekiden.export(onnx_file, tmp_path / "m.eki")
+    target = str(Target("llvm"))
+    ekiden.export(onnx_file, tmp_path / "m.eki", target=target)
     for command in ("compile", "export"):
         given = [sys.executable, "-m", "ekiden", command, str(onnx_file), "-o", "/dev/stdout"]
+        given += ["--target", target]
         done = subprocess.run(given, capture_output=True)
         assert done.returncode == 0 and done.stdout == (tmp_path / "m.eki").read_bytes()
         assert done.stderr.startswith(b"/dev/stdout: 0.0 MB in ")
