@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from codegen_kernels import build
 
+import ekiden
+from ekiden import tir
 from ekiden.codegen.llvm import assembly, emit
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.intrinsic import call_intrin, if_then_else
@@ -358,3 +360,20 @@ def test_int32_loops() -> None:
     got = np.zeros(5, "float32")
     build(function((x, out), loop))(np.ones(5, "float32"), got)
     assert got.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_registers_of_a_loop_by_numbers_that_are_not_constant() -> None:
+    """They are memory, which there is none of before the loop: this did not end."""
+    func = tir.parse("""@T.prim_func
+def f(a: T.Buffer((4, 8), "float32"), b: T.Buffer((4, 8), "float32")):
+    for k in range(4):
+        r = T.alloc_buffer((8,), "float32", scope="register")
+        for j in range(8):
+            r[j] = a[k, j] * 2.0
+        for j in range(8):
+            b[k, j] = r[7 - j]
+""")
+    given = np.arange(32, dtype="float32").reshape(4, 8)
+    found = ekiden.runtime.tensor(np.zeros_like(given))
+    ekiden.build(func, "llvm")["f"](ekiden.runtime.tensor(given), found)
+    np.testing.assert_array_equal(found.numpy(), 2 * given[:, ::-1])

@@ -523,7 +523,9 @@ class StatementEmitter(PackedCallEmitter):
                     if s.else_case is not None:
                         stack.append(s.else_case)
                 case BufferStore() if (
-                    s.buffer.scope == "register" and s.buffer not in self.pointers
+                    s.buffer.scope == "register"
+                    and s.buffer not in self.pointers
+                    and s.buffer not in self.demoted  # memory, of which there is none before it
                 ):
                     found.add(self.register_key(s.buffer, s.indices[0]))
                 case _:
