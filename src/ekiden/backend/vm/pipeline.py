@@ -11,6 +11,8 @@ from ekiden.ir.transform import Sequential, needed
 from ekiden.relay import qnn, transform
 from ekiden.target import CompilationConfig, Target
 
+FEW = "as a kernel of a device takes no more inputs"
+
 
 def pipeline(
     target: Target,
@@ -32,6 +34,8 @@ def pipeline(
     """
     layout = config.layout_target if config is not None else None
     layout = layout or target
+    devices = (layout, *(config.device_targets if config is not None else ()))
+    most_inputs = min((t.most_inputs for t in devices if t.most_inputs), default=0)
     infer_type = needed(transform.InferType(), "to know the types of a program")
     return Sequential(
         (
@@ -69,12 +73,13 @@ def pipeline(
             transform.FoldConstant(),  # packs the weights
             transform.Rematerialize(),
             # nothing that merges values may follow
+            *((needed(transform.SplitArgs(most_inputs), FEW),) if most_inputs else ()),
             needed(PlaceByCost(config), "as who measured has asked for")
             if PassContext.current().config.get(COSTS)
             else needed(PlaceRefused(config), "to run on the host what a device has no code for"),
             needed(transform.PlanDevices(config, marks=False), "to say where each value lives"),
             needed(
-                transform.FuseOps(),
+                transform.FuseOps(most_inputs=most_inputs),
                 "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",
             ),
             needed(transform.ToANormalForm(), "to put the program into order"),
