@@ -55,23 +55,50 @@ def _torchvision_names() -> list[str]:
 
 
 def _torchvision() -> Any:  # noqa: ANN401
-    """The package, whose wheel of PyPI has no operators for PyTorch's build for CPUs: their names
-    are declared first, without which it cannot be imported.
+    """The package. Its wheel of PyPI has no operators for PyTorch's build for CPUs, and cannot be
+    imported: there they are declared and computed by PyTorch's own, so that detectors can be built.
     """
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        pass
     import torch
 
-    if "torchvision" in sys.modules:
-        return sys.modules["torchvision"]
     library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        try:
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:  # the wheel has them
-            break
     _KEPT.append(library)
-    import torchvision
+    for schema in _DETECTION:
+        library.define(schema)
+    package = importlib.import_module("torchvision")
+    aligned = importlib.import_module("torchvision.ops.roi_align")
+    vars(package.extension)["_has_ops"] = vars(aligned)["_has_ops"] = _has_operators
+    library.impl("nms", _nms, "CPU")
+    library.impl("roi_align", aligned._roi_align, "CPU")
+    return package
 
-    return torchvision
+
+_DETECTION = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height,"
+    " SymInt pooled_width, int sampling_ratio, bool aligned) -> Tensor",
+)
+
+
+def _has_operators() -> bool:
+    return True  # TorchScript reads this: a lambda would not do
+
+
+def _nms(boxes: Any, scores: Any, threshold: float) -> Any:  # noqa: ANN401
+    """Of boxes that overlap by more than a share, the one with the best score."""
+    import torch
+
+    overlap = _torchvision().ops.box_iou
+    left, kept = torch.argsort(scores, descending=True, stable=True), []
+    while left.numel():
+        best, left = left[:1], left[1:]
+        kept.append(best)
+        left = left[overlap(boxes[best], boxes[left])[0] <= threshold]
+    return torch.cat([left, *kept])
 
 
 _KEPT: list[object] = []
