@@ -23,6 +23,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import Type, with_dims
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, TypeInferenceError
+from ekiden.runtime.late import Table, load_postponed
 
 _V = TypeVar("_V")
 
@@ -130,6 +131,7 @@ class Op(RelayExpr):
     @staticmethod
     def list_op_names() -> list[str]:
         """The names of all operators."""
+        load_postponed()
         return sorted(OP_NODES)
 
     @property
@@ -307,8 +309,8 @@ class OpDef:
 
 OP_ATTRS: dict[str, dict[str, object]] = {}
 """What users attach to operators: attribute name -> operator name -> value."""
-OPS: dict[str, OpDef] = {}
-OP_NODES: dict[str, Op] = {}
+OPS: Table[OpDef] = Table()
+OP_NODES: Table[Op] = Table()
 """Every operator by its name: those of Relay, and "tir.exp" and the like of loop programs."""
 
 
@@ -409,9 +411,10 @@ def register_name(name: str) -> Op:
 
 def get(name: str) -> Op:
     """The operator of that name. Raises KeyError with the nearest names."""
-    if name not in OP_NODES:
+    found = OP_NODES.find(name)
+    if found is None:
         raise KeyError(f"no operator {name!r}{nearest(name)}")
-    return OP_NODES[name]
+    return found
 
 
 register_func("ir.GetOp", get, override=True)
