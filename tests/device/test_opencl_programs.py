@@ -167,6 +167,14 @@ def test_what_is_refused() -> None:
         ekiden.compile(module, Target("opencl", host="opencl"))
     with pytest.raises(CompileError, match="bounds"):
         ekiden.compile(module, "opencl", bounds="check")
+    with pytest.raises(CompileError, match=r"different devices expected, got opencl\(0\) twice"):
+        ekiden.compile(module, [ekiden.opencl(0), ekiden.opencl(0)])
+    x = relay.var("x", shape=(4,))
+    there = relay.annotation.on_device(relay.tanh(x), ekiden.opencl(0))
+    module = IRModule.from_expr(relay.Function([x], there))
+    for given in ("llvm", [ekiden.cuda(0), cpu(0)]):  # code of another kind read its memory
+        with pytest.raises(CompileError, match=r"work on opencl\(0\), and no target is for that"):
+            ekiden.compile(module, given)
 
 
 def test_tensors_of_no_elements(opencl: Device) -> None:

@@ -208,8 +208,11 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
     pairs = [(place, tuple(_usable(t, host) for t in given)) for place, given in _pairs(targets)]
     if not pairs:
         raise CompileError(f"compile: a target or a device expected, got {targets!r}")
+    plain = [place.device for place, given in pairs if not given]
     for place, given in pairs:
         _check_kinds(place, given)
+        if plain.count(place.device) > 1:
+            raise CompileError(f"compile: different devices expected, got {place.device} twice")
     threads = _device_targets(pairs)
     lists = list(dict.fromkeys(given for p, given in pairs if given and p.device_type == CPU))
     if not lists and threads:
