@@ -444,6 +444,27 @@ def register_op_attr(
     return register if value is None else register(value)
 
 
+def registrar(
+    attr_key: str, what: str, changed: Callable[[str], None] | None = None
+) -> Callable[..., Callable[..., object]]:
+    """A function `(op_name, function=None, level=10)` that gives operators one attribute; without a
+    function, a decorator. `changed` is told the name of each operator that has a new one."""
+
+    def register(
+        op_name: str, function: Callable[..., object] | None = None, level: int = 10
+    ) -> Callable[..., object]:
+        def one(given: Callable[..., object]) -> Callable[..., object]:
+            register_op_attr(op_name, attr_key, given, level)
+            if changed is not None:
+                changed(op_name)
+            return given
+
+        return one if function is None else one(function)
+
+    register.__doc__ = f"{what} Without a function, a decorator. Raises KeyError for no operator."
+    return register
+
+
 def set_op_attr(op_name: str, attr_key: str, value: _V) -> _V:
     """Attach what says nothing of whose it is, such as a number, beside a function that does: only
     that tells whether a program has extended the compiler. Raises KeyError as `register_op_attr`.
