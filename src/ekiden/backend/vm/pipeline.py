@@ -41,9 +41,14 @@ from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
 from ekiden.relay.transform.slice_in_place import SliceInPlace
+from ekiden.relay.transform.split_args import SplitArgs
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.update_in_place import UpdateInPlace
 from ekiden.target import CompilationConfig, Target
+
+MOST_JOINED = 64
+"""Tensors that one kernel joins at most, below the parts that loops are cut into (topi/rule): a
+kernel of many takes LLVM longer than in proportion, and kernels of as many are one."""
 
 
 def pipeline(
@@ -101,6 +106,7 @@ def pipeline(
                 )
             ),
             FoldConstant(),  # packs the weights
+            SplitArgs(MOST_JOINED),
             Rematerialize(),
             # nothing that merges values may follow
             needed(PlaceByCost(config), "as who measured has asked for")
