@@ -54,7 +54,9 @@ def test_sixteen_texts_together_are_those_alone(model: llm.Model, sampling: llm.
 
 
 @alike(3)
-@pytest.mark.parametrize(("cache", "most"), [("float16", 0.02), ("bfloat16", 0.2), ("int8", 0.2)])
+@pytest.mark.parametrize(
+    ("cache", "most"), [("float16", 0.02), ("bfloat16", 0.2), ("int8", 0.2), ("int4", 1)]
+)
 def test_a_cache_may_be_smaller(cache: str, most: float) -> None:
     small = llm.load(tiny("llama"), page=16, sequences=1, cache=cache)
     exact = Reference(tiny("llama")).logits(PROMPTS[7])
@@ -62,8 +64,12 @@ def test_a_cache_may_be_smaller(cache: str, most: float) -> None:
 
 
 def test_a_cache_of_another_dtype_or_page_is_refused() -> None:
-    with pytest.raises(InputError, match="'cache' must be one of .*int8, got 'int4'"):
-        llm.load(tiny("llama"), cache="int4")
+    with pytest.raises(InputError, match="'cache' must be one of .*int8, int4, got 'int3'"):
+        llm.load(tiny("llama"), cache="int3")
+    with pytest.raises(InputError, match="'page' must be a multiple of 8, got 12"):
+        llm.load(tiny("llama"), cache="int4", page=12)
+    with pytest.raises(InputError, match="int4 is for heads of a multiple of 8 .* model have 12"):
+        llm.load(tiny("llama", head_dim=12), cache="int4")
     with pytest.raises(InputError, match="'page' must be a multiple of 4, got 6"):
         llm.load(tiny("llama"), page=6)
 
