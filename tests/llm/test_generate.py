@@ -199,15 +199,24 @@ def test_wrong_requests_are_refused(model: llm.Model) -> None:
         ([1, 97], "prompt: token 97 is none of the 97 of the model"),
         ([-1], "prompt: token -1 is none of the 97 of the model"),
         ("text", "prompt: tokens expected, as the model has no tokenizer"),
+        ([1, 2.5], "prompt: whole numbers expected as tokens: 'float' object cannot"),
+        (["a"], "prompt: whole numbers expected as tokens: 'str' object cannot"),
+        (np.ones((2, 2), int), "prompt: whole numbers expected as tokens: only "),
+        (7, "prompt: whole numbers expected as tokens: 'int' object is not iterable"),
     ):
-        with pytest.raises(InputError) as caught:
-            model.generate(prompt)
-        assert str(caught.value).startswith(message)
+        for ask in (model.generate, model.engine.submit, model.logits):
+            if not isinstance(prompt, str) or ask == model.generate:
+                with pytest.raises(InputError) as caught:
+                    ask(prompt)
+                assert str(caught.value).startswith(message)
     for changes, message in (
         ({"max_tokens": 0}, "max_tokens: at least 1 expected, got 0"),
         ({"temperature": -1}, "temperature: a number from 0.0 to inf expected, got -1"),
         ({"top_p": 2}, "top_p: a number from 0.0 to 1.0 expected, got 2"),
         ({"repetition_penalty": 0}, "repetition_penalty: a number above 0 expected, got 0"),
+        ({"repetition_penalty": "1"}, "repetition_penalty: a number above 0 expected, got '1'"),
+        ({"top_k": 1.5}, "top_k: a whole number from 0 to 16777216 expected, got 1.5"),
+        ({"seed": True}, "seed: a whole number from -9223372036854775808 to "),
         ({"stop": "a"}, "stop: texts expected, got 'a'"),
         ({"stop": ("",)}, "stop: texts expected, got ('',)"),
         ({"heat": 1}, "generate: 'heat' is none of max_tokens, temperature,"),

@@ -16,7 +16,7 @@ import ekiden
 from ekiden import runtime
 from ekiden.llm.architectures import DecoderConfig, read_config
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape
-from ekiden.llm.engine import Engine, Stream
+from ekiden.llm.engine import Engine, Stream, whole_tokens
 from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.grammar import Grammar
 from ekiden.llm.program import DECODE, DRAFT, PREFILL, SETTINGS, SPECULATE, Draft, program
@@ -203,6 +203,7 @@ class Model:
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The logits [n, vocabulary] after each of n tokens, of a text of its own."""
+        tokens = whole_tokens(tokens)
         self.check_prompt(tokens)
         pages = -(-len(tokens) // self.layout.page)
         n = np.arange(len(tokens), dtype=np.int32)
@@ -324,9 +325,10 @@ class Model:
     # Texts.
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """The tokens of a prompt. Raises InputError for a text where there is no tokenizer."""
+        """The tokens of a prompt. Raises InputError for a text where there is no tokenizer, and for
+        what is none of both."""
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            return whole_tokens(prompt)
         if self.tokenizer is None:
             raise InputError(
                 "prompt: tokens expected, as the model has no tokenizer: that takes a"
