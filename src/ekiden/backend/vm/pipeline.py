@@ -49,6 +49,7 @@ from ekiden.target import CompilationConfig, Target
 MOST_JOINED = 64
 """Tensors that one kernel joins at most, below the parts that loops are cut into (topi/rule): a
 kernel of many takes LLVM longer than in proportion, and kernels of as many are one."""
+FEW = "as a kernel of a device takes no more inputs"
 
 
 def pipeline(
@@ -71,6 +72,8 @@ def pipeline(
     """
     layout = config.layout_target if config is not None else None
     layout = layout or target
+    devices = (layout, *(config.device_targets if config is not None else ()))
+    most_inputs = min((t.most_inputs for t in devices if t.most_inputs), default=0)
     infer_type = needed(InferType(), "to know the types of a program")
     return Sequential(
         (
@@ -106,7 +109,7 @@ def pipeline(
                 )
             ),
             FoldConstant(),  # packs the weights
-            SplitArgs(MOST_JOINED),
+            needed(SplitArgs(most_inputs), FEW) if most_inputs else SplitArgs(MOST_JOINED),
             Rematerialize(),
             # nothing that merges values may follow
             needed(PlaceByCost(config), "as who measured has asked for")
@@ -114,7 +117,7 @@ def pipeline(
             else needed(PlaceRefused(config), "to run on the host what a device has no code for"),
             needed(PlanDevices(config, marks=False), "to say where each value lives"),
             needed(
-                FuseOps(),
+                FuseOps(most_inputs=most_inputs),
                 "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",
             ),
             needed(ToANormalForm(), "to put the program into order"),

@@ -14,6 +14,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, const
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
+from ekiden.target.kinds import MOST_ARGUMENTS
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, BufferStore, For, PrimFunc, Stmt
 from ekiden.tir.visitor import buffers_written, walk
@@ -176,7 +177,14 @@ def print_ptx(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
 
 
 def print_for(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
-    """The kernel in the language of the target's kind."""
+    """The kernel in the language of the target's kind. Raises CompileError for one of more
+    arguments than devices take."""
+    count = len(func.buffers) + len(sizes)
+    if count > MOST_ARGUMENTS:
+        raise CompileError(
+            f"kernel {c_symbol(func.name)!r}: it has {count} arguments, and devices take"
+            f" {MOST_ARGUMENTS}"
+        )
     dialect = DIALECTS.get(target.kind.name)
     if dialect is None:
         return print_ptx(func, sizes, target)
