@@ -46,6 +46,9 @@ from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.update_in_place import UpdateInPlace
 from ekiden.target import CompilationConfig, Target
 
+MOST_JOINED = 64
+"""Tensors that one kernel joins at most, below the parts that loops are cut into (topi/rule): a
+kernel of many takes LLVM longer than in proportion, and kernels of as many are one."""
 FEW = "as a kernel of a device takes no more inputs"
 
 
@@ -106,9 +109,9 @@ def pipeline(
                 )
             ),
             FoldConstant(),  # packs the weights
+            needed(SplitArgs(most_inputs), FEW) if most_inputs else SplitArgs(MOST_JOINED),
             Rematerialize(),
             # nothing that merges values may follow
-            *((needed(SplitArgs(most_inputs), FEW),) if most_inputs else ()),
             needed(PlaceByCost(config), "as who measured has asked for")
             if PassContext.current().config.get(COSTS)
             else needed(PlaceRefused(config), "to run on the host what a device has no code for"),
