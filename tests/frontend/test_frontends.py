@@ -66,6 +66,7 @@ def test_models_are_told_by_name_content_and_class(tmp_path: Path) -> None:
         ("model.pt", "by torch.load or torch.jit.load, with example_inputs"),
         ("model.safetensors", "load them into the model"),
         ("model.mlmodel", "convert it to ONNX"),
+        ("model.eki", "load it by ekiden.load"),
     ],
 )
 def test_files_of_other_kinds_are_told_what_makes_a_model_of_them(
@@ -130,3 +131,10 @@ def test_what_is_missing_is_told_with_the_command(
     with pytest.raises(ImportModelError) as caught:
         row.entry()
     assert str(caught.value) == f"import an ONNX model: {message}"
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ImportModelError, match=r"import '.*': it is a folder, in which there is no"
+    ):
+        ekiden.compile(tmp_path)

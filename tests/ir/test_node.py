@@ -27,6 +27,11 @@ def test_fields_cannot_be_assigned_or_deleted() -> None:
     assert isinstance(one, IntImm) and one.value == 1
 
 
+def test_a_tensor_has_no_dimension_below_0() -> None:
+    with pytest.raises(ValueError, match=r"no dimension may be below 0, got \(3, -4\)"):
+        TensorType((3, -4))
+
+
 def test_constructors_take_places_names_and_defaults() -> None:
     a, b = Var("a"), Var(name="b", dtype="int32")
     assert (a.dtype, b.dtype, SizeVar("n", upper=4).upper) == ("int64", "int32", 4)

@@ -166,6 +166,7 @@ REJECTED = [
         "def @f(%x: Tensor[(3), float33]) { %x }",
         "text:1:24: no dtype 'float33'; there are bool, int8",
     ),
+    ("def @f(%x: Tensor[(3, -4), int8]) { %x }", "text:1:23: no dimension may be below 0, got -4"),
     ("def @f(%x: Strange) { %x }", "text:1:12: no type 'Strange'"),
     ("def @f() { /* x }", "text:1:12: comment without an end"),
     ("def @f() { 1 }\ndef @f() { 2 }", "text:2:5: function @f is defined twice"),

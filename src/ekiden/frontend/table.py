@@ -209,6 +209,8 @@ OTHERS = (
     Other("a checkpoint of a language model", (".gguf",), "run it by `ekiden generate`"),
     Other("a model of CoreML", (".mlmodel", ".mlpackage"),
           "convert it to ONNX by onnxmltools.convert_coreml"),
+    Other("compiled already", (".eki", ".so", ".dll", ".dylib"),
+          "load it by ekiden.load, or look into it by `ekiden inspect`"),
     Other("a model of PaddlePaddle", (".pdmodel",), "convert it to ONNX by paddle2onnx"),
 )  # fmt: skip
 
@@ -244,6 +246,8 @@ def _of_path(path: Path) -> Frontend:
     for other in OTHERS:
         if path.name.endswith(other.suffixes):
             raise ImportModelError(f"import {path.name!r}: it is {other.what}: {other.advice}")
+    if path.is_dir():
+        raise ImportModelError(f"import {str(path)!r}: it is a folder, in which there is no model")
     if not path.is_file():  # a pipe is read once, by the importer
         return FRONTENDS[0]
     try:

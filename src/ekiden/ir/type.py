@@ -88,6 +88,9 @@ class TensorType(Type):
         shape = self.shape
         if type(shape) is not tuple or any(not isinstance(d, PrimExpr) for d in shape):
             freeze(self, shape=tuple(convert(d, "int64") for d in shape))
+        if any(isinstance(d, IntImm) and d.value < 0 for d in self.shape):
+            text = ", ".join(map(repr, self.shape))
+            raise ValueError(f"a tensor's type: no dimension may be below 0, got ({text})")
         if any(map(_is_made_from_unknown, self.shape)):
             dims = (AnyDim() if _is_made_from_unknown(d) else d for d in self.shape)
             freeze(self, shape=tuple(dims))

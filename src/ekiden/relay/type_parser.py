@@ -160,7 +160,10 @@ class TypeParser:
         self.expect("(")
         shape: list[PrimExpr] = []
         while not self.take(")"):
+            at = self.token.at
             shape.append(self.prim())
+            if isinstance(size := shape[-1], prim.IntImm) and size.value < 0:
+                self.source.fail(at, f"no dimension may be below 0, got {size.value}")
             if not self.next_is(")"):
                 self.expect(",")
         self.expect(",")

@@ -98,6 +98,13 @@ def test_a_rounding_that_is_left_open_is_tvms(mode: str, rounding: str, expected
             np.testing.assert_array_equal(found.reshape(-1), places)
 
 
+def test_data_of_another_rank_is_refused() -> None:
+    data = var("x", shape=(3, 4))
+    message = r"image.resize1d: 'data' of layout 'NCW' expected, got shape \(3, 4\)"
+    with pytest.raises(TypeInferenceError, match=message):
+        infer_type(IRModule.from_expr(Function([data], image.resize1d(data, (9,)))))
+
+
 def test_a_rounding_that_there_is_not_is_refused() -> None:
     data = var("x", shape=(1, 1, 4))
     call = image.resize1d(data, (9,), None, "NCW", "nearest_neighbor", "asymmetric", "up")

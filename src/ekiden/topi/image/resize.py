@@ -320,6 +320,8 @@ def _resized(
             )
         region = list(zip(roi[:rank], roi[rank:], strict=True))
     shape = data.shape
+    if len(shape) != len(layout):
+        raise ValueError(f"{name}: 'data' of layout {layout!r} expected, got shape {shape}")
     expect_least(name, "data", [shape[a] for a in axes], [1] * rank)
     for at, extent in zip(axes, sizes, strict=True):
         shape = replaced(shape, at, as_dim(extent))

@@ -44,6 +44,11 @@ def _with_places(node: Node) -> Result:
 
 def _places(node: Node, window: Window) -> Expr:
     """Positions of maxima: the taps of every window side by side, the first of the largest."""
+    if any(known(e) is None for e in node.shape(0)[2:]):
+        node.unsupported(
+            f"output 1 (the places of maxima) needs data of a size that is known, got "
+            f"{node.shape(0)}; give the size as 'shape'"
+        )
     extents, padding = as_ints(node.shape(0)[2:]), window.padding
     rank = len(extents)
     if padding is None or node.get_int("ceil_mode", 0):
