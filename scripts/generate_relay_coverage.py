@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ekiden.ir.op import OPS
 from ekiden.relay import transform
+from ekiden.runtime.late import load_postponed
 
 importlib.import_module("ekiden.relay")
 
@@ -179,6 +180,7 @@ def page() -> str:
 
 def main() -> None:
     """Write the page, or compare it."""
+    load_postponed()
     made = page()
     if "--check" not in sys.argv:
         PAGE.write_text(made)

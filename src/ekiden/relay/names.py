@@ -72,6 +72,7 @@ from ekiden.relay.parser import fromtext, parse, parse_expr
 from ekiden.relay.picture import draw
 from ekiden.relay.prelude import Prelude
 from ekiden.relay.printer import astext
+from ekiden.relay.qnn import names as _dialect  # noqa: F401  declares operators
 from ekiden.relay.scope_builder import ScopeBuilder
 from ekiden.relay.transform.span_check import SpanCheck
 from ekiden.relay.ty import RefType, ShapeVar, scalar_type
