@@ -2,9 +2,11 @@
 
     python benchmarks/perplexity.py MODEL.gguf --node FOLDER      where the folder has
         npm install node-llama-cpp
+    python benchmarks/perplexity.py MODEL.gguf --caches float16 int8 int4
 
 All get the same tokens, those of the file's own tokenizer. "floats" are the file's own weights as
-floats, so that nothing else is rounded: which of the others is nearer to what the file says.
+floats and a cache of floats, so that nothing else is rounded: which of the others is nearer to what
+the file says. llama.cpp is compared with the first cache.
 """
 
 from __future__ import annotations
@@ -77,12 +79,20 @@ def main() -> None:
     parser.add_argument("--node", type=Path, help="where node_modules is")
     parser.add_argument("--text", type=Path, help="another text")
     parser.add_argument("--tokens", type=int, default=265, help="how many of it (265)")
+    parser.add_argument("--caches", nargs="+", default=["float16"], help="of Ekiden")
     options = parser.parse_args()
     text = options.text.read_text(encoding="utf-8") if options.text else TEXT
-    model = llm.load(options.model, sequences=1, context=options.tokens + 1)
-    tokens = model.encode(text)[: options.tokens]
-    floats = llm.load(Floats(open_checkpoint(options.model)), sequences=1, context=len(tokens) + 1)
-    found = {"Ekiden": of_ekiden(model, tokens), "floats": of_ekiden(floats, tokens)}
+    models = {
+        f"Ekiden, {cache}":
+            llm.load(options.model, sequences=1, context=options.tokens + 1, cache=cache)
+        for cache in options.caches
+    }  # fmt: skip
+    first = next(iter(models))
+    tokens = models[first].encode(text)[: options.tokens]
+    models["floats"] = llm.load(
+        Floats(open_checkpoint(options.model)), sequences=1, context=len(tokens) + 1
+    )
+    found = {name: of_ekiden(model, tokens) for name, model in models.items()}
     print_each(found, tokens)
     if options.node is not None:
         found["llama.cpp"] = of_llama(options.node, options.model, tokens)
@@ -94,8 +104,8 @@ def main() -> None:
             f"{name} beside floats: {math.expm1(-apart.mean()):+.2%}; one token's logarithm is "
             f"{np.sqrt((apart**2).mean()):.4f} apart, at most {np.abs(apart).max():.3f}"
         )
-    if len(found) == 2:
-        ours, theirs = (np.asarray(each) for each in found.values())
+    if options.node is not None:
+        ours, theirs = (np.asarray(found[name]) for name in (first, "llama.cpp"))
         print(f"{math.expm1(theirs.mean() - ours.mean()):+.2%} beside llama.cpp")
 
 
@@ -103,7 +113,7 @@ def print_each(found: dict[str, list[float]], tokens: list[int]) -> None:
     """The perplexity of each."""
     for name, logs in found.items():
         print(
-            f"{name:<12}{math.exp(-sum(logs) / len(logs)):>10.4f}  {len(tokens)} tokens", flush=True
+            f"{name:<18}{math.exp(-sum(logs) / len(logs)):>10.4f}  {len(tokens)} tokens", flush=True
         )
 
 

@@ -54,7 +54,9 @@ def test_sixteen_texts_together_are_those_alone(model: llm.Model, sampling: llm.
 
 
 @alike(3)
-@pytest.mark.parametrize(("cache", "most"), [("float16", 0.02), ("bfloat16", 0.2), ("int8", 0.2)])
+@pytest.mark.parametrize(
+    ("cache", "most"), [("float16", 0.02), ("bfloat16", 0.2), ("int8", 0.2), ("int4", 1)]
+)
 def test_a_cache_may_be_smaller(cache: str, most: float) -> None:
     small = llm.load(tiny("llama"), page=16, sequences=1, cache=cache)
     exact = Reference(tiny("llama")).logits(PROMPTS[7])
@@ -62,8 +64,12 @@ def test_a_cache_may_be_smaller(cache: str, most: float) -> None:
 
 
 def test_a_cache_of_another_dtype_or_page_is_refused() -> None:
-    with pytest.raises(InputError, match="'cache' must be one of .*int8, got 'int4'"):
-        llm.load(tiny("llama"), cache="int4")
+    with pytest.raises(InputError, match="'cache' must be one of .*int8, int4, got 'int3'"):
+        llm.load(tiny("llama"), cache="int3")
+    with pytest.raises(InputError, match="'page' must be a multiple of 8, got 12"):
+        llm.load(tiny("llama"), cache="int4", page=12)
+    with pytest.raises(InputError, match="int4 is for heads of a multiple of 8 .* model have 12"):
+        llm.load(tiny("llama", head_dim=12), cache="int4")
     with pytest.raises(InputError, match="'page' must be a multiple of 4, got 6"):
         llm.load(tiny("llama"), page=6)
 
@@ -193,15 +199,24 @@ def test_wrong_requests_are_refused(model: llm.Model) -> None:
         ([1, 97], "prompt: token 97 is none of the 97 of the model"),
         ([-1], "prompt: token -1 is none of the 97 of the model"),
         ("text", "prompt: tokens expected, as the model has no tokenizer"),
+        ([1, 2.5], "prompt: whole numbers expected as tokens: 'float' object cannot"),
+        (["a"], "prompt: whole numbers expected as tokens: 'str' object cannot"),
+        (np.ones((2, 2), int), "prompt: whole numbers expected as tokens: only "),
+        (7, "prompt: whole numbers expected as tokens: 'int' object is not iterable"),
     ):
-        with pytest.raises(InputError) as caught:
-            model.generate(prompt)
-        assert str(caught.value).startswith(message)
+        for ask in (model.generate, model.engine.submit, model.logits):
+            if not isinstance(prompt, str) or ask == model.generate:
+                with pytest.raises(InputError) as caught:
+                    ask(prompt)
+                assert str(caught.value).startswith(message)
     for changes, message in (
         ({"max_tokens": 0}, "max_tokens: at least 1 expected, got 0"),
         ({"temperature": -1}, "temperature: a number from 0.0 to inf expected, got -1"),
         ({"top_p": 2}, "top_p: a number from 0.0 to 1.0 expected, got 2"),
         ({"repetition_penalty": 0}, "repetition_penalty: a number above 0 expected, got 0"),
+        ({"repetition_penalty": "1"}, "repetition_penalty: a number above 0 expected, got '1'"),
+        ({"top_k": 1.5}, "top_k: a whole number from 0 to 16777216 expected, got 1.5"),
+        ({"seed": True}, "seed: a whole number from -9223372036854775808 to "),
         ({"stop": "a"}, "stop: texts expected, got 'a'"),
         ({"stop": ("",)}, "stop: texts expected, got ('',)"),
         ({"heat": 1}, "generate: 'heat' is none of max_tokens, temperature,"),

@@ -9,7 +9,7 @@ import time
 from ekiden.llm.model import Model, load
 from ekiden.llm.sampling import Sampling
 from ekiden.runtime.errors import InputError
-from ekiden.topi.rule.page_planes import KINDS
+from ekiden.topi.rule.page_planes import FORMATS
 
 _NUMBERS: dict[str, tuple[type, str]] = {
     "max-tokens": (int, "the most tokens of the answer (256)"),
@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", help="numbers of tokens instead of a text: 1,529,29871")
     parser.add_argument("--tokenizer", help="a tokenizer.json, where the model has none beside it")
     parser.add_argument("--context", type=int, help="tokens that a text has at most")
-    parser.add_argument("--cache", help="dtype of the cache: " + ", ".join(KINDS))
+    parser.add_argument("--cache", help="format of the cache: " + ", ".join(FORMATS))
     parser.add_argument("--threads", type=int, help="threads of a step")
     parser.add_argument("--draft", help="a smaller model of the same tokens, which proposes some")
     parser.add_argument("--proposals", type=int, default=4, help="how many of them at once (4)")

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,9 +28,17 @@ from ekiden.runtime.errors import InputError
 if TYPE_CHECKING:
     from ekiden.llm.model import Model
 
-__all__ = ["Engine", "Stream"]
+__all__ = ["Engine", "Stream", "whole_tokens"]
 
 Ints = NDArray[np.int32]
+
+
+def whole_tokens(given: Sequence[int]) -> list[int]:
+    """The numbers of tokens. Raises InputError for what is no list of whole numbers."""
+    try:
+        return [index(token) for token in given]
+    except TypeError as error:
+        raise InputError(f"prompt: whole numbers expected as tokens: {error}") from error
 
 
 @dataclass(eq=False)
@@ -107,7 +116,7 @@ class Engine:
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
         """A text that begins with a prompt. Raises InputError for an empty prompt, one that is too
         long for the context, or a token that there is not."""
-        made = Stream(self, tuple(map(int, prompt)), sampling or Sampling())
+        made = Stream(self, tuple(whole_tokens(prompt)), sampling or Sampling())
         self.model.check_prompt(made.prompt)
         made.grammar = self.model.grammar(made.sampling.grammar)
         with self._lock:

@@ -16,7 +16,7 @@ import ekiden
 from ekiden import runtime
 from ekiden.llm.architectures import DecoderConfig, read_config
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape
-from ekiden.llm.engine import Engine, Stream
+from ekiden.llm.engine import Engine, Stream, whole_tokens
 from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.grammar import Grammar
 from ekiden.llm.program import DECODE, DRAFT, PREFILL, SETTINGS, SPECULATE, Draft, program
@@ -25,8 +25,7 @@ from ekiden.llm.text import Pieces, Tokenizer
 from ekiden.llm.weights import Checkpoint
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.vm import VirtualMachine
-from ekiden.topi.nn.pages import QUANTUM
-from ekiden.topi.rule.page_planes import KINDS
+from ekiden.topi.rule.page_planes import FORMATS
 
 __all__ = ["Model", "Piece", "load"]
 
@@ -62,9 +61,10 @@ def load(
     `Checkpoint`, compiled.
 
     A text has at most `context` tokens (else what the model can, up to 4,096), and `sequences` are
-    made at once; the cache is as large as both need, in pages of `page` tokens. It is of dtype
-    `cache`: "float32", "float16", "bfloat16" or "int8", which has a scale for each token of a head;
-    by default float32 where the weights are, so that nothing is rounded, and else float16.
+    made at once; the cache is as large as both need, in pages of `page` tokens. Its format
+    is `cache`: "float32", "float16", "bfloat16", "int8", which has a scale for each token of a
+    head, or "int4" with one for each 32 numbers; by default float32 where the weights are, so that
+    nothing is rounded, and else float16.
     `tokenizer` is one of the package tokenizers, or its file; a folder and a GGUF file have their
     own. `options` are those of `ekiden.compile`.
 
@@ -84,15 +84,26 @@ def load(
     if type(context) is not int or not 2 <= context <= most:
         raise InputError(f"load: 'context' must be from 2 to {most} tokens, got {context!r}")
     decoder = read_config(config, context)
-    if cache not in (None, *KINDS):
-        raise InputError(f"load: 'cache' must be one of {', '.join(KINDS)}, got {cache!r}")
-    if type(page) is not int or page < QUANTUM or page % QUANTUM:
-        raise InputError(f"load: 'page' must be a multiple of {QUANTUM}, got {page!r}")
-    layout = Layout(page, cache or _cache_of(found, decoder))
+    layout = _layout(page, cache or _cache_of(found, decoder), decoder)
     small = None if draft is None else _draft_of(_opened(draft), decoder, context, proposals)
     exe = ekiden.compile(program(found, decoder, layout, small), num_threads=num_threads, **options)
     _give_back()
     return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small)
+
+
+def _layout(page: int, cache: str, config: DecoderConfig) -> Layout:
+    """How a cache of that format lies. Raises InputError for one that there cannot be."""
+    if cache not in FORMATS:
+        raise InputError(f"load: 'cache' must be one of {', '.join(FORMATS)}, got {cache!r}")
+    row = FORMATS[cache]
+    if type(page) is not int or page < row.quantum or page % row.quantum:
+        raise InputError(f"load: 'page' must be a multiple of {row.quantum}, got {page!r}")
+    if config.depth % row.quantum:
+        raise InputError(
+            f"load: a cache of {cache} is for heads of a multiple of {row.quantum} numbers, those"
+            f" of the model have {config.depth}"
+        )
+    return Layout(page, row.dtype)
 
 
 def _give_back() -> None:
@@ -192,6 +203,7 @@ class Model:
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The logits [n, vocabulary] after each of n tokens, of a text of its own."""
+        tokens = whole_tokens(tokens)
         self.check_prompt(tokens)
         pages = -(-len(tokens) // self.layout.page)
         n = np.arange(len(tokens), dtype=np.int32)
@@ -313,9 +325,10 @@ class Model:
     # Texts.
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """The tokens of a prompt. Raises InputError for a text where there is no tokenizer."""
+        """The tokens of a prompt. Raises InputError for a text where there is no tokenizer, and for
+        what is none of both."""
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            return whole_tokens(prompt)
         if self.tokenizer is None:
             raise InputError(
                 "prompt: tokens expected, as the model has no tokenizer: that takes a"

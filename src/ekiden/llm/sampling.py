@@ -44,12 +44,13 @@ class Sampling:
             ("min_p", 0.0, 1.0), ("seed", -(2**63), 2**63 - 1),
         ):  # fmt: skip
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not least <= value <= most:
-                raise InputError(f"{name}: a number from {least} to {most} expected, got {value!r}")
-        if not self.repetition_penalty > 0 or math.isinf(self.repetition_penalty):
-            raise InputError(
-                f"repetition_penalty: a number above 0 expected, got {self.repetition_penalty!r}"
-            )
+            kinds = (int,) if type(least) is int else (int, float)
+            if not _is_number(value, kinds) or not least <= value <= most:
+                kind = "whole number" if kinds == (int,) else "number"
+                raise InputError(f"{name}: a {kind} from {least} to {most} expected, got {value!r}")
+        penalty = self.repetition_penalty
+        if not _is_number(penalty, (int, float)) or not 0 < penalty < math.inf:
+            raise InputError(f"repetition_penalty: a number above 0 expected, got {penalty!r}")
         if type(self.stop) is not tuple or not all(self.stop):
             raise InputError(f"stop: texts expected, got {self.stop!r}")
 
@@ -63,3 +64,7 @@ class Sampling:
         return (
             self.temperature, float(self.top_k), self.top_p, self.min_p, self.repetition_penalty,
         )  # fmt: skip
+
+
+def _is_number(value: object, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)

@@ -237,7 +237,8 @@ def attention() -> Iterator[Case]:
 
 
 def pages() -> Iterator[Case]:
-    """A cache in pages, also of bytes; whole decoders are checked in tests/llm/test_generate.py."""
+    """A cache in pages, also of bytes and of halves of them; whole decoders are checked in
+    tests/llm/test_generate.py."""
     cache, tokens = normal(5, 2, 2, 2, 8 * 4), normal(3, 8, 4)
     places = (np.array(each, "int32") for each in ([1], [[3, 0], [1, 4]], [0, 0, 1], [8, 9, -1]))
     places = tuple(places)
@@ -248,9 +249,23 @@ def pages() -> Iterator[Case]:
     yield case(partial(write, page=8), halves, tokens, *places, symbolic=(3, 5))
     halves[...] = np.arange(halves.size).reshape(halves.shape) % 51
     yield case(partial(attend, page=8), tokens, halves, *places, symbolic=(3, 5), tolerance=1e-4)
+    yield from pages_of_halves(*places)
     rows, places = normal(2, 2, 2, 2, 3 * 8 * 4), (places[0], places[1] % 6, *places[2:])
     yield case(partial(write, page=8), rows, tokens, *places, symbolic=(3, 5))
     yield case(partial(attend, page=8), tokens, rows, *places, symbolic=(3, 5), tolerance=1e-5)
+
+
+def pages_of_halves(*places: Array) -> Iterator[Case]:
+    """Of heads of 40 numbers, so that there are several scales, which differ; numbers that are
+    there already stay."""
+    tokens = normal(3, 8, 40)
+    cache = integers(0, 255, 5, 2, 2, 2, 8 * (20 + 2 * 5), dtype="uint8")
+    write = partial(op.nn.contrib_write_pages, page=8)
+    yield case(write, cache, tokens, *places, symbolic=(3, 5))
+    scales = cache[..., 8 * 20 :].reshape(5, 2, 2, 2, 5, 8, 2)
+    scales[...] = positive(5, 2, 2, 2, 5, 8).astype("<f2")[..., None].view("uint8")
+    attend = partial(op.nn.contrib_paged_attention, page=8)
+    yield case(attend, tokens, cache, *places, symbolic=(3, 5), tolerance=1e-3)
 
 
 def products_of_nibbles(x: Array, n: int, block: int) -> Iterator[Case]:

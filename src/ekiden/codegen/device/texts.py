@@ -3,10 +3,9 @@ here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.device.dialect import AXES, DIALECTS, Dialect
+from ekiden.codegen.device.formats import FORMATS
 from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.device.printer import MOST_SHOWN, KernelWriter, print_kernel
 from ekiden.codegen.device.wgsl import STORED, NarrowIndices
@@ -176,10 +175,6 @@ def print_ptx(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
     return DeviceKernel(symbol, device, FORMATS[target.kind.name], args, code, text.checks)
 
 
-FORMATS: Mapping[str, str] = {**{name: name for name in DIALECTS}, "nvptx": "ptx"}
-"""Kind of target -> the format that its kernels are in."""
-
-
 def print_for(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
     """The kernel in the language of the target's kind."""
     dialect = DIALECTS.get(target.kind.name)
@@ -188,4 +183,4 @@ def print_for(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
     return (print_wgsl if dialect.bound else print_kernel)(func, sizes, target)
 
 
-__all__ = ["FORMATS", "print_for", "print_ptx", "print_wgsl"]
+__all__ = ["print_for", "print_ptx", "print_wgsl"]

@@ -14,13 +14,10 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 from ekiden.topi.rule.in_place import UPDATES
 from ekiden.topi.rule.page_attention import paged_attention_of
-from ekiden.topi.rule.page_planes import KINDS, LEVELS, SCALE, Plane
+from ekiden.topi.rule.page_planes import BY_DTYPE, SCALE, Plane
 from ekiden.topi.rule.pages import Pages
 from ekiden.topi.rule.scatter import copied
 from ekiden.topi.shape import check_rank, expect_shape, known
-
-QUANTUM = 4
-"""What the depth of a head and the tokens of a page are multiples of."""
 
 
 def _checked(
@@ -36,8 +33,8 @@ def _checked(
     for each, what in zip(places, ("layer", "tables", "sequences", "positions"), strict=True):
         if each.dtype != "int32":
             raise ValueError(f"{name}: {what!r} must be int32, got {each.dtype}")
-    if tokens.dtype != "float32" or cache.dtype not in KINDS:
-        kinds = f"float32 and a cache of {', '.join(KINDS)}"
+    if tokens.dtype != "float32" or cache.dtype not in BY_DTYPE:
+        kinds = f"float32 and a cache of {', '.join(BY_DTYPE)}"
         raise ValueError(f"{name}: takes {kinds}, got {tokens.dtype} and {cache.dtype}")
     depth, groups, plane = (known(d) for d in (tokens.shape[2], *cache.shape[3:]))
     heads = known(tokens.shape[1])
@@ -47,9 +44,10 @@ def _checked(
         raise ValueError(
             f"{name}: {heads} heads of 'projected' are less than {groups} keys and as many values"
         )
-    if page <= 0 or depth <= 0 or page % QUANTUM or depth % QUANTUM:
+    quantum = BY_DTYPE[cache.dtype].quantum
+    if page <= 0 or depth <= 0 or page % quantum or depth % quantum:
         raise ValueError(
-            f"{name}: a page and a depth must be multiples of {QUANTUM}, got {page} and {depth}"
+            f"{name}: a page and a depth must be multiples of {quantum}, got {page} and {depth}"
         )
     of = Plane(page, depth, cache.dtype)
     if not (count := of.pages(cache.shape[4])):
@@ -73,40 +71,60 @@ def _checked(
 def _written(plane: Plane, given: Buffer, source: PrimExpr, cache: Buffer, base: PrimExpr,
              token: PrimExpr, values: int) -> Stmt:  # fmt: skip
     """The numbers of a token from `source` on, put into the plane at `base`."""
-    d = Var("d")
-    at = plane.at(token, d, values)
-    value = given[simplify(source + d)]
-    if not plane.has_scales:
-        made: Stmt = BufferStore(cache, cast(value, cache.dtype), (base + at,))
-        return For(d, const(0), const(plane.depth), ForKind.SERIAL, made)
-    most, zero = Buffer("most", (const(1),), "float32", "register"), const(0)
+    d, group = Var("d"), Var("group")
+    if plane.has_scales:
+        made = _scaled(plane, given, source, cache, base, token, group, values)
+        return For(group, const(0), const(plane.groups), ForKind.SERIAL, made)
+    value = cast(given[simplify(source + d)], cache.dtype)
+    made = BufferStore(cache, value, (base + plane.at(token, d, values),))
+    return For(d, const(0), const(plane.depth), ForKind.SERIAL, made)
+
+
+def _scaled(plane: Plane, given: Buffer, source: PrimExpr, cache: Buffer, base: PrimExpr,
+            token: PrimExpr, group: PrimExpr, values: int) -> Stmt:  # fmt: skip
+    """Those of one group, and their scale."""
+    row, zero, none = plane.format, const(0), const(0.0, "float32")
+    most = Buffer("most", (const(1),), "float32", "register")
+    k, d, first = Var("k"), Var("d"), group * plane.group
     scale, finer, bits = Var("scale", "float16"), Var("finer", "float32"), Var("bits", "int32")
-    near = call_intrin("round", value * finer)
-    level = maximum(minimum(near, const(LEVELS, "float32")), const(-LEVELS, "float32"))
-    made = BufferStore(cache, cast(cast(level, "int32"), cache.dtype), (base + at,))
+    place = first + d
+    near = call_intrin("round", given[simplify(source + place)] * finer)
+    low, high = (const(value, "float32") for value in (row.least, row.most))
+    level = cast(maximum(minimum(near, high), low), "int32") + row.zero
+    put = _put(plane, cache, base + plane.at(token, place, values), level,
+               plane.shift(token, place, values))  # fmt: skip
     halves = [
         BufferStore(
             cache, cast(call_intrin("right_shift", bits, const(8 * n, "int32")), cache.dtype),
-            (base + plane.scale_at(token) + n,),
+            (base + plane.scale_at(token, group) + n,),
         )
         for n in range(SCALE.itemsize)
     ]  # fmt: skip
-    made = seq(*halves, For(d, const(0), const(plane.depth), ForKind.SERIAL, made))
-    wide = cast(scale, "float32")
-    one = const(1.0, "float32")
-    safe = Select(wide > const(0.0, "float32"), wide, one, "float32")
+    made = seq(*halves, For(d, zero, const(plane.group), ForKind.SERIAL, put))
+    wide, one = cast(scale, "float32"), const(1.0, "float32")
+    safe = Select(wide > none, wide, one, "float32")
     made = LetStmt(finer, one / safe, made)
-    word = cast(call_intrin("reinterpret", scale, dtype="uint16"), "int32")
-    made = LetStmt(bits, word, made)
-    made = LetStmt(scale, cast(most[zero] * const(1 / LEVELS, "float32"), "float16"), made)
-    k = Var("k")
-    here = call_intrin("abs", given[simplify(source + k)])
-    grown = BufferStore(most, maximum(most[zero], here), (zero,))
+    made = LetStmt(bits, cast(call_intrin("reinterpret", scale, dtype="uint16"), "int32"), made)
+    made = LetStmt(scale, cast(most[zero], "float16"), made)
+    here = given[simplify(source + first + k)]
+    least, top = (here * const(1 / level, "float32") for level in (row.least, row.most))
+    grown = BufferStore(most, maximum(most[zero], maximum(least, top)), (zero,))
     return Allocate(most, seq(
-        BufferStore(most, const(0.0, "float32"), (zero,)),
-        For(k, const(0), const(plane.depth), ForKind.SERIAL, grown),
+        BufferStore(most, none, (zero,)),
+        For(k, zero, const(plane.group), ForKind.SERIAL, grown),
         made,
     ))  # fmt: skip
+
+
+def _put(plane: Plane, cache: Buffer, at: PrimExpr, level: PrimExpr, shift: PrimExpr) -> Stmt:
+    """A whole number, in its bits of an element."""
+    if plane.format.bits == 8:
+        return BufferStore(cache, cast(level, cache.dtype), (at,))
+    by = cast(shift, "int32")
+    mask = call_intrin("left_shift", const((1 << plane.format.bits) - 1, "int32"), by)
+    kept = call_intrin("bitwise_and", cast(cache[at], "int32"), const(255, "int32") - mask)
+    both = call_intrin("bitwise_or", kept, call_intrin("left_shift", level, by))
+    return BufferStore(cache, cast(both, cache.dtype), (at,))
 
 
 def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page: int) -> Tensor:

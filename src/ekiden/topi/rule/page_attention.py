@@ -13,7 +13,8 @@ from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.model import most_rows
 from ekiden.topi.rule.page_bytes import BytePages
-from ekiden.topi.rule.page_planes import BYTES
+from ekiden.topi.rule.page_nibbles import NibblePages
+from ekiden.topi.rule.page_planes import BY_DTYPE, TOGETHER
 from ekiden.topi.rule.pages import DENSE, LANES, Cut, PagedAttention, Pages
 from ekiden.topi.rule.words import DOT4
 
@@ -23,9 +24,11 @@ def paged_attention_of(
     cut: Cut | None = None, dot: bool = False,
 ) -> PagedAttention:  # fmt: skip
     """The attention for the dtype of its cache; with `dot` the target multiplies words of bytes."""
-    if inputs[1].dtype == BYTES:
-        return BytePages(pages, inputs, output, lanes, cut, dot)
-    return PagedAttention(pages, inputs, output, lanes, cut)
+    row = BY_DTYPE[inputs[1].dtype]
+    if not row.group:
+        return PagedAttention(pages, inputs, output, lanes, cut)
+    kind = BytePages if row.held == TOGETHER else NibblePages
+    return kind(pages, inputs, output, lanes, cut, dot)
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:

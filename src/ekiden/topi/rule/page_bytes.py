@@ -22,10 +22,12 @@ from ekiden.ir.prim import Add, Cast, Div, Max, Mul, PrimExpr, Select, Var, cast
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, LetStmt, Stmt, seq
 from ekiden.topi.rule.page_planes import TOGETHER
-from ekiden.topi.rule.pages import Cut, PagedAttention, Pages, Rows, serial
+from ekiden.topi.rule.pages import Cut, PagedAttention, Pages, Rows, number, serial
 from ekiden.topi.rule.rounded_data import LEAST, RoundedData
 from ekiden.topi.rule.words import DOT4
 
+SHARE_BYTES = 2
+"""Of a share."""
 STEPS = 65535.0
 """Of the greatest share of a page."""
 SIGNS = 0x80808080 - (1 << 32)
@@ -36,15 +38,23 @@ ZERO = const(0)
 class BytePages(PagedAttention):
     """One such attention; with `dot` products of bytes are an instruction of the target."""
 
+    key_zero, value_zero = 128, 0
+    """What the levels of keys and of values are more than the numbers that they stand for, as
+    products of bytes take them."""
+    has_inner_scales = False
+    """Whether scales are within the sums, as there may be several."""
+
     def __init__(self, pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int,
                  cut: Cut | None = None, dot: bool = False) -> None:  # fmt: skip
         super().__init__(pages, inputs, output, lanes, cut)
         self.dot = dot
-        self.rounded = RoundedData.of(self.query, self.depth, self.depth)
+        self.rounded = RoundedData.of(self.query, self.depth, self.plane.group)
         self.whole = dt.with_lanes("int32", self.lanes)
         self.real = dt.with_lanes("float32", self.lanes)
         self.shares = Buffer("shares", (ZERO,), "uint8")
         self.factors = Buffer("factors", (ZERO,))
+        self.bases = Buffer("bases", (ZERO,), "int32")
+        self.held = self.plane.format.held
 
     def body(self) -> Stmt:
         """Queries are rounded first."""
@@ -56,7 +66,8 @@ class BytePages(PagedAttention):
     def words(self, at: PrimExpr) -> PrimExpr:
         """Of the cache: four bytes of each lane."""
         size = TOGETHER * self.lanes
-        raw = BufferLoad(self.cache, (ramp(at, 1, size),), dt.with_lanes("int8", size))
+        kind = dt.with_lanes(self.cache.dtype, size)
+        raw = BufferLoad(self.cache, (ramp(at, 1, size),), kind)
         return call_intrin("reinterpret", raw, dtype=self.whole)
 
     def word(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
@@ -76,6 +87,14 @@ class BytePages(PagedAttention):
         found = call_intrin("right_shift", found, self.number(24), dtype=self.whole)
         return Cast(found, self.real)
 
+    def key_parts(self, words: PrimExpr) -> list[PrimExpr]:
+        """Four numbers of a key in each lane, without a sign, of all that words hold."""
+        return [call_intrin("bitwise_xor", words, self.number(SIGNS), dtype=self.whole)]
+
+    def value_parts(self, words: PrimExpr) -> list[PrimExpr]:
+        """Four numbers of values in each lane, with or without a sign."""
+        return [words]
+
     def row_of(self, tile: Rows, row: int) -> PrimExpr:
         """A row of the tile among all rows of the queries."""
         token, at = divmod(row, self.together)
@@ -90,8 +109,8 @@ class BytePages(PagedAttention):
 
     def keys_at(self, base: PrimExpr, k: PrimExpr, column: PrimExpr | int) -> PrimExpr:
         """A place of neighbouring keys."""
-        at = (k // TOGETHER * self.pages.page + column) * TOGETHER
-        return self.picked(base + at, k % TOGETHER)
+        at = (k // self.held * self.pages.page + column) * TOGETHER
+        return self.picked(base + at, k % self.held)
 
     def key_scale(self, tile: Rows, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """What products of bytes are times."""
@@ -104,28 +123,78 @@ class BytePages(PagedAttention):
         """As floats, or by words."""
         if not self.dot:
             return super().score_sums(tile, base, after, column, vectors, acc)
+        groups = range(self.plane.groups)
+        return seq(*(self._group_sums(tile, base, after, column, vectors, acc, g) for g in groups))
+
+    def _group_sums(
+        self, tile: Rows, base: Var, after: Var, column: int, vectors: int, acc: Buffer, group: int
+    ) -> Stmt:
+        """The products of places that share scales."""
         rows, page, k = tile.span * self.together, self.pages.page, Var("k")
         sums = Buffer("sums", (const(rows * vectors),), self.whole, "register")
-        loaded = [Var(f"b{v}", self.whole) for v in range(vectors)]
+        body, parts = self._loaded(
+            vectors, lambda v: base + (k * page + (column + v * self.lanes)) * TOGETHER,
+            self.key_parts,
+        )  # fmt: skip
         made: list[Stmt] = [*self.ahead(after + (k * page + column) * TOGETHER, vectors * TOGETHER)]
         for r in range(rows):
-            at = self.row_start(tile, r, self.total) + k * TOGETHER
-            made.append(self.grown(sums, r, self.word(self.rounded.bytes, at), loaded, False))
-        body = seq(*made)
-        for v in reversed(range(vectors)):
-            at = base + (k * page + (column + v * self.lanes)) * TOGETHER
-            word = call_intrin("bitwise_xor", self.words(at), self.number(SIGNS), dtype=self.whole)
-            body = LetStmt(loaded[v], word, body)
+            for n, loaded in enumerate(parts):
+                at = self.row_start(tile, r, self.total) + k * self.held + n * TOGETHER
+                made.append(self.grown(sums, r, self.word(self.rounded.bytes, at), loaded, False))
         begin: list[Stmt] = []
         for n in range(rows * vectors):
-            total = self.rounded.total[self.row_of(tile, n // vectors)] * const(-128, "int32")
+            place = self.row_of(tile, n // vectors) * self.plane.groups + group
+            total = self.rounded.total[simplify(place)] * const(-self.key_zero, "int32")
             begin.append(BufferStore(sums, broadcast(total, self.lanes), (const(n),)))
-        ends = [
-            BufferStore(acc, Cast(sums[const(n)], self.real), (const(n),))
-            for n in range(rows * vectors)
-        ]
-        loop = serial(k, const(self.depth // TOGETHER), body)
-        return Allocate(sums, seq(*begin, loop, *ends))
+        count = self.plane.group // self.held
+        loop = serial(k, const(count), body(seq(*made)), const(group * count))
+        return Allocate(
+            sums, seq(*begin, loop, *self._group_ends(base, column, vectors, acc, sums, group))
+        )
+
+    def _group_ends(
+        self, base: Var, column: int, vectors: int, acc: Buffer, sums: Buffer, group: int
+    ) -> list[Stmt]:
+        """What sums of whole numbers add to the scores."""
+        made: list[Stmt] = []
+        for v in range(vectors):
+            scale, stores = Var("scale", self.real), list[Stmt]()
+            for n in range(v, number(sums.shape[0]), vectors):
+                found: PrimExpr = Cast(sums[const(n)], self.real)
+                if self.has_inner_scales:
+                    found = Mul(found, scale, self.real)
+                if group:
+                    found = Add(acc[const(n)], found, self.real)
+                stores.append(BufferStore(acc, found, (const(n),)))
+            each = seq(*stores)
+            if self.has_inner_scales:
+                at = const(column + v * self.lanes)
+                value = self.plane.scales(self.cache, base, at, self.lanes, group)
+                each = LetStmt(scale, value, each)
+            made.append(each)
+        return made
+
+    def _loaded(
+        self,
+        vectors: int,
+        at: Callable[[int], PrimExpr],
+        parts: Callable[[PrimExpr], list[PrimExpr]],
+    ) -> tuple[Callable[[Stmt], Stmt], list[list[Var]]]:
+        """What puts loads of neighbouring words around a body, and what it finds: for each four
+        numbers that a word holds, vectors of them."""
+        words = [Var(f"w{v}", self.whole) for v in range(vectors)]
+        values = [parts(word) for word in words]
+        found = [[Var(f"b{n}_{v}", self.whole) for v in range(vectors)]
+                 for n in range(len(values[0]))]  # fmt: skip
+
+        def around(body: Stmt) -> Stmt:
+            for v in reversed(range(vectors)):
+                for n, value in enumerate(values[v]):
+                    body = LetStmt(found[n][v], value, body)
+                body = LetStmt(words[v], self.words(at(v)), body)
+            return body
+
+        return around, found
 
     def grown(
         self, sums: Buffer, row: int, a: PrimExpr, loaded: Sequence[Var], is_share: bool
@@ -146,51 +215,63 @@ class BytePages(PagedAttention):
         """Shares times the scales of values; words take them page by page."""
         if self.dot:
             return seq()
-        rows, number, base = tile.span * self.together, Var("p"), Var("base", "int64")
-        made = [self._scaled(tile, r, number, base, None) for r in range(rows)]
-        body = LetStmt(base, self.plane_of(self.page_of(tile, number), tile.group, 1), seq(*made))
-        return serial(number, tile.end - tile.begin, body, tile.begin)
+        rows, at, base = tile.span * self.together, Var("p"), Var("base", "int64")
+        made = []
+        for r in range(rows):
+            v = Var("v")
+            value = self._scaled(tile, r, 0, at, base, v)
+            each = self.store(tile.scores, self._share(tile, r, at, v), value)
+            made.append(serial(v, const(self.pages.page // self.lanes), each))
+        body = LetStmt(base, self.plane_of(self.page_of(tile, at), tile.group, 1), seq(*made))
+        return serial(at, tile.end - tile.begin, body, tile.begin)
 
-    def _scaled(self, tile: Rows, row: int, number: Var, base: Var, most: Buffer | None) -> Stmt:
-        """The shares of a page times the scales of its values, and the greatest of each lane."""
-        page, v = self.pages.page, Var("v")
-        share, scaled = Var("share", self.real), Var("scaled", self.real)
-        at = simplify(row * self.stride + (number - tile.begin) * page + v * self.lanes)
-        scale = self.plane.scales(self.cache, base, v * self.lanes, self.lanes)
-        seen = self.splat(0.0) < share  # what lies behind the last token may be no number
-        product = Select(seen, Mul(share, scale, self.real), self.splat(0.0), self.real)
-        kept = [self.store(tile.scores, at, scaled)]
-        if most is not None:
-            kept.append(BufferStore(most, Max(most[ZERO], scaled, self.real), (ZERO,)))
-        made = LetStmt(scaled, product, seq(*kept))
-        return serial(
-            v, const(page // self.lanes), LetStmt(share, self.load(tile.scores, at), made)
-        )
+    def _share(self, tile: Rows, row: int, number: Var, v: Var) -> PrimExpr:
+        """Where the shares of neighbouring tokens of a page lie."""
+        at = row * self.stride + (number - tile.begin) * self.pages.page + v * self.lanes
+        return simplify(at)
 
-    def _shared(self, tile: Rows, row: int, number: Var, base: Var) -> Stmt:
+    def _scaled(self, tile: Rows, row: int, group: int, number: Var, base: Var, v: Var) -> PrimExpr:
+        """Those shares times the scales of values; what lies behind the last token may be no
+        number."""
+        share = self.load(tile.scores, self._share(tile, row, number, v))
+        scale = self.plane.scales(self.cache, base, v * self.lanes, self.lanes, group)
+        seen = self.splat(0.0) < share
+        return Select(seen, Mul(share, scale, self.real), self.splat(0.0), self.real)
+
+    def _shared(self, tile: Rows, row: int, group: int, number: Var, base: Var) -> Stmt:
         """The same in steps of the page's greatest, as bytes."""
-        page, u = self.pages.page, Var("u")
-        most = Buffer("most", (const(1),), self.real, "register")
+        page, u, v = self.pages.page, Var("u"), Var("v")
+        line = row * self.plane.groups + group
+        most, all_ = (Buffer(n, (const(1),), kind, "register")
+                      for n, kind in (("most", self.real), ("all", self.whole)))  # fmt: skip
         top, finer, whole = Var("top", "float32"), Var("finer", "float32"), Var("whole", self.whole)
-        at = simplify(row * self.stride + (number - tile.begin) * page + u * self.lanes)
-        scaled = Mul(self.load(tile.scores, at), self.splat(finer), self.real)
+        scaled = Mul(self._scaled(tile, row, group, number, base, u), self.splat(finer), self.real)
         near = call_intrin("round", scaled, dtype=self.real)
         upper = call_intrin("right_shift", whole, self.number(8), dtype=self.whole)
-        parts = [
-            self.store(self.shares, self.share_at(2 * row + part, u * self.lanes),
+        parts: list[Stmt] = [
+            self.store(self.shares, self.share_at(SHARE_BYTES * line + part, u * self.lanes),
                        Cast(value, dt.with_lanes("uint8", self.lanes)))
             for part, value in enumerate((upper, whole))
         ]  # fmt: skip
-        made: Stmt = serial(
-            u, const(page // self.lanes), LetStmt(whole, Cast(near, self.whole), seq(*parts))
-        )
+        if self.value_zero:
+            parts.append(BufferStore(all_, Add(all_[ZERO], whole, self.whole), (ZERO,)))
+        count = const(page // self.lanes)
+        made: Stmt = serial(u, count, LetStmt(whole, Cast(near, self.whole), seq(*parts)))
+        if self.value_zero:
+            total = VectorReduce(all_[ZERO], "sum", "int32") * const(-self.value_zero, "int32")
+            made = seq(
+                BufferStore(all_, self.number(0), (ZERO,)), made,
+                BufferStore(self.bases, total, (const(line),)),
+            )  # fmt: skip
+            made = Allocate(all_, made)
         factor = Mul(top, const(1 / STEPS, "float32"), "float32")
-        made = seq(BufferStore(self.factors, factor, (const(row),)), made)
+        made = seq(BufferStore(self.factors, factor, (const(line),)), made)
         bound = Max(top, const(LEAST * STEPS, "float32"), "float32")
         made = LetStmt(finer, Div(const(STEPS, "float32"), bound, "float32"), made)
         made = LetStmt(top, VectorReduce(most[ZERO], "max", "float32"), made)
-        zero = BufferStore(most, self.splat(0.0), (ZERO,))
-        return Allocate(most, seq(zero, self._scaled(tile, row, number, base, most), made))
+        here = Max(most[ZERO], self._scaled(tile, row, group, number, base, v), self.real)
+        grown = serial(v, count, BufferStore(most, here, (ZERO,)))
+        return Allocate(most, seq(BufferStore(most, self.splat(0.0), (ZERO,)), grown, made))
 
     def share_at(self, line: int, token: PrimExpr) -> PrimExpr:
         """Where bytes of shares of a page lie: the upper ones of a row, then its lower ones."""
@@ -198,8 +279,8 @@ class BytePages(PagedAttention):
 
     def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
         """Neighbouring numbers of a value."""
-        at = (s // TOGETHER * self.depth + column) * TOGETHER
-        return self.picked(base + at, s % TOGETHER)
+        at = (s // self.held * self.depth + column) * TOGETHER
+        return self.picked(base + at, s % self.held)
 
     def value_sums(self, tile: Rows) -> Stmt:
         """As floats, or by words: sums of a page become floats, and these are added up."""
@@ -208,9 +289,13 @@ class BytePages(PagedAttention):
         rows, number = tile.span * self.together, Var("p")
         sums = Buffer("sums_of_values", (const(rows * self.depth),))
         base, after = Var("base", "int64"), Var("after", "int64")
-        ahead = self.ahead(after + self.plane.numbers, self.pages.page * 2 // self.lanes)
-        shares = [self._shared(tile, r, number, base) for r in range(rows)]
-        blocks = self.blocks(self.depth, 2 * rows)
+        ahead = self.ahead(
+            after + self.plane.numbers, (self.plane.size - self.plane.numbers) // self.lanes
+        )
+        groups = range(self.plane.groups)
+        shares = [self._shared(tile, r, g, number, base) for r in range(rows) for g in groups]
+        size = self.plane.group
+        blocks = [(g * size + c, v) for g in groups for c, v in self.blocks(size, 2 * rows)]
         parts = [self._page_sums(tile, number, base, after, sums, *each) for each in blocks]
         where = self.plane_of(self.page_of(tile, number), tile.group, 1)
         body = seq(*ahead, *shares, *parts)
@@ -236,46 +321,59 @@ class BytePages(PagedAttention):
         self, tile: Rows, number: Var, base: Var, after: Var, sums: Buffer, column: int,
         vectors: int,
     ) -> Stmt:  # fmt: skip
+        """Those of some columns, whose numbers share scales."""
         rows, page, s = tile.span * self.together, self.pages.page, Var("s")
-        acc = Buffer("acc", (const(2 * rows * vectors),), self.whole, "register")
-        loaded = [Var(f"b{v}", self.whole) for v in range(vectors)]
+        count = SHARE_BYTES * rows
+        lines = [r * self.plane.groups + column // self.plane.group for r in range(rows)]
+        acc = Buffer("acc", (const(count * vectors),), self.whole, "register")
+        body, parts = self._loaded(
+            vectors, lambda v: base + (s * self.depth + (column + v * self.lanes)) * TOGETHER,
+            self.value_parts,
+        )  # fmt: skip
         made: list[Stmt] = [
             *self.ahead(after + (s * self.depth + column) * TOGETHER, vectors * TOGETHER)
         ]
-        for n in range(2 * rows):
-            word = self.word(self.shares, self.share_at(n, s * TOGETHER))
-            made.append(self.grown(acc, n, word, loaded, True))
-        body = seq(*made)
-        for v in reversed(range(vectors)):
-            at = base + (s * self.depth + (column + v * self.lanes)) * TOGETHER
-            body = LetStmt(loaded[v], self.words(at), body)
+        for n in range(count):
+            line = SHARE_BYTES * lines[n // SHARE_BYTES] + n % SHARE_BYTES
+            for part, loaded in enumerate(parts):
+                at = self.share_at(line, s * self.held + part * TOGETHER)
+                made.append(self.grown(acc, n, self.word(self.shares, at), loaded, True))
         here = minimum(const(page), tile.last + 1 - number * page)
-        loop = serial(s, (here + (TOGETHER - 1)) // TOGETHER, body)
-        zero = [BufferStore(acc, self.number(0), (const(n),)) for n in range(2 * rows * vectors)]
-        ends = []
-        for r in range(rows):
-            factor = self.splat(self.factors[const(r)])
-            for v in range(vectors):
-                upper, lower = (acc[const((2 * r + n) * vectors + v)] for n in range(2))
-                whole = Add(
-                    call_intrin("left_shift", upper, self.number(8), dtype=self.whole), lower,
-                    self.whole,
-                )  # fmt: skip
-                to = const(r * self.depth + column + v * self.lanes)
-                grown = call_intrin(
-                    "fma", Cast(whole, self.real), factor, self.load(sums, to), dtype=self.real
-                )
-                ends.append(self.store(sums, to, grown))
+        loop = serial(s, (here + (self.held - 1)) // self.held, body(seq(*made)))
+        zero = [BufferStore(acc, self.number(0), (const(n),)) for n in range(count * vectors)]
+        ends = [
+            self._page_end(acc, sums, n, lines[n // vectors], vectors,
+                           n // vectors * self.depth + column + n % vectors * self.lanes)
+            for n in range(rows * vectors)
+        ]  # fmt: skip
         return Allocate(acc, seq(*zero, loop, *ends))
+
+    def _page_end(
+        self, acc: Buffer, sums: Buffer, n: int, line: int, vectors: int, to: int
+    ) -> Stmt:
+        """A vector of a page's sums as floats, added up at `to`."""
+        row, v = divmod(n, vectors)
+        upper, lower = (acc[const((SHARE_BYTES * row + b) * vectors + v)] for b in range(2))
+        whole = Add(
+            call_intrin("left_shift", upper, self.number(8), dtype=self.whole), lower, self.whole
+        )
+        if self.value_zero:
+            whole = Add(whole, broadcast(self.bases[const(line)], self.lanes), self.whole)
+        factor = self.splat(self.factors[const(line)])
+        known = self.load(sums, const(to))
+        grown = call_intrin("fma", Cast(whole, self.real), factor, known, dtype=self.real)
+        return self.store(sums, const(to), grown)
 
     def around(self, tile: Rows, body: Callable[[], Stmt]) -> Stmt:
         """The body of a tile, with buffers for the shares of a page."""
         if not self.dot:
             return body()
-        rows = tile.span * self.together
-        self.shares = Buffer("shares", (const(2 * rows * self.pages.page),), "uint8", "local")
-        self.factors = Buffer("factors", (const(rows),), scope="local")
-        return Allocate(self.shares, Allocate(self.factors, body()))
+        lines = tile.span * self.together * self.plane.groups
+        size = const(SHARE_BYTES * lines * self.pages.page)
+        self.shares = Buffer("shares", (size,), "uint8", "local")
+        self.factors = Buffer("factors", (const(lines),), scope="local")
+        self.bases = Buffer("bases", (const(lines),), "int32", "local")
+        return Allocate(self.shares, Allocate(self.factors, Allocate(self.bases, body())))
 
 
 __all__ = ["BytePages"]

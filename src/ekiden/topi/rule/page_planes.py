@@ -3,12 +3,18 @@
     keys      [depth][page]    a row for each place of the depth
     values    [page][depth]
 
-Floats are that and nothing else. Of bytes ("int8") four that are summed together stand together, as
-products of bytes take them, and behind them is a scale for each token, a float16: a number is its
-byte times the scale, which makes the greatest of the token's numbers 127.
+Floats are that and nothing else. Numbers of few bits (a row of FORMATS) lie in words of 32 bits,
+those that are summed together in one, as products of bytes take them; behind them is a float16 for
+each token and each group of places, its scale.
 
-    keys      [depth / 4][page][4], then [page]
-    values    [page / 4][depth][4], then [page]
+    keys      [depth / n][page][4], then [groups][page]
+    values    [page / n][depth][4], then [groups][page]
+
+    int8    n = 4    byte * scale, for all places of a token
+    int4    n = 8    (half - 8) * scale, for 32 places; the lower halves of a word's bytes are its
+                     first four numbers
+
+A scale is the least with which the numbers of a group are between the ends of the format.
 
 A cache is [blocks, layers, 2, groups, pages of a block * a plane]: the pages of a block, of which
 those of a text are neighbours if it can be had, lie one behind the other for each head. So a head
@@ -19,6 +25,8 @@ once, and at 28 in a row.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,14 +36,50 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, IntImm, PrimExpr, const
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 
-BYTES = "int8"
-KINDS = ("float32", "float16", "bfloat16", BYTES)
-"""Dtypes of a cache."""
 SCALE = np.dtype("<f2")
 TOGETHER = 4
 """Bytes of a word."""
 LEVELS = 127.0
-"""What the greatest number of a token becomes."""
+"""What the greatest number of a query becomes, which multiplies bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a cache keeps numbers: whole ones from `least` to `most` and kept from `zero` on, times
+    the scale of a group of at most `group` places."""
+
+    name: str
+    dtype: str
+    """Of the tensor, which no other format has."""
+    bits: int
+    group: int = 0
+    """0 where there are no scales."""
+    least: float = 0.0
+    most: float = 0.0
+    zero: int = 0
+
+    @property
+    def held(self) -> int:
+        """Numbers of a word, where there are scales."""
+        return 8 * TOGETHER // self.bits
+
+    @property
+    def quantum(self) -> int:
+        """What the depth of a head and the tokens of a page are multiples of."""
+        return self.held if self.group else TOGETHER
+
+
+# fmt: off
+FORMATS: Mapping[str, Format] = {row.name: row for row in (
+    #       name        dtype      bits     group   least   most zero
+    Format("float32",  "float32",   32),
+    Format("float16",  "float16",   16),
+    Format("bfloat16", "bfloat16",  16),
+    Format("int8",     "int8",       8,  1 << 30, -127.0, 127.0,  0),
+    Format("int4",     "uint8",      4,  32,        -8.0,   7.0,  8),
+)}
+# fmt: on
+BY_DTYPE = {row.dtype: row for row in FORMATS.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +91,36 @@ class Plane:
     dtype: str
 
     @property
-    def numbers(self) -> int:
-        """Of all tokens; scales begin behind them."""
-        return self.page * self.depth
+    def format(self) -> Format:
+        """How numbers are kept."""
+        return BY_DTYPE[self.dtype]
 
     @property
     def has_scales(self) -> bool:
         """Whether a token has one."""
-        return self.dtype == BYTES
+        return self.format.group > 0
+
+    @property
+    def group(self) -> int:
+        """Places that share a scale."""
+        given = self.format.group
+        return self.depth if given >= self.depth else math.gcd(given, self.depth)
+
+    @property
+    def groups(self) -> int:
+        """Scales of a token."""
+        return self.depth // self.group if self.has_scales else 0
+
+    @property
+    def numbers(self) -> int:
+        """Elements that hold those of all tokens; scales begin behind them."""
+        held = self.format.held // TOGETHER if self.has_scales else 1
+        return self.page * self.depth // held
 
     @property
     def size(self) -> int:
         """Elements of the cache."""
-        return self.numbers + self.page * SCALE.itemsize * self.has_scales
+        return self.numbers + self.page * SCALE.itemsize * self.groups
 
     def pages(self, last: PrimExpr) -> int:
         """Of a block of a cache with this last size; 0 where planes do not divide it."""
@@ -75,23 +136,31 @@ class Plane:
         return (line * count + inside) * self.size
 
     def at(self, token: PrimExpr, place: PrimExpr, values: int) -> PrimExpr:
-        """Where a number of a token lies in a plane."""
+        """Where a number of a token lies in a plane: the element."""
         summed, other, others = (token, place, self.depth) if values else (place, token, self.page)
         if not self.has_scales:
             return summed * others + other
-        return (summed // TOGETHER * others + other) * TOGETHER + summed % TOGETHER
+        return (summed // self.format.held * others + other) * TOGETHER + summed % TOGETHER
 
-    def scale_at(self, token: PrimExpr) -> PrimExpr:
-        """Where the scale of a token lies in a plane."""
-        return token * SCALE.itemsize + self.numbers
+    def shift(self, token: PrimExpr, place: PrimExpr, values: int) -> PrimExpr:
+        """And from which of its bits on."""
+        summed = token if values else place
+        return summed % self.format.held // TOGETHER * self.format.bits
 
-    def scales(self, cache: Buffer, base: PrimExpr, token: PrimExpr, lanes: int) -> PrimExpr:
-        """Those of neighbouring tokens of the plane at `base`, a vector of float32."""
+    def scale_at(self, token: PrimExpr, group: PrimExpr | int) -> PrimExpr:
+        """Where a scale of a token lies in a plane."""
+        return (token + group * self.page) * SCALE.itemsize + self.numbers
+
+    def scales(self, cache: Buffer, base: PrimExpr, token: PrimExpr, lanes: int,
+               group: PrimExpr | int = 0) -> PrimExpr:  # fmt: skip
+        """Those of neighbouring tokens of the plane at `base`, a vector of float32; of one token
+        where it is one lane."""
         size = SCALE.itemsize * lanes
-        at = ramp(base + self.scale_at(token), 1, size)
+        at = ramp(base + self.scale_at(token, group), 1, size)
         raw = BufferLoad(cache, (at,), f"{self.dtype}x{size}")
-        halves = call_intrin("reinterpret", raw, dtype=f"float16x{lanes}")
-        return Cast(halves, f"float32x{lanes}")
+        suffix = f"x{lanes}" if lanes > 1 else ""
+        halves = call_intrin("reinterpret", raw, dtype=f"float16{suffix}")
+        return Cast(halves, f"float32{suffix}")
 
     # The same in NumPy, for planes [..., size].
 
@@ -106,35 +175,62 @@ class Plane:
         found = found if values else found.swapaxes(-1, -2)
         if not self.has_scales:
             return found
-        scales = np.ascontiguousarray(planes[..., self.numbers :]).view(SCALE)
-        return found * scales.astype(np.float32)[..., None]
+        raw = np.ascontiguousarray(planes[..., self.numbers :]).view(SCALE)
+        scales = raw.reshape(*planes.shape[:-1], self.groups, self.page).swapaxes(-1, -2)
+        every = np.repeat(scales.astype(np.float32), self.group, -1)
+        return (found - np.float32(self.format.zero)) * every
 
     def write(self, plane: NDArray[np.generic], token: int, given: NDArray[np.float32],
               values: int) -> None:  # fmt: skip
         """Put the numbers [heads, depth] of a token into planes [heads, size]."""
-        if self.has_scales:
-            most = np.abs(given).max(-1, keepdims=True) * np.float32(1 / LEVELS)
-            scales = most.astype(SCALE)
-            wide = scales.astype(np.float32)
-            finer = np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)
-            given = np.clip(np.rint(given * finer), -LEVELS, LEVELS)
-            at = self.numbers + token * SCALE.itemsize
-            plane[:, at : at + SCALE.itemsize] = scales.view(plane.dtype)
-        places = np.arange(self.depth)
-        summed, other, others = (
-            (token, places, self.depth) if values else (places, token, self.page)
-        )
-        group = TOGETHER if self.has_scales else 1
-        plane[:, (summed // group * others + other) * group + summed % group] = given
+        levels = self._levels(plane, token, given) if self.has_scales else None
+        for place in range(self.depth):
+            summed, other, others = (
+                (token, place, self.depth) if values else (place, token, self.page)
+            )
+            if levels is None:
+                plane[:, summed * others + other] = given[:, place]
+                continue
+            word, inside = divmod(summed, self.format.held)
+            at = (word * others + other) * TOGETHER + inside % TOGETHER
+            shift = inside // TOGETHER * self.format.bits
+            kept = plane[:, at].view(np.uint8) & np.uint8(~(self._mask << shift) & 255)
+            bits = (levels[:, place] & self._mask).astype(np.uint8) << np.uint8(shift)
+            plane[:, at] = (kept | bits).view(plane.dtype)
+
+    @property
+    def _mask(self) -> int:
+        return (1 << self.format.bits) - 1
+
+    def _levels(self, plane: NDArray[np.generic], token: int,
+                given: NDArray[np.float32]) -> NDArray[np.int32]:  # fmt: skip
+        """The whole numbers of a token, whose scales are put into planes."""
+        row = self.format
+        parts = given.reshape(len(given), self.groups, self.group)
+        ends = (parts.max(-1, keepdims=True), row.most), (parts.min(-1, keepdims=True), row.least)
+        scales = np.maximum(*(end * np.float32(1 / level) for end, level in ends)).astype(SCALE)
+        for group in range(self.groups):
+            at = self.numbers + (group * self.page + token) * SCALE.itemsize
+            each = np.ascontiguousarray(scales[:, group]).view(plane.dtype)
+            plane[:, at : at + SCALE.itemsize] = each
+        wide = scales.astype(np.float32)
+        finer = np.divide(1, wide, out=np.ones_like(wide), where=wide > 0)
+        whole = np.clip(np.rint(parts * finer), row.least, row.most) + row.zero
+        levels: NDArray[np.int32] = whole.reshape(given.shape).astype(np.int32)
+        return levels
 
     def _rows(self, planes: NDArray[np.generic], values: int) -> NDArray[np.generic]:
         """Numbers in the order of floats: [..., page, depth] of values, else [..., depth, page]."""
         summed, others = (self.page, self.depth) if values else (self.depth, self.page)
         found = planes[..., : self.numbers]
-        if not self.has_scales:
-            return found.reshape(*planes.shape[:-1], summed, others)
-        words = found.reshape(*planes.shape[:-1], summed // TOGETHER, others, TOGETHER)
-        return words.swapaxes(-1, -2).reshape(*planes.shape[:-1], summed, others)
+        if self.has_scales:
+            held, bits = self.format.held, self.format.bits
+            words = found.reshape(*planes.shape[:-1], summed // held, 1, others, TOGETHER)
+            if bits < 8:
+                shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None, None]
+                words = words.view(np.uint8) >> shifts & np.uint8(self._mask)
+            found = words.swapaxes(-1, -2)
+        return found.reshape(*planes.shape[:-1], summed, others)
 
 
-__all__ = ["BYTES", "KINDS", "LEVELS", "SCALE", "TOGETHER", "Plane"]
+__all__ = ["BY_DTYPE", "FORMATS", "LEVELS", "SCALE", "TOGETHER", "Format", "Plane"]
