@@ -170,7 +170,16 @@ def test_a_session_loads_runs_and_measures(project: micro.GeneratedProject) -> N
         there = session.cpu().array(x)
         first = module["main"](there).numpy()
         executor = session.create_aot_executor()
+        with pytest.raises(InputError, match="the model has not run"):
+            executor.get_output(0)
+        with pytest.raises(InputError, match="inputs 0 to 0 by number expected, got \\['x'\\]"):
+            executor.run({"x": x})  # type: ignore[dict-item]
+        executor = session.create_aot_executor()
         executor.run({0: x})
+        with pytest.raises(InputError, match="no output 1; there are 1"):
+            executor.get_output(1)
+        with pytest.raises(InputError, match="does not know its stack"):
+            executor.measure_stack()
         np.testing.assert_array_equal(executor.get_output(0).numpy(), first)
         times = module.time_evaluator("main", number=3, repeat=4, min_repeat_ms=1)(there)
         assert len(times.results) == 4 and times.min > 0
@@ -228,14 +237,30 @@ def test_projects_that_cannot_be_made(project: micro.GeneratedProject, tmp_path:
         micro.generate_project("host", library, tmp_path / "a", {"speed": 1})
     with pytest.raises(InputError, match=r"cpu one of cortex-m3"):
         micro.generate_project("bare", library, tmp_path / "b", {"cpu": "cortex-a72"})
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError, match="generate project '"):
         micro.generate_project("host", library, project.folder)
+    with pytest.raises(FileNotFoundError, match="read 'none.tar'"):
+        micro.generate_project("host", "none.tar", tmp_path / "c")
+    for template, name, value in (
+        ("host", "ram", "0:4"), ("host", "icount", True), ("host", "stack_bytes", 4),
+        ("bare", "icount", True), ("host", "cpu", "cortex-m7"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=f"the template '{template}' takes no option '{name}'"):
+            micro.generate_project(template, library, tmp_path / "c", {name: value})
+    with pytest.raises(InputError, match="ram: ORIGIN:BYTES"):
+        micro.generate_project("bare", library, tmp_path / "c", {"ram": "much"})
+    assert not (tmp_path / "c").exists()
     with pytest.raises(LoadError, match="no tar"):
         micro.generate_project("host", project.folder / "Makefile", tmp_path / "c")
     with pytest.raises(LoadError, match="open project"):
         micro.GeneratedProject(tmp_path)
     bare = micro.generate_project("bare", library, tmp_path / "d", {"cpu": "cortex-m4"})
     with pytest.raises(ExportError, match="is not built yet"):
+        bare.flash()
+    bare.firmware.parent.mkdir()
+    bare.firmware.touch()
+    bare.options["flash_command"] = "no-such-program {firmware}"
+    with pytest.raises(ExportError, match="no-such-program is missing"):
         bare.flash()
     missing = micro.generate_project("host", library, tmp_path / "e", {"cc": "no-such-compiler"})
     with pytest.raises(ExportError, match="no-such-compiler is missing"):

@@ -203,6 +203,49 @@ def test_pieces_that_are_not_the_next(
     assert remote.listdir() == ""
 
 
+def test_an_interrupt_while_something_runs_ends_the_session(remote: rpc.RPCSession) -> None:
+    """The answer that is under way is nobody's: it is not taken for that of the next request."""
+    echo, stream = function(remote, "echo"), remote._endpoint.channel.stream
+
+    class Interrupted:
+        """The stream, in which an interrupt comes while the answer does."""
+
+        def recv_into(self, buffer: memoryview) -> int:
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(stream, name)
+
+    remote._endpoint.channel.stream = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        echo("first")
+    remote._endpoint.channel.stream = stream
+    with pytest.raises(rpc.RPCError, match="gone"):
+        echo("second")
+    assert not remote.is_open
+    stream.close()
+
+
+def test_memory_that_cannot_be_written_is_refused_first(remote: rpc.RPCSession) -> None:
+    remote.upload(b"hello", "file")
+    with pytest.raises(ValueError, match="'file': memory that can be written expected"):
+        remote.download("file", into=bytes(5))  # type: ignore[call-overload]
+    assert remote.download("file") == b"hello"
+
+
+def test_arguments_of_other_types(remote: rpc.RPCSession) -> None:
+    for call in (remote.get_function, remote.download, remote.remove, remote.load_module):
+        with pytest.raises(TypeError, match="rpc: text expected, got 5"):
+            call(5)  # type: ignore[operator]
+    for shape in ((-2,), (1,) * 65):
+        with pytest.raises(ValueError, match="empty: sizes from 0 on, at most 64, expected"):
+            remote.cpu().empty(shape, "float32")
+    for seconds in (-1, 1e9, float("nan")):
+        with pytest.raises(ValueError, match="session_timeout: 0 to 4294967 seconds expected"):
+            rpc.connect("127.0.0.1", 1, session_timeout=seconds)
+    assert function(remote, "echo")(1) == 1
+
+
 def test_what_is_loaded_may_be_replaced(remote: rpc.RPCSession, tmp_path: Path) -> None:
     """A module that lies in a file's pages is not changed by another file of its name."""
     relay, x = ekiden.relay, ekiden.relay.var("x", shape=(1024,))

@@ -35,7 +35,7 @@ from ekiden.micro.templates import (
 from ekiden.rpc.channel import Stream
 from ekiden.rpc.client import start_program
 from ekiden.runtime.errors import ExportError, InputError, LoadError
-from ekiden.runtime.files import PathName
+from ekiden.runtime.files import PathName, named
 from ekiden.runtime.paths import micro_source_dir, server_source_dir
 
 Options = Mapping[str, object]
@@ -115,6 +115,8 @@ class GeneratedProject:
                 "'openocd -f board.cfg -c \"program {firmware} exit\"'"
             )
         words = [w.replace("{firmware}", str(self.firmware)) for w in str(command).split()]
+        if shutil.which(words[0]) is None:
+            raise ExportError(f"flash '{self.folder}': {words[0]} is missing{_hint(words[0])}")
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ExportError(f"flash '{self.folder}': {done.stderr.strip()[:2000]}")
@@ -168,17 +170,23 @@ def generate_project(
     if unknown:
         there = ", ".join(OPTIONS)
         raise InputError(f"generate project: no option is named '{unknown[0]}'; there are {there}")
+    for name in chosen:
+        if not row.takes(name):
+            raise InputError(
+                f"generate project: the template '{row.name}' takes no option '{name}'"
+            )
     files = library_files(library) if isinstance(library, MicroProgram) else _read(library)
     about = _about(files, library)
-    to = Path(folder)
-    to.mkdir(parents=True)
+    texts, to = _texts(row, about, chosen), Path(folder)
+    with named("generate project", folder):
+        to.mkdir(parents=True)
     for path, data in files.items():
         _write(to / "model" / path, data)
     for name in row.sources:
         source = micro_source_dir() / name
         source = source if source.exists() else server_source_dir() / name
         _write(to / "src" / name, source.read_bytes())
-    for path, text in _texts(row, about, chosen).items():
+    for path, text in texts.items():
         _write(to / path, text.encode())
     return GeneratedProject(to)
 
@@ -199,7 +207,7 @@ def _read(path: PathName) -> dict[str, bytes]:
     """The files of a model library. Raises LoadError for one with files elsewhere than below it."""
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path) as archive:
+        with named("read", path), tarfile.open(path) as archive:
             for member in archive:
                 name = os.path.normpath(member.name)
                 if name.startswith(("/", "..")):
@@ -239,8 +247,6 @@ def _texts(row: Template, about: Mapping[str, Any], options: Options) -> dict[st
                 f"generate project: cpu one of {', '.join(FPUS)} expected, got '{cpu}'"
             )
         machine = machine.format(cpu=cpu, fpu=FPUS[cpu])
-    elif "cpu" in options:
-        raise InputError(f"generate project: the template '{row.name}' has a processor of its own")
     is_board = bool(row.memories)
     link = "-nostartfiles -Tboard.ld -Wl,--gc-sections -lm" if is_board else "-Wl,--gc-sections -lm"
     flags = " ".join(f"{row.flags} {'' if is_board else '-D_GNU_SOURCE'}".split())

@@ -40,7 +40,7 @@ def memory_report(
     program: MicroProgram, project: GeneratedProject, *inputs: ArrayLike
 ) -> MemoryReport:
     """The memory of a program whose project is built, with a run on its board for these inputs.
-    Raises ExportError for what cannot be compiled or is not built, AttributeError where the
+    Raises ExportError for what cannot be compiled or is not built, InputError where the
     project's machine does not know its stack, as the host.
     """
     with Session(project.open_transport()) as session:

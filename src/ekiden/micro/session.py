@@ -57,8 +57,9 @@ class MicroExecutor:
 
     def _given(self) -> list[RemoteTensor]:
         count = len(self._inputs)
-        if sorted(self._inputs) != list(range(count)):
-            raise InputError(f"run: inputs 0 to {count} expected, got {sorted(self._inputs)}")
+        if set(self._inputs) != set(range(count)):
+            given = sorted(self._inputs, key=str)
+            raise InputError(f"run: inputs 0 to {count - 1} by number expected, got {given}")
         return [self._inputs[n] for n in range(count)]
 
     def run(self, inputs: Mapping[int, ArrayLike] | None = None) -> None:
@@ -68,15 +69,26 @@ class MicroExecutor:
         self._outputs = _local(self._main(*self._given()))
 
     def get_output(self, index: int = 0) -> Tensor:
-        """The output of a number, of the last run."""
+        """The output of a number, of the last run. Raises InputError."""
+        if not self._outputs:
+            raise InputError("get_output: the model has not run yet")
+        if not 0 <= index < len(self._outputs):
+            raise InputError(f"get_output: no output {index}; there are {len(self._outputs)}")
         return self._outputs[index]
 
     def measure_stack(self) -> int:
         """The bytes that a run takes of the board's stack, on the inputs that were set: below it
-        memory is painted first. Interrupts come on top. Raises AttributeError where the program's
+        memory is painted first. Interrupts come on top. Raises InputError where the program's
         machine does not know, as the host.
         """
-        return cast(int, self.session.get_function("ek.micro.stack")(*self._given()))
+        try:
+            measure = self.session.get_function("ek.micro.stack")
+        except AttributeError as error:
+            raise InputError(
+                "measure_stack: this program's machine does not know its stack; those of the"
+                " templates of boards do"
+            ) from error
+        return cast(int, measure(*self._given()))
 
     def benchmark(self, number: int = 1, repeat: int = 5) -> BenchmarkResult:
         """Times of the model on the inputs that were set, by the clock there."""

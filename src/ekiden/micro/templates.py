@@ -37,6 +37,17 @@ class Template:
     serves: bool = True
     """Whether its program serves sessions."""
 
+    def takes(self, option: str) -> bool:
+        """Whether an option has a meaning for it."""
+        match option:
+            case "cpu":
+                return "{cpu}" in self.machine
+            case "flash" | "constants" | "ram" | "stack_bytes":
+                return bool(self.memories)
+            case "icount":
+                return bool(self.emulator)
+        return True
+
 
 _FPU = "-mthumb -mfloat-abi=hard"
 _QEMU = ("-display", "none", "-monitor", "none", "-serial", "stdio", "-semihosting-config",

@@ -98,6 +98,9 @@ class Channel:
                 self.stream.sendall(tail)
         except OSError as error:
             raise self._gone(error) from error
+        except BaseException:  # an interrupt: nobody knows how much of the frame has gone
+            self.close()
+            raise
 
     def receive(
         self, seconds: float | None = None, place: memoryview | None = None
@@ -128,6 +131,11 @@ class Channel:
                 self.stream.settimeout(None)
         except OSError as error:
             raise self._gone(error) from error
+        except RPCError:  # who asked tells the other side, or it has gone
+            raise
+        except BaseException:  # an interrupt: the answer that comes is not that of the next request
+            self.close()
+            raise
         return kind, body
 
     def close(self) -> None:

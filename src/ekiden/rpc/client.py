@@ -34,6 +34,8 @@ __all__ = ["LocalSession", "PopenSession", "RPCSession", "connect"]
 
 _HELLO_SECONDS = 20.0
 """How long the other side may take to say HELLO: it may have to start first."""
+_LONGEST = (2**32 - 1) // 1000
+"""Seconds of a session whose end can be said in milliseconds."""
 _numbers = itertools.count()
 
 
@@ -134,6 +136,8 @@ class RPCSession:
         """
         size = cast(int, self._endpoint.request(Kind.SIZE, path))
         made = bytearray(size) if into is None else memoryview(into).cast("B")[:size]
+        if isinstance(made, memoryview) and made.readonly:
+            raise ValueError(f"download '{path}': memory that can be written expected")
         if len(made) < size:
             raise ValueError(f"download '{path}': room for {size} bytes expected, got {len(made)}")
         step = min(self._endpoint.channel.limit - 1024, PIECE)
@@ -245,11 +249,16 @@ def connect(
     for programs that say so: `ekiden.rpc` logs. `credentials` is the key file that the server has,
     too (`ekiden rpc keygen`).
 
-    Raises RPCError where there is no server, or it refuses; TypeError for wrong arguments.
+    Raises RPCError where there is no server, or it refuses; TypeError and ValueError for wrong
+    arguments.
     """
     constructor = session_constructor_args or ()
     if not isinstance(constructor, (list, tuple)):
         raise TypeError(f"connect: a list of arguments expected, got {constructor!r}")
+    if not 0 <= session_timeout <= _LONGEST:
+        raise ValueError(
+            f"connect: session_timeout: 0 to {_LONGEST} seconds expected, got {session_timeout!r}"
+        )
     channel = dial(url, port, credentials)
     return RPCSession(open_session(channel, key, session_timeout, constructor))
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ekiden.rpc.endpoint import Endpoint, Progress, Request
 from ekiden.rpc.errors import FrameError, RPCError
 from ekiden.rpc.messages import Kind, Tag
-from ekiden.rpc.wire import TensorType
+from ekiden.rpc.wire import MAX_RANK, TensorType
 from ekiden.runtime import BenchmarkResult, DataType, Device, Tensor, cpu, empty, tensor
 from ekiden.runtime.devices import FarDevice
 
@@ -169,7 +169,9 @@ class RemoteDevice(FarDevice):
         return function(self)
 
     def empty(self, shape: Sequence[int], dtype: str) -> RemoteTensor:
-        """A new tensor there."""
+        """A new tensor there. Raises ValueError for what is no shape."""
+        if len(shape) > MAX_RANK or any(size < 0 for size in shape):
+            raise ValueError(f"empty: sizes from 0 on, at most {MAX_RANK}, expected, got {shape}")
         kind = TensorType((self.there, str(DataType(dtype)), tuple(shape)))
         found = self.endpoint.request(Kind.ALLOC, kind)
         assert isinstance(found, RemoteTensor)

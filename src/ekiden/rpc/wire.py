@@ -14,7 +14,7 @@ from ekiden.rpc.messages import DEPTH_LIMIT, LENT, MESSAGES, Kind, Tag
 from ekiden.runtime import ADT, DataType, Device, Module, Object, PackedFunc, Shape
 
 __all__ = [
-    "Handles", "Reader", "TensorType", "Writer", "check_lent", "read_body", "read_head",
+    "MAX_RANK", "Handles", "Reader", "TensorType", "Writer", "check_lent", "read_body", "read_head",
     "write_body", "write_parts",
 ]  # fmt: skip
 
@@ -113,7 +113,9 @@ class Writer:
             self.tail = memoryview(value)
 
     def text(self, value: str) -> None:
-        """Text as bytes."""
+        """Text as bytes. Raises TypeError for anything else."""
+        if not isinstance(value, str):
+            raise TypeError(f"rpc: text expected, got {value!r}")
         self.blob(value.encode("utf-8", "surrogatepass"))
 
     def kind_of_tensor(self, value: TensorType) -> None:
