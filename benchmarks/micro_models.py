@@ -1,4 +1,5 @@
-"""What small models take on Cortex-M boards: instructions, code, constants, memory.
+"""What small models take on Cortex-M boards: instructions, code, constants, memory, the stack and
+what was predicted of it.
 
 QEMU counts a nanosecond for each instruction (-icount shift=0), so the figures are the same on
 every machine; they say nothing of waits for memory. It needs gcc-arm-none-eabi,
@@ -39,14 +40,16 @@ def measure(path: Path, board: str, folder: Path) -> str:
         executor = session.create_aot_executor()
         executor.run({0: x})
         count = executor.benchmark(number=1, repeat=1).mean * 1e9
+        stack = executor.measure_stack()
+    predicted = micro.footprint(program).stack
     off = np.abs(executor.get_output().numpy() - ekiden.compile(str(path))(x).numpy()).max()
     row = f"{count / 1e6:9.3f} M {sizes.model_code:7} {sizes.model_constants:8}"
-    return f"{board:4} {row} {sizes.model_workspace:8} {off:9.1e}"
+    return f"{board:4} {row} {sizes.model_workspace:8} {stack:6} {predicted:6} {off:9.1e}"
 
 
 def main(names: list[str]) -> None:
     """Print the table."""
-    print(f"{'model':13} board instructions  code constants   memory difference")
+    print(f"{'model':13} board instructions  code constants   memory  stack  bound difference")
     for name in names or MODELS:
         for kind in ("float", "int8"):
             for board in BOARDS:

@@ -14,6 +14,7 @@ the reasons of those that did not.
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import json
 import math
@@ -26,7 +27,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -55,23 +55,50 @@ def _torchvision_names() -> list[str]:
 
 
 def _torchvision() -> Any:  # noqa: ANN401
-    """The package, whose wheel of PyPI has no operators for PyTorch's build for CPUs: their names
-    are declared first, without which it cannot be imported.
+    """The package. Its wheel of PyPI has no operators for PyTorch's build for CPUs, and cannot be
+    imported: there they are declared and computed by PyTorch's own, so that detectors can be built.
     """
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        pass
     import torch
 
-    if "torchvision" in sys.modules:
-        return sys.modules["torchvision"]
     library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        try:
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:  # the wheel has them
-            break
     _KEPT.append(library)
-    import torchvision
+    for schema in _DETECTION:
+        library.define(schema)
+    package = importlib.import_module("torchvision")
+    aligned = importlib.import_module("torchvision.ops.roi_align")
+    vars(package.extension)["_has_ops"] = vars(aligned)["_has_ops"] = _has_operators
+    library.impl("nms", _nms, "CPU")
+    library.impl("roi_align", aligned._roi_align, "CPU")
+    return package
 
-    return torchvision
+
+_DETECTION = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height,"
+    " SymInt pooled_width, int sampling_ratio, bool aligned) -> Tensor",
+)
+
+
+def _has_operators() -> bool:
+    return True  # TorchScript reads this: a lambda would not do
+
+
+def _nms(boxes: Any, scores: Any, threshold: float) -> Any:  # noqa: ANN401
+    """Of boxes that overlap by more than a share, the one with the best score."""
+    import torch
+
+    overlap = _torchvision().ops.box_iou
+    left, kept = torch.argsort(scores, descending=True, stable=True), []
+    while left.numel():
+        best, left = left[:1], left[1:]
+        kept.append(best)
+        left = left[overlap(boxes[best], boxes[left])[0] <= threshold]
+    return torch.cat([left, *kept])
 
 
 _KEPT: list[object] = []
@@ -116,6 +143,7 @@ def _timm_model(name: str) -> Model:
 
 def _transformers_names() -> list[str]:
     _torchvision()
+    import transformers.modeling_utils  # noqa: F401
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     return list(MODEL_MAPPING_NAMES)
@@ -498,7 +526,7 @@ def _timed(model: Model, calls: Mapping[str, Call], turns: int) -> dict[str, flo
 def run(options: argparse.Namespace) -> None:
     """Append a line for each model, road and kind of sizes that has none."""
     os.environ.update(_ALONE, ZOO_TIER=options.tier)
-    _FORKS.set_forkserver_preload(["__main__"])
+    _prepare(options.packages)
     have = {_key(line) for line in _lines(options.out)}
     for package in options.packages:
         for name in _sample(package, options):
@@ -513,29 +541,33 @@ def run(options: argparse.Namespace) -> None:
                     print(package, name, road, sizes, line["state"], said, flush=True)
 
 
-_FORKS = multiprocessing.get_context("forkserver")
+_FORKS = multiprocessing.get_context("fork")
 _ALONE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "EKIDEN_NUM_THREADS": "1"}
 """What processes see."""
 
 
-def _prepare() -> None:
-    """What the process that is forked imports: by far the most of what a model's own takes."""
-    import onnxruntime  # noqa: F401
-    import torch.onnx  # noqa: F401
+def _prepare(packages: Sequence[str]) -> None:
+    """Import what every process would: by far the most of what a model's own takes."""
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    for package in packages:
+        PACKAGES[package].names()
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, f"what is forked must have one thread, it has {len(threads)}"
 
-    import ekiden.frontend.torch.export  # noqa: F401
 
-    with suppress(ImportError):
-        _torchvision()
-    with suppress(ImportError):
-        import transformers.modeling_utils  # noqa: F401
+_IMPORTED = (
+    "ekiden.backend.kernels", "ekiden.backend.vm", "ekiden.codegen.llvm", "ekiden.driver",
+    "ekiden.frontend.onnx.importer", "ekiden.frontend.torch.export", "onnx", "torch.onnx",
+)  # fmt: skip
 
 
 def _sample(package: str, options: argparse.Namespace) -> list[str]:
-    names = options.names or PACKAGES[package].names()
-    if options.names or not options.sample:
-        return list(names)
-    return random.Random(options.seed).sample(names, min(options.sample, len(names)))
+    if options.names:
+        return list(options.names)
+    names = sorted(PACKAGES[package].names())
+    random.Random(options.seed).shuffle(names)  # a smaller sample is the begin of a larger one
+    return names[: options.sample or None]
 
 
 def _key(line: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -665,7 +697,5 @@ def main() -> None:
         print(table(_lines(options.file)))
 
 
-if __name__ == "__mp_main__":
-    _prepare()
-elif __name__ == "__main__":
+if __name__ == "__main__":
     main()

@@ -71,6 +71,7 @@ def header() -> str:
         (
             HEAD,
             f"#define RPC_MAGIC UINT64_C({table.MAGIC:#x})",
+            f'#define RPC_PART "{table.PART}"',
             f"enum {{ {limits} }};\n",
             "enum rpc_kind {",
             *numbers,

@@ -119,23 +119,23 @@ def outcome(case: TestCase, trace: bool = False, device: str = "CPU") -> Outcome
     return found
 
 
-def work(cases: Sequence[TestCase], pipe: Connection, trace: bool) -> None:
+def work(cases: Sequence[TestCase], pipe: Connection, trace: bool, device: str) -> None:
     """Serve positions of tests until the other end is closed."""
     while True:
         try:
             at = pipe.recv()
         except EOFError:
             return
-        pipe.send(outcome(cases[at], trace))
+        pipe.send(outcome(cases[at], trace, device))
 
 
 class Worker:
     """A forked process that runs one test at a time."""
 
-    def __init__(self, cases: Sequence[TestCase], trace: bool) -> None:
+    def __init__(self, cases: Sequence[TestCase], trace: bool, device: str) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         self.process = multiprocessing.get_context("fork").Process(
-            target=work, args=(cases, theirs, trace), daemon=False
+            target=work, args=(cases, theirs, trace, device), daemon=False
         )
         self.process.start()
         theirs.close()
@@ -170,11 +170,12 @@ class Worker:
         self.pipe.close()
 
 
-def run_all(cases: Sequence[TestCase], jobs: int, timeout: float, trace: bool) -> list[Outcome]:
+def run_all(cases: Sequence[TestCase], options: argparse.Namespace) -> list[Outcome]:
     """The outcome of each test."""
     found = [Outcome("not run") for _ in cases]
     left = deque(range(len(cases)))
-    workers = [Worker(cases, trace) for _ in range(jobs)]
+    given = cases, options.trace, options.device
+    workers = [Worker(*given) for _ in range(options.jobs)]
     while left or any(w.at >= 0 for w in workers):
         for worker in workers:
             if worker.at < 0 and left:
@@ -182,14 +183,14 @@ def run_all(cases: Sequence[TestCase], jobs: int, timeout: float, trace: bool) -
         busy = [w for w in workers if w.at >= 0]
         ready = wait([w.pipe for w in busy], timeout=1.0)
         for worker in busy:
-            result = worker.result(worker.pipe in ready, timeout)
+            result = worker.result(worker.pipe in ready, options.timeout)
             if result is None:
                 continue
             found[worker.at] = result
             worker.at = -1
             if not worker.process.is_alive():
                 worker.end()
-                workers[workers.index(worker)] = Worker(cases, trace)
+                workers[workers.index(worker)] = Worker(*given)
     for worker in workers:
         worker.end()
     return found
@@ -272,6 +273,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for a test (60)")
     parser.add_argument("--slow", type=int, default=0, help="how many of the slowest to show")
+    parser.add_argument(
+        "--device", default="CPU", choices=onnx_backend.DEVICES, help="not the CPU: write no table"
+    )
     parser.add_argument("--trace", action="store_true", help="print tracebacks")
     return parser.parse_args()
 
@@ -282,10 +286,11 @@ def main() -> None:
     done: list[Tested] = []
     for kind in options.kinds:
         cases = [c for c in load_cases(kind) if re.search(options.only, c.name)]
-        found = run_all(cases, options.jobs, options.timeout, options.trace)
+        found = run_all(cases, options)
         done.append((kind, cases, found))
     show(done, options.slow)
-    if not options.no_write and not options.only and len(done) == len(KINDS):
+    is_whole = not options.only and len(done) == len(KINDS)
+    if is_whole and not options.no_write and options.device == "CPU":
         TABLE.write_text(table(done))
 
 

@@ -24,7 +24,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
-from long_runs import mark_what_is_not_shared
+from long_runs import give_time, mark_what_is_not_shared
 from of_run import folder_of_run
 from processor import pretend
 from watch import (
@@ -93,6 +93,7 @@ def pytest_collection_modifyitems(
     """Leave out what takes long, unless `-m` says something about it; then, whatever order the
     others are brought into, begin with the files that no worker should be alone with at the end."""
     mark_what_is_not_shared(items)
+    give_time(items)
     if "long" not in config.option.markexpr:
         leave_out_long(config, items)
     yield

@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import pytest
 
 HOURS = 3600
-LONG = (pytest.mark.long, pytest.mark.timeout(2 * HOURS))
-"""The marks of what takes long; tests/conftest.py leaves it out where nobody asks for it."""
+LONG = pytest.mark.long
+"""The mark of what takes long; tests/conftest.py leaves it out where nobody asks for it."""
 
 
 def sizes(name: str, usual: int, whole: int) -> pytest.MarkDecorator:
@@ -44,8 +44,14 @@ def mark_what_is_not_shared(items: Iterable[pytest.Item]) -> None:
         kept = set(in_share(ordered))
         for case in ordered:
             if case not in kept:
-                for mark in LONG:
-                    case.add_marker(mark)
+                case.add_marker(LONG)
+
+
+def give_time(items: Iterable[pytest.Item]) -> None:
+    """What takes long has two hours, unless it says itself how many it needs."""
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(2 * HOURS))
 
 
 def in_share(cases: Sequence[pytest.Function]) -> list[pytest.Function]:

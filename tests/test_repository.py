@@ -71,6 +71,27 @@ def test_listed_names_exist(name: str) -> None:
     assert [entry for entry in getattr(module, "__all__", ()) if not hasattr(module, entry)] == []
 
 
+def test_a_module_takes_no_name_that_its_package_loads_late() -> None:
+    """Importing a module sets it in its package, where nothing else of its name is then found."""
+    program = """
+import importlib, pathlib, sys, ekiden
+root = pathlib.Path(ekiden.__file__).parent
+for names in sorted(root.rglob("names.py")):
+    package = ".".join(("ekiden", *names.parent.relative_to(root).parts))
+    own = importlib.import_module(package)
+    late = importlib.import_module(package + ".names")
+    for name in sorted(late.__all__):
+        if any((names.parent / each).exists() for each in (name + ".py", name)):
+            importlib.import_module(f"{package}.{name}")
+            if getattr(own, name) is not getattr(late, name):
+                print(f"{package}.{name}")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
 def imported_names(path: str, above: str) -> set[str]:
     """What a file has of modules whose name starts so."""
     return {

@@ -21,6 +21,7 @@ def open_stderr(config: pytest.Config) -> None:
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         _stderr.append(os.fdopen(os.dup(2), "w"))
+    config.add_cleanup(lambda: _stderr.pop().close())
 
 
 @pytest.hookimpl(optionalhook=True)

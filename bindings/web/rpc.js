@@ -398,22 +398,28 @@ class Session {
     return new Uint8Array(found.buffer);
   }
 
-  UPLOAD(name, offset, data) {
-    const had = offset === 0n ? {data: new Uint8Array(0), size: 0} : this.file(name);
-    const at = Number(offset);
-    if (at > had.size) fail('ValueError', `upload '${name}': the piece at ${at} lies behind the end`);
-    const end = at + data.length;
-    if (end > FILE_LIMIT) {
+  /** The next piece of a file, which is among the others when all of it has come. */
+  UPLOAD(name, offset, size, data) {
+    const [at, all] = [Number(offset), Number(size)];
+    if (all > FILE_LIMIT) {
       fail('ValueError', `upload '${this.plain(name)}': a file of at most ${FILE_LIMIT} bytes expected`);
     }
-    if (end > had.data.length) {
-      const larger = new Uint8Array(Math.max(end, 2 * had.data.length));
-      larger.set(had.data.subarray(0, had.size));
-      had.data = larger;
+    if (at === 0) this.coming = {name: this.plain(name), all, data: new Uint8Array(0), size: 0};
+    const {coming} = this, end = at + data.length;
+    if (coming?.name !== name || coming.all !== all || coming.size !== at || end > all) {
+      this.coming = null;
+      fail('ValueError', `upload '${name}': the next piece of a file expected`);
     }
-    had.data.set(data, at);
-    had.size = Math.max(had.size, end);
-    this.files.set(this.plain(name), had);
+    if (end > coming.data.length) {
+      const larger = new Uint8Array(Math.min(all, 2 * end));
+      larger.set(coming.data.subarray(0, at));
+      coming.data = larger;
+    }
+    coming.data.set(data, at);
+    coming.size = end;
+    if (end < all) return;
+    this.files.set(name, coming);
+    this.coming = null;
   }
 
   DOWNLOAD(name, offset, size) {

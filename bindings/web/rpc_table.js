@@ -67,7 +67,7 @@ export const MESSAGES = {
   7: {name: 'READ', fields: 'hqu', least: 20},
   8: {name: 'COPY', fields: 'hh', least: 16},
   9: {name: 'TIME', fields: 'hsuuuuuuqsV', least: 52},
-  10: {name: 'UPLOAD', fields: 'sqb', least: 16},
+  10: {name: 'UPLOAD', fields: 'sqqb', least: 24},
   11: {name: 'DOWNLOAD', fields: 'squ', least: 16},
   12: {name: 'SIZE', fields: 's', least: 4},
   13: {name: 'REMOVE', fields: 's', least: 4},

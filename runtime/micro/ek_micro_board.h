@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "ekiden_micro.h"
+
 #if defined(EK_BOARD_MPS2_AN500)           /* Cortex-M7 */
 #define EK_UART UINT32_C(0x40004000)
 #define EK_CLOCK_HZ 25000000u
@@ -14,5 +16,9 @@
 #endif
 
 #define EK_REGISTER(address) (*(volatile uint32_t *)(uintptr_t)(address))
+
+/* Runs a model, as its 'run' does; '*bytes' is what that took of the stack (ek_micro_start.c). */
+int32_t ek_measure_stack(const ekiden_micro_model *model, void *const *inputs, void *const *outputs,
+                         void *const *pools, uint32_t *bytes);
 
 #endif /* EK_MICRO_BOARD_H_ */

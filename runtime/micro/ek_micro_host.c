@@ -31,7 +31,7 @@ static uint64_t ticks(void) {
 }
 
 int main(void) {
-  const ek_micro_io io = {read_all, write_all, ticks, 1000000000u};
+  const ek_micro_io io = {read_all, write_all, ticks, 1000000000u, NULL};
   const ek_micro_memory memory = EK_MICRO_MEMORY;
   ek_micro_serve(&EK_MICRO_MODEL, &io, &memory);
   return 0;

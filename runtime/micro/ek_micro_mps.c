@@ -38,7 +38,7 @@ static int write_all(const void *data, uint32_t size) {
 }
 
 int main(void) {
-  const ek_micro_io io = {read_all, write_all, ticks, EK_CLOCK_HZ};
+  const ek_micro_io io = {read_all, write_all, ticks, EK_CLOCK_HZ, ek_measure_stack};
   const ek_micro_memory memory = EK_MICRO_MEMORY;
   EK_REGISTER(EK_UART + DIVIDER) = 16;
   EK_REGISTER(EK_UART + CONTROL) = 3;      /* send and receive */

@@ -9,7 +9,7 @@
 
 enum { HEADER = 8, MAX_THINGS = 64, MAX_RANK = 8, MAX_ARGUMENTS = 32, ALIGNMENT = 16, TIMES = 256 };
 
-typedef enum { FREE, MODULE, FUNCTION, SYSTEM_LIB, TENSOR } thing_kind;
+typedef enum { FREE, MODULE, FUNCTION, SYSTEM_LIB, STACK, TENSOR } thing_kind;
 
 /* DLPack's words: code, bits, lanes. */
 typedef struct {
@@ -300,8 +300,9 @@ static int get_function(void) {
     bool is_main = size == 0 || is_text(name, size, "main") || is_text(name, size, "run");
     return is_main ? answer_thing(FUNCTION, RPC_TAG_FUNCTION) : answer_none();
   }
-  bool is_library = is_text(name, size, "runtime.SystemLib");
-  return is_library ? answer_thing(SYSTEM_LIB, RPC_TAG_FUNCTION) : answer_none();
+  if (is_text(name, size, "runtime.SystemLib")) return answer_thing(SYSTEM_LIB, RPC_TAG_FUNCTION);
+  bool is_stack = state.io->measure_stack != NULL && is_text(name, size, "ek.micro.stack");
+  return is_stack ? answer_thing(STACK, RPC_TAG_FUNCTION) : answer_none();
 }
 
 static int load(void) {
@@ -437,14 +438,24 @@ static int call(void) {
   int32_t count = take_tensors(arguments);
   if (state.failure != NULL || done() != 0) return -1;
   if (function->kind == SYSTEM_LIB) return answer_thing(MODULE, RPC_TAG_MODULE);
-  if (function->kind != FUNCTION) return fail("TypeError", "micro: a function expected");
+  bool is_stack = function->kind == STACK;
+  if (function->kind != FUNCTION && !is_stack) return fail("TypeError", "micro: a function expected");
   if (bind(arguments, count, results, inputs, outputs) != 0) return -1;
   int32_t outs = state.model->num_outputs;
-  if (state.model->run(inputs, outputs, state.memory->pools) != 0) {
+  void *const *pools = state.memory->pools;
+  uint32_t stack = 0;
+  int32_t code = is_stack ? state.io->measure_stack(state.model, inputs, outputs, pools, &stack)
+                          : state.model->run(inputs, outputs, pools);
+  if (code != 0 || is_stack) {
     for (int32_t i = 0; i < outs; i++) let_go(results[i]);
-    return fail("RunError", "micro: the model refuses its inputs");
   }
+  if (code != 0) return fail("RunError", "micro: the model refuses its inputs");
   begin(RPC_RETURN);
+  if (is_stack) {
+    put_u8(RPC_TAG_INT);
+    put_u64(stack);
+    return 0;
+  }
   if (outs != 1) {
     put_u8(RPC_TAG_ADT);
     put_u32(0);

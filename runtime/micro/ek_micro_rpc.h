@@ -17,6 +17,9 @@ typedef struct {
   int (*write)(const void *data, uint32_t size);
   uint64_t (*ticks)(void);                 /* of a clock, from any beginning */
   uint64_t frequency;                      /* ticks of a second */
+  /* Runs a model and gives what it gives; '*bytes' is what that took of the stack. NULL: not known. */
+  int32_t (*measure_stack)(const ekiden_micro_model *model, void *const *inputs, void *const *outputs,
+                           void *const *pools, uint32_t *bytes);
 } ek_micro_io;
 
 typedef struct {

@@ -5,7 +5,8 @@
 
 #include "ek_micro_board.h"
 
-extern uint32_t ek_stack_top[], ek_data_from[], ek_data_begin[], ek_data_end[], ek_bss_begin[], ek_bss_end[];
+extern uint32_t ek_stack_top[], ek_data_from[], ek_data_begin[], ek_data_end[], ek_bss_begin[], ek_bss_end[],
+    ek_memory_end[];
 extern int main(void);
 
 void ek_reset(void) __attribute__((noreturn));
@@ -37,6 +38,21 @@ static void __attribute__((noreturn)) leave(uint32_t status) {
 }
 
 void ek_fault(void) { leave(70); }
+
+/* What the stack may grow to is painted below this function's own, and looked at after the run.
+** Interrupts wait meanwhile: what they take comes on top. */
+int32_t ek_measure_stack(const ekiden_micro_model *model, void *const *inputs, void *const *outputs,
+                         void *const *pools, uint32_t *bytes) {
+  static const uint32_t PAINT = 0xa5c35a3c;
+  volatile uint32_t *top, *at = ek_memory_end;
+  __asm__ volatile("cpsid i\n\tmov %0, sp" : "=r"(top) : : "memory");
+  while (at < top) *at++ = PAINT;
+  int32_t code = model->run(inputs, outputs, pools);
+  __asm__ volatile("cpsie i" : : : "memory");
+  for (at = ek_memory_end; at < top && *at == PAINT;) at++;
+  *bytes = (uint32_t)((uintptr_t)top - (uintptr_t)at);
+  return code;
+}
 
 void ek_reset(void) {
   EK_REGISTER(0xe000ed88) |= 0xfu << 20;   /* CPACR: floating point, and vectors where they are */

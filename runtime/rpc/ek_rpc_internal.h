@@ -26,6 +26,14 @@ typedef struct rpc_far {
   struct rpc_far *next;
 } rpc_far;
 
+/* A file that is coming, in pieces. */
+typedef struct rpc_coming {
+  int file;                                /* -1: none */
+  char *part;                              /* its path until it is whole, owned; NULL before the first */
+  uint64_t at, size;                       /* bytes that have come, and all */
+  uint64_t reserved;                       /* bytes of which the disk has blocks */
+} rpc_coming;
+
 typedef struct rpc_session {
   int32_t refs;                            /* the session itself and its far functions; one thread */
   const ek_rpc_stream *stream;             /* NULL when it is over */
@@ -39,8 +47,8 @@ typedef struct rpc_session {
   bool is_full;                            /* the frame would be longer than the other side takes */
   ek_bytes lent;                           /* what an answer gives without a copy: elements, a piece */
   ek_bytes tail;                           /* what is sent behind the frame in 'out', if it is large */
-  char *piece;                             /* of a file, 'piece_room' bytes */
-  size_t piece_room;
+  ek_bytes mapped;                         /* of a file, what is lent of it; size 0: nothing */
+  rpc_coming coming;
   rpc_thing *things;
   uint32_t thing_count, thing_room, free_thing;
   uint64_t *exported;                      /* handles that the frame in 'out' gives away */
@@ -100,5 +108,16 @@ extern _Thread_local char rpc_thread;
 /* ek_rpc_services.c: what a message asks for; '*result' arrives as none and leaves owned. */
 typedef int (*rpc_service)(rpc_session *session, rpc_field *fields, ek_value *result);
 rpc_service rpc_service_of(int kind);
+int rpc_lend(rpc_session *session, const char *data, size_t size, ek_value *result);
+
+/* ek_rpc_files.c: services, and where a file of the session lies (to be freed; NULL with an error). */
+int rpc_upload(rpc_session *session, rpc_field *fields, ek_value *result);
+int rpc_download(rpc_session *session, rpc_field *fields, ek_value *result);
+int rpc_file_size(rpc_session *session, rpc_field *fields, ek_value *result);
+int rpc_remove_file(rpc_session *session, rpc_field *fields, ek_value *result);
+int rpc_list_files(rpc_session *session, rpc_field *fields, ek_value *result);
+char *rpc_path_of(rpc_session *session, const ek_bytes *name);
+void rpc_coming_drop(rpc_coming *coming);
+void rpc_unmap(rpc_session *session);
 
 #endif /* EK_RPC_INTERNAL_H_ */

@@ -73,6 +73,7 @@ static int serve(const rpc_settings *settings, int in, int out, const char *fold
   ek_rpc_stream stream = ek_rpc_stream_of(&ends);
   ek_rpc_options options = {settings->key, folder, settings->limit, begin, &place, NULL, 0};
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN); /* a file beyond its limit is an error of its writer */
   return ek_rpc_serve(&stream, &options) == 0 ? 0 : 1;
 }
 
@@ -185,7 +186,7 @@ static int usage(void) {
 }
 
 int main(int count, char **words) {
-  rpc_settings settings = {NULL, 1 << 20, -1, 0, 1};
+  rpc_settings settings = {NULL, (1 << 20) + 4096, -1, 0, 1}; /* a piece of a MB, and its head */
   for (int i = 1; i < count; i++) {
     const char *value = i + 1 < count ? words[i + 1] : NULL;
     if (strcmp(words[i], "--pipe") == 0) settings.is_pipe = 1;

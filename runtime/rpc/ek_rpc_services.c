@@ -1,15 +1,8 @@
-/* What a session does for its client: functions, modules, tensors, the files of its folder. */
+/* What a session does for its client: functions, modules, tensors. */
 #include "ek_rpc_internal.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
-
-enum { MAX_NAME = 255 };
 
 /* The object of a handle, borrowed, which is of a type; NULL with a FrameError for another. */
 static ek_object *thing_of(rpc_session *session, const rpc_field *field, int32_t type) {
@@ -251,7 +244,7 @@ static int write_tensor(rpc_session *session, rpc_field *fields, ek_value *resul
 }
 
 /* Bytes as an answer, which stay where they are until it has been sent. */
-static int lend(rpc_session *session, const char *data, size_t size, ek_value *result) {
+int rpc_lend(rpc_session *session, const char *data, size_t size, ek_value *result) {
   session->lent = (ek_bytes){data, size};
   *result = ek_value_none();
   result->type_index = EK_BYTE_ARRAY_PTR;
@@ -277,7 +270,7 @@ static int read_tensor(rpc_session *session, rpc_field *fields, ek_value *result
   if (piece_of(session, fields, size, &shape, &from) != 0) return -1;
   if (size > session->peer_limit) return ek_error("ValueError", "read: more than a message holds");
   if (from.device.type != EK_CPU) return fetch(&from, size, &shape, result);
-  return lend(session, ek_dltensor_data(&from), size, result);
+  return rpc_lend(session, ek_dltensor_data(&from), size, result);
 }
 
 static int copy_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
@@ -303,147 +296,11 @@ static int release(rpc_session *session, rpc_field *fields, ek_value *result) {
   return 0;
 }
 
-/* Files ---------------------------------------------------------------------------------------- */
-
-/* The path of a file of the session, to be freed; NULL with an error. */
-static char *path_of(rpc_session *session, const ek_bytes *name) {
-  const char *folder = session->options->folder;
-  bool is_plain = name->size > 0 && name->size <= MAX_NAME && memchr(name->data, '/', name->size) == NULL
-                  && memchr(name->data, 0, name->size) == NULL
-                  && !(name->data[0] == '.' && (name->size == 1 || (name->size == 2 && name->data[1] == '.')));
-  if (folder == NULL || !is_plain) {
-    ek_error("ValueError", folder == NULL ? "session: this server has no files"
-                                          : "session: the name of a file without folders expected");
-    return NULL;
-  }
-  size_t length = strlen(folder);
-  char *made = malloc(length + name->size + 2);
-  if (made == NULL) {
-    ek_error("MemoryError", "session: no memory for a path");
-    return NULL;
-  }
-  memcpy(made, folder, length);
-  made[length] = '/';
-  memcpy(made + length + 1, name->data, name->size);
-  made[length + 1 + name->size] = 0;
-  return made;
-}
-
-/* Sets what errno says, by Python's names. */
-static int system_error(const char *doing, const ek_bytes *name) {
-  int code = errno;
-  const char *kind = code == ENOENT ? "FileNotFoundError" : code == EACCES || code == EPERM
-                     ? "PermissionError" : code == EISDIR ? "IsADirectoryError" : "OSError";
-  return ek_error(kind, "%s '%.*s': %s", doing, (int)name->size, name->data, strerror(code));
-}
-
-static int open_file(rpc_session *session, const ek_bytes *name, const char *doing, int flags) {
-  char *path = path_of(session, name);
-  if (path == NULL) return -1;
-  int file = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file < 0) system_error(doing, name);
-  free(path);
-  return file;
-}
-
-static int upload(rpc_session *session, rpc_field *fields, ek_value *result) {
-  (void)result;
-  const ek_bytes *data = &fields[2].bytes;
-  uint64_t offset = fields[1].number;
-  struct stat found;
-  int file = open_file(session, &fields[0].bytes, "upload",
-                       offset == 0 ? O_WRONLY | O_CREAT | O_TRUNC : O_WRONLY);
-  if (file < 0) return -1;
-  int code = 0;
-  if (fstat(file, &found) != 0) code = system_error("upload", &fields[0].bytes);
-  else if (offset > (uint64_t)found.st_size) {
-    code = ek_error("ValueError", "upload: a piece lies behind the end");
-  }
-  for (size_t at = 0; code == 0 && at < data->size;) {
-    ssize_t written = pwrite(file, data->data + at, data->size - at, (off_t)(offset + at));
-    if (written <= 0) code = system_error("upload", &fields[0].bytes);
-    else at += (size_t)written;
-  }
-  close(file);
-  return code;
-}
-
-static int download(rpc_session *session, rpc_field *fields, ek_value *result) {
-  uint64_t size = fields[2].number;
-  int file = open_file(session, &fields[0].bytes, "download", O_RDONLY);
-  if (file < 0) return -1;
-  if (size > session->peer_limit) size = session->peer_limit;
-  if (size > session->piece_room) {
-    free(session->piece);
-    session->piece = malloc(size);
-    session->piece_room = session->piece == NULL ? 0 : size;
-  }
-  bool has_room = size <= session->piece_room;
-  ssize_t got = has_room ? pread(file, session->piece, size, (off_t)fields[1].number) : 0;
-  int code = -1;
-  if (!has_room) ek_error("MemoryError", "download: no memory for a piece");
-  else if (got < 0) system_error("download", &fields[0].bytes);
-  else code = lend(session, session->piece, (size_t)got, result);
-  close(file);
-  return code;
-}
-
-static int file_size(rpc_session *session, rpc_field *fields, ek_value *result) {
-  struct stat found;
-  char *path = path_of(session, &fields[0].bytes);
-  if (path == NULL) return -1;
-  int code = lstat(path, &found) == 0 ? 0 : system_error("size", &fields[0].bytes);
-  free(path);
-  if (code == 0) *result = ek_value_int(found.st_size);
-  return code;
-}
-
-static int remove_file(rpc_session *session, rpc_field *fields, ek_value *result) {
-  (void)result;
-  char *path = path_of(session, &fields[0].bytes);
-  if (path == NULL) return -1;
-  int code = unlink(path) == 0 ? 0 : system_error("remove", &fields[0].bytes);
-  free(path);
-  return code;
-}
-
-static int by_name(const void *a, const void *b) {
-  ek_bytes one = {0}, other = {0};
-  ek_string_borrow(a, &one);
-  ek_string_borrow(b, &other);
-  size_t size = one.size < other.size ? one.size : other.size;
-  int order = memcmp(one.data, other.data, size);
-  return order != 0 ? order : one.size < other.size ? -1 : one.size > other.size;
-}
-
-static int list_files(rpc_session *session, rpc_field *fields, ek_value *result) {
-  (void)fields;
-  ek_value *names = NULL;
-  size_t count = 0, room = 0;
-  int code = 0;
-  const char *folder = session->options->folder;
-  DIR *open_folder = folder == NULL ? NULL : opendir(folder);
-  if (open_folder == NULL) return ek_error("ValueError", "session: this server has no files");
-  for (struct dirent *entry; code == 0 && (entry = readdir(open_folder)) != NULL;) {
-    if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-    ek_value *grown = rpc_room(names, count, &room, sizeof *names);
-    if (grown != NULL) names = grown;
-    code = grown == NULL ? -1 : ek_string_new(EK_STR, entry->d_name, strlen(entry->d_name), &names[count]);
-    count += code == 0;
-  }
-  closedir(open_folder);
-  if (count > 0) qsort(names, count, sizeof *names, by_name);
-  ek_object *made = NULL;
-  if (code == 0) code = ek_array_new(names, (int64_t)count, &made);
-  for (size_t i = 0; i < count; i++) ek_value_release(&names[i]);
-  free(names);
-  if (code == 0) *result = ek_value_object(made);
-  return code;
-}
+/* Modules in files ------------------------------------------------------------------------------ */
 
 static int load(rpc_session *session, rpc_field *fields, ek_value *result) {
   ek_object *made = NULL;
-  char *path = path_of(session, &fields[0].bytes);
+  char *path = rpc_path_of(session, &fields[0].bytes);
   if (path == NULL) return -1;
   int code = ek_module_load(path, &made);
   free(path);
@@ -463,11 +320,11 @@ rpc_service rpc_service_of(int kind) {
     case RPC_READ: return read_tensor;
     case RPC_COPY: return copy_tensor;
     case RPC_TIME: return time_function;
-    case RPC_UPLOAD: return upload;
-    case RPC_DOWNLOAD: return download;
-    case RPC_SIZE: return file_size;
-    case RPC_REMOVE: return remove_file;
-    case RPC_LIST: return list_files;
+    case RPC_UPLOAD: return rpc_upload;
+    case RPC_DOWNLOAD: return rpc_download;
+    case RPC_SIZE: return rpc_file_size;
+    case RPC_REMOVE: return rpc_remove_file;
+    case RPC_LIST: return rpc_list_files;
     case RPC_RELEASE: return release;
     case RPC_IMPORT: return import;
     default: return NULL;

@@ -5,6 +5,7 @@
 #define EK_RPC_TABLE_H_
 
 #define RPC_MAGIC UINT64_C(0x4350524b458901)
+#define RPC_PART ".upload"
 enum { RPC_VERSION = 1, RPC_HELLO_LIMIT = 65536, RPC_LEAST_LIMIT = 4096, RPC_DEPTH_LIMIT = 16, RPC_CALL_DEPTH = 32 };
 
 enum rpc_kind {
@@ -63,7 +64,7 @@ enum rpc_tag {
   ROW(READ, 7, "hqu", 20) \
   ROW(COPY, 8, "hh", 16) \
   ROW(TIME, 9, "hsuuuuuuqsV", 52) \
-  ROW(UPLOAD, 10, "sqb", 16) \
+  ROW(UPLOAD, 10, "sqqb", 24) \
   ROW(DOWNLOAD, 11, "squ", 16) \
   ROW(SIZE, 12, "s", 4) \
   ROW(REMOVE, 13, "s", 4) \

@@ -139,6 +139,7 @@ rpc_session *rpc_session_new(const ek_rpc_stream *stream, const ek_rpc_options *
   session->limit = limit;
   session->peer_limit = RPC_HELLO_LIMIT;
   session->in = in;
+  session->coming.file = -1;
   return session;
 }
 
@@ -148,7 +149,9 @@ void rpc_session_release(rpc_session *session) {
   if (--session->refs > 0) return;
   free(session->in);
   free(session->out);
-  free(session->piece);
+  rpc_unmap(session);
+  rpc_coming_drop(&session->coming);
+  free(session->coming.part);
   free(session->things);
   free(session->exported);
   free(session->dropped);

@@ -5,9 +5,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { KINDS = 64, DRIVER_VERSION = 1 };
+enum { KINDS = 64, DRIVER_VERSION = 1, MAX_DEVICES = 16 };
 
 static const ek_device_table *tables[KINDS];
+static void *upload_streams[KINDS][MAX_DEVICES]; /* atomic: NULL until first used */
 
 /* The kinds that may have a driver, by DLPack's numbers. */
 static const char *const driver_names[KINDS] = {
@@ -94,6 +95,34 @@ const ek_device_table *ek_device_table_of(ek_device device, const char *doing) {
              "device type %d", doing, EK_CPU, device.type);
   }
   return table;
+}
+
+/* Copies to devices ---------------------------------------------------------------------------- */
+
+/* 0 with NULL where the driver has no streams, or there are more devices than are kept here. */
+static int upload_stream(const ek_device_table *table, ek_device device, void **out) {
+  bool is_kept = device.type < KINDS && device.id >= 0 && device.id < MAX_DEVICES;
+  bool has_streams = table->stream_new != NULL && table->synchronize != NULL;
+  int status = 0;
+  *out = NULL;
+  if (!is_kept || !has_streams) return 0;
+  void **place = &upload_streams[device.type][device.id];
+  *out = __atomic_load_n(place, __ATOMIC_ACQUIRE);
+  if (*out != NULL) return 0;
+  ek_mutex_lock(&driver_lock);
+  *out = *place;
+  if (*out == NULL) status = table->stream_new(device, out);
+  if (status == 0) __atomic_store_n(place, *out, __ATOMIC_RELEASE);
+  ek_mutex_unlock(&driver_lock);
+  return status;
+}
+
+int ek_device_upload(const void *from, ek_device host, void *to, ek_device device, size_t size) {
+  void *stream;
+  const ek_device_table *table = ek_device_table_of(device, "copy tensor");
+  if (table == NULL || upload_stream(table, device, &stream) != 0) return -1;
+  int status = table->copy(from, host, to, device, size, stream);
+  return status == 0 && stream != NULL ? table->synchronize(device, stream) : status;
 }
 
 /* Working memory of kernels -------------------------------------------------------------------- */

@@ -751,11 +751,7 @@ static int as_constant(const ek_value *value, const ek_dltensor *data, ek_object
                   (uintptr_t)ek_dltensor_data(data) % ALIGNMENT == 0;
   if (!can_stay) {
     ek_device cpu = {EK_CPU, 0};
-    if (ek_tensor_new(data->shape, data->ndim, data->dtype, cpu, &copy) != 0) return -1;
-    if (ek_tensor_copy(data, &((ek_tensor *)(void *)copy)->dl) != 0) {
-      ek_release(copy);
-      return -1;
-    }
+    if (ek_tensor_copied(data, cpu, &copy) != 0) return -1;
     owner = copy;
     data = &((ek_tensor *)(void *)copy)->dl;
   }
@@ -857,7 +853,7 @@ static int place_constants(ek_executable *e) {
     ek_device device = e->devices[e->places[i]];
     ek_object *copy, *made;
     if (ek_device_same(data->device, device)) continue;
-    if (ek_vm_copy_tensor(data, device, &copy) != 0) return -1;
+    if (ek_tensor_copied(data, device, &copy) != 0) return -1;
     int status = ek_tensor_strided(copy, &((ek_tensor *)(void *)copy)->dl, EK_DLPACK_READ_ONLY, &made);
     ek_release(copy);
     if (status != 0) return -1;

@@ -95,11 +95,7 @@ static int set_input(graph *self, const ek_value *args, ek_value *ret) {
   if (is_reusable(slot, from, device)) {
     return ek_tensor_copy(from, &((ek_tensor *)(void *)slot->v.obj)->dl);
   }
-  if (ek_tensor_new(from->shape, from->ndim, from->dtype, device, &copy) != 0) return -1;
-  if (ek_tensor_copy(from, &((ek_tensor *)(void *)copy)->dl) != 0) {
-    ek_release(copy);
-    return -1;
-  }
+  if (ek_tensor_copied(from, device, &copy) != 0) return -1;
   put(slot, copy);
   return 0;
 }

@@ -213,6 +213,9 @@ ek_tensor *ek_tensor_alloc(const int64_t *shape, int32_t ndim, ek_dtype dtype, e
 bool ek_tensor_is_own(const ek_object *object);
 bool ek_storage_is_own(const ek_object *object);
 
+/* A copy of a tensor on a device, contiguous, owned. 0 or -1. */
+int ek_tensor_copied(const ek_dltensor *from, ek_device device, ek_object **out);
+
 /* A storage over memory of the host that somebody else frees, when nothing refers to it. 0 or -1. */
 int ek_storage_lent(void *data, size_t size, ek_object **out);
 
@@ -236,6 +239,10 @@ ek_device_name ek_device_describe(ek_device device);
 /* The table of a kind of device other than the CPU, whose driver is loaded if there is one; NULL with
 ** an error when there is none. */
 const ek_device_table *ek_device_table_of(ek_device device, const char *doing);
+
+/* A copy from memory of a CPU into memory of a device that nothing queued there uses, on a stream of
+** its own: kernels that are queued go on meanwhile. Done when it returns; 0 or -1. */
+int ek_device_upload(const void *from, ek_device host, void *to, ek_device device, size_t size);
 
 /* Memory of a device that lives as long as a call of a kernel: 'device' is its type and number. */
 void *ek_device_workspace_alloc(int64_t type, int64_t id, int64_t nbytes);

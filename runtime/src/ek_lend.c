@@ -53,11 +53,7 @@ static bool lies_in(const ek_lent *lent, const ek_object *tensor) {
 static int replace_by_copy(ek_value *value) {
   const ek_dltensor *from = ek_value_tensor(value);
   ek_object *copy;
-  if (ek_tensor_new(from->shape, from->ndim, from->dtype, from->device, &copy) != 0) return -1;
-  if (ek_tensor_copy(from, &((ek_tensor *)(void *)copy)->dl) != 0) {
-    ek_release(copy);
-    return -1;
-  }
+  if (ek_tensor_copied(from, from->device, &copy) != 0) return -1;
   ek_value_release(value);
   *value = ek_value_object(copy);
   return 0;

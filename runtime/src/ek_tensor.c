@@ -306,8 +306,10 @@ static void copy_packed(const copy_plan *plan, const void *from, void *to) {
   }
 }
 
-/* Through the table of the kind of device that is not the host's. */
-static int copy_device(const ek_dltensor *from, const ek_dltensor *to, size_t nbytes) {
+/* Through the table of the kind of device that is not the host's. is_fresh: nothing has used the
+** memory that is written. */
+static int copy_device(const ek_dltensor *from, const ek_dltensor *to, size_t nbytes,
+                       bool is_fresh) {
   ek_device other = from->device.type != EK_CPU ? from->device : to->device;
   const ek_device_table *table = ek_device_table_of(other, "copy tensor");
   if (table == NULL) return -1;
@@ -321,15 +323,18 @@ static int copy_device(const ek_dltensor *from, const ek_dltensor *to, size_t nb
   }
   if (nbytes == 0) return 0;
   const void *data = ek_dltensor_data(from);
+  if (is_fresh && from->device.type == EK_CPU) {
+    return ek_device_upload(data, from->device, ek_dltensor_data(to), to->device, nbytes);
+  }
   return table->copy(data, from->device, ek_dltensor_data(to), to->device, nbytes, NULL);
 }
 
-int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to) {
+static int copy(const ek_dltensor *from, const ek_dltensor *to, bool is_fresh) {
   copy_plan plan;
   if (check_copy(from, to) != 0) return -1;
   size_t nbytes = ek_dltensor_nbytes(from);
   if (from->device.type != EK_CPU || to->device.type != EK_CPU) {
-    return copy_device(from, to, nbytes);
+    return copy_device(from, to, nbytes, is_fresh);
   }
   if (nbytes == 0) return 0;
   if (ek_dltensor_is_contiguous(from) && ek_dltensor_is_contiguous(to)) {
@@ -351,4 +356,13 @@ int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to) {
   if (plan.ndim == 0) memcpy(ek_dltensor_data(to), ek_dltensor_data(from), plan.item);
   else copy_strided(&plan, ek_dltensor_data(from), ek_dltensor_data(to));
   return 0;
+}
+
+int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to) { return copy(from, to, false); }
+
+int ek_tensor_copied(const ek_dltensor *from, ek_device device, ek_object **out) {
+  if (ek_tensor_new(from->shape, from->ndim, from->dtype, device, out) != 0) return -1;
+  if (copy(from, &((ek_tensor *)(void *)*out)->dl, true) == 0) return 0;
+  ek_release(*out);
+  return -1;
 }

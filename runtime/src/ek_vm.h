@@ -102,9 +102,6 @@ int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor
 
 /* ek_vm_device.c ------------------------------------------------------------------------------- */
 
-/* A copy of a tensor on a device, owned. 0 or -1. */
-int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_device device, ek_object **out);
-
 /* A copy on 'device' of a value whose tensors lie on 'from': a tensor, a number, or an ADT value of
 ** these to any depth. 0, or -1 and '*out' is NONE. */
 int ek_vm_copy_value(const ek_value *value, ek_device from, ek_device device, ek_value *out);

@@ -93,7 +93,7 @@ int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor
     return ek_lent_add(&vm->lent, tensor, to);
   }
   if (is_lent || !can_stay) {
-    if (ek_vm_copy_tensor(tensor, tensor->device, &copy) != 0) return -1;
+    if (ek_tensor_copied(tensor, tensor->device, &copy) != 0) return -1;
   } else if (!ek_tensor_is_own(value->v.obj)) {
     if (ek_tensor_strided(value->v.obj, tensor, 0, &copy) != 0) return -1;
   } else {
@@ -117,7 +117,7 @@ static int own_on_device(ek_vm *vm, const ek_vm_function *f, int32_t index, cons
   if (ek_device_same(tensor->device, device)) {
     return ek_vm_own_tensor(vm, value, tensor, vm->may_lend, to);
   }
-  if (ek_vm_copy_tensor(tensor, device, &copy) != 0) return -1;
+  if (ek_tensor_copied(tensor, device, &copy) != 0) return -1;
   *to = ek_value_object(copy);
   return 0;
 }

@@ -11,13 +11,6 @@ static int wrong_place(const char *what, ek_device expected, ek_device got) {
                   found.text);
 }
 
-int ek_vm_copy_tensor(const ek_dltensor *tensor, ek_device device, ek_object **out) {
-  if (ek_tensor_new(tensor->shape, tensor->ndim, tensor->dtype, device, out) != 0) return -1;
-  if (ek_tensor_copy(tensor, &((ek_tensor *)(void *)*out)->dl) == 0) return 0;
-  ek_release(*out);
-  return -1;
-}
-
 /* What is no ADT value: a tensor is copied, a number stays itself. */
 static int copy_leaf(const ek_value *value, ek_device from, ek_device device, ek_value *to) {
   const ek_dltensor *tensor = ek_value_tensor(value);
@@ -33,7 +26,7 @@ static int copy_leaf(const ek_value *value, ek_device from, ek_device device, ek
   if (!ek_device_same(tensor->device, from)) {
     return wrong_place("DeviceCopy", from, tensor->device);
   }
-  if (ek_vm_copy_tensor(tensor, device, &copy) != 0) return -1;
+  if (ek_tensor_copied(tensor, device, &copy) != 0) return -1;
   *to = ek_value_object(copy);
   return 0;
 }

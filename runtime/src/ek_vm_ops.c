@@ -442,7 +442,7 @@ int ek_op_Own(ek_vm *vm, ek_value *R, const int32_t *pc) {
     set(&R[ek_Own_dst(pc)], fetch(R, operand));
     return 0;
   }
-  if (ek_vm_copy_tensor(tensor, device, &copy) != 0) return -1;
+  if (ek_tensor_copied(tensor, device, &copy) != 0) return -1;
   if (operand < 0) set(given, ek_value_none());
   set_object(&R[ek_Own_dst(pc)], copy);
   return 0;

@@ -245,7 +245,7 @@ static int place_argument(profile *p, const ek_vm *vm, const ek_vm_function *f, 
     return 0;
   }
   int64_t start = now();
-  if (ek_vm_copy_tensor(tensor, e->devices[place], &copy) != 0) return -1;
+  if (ek_tensor_copied(tensor, e->devices[place], &copy) != 0) return -1;
   int64_t took = now() - start, *at = p->n_events < p->max_events ? more(p, 6) : NULL;
   *placed = ek_value_object(copy);
   if (at == NULL) return p->n_events < p->max_events ? -1 : 0;

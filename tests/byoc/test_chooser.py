@@ -18,8 +18,6 @@ from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.cli import main
 from ekiden.runtime.errors import RunError
 
-pytestmark = pytest.mark.quick
-
 TEXT = """def @main(%x: Tensor[(n, 3), float32]) {
   nn.relu(exp(cumsum(nn.relu(add(%x, %x)), axis=1)))
 }"""

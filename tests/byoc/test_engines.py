@@ -25,8 +25,6 @@ from ekiden.relay.transform.merge_composite import Entry
 from ekiden.runtime.engines import ENGINES
 from ekiden.runtime.errors import CompileError, LoadError, RunError
 
-pytestmark = pytest.mark.quick
-
 Array = np.ndarray[Any, Any]
 MLP = """def @main(%x: Tensor[(n, 3), float32], %w: Tensor[(4, 3), float32],
                      %b: Tensor[(4), float32]) {

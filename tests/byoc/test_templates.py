@@ -12,8 +12,6 @@ import pytest
 
 from ekiden import runtime
 
-pytestmark = pytest.mark.quick
-
 HERE = Path(__file__).parents[2] / "examples/engines"
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror"]
 

@@ -5,7 +5,8 @@
 ** is what nvrtc_stand_in.c makes. An error of a kernel loses its device, as it does there.
 **
 ** stand_in_fail(function, code, skip): a later call of that function gives the code instead.
-** stand_in_calls(function): how often it was called. stand_in_left(): what was not given back. */
+** stand_in_calls(function): how often it was called. stand_in_left(): what was not given back.
+** stand_in_overtaken(): how many copies there were before kernels that were queued first. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -39,7 +40,7 @@ typedef enum command_kind { COPY, LAUNCH, RECORD, WAIT } command_kind;
 typedef struct command {
   struct command *next;
   command_kind kind;
-  uint64_t number;                         /* in its stream */
+  uint64_t number, order;                  /* in its stream, among all commands */
   void *to;
   const void *from;
   size_t size;
@@ -64,6 +65,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread CUcontext stack[DEPTH];
 static __thread int depth;
 static int events, streams, modules, blocks;
+static uint64_t queued;
 
 /* Calls ---------------------------------------------------------------------------------------- */
 
@@ -82,6 +84,9 @@ STAND_IN void stand_in_fail(const char *name, CUresult code, int skip) {
   all[row].code = code;
   all[row].skip = skip;
 }
+
+static int overtaken;
+STAND_IN int stand_in_overtaken(void) { return overtaken; }
 
 STAND_IN int stand_in_calls(const char *name) { return all[row_of(name)].calls; }
 
@@ -136,8 +141,19 @@ static char *real(CUcontext context, uint64_t address, size_t size) {
 
 static CUresult run_until(CUstream stream, uint64_t number);
 
+/* Whether kernels that were queued before a command have not run. */
+static bool is_first(CUcontext context, const command *c) {
+  for (CUstream s = context->streams; s != NULL; s = s->next) {
+    for (const command *other = s->first; other != NULL; other = other->next) {
+      if (other->kind == LAUNCH && other->order < c->order) return true;
+    }
+  }
+  return false;
+}
+
 static CUresult run(CUcontext context, command *c) {
   CUresult code = CUDA_SUCCESS;
+  if (c->kind == COPY) overtaken += is_first(context, c);
   if (c->kind == COPY) memcpy(c->to, c->from, c->size);
   if (c->kind == WAIT && !c->event->is_done) code = run_until(c->event->stream, c->event->number);
   if (c->kind == RECORD) {
@@ -197,6 +213,7 @@ static CUresult queue(CUstream stream, command given) {
   if (stream == NULL) stream = own_stream(current());
   made->next = NULL;
   made->number = ++stream->queued;
+  made->order = ++queued;
   *stream->last = made;
   stream->last = &made->next;
   return CUDA_SUCCESS;

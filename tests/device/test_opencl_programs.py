@@ -10,10 +10,14 @@ import pytest
 import ekiden
 from ekiden import relay, te
 from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Intrinsic, Var, const
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, IndexRangeError
 from ekiden.target import Target
+from ekiden.tir.expr import Buffer, BufferLoad, ramp
+from ekiden.tir.stmt import BufferStore, PrimFunc
 from ekiden.topi.rule.thread import schedule_threads
+from ekiden.topi.rule.thread_parts import bound
 
 RNG = np.random.default_rng(3)
 
@@ -69,6 +73,41 @@ def test_sizes_that_only_a_run_knows(opencl: Device) -> None:
     for rows, columns in ((1, 1), (3, 300), (257, 5), (0, 4)):
         given = numbers(rows, columns)
         np.testing.assert_allclose(exe(given).numpy(), np.exp(given).sum(1), rtol=1e-4)
+
+
+def test_attention_over_a_length_that_a_run_tells(tmp_path: Path) -> None:
+    """Whole tiles of rows and the rest have one buffer for their scores."""
+    length = relay.Any()
+    q, k, v = (relay.var(n, shape=(1, 2, length, 8)) for n in "qkv")
+    module = IRModule.from_expr(relay.Function([q, k, v], relay.nn.attention(q, k, v)))
+    ekiden.export(module, tmp_path / "attention.eki", "opencl -device=any")
+
+
+def test_more_inputs_than_a_kernel_takes(tmp_path: Path) -> None:
+    parts = [relay.var(f"x{n}", shape=(3,)) for n in range(70)]
+    module = IRModule.from_expr(relay.Function(parts, relay.concatenate(parts, axis=0)))
+    ekiden.export(module, tmp_path / "parts.eki", "opencl -device=any")
+    target = Target("opencl -device=any")
+    given = [te.placeholder((3,), "float32") for _ in range(70)]
+    total = te.compute((3,), lambda i: sum((x[i] for x in given[1:]), given[0][i]))
+    with pytest.raises(CompileError, match="'f_kernel': it has 71 arguments, and devices take 63"):
+        ekiden.build(schedule_threads(given, [total], target, "f"), target)
+
+
+def test_words_of_bytes(opencl: Device) -> None:
+    """Four neighbours as one number, of any alignment."""
+    target = Target("opencl")
+    source, out = Buffer("source", (const(64),), "int8"), Buffer("out", (const(15),), "int32")
+    at = Var("at")
+    near = BufferLoad(source, (ramp(at * 4 + 1, 1, 4),), "int8x4")
+    word = Intrinsic("reinterpret", (near,), "int32")
+    body = bound(at, 15, "threadIdx.x", BufferStore(out, word, (at,)))
+    body = bound(Var("block"), 1, "blockIdx.x", body)
+    func = PrimFunc((source, out), body, {"global_symbol": "f"})
+    given = RNG.integers(-128, 128, 64).astype("int8")
+    found = ekiden.runtime.nd.array(np.zeros(15, "int32"), opencl)
+    ekiden.build(func, target)["f"](ekiden.runtime.nd.array(given, opencl), found)
+    np.testing.assert_array_equal(found.numpy(), given[1:61].view("<i4"))
 
 
 def test_a_branch_that_a_shape_chooses(opencl: Device) -> None:

@@ -21,7 +21,6 @@ from ekiden.runtime.paths import static_library_path
 from ekiden.target import Target
 
 pytestmark = [
-    pytest.mark.quick,
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
 ]
 THERE = (

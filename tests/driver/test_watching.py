@@ -16,8 +16,6 @@ from onnx_files import model
 import ekiden
 from ekiden.cli import COMMANDS, main
 
-pytestmark = pytest.mark.quick
-
 
 @pytest.fixture(autouse=True)
 def quiet() -> None:

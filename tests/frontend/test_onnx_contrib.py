@@ -257,6 +257,16 @@ def test_multi_head_attention_with_masks_and_caches() -> None:
     check("MultiHeadAttention", [q, *past], num_heads=2)
 
 
+@pytest.mark.parametrize("queries", [1, 3, 6])
+@pytest.mark.parametrize("past", [0, 2])
+def test_more_or_fewer_keys_than_queries_that_see_no_later_ones(queries: int, past: int) -> None:
+    inputs = [normal(2, n, 8, seed=n) for n in (queries, 4, 4)]
+    if past:
+        inputs += [None, None, None, *(normal(2, 2, past, 4, seed=s) for s in (3, 4))]
+    outputs = (0, 1, 2) if past else (0,)
+    check("MultiHeadAttention", inputs, (), outputs, num_heads=2, unidirectional=1)
+
+
 @pytest.mark.parametrize("interleaved", [0, 1])
 @pytest.mark.parametrize("positions", [ints(2), np.array([[0, 3, 1], [5, 6, 7]])])
 def test_rotary_embedding(interleaved: int, positions: Array) -> None:
@@ -354,6 +364,12 @@ def test_pools_and_joints_of_bytes() -> None:
     last = [some_bytes(1, 6, 6, 3), *SCALES, *result]
     check("QLinearGlobalAveragePool", last, (1, 2, 3, 4), channels_last=1)
     check("QLinearAveragePool", [images, *SCALES, *result], (1, 2, 3, 4), kernel_shape=[2, 2])
+    for kernel, stride, pads in ((3, 2, (0, 0)), (4, 3, (1, 1)), (2, 3, (0, 1)), (3, 2, (1, 2))):
+        check(
+            "QLinearAveragePool", [images, *SCALES, *result], (1, 2, 3, 4), ceil_mode=1,
+            kernel_shape=[kernel, 2], strides=[stride, 1], pads=[pads[0], 0, pads[1], 0],
+            count_include_pad=1,
+        )  # fmt: skip
     check("NhwcMaxPool", [some_bytes(1, 6, 6, 3)], kernel_shape=[2, 2], strides=[2, 2])
     both = [*result, images, *SCALES, some_bytes(1, 2, 6, 6, seed=2), *SCALES]
     check("QLinearConcat", both, (0, 1, 3, 4, 6, 7), axis=1)

@@ -833,3 +833,17 @@ def test_a_size_that_cannot_be_names_its_node(name: str, wrong: Feed, text: str)
     model, feed = CASES[name]()
     with pytest.raises(RunError, match=text):
         ekiden.compile(model)(**{**feed, **wrong})
+
+
+def test_slice_by_scalars() -> None:
+    """As PyTorch writes bounds that it has gathered; ONNX Runtime takes vectors alone."""
+    feed = {"x": normal(7, 3), "k": ints(1, 5)}
+    text = """
+        b = Gather (k, s0)
+        e = Gather (k, s1)
+        y = Slice (x, b, e, z)
+    """
+    places = {"s0": np.array(0), "s1": np.array(1), "z": ints(0)}
+    model = text_model(text, feed, ["y"], places)
+    found = np.asarray(ekiden.compile(model)(*feed.values()))
+    np.testing.assert_array_equal(found, feed["x"][1:5])

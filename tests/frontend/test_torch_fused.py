@@ -10,8 +10,6 @@ from long_runs import share
 torch = pytest.importorskip("torch", reason="needs the package torch")
 fused = pytest.importorskip("ekiden.frontend.torch.fused")
 
-pytestmark = pytest.mark.quick
-
 
 def masks(kind: str, batch: int, steps: int, heads: int) -> tuple[object, int | None]:
     made = torch.rand(batch, heads, steps, steps) > 0.7

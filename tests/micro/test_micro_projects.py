@@ -13,7 +13,7 @@ from micro_models import MODELS, SMALL, quantized
 
 import ekiden
 from ekiden import micro, relay
-from ekiden.micro.footprint import Calls
+from ekiden.micro.stack import Calls
 from ekiden.rpc import RPCError
 from ekiden.rpc.messages import HEADER, Kind
 from ekiden.runtime.errors import ExportError, InputError, LoadError
@@ -48,12 +48,13 @@ def check(path: Path, template: str, target: str, folder: Path, **options: objec
     if "cflags" not in options:  # sanitizers put room between constants
         off = abs(sizes.model_constants - program.module.constant_bytes)
         assert off <= sizes.model_constants / 100
+    x = sample(program)
     if template in BOARDS:
-        made = micro.footprint(program)
+        report = micro.memory_report(program, project, x)
+        made = report.predicted
         assert (made.code, made.workspace) == (sizes.model_code, sizes.model_workspace)
         assert abs(made.constants - sizes.model_constants) <= sizes.model_constants / 100
-        assert 0 < made.stack < 2048
-    x = sample(program)
+        assert report.stack <= made.stack <= report.stack + 16 and made.calls == ()
     with micro.Session(project.open_transport()) as session:
         (found,) = session.run(x)
     expected = ekiden.compile(str(path))(x).numpy()
@@ -88,6 +89,13 @@ def test_the_stack_is_the_deepest_of_all_calls() -> None:
     stack = {"run": 8, "a": 100, "b": 40, "c": 80, "memcpy": None}
     calls = Calls(stack, {"run": ("a", "b", "b"), "b": ("c", "memcpy")})
     assert calls.most("run") == (128, ("memcpy",))
+    library = (
+        "00008000 <memcpy>:\n    8000:\tpush\t{r4, lr}\n    8002:\tvpush\t{d8-d9}\n"
+        "    8004:\tstr.w\tr0, [sp, #-4]!\n    8008:\tsub\tsp, #12\n"
+        "    800a:\tbl\t8010 <inner>\n\n00008010 <inner>:\n    8010:\tblx\tr3\n"
+    )
+    calls = calls.with_library(library)
+    assert (calls.stack["memcpy"], calls.most("run")) == (40, (128, ("inner",)))
     circle = Calls(stack, {"run": ("a",), "a": ("b",), "b": ("a",)})
     with pytest.raises(ExportError, match="a calls itself"):
         circle.most("run")

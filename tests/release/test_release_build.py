@@ -22,7 +22,7 @@ MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 KEPT = ROOT / "tests/compat" / ekiden.__version__.rpartition(".")[0]
 
 pytestmark = [
-    *LONG,
+    LONG,
     pytest.mark.skipif(bool(MISSING), reason=f"needs ekiden[release]: {', '.join(MISSING)}"),
 ]
 

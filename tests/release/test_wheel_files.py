@@ -17,8 +17,6 @@ import pytest
 import ekiden.runtime
 from ekiden.runtime.paths import include_dir
 
-pytestmark = pytest.mark.quick
-
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import build_wheels  # noqa: E402

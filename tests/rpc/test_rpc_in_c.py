@@ -146,7 +146,7 @@ def samples() -> bytes:
     some = [
         (Kind.FUNCTION, (0, "ek.registry.names")), (Kind.CALL, (first, ())),
         (Kind.CALL, (first, (1, "a", [b"x", {"k": (1, 2)}], 2.5, None, True))),
-        (Kind.UPLOAD, ("file", 0, b"bytes")), (Kind.DOWNLOAD, ("file", 0, 100)),
+        (Kind.UPLOAD, ("file", 0, 5, b"bytes")), (Kind.DOWNLOAD, ("file", 0, 100)),
         (Kind.WRITE, (first, 0, b"1234")), (Kind.READ, (first, 0, 4)), (Kind.COPY, (first, first)),
         (Kind.LOAD, ("file",)), (Kind.SIZE, ("file",)), (Kind.LIST, ()),
         (Kind.RELEASE, ([first],)), (Kind.RELEASE, ([first, 2 << 32 | 1],)),
@@ -175,7 +175,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "fuzz"
 
 
-SERVER = ("ek_rpc_wire", "ek_rpc_things", "ek_rpc_serve", "ek_rpc_services")
+SERVER = ("ek_rpc_wire", "ek_rpc_things", "ek_rpc_serve", "ek_rpc_services", "ek_rpc_files")
 
 
 def fuzz(fuzzer: Path, frames: int, seed: int) -> list[int]:

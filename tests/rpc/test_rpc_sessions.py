@@ -14,6 +14,7 @@ from rpc_functions import function, wait_until
 
 import ekiden
 from ekiden import rpc
+from ekiden.rpc.messages import PART, Kind
 from ekiden.runtime import ADT, DataType, Shape
 from ekiden.runtime.errors import InputError
 
@@ -162,6 +163,57 @@ def test_files(remote: rpc.RPCSession, tmp_path: Path) -> None:
             remote.upload(b"x", name or "..")
     with pytest.raises(ValueError, match="need a name"):
         remote.upload(b"x")
+
+
+def test_a_file_is_there_when_all_of_it_is(remote: rpc.RPCSession, tmp_path: Path) -> None:
+    """What is interrupted leaves what had the name before, and the session goes on."""
+    remote.upload(b"before", "file")
+
+    def stop(done: int, size: int) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            remote.upload(bytearray(6 << 20), "file", stop)
+        assert remote.listdir() == "file" and remote.download("file") == b"before"
+    path = tmp_path / "changes"
+    path.write_bytes(bytes(6 << 20))
+    with pytest.raises(rpc.RPCError, match="'file': it became smaller meanwhile"):
+        remote.upload(path, "file", lambda done, size: os.truncate(path, 1 << 20))
+    assert remote.download("file") == b"before"
+    path.write_bytes(bytes(6 << 20))
+    remote.upload(path, "grows", lambda done, size: os.truncate(path, 7 << 20))
+    assert remote.download("grows") == bytes(6 << 20)
+    with pytest.raises(ValueError, match="without folders"):
+        remote.upload(b"x", PART)
+    remote.upload("/proc/self/status", "status")  # a file that has no size
+    assert remote.download("status").startswith(b"Name:")
+
+
+@pytest.mark.parametrize(
+    "pieces", [[(1, 6)], [(0, 6), (5, 6)], [(0, 6), (3, 7)], [(0, 2)], [(3, 6)]]
+)
+def test_pieces_that_are_not_the_next(
+    remote: rpc.RPCSession, pieces: list[tuple[int, int]]
+) -> None:
+    """Of 3 bytes each: (where, of how many)."""
+    with pytest.raises(ValueError, match="the next piece of a file expected"):
+        for at, size in pieces:
+            remote._endpoint.request(Kind.UPLOAD, "file", at, size, b"abc")
+    assert remote.listdir() == ""
+
+
+def test_what_is_loaded_may_be_replaced(remote: rpc.RPCSession, tmp_path: Path) -> None:
+    """A module that lies in a file's pages is not changed by another file of its name."""
+    relay, x = ekiden.relay, ekiden.relay.var("x", shape=(1024,))
+    weight = np.arange(1024, dtype="float32")
+    model = ekiden.IRModule.from_expr(relay.Function([x], x * relay.const(weight)))
+    ekiden.compile(model).save(tmp_path / "model.eki")
+    remote.upload(tmp_path / "model.eki")
+    module = remote.load_module("model.eki")
+    remote.upload(b"nothing", "model.eki")
+    there = ekiden.nd.array(np.ones(1024, "float32"), remote.cpu())
+    np.testing.assert_array_equal(np.asarray(module["main"](there)), weight)
 
 
 def test_a_model_runs_there(remote: rpc.RPCSession, tmp_path: Path) -> None:

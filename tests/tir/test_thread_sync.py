@@ -40,6 +40,62 @@ def test_a_step_waits_for_the_one_before() -> None:
 """)[1:] == [WAIT, "s[t] = a[k, t]", WAIT, "b[k, t] = s[7 - t]"]
 
 
+def test_a_step_waits_where_it_writes_what_the_one_before_read() -> None:
+    assert synced("""
+        for k in range(4):
+            b[k, t] = a[k, t]
+            s[t] = a[k, t]
+            b[k, t] = s[7 - t]
+""")[1:] == ["b[k, t] = a[k, t]", WAIT, "s[t] = a[k, t]", WAIT, "b[k, t] = s[7 - t]"]
+
+
+def test_outer_loops_do_not_wait_where_each_turn_of_an_inner_one_does() -> None:
+    assert synced("""
+        s[t] = a[0, t]
+        for i in range(4):
+            for k in range(4):
+                s[t] = a[k, t]
+                b[k, t] = s[7 - t]
+        s[t] = a[1, t]
+""")[1:] == [
+        "for i, k in T.grid(4, 4):",
+        WAIT,
+        "s[t] = a[k, t]",
+        WAIT,
+        "b[k, t] = s[7 - t]",
+        WAIT,
+        "s[t] = a[1, t]",
+    ]
+
+
+def test_what_is_before_a_loop_is_waited_for_outside() -> None:
+    assert synced("""
+        s[t] = a[0, t]
+        for k in range(4):
+            b[k, t] = s[7 - t]
+""") == ["s[t] = a[0, t]", WAIT, "for k in range(4):", "b[k, t] = s[7 - t]"]
+
+
+def test_a_loop_that_may_not_run_is_no_barrier() -> None:
+    body = """
+        s[t] = a[0, t]
+        for k in range({}):
+            T.tvm_storage_sync("shared")
+            b[k, t] = a[k, t]
+        b[0, t] = s[7 - t]
+"""
+    assert [synced(body.format(n)).count(WAIT) for n in ("4", "n")] == [1, 2]
+
+
+def test_a_nest_is_walked_once() -> None:
+    """With two visits of each body this would not end."""
+    depth = 60
+    loops = "".join(f"{' ' * (8 + n)}for i{n} in range(2):\n" for n in range(depth))
+    inside = " " * (8 + depth)
+    lines = synced(f"\n{loops}{inside}s[t] = a[0, t]\n{inside}b[0, t] = s[7 - t]\n")
+    assert lines[1:] == [WAIT, "s[t] = a[0, t]", WAIT, "b[0, t] = s[7 - t]"]
+
+
 def test_barriers_that_are_there_suffice() -> None:
     body = """
         for k in range(4):

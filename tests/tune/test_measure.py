@@ -16,6 +16,7 @@ from ekiden.tune import Candidate, Measurer, Session, Task, run_job
 from ekiden.tune.measure import NoDefaultError
 from ekiden.tune.run_job import agrees, compared, make_arrays, race
 from ekiden.tune.session import WIN
+from long_runs import sizes
 
 
 def quick(**fields: object) -> Measurer:
@@ -83,10 +84,11 @@ def test_lies_about_results_are_found_out(task: Task) -> None:
     assert session.states[0].failed == {"lies": 2} and not session.records.best()
 
 
-@pytest.mark.parametrize("trials", [6, pytest.param(1000, marks=pytest.mark.long)])
+@sizes("trials", 6, 1000)
 def test_among_hostile_processes_nothing_is_lost_and_nothing_wrong_recorded(
-    trials: int, task: Task
+    trials: int, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ekiden.tune.session.ENOUGH", 0.0)  # no end before, where little is left
     patient = quick(
         build_function="hostile_builds:build", run_function="hostile_jobs:run",
         run_seconds=1.0, memory=512 << 20, batch=3,

@@ -736,7 +736,9 @@ EK_API int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to);
 ** refuses those it has not. An address of a device may be no address of the host, but counts bytes
 ** as one: tensors and views lie at distances from it. 'copy' serves every pair in which one is of
 ** this kind and the other too or the CPU. Without a stream it follows all that was queued before
-** and is done when it returns; with one it is queued there.
+** and is done when it returns; with one it is queued there. 'alloc' gives memory that nothing queued
+** still uses: what is copied into it from the host goes by a stream of its own, where there are
+** streams, and does not wait for kernels.
 **
 ** The entries from 'count' on may be NULL: such devices hold tensors and run no code. A stream NULL
 ** is the device's own, which keeps the order of what is queued. Events stand for all that was queued

@@ -14,15 +14,12 @@ from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Sequential
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform import (
-    AnnotateTarget,
-    InferType,
-    MergeCompilerRegions,
-    MergeComposite,
-    PartitionGraph,
-)
+from ekiden.relay.transform.annotate_target import AnnotateTarget
+from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import apply, inline
-from ekiden.relay.transform.merge_composite import Entry
+from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
+from ekiden.relay.transform.merge_composite import Entry, MergeComposite
+from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.scopes import rewrite_graph
 from ekiden.runtime.engines import missing, register_loader, text_of
 from ekiden.runtime.errors import CompileError, LoadError

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.type import TensorType
-from ekiden.relay.dataflow_pattern import is_op, wildcard
+from ekiden.relay.dataflow_pattern.pattern import is_op, wildcard
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.merge_composite import Entry
 from ekiden.relay.transform.scopes import evaluation_order

@@ -11,13 +11,13 @@ from pathlib import Path
 from ekiden.codegen import c, device, llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.debug_library import build_library
+from ekiden.codegen.device.formats import FORMATS
 from ekiden.codegen.parallel import Progress, Task, compile_tasks
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, load_device_code, load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetLike, target_or_current
-from ekiden.target.kinds import KINDS
 from ekiden.tir.stmt import PrimFunc, Stmt
 from ekiden.tir.transform import lower
 
@@ -55,6 +55,18 @@ def _debug_llvm(
     return llvm.compile_text(llvm.emit_all(funcs, target, llvm.DebugLines(path, lines)), target)
 
 
+def _c_text(funcs: Sequence[PrimFunc], target: Target) -> str:
+    return c.emit_all(funcs, target)
+
+
+def _check_c(target: Target, what: str) -> None:
+    c.check_target(target, what)
+
+
+def _c_version() -> str:
+    return c.compiler_version()
+
+
 _LLVM_SOURCES = {"ll": llvm.emit_all, "asm": llvm.assembly}
 
 
@@ -75,7 +87,7 @@ def _check_threads(target: Target, what: str) -> None:
 
 
 def _threads_version() -> str:
-    return ",".join(sorted(device.FORMATS))
+    return ",".join(sorted(FORMATS))
 
 
 def kernel_texts(funcs: Sequence[PrimFunc], target: Target) -> str:
@@ -87,10 +99,10 @@ def kernel_texts(funcs: Sequence[PrimFunc], target: Target) -> str:
 # fmt: off
 GENERATORS: dict[str, Generator] = {
     "llvm": Generator(llvm.compile_object, _LLVM_SOURCES, str, llvm.check_target, _debug_llvm),
-    "c":    Generator(_compile_c, {"c": c.emit_all}, c.compiler_version, c.check_target, _debug_c),
+    "c":    Generator(_compile_c, {"c": _c_text}, _c_version, _check_c, _debug_c),
     **{name: Generator(_compile_threads, {form: kernel_texts}, _threads_version, _check_threads,
                        _debug_threads)
-       for name, form in device.FORMATS.items() if KINDS[name].has_generator},
+       for name, form in FORMATS.items()},
 }
 # fmt: on
 

@@ -27,9 +27,10 @@ from ekiden.ir.pass_context import ENGINE, PassContext, phase
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
-from ekiden.relay.analysis import shape_conditions
+from ekiden.relay.analysis.conditions import shape_conditions
 from ekiden.relay.expr import Constant, Function
-from ekiden.relay.transform import InferType, NameDimensions
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.engines import text_of
 from ekiden.runtime.errors import CompileError

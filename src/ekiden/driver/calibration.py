@@ -10,7 +10,7 @@ from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import TupleType
 from ekiden.relay.expr import Call, Function, Tuple, TupleGetItem
-from ekiden.relay.transform import InferType
+from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.visitor import post_order
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import CompileError

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -288,6 +289,36 @@ def records_config(records: RecordsLike) -> dict[str, object]:
     return {RECORDS: found} if found else {}
 
 
+class _Rarely:
+    """While this is entered, garbage is looked for after RARELY new objects, not 700: what is made
+    of a model stays, and to look through it takes a twentieth of compiling (Zen 4). Threads may
+    enter it at the same time; whoever leaves it last sets back what the first found.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = gc.get_threshold()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = gc.get_threshold()
+                if 0 < self._before[0] < RARELY:
+                    gc.set_threshold(RARELY, *self._before[1:])
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                gc.set_threshold(*self._before)
+
+
+RARELY = 100_000
+_RARELY = _Rarely()
+
+
 def _compiler() -> Any:  # noqa: ANN401
     """The module that compiles. Garbage is not looked for while it is imported: what modules make
     stays, and looking through it takes a tenth of the time."""
@@ -415,8 +446,9 @@ def _compiled(
 ) -> Compiled:
     """What the compiler makes."""
     started = time.perf_counter()
-    build = _compiler()
-    made = build.compile_model(model, target, options, executor, progress=progress, tiers=tiers)
+    with _RARELY:
+        build = _compiler()
+        made = build.compile_model(model, target, options, executor, progress=progress, tiers=tiers)
     assert isinstance(made.artifact, memoryview)
     took = time.perf_counter() - started
     LOG.info("compile: %.1f MB in %.2f s", len(made.artifact) / 1e6, took)

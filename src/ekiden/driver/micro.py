@@ -20,7 +20,8 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import phase
 from ekiden.ir.type import TupleType, Type
 from ekiden.relay.expr import Function, Tuple, TupleGetItem
-from ekiden.relay.transform import InferType, NameDimensions
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.target.target import TargetLike

@@ -19,7 +19,7 @@ from ekiden.ir.module import IRModule
 from ekiden.relay.backend import Executor, Runtime
 from ekiden.relay.backend.choices import refusal
 from ekiden.relay.build_module import bind_params_in_module
-from ekiden.relay.transform import InferType
+from ekiden.relay.transform.infer_type import InferType
 from ekiden.runtime import Executable as Compiled
 from ekiden.runtime import Module, register_func
 from ekiden.runtime.errors import CompileError

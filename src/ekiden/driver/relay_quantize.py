@@ -29,13 +29,11 @@ from ekiden.quantization.relay.conversions import partition_conversions
 from ekiden.quantization.relay.realize import realize
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.expr import Function
-from ekiden.relay.transform import (
-    CanonicalizeOps,
-    FoldConstant,
-    FoldScaleAxis,
-    InferType,
-    SimplifyInference,
-)
+from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
+from ekiden.relay.transform.fold_constant import FoldConstant
+from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.simplify_inference import SimplifyInference
 from ekiden.runtime.errors import InputError
 from ekiden.target import Target
 

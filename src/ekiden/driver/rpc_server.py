@@ -28,7 +28,7 @@ _ALWAYS = (
     "-fvisibility=hidden", "-DEK_NO_DEBUG", "-DEK_NO_ENGINES",
     "-DNDEBUG",
 )  # fmt: skip
-_OF_ARCHITECTURE = {"aarch64": ("-mno-outline-atomics",)}
+_OF_ARCHITECTURE = {"aarch64": ("-mno-outline-atomics", "-mcmodel=tiny")}
 """What keeps it small there."""
 
 

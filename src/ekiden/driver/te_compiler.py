@@ -23,13 +23,13 @@ from ekiden.ir.structural import structural_equal, structural_hash
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import OpImplementation, own_lowering, strategy_of
-from ekiden.relay.transform import InferType
+from ekiden.relay.transform.infer_type import InferType
 from ekiden.runtime import PackedFunc
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetLike
 from ekiden.target.target import target_or_current
 from ekiden.te import Tensor
-from ekiden.tir import PrimFunc
+from ekiden.tir.stmt import PrimFunc
 
 
 @dataclass(frozen=True, slots=True, eq=False)

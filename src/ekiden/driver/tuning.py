@@ -15,7 +15,8 @@ from ekiden.ir.prim import Var
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Function
-from ekiden.relay.transform import InferType, NameDimensions
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
 from ekiden.target import TargetLike, target_or_current

@@ -11,12 +11,13 @@ def make_node(type_key: str, **kwargs: object) -> Node | dict[str, object]:
     """
     if type_key == "DictAttrs":
         return kwargs
-    if type_key not in NODE_TYPES:
+    found = NODE_TYPES.find(type_key)
+    if found is None:
         last = type_key.rpartition(".")[2]
         near = sorted(k for k in NODE_TYPES if k.rpartition(".")[2] == last)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise KeyError(f"no node type {type_key!r}{hint}")
-    return NODE_TYPES[type_key](**kwargs)
+    return found(**kwargs)
 
 
 __all__ = ["make_node"]

@@ -25,10 +25,11 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 import numpy as np
 
 from ekiden.runtime import define_node_class, set_node_hooks
+from ekiden.runtime.late import Table
 
 _N = TypeVar("_N", bound="Node")
 
-NODE_TYPES: dict[str, type[Node]] = {}
+NODE_TYPES: Table[type[Node]] = Table()
 """Every node class by type key; what JSON loading looks names up in."""
 
 

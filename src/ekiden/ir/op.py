@@ -23,6 +23,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import Type, with_dims
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, TypeInferenceError
+from ekiden.runtime.late import Table, load_postponed
 
 _V = TypeVar("_V")
 
@@ -130,6 +131,7 @@ class Op(RelayExpr):
     @staticmethod
     def list_op_names() -> list[str]:
         """The names of all operators."""
+        load_postponed()
         return sorted(OP_NODES)
 
     @property
@@ -307,8 +309,8 @@ class OpDef:
 
 OP_ATTRS: dict[str, dict[str, object]] = {}
 """What users attach to operators: attribute name -> operator name -> value."""
-OPS: dict[str, OpDef] = {}
-OP_NODES: dict[str, Op] = {}
+OPS: Table[OpDef] = Table()
+OP_NODES: Table[Op] = Table()
 """Every operator by its name: those of Relay, and "tir.exp" and the like of loop programs."""
 
 
@@ -409,9 +411,10 @@ def register_name(name: str) -> Op:
 
 def get(name: str) -> Op:
     """The operator of that name. Raises KeyError with the nearest names."""
-    if name not in OP_NODES:
+    found = OP_NODES.find(name)
+    if found is None:
         raise KeyError(f"no operator {name!r}{nearest(name)}")
-    return OP_NODES[name]
+    return found
 
 
 register_func("ir.GetOp", get, override=True)
@@ -439,6 +442,27 @@ def register_op_attr(
         return set_op_attr(op_name, attr_key, given)
 
     return register if value is None else register(value)
+
+
+def registrar(
+    attr_key: str, what: str, changed: Callable[[str], None] | None = None
+) -> Callable[..., Callable[..., object]]:
+    """A function `(op_name, function=None, level=10)` that gives operators one attribute; without a
+    function, a decorator. `changed` is told the name of each operator that has a new one."""
+
+    def register(
+        op_name: str, function: Callable[..., object] | None = None, level: int = 10
+    ) -> Callable[..., object]:
+        def one(given: Callable[..., object]) -> Callable[..., object]:
+            register_op_attr(op_name, attr_key, given, level)
+            if changed is not None:
+                changed(op_name)
+            return given
+
+        return one if function is None else one(function)
+
+    register.__doc__ = f"{what} Without a function, a decorator. Raises KeyError for no operator."
+    return register
 
 
 def set_op_attr(op_name: str, attr_key: str, value: _V) -> _V:

@@ -25,6 +25,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import EkidenError, PassError
+from ekiden.runtime.late import Table
 
 __all__ = [
     "FunctionPass",
@@ -48,7 +49,7 @@ LOG = logging.getLogger(__name__)
 Transform = Callable[[IRModule, PassContext], IRModule]
 """What a pass does; it gets the context it runs under and makes a new module."""
 
-_FACTORIES: dict[str, Callable[[], Pass]] = {}
+_FACTORIES: Table[Callable[[], Pass]] = Table()
 
 
 def register_pass(name: str, factory: Callable[[], Pass]) -> None:
@@ -68,7 +69,7 @@ def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
 
 def get_pass(name: str) -> Pass:
     """The registered pass of that name. Raises PassError naming the nearest."""
-    if name not in _FACTORIES:
+    if _FACTORIES.find(name) is None:
         raise PassError(f"no pass {name!r}; there are {', '.join(sorted(_FACTORIES))}")
     return _FACTORIES[name]()
 

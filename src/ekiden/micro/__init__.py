@@ -16,6 +16,7 @@ from ekiden.driver.model_library import export_model_library_format
 from ekiden.micro import project
 from ekiden.micro.footprint import Footprint, footprint
 from ekiden.micro.project import GeneratedProject, Sizes, generate_project
+from ekiden.micro.report import MemoryReport, memory_report
 from ekiden.micro.session import MicroExecutor, Session
 from ekiden.micro.templates import TEMPLATES, Template
 
@@ -23,6 +24,7 @@ __all__ = [
     "TEMPLATES",
     "Footprint",
     "GeneratedProject",
+    "MemoryReport",
     "MicroExecutor",
     "MicroModule",
     "MicroProgram",
@@ -34,5 +36,6 @@ __all__ = [
     "export_model_library_format",
     "footprint",
     "generate_project",
+    "memory_report",
     "project",
 ]

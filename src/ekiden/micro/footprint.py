@@ -2,22 +2,21 @@
 what no program calls, and a bound of the stack by the graph of its calls.
 
 Sums over the sections of one relocatable object that the linker made of all files, from the model's
-table on; and along the calls that the compiler lists with what each function takes of the stack.
+table on; the stack by `ekiden.micro.stack`.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ekiden.driver.micro import MicroProgram
 from ekiden.driver.model_library import library_files
+from ekiden.micro.stack import Calls
 from ekiden.micro.templates import C_FLAGS, FPUS
 from ekiden.runtime.errors import ExportError
 from ekiden.target.triple import MICRO
@@ -37,9 +36,9 @@ class Footprint:
     workspace: int
     """Memory that was planned and that the model has itself; 0 where the caller gives it."""
     stack: int
-    """The most that a run takes, but for `calls`."""
+    """The most that a run takes, but for `calls`; interrupts come on top."""
     calls: tuple[str, ...]
-    """Functions of the C library that it calls, which take what they take."""
+    """Functions that it calls of which nothing is known: those of this machine's C library."""
 
     @property
     def flash(self) -> int:
@@ -94,6 +93,8 @@ def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2")
         link = ["-nostdlib", "-r", "-Wl,--gc-sections", f"-Wl,-e,{entry}", f"-Wl,-u,{entry}"]
         _run([*words, *link, *objects, "-o", str(linked)])
         graph = Calls.read([source.with_suffix(".ci") for source in sources])
+        if words[0].endswith("gcc") and program.module.target.triple.partition("-")[0] in MICRO:
+            graph = graph.with_library(disassembled([*words, *objects, f"-Wl,-e,{entry}"]))
         stack, calls = graph.most("run_arrays")
         return _sums(sections(linked.read_bytes()), stack, calls)
 
@@ -111,11 +112,13 @@ def _compiler(program: MicroProgram, cc: str | None) -> list[str]:
     return [*words, f"-mcpu={target.cpu}", *FPUS.get(target.cpu, "-mthumb").split()]
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
+    """What a command prints. Raises ExportError with what it says where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         shown = "\n".join(done.stderr.splitlines()[:20])
         raise ExportError(f"footprint: {command[0]} failed:\n{shown}")
+    return done.stdout
 
 
 def _sums(found: list[Section], stack: int, calls: tuple[str, ...]) -> Footprint:
@@ -133,56 +136,6 @@ def _sums(found: list[Section], stack: int, calls: tuple[str, ...]) -> Footprint
         else:
             tables += each.size
     return Footprint(code, constants, tables, workspace, stack, calls)
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """Functions with what each takes of the stack (None: it is in none of the files), and what it
-    calls."""
-
-    stack: Mapping[str, int | None]
-    callees: Mapping[str, tuple[str, ...]]
-
-    @staticmethod
-    def read(files: list[Path]) -> Calls:
-        """What GCC's -fcallgraph-info=su wrote. Static functions are named after their file there,
-        which is left out: all of the model's names are different."""
-        stack: dict[str, int | None] = {}
-        callees: dict[str, tuple[str, ...]] = {}
-        for file in files:
-            text = file.read_text()
-            for title, label in re.findall(
-                r'^node: \{ title: "([^"]*)" label: "([^"]*)"', text, re.M
-            ):
-                size = re.search(r"(\d+) bytes", label)
-                name = title.rpartition(":")[2]
-                stack[name] = int(size.group(1)) if size else stack.get(name)
-            for pair in re.findall(r'sourcename: "([^"]*)" targetname: "([^"]*)"', text):
-                caller, callee = (end.rpartition(":")[2] for end in pair)
-                callees[caller] = (*callees.get(caller, ()), callee)
-        return Calls(stack, callees)
-
-    def most(self, entry: str) -> tuple[int, tuple[str, ...]]:
-        """The most bytes from a function on, and the functions without a file that it reaches.
-        Raises ExportError for calls in a circle."""
-        beyond: dict[str, None] = {}
-        known: dict[str, int] = {}
-
-        def below(name: str, above: tuple[str, ...]) -> int:
-            """The most stack, in bytes, that a call of `name` takes with all that it calls. `above`
-            is the chain of callers. Raises ExportError where a function calls itself.
-            """
-            if name in above:
-                raise ExportError(f"footprint: {name} calls itself: its stack has no bound")
-            own = self.stack.get(name)
-            if own is None:
-                beyond[name] = None
-            if name not in known:
-                inside = (below(each, (*above, name)) for each in self.callees.get(name, ()))
-                known[name] = (own or 0) + max(inside, default=0)
-            return known[name]
-
-        return below(entry, ()), tuple(sorted(beyond)) if entry in self.stack else ()
 
 
 def sections(elf: bytes) -> list[Section]:
@@ -204,4 +157,16 @@ def sections(elf: bytes) -> list[Section]:
     ]
 
 
-__all__ = ["Calls", "Footprint", "Section", "footprint", "sections"]
+def disassembled(command: list[str]) -> str:
+    """The text of a whole program with what it calls of the compiler's libraries. Raises
+    ExportError.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        linked = f"{folder}/program"
+        options = ["-nostartfiles", "-Wl,--gc-sections", "-Wl,--unresolved-symbols=ignore-all"]
+        _run([*command, *options, "-lm", "-o", linked])
+        objdump = _run([command[0], "-print-prog-name=objdump"]).strip()
+        return _run([objdump, "-d", "--no-show-raw-insn", linked])
+
+
+__all__ = ["Footprint", "Section", "footprint", "sections"]

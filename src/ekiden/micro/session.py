@@ -71,6 +71,13 @@ class MicroExecutor:
         """The output of a number, of the last run."""
         return self._outputs[index]
 
+    def measure_stack(self) -> int:
+        """The bytes that a run takes of the board's stack, on the inputs that were set: below it
+        memory is painted first. Interrupts come on top. Raises AttributeError where the program's
+        machine does not know, as the host.
+        """
+        return cast(int, self.session.get_function("ek.micro.stack")(*self._given()))
+
     def benchmark(self, number: int = 1, repeat: int = 5) -> BenchmarkResult:
         """Times of the model on the inputs that were set, by the clock there."""
         evaluator = self.module.time_evaluator("main", number=number, repeat=repeat)

@@ -150,7 +150,9 @@ SECTIONS {{
     . = ALIGN(16);
     ek_bss_end = .;
     *(.bss.noinit.*)
+    . = ALIGN(8);
     end = .;
+    ek_memory_end = .;
   }} > ram
   ASSERT(end + {stack:#x} <= ek_stack_top, "there is no room for the stack")
 }}

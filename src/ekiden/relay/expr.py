@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Number
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -24,7 +24,13 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeVar, tensor_type
 from ekiden.runtime.errors import TypeInferenceError
+from ekiden.runtime.late import Late
 from ekiden.target.virtual_device import RESULT_PLACE
+
+if TYPE_CHECKING:
+    from ekiden.relay import type_infer
+else:
+    type_infer = Late("ekiden.relay.type_infer")
 
 Expr = RelayExpr
 __all__ = [
@@ -98,8 +104,6 @@ class ExprWithOp(RelayExpr):
     """
 
     __slots__ = ()
-    infer: ClassVar[Callable[[RelayExpr], Type] | None] = None
-    """How the dtype beside a number is found: type inference, set by `ekiden.relay`."""
 
     # fmt: off
     __add__,      __radd__      = _binary("add"),           _reflected("add")
@@ -178,9 +182,9 @@ def _operand(value: object, beside: RelayExpr) -> RelayExpr:
     if not isinstance(value, (Number, np.ndarray)):
         raise TypeError(f"expected an expression or a number as an operand, got {value!r}")
     known = _known_type(beside)
-    if known is None and ExprWithOp.infer is not None:
+    if known is None:
         with suppress(TypeInferenceError):
-            known = ExprWithOp.infer(beside)
+            known = type_infer.infer_expr_type(beside)
     if not isinstance(known, TensorType):
         raise TypeError(
             f"the dtype beside {value!r} is not known here: make it a constant with relay.const"

@@ -254,8 +254,9 @@ def _mapping(row: Row) -> Steps:
 def _class_of(kind: str) -> type[Node] | None:
     """Our class for a type key of TVM's."""
     kind = _RENAMED.get(kind, kind)
-    if kind in NODE_TYPES:
-        return NODE_TYPES[kind]
+    found = NODE_TYPES.find(kind)
+    if found is not None:
+        return found
     language, _, last = kind.rpartition(".")
     if f"{language}.".lstrip(".") not in _PREFIXES:
         return None

@@ -29,7 +29,7 @@ from ekiden.ir.type import (
 )
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.analysis.kind import check_kind
-from ekiden.relay.analysis.well_formed import match_error
+from ekiden.relay.analysis.well_formedness import match_error
 from ekiden.relay.expr import (
     Call,
     Clause,

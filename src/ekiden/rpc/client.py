@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast, overload
@@ -61,7 +62,9 @@ class RPCSession:
         progress: Progress | None = None,
     ) -> None:
         """Send a file, or bytes with the name they get, to the session's folder, in pieces;
-        `progress(done, all)` is called after each. Raises OSError, ValueError for no name.
+        `progress(done, all)` is called after each. The file is there once all of it is: what had
+        its name before stays until then. Raises OSError, ValueError for no name, RPCError for a
+        file that becomes smaller meanwhile.
         """
         if isinstance(data, (bytes, bytearray)):
             if not target:
@@ -70,10 +73,13 @@ class RPCSession:
             pieces = (blob[at : at + self._step] for at in range(0, len(blob), self._step))
             self._upload(pieces, len(blob), target, progress)
             return
-        with named("upload", data):
-            size = os.stat(data).st_size
         name = target or os.path.basename(os.fspath(data))
-        self._upload(_pieces_of(data, self._step), size, name, progress)
+        with _opened(data) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:  # or a pipe, or one of those in /proc: known when it has been read
+                self.upload(file.readall(), name, progress)
+            else:
+                self._upload(_pieces_of(file, size, self._step), size, name, progress)
 
     @property
     def _step(self) -> int:
@@ -91,13 +97,12 @@ class RPCSession:
             all.
             """
             at = 0
-            for piece in pieces:
+            for piece in pieces if size else (memoryview(b""),):
                 ends.append(at + len(piece))
-                yield Kind.UPLOAD, (name, at, piece)
-                at += len(piece)
-            if at == 0:
-                ends.append(0)
-                yield Kind.UPLOAD, (name, 0, b"")
+                yield Kind.UPLOAD, (name, at, size, piece)
+                at = ends[-1]
+            if at != size:
+                raise RPCError(f"upload '{name}': it became smaller meanwhile")
 
         def take(answer: object) -> None:
             """Reports how far the file has arrived: answers come in the order of the requests."""
@@ -279,12 +284,19 @@ def _serve_here(stream: socket.socket) -> None:
         serve(endpoint, Path(path), "")
 
 
-def _pieces_of(path: PathName, step: int) -> Iterator[memoryview]:
-    """What a file has, so many bytes at a time; good until the next. Raises OSError."""
+def _opened(path: PathName) -> FileIO:
+    with named("upload", path):
+        return open(path, "rb", buffering=0)
+
+
+def _pieces_of(file: FileIO, size: int, step: int) -> Iterator[memoryview]:
+    """The first `size` bytes of a file, or all that it has, so many at a time; each is good until
+    the next. Raises OSError.
+    """
     room = memoryview(bytearray(step))
-    with named("upload", path), open(path, "rb", buffering=0) as file:
-        while got := file.readinto(room):
-            yield room[:got]
+    while got := file.readinto(room[: min(step, size)]):
+        yield room[:got]
+        size -= got
 
 
 class PopenSession(RPCSession):

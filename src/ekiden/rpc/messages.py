@@ -28,6 +28,8 @@ CALL_DEPTH = 32
 """Calls that wait for each other: callbacks of callbacks."""
 HANDLE_LIMIT = 1 << 20
 """Things of one side that the other may hold at once."""
+PART = ".upload"
+"""What a file is called in the session's folder until all of it has come: no file has this name."""
 
 FIELDS = {
     "u": ("u32", 4, "a number"),
@@ -108,8 +110,9 @@ _ROWS = (
     Message(Kind.TIME, "hsuuuuuuqsV", "module name number repeat min_repeat_ms limit_zero_time"
             " cooldown_ms repeats_to_cooldown flush preproc arguments",
             "measures a function as time_evaluator: RETURN bytes, an f64 of seconds per repeat"),
-    Message(Kind.UPLOAD, "sqb", "file offset data",
-            "writes into a file of the session's folder; at 0, begins it anew"),
+    Message(Kind.UPLOAD, "sqqb", "file offset size data",
+            "the next piece of a file of so many bytes, the first at 0: with the last one it is in"
+            " the session's folder, in place of what had its name"),
     Message(Kind.DOWNLOAD, "squ", "file offset size", "reads from such a file: RETURN bytes"),
     Message(Kind.SIZE, "s", "file", "how many bytes such a file has: RETURN int"),
     Message(Kind.REMOVE, "s", "file", "removes such a file"),

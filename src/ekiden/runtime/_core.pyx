@@ -30,6 +30,7 @@ import numpy
 
 from ekiden.runtime import errors
 from ekiden.runtime.dtypes import no_numpy_dtype, numpy_type
+from ekiden.runtime.late import load_postponed
 from ekiden.runtime.metadata import Tables, read_metadata
 
 np.import_array()

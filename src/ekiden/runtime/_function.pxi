@@ -231,6 +231,9 @@ def register_func(func_name, f=None, bint override=False):
 def get_global_func(str name not None, bint allow_missing=False):
     """The function of that name. If there is none: None if allow_missing, else a ValueError."""
     cdef ek_object *found = ek_registry_get(name.encode())
+    if found == NULL:
+        load_postponed()
+        found = ek_registry_get(name.encode())
     if found != NULL:
         return _wrap(PackedFunc, found)
     if allow_missing:
@@ -246,6 +249,7 @@ def remove_global_func(str name not None):
 def list_global_func_names():
     """The names of all global functions, sorted."""
     cdef ek_object *names = NULL
+    load_postponed()
     _check(ek_registry_names(&names))
     return _take_list(names)
 

@@ -12,8 +12,42 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
+from typing import TypeVar
 
-__all__ = ["Late", "names_from"]
+__all__ = ["Late", "Table", "load_postponed", "names_from", "names_in"]
+
+_V = TypeVar("_V")
+
+_POSTPONED: list[str] = []
+"""Modules that packages import when a name of theirs is first used."""
+
+
+def load_postponed() -> None:
+    """Import what packages have put off (see `names_in`)."""
+    while _POSTPONED:
+        import_module(_POSTPONED.pop())
+
+
+class Table(dict[str, _V]):
+    """A table that modules fill when they are imported: before it says that there is no such row,
+    what was put off is imported. `in` and `get` say what it has now.
+    """
+
+    __slots__ = ()
+
+    def __missing__(self, key: str) -> _V:
+        """The row. Raises KeyError."""
+        load_postponed()
+        if key in self:
+            return self[key]
+        raise KeyError(key)
+
+    def find(self, key: str) -> _V | None:
+        """The row, or None."""
+        if key not in self:
+            load_postponed()
+        return self.get(key)
 
 
 class Late:
@@ -27,6 +61,39 @@ class Late:
     def __getattr__(self, name: str) -> object:
         """What the module has under this name."""
         return getattr(import_module(self._module), name)
+
+
+def names_in(names: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The `__getattr__` and the `__dir__` of a package whose names stand in one of its modules,
+    `names`, which is imported, and all that it imports, when the first is asked for: who imports a
+    module of the package loads no other. What the package has itself, and its modules, are not
+    looked for there.
+
+        if TYPE_CHECKING:
+            from ekiden.arith.names import *
+        else:
+            __getattr__, __dir__ = names_in("ekiden.arith.names")
+    """
+    package = names.rpartition(".")[0]
+    _POSTPONED.append(names)
+
+    def find(name: str) -> object:
+        """A module of the package, or what `names` has. Raises AttributeError for others."""
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name != "__all__" and find_spec(f"{package}.{name}") is not None:
+            return import_module(f"{package}.{name}")
+        module, own = import_module(names), vars(sys.modules[package])
+        if "__all__" not in own:
+            shared = {each: vars(module)[each] for each in module.__all__ if each in vars(module)}
+            own.update(shared, __all__=module.__all__)
+        return getattr(module, name)
+
+    def listed() -> list[str]:
+        """All names, those too that are not loaded yet."""
+        return sorted({*vars(sys.modules[package]), *import_module(names).__all__})
+
+    return find, listed
 
 
 def names_from(

@@ -11,6 +11,8 @@ from ekiden.target.features import UNUSED
 
 CPU = 1
 """DLPack's number of processors."""
+MOST_ARGUMENTS = 63
+"""Of a kernel of a device: what the runtime hands on, and what OpenCL grants at least."""
 OptionType = type[int] | type[bool] | type[str] | type[list[str]]
 
 

@@ -25,7 +25,7 @@ from ekiden.target import facts as target_facts
 from ekiden.target.config import Config, read_config, written
 from ekiden.target.device_facts import ASKED, device_facts
 from ekiden.target.features import ABILITIES, FEATURES, has_any, idle
-from ekiden.target.kinds import KINDS, TargetKind, generators
+from ekiden.target.kinds import KINDS, MOST_ARGUMENTS, TargetKind, generators
 from ekiden.target.processors import PROCESSORS, Cache
 from ekiden.target.triple import TRIPLES, architecture_of, is_supported
 
@@ -363,6 +363,15 @@ class Target:
     def max_function_args(self) -> int:
         """Most arguments of a kernel; -1 for no limit."""
         return int(self.attrs.get("max_function_args", -1))
+
+    @property
+    def most_inputs(self) -> int:
+        """How many tensors a kernel of a device may read, so that its results, what it keeps and
+        its sizes are within its arguments too; 0 for no limit."""
+        if not self.kind.has_threads:
+            return 0
+        said = self.max_function_args
+        return max(2, (min(said, MOST_ARGUMENTS) if said > 0 else MOST_ARGUMENTS) // 2)
 
     def get_target_device_type(self) -> int:
         """DLPack's number of its devices."""

@@ -18,15 +18,18 @@ from ekiden.te.range_check import index_check, info_check, range_check
 from ekiden.te.reducer import *  # noqa: F403
 from ekiden.te.scan import scan
 from ekiden.te.tensor import *  # noqa: F403
-from ekiden.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
 
 if TYPE_CHECKING:
     from ekiden.te import hybrid, schedule
     from ekiden.te.schedule import Schedule, Stage, create_schedule, thread_axis
+    from ekiden.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
 else:
     __getattr__ = names_from(
         __name__,
-        dict.fromkeys(("Schedule", "Stage", "create_schedule", "thread_axis"), "schedule"),
+        {
+            **dict.fromkeys(("Schedule", "Stage", "create_schedule", "thread_axis"), "schedule"),
+            **dict.fromkeys(("TensorIntrin", "decl_tensor_intrin"), "tensor_intrin"),
+        },
         {"hybrid": "hybrid", "schedule": "schedule"},
     )
 

@@ -17,7 +17,8 @@ from ekiden.runtime.errors import ScheduleError
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor
 from ekiden.tir.expr import Buffer, decl_buffer
-from ekiden.tir.schedule import BlockRV, LoopRV, Schedule
+from ekiden.tir.schedule.schedule import Schedule
+from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import Block, Evaluate, PrimFunc, Stmt
 from ekiden.tir.tensor_intrin import TensorIntrin as LoopIntrin
 from ekiden.tir.visitor import walk

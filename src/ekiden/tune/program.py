@@ -9,14 +9,14 @@ from ekiden import tir
 from ekiden.arith import simplify
 from ekiden.backend.kernels.lower import lower_primitive
 from ekiden.codegen.build import compile_function
-from ekiden.codegen.device import pack_kernels
+from ekiden.codegen.device.kernels import pack_kernels
 from ekiden.codegen.llvm import link
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
-from ekiden.relay.transform import InferType
+from ekiden.relay.transform.infer_type import InferType
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.target import Target
 from ekiden.tir.schedule.trace import Trace

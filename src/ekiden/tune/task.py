@@ -26,7 +26,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.tensor import Tensor
-from ekiden.tir.schedule import Schedule
+from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.stmt import IterKind, PrimFunc
 from ekiden.topi import rule
 from ekiden.tune.candidate import Candidate

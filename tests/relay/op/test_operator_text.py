@@ -9,10 +9,12 @@ from operator_checks import CASES
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import Function, parse_expr
+from long_runs import share
 
 pytestmark = pytest.mark.quick
 
 
+@share(2, by=lambda case: case.name)
 @pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES])
 def test_call_reads_back_from_text_and_json(case: Case) -> None:
     function = Function(case.params, case.call, None)

@@ -24,6 +24,7 @@ from te_evaluator import Evaluator
 from ekiden.arith import evaluate
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import IntImm, SizeVar
+from long_runs import share
 
 pytestmark = pytest.mark.quick
 
@@ -95,12 +96,14 @@ def check_computation(case: Case, symbols: dict[int, SizeVar]) -> None:
         check(found, expected, case.tolerance)
 
 
+@share(2, by=lambda case: case.name)
 @every_case
 def test_computation_is_the_reference(case: Case) -> None:
     """The tensor expressions of topi, evaluated by NumPy, give what the reference gives."""
     check_computation(case, {})
 
 
+@share(2, by=lambda case: case.name)
 @pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
 def test_computation_on_symbols_is_the_reference(case: Case) -> None:
     """The same with symbolic dimensions."""

@@ -28,6 +28,18 @@ def test_an_elementwise_chain_is_one_group() -> None:
     assert fused(f"def @main({X}) {{ exp(tanh(nn.relu(%x))) }}") == [["nn.relu", "tanh", "exp"]]
 
 
+def test_a_kernel_reads_no_more_than_it_may() -> None:
+    names = [f"%x{n}" for n in range(10)]
+    given = ", ".join(f"{n}: Tensor[(4, 8), float32]" for n in names)
+    text = names[0]
+    for name in names[1:]:
+        text = f"add({text}, {name})"
+    module = program(f"def @main({given}) {{ {text} }}")
+    made = [len(g) for g in groups(FuseOps(most_inputs=4)(module))]
+    assert made == [3, 3, 3]  # of 4 inputs each: a result, and three more
+    assert groups(FuseOps()(module)) == [["add"] * 9]
+
+
 def test_convolution_takes_what_follows_elementwise() -> None:
     text = """def @main(%x: Tensor[(1, 3, 8, 8), float32], %w: Tensor[(4, 3, 1, 1), float32],
                         %b: Tensor[(4, 1, 1), float32], %r: Tensor[(1, 4, 8, 8), float32]) {

@@ -165,6 +165,18 @@ def test_sums_that_wait_in_a_part_do_so_in_its_rows(family: str) -> None:
         assert_writes_its_part(network(halves, shape), shape)
 
 
+def test_sums_of_one_sequence_of_any_length_wait_in_the_result() -> None:
+    length = SizeVar("n")
+    x, y = (relay.var(n, shape=(1, length, 512), dtype="float32") for n in "xy")
+    body = relay.add(y, relay.nn.dense(x, weights(512, 512)))
+    module = ekiden.IRModule.from_expr(relay.Function([x, y], body))
+    with PassContext(config={"kernels.decisions": {"dense_pack": {"k_block": 256}}}):
+        exe = ekiden.compile(module, num_threads=1)
+    given = [np.random.default_rng(i).standard_normal((1, 9, 512), np.float32) for i in range(2)]
+    (expected,) = evaluate(module, given)
+    np.testing.assert_allclose(np.asarray(exe(*given)), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_images_of_any_size_through_joined_strides(threads: int) -> None:
     """The necks of detectors: an earlier result joined behind a convolution of stride 2, whose

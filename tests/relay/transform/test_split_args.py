@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 
 from ekiden import relay
+from ekiden.arith import Analyzer
+from ekiden.backend.vm.pipeline import MOST_JOINED, optimize
+from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.relay.expr import Call, Tuple
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.testing import count_ops
+from ekiden.relay.visitor import post_order
+from ekiden.target import Target
+from ekiden.topi.rule.loops import Axis, split_points
 
 
 @pytest.mark.parametrize(("most", "joins"), [(0, 1), (2, 8), (3, 4), (8, 1)])
@@ -22,6 +31,39 @@ def test_no_join_has_more_inputs(most: int, joins: int) -> None:
     data = [np.full((2, i + 1), i - 3, "float32") for i in range(8)]
     found = np.asarray(Interpreter(module).evaluate("main", *data))
     np.testing.assert_array_equal(found, np.maximum(np.concatenate(data, -1), 0))
+
+
+def test_the_machine_joins_any_number_by_kernels_of_few() -> None:
+    parts = [relay.var(f"x{i}", shape=(2, 4)) for i in range(2000)]
+    module = IRModule.from_expr(relay.Function(parts, relay.concatenate(parts, axis=1)))
+    made = optimize(module, Target.host())
+    calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
+    kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
+    sizes = {len(c.args[1].fields) for c in kernels if isinstance(c.args[1], Tuple)}
+    assert len(kernels) == 32  # each writes its part of the result in place
+    assert max(sizes) <= MOST_JOINED
+
+
+def test_numbers_to_cut_at_are_ordered_without_proofs() -> None:
+    class Counted(Analyzer):
+        """Counts what it is asked to prove of pairs of points."""
+
+        asked = 0
+
+        def can_prove(self, condition: PrimExpr) -> bool:
+            Counted.asked += 1
+            return super().can_prove(condition)
+
+    i = Var("i")
+    axis = Axis(i, const(1000))
+    whole = const(0.0, "float32")
+    for n in range(1, 70):
+        whole = if_then_else(i < n * 7, whole, const(float(n), "float32"))
+    analyzer = Counted()
+    analyzer.bind(i, 0, 1000)
+    points = split_points([whole], axis, set(), analyzer)
+    assert [p.value for p in points] == [0, *range(7, 490, 7), 1000]
+    assert Counted.asked <= 4 * 70
 
 
 def test_a_limit_that_nothing_fits_under() -> None:

@@ -155,6 +155,15 @@ def test_what_is_read_elsewhere_is_not_reused() -> None:
         sch.reuse_buffer("b", 0)
 
 
+def test_an_axis_of_one_element_has_one_place() -> None:
+    a = te.placeholder((1, 4), name="a")
+    b = te.compute((1, 4), lambda i, j: a[0, j] * 2.0, name="b")
+    c = te.compute((1, 4), lambda i, j: b[0, j] + 1.0, name="c")
+    sch = Schedule(te.create_prim_func([a, c]))
+    sch.reuse_buffer("b", 0)
+    assert "alloc_buffer" not in str(sch.func)
+
+
 def test_a_loop_that_counts_parts_keeps_them_whole() -> None:
     sch = Schedule(product())
     t, _ = sch.split(sch.get_loops("c")[0], [None, 2], tail="short")

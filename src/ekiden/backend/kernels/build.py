@@ -26,7 +26,7 @@ from ekiden.codegen import llvm
 from ekiden.codegen.build import GENERATORS, Code, compile_function, pack_code, unpack_code
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.common import FLUSH
-from ekiden.codegen.device import DeviceKernel
+from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PassContext, phase

@@ -16,7 +16,7 @@ from ekiden.topi.layout import packed_tile, permute
 from ekiden.topi.nn.conv import conv, guarded, inside, weight_element
 from ekiden.topi.nn.weights import window_axes
 from ekiden.topi.nn.winograd import TAPS, matrices, matrix_element
-from ekiden.topi.rule.scheduled import replaced
+from ekiden.topi.rule.steps import replaced
 from ekiden.topi.shape import as_dim
 
 

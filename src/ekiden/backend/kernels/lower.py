@@ -25,7 +25,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.range_check import check_site
 from ekiden.tir.expr import Buffer
-from ekiden.tir.schedule import Schedule
+from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
 from ekiden.topi import rule
 from ekiden.topi.rule.decision import Fixed

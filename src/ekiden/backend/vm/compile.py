@@ -44,7 +44,7 @@ from ekiden.backend.vm.primitives import HOST, Primitives
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import Places, Program, VMFunction, write_programs
-from ekiden.codegen.device import pack_kernels
+from ekiden.codegen.device.kernels import pack_kernels
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule

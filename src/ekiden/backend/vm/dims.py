@@ -17,7 +17,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.structural import structural_key
 from ekiden.ir.type import TensorType
-from ekiden.relay.analysis import kernel_conditions
+from ekiden.relay.analysis.conditions import kernel_conditions
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs

@@ -8,8 +8,48 @@ from ekiden.backend.vm.place_refused import PlaceRefused
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import COSTS, PassContext
 from ekiden.ir.transform import Sequential, needed
-from ekiden.relay import qnn, transform
+from ekiden.relay.qnn import transform as qnn
+from ekiden.relay.transform.alter_op_layout import AlterOpLayout
+from ekiden.relay.transform.bind_dimensions import BindDimensions
+from ekiden.relay.transform.call_prim_funcs import CallPrimFuncs
+from ekiden.relay.transform.carry_dimensions import CarryDimensions
+from ekiden.relay.transform.combine_parallel import CombineFewRows
+from ekiden.relay.transform.concatenate_in_place import ConcatenateInPlace
+from ekiden.relay.transform.convert_layout import ConvertLayout
+from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
+from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
+from ekiden.relay.transform.eta_expand import EtaExpand
+from ekiden.relay.transform.expand_ops import ExpandOps
+from ekiden.relay.transform.fast_math import FastMath
+from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
+from ekiden.relay.transform.fold_constant import FoldConstant
+from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
+from ekiden.relay.transform.fuse_attention import FuseAttention
+from ekiden.relay.transform.fuse_ops import FuseOps
+from ekiden.relay.transform.hoist_dimensions import HoistDimensions
+from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.inline import Inline
+from ekiden.relay.transform.inline_primitives import InlinePrimitives
+from ekiden.relay.transform.lambda_lift import LambdaLift
+from ekiden.relay.transform.manifest_alloc import ManifestAlloc
+from ekiden.relay.transform.memory_plan import MemoryPlan
+from ekiden.relay.transform.multiply_einsums import MultiplyEinsums
+from ekiden.relay.transform.plan_devices import PlanDevices
+from ekiden.relay.transform.product_precision import ProductPrecision
+from ekiden.relay.transform.rematerialize import Rematerialize
+from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
+from ekiden.relay.transform.simplify_expr import SimplifyExpr
+from ekiden.relay.transform.simplify_inference import SimplifyInference
+from ekiden.relay.transform.slice_in_place import SliceInPlace
+from ekiden.relay.transform.split_args import SplitArgs
+from ekiden.relay.transform.to_a_normal_form import ToANormalForm
+from ekiden.relay.transform.update_in_place import UpdateInPlace
 from ekiden.target import CompilationConfig, Target
+
+MOST_JOINED = 64
+"""Tensors that one kernel joins at most, below the parts that loops are cut into (topi/rule): a
+kernel of many takes LLVM longer than in proportion, and kernels of as many are one."""
+FEW = "as a kernel of a device takes no more inputs"
 
 
 def pipeline(
@@ -32,66 +72,69 @@ def pipeline(
     """
     layout = config.layout_target if config is not None else None
     layout = layout or target
-    infer_type = needed(transform.InferType(), "to know the types of a program")
+    devices = (layout, *(config.device_targets if config is not None else ()))
+    most_inputs = min((t.most_inputs for t in devices if t.most_inputs), default=0)
+    infer_type = needed(InferType(), "to know the types of a program")
     return Sequential(
         (
-            transform.RemoveUnusedFunctions(),
-            needed(transform.CallPrimFuncs(), "to call loop programs"),
+            RemoveUnusedFunctions(),
+            needed(CallPrimFuncs(), "to call loop programs"),
             infer_type,
-            needed(transform.EtaExpand(), "to make constructors functions"),
+            needed(EtaExpand(), "to make constructors functions"),
             infer_type,
-            transform.Inline(),  # also what external compilers make, as functions in place
-            qnn.transform.Legalize(),
-            needed(qnn.transform.CanonicalizeOps(), "as no later pass knows the dialect"),
-            needed(transform.ExpandOps(), "as there are no kernels for these operators"),
-            transform.SimplifyInference(),
-            transform.FoldConstant(),
+            Inline(),  # also what external compilers make, as functions in place
+            qnn.Legalize(),
+            needed(qnn.CanonicalizeOps(), "as no later pass knows the dialect"),
+            needed(ExpandOps(), "as there are no kernels for these operators"),
+            SimplifyInference(),
+            FoldConstant(),
             # shapes that are constants are known now
-            needed(transform.BindDimensions(), "to give names to dimensions that are data"),
-            transform.SimplifyExpr(exact=True),  # what rounds as before
-            transform.FastMath(),  # for who asks: from opt level 4 on, or by its name
-            transform.FlattenAtrousConv(),
-            transform.MultiplyEinsums(),
-            transform.FuseAttention(),  # before layouts hide its transpositions
-            transform.CombineFewRows(),
-            transform.ProductPrecision(layout),
-            transform.FoldConstant(),  # weights in the type they are multiplied in
-            transform.EliminateCommonSubexpr(),
-            transform.FoldScaleAxis(),  # before layouts change: it knows OIHW only
+            needed(BindDimensions(), "to give names to dimensions that are data"),
+            SimplifyExpr(exact=True),  # what rounds as before
+            FastMath(),  # for who asks: from opt level 4 on, or by its name
+            FlattenAtrousConv(),
+            MultiplyEinsums(),
+            FuseAttention(),  # before layouts hide its transpositions
+            CombineFewRows(),
+            ProductPrecision(layout),
+            FoldConstant(),  # weights in the type they are multiplied in
+            EliminateCommonSubexpr(),
+            FoldScaleAxis(),  # before layouts change: it knows OIHW only
             *(
                 ()
                 if layout.kind.has_threads
                 else (
-                    transform.ConvertLayout(),
-                    transform.AlterOpLayout(layout),  # needs NHWC
+                    ConvertLayout(),
+                    AlterOpLayout(layout),  # needs NHWC
                 )
             ),
-            transform.FoldConstant(),  # packs the weights
-            transform.Rematerialize(),
+            FoldConstant(),  # packs the weights
+            needed(SplitArgs(most_inputs), FEW) if most_inputs else SplitArgs(MOST_JOINED),
+            Rematerialize(),
             # nothing that merges values may follow
             needed(PlaceByCost(config), "as who measured has asked for")
             if PassContext.current().config.get(COSTS)
             else needed(PlaceRefused(config), "to run on the host what a device has no code for"),
-            needed(transform.PlanDevices(config, marks=False), "to say where each value lives"),
+            needed(PlanDevices(config, marks=False), "to say where each value lives"),
             needed(
-                transform.FuseOps(),
+                FuseOps(most_inputs=most_inputs),
                 "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",
             ),
-            needed(transform.ToANormalForm(), "to put the program into order"),
-            transform.DeadCodeElimination(),
-            transform.InlinePrimitives(),
-            needed(transform.LambdaLift(), "to make functions inside of others global"),
-            transform.RemoveUnusedFunctions(),  # what was inlined everywhere
+            needed(ToANormalForm(), "to put the program into order"),
+            DeadCodeElimination(),
+            InlinePrimitives(),
+            needed(LambdaLift(), "to make functions inside of others global"),
+            RemoveUnusedFunctions(),  # what was inlined everywhere
             infer_type,
-            needed(transform.HoistDimensions(), "to compute dimensions where they are known"),
-            needed(transform.CarryDimensions(), "to pass dimensions to where they are needed"),
-            needed(transform.ManifestAlloc(), "to allocate results"),
-            *((transform.ConcatenateInPlace(), transform.SliceInPlace()) if in_place else ()),
+            needed(HoistDimensions(), "to compute dimensions where they are known"),
+            needed(CarryDimensions(), "to pass dimensions to where they are needed"),
+            needed(ManifestAlloc(), "to allocate results"),
+            *((ConcatenateInPlace(), SliceInPlace()) if in_place else ()),
             *((CompileKernels(kernels),) if kernels is not None else ()),
             *(
                 (
-                    transform.MemoryPlan(kernels.facts if kernels else None, concurrent=concurrent),
-                    transform.UpdateInPlace(kernels.facts if kernels else None),
+                    MemoryPlan(kernels.facts if kernels else None, concurrent=concurrent),
+                    UpdateInPlace(kernels.facts if kernels else None),
                 )
                 if plans_memory
                 else ()

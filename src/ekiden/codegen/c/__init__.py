@@ -1,7 +1,11 @@
 """The C code generator: lowered loop programs to readable C11, and to object code through the
 system's compiler."""
 
-from ekiden.codegen.c.compiler import check_target, compile_text, compiler_version
-from ekiden.codegen.c.emit import emit, emit_all
+from typing import TYPE_CHECKING
 
-__all__ = ["check_target", "compile_text", "compiler_version", "emit", "emit_all"]
+from ekiden.runtime.late import names_in
+
+if TYPE_CHECKING:
+    from ekiden.codegen.c.names import *  # noqa: F403
+else:
+    __getattr__, __dir__ = names_in("ekiden.codegen.c.names")

@@ -280,9 +280,12 @@ class ExpressionWriter:
             raise InternalError(f"c: lanes can only be taken together from memory: {e!r}")
         step = dt.lanes(value.dtype) // dt.lanes(e.dtype)
         lane = f" + lane * {step}" if dt.lanes(e.dtype) > 1 else ""
-        place = f"&{self.name(value.buffer)}"
-        place += f"[{self.checked(value.buffer, self.text(index.base) + lane)}]"
-        return self.helpers.load(target, place)
+        at = self.checked(value.buffer, self.text(index.base) + lane)
+        return self.together(value.buffer, at, step, target)
+
+    def together(self, buffer: Buffer, index: str, count: int, target: str) -> str:
+        """The bits of so many neighbours in memory, of any alignment, as one value."""
+        return self.helpers.load(target, f"&{self.name(buffer)}[{index}]")
 
     def _shuffled(self, e: Intrinsic) -> str:
         """An element of one of two vectors, which are variables."""

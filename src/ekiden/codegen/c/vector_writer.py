@@ -241,8 +241,7 @@ class VectorWriter(StatementWriter):
     def _as_bits(self, e: Intrinsic) -> str:
         """`as_int4(x)`, of neighbours in memory too."""
         assert self.vectors is not None
-        kind = self.vectors.type(e.dtype)
-        return self.vectors.bits(kind.removesuffix("_t"), self.of(e.args[0]))
+        return self.vectors.bits(self.vectors.word(e.dtype), self.of(e.args[0]))
 
     def _neighbours(self, e: BufferLoad) -> str:
         assert self.vectors is not None and len(e.indices) == 1

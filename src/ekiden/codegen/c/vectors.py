@@ -45,6 +45,10 @@ class VectorSyntax(Syntax):
         lanes = dt.lanes(dtype)
         return C.type(dtype) if lanes == 1 else f"{self.names[dt.element(dtype)]}{lanes}"
 
+    def word(self, dtype: str) -> str:
+        """The type, in one word for one lane too: `int`."""
+        return self.type(dtype) if dt.lanes(dtype) > 1 else self.names[dt.element(dtype)]
+
     def lane_type(self, dtype: str) -> str:
         """The type of a lane of the variable of a vector."""
         return C.type("int32" if dt.element(dtype) == "bool" else dtype)

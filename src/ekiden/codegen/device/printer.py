@@ -80,6 +80,17 @@ class KernelWriter(VectorWriter):
         self.put(self.syntax.let(kind, name, self.dialect.threads[axis]))
         self.statement(s.body)
 
+    def together(self, buffer: Buffer, index: str, count: int, target: str) -> str:
+        """Memory has a kind in some dialects, so that no helper function is given a place."""
+        name, source = self.name(buffer), dt.element(buffer.dtype)
+        if self.vectors is not None:
+            near = self.vectors.load(name, index, f"{source}x{count}")
+            return self.vectors.bits(self.vectors.word(target), near)
+        bits, whole = dt.SCALAR_BITS[source], f"uint{dt.SCALAR_BITS[target]}"
+        wide, narrow = self.syntax.type(whole), self.syntax.type(f"uint{bits}")
+        parts = [f"(({wide})({narrow}){name}[{index} + {n}] << {bits * n})" for n in range(count)]
+        return self.helpers.reinterpret(whole, target, f"({' | '.join(parts)})")
+
     def fragment_call(self, e: Intrinsic) -> str:
         """A call about matrices that a warp holds."""
         made = fragments.CALLS[e.op](e, self.layouts)

@@ -3,10 +3,9 @@ here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.device.dialect import AXES, DIALECTS, Dialect
+from ekiden.codegen.device.formats import FORMATS
 from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.device.printer import MOST_SHOWN, KernelWriter, print_kernel
 from ekiden.codegen.device.wgsl import STORED, NarrowIndices
@@ -15,6 +14,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, const
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
+from ekiden.target.kinds import MOST_ARGUMENTS
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, BufferStore, For, PrimFunc, Stmt
 from ekiden.tir.visitor import buffers_written, walk
@@ -176,16 +176,19 @@ def print_ptx(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
     return DeviceKernel(symbol, device, FORMATS[target.kind.name], args, code, text.checks)
 
 
-FORMATS: Mapping[str, str] = {**{name: name for name in DIALECTS}, "nvptx": "ptx"}
-"""Kind of target -> the format that its kernels are in."""
-
-
 def print_for(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
-    """The kernel in the language of the target's kind."""
+    """The kernel in the language of the target's kind. Raises CompileError for one of more
+    arguments than devices take."""
+    count = len(func.buffers) + len(sizes)
+    if count > MOST_ARGUMENTS:
+        raise CompileError(
+            f"kernel {c_symbol(func.name)!r}: it has {count} arguments, and devices take"
+            f" {MOST_ARGUMENTS}"
+        )
     dialect = DIALECTS.get(target.kind.name)
     if dialect is None:
         return print_ptx(func, sizes, target)
     return (print_wgsl if dialect.bound else print_kernel)(func, sizes, target)
 
 
-__all__ = ["FORMATS", "print_for", "print_ptx", "print_wgsl"]
+__all__ = ["print_for", "print_ptx", "print_wgsl"]

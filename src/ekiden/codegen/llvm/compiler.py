@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-
-import llvmlite.binding as llvm
+from typing import TYPE_CHECKING
 
 from ekiden.codegen.llvm.emit import emit_all
+from ekiden.ir.installed import version_of
 from ekiden.ir.pass_context import phase
 from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.late import Late
 from ekiden.target import Target
 from ekiden.target.features import BASE, RISCV
 from ekiden.tir.stmt import PrimFunc
 
-VERSION = f"llvmlite {'.'.join(str(n) for n in llvm.llvm_version_info)}"
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
+else:
+    llvm = Late("llvmlite.binding")  # 15 ms that a program with general kernels does not wait for
+
+VERSION = f"llvmlite {version_of('llvmlite')}"
 """Part of the key under which object code is cached."""
 
 
@@ -34,6 +41,8 @@ def held() -> AbstractContextManager[object]:
     """While this is entered, no other thread of the process is inside LLVM, whoever runs it: the
     child of a fork then finds it in order.
     """
+    if "llvmlite.binding" not in sys.modules:
+        return nullcontext()
     lock: AbstractContextManager[object] = getattr(llvm.ffi.lib, "_lock", nullcontext())
     return lock
 
@@ -47,6 +56,8 @@ def check_target(target: Target, what: str) -> None:
 
     Asked before anything is compiled: of what it cannot do, LLVM says so by ending the process.
     """
+    if target.architecture == Target.host().architecture:
+        return  # which llvmlite is built for
     _initialize()
     try:
         llvm.Target.from_triple(target.triple)

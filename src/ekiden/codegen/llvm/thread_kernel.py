@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import llvmlite.binding as llvm
+from typing import TYPE_CHECKING
 
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.compiler import held, machine_of, parsed
@@ -23,9 +22,15 @@ from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
 from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.late import Late
 from ekiden.target import Target
 from ekiden.tir.expr import FRAGMENTS, Buffer
 from ekiden.tir.stmt import AssertStmt, Evaluate, For, ForKind, PrimFunc, Stmt
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
+else:
+    llvm = Late("llvmlite.binding")
 
 TRIPLE = "nvptx64-nvidia-cuda"
 LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"

@@ -24,7 +24,7 @@ from ekiden.ir.prim import IntImm
 from ekiden.relay.analysis.count import get_total_mac_number
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.memory import AllocStorageAttrs
-from ekiden.relay.transform import InferType
+from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError, InputError, InternalError, UnsupportedError
 from ekiden.runtime.metadata import Dim

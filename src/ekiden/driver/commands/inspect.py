@@ -23,7 +23,8 @@ from ekiden.backend.kernels.lower import (
 from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.codegen.build import generator_of
-from ekiden.codegen.device import FORMATS, unpack_kernels
+from ekiden.codegen.device.formats import FORMATS
+from ekiden.codegen.device.kernels import unpack_kernels
 from ekiden.driver.build import import_model
 from ekiden.driver.commands.options import add_decisions, decisions_config, is_artifact
 from ekiden.ir.instrument import PassPrintingInstrument

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.relay.analysis import search_fc_transpose
+from ekiden.relay.analysis.search import search_fc_transpose
 from ekiden.relay.data_dep_optimization.parameters import Params, run_on
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.sparse_weights import SimplifyFCTranspose

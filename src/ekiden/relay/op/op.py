@@ -11,6 +11,7 @@ from ekiden.ir.op import (
     OpPattern,
     get,
     register_op_attr,
+    registrar,
     set_op_attr,
     set_pattern,
     set_stateful,
@@ -65,46 +66,15 @@ CONVERSION = "FTVMMixedPrecisionConversionType"
 """The attribute of operators that ToMixedPrecision reads."""
 
 
-def register_mixed_precision_conversion(
-    op_name: str, func: Callable[[Call, str], Sequence[object]] | None = None, level: int = 10
-) -> object:
-    """Give an operator its rule of ToMixedPrecision (ekiden.relay.transform.mixed_precision);
-    without one, a decorator. Raises KeyError when there is no such operator."""
-    return register_op_attr(op_name, CONVERSION, func, level)
-
-
-def register_optional_fake_quantization_to_integer(
-    op_name: str, func: QuantizationRule | None = None, level: int = 10
-) -> Callable[[QuantizationRule], QuantizationRule]:
-    """As `register_fake_quantization_to_integer`, of a rule that is used where the pass is given
-    the operator's name in `optional_qnn_ops`: it changes results by more than rounding.
-    """
-
-    def register(rule: QuantizationRule) -> QuantizationRule:
-        register_op_attr(op_name, OPTIONAL, rule, level)
-        return rule
-
-    if func is not None:
-        register(func)
-    return register
-
-
-def _attribute(key: str, what: str) -> Callable[..., Callable[[Rule], Rule]]:
-    """A function that gives operators one attribute."""
-
-    def register(
-        op_name: str, function: Rule | None = None, level: int = 10
-    ) -> Callable[[Rule], Rule]:
-        def one(given: Rule) -> Rule:
-            register_op_attr(op_name, key, given, level)
-            return given
-
-        if function is not None:
-            one(function)
-        return one
-
-    register.__doc__ = f"{what} Without a function, a decorator. Raises KeyError for no operator."
-    return register
+register_mixed_precision_conversion = registrar(
+    CONVERSION,
+    "Give an operator its rule of ToMixedPrecision (ekiden.relay.transform.mixed_precision).",
+)
+register_optional_fake_quantization_to_integer = registrar(
+    OPTIONAL,
+    "As `register_fake_quantization_to_integer`, of a rule that is used where the pass is given"
+    " the operator's name in `optional_qnn_ops`: it changes results by more than rounding.",
+)
 
 
 def register_pattern(op_name: str, pattern: OpPattern, level: int = 10) -> None:
@@ -118,19 +88,17 @@ def register_stateful(op_name: str, stateful: bool, level: int = 10) -> None:
     set_stateful(op_name, stateful)
 
 
-Rule = Callable[..., object]
-
-register_alter_op_layout = _attribute(
+register_alter_op_layout = registrar(
     "FTVMAlterOpLayout",
     "What AlterOpLayout() makes of calls: (attributes, arguments, tensors with their shapes and"
     " dtypes, type of the result) -> another call, or None.",
 )
-register_convert_op_layout = _attribute(
+register_convert_op_layout = registrar(
     "FTVMConvertOpLayout",
     "What ConvertLayout makes of calls that it is given layouts for: (attributes, arguments,"
     " tensors, layouts) -> another call, or None.",
 )
-register_infer_correct_layout = _attribute(
+register_infer_correct_layout = registrar(
     "FInferCorrectLayout",
     "How an operator follows layouts: (attributes, layouts now or None, layouts before, types) ->"
     " InferCorrectLayoutOutput.",

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from ekiden.arith import Analyzer
 from ekiden.ir.attrs import Attrs, own_attrs
-from ekiden.ir.op import OP_ATTRS, get, register_op_attr
+from ekiden.ir.op import OP_ATTRS, get, registrar
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import Type
 from ekiden.runtime.errors import CompileError
@@ -137,32 +137,26 @@ class OpStrategy:
         return max(reversed(self.valid()), key=lambda i: i.plevel, default=None)
 
 
-def _attribute(key: str, what: str) -> Callable[..., Callable[..., object]]:
-    def register(
-        op_name: str, function: Callable[..., object] | None = None, level: int = 10
-    ) -> Callable[..., object]:
-        def one(given: Callable[..., object]) -> Callable[..., object]:
-            """A new function is a new version of the operator: kernels cached for the old one are
-            not taken.
-            """
-            register_op_attr(op_name, key, given, level)
-            _versions[op_name] = next(_VERSIONS)
-            return given
-
-        return one if function is None else one(function)
-
-    register.__doc__ = f"{what} Without a function, a decorator. Raises KeyError for no operator."
-    return register
+def _count_version(op_name: str) -> None:
+    """A new function is a new version of the operator: kernels cached for the old one are not
+    taken."""
+    _versions[op_name] = next(_VERSIONS)
 
 
-register_strategy = _attribute(
-    STRATEGY, "Give an operator (attributes, tensors, type of the result, target) -> OpStrategy."
+register_strategy = registrar(
+    STRATEGY,
+    "Give an operator (attributes, tensors, type of the result, target) -> OpStrategy.",
+    _count_version,
 )
-register_compute = _attribute(
-    COMPUTE, "Give an operator one computation for all targets: see Compute in this file."
+register_compute = registrar(
+    COMPUTE,
+    "Give an operator one computation for all targets: see Compute in this file.",
+    _count_version,
 )
-register_schedule = _attribute(
-    SCHEDULE, "Give an operator the schedule of its `register_compute`: see Schedule in this file."
+register_schedule = registrar(
+    SCHEDULE,
+    "Give an operator the schedule of its `register_compute`: see Schedule in this file.",
+    _count_version,
 )
 
 

@@ -5,9 +5,11 @@ Its operators say what a quantised model means; `qnn.transform.CanonicalizeOps`,
 the pipeline, writes each as integer arithmetic in ordinary operators.
 """
 
-from ekiden.relay.qnn import affine_rules, op, transform
-from ekiden.relay.qnn.config import requantize_config
-from ekiden.relay.qnn.op import *  # noqa: F403
+from typing import TYPE_CHECKING
 
-__all__ = ["affine_rules", "op", "requantize_config", "transform"]
-__all__ += op.__all__
+from ekiden.runtime.late import names_in
+
+if TYPE_CHECKING:
+    from ekiden.relay.qnn.names import *  # noqa: F403
+else:
+    __getattr__, __dir__ = names_in("ekiden.relay.qnn.names")

@@ -10,7 +10,7 @@ from ekiden import runtime
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass
-from ekiden.relay.analysis import list_op_freqs
+from ekiden.relay.analysis.count import list_op_freqs
 from ekiden.relay.expr import Expr, Function
 from ekiden.relay.prelude import Prelude
 from ekiden.relay.testing import (
@@ -29,7 +29,8 @@ from ekiden.relay.testing.gradient import check_grad
 from ekiden.relay.testing.init import create_workload
 from ekiden.relay.testing.nat import count, make_nat_expr, make_nat_value
 from ekiden.relay.testing.py_converter import run_as_python, to_python
-from ekiden.relay.transform import InferType, gradient
+from ekiden.relay.transform.first_order_gradient import gradient
+from ekiden.relay.transform.infer_type import InferType
 
 
 def run_opt_pass(expr: Expr, opt_pass: Pass, import_prelude: bool = False) -> Expr:

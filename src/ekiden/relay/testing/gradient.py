@@ -13,7 +13,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Function
 from ekiden.relay.interpreter import Interpreter
-from ekiden.relay.transform.gradient import gradient
+from ekiden.relay.transform.first_order_gradient import gradient
 from ekiden.relay.type_infer import infer_type
 
 
@@ -43,7 +43,7 @@ def check_grad(
         spread = 10 * eps if scale is None else scale
         inputs = [_random(k, spread, mean) for k in kinds if isinstance(k, TensorType)]
     machine = Interpreter()
-    create: Callable[..., Any] = relay.create_executor  # type: ignore[assignment]  # of a floor above
+    create: Callable[..., Any] = relay.create_executor  # type: ignore[attr-defined]  # of a floor above
     results = [
         create(executor_kind, device=device, target=target).evaluate(backward)(*inputs)
         for target, device in target_devices or [("llvm", None)]

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.relay.analysis import free_vars
 from ekiden.relay.expr import Call, Expr, Function, Let, Var
 from ekiden.relay.transform.inline import apply, inline
 from ekiden.relay.transform.scopes import rewrite_graph
-from ekiden.relay.visitor import post_order
+from ekiden.relay.visitor import free_vars, post_order
 
 
 def _is_for(function: BaseFunc | RelayExpr, compiler: str) -> bool:

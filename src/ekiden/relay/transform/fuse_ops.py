@@ -13,7 +13,7 @@ of a convolution whose kernels hold whole windows in their tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ekiden.arith import prove_equal
@@ -54,9 +54,25 @@ class _Node(Joined):
     anchor: OpPattern = OpPattern.OPAQUE
     """Group: the most complex pattern in it."""
     size: int = 1
+    members: list[RelayExpr] = field(init=False)
+    """Group: its expressions."""
     dominator: _Node | None = None
     dominator_pattern: OpPattern = OpPattern.OPAQUE
     depth: int = 1
+
+    def __post_init__(self) -> None:
+        self.members = [self.expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """How much a kernel may hold: operators, and values that it reads (0: as many as there are)."""
+
+    operators: int = 256
+    inputs: int = 0
+
+
+MOST = Most()
 
 
 def is_primitive_call(expr: RelayExpr) -> bool:
@@ -251,22 +267,32 @@ def _merge(child: _Node, parent: _Node) -> None:
     if child is parent:
         return
     parent.size += child.size
+    parent.members += child.members
     child.parent = parent
     parent.anchor = (
         max(parent.anchor, child.anchor) if child.anchor != OpPattern.TUPLE else parent.anchor
     )
 
 
-def _fuse_into_dominator(each: _Node, allowed: Condition, max_size: int) -> None:
+def _fuse_into_dominator(each: _Node, allowed: Condition, most: Most) -> None:
     assert each.dominator is not None
     path = _path_between(each, each.dominator, allowed)
     if path is None:
         return
     groups = {id(n.root()): n.root() for n in [*path, each.dominator]}
-    if sum(g.size for g in groups.values()) > max_size:
+    if sum(g.size for g in groups.values()) > most.operators:
+        return
+    if most.inputs and _inputs_of(groups.values()) > most.inputs:
         return
     for n in path:
         _merge(n, each.dominator)
+
+
+def _inputs_of(groups: Iterable[_Node]) -> int:
+    """How many values groups read that none of them computes."""
+    inside = {m for g in groups for m in g.members}
+    read = {operand for m in inside for operand in operands(m)} - inside
+    return sum(not is_inline_constant(each) for each in read)
 
 
 def _to_broadcast(kind: OpPattern, is_sink: bool) -> bool:
@@ -281,7 +307,7 @@ def _to_reduction(kind: OpPattern, is_sink: bool) -> bool:
     return kind <= (OpPattern.OUT_ELEMWISE_FUSABLE if is_sink else OpPattern.INJECTIVE)
 
 
-def _step(each: _Node, phase: int, max_size: int) -> None:
+def _step(each: _Node, phase: int, most: Most) -> None:
     """Merge one node into its dominator if the phase allows (phases as in Relay's
     GraphPartitioner).
     """
@@ -296,22 +322,22 @@ def _step(each: _Node, phase: int, max_size: int) -> None:
             and dominator.pattern == OpPattern.TUPLE
             and target <= OpPattern.INJECTIVE
         ):
-            _fuse_into_dominator(each, _to_injective, max_size)
+            _fuse_into_dominator(each, _to_injective, most)
         return
     if each.root() is dominator.root() or dominator.root().anchor == OpPattern.TUPLE:
         return
     if anchor == OpPattern.OUT_ELEMWISE_FUSABLE:
         if phase == 0 and each.dominator_pattern == OpPattern.ELEMWISE:
-            _fuse_into_dominator(each, _to_broadcast, max_size)
+            _fuse_into_dominator(each, _to_broadcast, most)
     elif anchor <= OpPattern.BROADCAST:
         if each.dominator_pattern <= OpPattern.COMM_REDUCE:
-            _fuse_into_dominator(each, _to_reduction, max_size)
+            _fuse_into_dominator(each, _to_reduction, most)
     elif anchor in (OpPattern.INJECTIVE, OpPattern.TUPLE) and phase == 1:
-        _fuse_into_dominator(each, _to_injective, max_size)
+        _fuse_into_dominator(each, _to_injective, most)
 
 
 def _partition(
-    nodes: list[RelayExpr], outputs: set[RelayExpr], max_size: int
+    nodes: list[RelayExpr], outputs: set[RelayExpr], most: Most
 ) -> dict[RelayExpr, list[RelayExpr]]:
     """Groups of a scope: result expression -> members in topological order."""
     graph = _build_graph(nodes, outputs)
@@ -320,7 +346,7 @@ def _partition(
     _find_post_dominators(ordered)
     for phase in range(3):
         for each in ordered:
-            _step(each, phase, max_size)
+            _step(each, phase, most)
     groups: dict[int, list[RelayExpr]] = {}
     for each in ordered:
         groups.setdefault(id(each.root()), []).append(each.expr)
@@ -390,22 +416,22 @@ def _is_reshape_only(members: list[RelayExpr]) -> bool:
     )
 
 
-def kernel_groups(root: RelayExpr, max_size: int = 256) -> dict[RelayExpr, list[RelayExpr]]:
+def kernel_groups(root: RelayExpr, most: Most = MOST) -> dict[RelayExpr, list[RelayExpr]]:
     """Result -> members, for every group with a kernel in any scope below root."""
     found: dict[RelayExpr, list[RelayExpr]] = {}
     for scope in find_scopes(root):
-        for result, members in _partition(scope.nodes, scope.outputs, max_size).items():
+        for result, members in _partition(scope.nodes, scope.outputs, most).items():
             if any(is_primitive_call(m) for m in members):
                 found[result] = members
     return found
 
 
-def fuse(root: RelayExpr, max_size: int = 256) -> RelayExpr:
+def fuse(root: RelayExpr, most: Most = MOST) -> RelayExpr:
     """Replace every group below root by the call of a primitive function. Needs checked types.
 
-    `max_size`: how many operators a group may hold; 1 fuses nothing.
+    A group of one operator fuses nothing.
     """
-    groups = kernel_groups(root, max_size)
+    groups = kernel_groups(root, most)
     inner = {m for result, members in groups.items() for m in members if m is not result}
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):
@@ -427,10 +453,11 @@ def fuse(root: RelayExpr, max_size: int = 256) -> RelayExpr:
     return new[root]
 
 
-def FuseOps(fuse_opt_level: int = -1) -> Pass:  # noqa: N802
+def FuseOps(fuse_opt_level: int = -1, most_inputs: int = 0) -> Pass:  # noqa: N802
     """The pass described at the top of this file; level 0 gives every operator its own function.
 
-    A level below 0 is the opt level of the context.
+    A level below 0 is the opt level of the context. Kernels of devices have a limit of what they
+    read: 0 for none.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
@@ -440,7 +467,7 @@ def FuseOps(fuse_opt_level: int = -1) -> Pass:  # noqa: N802
         limit = context.option(FUSE_DEPTH)
         assert isinstance(limit, int)
         level = context.opt_level if fuse_opt_level < 0 else fuse_opt_level
-        max_size = 1 if level == 0 else limit
-        return map_functions(module, on_body(lambda body: fuse(body, max_size)))
+        most = Most(1 if level == 0 else limit, most_inputs)
+        return map_functions(module, on_body(lambda body: fuse(body, most)))
 
     return Pass("FuseOps", transform, required=(InferType(),))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.relay.analysis import CallGraph
+from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Var
 from ekiden.relay.transform.chains import let_chain
 from ekiden.relay.transform.dead_code_elimination import is_pure

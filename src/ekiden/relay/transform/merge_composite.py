@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.relay.dataflow_pattern import DFPattern, partition
+from ekiden.relay.dataflow_pattern import partition
+from ekiden.relay.dataflow_pattern.pattern import DFPattern
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
 

@@ -10,7 +10,7 @@ from typing import cast
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.relay.analysis import CallGraph
+from ekiden.relay.analysis.call_graph import CallGraph
 
 ENTRIES = "entries"
 """The attribute of a module that names functions called from outside, beside main."""

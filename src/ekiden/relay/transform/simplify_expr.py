@@ -17,7 +17,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.relay.dataflow_pattern import find_match
+from ekiden.relay.dataflow_pattern.matcher import find_match
 from ekiden.relay.expr import Call, Tuple, TupleGetItem
 from ekiden.relay.transform.calls import typed
 from ekiden.relay.transform.infer_type import InferType

@@ -23,14 +23,8 @@ from ekiden.ir.op import OPS, Op
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
-from ekiden.relay.dataflow_pattern import (
-    DFPattern,
-    is_constant,
-    is_op,
-    is_tuple,
-    wildcard,
-)
 from ekiden.relay.dataflow_pattern.matcher import NodeMap
+from ekiden.relay.dataflow_pattern.pattern import DFPattern, is_constant, is_op, is_tuple, wildcard
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes

@@ -20,13 +20,13 @@ from ekiden.ir.op import Array
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
-from ekiden.relay.analysis import free_vars
 from ekiden.relay.analysis.search import transposed_weight
 from ekiden.relay.expr import Call, Constant, Expr, Function, Var
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.transform.calls import Rewrite, rewrite_calls
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions
+from ekiden.relay.visitor import free_vars
 from ekiden.topi.shape import Dim, as_shape
 
 PARTS = ("data", "indices", "indptr")

@@ -33,8 +33,8 @@ from ekiden.te.schedule.stage import Attach, Stage
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.te.tensor_intrin import tensorize_stage
 from ekiden.tir.index_map import IndexMap
-from ekiden.tir.schedule import BlockRV, LoopRV
-from ekiden.tir.schedule import Schedule as LoopSchedule
+from ekiden.tir.schedule.schedule import Schedule as LoopSchedule
+from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import BlockRealize, For, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator
 

@@ -1,10 +1,10 @@
 """Schedules: steps that transform a PrimFunc of blocks and keep its meaning, and their traces."""
 
-from ekiden.runtime.errors import ScheduleError
-from ekiden.tir.schedule.core import StmtSRef
-from ekiden.tir.schedule.schedule import Schedule
-from ekiden.tir.schedule.trace import BlockRV, ExprRV, Instruction, LoopRV, Trace
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BlockRV", "ExprRV", "Instruction", "LoopRV", "Schedule", "ScheduleError", "StmtSRef", "Trace",
-]  # fmt: skip
+from ekiden.runtime.late import names_in
+
+if TYPE_CHECKING:
+    from ekiden.tir.schedule.names import *  # noqa: F403
+else:
+    __getattr__, __dir__ = names_in("ekiden.tir.schedule.names")

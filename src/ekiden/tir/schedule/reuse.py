@@ -63,8 +63,11 @@ def _require_same_place(step: str, reader: BlockRealize, store: BufferStore, old
             f"{old.dtype} of {len(old.shape)}",
             reader,
         )
+    extents = list(zip(old.shape, new.shape, strict=True))
+    many = [not (is_const(a, 1) and is_const(b, 1)) for a, b in extents]  # of one, all are at 0
     for access in accesses(reader.block.body, old):
-        if not all(same_expr(a, b) for a, b in zip(access.indices, store.indices, strict=True)):
+        pairs = zip(access.indices, store.indices, many, strict=True)
+        if not all(same_expr(a, b) for a, b, is_many in pairs if is_many):
             refuse(
                 f"{step}: block {reader.block.name!r} reads {old.name!r} at another place than it "
                 f"writes {new.name!r}",

@@ -26,7 +26,7 @@ from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.target import Target
-from ekiden.tir.schedule import Schedule
+from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.nn.weights import WORD_OF
@@ -54,8 +54,8 @@ from ekiden.topi.rule.model import (
     panel_width,
     tile_rows,
 )
-from ekiden.topi.rule.scheduled import Kernel, if_proved, program_of, replaced
 from ekiden.topi.rule.stages import has_known_weights
+from ekiden.topi.rule.steps import Kernel, if_proved, program_of, replaced
 from ekiden.topi.rule.tiles import DYNAMIC_ROWS
 from ekiden.topi.rule.words import MADD, PAIR, dot_space, dots, matrix_dot, widen
 

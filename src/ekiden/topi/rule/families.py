@@ -2,52 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 
 from ekiden.ir.pass_context import DECISIONS, PassContext
 from ekiden.runtime.errors import CompileError
-from ekiden.topi.rule import (
-    attention,
-    batch_matmul,
-    blocks,
-    conv2d,
-    conv2d_transpose,
-    default,
-    dense_listed,
-    depthwise,
-    nibbles,
-    page_attention,
-    recurrent,
-    scatter,
-    thread,
-    thread_product,
-    thread_reduction,
-    upsample,
-    winograd,
-)
 from ekiden.topi.rule.decision import Decision, Fixed, Value
 from ekiden.topi.rule.family import Family
 
-ROWS: tuple[Family, ...] = (
-    attention.FAMILY,
-    page_attention.FAMILY,
-    recurrent.FAMILY,
-    scatter.FAMILY,
-    dense_listed.FAMILY,
-    conv2d.FAMILY,
-    upsample.FAMILY,
-    *conv2d_transpose.FAMILIES,
-    winograd.FAMILY,
-    depthwise.FAMILY,
-    *batch_matmul.FAMILIES,
-    nibbles.FAMILY,
-    blocks.FAMILY,
-    default.FAMILY,
-    thread_product.FAMILY,
-    thread_reduction.FAMILY,
-    thread.FAMILY,
-)
-FAMILIES: Mapping[str, Family] = {row.name: row for row in ROWS}
+_HOMES: Mapping[str, str] = {
+    "attention": "attention",
+    "paged_attention": "page_attention",
+    "recurrent": "recurrent",
+    "scatter": "scatter",
+    "dense_pack": "dense_listed",
+    "conv_nhwc_pack": "conv2d",
+    "conv2d_transpose": "upsample",
+    "conv_transpose_pack": "conv2d_transpose",
+    "depthwise_conv_transpose": "conv2d_transpose",
+    "winograd_conv2d": "winograd",
+    "depthwise_conv_nhwc": "depthwise",
+    "batch_matmul": "batch_matmul",
+    "matmul": "batch_matmul",
+    "dense": "batch_matmul",
+    "dense_nibbles_pack": "nibbles",
+    "dense_blocks_pack": "blocks",
+    "default": "default",
+    "thread_product": "thread_product",
+    "thread_reduction": "thread_reduction",
+    "threads": "thread",
+}
+"""Name of a family -> the file beside this one that has its row, as FAMILY or in FAMILIES."""
+
+
+class _Families(Mapping[str, Family]):
+    """The rows by name, each file loaded when a row of it is first asked for: where weights lie
+    is asked of few, and the loops of the others are half of what importing this folder takes."""
+
+    def __getitem__(self, name: str) -> Family:
+        """The row. Raises KeyError."""
+        if name not in _ROWS:
+            module = import_module(f"ekiden.topi.rule.{_HOMES[name]}")
+            rows = getattr(module, "FAMILIES", None) or (module.FAMILY,)
+            _ROWS.update({row.name: row for row in rows})
+        return _ROWS[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+
+_ROWS: dict[str, Family] = {}
+FAMILIES: Mapping[str, Family] = _Families()
 
 
 def given_decisions() -> Mapping[str, Fixed]:
@@ -91,7 +99,6 @@ def has_ending(names: Iterable[str], ending: str) -> bool:
 
 __all__ = [
     "FAMILIES",
-    "ROWS",
     "fixed_for",
     "given_decisions",
     "has_ending",

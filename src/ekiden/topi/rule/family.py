@@ -17,8 +17,8 @@ from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, check_fixed
-from ekiden.topi.rule.scheduled import Kernel, Scheduled, Steps, program_of, scheduled
 from ekiden.topi.rule.stages import has_known_weights
+from ekiden.topi.rule.steps import Kernel, Scheduled, Steps, program_of, scheduled
 from ekiden.topi.rule.thread_lanes import has_vectors
 
 NARROW = "narrow"

@@ -272,9 +272,12 @@ def _clamped(point: PrimExpr, extent: PrimExpr, analyzer: Analyzer) -> PrimExpr 
 
 
 def _sorted(points: Sequence[PrimExpr], analyzer: Analyzer) -> list[PrimExpr] | None:
-    """In increasing order without repetitions; None if two cannot be compared."""
-    ordered: list[PrimExpr] = []
-    for point in points:
+    """In increasing order without repetitions; None if two cannot be compared. Numbers need no
+    proofs, of which symbols need one for each that is before them.
+    """
+    numbers = sorted({p.value for p in points if isinstance(p, IntImm)})
+    ordered: list[PrimExpr] = [const(n) for n in numbers]
+    for point in (p for p in points if not isinstance(p, IntImm)):
         at = 0
         for at, other in enumerate([*ordered, None]):  # noqa: B007
             if other is None or analyzer.can_prove(point <= other):

@@ -199,7 +199,8 @@ class _Workspaces(ExprRewriter):
         is_own = isinstance(size, IntImm) and size.value <= MOST_LOCAL
         if is_own or buffer.scope != "global" or not self._inside.isdisjoint(free_vars(size)):
             return super().visit_allocate(stmt)
-        self.moved[buffer] = buffer.with_fields(shape=(self._count, *buffer.shape))
+        if buffer not in self.moved:  # several parts of a row may have it, one after the other
+            self.moved[buffer] = buffer.with_fields(shape=(self._count, *buffer.shape))
         return self.visit(stmt.body)
 
     def visit_for(self, stmt: For) -> Stmt:

@@ -116,10 +116,29 @@ def _mask(node: Node, index: int, batch: PrimExpr, rows: PrimExpr, total: PrimEx
     return _forbidden(node, op.not_equal(mask, one), {2: 2, 3: 1}[rank])
 
 
-def _scores(node: Node, mask: int, bias: int, dims: tuple[PrimExpr, PrimExpr, PrimExpr]) -> Scores:
-    """dims: batch, queries, keys."""
-    batch, rows, total = dims
-    found = Scores(causal="end" if node.get_int("unidirectional", 0) else "")
+def _later_hidden(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> Scores:
+    """Keys after a query hidden from it, of which `new` come after those of the past.
+
+    With as many new keys as queries, that is the triangle at the end. Otherwise ONNX Runtime lets a
+    query see the keys up to its own place among the new ones, and the last query all of them.
+    """
+    if equal(rows, new):
+        return Scores(causal="end")
+    past = total - new
+    spans = (past, past + rows - 1), (total - 1, total)
+    parts = [op.arange(begin, end, 1, dtype="int64") for begin, end in spans]
+    last_seen = op.expand_dims(op.concatenate(parts, axis=0), axis=1)
+    seen = op.less_equal(op.arange(0, total, 1, dtype="int64"), last_seen)
+    bias = op.where(seen, const(0.0, "float32"), const(_LOWEST, "float32"))
+    return Scores(op.expand_dims(bias, axis=0, num_newaxis=2))
+
+
+def _scores(
+    node: Node, mask: int, bias: int, dims: tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]
+) -> Scores:
+    """dims: batch, queries, keys that are not of the past, all keys."""
+    batch, rows, new, total = dims
+    found = _later_hidden(rows, new, total) if node.get_int("unidirectional", 0) else Scores()
     found = found.with_bias(_mask(node, mask, batch, rows, total))
     if node.optional(bias) is None:
         return found
@@ -154,7 +173,7 @@ def _self_attention(node: Node, projected: Expr, mask: int, past: int, bias: int
         for b, e in pairwise(cuts)
     )
     if node.optional(past) is None and not node.wants(1):
-        scores = _scores(node, mask, bias, (batch, length, length))
+        scores = _scores(node, mask, bias, (batch, length, length, length))
         return _attend(node, q, k, v, (HEADS_LAST,) * 3, scores)
     k, v = _moved(k), _moved(v)
     if node.optional(past) is not None:
@@ -163,7 +182,7 @@ def _self_attention(node: Node, projected: Expr, mask: int, past: int, bias: int
             for i, t in enumerate((k, v))
         )
     keys = node.typed(k).shape[2]
-    scores = _scores(node, mask, bias, (batch, length, keys))
+    scores = _scores(node, mask, bias, (batch, length, length, keys))
     found = _attend(node, q, k, v, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
     return [found, op.stack([k, v], axis=0) if node.wants(1) else None]
 
@@ -230,6 +249,7 @@ def _multi_head_attention(node: Node) -> Result:
     if node.wants(3):
         node.unsupported("output 3 (the scores) is not supported")
     (q, _), (k, k_layout), (v, v_layout) = parts
+    new = node.typed(k).shape[k_layout.index("s")]
     if node.optional(6) is not None or node.wants(1) or node.wants(2):
         k, v = (
             t if layout == HEADS_FIRST else _moved(t)
@@ -240,7 +260,7 @@ def _multi_head_attention(node: Node) -> Result:
             k, v = (op.concatenate([node.expr(i), t], axis=2) for i, t in ((6, k), (7, v)))
     batch, rows = node.typed(q).shape[:2]
     keys = node.typed(k).shape[k_layout.index("s")]
-    scores = _scores(node, 4, 5, (batch, rows, keys))
+    scores = _scores(node, 4, 5, (batch, rows, new, keys))
     found = _attend(node, q, k, v, (HEADS_LAST, k_layout, v_layout), scores)
     return [found, k, v]
 

@@ -14,7 +14,11 @@ from ekiden.frontend.onnx.converters.contrib import channels_first, contrib_row
 from ekiden.frontend.onnx.converters.elementwise import note_broadcast
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
 from ekiden.frontend.onnx.converters.norm import ROWS as NORMS
-from ekiden.frontend.onnx.converters.pool import average_pool, global_average_pool, max_pool
+from ekiden.frontend.onnx.converters.pool import (
+    average_of_whole_windows,
+    global_average_pool,
+    max_pool,
+)
 from ekiden.frontend.onnx.converters.quantize import (
     dequantize,
     integer_product,
@@ -278,7 +282,7 @@ ROWS = (
     contrib_row("QLinearSoftmax",       _softmax, "axis opset"),
     contrib_row("QLinearConcat",        _concat, "axis"),
     contrib_row("QLinearWhere",         _where),
-    contrib_row("QLinearAveragePool",   _pool(average_pool), _POOL),
+    contrib_row("QLinearAveragePool",   _pool(average_of_whole_windows), _POOL),
     contrib_row("QLinearGlobalAveragePool", _pool(global_average_pool), "channels_last"),
     contrib_row("QLinearConv",          _conv, _CONV),
     contrib_row("NhwcMaxPool",          channels_first(max_pool, 0),

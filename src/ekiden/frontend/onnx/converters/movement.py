@@ -115,12 +115,17 @@ def _slice_by_axes(node: Node) -> Expr:
 def _slice_by_data(node: Node) -> Expr:
     if is_data(node, 3):
         return _slice_by_axes(node)
-    count = known(node.shape(1)[0])
+    first, last = _vector(node, 1), _vector(node, 2)
+    count = known(node.typed(first).shape[0])
     axes = node.axes(3) if node.optional(3) is not None else tuple(range(count or 0))
     at = [node.axis(a, node.rank(0)) for a in axes]
-    steps = node.expr(4) if node.optional(4) is not None else const(np.ones(len(at), np.int64))
-    first, last = node.expr(1), node.expr(2)
+    steps = _vector(node, 4) if node.optional(4) is not None else const(np.ones(len(at), np.int64))
     return op.strided_slice(node.expr(0), first, last, steps, axes=at)
+
+
+def _vector(node: Node, index: int) -> Expr:
+    """An input of rank 1; PyTorch's exporter writes a scalar for one of one element."""
+    return node.expr(index) if node.rank(index) else op.reshape(node.expr(index), (1,))
 
 
 def _sliced(

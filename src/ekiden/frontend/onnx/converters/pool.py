@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product as every
 
 import numpy as np
@@ -11,9 +12,10 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.onnx.converters.window import Window, padded, read_window
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import is_float
+from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_ints, product
+from ekiden.topi.shape import Dim, as_ints, known, product, tidy, window_extent_ceil
 
 _MAX: Mapping[int, Callable[..., Expr]] = {
     1: op.nn.max_pool1d,
@@ -142,6 +144,34 @@ def average_pool(node: Node) -> Expr:
     kind = node.dtype(0)
     ones = op.full(const(1, kind), (1, 1, *node.shape(0)[2:]), dtype=kind)
     return op.divide(found, _averages(padded(node, ones, window, 0.0), window, none))
+
+
+def average_of_whole_windows(node: Node) -> Expr:
+    """QLinearAveragePool, which differs from AveragePool where windows are rounded up and borders
+    counted: a window that reaches beyond the padding is divided by its whole size too.
+    """
+    if not (node.get_int("ceil_mode", 0) and node.get_int("count_include_pad", 0)):
+        return average_pool(node)
+    window, extents = _window(node), node.shape(0)[2:]
+    before, after = _known(node, window.before), _known(node, window.after)
+    sizes = list(zip(window.kernel, window.strides, before, after, window.dilations, strict=True))
+    counts = [window_extent_ceil(e, *size) for e, size in zip(extents, sizes, strict=True)]
+    missing = [
+        tidy(maximum((n - 1) * s + (k - 1) * d + 1 - e - b, a))
+        for n, e, (k, s, b, a, d) in zip(counts, extents, sizes, strict=True)
+    ]
+    whole = replace(window, after=tuple(missing))
+    found = _averages(padded(node, node.expr(0), whole, 0.0), whole, (0,) * 2 * len(counts))
+    axes = list(range(2, 2 + len(counts)))
+    return op.strided_slice(found, begin=[0] * len(counts), end=counts, axes=axes)
+
+
+def _known(node: Node, padding: Sequence[Dim]) -> list[int]:
+    """Padding that is the same for all sizes."""
+    found = [known(p) for p in padding]
+    if None in found:
+        node.unsupported("'auto_pad' of symbolic sizes with 'ceil_mode' and 'count_include_pad'")
+    return [n for n in found if n is not None]
 
 
 def _averages(

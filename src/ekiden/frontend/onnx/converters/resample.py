@@ -11,9 +11,9 @@ import numpy as np
 from ekiden.frontend.onnx.node import Node
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
-from ekiden.relay.analysis import free_vars
 from ekiden.relay.expr import Constant, Expr, const
 from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.visitor import free_vars
 
 
 def _number(value: float) -> Constant:

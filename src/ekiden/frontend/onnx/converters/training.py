@@ -11,7 +11,7 @@ import numpy as np
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Function, Tuple, Var, const
-from ekiden.relay.transform.gradient import gradient as differentiate
+from ekiden.relay.transform.first_order_gradient import gradient as differentiate
 from ekiden.relay.visitor import bind, free_vars
 
 

@@ -14,17 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden import te
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.runtime.errors import ScheduleError
+from ekiden.runtime.late import Late
 from ekiden.target import Target
-from ekiden.tir.schedule import Schedule
-from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Decision
+
+if TYPE_CHECKING:
+    from ekiden.tir.schedule import schedule
+    from ekiden.tir.schedule.schedule import Schedule
+    from ekiden.tir.schedule.trace import Trace
+else:
+    schedule = Late("ekiden.tir.schedule.schedule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ class Kernel:
     decision: Decision
 
 
-Steps: TypeAlias = Callable[[Schedule, Kernel], None]
+Steps: TypeAlias = "Callable[[Schedule, Kernel], None]"
 """(a schedule of the program before, what it is for): the steps."""
 
 
@@ -90,7 +96,7 @@ def if_proved(step: Callable[..., None], *arguments: object) -> bool:
 def scheduled(start: PrimFunc, steps: Steps, kernel: Kernel) -> Scheduled:
     """The kernel that some steps make of a program. Raises ScheduleError for a step that cannot
     be."""
-    sch = Schedule(start)
+    sch = schedule.Schedule(start)
     steps(sch, kernel)
     return Scheduled(sch.func, start, sch.trace)
 

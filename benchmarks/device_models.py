@@ -1,0 +1,186 @@
+"""Models of a manifest on a device, beside ONNX Runtime: which agree, how long they take.
+
+    python benchmarks/device_models.py run models.json --device opencl [--only ID ...] [--cases all]
+    python benchmarks/device_models.py table device_models.jsonl
+
+`run` takes each model to the device in a process of its own, with limits of time and memory, and
+appends a line of JSON for it to a file; what has a line is not run again, so that it can be
+interrupted. Models come through the `fetch_models.py` beside the manifest. A result agrees where
+no element is further from ONNX Runtime's than the model's tolerance (relative, absolute, of the
+largest one). `table` writes what the lines say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+import ekiden
+
+Line = dict[str, Any]
+Array = np.ndarray[Any, Any]
+
+TOLERANCE = (1e-3, 1e-4, 0.0)
+"""Where an entry has none of its own."""
+
+
+def entries(options: argparse.Namespace) -> Iterator[Line]:
+    """Those of the manifest that were asked for."""
+    wanted = set(options.only or ())
+    for entry in _fetching(options).load(options.manifest):
+        if not wanted or entry["id"] in wanted or wanted & set(entry["tags"]):
+            yield entry
+
+
+def _fetching(options: argparse.Namespace) -> Any:  # noqa: ANN401
+    sys.path.insert(0, str(options.manifest.resolve().parent))
+    return importlib.import_module("fetch_models")
+
+
+def run(options: argparse.Namespace) -> None:
+    """A line for each model that has none."""
+    have = {line["id"] for line in _lines(options.out)}
+    for entry in entries(options):
+        if entry["id"] in have:
+            continue
+        line = {"id": entry["id"], **_apart(entry["id"], options)}
+        with open(options.out, "a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(line["id"], line["state"], line.get("why", line.get("error", "")), flush=True)
+
+
+def _lines(path: Path) -> list[Line]:
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def _apart(name: str, options: argparse.Namespace) -> Line:
+    """What a process of its own says of a model."""
+    asked = ["one", str(options.manifest), "--only", name, "--device", options.device,
+             "--cases", options.cases, "--rounds", str(options.rounds)]  # fmt: skip
+    most = options.gigabytes << 30
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, *asked],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=options.seconds,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
+        )
+    except subprocess.TimeoutExpired:
+        return {"state": "out of time", "why": f"{options.seconds} s"}
+    if done.returncode != 0:
+        said = done.stderr.strip().rpartition("\n")[2]
+        return {"state": "fails", "why": f"{done.returncode}: {said[:500]}"}
+    line: Line = json.loads(done.stdout.splitlines()[-1])
+    return line
+
+
+def one(options: argparse.Namespace) -> None:
+    """In that process: print the line of the model."""
+    (entry,) = entries(options)
+    fetching = _fetching(options)
+    found = fetching.fetch([entry], options.cache)[entry["id"]]
+    path = str(fetching.prepare(entry, found, options.cache))
+    cases = entry["cases"][: None if options.cases == "all" else 1]
+    start = time.perf_counter()
+    exe = ekiden.compile(path, options.device)
+    line: Line = {"compile_s": round(time.perf_counter() - start, 2)}
+    peer = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    tolerance = entry.get("tolerance") or TOLERANCE
+    worst = 0.0
+    for case in cases:
+        feed = fetching.make_inputs(entry, case, 0)
+        times = _times(exe, feed, options.rounds)
+        line.setdefault("first_s", round(times[0], 2))
+        line.setdefault("ms", round(statistics.median(times[1:]) * 1e3, 3))
+        worst = max(worst, error(peer.run(None, feed), results(exe, feed), tolerance))
+    line |= {"error": round(worst, 4), "state": "agrees" if worst <= 1 else "differs"}
+    line["cases"] = len(cases)
+    print(json.dumps(line))
+
+
+def _times(exe: ekiden.Executable, feed: Mapping[str, Array], rounds: int) -> list[float]:
+    """Seconds of calls, results fetched: the first has the device's compiler in it."""
+    spent = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        results(exe, feed)
+        spent.append(time.perf_counter() - start)
+    return spent
+
+
+def results(exe: ekiden.Executable, feed: Mapping[str, Array]) -> list[Array]:
+    """The outputs, on the host."""
+    found = exe(**feed)
+    return [v.numpy() for v in (found if isinstance(found, tuple) else (found,))]
+
+
+def error(wanted: Sequence[Array], found: Sequence[Array], tolerance: Sequence[float]) -> float:
+    """The largest difference, in tolerances; infinite where results are of another kind."""
+    if [w.shape for w in wanted] != [f.shape for f in found]:
+        return float("inf")
+    return max((_error(w, f, *tolerance) for w, f in zip(wanted, found, strict=True)), default=0.0)
+
+
+def _error(wanted: Array, found: Array, rtol: float, atol: float, of_largest: float) -> float:
+    if wanted.dtype.kind not in "fc":
+        return 0.0 if np.array_equal(wanted, found) else float("inf")
+    finite = np.isfinite(wanted)
+    if not np.array_equal(wanted[~finite], found[~finite], equal_nan=True):
+        return float("inf")
+    size = np.abs(wanted[finite])
+    allowed = atol + rtol * size + of_largest * size.max(initial=0.0)
+    return float(np.max(np.abs(wanted[finite] - found[finite]) / allowed, initial=0.0))
+
+
+def table(options: argparse.Namespace) -> None:
+    """What lines say, as Markdown."""
+    lines = _lines(options.file)
+    agree = sum(line["state"] == "agrees" for line in lines)
+    print(f"{agree} of {len(lines)} agree\n")
+    print("| model | result | error, in tolerances | compile, s | first run, s | run, ms |")
+    print("|---|---|--:|--:|--:|--:|")
+    for line in lines:
+        figures = (line.get(k, "") for k in ("error", "compile_s", "first_s", "ms"))
+        why = f": {line['why']}" if "why" in line else ""
+        print(f"| {line['id']} | {line['state']}{why} | {' | '.join(map(str, figures))} |")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, does in (("run", run), ("one", one)):
+        command = commands.add_parser(name)
+        command.set_defaults(does=does)
+        command.add_argument("manifest", type=Path)
+        command.add_argument("--device", default="opencl", help="a target, as of ekiden.compile")
+        command.add_argument("--only", nargs="+", metavar="ID")
+        command.add_argument("--cases", choices=["first", "all"], default="first")
+        command.add_argument("--rounds", type=int, default=3)
+        command.add_argument("--cache", default=str(Path.home() / ".cache" / "ekiden-bench"))
+        command.add_argument("--seconds", type=int, default=900)
+        command.add_argument("--gigabytes", type=int, default=24)
+        command.add_argument("--out", type=Path, default=Path("device_models.jsonl"))
+    writing = commands.add_parser("table")
+    writing.set_defaults(does=table)
+    writing.add_argument("file", type=Path)
+    options = parser.parse_args()
+    options.does(options)
+
+
+if __name__ == "__main__":
+    main()

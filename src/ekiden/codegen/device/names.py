@@ -1,0 +1,19 @@
+"""The names of `ekiden.codegen.device`, loaded when the first is used."""
+
+from ekiden.codegen.device.dialect import DIALECTS, Dialect
+from ekiden.codegen.device.formats import FORMATS
+from ekiden.codegen.device.kernels import DeviceKernel, pack_kernels, unpack_kernels
+from ekiden.codegen.device.printer import print_kernel
+from ekiden.codegen.device.split import Split, split_program
+
+__all__ = [
+    "DIALECTS",
+    "FORMATS",
+    "DeviceKernel",
+    "Dialect",
+    "Split",
+    "pack_kernels",
+    "print_kernel",
+    "split_program",
+    "unpack_kernels",
+]

@@ -1,0 +1,53 @@
+"""What was predicted of a model's memory, beside what the linker and a run on the board say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numpy.typing import ArrayLike
+
+from ekiden.driver.micro import MicroProgram
+from ekiden.micro.footprint import Footprint, footprint
+from ekiden.micro.project import GeneratedProject, Sizes
+from ekiden.micro.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Bytes of a model, from three who know."""
+
+    predicted: Footprint
+    linked: Sizes
+    stack: int
+    """What a run took of the board's."""
+
+    def lines(self) -> list[str]:
+        """As text, a row for each kind of memory."""
+        predicted, linked = self.predicted, self.linked
+        rows = (
+            ("code", predicted.code, linked.model_code),
+            ("constants", predicted.constants, linked.model_constants),
+            ("memory", predicted.workspace, linked.model_workspace),
+            ("stack", predicted.stack, self.stack),
+            ("RAM", predicted.ram, linked.model_workspace + self.stack),
+        )
+        return [f"{'bytes':10}{'predicted':>10}{'board':>10}"] + [
+            f"{name:10}{before:10}{after:10}" for name, before, after in rows
+        ]
+
+
+def memory_report(
+    program: MicroProgram, project: GeneratedProject, *inputs: ArrayLike
+) -> MemoryReport:
+    """The memory of a program whose project is built, with a run on its board for these inputs.
+    Raises ExportError for what cannot be compiled or is not built, AttributeError where the
+    project's machine does not know its stack, as the host.
+    """
+    with Session(project.open_transport()) as session:
+        executor = session.create_aot_executor()
+        for number, value in enumerate(inputs):
+            executor.set_input(number, value)
+        return MemoryReport(footprint(program), project.sizes(), executor.measure_stack())
+
+
+__all__ = ["MemoryReport", "memory_report"]

@@ -1,0 +1,79 @@
+"""The names of `ekiden.relay.analysis`, loaded when the first is used."""
+
+from importlib import import_module
+
+from ekiden.relay.analysis.call_graph import CallGraph
+from ekiden.relay.analysis.conditions import kernel_conditions, shape_conditions
+from ekiden.relay.analysis.count import (
+    check_constant,
+    count_layers,
+    extract_fused_functions,
+    get_total_mac_number,
+    list_op_freqs,
+    post_order_visit,
+)
+from ekiden.relay.analysis.fake_quantized import list_fake_quantized_op_freqs
+from ekiden.relay.analysis.feature import Feature, detect_feature
+from ekiden.relay.analysis.kind import check_kind
+from ekiden.relay.analysis.liveness import dead_bindings, last_uses
+from ekiden.relay.analysis.matches import pattern_text, unmatched_cases
+from ekiden.relay.analysis.search import extract_intermdeiate_expr, search_fc_transpose
+from ekiden.relay.analysis.variables import (
+    all_dtypes,
+    all_type_vars,
+    bound_type_vars,
+    free_type_vars,
+)
+from ekiden.relay.analysis.well_formedness import (
+    check_basic_block_normal_form,
+    find_errors,
+    verify,
+    well_formed,
+)
+from ekiden.relay.visitor import all_vars, bound_vars, free_vars
+
+_ABOVE = {
+    "AnnotatedRegionSet": "ekiden.relay.transform.compiler_regions",
+    "get_calibration_data": "ekiden.driver.calibration",
+}
+"""TVM's names of what stands above this folder."""
+
+
+def __getattr__(name: str) -> object:
+    if name in _ABOVE:
+        return getattr(import_module(_ABOVE[name]), name)
+    raise AttributeError(f"module 'ekiden.relay.analysis' has no attribute {name!r}")
+
+
+__all__ = [
+    "CallGraph",
+    "Feature",
+    "all_dtypes",
+    "all_type_vars",
+    "all_vars",
+    "bound_type_vars",
+    "bound_vars",
+    "check_basic_block_normal_form",
+    "check_constant",
+    "check_kind",
+    "count_layers",
+    "dead_bindings",
+    "detect_feature",
+    "extract_fused_functions",
+    "extract_intermdeiate_expr",
+    "find_errors",
+    "free_type_vars",
+    "free_vars",
+    "get_total_mac_number",
+    "kernel_conditions",
+    "last_uses",
+    "list_fake_quantized_op_freqs",
+    "list_op_freqs",
+    "pattern_text",
+    "post_order_visit",
+    "search_fc_transpose",
+    "shape_conditions",
+    "unmatched_cases",
+    "verify",
+    "well_formed",
+]
