@@ -267,6 +267,9 @@ def test_the_command_prints_tokens_as_they_come(
     assert [int(each) for each in found.out.split()] == expected
     assert found.err.startswith("prompt: 17 tokens, ")
     assert "answer: 6 tokens" in found.err
+    with pytest.raises(SystemExit):
+        cli.main([*given, "--threads", "0"])
+    assert "--threads: expected a whole number above 0, got '0'" in capsys.readouterr().err
     assert cli.main([*given[:2], "text"]) == 1
     assert "no tokenizer" in capsys.readouterr().err
     assert cli.main(["generate", str(tmp_path / "none"), "text"]) == 1

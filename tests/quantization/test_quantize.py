@@ -112,6 +112,13 @@ def test_the_plan_says_why() -> None:
     assert found.plan["wide"].snr is not None and "1 of 4 layers quantised" in str(found)
     odd = ekiden.quantize(FLOATS, kind="weight", group=128)
     assert odd.plan["last"].why == "128 does not divide 32"
+    broken = network()
+    weight = next(each for each in broken.graph.initializer if each.name == "w3")
+    values = numpy_helper.to_array(weight).copy()
+    values.flat[0] = np.nan
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    row = ekiden.quantize(broken, DATA).plan["last"]
+    assert (row.kind, row.why) == ("float", "its weight has values that are not finite")
     assert "<table" in found._repr_html_()
 
 
@@ -195,7 +202,7 @@ def test_bias_correction_takes_the_mean_back() -> None:
         (DATA[0], {}, "'x' has 4 dimensions, the data 3"),
         (DATA[:0], {}, "'x' has no elements"),
         ([], {}, "there are no data"),
-        (DATA * np.float32(np.inf), {}, "values that are not finite"),
+        (DATA * np.float32(np.inf), {}, "calibrate: 'x' has values that are not finite"),
     ],
 )
 def test_what_is_wrong_is_said(data: object, recipe: dict[str, Any], message: str) -> None:

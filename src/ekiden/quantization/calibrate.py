@@ -146,8 +146,8 @@ def _values(
     feeds: Feeds,
 ) -> Iterator[dict[str, Array]]:
     for feed in feeds:
-        found = dict(zip(made, run(feed), strict=True)) if run is not None else {}
-        yield found | {name: feed[name] for name in tensors if name in feed}
+        given = {name: feed[name] for name in tensors if name in feed}
+        yield given | (dict(zip(made, run(feed), strict=True)) if run is not None else {})
 
 
 def _look(

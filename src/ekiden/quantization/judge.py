@@ -48,6 +48,8 @@ def first_plan(layers: Sequence[Layer], recipe: Recipe) -> QuantPlan:
         size = layer.weight.shape[layer.sum_axis]
         if layer.name in recipe.skip or layer.result in recipe.skip:
             row = row.left_alone("asked for")
+        elif not np.isfinite(layer.weight).all():
+            row = row.left_alone("its weight has values that are not finite")
         elif operator not in kind.operators:
             row = row.left_alone(f"no {operator} of the kind '{recipe.kind}'")
         elif recipe.group and operator == "Conv":
