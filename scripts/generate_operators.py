@@ -15,7 +15,6 @@ from pathlib import Path
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OPS, OpDef
 from ekiden.relay.op._document import fields, signature
-from ekiden.runtime.late import load_postponed
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/operators.md"
 HEAD = """# Operators
@@ -121,7 +120,6 @@ def page() -> str:
 
 def main() -> int:
     """Write or check the page."""
-    load_postponed()
     text = page()
     if "--check" not in sys.argv:
         PAGE.write_text(text)

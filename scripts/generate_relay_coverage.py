@@ -15,7 +15,6 @@ from pathlib import Path
 
 from ekiden.ir.op import OPS
 from ekiden.relay import transform
-from ekiden.runtime.late import load_postponed
 
 importlib.import_module("ekiden.relay")
 
@@ -180,7 +179,6 @@ def page() -> str:
 
 def main() -> None:
     """Write the page, or compare it."""
-    load_postponed()
     made = page()
     if "--check" not in sys.argv:
         PAGE.write_text(made)

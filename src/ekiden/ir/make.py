@@ -11,7 +11,7 @@ def make_node(type_key: str, **kwargs: object) -> Node | dict[str, object]:
     """
     if type_key == "DictAttrs":
         return kwargs
-    found = NODE_TYPES.find(type_key)
+    found = NODE_TYPES.get(type_key)
     if found is None:
         last = type_key.rpartition(".")[2]
         near = sorted(k for k in NODE_TYPES if k.rpartition(".")[2] == last)

@@ -122,7 +122,7 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
         if not hasattr(cls, "astext") and "__repr__" not in vars(cls):
             made.__repr__ = _repr  # type: ignore[method-assign]
         made.type_key = type_key
-        if type_key in NODE_TYPES:
+        if NODE_TYPES.has(type_key):
             raise ValueError(f"node type {type_key!r}: already made by {NODE_TYPES[type_key]!r}")
         NODE_TYPES[type_key] = made
         define_node_class(made, _keys(made), [_reflected(f) for f in dataclasses.fields(made)])  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def _keys(cls: type) -> list[str]:
 
 def _key_of(cls: type) -> str:
     own = getattr(cls, "type_key", "")
-    is_own = NODE_TYPES.get(own) is cls
+    is_own = NODE_TYPES.has(own) and NODE_TYPES[own] is cls
     return own if is_own else f"{cls.__module__.split('.')[1]}.{cls.__name__}"
 
 

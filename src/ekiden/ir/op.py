@@ -23,7 +23,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import Type, with_dims
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, TypeInferenceError
-from ekiden.runtime.late import Table, load_postponed
+from ekiden.runtime.late import Table
 
 _V = TypeVar("_V")
 
@@ -131,7 +131,6 @@ class Op(RelayExpr):
     @staticmethod
     def list_op_names() -> list[str]:
         """The names of all operators."""
-        load_postponed()
         return sorted(OP_NODES)
 
     @property
@@ -323,7 +322,7 @@ def same_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 def register_op(definition: OpDef) -> OpDef:
     """Add a row to the operator table. Raises ValueError when the name is taken."""
-    if definition.name in OPS:
+    if OPS.has(definition.name):
         raise ValueError(f"operator {definition.name!r} is declared twice")
     note_extension(definition.relation)
     register_name(definition.name)
@@ -404,14 +403,14 @@ def register_name(name: str) -> Op:
     """Let an operator that is declared elsewhere be got by its name, and have attributes. Raises
     ValueError when the name is taken.
     """
-    if name in OP_NODES:
+    if OP_NODES.has(name):
         raise ValueError(f"operator {name!r} is declared twice")
     return OP_NODES.setdefault(name, Op(name))
 
 
 def get(name: str) -> Op:
     """The operator of that name. Raises KeyError with the nearest names."""
-    found = OP_NODES.find(name)
+    found = OP_NODES.get(name)
     if found is None:
         raise KeyError(f"no operator {name!r}{nearest(name)}")
     return found

@@ -23,7 +23,7 @@ def read_attrs(source: Source, callee: Expr, given: Given, at: int) -> Attrs | N
     kind = OPS[callee.name].attrs if isinstance(callee, Op) else None
     if "attrs_type_key" in values:
         key, place = values.pop("attrs_type_key")
-        found = NODE_TYPES.find(str(key))
+        found = NODE_TYPES.get(str(key))
         if found is None or not issubclass(found, Attrs):
             source.fail(place, f"no attribute class {key!r}")
         kind = found

@@ -254,7 +254,7 @@ def _mapping(row: Row) -> Steps:
 def _class_of(kind: str) -> type[Node] | None:
     """Our class for a type key of TVM's."""
     kind = _RENAMED.get(kind, kind)
-    found = NODE_TYPES.find(kind)
+    found = NODE_TYPES.get(kind)
     if found is not None:
         return found
     language, _, last = kind.rpartition(".")

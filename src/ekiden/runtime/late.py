@@ -10,7 +10,7 @@ not need.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TypeVar
@@ -31,7 +31,7 @@ def load_postponed() -> None:
 
 class Table(dict[str, _V]):
     """A table that modules fill when they are imported: before it says that there is no such row,
-    what was put off is imported. `in` and `get` say what it has now.
+    or all its rows, what was put off is imported. `has` and `rows` say what it has now.
     """
 
     __slots__ = ()
@@ -39,15 +39,50 @@ class Table(dict[str, _V]):
     def __missing__(self, key: str) -> _V:
         """The row. Raises KeyError."""
         load_postponed()
-        if key in self:
+        if self.has(key):
             return self[key]
         raise KeyError(key)
 
-    def find(self, key: str) -> _V | None:
-        """The row, or None."""
-        if key not in self:
-            load_postponed()
-        return self.get(key)
+    def has(self, key: str) -> bool:
+        """Whether the row is there now: for who adds it, as while modules are imported."""
+        return super().__contains__(key)
+
+    def rows(self) -> ItemsView[str, _V]:
+        """What is there now: a program has nothing whose row is not."""
+        return super().items()
+
+    def __contains__(self, key: object) -> bool:
+        if super().__contains__(key):
+            return True
+        load_postponed()
+        return super().__contains__(key)
+
+    def get(self, key: str, default: _V | None = None) -> _V | None:  # type: ignore[override]
+        """The row, or the default."""
+        return self[key] if key in self else default
+
+    def __iter__(self) -> Iterator[str]:
+        load_postponed()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        load_postponed()
+        return super().__len__()
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        """The names of all rows."""
+        load_postponed()
+        return super().keys()
+
+    def values(self) -> ValuesView[_V]:  # type: ignore[override]
+        """All rows."""
+        load_postponed()
+        return super().values()
+
+    def items(self) -> ItemsView[str, _V]:  # type: ignore[override]
+        """All rows with their names."""
+        load_postponed()
+        return super().items()
 
 
 class Late:

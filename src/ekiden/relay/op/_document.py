@@ -15,7 +15,7 @@ def attach(prefix: str, names: Mapping[str, object]) -> None:
     """Give each operator `prefix` + name its description, the docstring of the function of that
     name, and the function's docstring what the declaration says.
     """
-    for name, definition in OPS.items():
+    for name, definition in OPS.rows():
         function = names.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
         if isinstance(function, FunctionType) and function.__doc__ and not definition.description:
             text = inspect.cleandoc(function.__doc__)

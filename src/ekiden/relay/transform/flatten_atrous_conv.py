@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import OPS
 from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.op.nn.space import BatchToSpaceNDAttrs, SpaceToBatchNDAttrs
 from ekiden.relay.transform.calls import call_pass
-from ekiden.relay.transform.fold_scale_axis import op_of
+from ekiden.relay.transform.fold_scale_axis import op_of, row_of
 
 CONV = "nn.conv2d"
 SPATIAL = ("NHWC",)
@@ -37,7 +36,7 @@ def _numbers(pairs: Sequence[Sequence[object]]) -> list[tuple[int, int]] | None:
 
 def _is_convolution(call: Call) -> bool:
     """Whether a call is one of the convolution, or of that on integers."""
-    row = OPS.get(op_of(call))
+    row = row_of(call)
     return row is not None and CONV in (row.name, row.quantizes)
 
 

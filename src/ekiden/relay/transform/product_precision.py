@@ -113,7 +113,7 @@ def ProductPrecision(target: Target) -> Pass:  # noqa: N802
         asked = str(context.option(PRECISION))
         if asked not in ("", BRIEF):
             raise PassError(f"ProductPrecision: expected {BRIEF!r} or '', got {asked!r}")
-        products = [name for name, row in OPS.items() if row.precision is Precision.ALWAYS]
+        products = [name for name, row in OPS.rows() if row.precision is Precision.ALWAYS]
         table = dict.fromkeys(products, _rewrite(target, asked))
         return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
 

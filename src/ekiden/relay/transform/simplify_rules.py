@@ -147,7 +147,7 @@ def _folded(call: Call) -> RelayExpr:
 
 def _made_of_one_number() -> DFPattern:
     """Calls whose result is one number in every element, as far as it may be known."""
-    known = [name for name, row in OPS.items() if row.fills is not None and row.lower]
+    known = [name for name, row in OPS.rows() if row.fills is not None and row.lower]
     by_name = [is_op(name)(*(wildcard() for _ in OPS[name].arguments)) for name in known]
     by_value = is_op("full")(wildcard()) | is_op("full_like")(wildcard(), wildcard())
     return functools.reduce(operator.or_, by_name, by_value)
