@@ -59,7 +59,9 @@ class Table(dict[str, _V]):
 
     def get(self, key: str, default: _V | None = None) -> _V | None:  # type: ignore[override]
         """The row, or the default."""
-        return self[key] if key in self else default
+        if not self.has(key):
+            load_postponed()
+        return super().get(key, default)
 
     def __iter__(self) -> Iterator[str]:
         load_postponed()
