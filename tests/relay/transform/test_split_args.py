@@ -11,7 +11,7 @@ from ekiden.backend.vm.pipeline import MOST_JOINED, optimize
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
 from ekiden.relay.expr import Call, Tuple
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.testing import count_ops
@@ -42,6 +42,35 @@ def test_the_machine_joins_any_number_by_kernels_of_few() -> None:
     sizes = {len(c.args[1].fields) for c in kernels if isinstance(c.args[1], Tuple)}
     assert len(kernels) == 32  # each writes its part of the result in place
     assert max(sizes) <= MOST_JOINED
+
+
+@pytest.mark.parametrize(("most", "splits"), [(0, 1), (2, 7), (3, 4), (7, 3), (8, 1)])
+@pytest.mark.parametrize("cuts", [8, (1, 3, 4, 9, 9, 14, 15)])
+def test_no_split_has_more_parts(most: int, splits: int, cuts: int | tuple[int, ...]) -> None:
+    x = relay.var("x", shape=(2, 16))
+    parts = relay.split(x, cuts, axis=1)
+    body = relay.Tuple([relay.TupleGetItem(parts, n) for n in range(8)])
+    module = IRModule.from_expr(relay.Function([x], body))
+    module = relay.transform.SplitArgs(most)(relay.transform.InferType()(module))
+    assert count_ops(module["main"])["split"] <= splits
+    data = np.arange(32, dtype="float32").reshape(2, 16)
+    found = Interpreter(module).evaluate("main", data)
+    wanted = np.split(data, cuts, axis=1)
+    assert isinstance(found, tuple)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), theirs)
+
+
+def test_the_machine_parts_into_any_number_by_kernels_of_few() -> None:
+    n = SizeVar("n", "int64")
+    x = relay.var("x", shape=(n, 2000))
+    parts = relay.split(x, 1000, axis=1)
+    body = relay.Tuple([relay.TupleGetItem(parts, k) for k in range(1000)])
+    made = optimize(IRModule.from_expr(relay.Function([x], body)), Target.host())
+    calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
+    kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
+    sizes = {len(c.args[2].fields) for c in kernels if isinstance(c.args[2], Tuple)}
+    assert len(kernels) <= 17 and max(sizes) <= MOST_JOINED
 
 
 def test_numbers_to_cut_at_are_ordered_without_proofs() -> None:
