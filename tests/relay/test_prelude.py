@@ -13,9 +13,9 @@ from ekiden import relay
 from ekiden.driver.executors import create_executor
 from ekiden.relay import Expr, Prelude, parse_expr
 from ekiden.relay.analysis import verify
-from ekiden.relay.interpreter import ConstructorValue
 from ekiden.relay.prelude import NEEDS, StaticTensorArrayOps, read_std
 from ekiden.relay.testing import count, make_nat_expr, make_nat_value
+from ekiden.relay.values import ConstructorValue
 from ekiden.runtime.errors import RunError
 from long_runs import alike
 

@@ -13,7 +13,8 @@ import ekiden
 from ekiden import relay
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.relay import op
-from ekiden.relay.interpreter import ConstructorValue, Interpreter
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.values import ConstructorValue
 
 Array = np.ndarray[Any, Any]
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -22,9 +22,10 @@ from ekiden.ir.op import Op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.expr import Constant, Constructor, Expr, Function, Var, const
-from ekiden.relay.interpreter import Closure, ConstructorValue, Interpreter, RefValue
+from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
+from ekiden.relay.values import Closure, ConstructorValue, RefValue
 from ekiden.relay.visitor import bind, closed, free_vars
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target.virtual_device import Targets, compilation_config

@@ -50,10 +50,11 @@ from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Function
-from ekiden.relay.interpreter import ConstructorValue, Interpreter
+from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op.lowered import call_lowered
 from ekiden.relay.op.nn import backward
 from ekiden.relay.transform import InferType
+from ekiden.relay.values import ConstructorValue
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import BoundsError, CompileError, IndexRangeError, InputError, RunError
 from ekiden.tir.stmt import PrimFunc

@@ -1,5 +1,6 @@
 """The values that evaluation gives, at TVM's place."""
 
-from ekiden.relay.interpreter import Closure, ConstructorValue, Interpreter, RefValue
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.values import Closure, ConstructorValue, RefValue
 
 __all__ = ["Closure", "ConstructorValue", "Interpreter", "RefValue"]

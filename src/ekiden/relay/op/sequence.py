@@ -20,8 +20,8 @@ from ekiden.ir.prim import AnyDim, PrimExpr, is_const
 from ekiden.ir.text import type_text
 from ekiden.ir.type import GlobalTypeVar, TensorType, Type, TypeCall, TypeVar
 from ekiden.relay.expr import Call, Constructor, Expr, TypeData
-from ekiden.relay.interpreter import ConstructorValue
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail
+from ekiden.relay.values import ConstructorValue
 from ekiden.runtime.errors import RunError
 from ekiden.topi.shape import normalize_axis
 

@@ -51,7 +51,7 @@ def declare(
     operator. No pass but `qnn.transform.CanonicalizeOps` knows the operators, and none is left
     behind it.
     """
-    real = OPS.get(quantizes)
+    real = OPS[quantizes] if quantizes else None
     register_op(
         OpDef(
             name=name,

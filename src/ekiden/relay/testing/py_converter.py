@@ -40,9 +40,10 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.interpreter import ConstructorValue, RefValue, evaluate_call
+from ekiden.relay.interpreter import evaluate_call
 from ekiden.relay.transform.scopes import Scope, find_scopes
 from ekiden.relay.transform.simplify_inference import SimplifyInference
+from ekiden.relay.values import ConstructorValue, RefValue
 from ekiden.runtime import ADT
 from ekiden.runtime.errors import RunError
 

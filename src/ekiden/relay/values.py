@@ -1,0 +1,94 @@
+"""What expressions are worth while the interpreter runs: arrays, tuples of values, values of
+algebraic data types, mutable cells, and functions with the frames that they were made in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Union
+
+from ekiden.ir.op import Array, Op
+from ekiden.ir.prim import Var as PrimVar
+from ekiden.relay.expr import Constructor, Expr, Function
+
+Symbols = dict[PrimVar, int]
+
+
+@dataclass(slots=True, eq=False, init=False)
+class ConstructorValue:
+    """A value of an algebraic data type; `ConstructorValue(tag, fields, constructor)` is TVM's
+    order. Raises ValueError for another tag than the constructor's.
+    """
+
+    constructor: Constructor
+    fields: tuple[Value, ...]
+
+    def __init__(
+        self,
+        constructor: Constructor | int,
+        fields: Sequence[Value] = (),
+        of: Constructor | None = None,
+    ) -> None:
+        if isinstance(constructor, int):
+            assert of is not None, "a tag stands before the fields and the constructor"
+            if constructor != of.tag:
+                wanted = f"{of.name_hint} has tag {of.tag}"
+                raise ValueError(f"ConstructorValue: {wanted}, got {constructor}")
+            constructor = of
+        self.constructor, self.fields = constructor, tuple(fields)
+
+    @property
+    def tag(self) -> int:
+        """The number of the constructor in its type."""
+        return self.constructor.tag
+
+
+@dataclass(slots=True, eq=False)
+class RefValue:
+    """A mutable cell."""
+
+    value: Value
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """The values of one activation; `outer` is where its function was made.
+
+    What the function gives becomes the value of expression `result` in the frame `caller`.
+    """
+
+    values: dict[Expr, Value] = field(default_factory=dict)
+    outer: Frame | None = None
+    symbols: Symbols = field(default_factory=dict)
+    bound: set[PrimVar] = field(default_factory=set)
+    """The symbols that bindings of this activation named: another one names its own."""
+    caller: Frame | None = None
+    result: Expr | None = None
+    depth: int = 0
+
+    def find(self, expr: Expr) -> Value | None:
+        """The value of an expression here or in a frame around, None if there is none yet."""
+        at: Frame | None = self
+        while at is not None:
+            found = at.values.get(expr)
+            if found is not None:
+                return found
+            at = at.outer
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Closure:
+    """A function and the frame it was made in."""
+
+    function: Function
+    frame: Frame | None = None
+
+
+Value = Union[  # noqa: UP007 - it names itself
+    Array, tuple["Value", ...], ConstructorValue, RefValue, Closure, Constructor, Op
+]
+
+
+__all__ = ["Closure", "ConstructorValue", "Frame", "RefValue", "Symbols", "Value"]
