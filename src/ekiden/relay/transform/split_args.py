@@ -84,5 +84,6 @@ def SplitArgs(max_function_args: int) -> Pass:  # noqa: N802
         return call_pass("SplitArgs", 1, {})
     if max_function_args < 2:
         raise ValueError(f"SplitArgs: expected 0 or at least 2 arguments, got {max_function_args}")
-    rules = {"concatenate": _joined(max_function_args), "split": _parted(max_function_args)}
+    rules = {"concatenate": _joined(max_function_args)}
+    rules["split"] = _parted(max_function_args)  # its opposite: a kernel writes to arguments too
     return call_pass("SplitArgs", 1, rules)
