@@ -289,10 +289,14 @@ def records_config(records: RecordsLike) -> dict[str, object]:
     return {RECORDS: found} if found else {}
 
 
+RARELY = 100_000
+"""New objects after which garbage is looked for while compiling; Python's own number is 700."""
+
+
 class _Rarely:
-    """While this is entered, garbage is looked for after RARELY new objects, not 700: what is made
-    of a model stays, and to look through it takes a twentieth of compiling (Zen 4). Threads may
-    enter it at the same time; whoever leaves it last sets back what the first found.
+    """While this is entered, garbage is looked for rarely: what is made of a model stays, and to
+    look through it takes a twentieth of compiling (Zen 4). Threads may enter it at the same time;
+    whoever leaves it last sets back what the first found.
     """
 
     def __init__(self) -> None:
@@ -315,7 +319,6 @@ class _Rarely:
                 gc.set_threshold(*self._before)
 
 
-RARELY = 100_000
 _RARELY = _Rarely()
 
 

@@ -82,7 +82,7 @@ def _hints(type_key: str) -> dict[str, object]:
 
 
 def _has_key(key: str) -> bool:
-    return NODE_TYPES.get(key) is not None or key == IRModule.type_key
+    return key in NODE_TYPES or key == IRModule.type_key
 
 
 register_family(Family((Node, IRModule), _take_apart, _has_key, _make))

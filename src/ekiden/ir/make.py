@@ -11,13 +11,12 @@ def make_node(type_key: str, **kwargs: object) -> Node | dict[str, object]:
     """
     if type_key == "DictAttrs":
         return kwargs
-    found = NODE_TYPES.get(type_key)
-    if found is None:
+    if type_key not in NODE_TYPES:
         last = type_key.rpartition(".")[2]
         near = sorted(k for k in NODE_TYPES if k.rpartition(".")[2] == last)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise KeyError(f"no node type {type_key!r}{hint}")
-    return found(**kwargs)
+    return NODE_TYPES[type_key](**kwargs)
 
 
 __all__ = ["make_node"]

@@ -410,10 +410,9 @@ def register_name(name: str) -> Op:
 
 def get(name: str) -> Op:
     """The operator of that name. Raises KeyError with the nearest names."""
-    found = OP_NODES.get(name)
-    if found is None:
+    if name not in OP_NODES:
         raise KeyError(f"no operator {name!r}{nearest(name)}")
-    return found
+    return OP_NODES[name]
 
 
 register_func("ir.GetOp", get, override=True)
@@ -453,6 +452,7 @@ def registrar(
         op_name: str, function: Callable[..., object] | None = None, level: int = 10
     ) -> Callable[..., object]:
         def one(given: Callable[..., object]) -> Callable[..., object]:
+            """Attaches a function, and gives it back."""
             register_op_attr(op_name, attr_key, given, level)
             if changed is not None:
                 changed(op_name)

@@ -69,7 +69,7 @@ def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
 
 def get_pass(name: str) -> Pass:
     """The registered pass of that name. Raises PassError naming the nearest."""
-    if _FACTORIES.get(name) is None:
+    if name not in _FACTORIES:
         raise PassError(f"no pass {name!r}; there are {', '.join(sorted(_FACTORIES))}")
     return _FACTORIES[name]()
 
