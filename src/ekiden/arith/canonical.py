@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import TypeAlias
 
 from ekiden.arith import poly, rewrite
@@ -51,6 +50,7 @@ from ekiden.ir.prim import (
     Sub,
     Var,
     const,
+    int_range,
 )
 from ekiden.ir.prim_visitor import children, literals, pending, post_order, rebuild
 
@@ -192,15 +192,14 @@ class CanonicalForm:
         """A node of another kind, over simplified children, or what a rule makes of it."""
         inside = children(expr)
         polys = [self._memo[id(c)] for c in inside]
-        literal = tuple(
-            id(v) if not isinstance(v, (str, int, float)) else v for v in literals(expr)
-        )
-        if isinstance(expr, BinaryExpr):
-            literal = (expr.a.dtype, expr.dtype)
+        literal = tuple(id(v) if not isinstance(v, (str, int)) else v for v in literals(expr))
+        # A polynomial has no width, but what is opaque may read one: popcount(-1) is 32 or 64.
+        widths = tuple(c.dtype for c in inside)
         # Of two unknown dimensions nothing is known, not even that they are equal: each is an atom.
         key = (
             type(expr),
             literal,
+            widths,
             *(poly.key(p) for p in polys),
             id(expr) if isinstance(expr, AnyDim) else 0,
         )
@@ -683,16 +682,17 @@ class CanonicalForm:
         """
         assert isinstance(e, Cast)
         value = self._of(e.value)
-        number = poly.constant_of(value)
+        number, ends = poly.constant_of(value), int_range(e.dtype)
+        assert ends is not None, e.dtype
         exact = (e.dtype == "int64" and e.value.dtype == "int32") or e.dtype == e.value.dtype
-        if number is not None and _is_index(e.value) and _holds(e.dtype, number):
+        if number is not None and _is_index(e.value) and ends[0] <= number <= ends[1]:
             return value
         if exact and (self._is_affine_of_small(value) or poly.constant_of(value) is not None):
             return value
         if not dt.is_int(e.value.dtype) and e.value.dtype != "bool":
             return self._opaque(e)
-        (low, high), (least, most) = self._bound(value), _integer_range(e.dtype)
-        return self._opaque(e, (low, high) if least <= low and high <= most else None)
+        low, high = self._bound(value)
+        return self._opaque(e, (low, high) if ends[0] <= low and high <= ends[1] else None)
 
     def _is_affine_of_small(self, p: Poly) -> bool:
         return all(abs(b) < 2**31 for b in self._bound(p)) and not any(
@@ -753,11 +753,6 @@ def _is_index(expr: PrimExpr) -> bool:
     return is_number(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
 
 
-def _holds(dtype: str, number: int) -> bool:
-    low, high = _integer_range(dtype)
-    return low <= number <= high
-
-
 def natural_bound(expr: PrimExpr) -> Interval:
     """What an expression's kind and dtype alone say of its value; int32 and int64 count as numbers
     without ends.
@@ -766,22 +761,9 @@ def natural_bound(expr: PrimExpr) -> Interval:
         return 0, 1
     if isinstance(expr, AnyDim):
         return 0, math.inf
-    return _small_range(expr.dtype) or EVERYTHING
-
-
-@cache
-def _small_range(dtype: str) -> Interval | None:
-    """The values of an integer type of few bits, or without a sign; None for others."""
-    if not dt.is_int(dtype) or dt.vector(dtype) or dtype in ("int32", "int64"):
-        return None
-    return _integer_range(dtype)
-
-
-@cache
-def _integer_range(dtype: str) -> Interval:
-    """The values of an integer type."""
-    bits = dt.SCALAR_BITS[dtype]
-    return (0, 2**bits - 1) if dt.is_unsigned(dtype) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    if expr.dtype in ("int32", "int64"):
+        return EVERYTHING
+    return int_range(expr.dtype) or EVERYTHING
 
 
 _RULES: dict[type[PrimExpr], Callable[[CanonicalForm, PrimExpr], Poly]] = {
