@@ -22,6 +22,8 @@ static void storage_deleter(void *self, int flags) {
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
 
+/* 'size' of a storage is what it can hold, which may be more than was asked for: it goes back to
+** the pool with it. */
 static int storage_fill(ek_storage *storage, size_t size, size_t alignment) {
   ek_device device = storage->device;
   if (device.type != EK_CPU) {
@@ -81,8 +83,11 @@ static void tensor_deleter(void *self, int flags) {
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
 
+/* A tensor with a dimension of 0 has no bytes, however large the others are, so zeros are looked
+** for before anything is multiplied. The result is held to a quarter of the address space, so
+** that offsets and sums of two sizes fit signed numbers. */
 int ek_shape_nbytes(const int64_t *shape, int32_t ndim, ek_dtype dtype, size_t *out) {
-  uint64_t count = 1, bits;
+  uint64_t count = 1, bits = 0;
   if (ndim < 0 || ndim > EK_MAX_NDIM) {
     return ek_error("ValueError", "make tensor: the number of dimensions must be 0 to %d, got %d",
                     EK_MAX_NDIM, ndim);
@@ -103,10 +108,12 @@ int ek_shape_nbytes(const int64_t *shape, int32_t ndim, ek_dtype dtype, size_t *
       return 0;
     }
   }
-  for (int32_t i = 0; i < ndim; i++) {
-    if (__builtin_mul_overflow(count, (uint64_t)shape[i], &count)) count = UINT64_MAX / 2;
+  bool fits = true;
+  for (int32_t i = 0; i < ndim && fits; i++) {
+    fits = !__builtin_mul_overflow(count, (uint64_t)shape[i], &count);
   }
-  if (__builtin_mul_overflow(count, (uint64_t)dtype.bits, &bits) || bits / 8 > PTRDIFF_MAX / 2) {
+  fits = fits && !__builtin_mul_overflow(count, (uint64_t)dtype.bits, &bits);
+  if (!fits || bits / 8 > PTRDIFF_MAX / 2) {
     return ek_error("ValueError", "make tensor: the elements do not fit in memory");
   }
   *out = (size_t)((bits + 7) / 8);
@@ -117,8 +124,12 @@ bool ek_storage_is_own(const ek_object *object) {
   return object->deleter == storage_deleter || object->deleter == lent_deleter;
 }
 
+/* Another library with the same ABI (TVM-FFI's) may give a tensor whose struct ends with its
+** DLTensor: owner and flags are read only of those that this deleter marks. */
 bool ek_tensor_is_own(const ek_object *object) { return object->deleter == tensor_deleter; }
 
+/* Shape and strides stand behind the object in its block: one allocation for a tensor. Strides are
+** never NULL here, as DLPack 1.2 asks of producers. */
 ek_tensor *ek_tensor_alloc(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_device device) {
   ek_tensor *tensor = ek_alloc_or_error(sizeof *tensor + 2 * (size_t)ndim * sizeof(int64_t));
   if (tensor == NULL) return NULL;
@@ -159,7 +170,11 @@ static int check_inside(const ek_storage *storage, const void *begin, size_t siz
                   "%zu bytes", size, (long long)(at - start), storage->size);
 }
 
-/* The elements, counted from the first, that strides reach below it and from it on. */
+/* The elements, counted from the first, that strides reach below it and from it on.
+**
+** With a stride below 0 the first element is not the lowest: of x[::-1] it is the last in memory.
+** So both directions are summed apart, dimension by dimension: -below .. above - 1 are the
+** places. */
 static int reach(const ek_dltensor *like, int64_t *below, int64_t *above) {
   *below = 0;
   *above = 1;
@@ -187,6 +202,8 @@ static int check_strided(const ek_storage *storage, const ek_dltensor *like, siz
   return check_inside(storage, data - first, (size_t)(first + last));
 }
 
+/* Bounds are checked against a storage of ours alone. With another owner the caller vouches for
+** them. A view of what is read-only is read-only, whatever its flags say. */
 int ek_tensor_strided(ek_object *owner, const ek_dltensor *like, uint64_t flags, ek_object **out) {
   size_t size;
   if (ek_shape_nbytes(like->shape, like->ndim, like->dtype, &size) != 0) return -1;
@@ -239,6 +256,8 @@ static void strides_of(const ek_dltensor *tensor, size_t item, int64_t *strides)
 }
 
 /* Drops dimensions of length 1 and joins neighbours that lie behind each other on both sides. */
+/* Of a copy that is whole but for its outermost dimension, one memcpy a row is left; of one between
+** two equal layouts, one in all. */
 static void simplify(copy_plan *plan) {
   int32_t kept = 0;
   for (int32_t i = 0; i < plan->ndim; i++) {
@@ -264,6 +283,9 @@ static void copy_row(const char *from, char *to, int64_t n, int64_t from_stride,
   for (int64_t i = 0; i < n; i++) memcpy(to + i * to_stride, from + i * from_stride, item);
 }
 
+/* An odometer over all dimensions but the last: pointers move by strides, and back when one has
+** turned over, so that no index is multiplied out. At least one dimension is left, none is
+** empty. */
 static void copy_strided(const copy_plan *plan, const char *from, char *to) {
   int64_t index[EK_MAX_NDIM] = {0};
   int32_t last = plan->ndim - 1;
@@ -362,6 +384,8 @@ static int copy(const ek_dltensor *from, const ek_dltensor *to, bool is_fresh) {
 
 int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to) { return copy(from, to, false); }
 
+/* Nothing has used the new memory, so that a copy to a device need not wait for what is queued
+** there. */
 int ek_tensor_copied(const ek_dltensor *from, ek_device device, ek_object **out) {
   if (ek_tensor_new(from->shape, from->ndim, from->dtype, device, out) != 0) return -1;
   if (copy(from, &((ek_tensor *)(void *)*out)->dl, true) == 0) return 0;

@@ -168,6 +168,10 @@ static void views_have_strides(void) {
   bits.dtype = (ek_dtype){EK_DTYPE_UINT, 1, 1}; /* so many that the last one lies at -2^63 */
   CHECK(strided(storage, &bits, ((int64_t)1 << 62) + 1, -2, 0) == NULL);
   drop_error();
+  const int64_t square[2] = {(int64_t)1 << 40, (int64_t)1 << 40};
+  size_t nbytes;
+  CHECK_ERROR(ek_shape_nbytes(square, 2, bits.dtype, &nbytes), "ValueError",
+              "make tensor: the elements do not fit in memory");
   ek_object_release(part);
   ek_object_release(whole);
 }
