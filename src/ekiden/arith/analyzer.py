@@ -75,6 +75,9 @@ class Analyzer(CanonicalForm):
     SizeVars are >= 0; others are anything until bound.
     """
 
+    # What is known of a variable goes into two places: its symbolic ends (`_ranges`), which proofs
+    # may put in its place, and a constant interval (`_set_bound`), by which most are decided at
+    # once.
     def bind(
         self, var: Var, minimum: prim.ExprLike | Range, extent: prim.ExprLike | None = None
     ) -> None:
@@ -237,6 +240,8 @@ class Analyzer(CanonicalForm):
             self._tighten(p)
         self._forget()
 
+    # scale * atom + rest >= 0 gives atom >= -max(rest) / scale for scale > 0, rounded up, which is
+    # -(max(rest) // scale), and atom <= max(rest) // -scale for scale < 0.
     def _tighten(self, p: Poly) -> None:
         """Narrow the bound of the atom in `scale * atom + offset >= 0`."""
         for monomial, scale in p.items():
@@ -369,6 +374,8 @@ class Analyzer(CanonicalForm):
         return slope
 
 
+# Proofs of shapes may share one analyzer: nothing is bound in it, so that no answer depends on the
+# ones before. Texts may not, as the order of terms does. Per thread, as an analyzer is not locked.
 class _Shared(threading.local):
     """What a thread has found out about expressions of which nothing but their own is known: shapes
     are compared again and again."""

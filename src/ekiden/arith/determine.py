@@ -1,5 +1,10 @@
 """Whether index expressions tell iterations apart: the question behind every loop that changes its
 order or runs in parallel.
+
+For i, j in [0, 4), the index i * 4 + j tells both; i * 2 + j neither, as 2 is (1, 0) and (0, 2);
+and of (i * 2 + j, j) the second shows j, but the first, by itself, still not i. The proof is by
+digits in mixed radix (`iter_map`), which are shown where no carry can reach them. It is one-sided:
+`None` says that two iterations never meet, a text only that this was not shown.
 """
 
 from __future__ import annotations
@@ -55,6 +60,9 @@ class _Injection(Detector):
                 total = self.numbers.simplify(total + (s.extent - 1) * s.scale)
         return shown
 
+    # A digit of scale s is told from those below if they add up to less than s, whatever they are:
+    # then (value // s) is it, up to what is above, whose scales are larger than all of that.
+    # `total` is one more than the largest sum of the digits so far.
     def _groups(self, a: IterSum) -> list[list[IterSplit]]:
         """The digits by rising scale, those that overlap together."""
         if not all(isinstance(s.scale, int) for s in a.args):

@@ -16,6 +16,10 @@ from ekiden.ir.prim_visitor import children, pending, post_order, rebuild, same
 if TYPE_CHECKING:
     from ekiden.arith.analyzer import Analyzer
 
+# There are two simplifiers, since two things are wanted. `CanonicalForm` decides: equal expressions
+# must end as one form, and how that looks matters to nobody. This one gives the forms that people
+# compare with TVM's `rewrite_simplify`, where a term keeps its shape. It asks the other for proofs,
+# and for a form where that is shorter.
 RULES = rewrite.Rules(*FORMS, *REWRITES, written_first=True)
 DEPTH, LIMIT = 32, 2_000
 """How deep what rules made is formed again, and how many rules are applied to one expression: rules

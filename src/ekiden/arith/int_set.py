@@ -35,6 +35,9 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import children, post_order, same
 from ekiden.ir.range import Range
 
+# Over-estimates: a set holds every value that may come, and may hold more. So a question "is it
+# never below 0" may be answered by a set, and "does it reach 5" may not. Variables are taken one at
+# a time: of i - i the interval is wider than {0}, unless `simplify` sees that they cancel before.
 Simplify: TypeAlias = Callable[[PrimExpr], PrimExpr]
 End: TypeAlias = PrimExpr | None
 
@@ -192,6 +195,8 @@ def eval_set(
     )
 
 
+# Each operation is monotonic in each operand where it is looked at: sums in both; products,
+# quotients by a number of one sign; so ends come from ends. Everything else is EVERYTHING.
 def _node(e: PrimExpr, inside: list[IntervalSet], known: Mapping[Var, IntervalSet]) -> IntervalSet:
     if isinstance(e, Var):
         return known.get(e, single_point(e))

@@ -53,6 +53,8 @@ class LinearForm:
         return LinearForm({v: c * scale for v, c in self.coefficients.items()}, self.base * scale)
 
 
+# Written over expressions and not over the Analyzer's polynomials, since the base has to stay an
+# expression that a caller may show, and no range of anything is known here.
 def linear_form(expr: PrimExpr, variables: Sequence[Var]) -> LinearForm | None:
     """The expression as a linear form over variables; None if it is not linear in them."""
     wanted = set(variables)
@@ -95,6 +97,8 @@ def conjuncts(condition: PrimExpr) -> list[PrimExpr]:
     return found
 
 
+# Over whole numbers a < b is b - a - 1 >= 0: everything below is of the one form `form >= 0`. NE
+# has none, as it is two halves that are not both.
 def nonnegative_forms(condition: PrimExpr, variables: Sequence[Var]) -> list[LinearForm] | None:
     """Linear forms that are >= 0 exactly where a comparison of integers holds; None for others."""
     if not isinstance(condition, (LT, LE, GT, GE, EQ)):

@@ -32,6 +32,10 @@ from ekiden.ir.prim_visitor import children, same
 Match: TypeAlias = dict[str, PrimExpr]
 Prove: TypeAlias = Callable[[PrimExpr], bool]
 
+# Rules are written as Python expressions and read by Python's own parser: a row is text that a
+# reader knows, and a mistake in it is a SyntaxError when the tables are first used. Three things
+# are made of a row: patterns of its left side (one for each order of operands that commute), a
+# closure that builds its right side, and the parts of its condition.
 _OPERATORS: dict[type[ast.AST], type[BinaryExpr]] = {
     ast.Add: prim.Add,
     ast.Sub: prim.Sub,
@@ -106,6 +110,7 @@ def _orders(p: Pattern) -> list[Pattern]:
     return found
 
 
+# A name's first letter is its type: rules of whole numbers never match floats, whose sums round.
 def _accepts(name: str, e: PrimExpr) -> bool:
     if name in _CONSTANTS:
         return isinstance(e, IntImm)
@@ -272,6 +277,8 @@ class Rules:
         self._table: Table | None = None
         self._found: dict[tuple[object, tuple[object, ...]], tuple[Compiled, ...]] = {}
 
+    # Found once for each combination of kinds that is met; the order of rules stays, as the first
+    # that fits is applied.
     def candidates(self, e: PrimExpr) -> tuple[Compiled, ...]:
         """The rules for nodes of a kind whose children are of these kinds: most others fail at
         once."""
@@ -331,6 +338,8 @@ def folded(e: PrimExpr) -> PrimExpr | None:
     return None
 
 
+# A condition may divide by a constant of the program before another part of it has said that this
+# is not 0, so that is asked first: the rule does not fit then.
 def _holds(condition: Condition, names: Match, dtype: str, prove: Prove) -> bool:
     if any(isinstance(d := names[n], IntImm) and d.value == 0 for n in condition.divisors):
         return False

@@ -23,6 +23,10 @@ from ekiden.runtime.errors import ExpressionError
 ExprLike = Union["PrimExpr", int, float, bool]
 
 
+# Two ways to make a node. The class makes exactly that node, as the printer shows it, the parser
+# reads it and tests write it: `Add(x, const(0))` stays one. `binary` and the operators fold on the
+# way: what passes make passes through them, so that no pass has to look for x + 0. Neither knows
+# anything of variables; that is the Analyzer's (`ekiden.arith`).
 class PrimExpr(Node):
     """A scalar (or, in tir, vector) expression.
 
@@ -120,6 +124,9 @@ class PrimExpr(Node):
             return NotImplemented
         return Comparison(NE, self, other)  # type: ignore[return-value]
 
+    # `==` has to give an expression, and nodes have to be dictionary keys, where Python asks `==`
+    # for a truth. Both are one object's: Comparison, which is an expression where one is wanted and
+    # the answer of `is` where a bool is.
     __hash__ = Node.__hash__
 
     def equal(self, other: ExprLike) -> PrimExpr:
@@ -258,6 +265,8 @@ class AnyDim(PrimExpr):
     dtype: str = "int64"
 
 
+# A row of each class below: how it is written, and the function on numbers that it means. Folding,
+# the evaluator (`arith.evaluate`) and the printers read the row; codegen has what a machine does.
 class BinaryExpr(PrimExpr):
     """Base of two-operand expressions. Operands have one dtype; comparisons give bool.
 
@@ -295,12 +304,14 @@ def _two_dtypes(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> TypeError:
     return TypeError(f"{kind.__name__}: operands must have one dtype, got {a.dtype} and {b.dtype}")
 
 
+# Lanes stay: comparing vectors gives a vector of bools, which is a mask.
 def _result_dtype(kind: type[BinaryExpr], operands: str) -> str:
     if kind not in BOOLEAN:
         return operands
     return dt.with_lanes("bool", dt.vector(operands))
 
 
+# Not int(a / b): a float has 53 bits, and a quotient of int64 may need 63.
 def _truncated_div(a: float, b: float) -> float:
     if isinstance(a, int) and isinstance(b, int):
         quotient = abs(a) // abs(b)
@@ -587,6 +598,7 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
     return Intrinsic(op, (x, y), x.dtype)
 
 
+# The value is as given. It is casts and folded arithmetic that give numbers which the dtype has.
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     """A constant, of a vector type in every lane; dtype defaults to int64, float32 or bool by the
     Python type. What stands for an expression (a Comparison, an axis) is that."""
@@ -694,6 +706,8 @@ def _in_lanes(a: PrimExpr, other: str) -> PrimExpr:
     return NODE_TYPES["tir.Broadcast"](a, lanes, dt.with_lanes(a.dtype, lanes))  # type: ignore[call-arg,return-value]
 
 
+# Floats fold in double precision and are rounded to their dtype where they are used; a sum of two
+# constants of float32 may so differ in the last bit from what a machine would have added.
 def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     """`kind(a, b)` with constants folded and 0 and 1 absorbed.
 
@@ -727,6 +741,7 @@ def int_range(dtype: str) -> tuple[int, int] | None:
     return (0, 2**count - 1) if sign else (-(2 ** (count - 1)), 2 ** (count - 1) - 1)
 
 
+# Of signed integers too: the language has no overflow that is undefined.
 def _wrapped(value: float, dtype: str) -> float:
     """What an operation on numbers of a dtype gives: integers begin anew past their ends."""
     ends = int_range(dtype)
