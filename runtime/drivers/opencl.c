@@ -166,6 +166,7 @@ static int device_attribute(ek_device device, int32_t which, int64_t *number, ch
 /* Memory --------------------------------------------------------------------------------------- */
 
 /* The number of the first block that begins behind an address. Under the lock. */
+/* Blocks are sorted and do not overlap, as each has pages of its own: two comparisons decide. */
 static size_t block_behind(const device_state *state, uintptr_t address) {
   size_t low = 0, high = state->n_blocks;
   while (low < high) {
@@ -212,8 +213,12 @@ static bool add_block(device_state *state, block made) {
   return true;
 }
 
+/* At least one page more than the bytes fill, so that an address at the end is still this block's:
+** a tensor without elements may begin there. */
 static size_t range_of(size_t size) { return (size / PAGE + 1) * PAGE; }
 
+/* The range costs address space alone. Whoever reads such an address on the host by mistake is
+** stopped at once, and does not read something else. */
 static int device_alloc(ek_device device, size_t size, size_t alignment, const char *scope,
                         void **out) {
   device_state *state = state_of(device);
@@ -355,6 +360,7 @@ static int event_wait(ek_device device, void *stream, void *event) {
   return code == CL_SUCCESS ? 0 : fail(device, "wait for an event", code);
 }
 
+/* Both are the ends of markers: what lies between is what was queued between them. */
 static int event_time(ek_device device, void *from, void *to, int64_t *nanoseconds) {
   cl_event events[2] = {from, to};
   uint64_t times[2] = {0, 0};

@@ -9,7 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Reading -------------------------------------------------------------------------------------- */
+/* Reading --------------------------------------------------------------------------------------
+**
+** A program is trusted: it comes from the compiler in the same process (ekiden.backend.kernels),
+** never from a file, so its words are taken as they are and numbers in it index without a check.
+** What comes from callers, tensors, is checked (expect_argument). */
 
 static const int64_t *read_code(const int64_t *at, code *to, int64_t n_axes, int64_t n_results) {
   to->n_loads = *at++;
@@ -105,6 +109,8 @@ static program *read_program(const char *bytes, size_t size) {
 
 /* Sizes ---------------------------------------------------------------------------------------- */
 
+/* A size may be computed that is not used, as of a dimension that another value rules out: a
+** division by 0 gives 0 and the least number by -1 itself, where C has no value. */
 static int64_t floor_div(int64_t a, int64_t b) {
   if (b == 0) return 0;
   if (b == -1) return (int64_t)(0 - (uint64_t)a);
@@ -222,6 +228,7 @@ static stage_runner best_runner(void) {
   return ek_general_v2;
 }
 
+/* Threads may find it out twice, with one result. */
 static stage_runner runner(void) {
   static stage_runner known;
   stage_runner found = __atomic_load_n(&known, __ATOMIC_RELAXED);
@@ -238,6 +245,8 @@ static void compute_sizes(const program *p, run *r) {
   }
 }
 
+/* In this order, as each needs the one before: ranks and types, symbols from shapes, sizes from
+** symbols, shapes against sizes, working memory by sizes. */
 static int bind_arguments(const program *p, run *r, const ek_value *args) {
   for (int64_t i = 0; i < p->n_params; i++) {
     if (expect_argument(p, i, &args[i]) != 0) return -1;

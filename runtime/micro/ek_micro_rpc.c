@@ -1,4 +1,10 @@
-/* See ek_micro_rpc.h. Everything that the other side says is checked before it is used. */
+/* See ek_micro_rpc.h. Everything that the other side says is checked before it is used.
+**
+** One frame is there for both directions: a request is read whole, its arguments taken, and only
+** then is the answer begun, over the same bytes. 'done' marks that point in each service. Nothing
+** is allocated: things have MAX_THINGS places, tensors lie in one heap. A mistake in a request is
+** noted once, by the first who finds it, and every function after that does no harm, so that
+** services need not ask after each step. */
 #include "ek_micro_rpc.h"
 
 #include <stdbool.h>
@@ -97,6 +103,8 @@ static bool is_text(const uint8_t *bytes, uint32_t size, const char *text) {
   return text[size] == 0;
 }
 
+/* The low byte is the place, the rest how often it was taken: a handle of what has gone fits
+** nothing. */
 static thing *held(uint64_t handle) {
   uint64_t place = handle & 0xff;
   if (place == 0 || place > MAX_THINGS) return NULL;
@@ -203,7 +211,9 @@ static thing *new_thing(thing_kind kind) {
 
 static void let_go(thing *of) { of->kind = FREE; }
 
-/* The lowest bytes of the heap that no tensor has; -1 where there are not enough. */
+/* The lowest bytes of the heap that no tensor has; -1 where there are not enough. First fit: the
+** place is moved behind each tensor that it overlaps until it overlaps none. It only moves up, so
+** this ends, after at most MAX_THINGS passes over as many. */
 static int64_t room_for(uint32_t nbytes) {
   uint64_t offset = 0;
   for (bool has_moved = true; has_moved;) {
@@ -477,6 +487,8 @@ static double time_calls(void *const *inputs, void *const *outputs, uint32_t num
   return (double)(state.io->ticks() - start) / (double)state.io->frequency;
 }
 
+/* As time_evaluator does: a repeat that was too short to measure is made with twice as many calls.
+** A clock that stands still would double for ever; 'zeros_limit' ends that. */
 static int measure(uint32_t number, uint32_t repeat, uint32_t least_ms, uint32_t zeros_limit,
                    void *const *inputs, void *const *outputs) {
   double times[TIMES];

@@ -1,4 +1,13 @@
-/* One session: HELLO, then requests and answers, which nest. */
+/* One session: HELLO, then requests and answers, which nest.
+**
+** There is one thread and one buffer for what comes in. While a function here calls one of the
+** client's, the answer to its call is waited for, and requests that come before it are served: so
+** calls nest as on one stack, and an answer is always that of the last request. What a message's
+** fields point to in 'in' is gone when the next is received: services copy what they keep.
+**
+** Two kinds of errors. A FrameError says that the bytes are not what the protocol has: nothing that
+** follows can be read, and the session ends. Any other is the request's own, and is sent as its
+** answer. */
 #include "ek_rpc_internal.h"
 
 _Thread_local char rpc_thread;
@@ -16,6 +25,8 @@ static const row rows[] = {
 };
 
 /* Reads a frame into 'in': its kind, or -1. */
+/* The size is held against the limit before a byte of the body is read: 'in' has room for that
+** much. */
 static int receive(rpc_session *session, uint32_t limit, uint32_t *size) {
   uint8_t head[RPC_HEADER];
   const ek_rpc_stream *stream = session->stream;
@@ -38,6 +49,8 @@ static int receive(rpc_session *session, uint32_t limit, uint32_t *size) {
 }
 
 /* Sends the pending error, as much of it as the other side takes, and clears it. */
+/* A quarter of a message for each of three texts, cut before a character of UTF-8: it always
+** fits. */
 static int send_error(rpc_session *session) {
   ek_object *object = ek_error_take();
   if (object == NULL) {

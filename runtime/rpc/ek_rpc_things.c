@@ -1,11 +1,21 @@
-/* Handles: things of this side that the other holds, and its functions that this side holds. */
+/* Handles: things of this side that the other holds, and its functions that this side holds.
+**
+** Who keeps what alive. A thing given to the client is owned by its place in the table until the
+** client releases the handle, or the session ends. A function of the client's that this side holds
+** is the reverse: when the last reference here goes, its handle is put on a list, and the client is
+** told at the next turn, as a message cannot be sent from a deleter, which may run in the middle of
+** another. A function outlives its session as an object that refuses to be called: it owns the
+** session's memory, not its stream. */
 #include "ek_rpc_internal.h"
 
 static uint64_t handle_at(const rpc_session *session, uint32_t index) {
   return (uint64_t)session->things[index].turn << 32 | (index + 1);
 }
 
-/* A new handle, owning the value from now on as well as the caller does. */
+/* A new handle, owning the value from now on as well as the caller does.
+**
+** It is noted with the frame that gives it away, so that a frame that cannot be sent takes it
+** back. */
 int rpc_export(rpc_session *session, const ek_value *value, uint64_t *handle) {
   uint32_t index = session->free_thing;
   if (index != 0) {

@@ -11,7 +11,14 @@
 ** Under EK_HARD_TEST nothing is kept: every block is the system's own, so that sanitizers see each
 ** use after free, fresh and freed memory is filled, a chosen allocation fails, and a process that
 ** ends with blocks in use ends with an error.
-*/
+**
+** Why a pool of our own: a warm run has to ask nobody for memory, however its sizes come and go,
+** while C's allocator gives large blocks back to the system, which hands them out again page by
+** page, zeroed. What it costs: a buffer may be an eighth larger than asked for, or a half where a
+** kept one is taken (LOOK_AHEAD).
+**
+** LOCK ORDER: the arenas' list (ek_arena.c), then 'shared_lock', under which nothing is called that
+** takes another. */
 #include "ek_internal.h"
 
 #include <stdio.h>
@@ -29,7 +36,9 @@ enum {
   ERROR_ROOM = 1 << 16         /* small blocks may pass the limit so far: errors are made of them */
 };
 
-/* Stands before every block; 16 bytes, so that blocks are aligned to 16. */
+/* Stands before every block; 16 bytes, so that blocks are aligned to 16. A block on a list has
+** its link here. With pointers of 8 bytes that covers class and magic, and an address never
+** looks like MAGIC in its upper half: a block that is freed twice is seen by the assertion. */
 typedef struct header {
   uint32_t class_index;        /* SMALL_CLASSES for blocks that lie in a buffer */
   uint32_t magic;
@@ -49,13 +58,16 @@ typedef struct list {
   uint32_t count;
 } list;
 
+/* Counts are relaxed atomics: each is right by itself, and two read one after the other need not be
+** of one moment. 'bytes_held' includes what lies on lists. */
 static uint64_t system_allocations, bytes_held;
 static uint64_t bytes_in_use, bytes_peak; /* of buffers */
 static uint64_t bytes_limit;              /* 0 for none */
 static ek_once limit_once = EK_ONCE_INIT;
 static EK_THREAD_LOCAL bool is_refused;   /* the last request of this thread, by the limit */
 
-/* 'first' is stored atomically because take_small looks at it without the lock. */
+/* 'first' is stored atomically because take_small looks at it without the lock: what it sees may be
+** old, which costs a block from the system, or a lock that finds nothing. */
 static void push(list *to, link *item) {
   item->next = to->first;
   __atomic_store_n(&to->first, item, __ATOMIC_RELAXED);
@@ -160,6 +172,8 @@ uint64_t ek_memory_limit(const uint64_t *wanted) {
 }
 
 /* Counts a request as held if the limit allows it. */
+/* Added first and taken back if it was too much, so that two threads cannot both have the last
+** bytes; both may be refused where one of them would have fit. */
 static bool hold(size_t size, size_t room) {
   uint64_t most = limit(), held = __atomic_add_fetch(&bytes_held, size, __ATOMIC_RELAXED);
   is_refused = most != 0 && held > most + room;
@@ -191,7 +205,9 @@ static ek_mutex shared_lock = EK_MUTEX_INIT;
 static list shared_buffers[EK_CPU_DEVICES][BUFFER_CLASSES]; /* each CPU device has its own */
 static list shared_small[SMALL_CLASSES];
 
-/* The size of class i is (STEPS + i % STEPS) << (i / STEPS + FIRST_LOG - 3). */
+/* The size of class i is (STEPS + i % STEPS) << (i / STEPS + FIRST_LOG - 3): eight steps from each
+** power of two to the next, 64, 72, 80, ... 128, 144, ... Both functions are shifts and a count of
+** zeros. */
 static size_t buffer_class_size(unsigned index) {
   return (size_t)(STEPS + index % STEPS) << (index / STEPS + FIRST_LOG - 3);
 }
@@ -217,6 +233,7 @@ static unsigned list_of(size_t actual) {
   return buffer_class_size(index) == actual ? index : index - 1;
 }
 
+/* First come is taken, within a few classes: looking for the best would hold the lock longer. */
 static void *take_kept(int32_t device, size_t *actual) {
   unsigned first = list_of(*actual);
   void *found = NULL;
@@ -266,6 +283,7 @@ static void keep_buffer(int32_t device, void *buffer, size_t actual) {
   ek_mutex_unlock(&shared_lock);
 }
 
+/* By design no list is looked at: what lies there is counted on by somebody else. */
 void ek_buffer_reserve(int32_t device, size_t size) {
   if (!keeps || size > (size_t)PTRDIFF_MAX / 2) return;
   size_t actual = buffer_actual(buffer_class(size));
@@ -284,6 +302,9 @@ void ek_buffer_free(void *buffer, size_t actual) { ek_device_buffer_free(0, buff
 
 /* Small blocks --------------------------------------------------------------------------------- */
 
+/* A thread frees what another allocated (a result, an argument), so lists are of the thread that
+** frees. Where one only allocates and another only frees, the second's lists overflow to the
+** shared ones, in whole and under one lock, and the first takes them from there, one by one. */
 static EK_THREAD_LOCAL list local_small[SMALL_CLASSES];
 static EK_THREAD_LOCAL bool local_registered;
 
@@ -297,6 +318,8 @@ static void share(list *from, unsigned class_index) {
   ek_mutex_unlock(&shared_lock);
 }
 
+/* At a thread's end. One that frees more after this (by a destructor of another library) registers
+** anew. */
 static void share_all(void) {
   for (unsigned i = 0; i < SMALL_CLASSES; i++) share(&local_small[i], i);
   local_registered = false;

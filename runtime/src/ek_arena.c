@@ -6,6 +6,10 @@
 ** request that finds none elsewhere takes it away. */
 #include "ek_internal.h"
 
+/* Threads: an owner's storages are its own while it runs, from the first one taken to the end of
+** the run ('busy' is 1). Between runs they are anybody's who sets 'busy' for a moment: only
+** ek_arenas_reclaim does, which passes over owners that run. 'held' is the owner's own note that
+** it has set it, so that it is set once for all storages of a run. */
 enum { KEPT = sizeof((ek_arenas *)0)->kept / sizeof(ek_object *) };
 
 #ifdef EK_HARD_TEST
@@ -17,7 +21,10 @@ static const bool keeps = true;
 static ek_mutex lock = EK_MUTEX_INIT; /* guards the list */
 static ek_arenas *known;
 
-/* A child of a fork must find the list whole and the lock free. */
+/* A child of a fork must find the list whole and the lock free. Handlers before a fork run in the
+** order opposite to that of their registration: this one is registered when the first machine is
+** made, long after the allocator's, so that at a fork this lock is taken first, as LOCK ORDER
+** (ek_alloc.c) has it. */
 static void lock_list(void) { ek_mutex_lock(&lock); }
 static void unlock_list(void) { ek_mutex_unlock(&lock); }
 static void watch_forks(void) { ek_on_fork(lock_list, unlock_list, unlock_list); }
@@ -32,6 +39,7 @@ void ek_arenas_add(ek_arenas *arenas) {
   ek_mutex_unlock(&lock);
 }
 
+/* Releases this reference: a result that lies in one keeps it. */
 static void give_up(ek_arenas *arenas) {
   for (int i = 0; i < KEPT; i++) {
     ek_object_release(arenas->kept[i]);
@@ -60,6 +68,8 @@ void ek_arenas_rest(ek_arenas *arenas) {
   __atomic_store_n(&arenas->busy, 0, __ATOMIC_RELEASE);
 }
 
+/* Acquire, as in every place that counts down to one: the last owner's writes come before what is
+** written next. */
 static bool is_free(const ek_object *storage) {
   return (__atomic_load_n(&storage->refs, __ATOMIC_ACQUIRE) & EK_STRONG_MASK) == 1;
 }
@@ -70,7 +80,10 @@ static bool is_like(const ek_storage *storage, size_t alignment, ek_device devic
 }
 
 /* The place of the smallest free storage that is large enough; else of the largest that is free,
-** else an empty one, else -1. */
+** else an empty one, else -1.
+**
+** Replacing the largest of those too small leaves the others for the smaller requests they were
+** made for; with shapes that grow from run to run, one storage grows, and not four. */
 static int choose(const ek_arenas *arenas, size_t size, size_t alignment, ek_device device,
                   bool *fits) {
   int fitting = -1, small = -1, empty = -1;

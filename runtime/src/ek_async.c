@@ -37,6 +37,9 @@ typedef struct span {
   uintptr_t begin, end;
 } span;
 
+/* A task's place in 'tasks' is its bit in every set. It goes free -> waiting -> ready -> running ->
+** done -> free; the lock guards all steps but the first and the last, which are the issuer's alone:
+** it fills a task before anybody sees it, and gives back what one held after its end. */
 typedef struct task {
   set_of_tasks after;          /* those before it that have not ended */
   int64_t order;               /* in the program */
@@ -98,7 +101,10 @@ static set_of_tasks live(const ek_async *a) { return a->waiting | a->ready | a->
 /* Bytes ---------------------------------------------------------------------------------------- */
 
 /* The bytes of a contiguous tensor of the host; empty for constants, which nobody writes. False for
-** what is none, so that nobody knows what it refers to. */
+** what is none, so that nobody knows what it refers to.
+**
+** A number refers to nothing. Memory of other devices, strided tensors and objects are not told
+** apart by bytes here: a call with one runs when all before it has ended. */
 static bool span_of(const ek_value *value, span *out) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   *out = (span){0, 0};
@@ -113,6 +119,7 @@ static bool span_of(const ek_value *value, span *out) {
   return true;
 }
 
+/* All pairs: n and m are arguments of kernels, a few, and at most WINDOW tasks are compared. */
 static bool overlap(const span *a, int32_t n, const span *b, int32_t m) {
   for (int32_t i = 0; i < n; i++) {
     for (int32_t k = 0; k < m; k++) {
@@ -122,7 +129,8 @@ static bool overlap(const span *a, int32_t n, const span *b, int32_t m) {
   return false;
 }
 
-/* Whether 'later' must wait for 'earlier'. */
+/* Whether 'later' must wait for 'earlier': read after write and write after write in the first
+** line, write after read in the second. Two that only read need no order. */
 static bool follows(const task *later, const task *earlier) {
   return overlap(later->spans, later->n_spans, earlier->spans + earlier->n_reads,
                  earlier->n_spans - earlier->n_reads) ||
@@ -167,6 +175,9 @@ static bool is_worth_running_alone(const ek_async *a, const task *wide) {
 }
 
 /* A task to run now, which is running from here on, or -1. Under the lock. */
+/* Only the issuer takes a kernel for all threads: it has the pool (ek_pool_hold), and workers in a
+** loop of it would wait for themselves. A worker that finds one leaves it, or takes what is behind
+** it. */
 static int take(ek_async *a, bool is_issuer) {
   int i = a->is_exclusive ? -1 : earliest(a, false);
   if (i >= 0 && is_wide(a, a->tasks[i].primitive)) {
@@ -239,6 +250,8 @@ static void finish(ek_async *a, int i, int status) {
 }
 
 /* Runs one task if there is one to run now. */
+/* A task behind the first failure is ended without being run, so that what waits for it ends
+** too. */
 static bool work(ek_async *a, bool is_issuer) {
   ek_mutex_lock(&a->lock);
   int i = take(a, is_issuer), status = 0;
@@ -266,6 +279,8 @@ static int work_as_worker(void *context, int64_t begin, int64_t end) {
 /* Waiting -------------------------------------------------------------------------------------- */
 
 /* Gives back what ended tasks hold. */
+/* The count of ends is read relaxed, and the sets under the lock: seeing it late only retires
+** later. Arguments are released by the issuer, on whose thread their deleters may run. */
 static void retire(ek_async *a) {
   uint32_t ends = __atomic_load_n(&a->ends, __ATOMIC_RELAXED);
   if (a->seen == ends) return;
@@ -407,6 +422,8 @@ static int call_now(ek_async *a, int32_t primitive, const ek_value *args, int32_
   return has_all ? call_wide(a, primitive, args, n) : call(a, primitive, args, n, 1);
 }
 
+/* Order matters: ended tasks are retired first, as what they hold is what a full window waits for;
+** a task's place is filled and compared before it is known whether it becomes one. */
 static int issue(ek_async *a, const ek_value *R, const int32_t *pc) {
   ek_vm_call of;
   int status = ek_vm_gather(a->vm, R, pc, &of);

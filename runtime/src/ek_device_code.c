@@ -131,6 +131,8 @@ static int build(device_kernel *k, ek_device device, const ek_device_table *tabl
   return 0;
 }
 
+/* Built once for each device, with a lock around it; after that the load is acquire and nothing
+** else. Compiling takes a second or minutes, and other kernels wait meanwhile. */
 static void *built(device_code *code, device_kernel *k, ek_device device,
                    const ek_device_table *table) {
   void *found = __atomic_load_n(&k->built[device.id], __ATOMIC_ACQUIRE);
@@ -192,6 +194,9 @@ static int fail(const device_kernel *k, const int64_t *status) {
 }
 
 /* A launch of a kernel with checks: its threads have passed them when this gives 0. */
+/* Threads of a device end in any order. In the first turn each that fails lowers one number,
+** atomically, to its own place in the order; the second launch is told that number, and the thread
+** that has it writes what its message shows. A kernel without a failure is launched once. */
 static int launch_checked(const device_kernel *k, ek_device device, const ek_device_table *table,
                           void *made, ek_launch *launch, ek_launch_arg *given) {
   int64_t status[STATUS_WORDS] = {0};

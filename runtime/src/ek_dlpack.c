@@ -1,4 +1,10 @@
-/* DLPack: tensors from and for others, without copying. */
+/* DLPack: tensors from and for others, without copying.
+**
+** Who owns what. Import: the tensor made here owns 'managed' and calls its deleter, once, when it
+** dies itself; on failure the caller still has it. Export: the consumer owns the managed tensor,
+** which holds a reference to ours, whose shape and strides it points to; its deleter may be called
+** on any thread. Of two forms, the legacy one cannot say that a tensor is read-only, so such a one
+** is refused there. */
 #include "ek_internal.h"
 
 enum { DLPACK_MAJOR = 1, DLPACK_MINOR = 0 };
@@ -27,7 +33,8 @@ static int check_foreign(const ek_dltensor *tensor) {
   if (tensor->dtype.bits == 0 || tensor->dtype.lanes == 0) {
     return ek_error("ValueError", "import DLPack tensor: the dtype has no bits");
   }
-  /* One lane of the product of bits and lanes: only the size matters here. */
+  /* Lanes are left aside: what is asked is whether there are elements, and that their count can be
+  ** one. */
   size_t size;
   ek_dtype dtype = {tensor->dtype.code, tensor->dtype.bits, 1};
   if (ek_shape_nbytes(tensor->shape, tensor->ndim, dtype, &size) != 0) return -1;

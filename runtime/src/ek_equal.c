@@ -76,6 +76,8 @@ static bool is_plain_tensor(const ek_value *value) {
 
 /* Equality ------------------------------------------------------------------------------------- */
 
+/* Floats too are compared by their bits: a NaN is equal to itself here, and 0.0 is not -0.0. So
+** equal values have equal hashes, and may stand for each other in a cache. */
 static bool same_bits(const ek_value *a, const ek_value *b) {
   return memcmp(&a->v, &b->v, sizeof a->v) == 0;
 }
@@ -125,6 +127,7 @@ static int same_tensor(walk *w, ek_value a, ek_value b) {
   return size == 0 || memcmp(ek_dltensor_data(x), ek_dltensor_data(y), size) == 0;
 }
 
+/* Backwards, so that the first is on top: where values differ early, little is walked. */
 static int push_all(walk *w, const ek_value *a, const ek_value *b, int64_t n) {
   for (int64_t i = n - 1; i >= 0; i--) {
     if (push(w, a[i], b[i]) != 0) return -1;
@@ -182,6 +185,9 @@ static int step(walk *w, const ek_value *a, const ek_value *b) {
   return info == NULL ? 0 : push_fields(w, a, b, info);
 }
 
+/* Two shared parts are compared once for each way to them: linear for trees, but a value that
+** contains the one before twice, n deep and copied, takes 2^n steps. One object with itself takes
+** one. */
 int ek_value_equal(const ek_value *a, const ek_value *b) {
   walk w = {0};
   int equal = step(&w, a, b);

@@ -1,4 +1,7 @@
-/* Errors: one pending error object per thread. */
+/* Errors: one pending error object per thread. It is set where a function fails, and taken by
+** whoever handles it: the binding, to raise it, or a loop's end, which carries a worker's to the
+** thread that called. Setting another drops the first. Making an error takes memory, and so may
+** fail itself; then it is the one below, which is there from the start. */
 #include "ek_internal.h"
 
 #include <stdarg.h>
@@ -39,6 +42,7 @@ static void error_deleter(void *self, int flags) {
 }
 
 /* Best effort: without memory the backtrace stays as it was. */
+/* A member of the ABI: another library's frames add themselves to the trace of an error of ours. */
 static void update_backtrace(void *self, const ek_bytes *text, int32_t append) {
   ek_error_object *error = self;
   ek_bytes old = error->backtrace;

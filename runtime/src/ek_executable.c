@@ -30,8 +30,12 @@ enum {
   MOST_DEVICES = 256           /* each is compared with all before it */
 };
 
+/* As PNG begins: a byte above 127, which a transfer of 7 bits loses, and an end of line, which one
+** of text may change. */
 static const char magic[8] = {(char)0x89, 'E', 'K', 'I', 'D', 'E', 'N', '\n'};
 
+/* ORDER SECTION: numbers are file format, and the order in which sections are read: each may name
+** what those before it brought (CODE the constants and primitives, DERIVED both). */
 typedef enum section {
   GLOBALS = 1,
   CONSTANTS,
@@ -73,7 +77,8 @@ __attribute__((format(printf, 2, 3))) static void fail(reader *r, const char *fo
 
 static size_t left(const reader *r) { return r->failed ? 0 : (size_t)(r->end - r->at); }
 
-/* The next bytes, or NULL once failed. */
+/* The next bytes, or NULL once failed. The size is of 64 bits, as it may come from the file: it is
+** compared with what is left, and never added to a pointer before. */
 static const unsigned char *take(reader *r, uint64_t size) {
   if (size > left(r)) {
     fail(r, "%llu more bytes expected, %zu are left", (unsigned long long)size, left(r));
@@ -94,7 +99,10 @@ static uint64_t number(reader *r, int size) {
 static uint32_t u32(reader *r) { return (uint32_t)number(r, 4); }
 static uint64_t u64(reader *r) { return number(r, 8); }
 
-/* A count of items that take at least 'item_size' bytes each. */
+/* A count of items that take at least 'item_size' bytes each.
+**
+** So a count is at most the file's size, and what is allocated for it at most some times that: a
+** file of a few bytes cannot ask for much memory. */
 static int32_t count(reader *r, size_t item_size) {
   uint32_t n = u32(r);
   if (n > left(r) / item_size || n > INT32_MAX) {
@@ -103,7 +111,10 @@ static int32_t count(reader *r, size_t item_size) {
   return r->failed ? 0 : (int32_t)n;
 }
 
-/* The length of the UTF-8 sequence at 'at', 0 if it is malformed, overlong or a surrogate. */
+/* The length of the UTF-8 sequence at 'at', 0 if it is malformed, overlong or a surrogate. Python
+** would refuse such names later, where nobody expects it. RFC 3629: the second byte's range says
+** which three- and four-byte forms are the shortest ones (not below a0 after e0, nor 90 after f0),
+** no surrogates (not above 9f after ed) and no more than U+10FFFF (not above 8f after f4). */
 static size_t utf8_length(const unsigned char *at, size_t size) {
   static const unsigned char second_low[] = {[0xe0 - 0xe0] = 0xa0, [0xf0 - 0xe0] = 0x90};
   unsigned char lead = at[0];
@@ -193,6 +204,9 @@ static entry next_entry(reader *r) {
 }
 
 /* What the entries before say of the next. */
+/* Sections of one kind may be there once for all, or once for each variant of the file, which are
+** for different processors. So entries come by variant, then by kind, both rising, and their bytes
+** follow one another: there is one table for a content, and the last entry's end is the file's. */
 typedef struct table_state {
   entry last;
   uint32_t common, own;        /* a bit for each kind of section that all variants share, or not */
@@ -237,7 +251,9 @@ static void check_entry(reader *r, const unsigned char *data, size_t size, table
   before->end = e.offset + e.length;
 }
 
-/* The first variant whose code this machine can run, or 0 where the code is one for all. */
+/* The first variant whose code this machine can run, or 0 where the code is one for all. 'table' is
+** a copy of the cursor, by value: entries have been checked, and are read once more. Files have
+** their best variant first. */
 static uint32_t choose(reader *r, reader table, int32_t n, const unsigned char *data) {
   char lacks[EK_IMAGE_LACKS] = "";
   for (int32_t i = 0; i < n; i++) {
@@ -318,6 +334,10 @@ typedef struct layout {
   uint64_t first, next, end;
 } layout;
 
+/* A constant's tensor looks at the file's own bytes: nothing is copied, the system reads pages when
+** a kernel first does, and processes that run one file share them. Its data has to be where the
+** last constant's ended, aligned: two constants cannot overlap, nor bytes lie unused between
+** them. */
 static void read_constant(reader *r, ek_executable *e, int32_t index, layout *at) {
   int64_t shape[EK_MAX_NDIM];
   size_t expected = 0;
@@ -382,6 +402,8 @@ static void read_primitives(reader *r, ek_executable *e) {
   if (!r->failed) e->n_primitives = n;
 }
 
+/* The words are copied to be of the machine's byte order and aligned, and because verifying changes
+** jumps; 'file_words' stays for the disassembler and for copies. */
 static void read_function(reader *r, ek_vm_function *f, int32_t *words) {
   uint32_t n_registers = u32(r);
   f->n_words = count(r, 4);
@@ -539,6 +561,8 @@ static void read_derived_one(reader *r, ek_executable *e, ek_derived *to) {
   e->is_absent[constant] = false;
 }
 
+/* 'is_absent' marks what is still to be made, and reading a record clears it: inputs must be there
+** before it, so records are in an order in which they can be made, and there is no cycle. */
 static void read_derived(reader *r, ek_executable *e) {
   int32_t n = count(r, 12);
   if (!r->failed && n == 0) fail(r, "it is empty");
@@ -684,6 +708,8 @@ int ek_executable_load(const char *path, ek_object **out) {
 }
 
 /* Constants must be aligned in memory as in the file: other bytes are copied even if not asked. */
+/* Without 'copy' and without an owner, the bytes are the caller's to keep, for as long as the
+** executable lives: data of a program that was linked with one. */
 static int from_bytes(const void *bytes, size_t size, bool copy, ek_object *owner, ek_object **out) {
   file_object *file = ek_object_alloc(sizeof *file, EK_OBJECT, file_deleter);
   if (file == NULL) return -1;
@@ -730,6 +756,7 @@ static bool is_derived(const ek_executable *e, int64_t index) {
   return found;
 }
 
+/* One that is derived has no data either, until it is made, and needs none from a user. */
 static int expect_bound(const ek_executable *e) {
   int32_t first = -1, n = 0;
   for (int32_t i = 0; i < e->n_constants; i++) {
@@ -746,7 +773,8 @@ static bool is_same_kind(const ek_dltensor *a, const ek_dltensor *b) {
          (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
-/* A read-only view of a tensor where kernels can read it, else of a copy. */
+/* A read-only view of a tensor where kernels can read it, else of a copy. As it lies means that the
+** caller's writes are seen by later runs: it is lent for good. */
 static int as_constant(const ek_value *value, const ek_dltensor *data, ek_object **out) {
   ek_object *owner = value->v.obj, *copy = NULL;
   bool can_stay = value->type_index == EK_TENSOR && ek_device_is_host(data->device) &&
@@ -830,6 +858,11 @@ static int link_external(const ek_executable *e, const char *name, ek_object **o
   return -1;
 }
 
+/* Where a function comes from, the first that has it: what was given by a swap before linking, the
+** file's own native code, the caller's library, the registry, an engine of another maker. Only the
+** first two are known to keep no reference to an argument and to write nothing but outputs
+** ('is_kernel'); with any other, runs copy what they lend ('keeps_arguments') and do nothing beside
+** it (ek_async.c). */
 static int link_primitive(ek_executable *e, int32_t index, ek_object *image, ek_object *library,
                           ek_object **out) {
   ek_bytes name = e->primitives[index];
@@ -849,7 +882,8 @@ static int link_primitive(ek_executable *e, int32_t index, ek_object *image, ek_
   return status;
 }
 
-/* Moves the constants that other devices have to these, once. Under the lock. */
+/* Moves the constants that other devices have to these, once. Under the lock. If that fails half
+** way, those that moved stay: linking again finds them where they should be. */
 static int place_constants(ek_executable *e) {
   for (int32_t i = 0; e->places != NULL && i < e->n_constants; i++) {
     const ek_dltensor *data = &((ek_tensor *)(void *)e->constants[i])->dl;
@@ -866,7 +900,9 @@ static int place_constants(ek_executable *e) {
   return 0;
 }
 
-/* Makes the constant that 'd' describes, by the functions of primitives. */
+/* Makes the constant that 'd' describes, by the functions of primitives: larger than what it is
+** made of (weights transformed for Winograd's convolution are, four times), it takes no place in
+** the file, but time at loading. */
 static int derive(ek_executable *e, const ek_derived *d, ek_object *const *linked) {
   ek_object *old = e->constants[d->constant], *made;
   const ek_dltensor *like = &((ek_tensor *)(void *)old)->dl;
@@ -909,6 +945,10 @@ static int import_device_code(ek_executable *e, ek_object *image) {
 }
 
 /* Under the lock. */
+/* All or nothing but for constants: on failure functions are as loaded, and linking may be tried
+** again. 'is_kernel' lies behind the functions, in one block with them. Derived constants come
+** last, as kernels make them; they see 'linked' by argument, as the executable has it only when all
+** is there. */
 static int link_all(ek_executable *e, ek_object *library) {
   ek_object *image = NULL;
   size_t n = (size_t)e->n_primitives, size = n * (sizeof *e->linked + sizeof *e->is_kernel) + 1;

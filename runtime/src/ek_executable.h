@@ -1,4 +1,15 @@
-/* An executable in memory: what the loader has read, for the verifier and the machine. */
+/* An executable in memory: what the loader has read, for the verifier and the machine.
+**
+** It is made whole or not at all, and then shared by machines of any thread. What changes after
+** that: linking, under 'lock', fills 'linked', places and makes constants, and attaches native
+** code; it is done once, before the first run, so that runs read all of it without a lock. While
+** machines run, only single words change, each atomically: a primitive's function
+** (ek_executable_swap), a function's entry (ek_native_attach), counts of calls, limits and
+** 'n_threads'. What such a store replaces lives as long as the executable does, as a run may be in
+** it.
+**
+** Names and words with "in the file" point into the file's bytes, which 'file' keeps where they
+** are. */
 #ifndef EK_EXECUTABLE_H_
 #define EK_EXECUTABLE_H_
 

@@ -2,7 +2,10 @@
 **
 ** A face over a virtual machine, under TVM's names: set_input, run, get_output, ... It serves one
 ** caller at a time. Inputs are kept between runs; outputs are those of the last one, tuples laid
-** out one field after the other. Kernels are found by their names too. */
+** out one field after the other. Kernels are found by their names too.
+**
+** It has no executor of its own, and no order of nodes: the bytecode of a straight line is that
+** order. It is not safe for two threads: inputs and outputs are one set for all. */
 #include "ek_verify.h"
 
 typedef struct graph {

@@ -10,6 +10,9 @@
 
 #include "ek_cpu.h"
 
+/* Why a format of our own and not ELF: a page of text and two tables is all that is needed where
+** code refers to nothing but itself and a table of addresses behind it. So loading is one mapping,
+** one copy and one change of protection, on every system, without a linker and without a file. */
 enum { PAGE = 4096, HEADER_SIZE = 48 };
 
 /* The byte of the header that names an architecture; no image is for others. */
@@ -66,7 +69,8 @@ static void fail(reader *r, const char *what) {
   r->at = r->end;
 }
 
-/* Little-endian, whatever the machine. */
+/* Little-endian, whatever the machine. The comparison is with what is left, so that 'at' never
+** passes 'end'; once failed nothing is left. */
 static uint64_t unsigned_of(reader *r, size_t size) {
   uint64_t value = 0;
   if ((size_t)(r->end - r->at) < size) {
@@ -129,6 +133,8 @@ static void add(char *text, size_t capacity, const char *form, ek_bytes word) {
   snprintf(text + used, capacity - used, form, (int)word.size, word.data);
 }
 
+/* Told before anything else of the image is looked at: the loader of executables asks it of each
+** variant, to choose one. An image that is damaged lacks nothing here; loading it will say so. */
 bool ek_image_lacks(const unsigned char *bytes, size_t size, char *out, size_t capacity) {
   bool lacks = false;
   if (size < PAGE || memcmp(bytes, magic, 6) != 0) return false;
@@ -204,6 +210,8 @@ static int by_name(const void *a, const void *b) {
   return order != 0 ? order : (x->size > y->size) - (x->size < y->size);
 }
 
+/* Neighbours after sorting: names are looked up by halving, and a second one of a name could be
+** found instead of the first on another machine's qsort. */
 static int check_exports_unique(const image *self) {
   for (uint32_t i = 1; i < self->export_count; i++) {
     const image_export *item = &self->exports[i];
@@ -283,6 +291,7 @@ static int read_imports(image *self, const unsigned char *bytes, const header *h
 
 /* Mapping -------------------------------------------------------------------------------------- */
 
+/* Pages are written first and made executable after: never both at once. */
 static int map(image *self, const unsigned char *bytes, const header *h) {
   size_t size = (size_t)h->text_size;
   if (ek_code_place(&self->code, bytes + PAGE, size, self->table, h->imports) == 0) return 0;
@@ -293,6 +302,7 @@ static int map(image *self, const unsigned char *bytes, const header *h) {
 /* Names for profilers -------------------------------------------------------------------------- */
 
 /* Where the code of an export ends: at the next one. */
+/* All exports for each: only done where EKIDEN_PERF_MAP asks for it. */
 static uint64_t end_of(const image *self, uint64_t offset, uint64_t text_size) {
   uint64_t end = text_size;
   for (uint32_t i = 0; i < self->export_count; i++) {
@@ -409,6 +419,7 @@ static int fill(image *self, const unsigned char *bytes, size_t size) {
   return 0;
 }
 
+/* Call sites know the module without owning it: they live in it, and it has what they call. */
 int ek_image_load(const void *bytes, size_t size, ek_object **out) {
   image *self = ek_alloc_or_error(sizeof *self);
   if (self == NULL) return -1;

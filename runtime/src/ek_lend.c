@@ -2,7 +2,12 @@
 **
 ** A run reads them where they lie, through tensors that own nothing. When it ends, each of these is
 ** referred to by the list alone, but for programs that give back what they got: then the result is
-** searched for what lies in them, and that is copied. */
+** searched for what lies in them, and that is copied.
+**
+** This saves a copy of every argument, and holds only while nothing else outlives the run: programs
+** that keep what they are given (EK_KEEPS, functions of others) are not lent anything
+** (ek_vm_begin). Whether something escaped is told by the counts, so that the search, which takes a
+** step for each part of the result, is made for few. */
 #include "ek_lend.h"
 
 #include "ek_vm.h"
@@ -100,6 +105,7 @@ static int copy_out(const ek_lent *lent, ek_value *result) {
   return code;
 }
 
+/* Relaxed is enough: the run's own thread, or the end of its tasks, came before this. */
 static bool is_kept(const ek_object *tensor) {
   return (__atomic_load_n(&tensor->refs, __ATOMIC_RELAXED) & EK_STRONG_MASK) != 1;
 }

@@ -14,6 +14,8 @@ typedef struct own_map {
 
 /* Keys ----------------------------------------------------------------------------------------- */
 
+/* The size is the seed, so that a text and the same with zeros behind it differ. Not for
+** adversaries: who chooses keys can make them collide. */
 uint64_t ek_hash_bytes(const void *data, size_t size) {
   const unsigned char *at = data;
   uint64_t hash = size, word = 0;
@@ -49,6 +51,7 @@ bool ek_key_equal(const ek_value *a, const ek_value *b) {
 /* Searching ------------------------------------------------------------------------------------ */
 
 /* The place of a key in the table: that of its pair, or the free one where it would go. */
+/* Linear probing. The table is at most half full, so there is a free place, and it is near. */
 static uint64_t place(const own_map *self, const ek_value *key) {
   uint64_t at = ek_key_hash(key) & self->mask;
   while (self->table[at] != 0 &&
@@ -82,6 +85,7 @@ static void drop(void *self, int flags) {
 
 static void map_deleter(void *self, int flags) { ek_delete_flat(self, flags, drop); }
 
+/* The later value of a key counts, at the place of the first, as in Python. */
 static int insert(own_map *self, const ek_value *pair) {
   ek_map *map = &self->map;
   ek_value *known = lookup(self, pair), value;

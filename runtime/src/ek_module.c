@@ -69,6 +69,9 @@ static ek_object *import_at(ek_module *module, int32_t index) {
   return found;
 }
 
+/* Its own functions first, then those of its imports, depth first and in order. The lock is not
+** held while a module is asked, which may be code of others: each import is retained for that
+** long. */
 int ek_module_get(ek_object *object, const char *name, ek_object **out) {
   ek_object *found = NULL, *imported;
   if (check_module(object, "get function") != 0) return -1;

@@ -11,7 +11,13 @@
 ** "Native k" goes on in native code behind call k, which answers with the next instruction to run:
 ** one of this piece, or, with an error, one byte past the instruction that failed; NULL where that is
 ** not known. "Watch" stands at the entry of functions whose calls are
-** counted. */
+** counted.
+**
+** Such code is attached while machines run. A frame that is in the bytecode stays there until it
+** returns; 'entry' alone decides where the next call begins, and is stored last, with release,
+** behind all that the code reads. The code is called by its address and not through
+** ek_function_call: 'self' is not passed, and its signature is that of ek_native.run, whose name's
+** prefix says which. */
 #include "ek_vm.h"
 
 #include <stdio.h>
@@ -25,6 +31,8 @@ static int32_t *put_native(int32_t *to, int32_t point) {
 }
 
 /* The piece for a function, which is ek_alloc's; NULL with an error. */
+/* Jumps cannot be among the copied instructions (EK_FRAMES has none), so that words need no
+** correction. */
 static int32_t *make_points(const ek_vm_function *f) {
   const int32_t *end = f->code + f->n_words;
   size_t words = NATIVE_WORDS;
@@ -105,6 +113,9 @@ const int32_t *ek_native_bytecode(const ek_vm_function *f, const int32_t *pc) {
   return NULL;
 }
 
+/* Through the body, as native code does not know how values are read; then back from where that
+** would go to which jump it was. Two jumps to one place are one: which of them is told does not
+** matter. */
 int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc) {
   if (ek_vm_ops[*pc](vm, R, pc) != 0) return -1;
   int32_t chosen = 0;
@@ -132,6 +143,8 @@ int ek_native_watch(ek_executable *e, uint32_t calls, ek_object *hot) {
   return is_first ? 0 : ek_error("RuntimeError", "watch executable: it is watched already");
 }
 
+/* Exactly one call of all threads' gets the number, and tells; later ones go by in one atomic
+** addition. Until native code is there, 'entry' stays as it is. */
 int ek_native_watched(ek_vm *vm) {
   ek_executable *e = vm->executable;
   ek_vm_function *f = &e->functions[vm->function - e->functions];

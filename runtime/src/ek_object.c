@@ -9,6 +9,8 @@ void ek_object_release(ek_object *object) {
   if (object != NULL) ek_release(object);
 }
 
+/* Zeroed, so that a deleter may run over an object that was filled in part: NULL and NONE are
+** released as nothing. */
 void *ek_object_alloc(size_t size, int32_t type_index, void (*deleter)(void *self, int flags)) {
   ek_object *object = ek_alloc_or_error(size);
   if (object == NULL) return NULL;
@@ -32,7 +34,10 @@ void ek_values_release(ek_value *values, int64_t count) {
 ** A list of a million cells is a chain of a million objects. Its last reference must not take the C
 ** stack with it: an object that dies while another is being deleted on the same thread is queued,
 ** and deleted by the outer one. The header of a dead object is not needed any more: the count's
-** place holds the link, the deleter's what will drop it. */
+** place holds the link, the deleter's what will drop it.
+**
+** Both variables are the thread's: objects die on the thread that gave up the last reference. The
+** order of deaths is not that of a recursion, so no deleter may count on a sibling being alive. */
 
 static EK_THREAD_LOCAL ek_object *dying;
 static EK_THREAD_LOCAL bool is_deleting;

@@ -38,6 +38,8 @@ enum { IDLE, OFFERED, TAKEN, STOP };
 
 typedef int (*loop_body)(void *context, int64_t begin, int64_t end);
 
+/* 'state' and 'parked' are atomic; the rest is written by one side while the state says that it is
+** its own: 'index' at the start, 'failed' and 'error' by the worker before IDLE. */
 typedef struct slot {
   uint32_t state;
   uint32_t parked;
@@ -51,6 +53,8 @@ typedef struct slot {
 static_assert(sizeof(slot) <= SLOT_SIZE, "a slot fits its cache lines");
 
 /* Written by the caller that holds 'busy', read by workers between OFFERED and IDLE. */
+/* One for all: a second loop cannot begin while a worker could still read this one, as fork_join
+** waits until every slot is IDLE. */
 static struct job {
   loop_body body;
   void *context;
@@ -72,6 +76,8 @@ static unsigned char *slots;
 static size_t slots_actual;
 static struct job held;         /* what called workers do; its n is that of its chunks */
 static int32_t held_count;      /* of workers that may be called */
+/* 'is_inside': this thread runs a chunk, so its loops run inline: a nested loop would wait for
+** workers that wait for it. 'is_holder': it has the pool for longer (ek_pool_hold). */
 static EK_THREAD_LOCAL bool is_inside;
 static EK_THREAD_LOCAL bool is_holder;
 static EK_THREAD_LOCAL bool was_divisible; /* a loop since ek_pool_was_divisible */
@@ -131,7 +137,8 @@ static void worker_main(void *context) {
   }
 }
 
-/* After a state was written. */
+/* After a state was written. 'parked' is cleared before the wake, as a worker may have looked at
+** its state and not be asleep yet: ek_wait compares, finds the word changed, and does not sleep. */
 static void rouse(slot *to) {
   if (__atomic_load_n(&to->parked, __ATOMIC_SEQ_CST) == 0) return;
   __atomic_store_n(&to->parked, 0, __ATOMIC_SEQ_CST);
@@ -144,6 +151,8 @@ static void post(slot *to, uint32_t state) {
 }
 
 /* In the child of a fork only the forking thread lives; the pool starts anew there. */
+/* The buffer of the slots is not freed but left: once for each fork of a process that had a
+** pool. */
 static void forget_workers(void) {
   is_started = false;
   worker_count = 0;
@@ -203,6 +212,8 @@ typedef struct outcome {
   ek_object *error;            /* owned, of the first chunk that failed */
 } outcome;
 
+/* Chunks are looked at in order, so the error that is told does not depend on which thread was
+** faster. */
 static void note(outcome *total, bool failed, ek_object *error) {
   if (failed && !total->failed) *total = (outcome){true, error};
   else ek_object_release(error);
@@ -214,6 +225,9 @@ static void run_here(outcome *total, int64_t index) {
 }
 
 /* Takes an offer back (true), or waits until its worker has done it. */
+/* A worker that the system runs elsewhere may have taken its chunk and lost its core: after
+** PATIENCE pauses the caller yields its own, which on a full machine is the one that it waits
+** for. */
 static bool take_back(slot *of) {
   uint32_t expected = OFFERED;
   if (__atomic_compare_exchange_n(&of->state, &expected, IDLE, false, __ATOMIC_RELAXED,
@@ -272,6 +286,9 @@ static int run_held(loop_body body, void *context, int64_t n, int64_t most) {
   return code;
 }
 
+/* A loop shorter than two grains is a call of its body, with no atomic operation before it.
+** Whether a loop could have been split is noted even where it is not, since the scheduler of
+** tasks (ek_async.c) wants to know that of kernels that it runs on one thread. */
 int ek_parallel_for(loop_body body, void *context, int64_t n, int64_t grain) {
   if (n <= 0) return 0;
   if (grain < 1) grain = 1;
@@ -297,6 +314,8 @@ bool ek_pool_was_divisible(void) {
   return was;
 }
 
+/* A job of MAX_THREADS chunks of one element each: chunk i is worker i's number, so that run_chunk
+** serves calls of workers as it does loops. */
 int32_t ek_pool_hold(loop_body body, void *context) {
   if (is_inside || is_holder || threads() == 1) return 0;
   __atomic_fetch_add(&callers, 1, __ATOMIC_RELAXED);

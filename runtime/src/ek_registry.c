@@ -1,4 +1,8 @@
-/* Global functions by name: an array sorted by name, under one lock. */
+/* Global functions by name: an array sorted by name, under one lock.
+**
+** Looking up halves the array, registering moves what is behind: there are some hundred functions,
+** found once by each caller that keeps what it found. Nothing of others runs under the lock:
+** replaced functions are released behind it, as their deleters may come here. */
 #include "ek_cpu.h"
 #include "ek_vm.h"
 
@@ -14,6 +18,7 @@ static ek_once builtins_once = EK_ONCE_INIT;
 
 /* What is too rarely used for functions of its own in the header ------------------------------- */
 
+/* Arguments have exactly these types; for those who call by name from other languages. */
 static int expect_args(const char *name, const ek_value *args, int32_t nargs, int32_t n,
                        const int32_t *types) {
   bool fits = nargs == n;

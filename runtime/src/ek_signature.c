@@ -156,6 +156,7 @@ static int look_at_symbol(look *at, const int64_t *type, const ek_value *value, 
 }
 
 /* Numbers stand for tensors without dimensions where registers may hold either. */
+/* Of integers alone: a float is given as a tensor. */
 static bool is_number(const int64_t *type, const ek_value *value) {
   int64_t code = type[1] & 0xff;
   bool is_whole = code == EK_DTYPE_INT || code == EK_DTYPE_UINT || code == EK_DTYPE_BOOL;
@@ -231,6 +232,9 @@ static bool combine(int64_t op, int64_t a, int64_t b, int64_t *out) {
 }
 
 /* What a symbol's definition gives; false where a part of it is not known. */
+/* A stack machine in reverse Polish order. ek_definition_verify has held its depth between 1 and
+** STACK, that operands are there and symbols come before the one defined; so nothing is checked
+** here. */
 static bool evaluate(const look *at, const ek_symbol *symbol, int64_t *out) {
   int64_t stack[STACK];
   int32_t top = 0;
@@ -298,6 +302,8 @@ int ek_signature_check(const ek_executable *e, const ek_vm_function *f, const ek
 
 /* Verifying ------------------------------------------------------------------------------------ */
 
+/* Recursion is bounded by EK_TYPE_NESTING, which is also the room in 'path'. A tuple of no fields
+** at the last level has none to go into. */
 const int64_t *ek_type_verify(const int64_t *type, const int64_t *end, int32_t n_symbols,
                               int32_t depth) {
   int64_t left = end - type;

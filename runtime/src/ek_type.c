@@ -71,6 +71,7 @@ const ek_type_info *ek_type_get(int32_t index) {
   return __atomic_load_n(&rows[index], __ATOMIC_ACQUIRE);
 }
 
+/* A walk of all rows: keys are asked for once, by whoever then keeps the index. */
 static const ek_type_info *find(const char *key) {
   int32_t end = __atomic_load_n(&row_end, __ATOMIC_ACQUIRE);
   for (int32_t i = 0; i < end; i++) {
@@ -97,7 +98,9 @@ const char *ek_value_type_name(const ek_value *value) {
   }
 }
 
-/* What definitions take stays as long as the process: memory and references, on one list. */
+/* What definitions take stays as long as the process: memory and references, on one list. A reader
+** may hold a row that was replaced, and nobody counts readers; types are as many as a program has
+** classes. */
 typedef struct kept {
   struct kept *next;
   ek_object *object;           /* owned, or NULL */
@@ -151,6 +154,7 @@ void ek_types_clear(void) {
 /* Registering ---------------------------------------------------------------------------------- */
 
 /* Under the lock. */
+/* The row is stored before the end that lets readers see it, both with release. */
 static int32_t add(const char *key, const ek_type_info *parent) {
   if (row_end == MAX_TYPES) {
     return ek_error("RuntimeError", "register type '%s': at most %d types fit", key, MAX_TYPES);
@@ -315,6 +319,8 @@ static int fill(ek_type_info *info, const ek_type_info *parent, const ek_type_de
 }
 
 /* Whether a type below this one was defined: its fields begin with those of this one. */
+/* Under the lock. A child's layout begins with its parent's, so that a parent defined later would
+** move it. */
 static const ek_type_info *defined_child(int32_t index) {
   for (int32_t i = EK_FIRST_FREE; i < row_end; i++) {
     if (rows[i]->parent == index && rows[i]->is_defined) return rows[i];

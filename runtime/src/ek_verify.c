@@ -1,4 +1,18 @@
-/* The verifier, driven by the operand letters of vm_opcodes.def. */
+/* The verifier, driven by the operand letters of vm_opcodes.def.
+**
+** It goes over a function's words twice. Instructions differ in length, so that they can be read in
+** one direction only: the first pass reads them all and notes where each starts. Only then can a
+** jump to an instruction be told from one into the middle of another, and be turned from a number
+** of instructions, as the file has it, to a number of words, which the loop adds to pc. Time and
+** memory are linear in the words.
+**
+** Proven is what the loop would otherwise ask each time: registers, constants, functions and
+** primitives are in range, arguments are as many as there are parameters, lists end inside of the
+** function, and so does control: the last instruction never goes on, and jumps land on
+** instructions. Not proven is what registers hold (ek_vm_ops.c) nor that a program ends
+** (ek_vm_limit.c).
+**
+** The first fault is the one that is told; after it every word is read as 0. */
 #include "ek_verify.h"
 
 #include <stdio.h>
@@ -65,7 +79,7 @@ static void check_registers(verifier *v) {
   if (v->n > v->max_args) v->max_args = v->n;
 }
 
-/* A register that is read, or, as a negative word, moved from. */
+/* A register that is read, or, as a negative word, moved from: -1 - r, so that 0 can be as well. */
 static void check_value(verifier *v) {
   int32_t word = v->at < v->function->n_words ? v->function->code[v->at] : 0;
   if (word >= 0) {
@@ -106,12 +120,15 @@ static void check_alignment(verifier *v) {
   }
 }
 
+/* A constant that only another variant of the file makes has no data: nothing may load it. */
 static void check_constant(verifier *v) {
   const ek_executable *e = v->executable;
   int32_t constant = below(v, e->n_constants, "a constant below");
   if (!failed(v) && e->is_absent[constant]) refuse(v, constant, "a constant other than", constant);
 }
 
+/* The number of arguments stands in the word behind: it is looked at here, before the letter 'n'
+** reads it, as that one knows of no function. */
 static void check_callee(verifier *v, bool exactly) {
   v->callee = below(v, v->executable->n_functions, "a function below");
   if (failed(v)) return;

@@ -1,10 +1,17 @@
-/* The verifier: what it has passed, the machine runs without checks of its own on operands. */
+/* The verifier: what it has passed, the machine runs without checks of its own on operands.
+**
+** This is the border of trust. A file may come from anywhere; what reads its code later (the loop,
+** the compiler of native code, profiles, the debugger) indexes by it without asking. Whatever
+** brings code in another way must come through here; a machine's state (ek_vm_state.c) brings none,
+** but names places in code that came. */
 #ifndef EK_VERIFY_H_
 #define EK_VERIFY_H_
 
 #include "ek_executable.h"
 #include "ek_operands.h"
 
+/* ORDER OP: numbers are the file format, and index ek_opcodes, ek_vm_ops and the labels of the
+** loop. */
 typedef enum ek_opcode {
 #define EK_OPCODE(name, text, format, operands, properties, meaning) EK_OP_##name,
 #include "vm_opcodes.def"

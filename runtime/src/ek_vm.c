@@ -2,13 +2,21 @@
 ** body in ek_vm_ops.c; those that are short and frequent are inline here, from ek_vm_inline.h.
 **
 ** CASE, JUMP and NEXT hide computed goto from switch and nothing else. R is the running function's
-** register 0; ENTER takes it and the next instruction from the machine, after calls and returns. */
+** register 0; ENTER takes it and the next instruction from the machine, after calls and returns.
+**
+** There is no 'default' and no check of an operand: the verifier has been through every word that
+** can be reached (ek_verify.h). Nor is there one of a limit, a breakpoint or an interruption: a run
+** that has any goes through ek_vm_step, which calls the same bodies, so that all others pay nothing
+** for it. */
 #include "ek_vm.h"
 
 #include "ek_vm_inline.h"
 
 /* clang-format off */
 #ifdef EK_VM_SWITCH
+/* Computed goto gives each instruction a jump of its own, whose target the processor learns from
+** what came before; with switch all share one. ORDER OP: 'labels' is made of the table, and the two
+** instructions that exist in memory only stand behind it, as in ek_verify.h. */
 #define CASE(name) case EK_OP_##name
 #define DISPATCH() goto next
 #else

@@ -44,7 +44,12 @@ typedef struct ek_vm_place {
 ** allocates nothing.
 **
 ** The running function's registers are those from 'window' on; its caller's lie right below. The
-** loop keeps the next instruction in a local variable, and in 'pc' only across calls and returns. */
+** loop keeps the next instruction in a local variable, and in 'pc' only across calls and returns.
+**
+** A machine is one caller's at a time, and refuses a second ('is_running'); another thread may set
+** 'limit' meanwhile, and nothing else. Its executable is shared by any number of machines. What
+** registers below 'top' hold is owned; 'args' are copies without references, good for the call
+** being made. */
 typedef struct ek_vm {
   ek_object base;
   ek_executable *executable;               /* owned */

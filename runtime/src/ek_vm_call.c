@@ -5,6 +5,7 @@
 
 /* Life ----------------------------------------------------------------------------------------- */
 
+/* The executable goes last: registers may hold closures and constants of it. */
 static void vm_deleter(void *self, int flags) {
   ek_vm *vm = self;
   if (flags & EK_DELETE_CONTENT) {
@@ -24,6 +25,9 @@ static void vm_deleter(void *self, int flags) {
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
 
+/* Room for the widest function, one frame and the longest list of arguments: a program without
+** calls never asks for more, and arguments only where ADT values or closures bring more than the
+** list has. */
 static int reserve(ek_vm *vm) {
   int32_t most = 1;
   for (int32_t i = 0; i < vm->executable->n_functions; i++) {
@@ -84,6 +88,9 @@ static bool is_aligned(const ek_dltensor *tensor) {
   return size == 0 || (uintptr_t)ek_dltensor_data(tensor) % size == 0;
 }
 
+/* In order of cost: lent for the call without anything being copied or counted; retained; wrapped,
+** where another library made it; copied, where it has strides or lies where loads of its elements
+** may not be made. */
 int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor, bool may_lend,
                      ek_value *to) {
   ek_object *copy;
@@ -123,6 +130,7 @@ static int own_on_device(ek_vm *vm, const ek_vm_function *f, int32_t index, cons
 }
 
 /* An array of arguments as a tuple: other languages know arrays. */
+/* This recurses on C's stack, hence the bound: an array may hold itself. */
 static int own_array(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_array *array,
                      int depth, ek_value *to) {
   ek_object *tuple;
@@ -205,6 +213,7 @@ int ek_vm_acquire(ek_vm *vm, const char *doing, ek_bytes name) {
                   (int)name.size, name.data);
 }
 
+/* Arguments are held against the declared types before any is copied: a wrong one costs nothing. */
 int ek_vm_begin(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs, bool may_lend) {
   const ek_executable *e = vm->executable;
   if (function < 0 || function >= e->n_functions) {
@@ -238,6 +247,9 @@ int ek_vm_set_places(ek_vm *vm, const ek_vm_place *places, int32_t n) {
   return 0;
 }
 
+/* What was lent is sorted out before the machine is given up: then only is it safe for the next run
+** to lend again. The store is a release, which pairs with the exchange of ek_vm_acquire: the next
+** caller, on whatever thread, sees the registers as they were left. */
 int ek_vm_end(ek_vm *vm, ek_value *ret) {
   int status = 0;
   *ret = vm->result;

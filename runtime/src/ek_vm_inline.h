@@ -10,13 +10,16 @@
 
 /* Values --------------------------------------------------------------------------------------- */
 
-/* Puts an owned value in a register. The new value goes in before the old one dies. */
+/* Puts an owned value in a register. The new value goes in before the old one dies, since a death
+** may run code of others, which must find the register whole. */
 static inline void set(ek_value *to, ek_value value) {
   ek_value old = *to;
   *to = value;
   if (old.type_index >= EK_OBJECT) ek_release(old.v.obj);
 }
 
+/* The same of a value that stays somebody's. It is retained before the old one goes, as they may be
+** one. */
 static inline void set_copy(ek_value *to, ek_value value) {
   if (value.type_index >= EK_OBJECT) ek_retain(value.v.obj);
   set(to, value);
@@ -35,12 +38,18 @@ static inline ek_value fetch(ek_value *R, int32_t operand) {
   return R[operand];
 }
 
+/* The compiler moves a register at its last use, so that a callee often has the only reference, and
+** Own or AllocTensor may work in place. What one instruction moves twice is NONE the second time: a
+** value as any other, that bodies refuse by its type. */
 static inline void fetch_all(ek_value *to, ek_value *R, const int32_t *operands, int32_t n) {
   for (int32_t i = 0; i < n; i++) to[i] = fetch(R, operands[i]);
 }
 
 /* Calls ---------------------------------------------------------------------------------------- */
 
+/* Pushes a frame. Of all frames top == window + function->n_registers, and registers from top on
+** are NONE: leaving cleared them, so that entering need not. On failure nothing has changed. The
+** caller's R is no longer good: registers may have moved. */
 static inline int enter(ek_vm *vm, const ek_vm_function *f, const int32_t *next, int32_t dst) {
   size_t top = vm->top + (size_t)f->n_registers;
   if (vm->n_frames == vm->frame_capacity && ek_vm_grow_frames(vm) != 0) return -1;
@@ -118,6 +127,7 @@ static inline bool is_plain_integer(const ek_value *value) {
 }
 
 /* If test target true_offset false_offset: the number of words to jump; 0 is an error. */
+/* The verifier refuses jumps of 0 instructions, which leaves 0 to say that the body has failed. */
 static inline int32_t op_if(ek_vm *vm, ek_value *R, const int32_t *pc) {
   const ek_value *test = &R[ek_If_test(pc)], *target = &R[ek_If_target(pc)];
   if (!is_plain_integer(test) || !is_plain_integer(target)) {

@@ -28,6 +28,7 @@ bool ek_vm_has_limit(const ek_vm *vm, ek_limit *out) {
   return out->steps != 0 || out->nanoseconds != 0;
 }
 
+/* Read once, when the run begins: a limit that is set meanwhile is that of the next run. */
 ek_vm_guard ek_vm_guard_of(const ek_vm *vm) {
   ek_vm_guard guard = {.end = INT64_MAX};
   int64_t start = ek_vm_has_limit(vm, &guard.limit) ? now() : 0;
@@ -43,6 +44,8 @@ static int reached(const ek_vm *vm, const char *limit) {
                   ek_shown(name, 200), name.data);
 }
 
+/* An instruction that may be long is preceded by a look at the clock; a loop without any, by one in
+** BETWEEN. A kernel that has begun is not stopped. */
 int ek_vm_guard_check(ek_vm_guard *guard, const ek_vm *vm, const int32_t *pc) {
   char text[40];
   if (guard->steps++ == guard->limit.steps && guard->limit.steps != 0) {

@@ -1,4 +1,13 @@
-/* The bodies of the instructions, which the loop, the stepping loop and native code share. */
+/* The bodies of the instructions, which the loop, the stepping loop and native code share.
+**
+** What a body may count on: operands are in range, lists have the length that they say, alignments
+** and dtypes are valid (ek_verify.c). What it may not: that a register holds what its use needs, or
+** that a size or an index computed by the program is one. Those come from a file or from a caller,
+** and may be anything; so each body asks before it touches memory.
+**
+** When a body fails, a register is as it was, or NONE where it was moved from: unwinding clears
+** both alike. Code of others (kernels, deleters) may run inside a body, but none that makes the
+** registers grow, as a machine refuses a second run while it has one. */
 #include "ek_vm.h"
 
 #include "ek_vm_inline.h"
@@ -18,6 +27,7 @@ static const ek_dtype int64_dtype = {EK_DTYPE_INT, 64, 1};
 static const ek_device host = {EK_CPU, 0};
 
 /* The elements [index, index + n) of an int64 vector, as addresses and shapes are given. */
+/* Both 'index' and 'n' are >= 0 by the verifier: their sum in 64 bits does not wrap around. */
 static int read_int64s(const char *instruction, const ek_value *value, int32_t index, int32_t n,
                        const int64_t **out) {
   if (value->type_index != EK_TENSOR) return wrong_type(instruction, "an int64 tensor", value);
@@ -58,7 +68,8 @@ static bool is_integral(ek_dtype dtype) {
   return dtype.lanes == 1 && (is_bool || (is_number && is_size));
 }
 
-/* An element of an integer or boolean tensor of the host. */
+/* An element of an integer or boolean tensor of the host. Its bytes are the low ones of a word,
+** which a shift up and down extends by the sign: machines are little-endian here. */
 static int64_t element_of(const ek_dltensor *tensor, int64_t index) {
   size_t size = tensor->dtype.bits / 8;
   uint64_t bits = 0;
@@ -89,7 +100,8 @@ static int read_scalar(const char *instruction, const ek_value *value, int64_t *
 
 /* Growing -------------------------------------------------------------------------------------- */
 
-/* Makes room for 'needed' items of 'size' bytes by doubling; new items are zero. */
+/* Makes room for 'needed' items of 'size' bytes by doubling; new items are zero, which as a value
+** is NONE. Without memory the old ones stay as they are. */
 static int grow(void **items, size_t used, size_t needed, size_t size, size_t *capacity) {
   size_t wanted = needed > 2 * *capacity ? needed : 2 * *capacity;
   char *larger = ek_alloc_or_error(wanted * size);
@@ -102,6 +114,8 @@ static int grow(void **items, size_t used, size_t needed, size_t size, size_t *c
   return 0;
 }
 
+/* The one bound on recursion. Frames lie on the heap and no call of the language takes C's stack,
+** so a program may be as deep as EKIDEN_MAX_DEPTH says on any thread, however small its stack. */
 int ek_vm_grow_frames(ek_vm *vm) {
   size_t capacity = (size_t)vm->frame_capacity;
   void *frames = vm->frames;
@@ -174,6 +188,7 @@ static const ek_vm_function *function_of(const ek_vm *vm, const char *instructio
   return NULL;
 }
 
+/* What a closure captured is not moved: it may be called again, or be somebody else's too. */
 static int32_t copy_captured(ek_value *to, const ek_value *closure) {
   const ek_adt *captured = ((ek_closure *)(void *)closure->v.obj)->captured;
   for (int32_t i = 0; i < captured->size; i++) {
@@ -220,6 +235,8 @@ static void replace(ek_vm *vm, const ek_vm_function *f, int32_t n) {
   vm->top = vm->window + (size_t)f->n_registers;
 }
 
+/* A tail call keeps the window, and pushes no frame: a loop of a million turns, written as
+** recursion, runs where its first turn does. */
 static int reserve_registers(ek_vm *vm, const ek_vm_function *f) {
   size_t top = vm->window + (size_t)f->n_registers;
   return top > vm->capacity ? ek_vm_grow_registers(vm, top) : 0;
@@ -281,6 +298,10 @@ static int expect_writable(const ek_value *outputs, const ek_value *end) {
   return 0;
 }
 
+/* Kernels borrow: registers own the arguments meanwhile, and no count is touched on the way. Of an
+** ADT value its fields are given, one level deep. A call whose one output has no elements is left
+** out, so that kernels need not know of sizes of 0; with several outputs it is made, as another may
+** have some. */
 int ek_vm_gather(ek_vm *vm, const ek_value *R, const int32_t *pc, ek_vm_call *call) {
   int32_t n = ek_InvokePacked_n(pc), inputs = n - ek_InvokePacked_output_size(pc), count = 0;
   const int32_t *registers = ek_InvokePacked_args(pc);
@@ -313,7 +334,9 @@ int ek_op_InvokePacked(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return status;
 }
 
-/* The bytes that a tensor may lend; none where it is not whole, or on no CPU. */
+/* The bytes that a tensor may lend; none where it is not whole, or on no CPU. The memory planner
+** gives a kernel's working memory a place among the run's tensors; what does not fit there comes
+** from the thread's own workspace (ek_services.c). */
 static ek_scratch lendable(const ek_value *value) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   ek_scratch none = {NULL, 0, 0};
@@ -355,7 +378,11 @@ int ek_op_InvokePackedValue(ek_vm *vm, ek_value *R, const int32_t *pc) {
 /* Allocation ----------------------------------------------------------------------------------- */
 
 /* Whether the register holds a tensor that nobody else knows, of this storage, shape and dtype: it is
-** moved to the offset, which costs less than another. */
+** moved to the offset, which costs less than another.
+**
+** A loop allocates one tensor anew each turn, while its register still has that of the turn before.
+** If this is the only reference, nobody can tell the two apart. The load is acquire: what other
+** owners wrote before they let go comes before what is written from here on. */
 static bool move_tensor(const ek_value *dst, const ek_storage *storage, int64_t offset,
                         const int64_t *shape, int32_t ndim, ek_dtype dtype) {
   if (dst->type_index != EK_TENSOR || !ek_tensor_is_own(dst->v.obj)) return false;
@@ -419,7 +446,10 @@ int ek_op_AllocTensorReg(ek_vm *vm, ek_value *R, const int32_t *pc) {
 }
 
 /* Whether a value is a tensor that one reference leads to, in a storage that only it refers to: what
-** is written there nobody else sees. */
+** is written there nobody else sees.
+**
+** That is counted when the program runs because it cannot be known before, across calls, loops and
+** data: a table updated row by row would else be copied for every row. */
 static bool is_alone(const ek_value *value, ek_device device) {
   if (value->type_index != EK_TENSOR || !ek_tensor_is_own(value->v.obj)) return false;
   const ek_tensor *tensor = (const ek_tensor *)(const void *)value->v.obj;
@@ -502,7 +532,9 @@ static int read_bytes(const char *instruction, const ek_value *value, int32_t in
   return 0;
 }
 
-/* The caller's memory for the storage that an instruction asks for; NULL where there is none. */
+/* The caller's memory for the storage that an instruction asks for; NULL where there is none. In
+** the run's own function alone, and once: an allocation that is met again is not that of the
+** result. */
 static ek_vm_place *place_of(ek_vm *vm, const int32_t *pc, size_t size) {
   if (vm->n_frames != 1) return NULL;
   for (int32_t i = 0; i < vm->n_places; i++) {
@@ -584,6 +616,7 @@ int ek_op_ShapeOf(ek_vm *vm, ek_value *R, const int32_t *pc) {
 }
 
 /* ReshapeTensor dst tensor shape shape_index ndim */
+/* The result is a view, which owns its tensor and through it the memory. */
 int ek_op_ReshapeTensor(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
   const ek_dltensor *tensor = tensor_in("ReshapeTensor", &R[ek_ReshapeTensor_tensor(pc)]);
