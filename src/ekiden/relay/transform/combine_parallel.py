@@ -326,7 +326,7 @@ def _find_groups(root: RelayExpr, kind: Kind) -> list[_Group]:
             is_it = expr.op.name == kind.name and isinstance(expr.args[1], (Constant, Var))
             key = kind.key(expr) if is_it else None
             if key is not None:
-                full = (id(scope), expr.args[0], *key)
+                full = (id(scope), expr.args[0], _dtype(expr.args[1]), *key)
                 groups.setdefault(full, _Group(kind, [])).branches.append(_branch(expr, users))
     return list(groups.values())
 

@@ -159,6 +159,8 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
         return None
     axis, weight_axis = row.channels
     weight = call.args[1].data
+    if weight.dtype != value.dtype:  # int8 summed as float32: the weight cannot hold its product
+        return None
     axis %= value.ndim
     if any(d != 1 for i, d in enumerate(value.shape) if i != axis):
         return None

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ekiden.ir.op import OP_ATTRS, OPS, Op, OpPattern
 from ekiden.ir.prim import IntImm, is_const
 from ekiden.ir.type import TensorType, TupleType, Type
@@ -303,6 +305,14 @@ def _reduce(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
     return Output((layout,) * len(old), (joined(kept),), attrs)
 
 
+def _reduce_to_place(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+    """`argmax` and `argmin`: the place among the elements of several axes is counted in the order
+    of these axes, so they stay where they are. Along one axis it is the same in any layout.
+    """
+    is_one = attrs.axis is not None and np.size(attrs.axis) == 1 and not attrs.exclude
+    return _reduce(attrs, new if is_one or new is None else old, old, types)
+
+
 def _transpose(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
     if old[0] is None:
         return Output((None,), (None,), attrs)
@@ -497,7 +507,8 @@ RULES: dict[str, Rule] = {
     "nn.l2_normalize": _axes,
     "nn.prelu": _one_axis,
     "nn.dropout": elementwise,
-    **dict.fromkeys("sum mean max min prod any all argmax argmin".split(), _reduce),
+    **dict.fromkeys("sum mean max min prod any all".split(), _reduce),
+    **dict.fromkeys(("argmax", "argmin"), _reduce_to_place),
     "variance": _reduce,
     "transpose": _transpose,
     "squeeze": _squeeze,
