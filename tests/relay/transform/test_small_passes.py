@@ -327,6 +327,16 @@ def test_products_take_the_smaller_type(small: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "data, weight, result",
+    [("int32", "int32", "int32"), ("uint8", "int8", "int32"), ("float64", "float64", "float64")],
+)
+def test_mixed_precision_leaves_other_products(data: str, weight: str, result: str) -> None:
+    text = f"""def @main(%x: Tensor[(2, 3), {data}], %w: Tensor[(4, 3), {weight}]) {{
+      nn.dense(%x, %w, out_dtype="{result}") }}"""
+    assert structural_equal(ToMixedPrecision()(program(text)), program(text))
+
+
 def test_mixed_precision_stays_close() -> None:
     module = program(NETWORK)
     args = random((2, 3), (4, 3), (4,))
