@@ -3,6 +3,16 @@
 EQUATIONS are read as they stand: a name is any expression (the same in both places), a name that
 starts with `c` a constant, a number a constant all of whose elements are that number. What an
 equation cannot say (attributes, shapes) is a function in SHAPED, with its equation beside it.
+
+What makes a rule exact: for every value of its dtypes, NaN, infinities and the ends of integers
+included, both sides have the same bits (of -0.0, the same value). `multiply(x, 0) = 0` is none, as
+NaN * 0 is NaN; `subtract(x, x) = 0` neither. Integers wrap around, in which ring negation and sums
+obey the laws of algebra, but an order does not: abs(-x) of unsigned x is no |x|. Of types the
+caller sees to: a result of another shape or dtype than the call had is not taken, so that a rule
+need not ask which of its operands broadcasts.
+
+Where rules could undo each other they would run to MAX_STEPS; each makes the program smaller, or
+moves constants outwards, or names a cheaper operator.
 """
 
 from __future__ import annotations
@@ -217,7 +227,8 @@ def _casts(m: _Of) -> RelayExpr | None:
 
 def _is_clipped_to(x: RelayExpr, dtype: str, target: str) -> bool:
     """Whether x is clipped to what integers of a dtype hold, and a cast to `target` cuts off what
-    one to them would."""
+    one to them would: clip(x, 0, 255) as uint8 as int32 is that as int32. A float target would keep
+    the fraction that the integers dropped."""
     if not isinstance(x, Call) or x.op != op.get("clip") or not is_int(dtype):
         return False
     low, high = (getattr(x.attrs, name) for name in ("a_min", "a_max"))
@@ -283,7 +294,8 @@ def _reshaped(m: _Of) -> RelayExpr:
 
 
 def _in_shape(x: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
-    """`reshape`, in which a 0 among the dimensions is one."""
+    """`reshape`, in which a 0 among the dimensions is one: by itself a 0 copies the extent that the
+    data has there, also where a symbol turns out to be 0."""
     is_plain = all(isinstance(d, IntImm) and d.value > 0 for d in shape)
     return op.reshape(x, shape, allowzero=not is_plain)
 
