@@ -138,12 +138,26 @@ def gguf_weight(config: Mapping[str, Any], weight: Weight) -> Weight:
     return Weight(f"{layer}{GGUF_NAMES[name]}.weight", weight.format, weight.shape, data)
 
 
+def write_tokenizer(folder: Path, tokens: Sequence[str]) -> None:
+    """One of whole words, without which the builder of onnxruntime-genai makes no model."""
+    from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415  # for --write alone
+
+    words = models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token="<unk>")
+    made = Tokenizer(words)
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.save(str(folder / "tokenizer.json"))
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 def write(folder: Path, size: str, formats: Sequence[str]) -> None:
     """The checkpoint for other engines."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = Random(size)
     write_safetensors(folder / "model.safetensors", {n: plain[n] for n in plain})
     (folder / "config.json").write_text(json.dumps(dict(plain.config)))
+    write_tokenizer(folder, gguf_entries(plain.config)["tokenizer.ggml.tokens"])
     for format in formats:
         made = Random(size, format)
         weights = [gguf_weight(made.config, made[name]) for name in made]
