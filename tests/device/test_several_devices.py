@@ -148,6 +148,27 @@ def test_copies_do_not_wait_for_kernels(fibres: Device, stand_ins: Path) -> None
             np.testing.assert_allclose(value.numpy(), right, rtol=1e-5)
 
 
+@pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which counts")
+def test_what_comes_back_waits_for_its_kernel_alone(fibres: Device, stand_ins: Path) -> None:
+    """Three kernels are queued before the host takes from any; the first two copies come before
+    kernels behind theirs. Nothing waits but copies, and a run takes memory of the one before."""
+    library = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
+    x = relay.var("x", T)
+    values = [placed(op(x), fibres) for op in (relay.tanh, relay.exp, relay.negative)]
+    out = relay.Tuple([placed(v + relay.const(float(n)), cpu(0)) for n, v in enumerate(values)])
+    exe = ekiden.compile(IRModule.from_expr(relay.Function([x], out)), [cpu(0), fibres])
+    exe(X)  # from then on launches are noted
+    names = (b"cuStreamSynchronize", b"cuMemAlloc_v2", b"cuMemFree_v2")
+    for _ in range(2):
+        before = [library.stand_in_calls(n) for n in names], library.stand_in_overtaken()
+        found = exe(X)
+        counts = [library.stand_in_calls(n) - b for n, b in zip(names, before[0], strict=True)]
+        assert counts == [4, 0, 0]  # of the argument's copy and of three results
+        assert library.stand_in_overtaken() == before[1] + 2
+        for value, right in zip(found, (np.tanh(X), np.exp(X) + 1, 2 - X), strict=True):
+            np.testing.assert_allclose(value.numpy(), right, rtol=1e-5)
+
+
 def test_kernels_are_timed_by_events(place: Device) -> None:
     """What is queued takes the time that it runs, not that of queueing: products of half a
     million terms take longer than a copy of no bytes."""
