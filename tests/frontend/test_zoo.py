@@ -16,6 +16,7 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "zoo.py"
 def zoo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark as a module."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.syspath_prepend(FILE.parent)  # as where it is run
     spec = importlib.util.spec_from_file_location("zoo", FILE)
     assert spec is not None
     assert spec.loader is not None
@@ -51,12 +52,20 @@ def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
     same = {"package": "timm", "road": "export", "sizes": "static"}
     lines = [
         {**same, "name": "a", "state": "agrees", "error": 0.0, "compile_s": 2.0, "over_eager": 2.0},
-        {**same, "name": "b", "state": "agrees", "error": 0.0, "compile_s": 4.0, "over_eager": 8.0},
+        {
+            **same,
+            "name": "b",
+            "state": "agrees",
+            "error": 0.0,
+            "compile_s": 4.0,
+            "over_eager": 8.0,
+            "kernels_s": 9.0,
+        },
         {**same, "name": "c", "state": "refused", "why": "a | b", "onnxruntime": 1e-7},
         {**same, "name": "d", "state": "large", "why": "much"},
     ]
     rows = zoo.table(lines).splitlines()
-    assert rows[2] == "| timm | export | static | 3 | 2 (66.7%) | 0 of 1 | 4.00 |  | 3.0 |"
+    assert rows[2] == "| timm | export | static | 4 | 3 | 2 (66.7%) | 1 | 0 of 1 | 4.00 |  | 3.0 |"
     assert rows[-1] == "| c | export static | refused | a / b |"
     assert "- b, export: 4.0 s" in rows
 
