@@ -38,7 +38,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import zoo_transformers
 from zoo_models import (
     Model,
@@ -100,7 +99,7 @@ class Compiled:
         self._executable.wait(seconds)
 
 
-def _compiled(model: Any, given: Sequence[Any] | None = None, **options: Any) -> Any:  # noqa: ANN401
+def _compiled(model: Any) -> Any:  # noqa: ANN401
     """An executable; what its compilation spent most time in goes to the line."""
     import ekiden
     from ekiden.ir.instrument import PassTimingInstrument
@@ -108,17 +107,20 @@ def _compiled(model: Any, given: Sequence[Any] | None = None, **options: Any) ->
 
     timing = PassTimingInstrument()
     with PassContext(instruments=[timing]):
-        executable = ekiden.compile(model, example_inputs=given, tier=_tier(), **options)
+        executable = ekiden.compile(model, tier=_tier())
     name, seconds = max(timing.seconds.items(), key=lambda each: each[1])
     SAID.update(slowest_pass=name, slowest_pass_s=round(seconds, 2))
     return executable
 
 
 def _export(model: Model, is_dynamic: bool, folder: Path) -> Engines:
-    given, shapes = _examples(model, is_dynamic)
+    import torch
+
+    given, shapes = _examples(model, is_dynamic)  # exported here, so that its errors are PyTorch's
+    program = torch.export.export(model.module, given, dynamic_shapes=shapes, strict=False)
 
     def made() -> Call:
-        return Compiled(_compiled(model.module, given, dynamic_shapes=shapes))
+        return Compiled(_compiled(program))
 
     return {"ekiden": made}
 
@@ -183,6 +185,7 @@ def _compile(model: Model, is_dynamic: bool, folder: Path) -> Engines:
 
 def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
     def road(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+        import numpy as np
         import torch
 
         path, names = folder / "model.onnx", list(model.inputs)
@@ -207,9 +210,13 @@ def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
 
 
 def _onnx_either(model: Model, is_dynamic: bool, folder: Path) -> Engines:
-    """By the exporter that traces, which is fast, else by the other."""
+    """By the exporter that traces, which is fast, else, or where its file is none, by the other."""
+    import onnx
+
     try:
-        return _onnx(uses_dynamo=False)(model, is_dynamic, folder)
+        engines = _onnx(uses_dynamo=False)(model, is_dynamic, folder)
+        onnx.checker.check_model(folder / "model.onnx", full_check=True)
+        return engines
     except Exception as error:  # the exporter's, of any kind
         print(f"exporter of TorchScript: {_first(error)}", file=sys.stderr)
         return _onnx(uses_dynamo=True)(model, is_dynamic, folder)
@@ -404,6 +411,8 @@ def _compared(
 
 
 def _error(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+    import numpy as np
+
     if len(found) != len(wanted) or any(
         f.shape != w.shape for f, w in zip(found, wanted, strict=True)
     ):
@@ -603,6 +612,7 @@ def _most_of(line: Mapping[str, Any]) -> str:
 
 def time_kept(folder: Path, turns: int) -> None:
     """Print what ONNX Runtime takes of Ekiden's time for each model that was kept, and the mean."""
+    import numpy as np
     import torch
 
     import ekiden

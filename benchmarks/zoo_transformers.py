@@ -103,7 +103,10 @@ _WAYS: Sequence[Shrink] = (_tiny, _narrow, _cut(_tiny), _cut(_narrow), _few, _cu
 
 
 def _number(config: Any, name: str) -> int:  # noqa: ANN401
-    """0 for what it has not, or not as a number."""
+    """0 for what it has not, or not as a number that can be another."""
+    kept = getattr(type(config), name, None)
+    if isinstance(kept, property) and kept.fset is None:
+        return 0
     try:
         value = getattr(config, name, 0)
     except Exception:  # what differs from layer to layer has errors of its own
@@ -331,7 +334,7 @@ def _that_runs(module: Any, config: Any) -> Model:  # noqa: ANN401
     for given in _inputs(module, config):
         said = {n: v for n, v in given.items() if n in _SAID}
         inputs = {n: v for n, v in given.items() if n not in _SAID}
-        plain = _of_tensors(module, list(inputs), said)
+        plain = of_tensors(module, list(inputs), said)
         try:
             if plain(*inputs.values()):
                 return Model(plain, inputs, {n: _axes(n, v) for n, v in inputs.items()})
@@ -348,7 +351,7 @@ def _axes(name: str, value: Any) -> dict[int, str]:  # noqa: ANN401
     return {0: "batch"} if value.shape[0] == 1 else {}
 
 
-def _of_tensors(module: Any, names: Sequence[str], said: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def of_tensors(module: Any, names: Sequence[str], said: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """A module whose inputs stand in places and whose results are tensors."""
     import torch
     from torch.utils._pytree import tree_leaves
