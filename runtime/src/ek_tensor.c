@@ -13,7 +13,7 @@ static void storage_empty(ek_storage *storage) {
     return;
   }
   const ek_device_table *table = ek_device_table_of(device, "free storage");
-  if (table != NULL && table->free != NULL) table->free(device, storage->data, storage->size);
+  if (table != NULL) ek_device_memory_free(table, device, storage->data, storage->size);
 }
 
 static void storage_deleter(void *self, int flags) {
@@ -29,7 +29,7 @@ static int storage_fill(ek_storage *storage, size_t size, size_t alignment) {
   if (device.type != EK_CPU) {
     const ek_device_table *table = ek_device_table_of(device, "allocate storage");
     storage->size = size;
-    return table == NULL ? -1 : table->alloc(device, size, alignment, NULL, &storage->data);
+    return table == NULL ? -1 : ek_device_memory(table, device, size, alignment, &storage->data);
   }
   if (device.id < 0 || device.id >= EK_CPU_DEVICES) {
     return ek_error("ValueError", "allocate storage: a CPU device from 0 to %d expected, got %d",
@@ -349,6 +349,9 @@ static int copy_device(const ek_dltensor *from, const ek_dltensor *to, size_t nb
   const void *data = ek_dltensor_data(from);
   if (is_fresh && from->device.type == EK_CPU) {
     return ek_device_upload(data, from->device, ek_dltensor_data(to), to->device, nbytes);
+  }
+  if (to->device.type == EK_CPU) {
+    return ek_device_fetch(data, from->device, ek_dltensor_data(to), to->device, nbytes);
   }
   return table->copy(data, from->device, ek_dltensor_data(to), to->device, nbytes, NULL);
 }
