@@ -65,6 +65,9 @@ def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
     return [access for _, access in all_accesses(root, buffer)]
 
 
+# Indices leave here over loop variables alone: block iterators are replaced by what they are bound
+# to and names by their values, outermost first. A condition that only says that an index is inside
+# of its buffer does not make an access conditional: where it fails there is no element to speak of.
 def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffer, Access]]:
     """Every access of every buffer, or of one, in program order; iterators of blocks inside, and
     what is named there, are replaced by what they are bound to.
@@ -164,6 +167,9 @@ def region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[For]) -> l
     return [_range(n, dim, touched, analyzer) for n, dim in enumerate(buffer.shape)]
 
 
+# Of all indices the first access's first step is the base, an expression of what is outside; the
+# others are looked at as differences from it. Those need constant bounds: a box whose size depends
+# on what is outside is not looked for, and the whole axis taken.
 def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyzer) -> Range:
     whole = Range.from_min_extent(const(0), dim)
     base: PrimExpr | None = None
@@ -174,7 +180,10 @@ def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyz
         index = access.indices[axis]
         if any(isinstance(e, BufferLoad) for e in post_order(index)):
             return whole  # what it reads there may be another number each time
-        start = substitute(index, {loop.loop_var: loop.min for loop in access.loops})
+        # From the innermost loop out: the first step of one may be that of another.
+        start = index
+        for loop in reversed(access.loops):
+            start = substitute(start, {loop.loop_var: loop.min})
         base = start if base is None else base
         bounds = analyzer.const_int_bound(index - base)
         last = bounds[1]
