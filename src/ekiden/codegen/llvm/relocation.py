@@ -12,6 +12,10 @@ from dataclasses import dataclass, replace
 
 from ekiden.runtime.errors import InternalError
 
+# Image code is loaded anywhere and never patched, so only references relative to their own place
+# are taken: everything else is an error here, and not one that shows when the image is called.
+# Where the compiler goes through a table of addresses for something that is inside of the image
+# after all, the load becomes the computation of an address ("relaxation" in the psABIs).
 # fmt: off
 PC64, PC32, PLT32, GOTPCREL, GOTPCRELX, REX_GOTPCRELX = 24, 2, 4, 9, 41, 42
 PREL64, PREL32, JUMP26, CALL26 = 260, 261, 282, 283
@@ -73,6 +77,15 @@ def _wrong(r: Reference) -> InternalError:
     )
 
 
+def _branch(r: Reference, bits: int) -> int:
+    """The immediate of a branch, in instructions of 4 bytes. Raises InternalError for one that is
+    too far: it would be cut to a place of somebody else's."""
+    words = r.target - r.at >> 2
+    if not -(1 << bits - 1) <= words < 1 << bits - 1:
+        raise InternalError(f"image: {r.name!r} is {4 * words} bytes away, too far for a branch")
+    return words & (1 << bits) - 1
+
+
 def _x86_stub(at: int, slot: int) -> bytes:
     return b"\xff\x25" + struct.pack("<i", slot - (at + 6)) + b"\xcc\xcc"  # jmp *slot(%rip)
 
@@ -112,7 +125,7 @@ def _arm_relocate(out: bytearray, r: Reference) -> None:
     (word,) = struct.unpack_from("<I", out, r.at)
     low = r.target & 0xFFF
     if r.kind in (JUMP26, CALL26):
-        word |= (r.target - r.at) >> 2 & 0x3FFFFFF
+        word |= _branch(r, 26)
     elif r.kind in (PAGE21, GOT_PAGE21):
         word |= _pages(r.at, r.target)
     elif r.kind == ADD_LOW12:
@@ -128,6 +141,7 @@ def _arm_relocate(out: bytearray, r: Reference) -> None:
     struct.pack_into("<I", out, r.at, word)
 
 
+# The low half is added with its sign, so that the high half is one more where bit 11 is set.
 def _high(delta: int) -> int:
     """The immediate bits of an auipc: what the low 12, which have a sign, leave."""
     return (delta + 0x800) & 0xFFFFF000
@@ -197,7 +211,7 @@ def _armv7_relocate(out: bytearray, r: Reference) -> None:
         word = word + r.target - r.at & 0xFFFFFFFF
     elif r.kind in (A32_CALL, A32_JUMP24):
         added = (word & 0xFFFFFF ^ 0x800000) - 0x800000
-        word = word & 0xFF000000 | added + (r.target - r.at >> 2) & 0xFFFFFF
+        word = word & 0xFF000000 | _branch(replace(r, target=r.target + 4 * added), 24)
     else:
         raise _wrong(r)
     struct.pack_into("<I", out, r.at, word)

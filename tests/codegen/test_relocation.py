@@ -1,0 +1,36 @@
+"""References in machine code that their instructions cannot hold are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ekiden.codegen.llvm.relocation import (
+    A32_CALL,
+    AARCH64,
+    ARMV7,
+    CALL26,
+    Architecture,
+    Reference,
+)
+from ekiden.runtime.errors import InternalError
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "reach"),
+    [(AARCH64, CALL26, 1 << 27), (ARMV7, A32_CALL, 1 << 25)],
+)
+def test_branches_go_as_far_as_their_instruction(
+    architecture: Architecture, kind: int, reach: int
+) -> None:
+    def relocated(target: int) -> int:
+        out = bytearray(4)
+        architecture.relocate(out, Reference(kind, 0, target, False, "f"))
+        return int.from_bytes(out, "little")
+
+    assert relocated(reach - 4) == reach // 4 - 1
+    assert relocated(-reach) == reach // 4
+    for target in (reach, -reach - 4):
+        with pytest.raises(InternalError, match=f"'f' is {target} bytes away, too far"):
+            relocated(target)
