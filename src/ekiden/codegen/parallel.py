@@ -43,6 +43,10 @@ class Task:
     compile: Callable[[], bytes]
 
 
+# Processes and not threads: LLVM compiles in C++ and holds no lock of Python's, but passes of ours
+# before it are Python. Forked and not spawned: a fork has the program, the options and all that was
+# imported; a spawned process would import all of it again. What a fork asks for is that no thread
+# is inside of a lock that the child needs, whence LOCK and `llvm.held`.
 class _Lock:
     """A lock that the child of a fork has free: whoever held it is not there."""
 
@@ -80,6 +84,7 @@ def _compile_one(index: int) -> bytes:
         return _WORK[index].compile()
 
 
+# The name is written down first, so that if LLVM ends the process it is known at which kernel.
 def _compile_in_worker(index: int) -> tuple[bytes, list[object]]:
     """The object code, and what the instruments have seen of it."""
     assert _WORK is not None and _NOTES is not None

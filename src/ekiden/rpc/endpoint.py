@@ -53,6 +53,10 @@ class Far(Protocol):
         """The other side's handle of such a thing; None for any other."""
 
 
+# Invariants. One lock is held from a request to its answer, by a thread that callbacks may enter
+# again (RLock): messages of two threads do not mix, and an answer is that of the request which
+# waits. A handle is given away in a message that was sent, or not at all (`_send` takes it back).
+# What is dropped here is told later: a finalizer may run in the middle of a message.
 class Endpoint:
     """A side on a channel. Where `far` says how things of the other side appear, it may call."""
 
@@ -117,6 +121,9 @@ class Endpoint:
             self._send(kind, fields)
             return self._answer(False, seconds)
 
+    # A file is many requests, and waiting for each answer would leave the line idle for a round
+    # trip. Answers are taken in the order of requests; whatever fails on the way, those that are
+    # still to come are read and dropped, so that the next request finds its own.
     def exchange(
         self,
         requests: Iterable[Request],
@@ -259,6 +266,8 @@ class Endpoint:
                 self._send(Kind.ERROR, (*kind_of_error(error), ""))
         self.close()
 
+    # An error of a callback is its answer; what is to end this process (KeyboardInterrupt) is told
+    # and then goes on. A FrameError is nobody's answer: the session is over.
     def _serve(self, kind: Kind, body: memoryview) -> None:
         """Do what the other side asks for: call what it holds a handle of, or let that go."""
         is_idle = kind is Kind.RELEASE or not self._waiting

@@ -74,6 +74,8 @@ class Options:
         return None if self.credentials is None else Key.read(self.credentials)
 
 
+# A copy of this object in a forked process must not end the process that it names: the finalizer
+# remembers whose it is.
 class Background:
     """A process that was forked; it ends with `terminate`, with this object, with this process."""
 
@@ -192,6 +194,8 @@ def listen(
     raise ValueError(f"{what}: no port of {port} to {end} is free")
 
 
+# A process for each session: what a client uploads runs there, and may crash it, fill its memory or
+# never come back, while the server stays as it is.
 def fork(run: Callable[[], object]) -> int:
     """The number of a new process that runs a function and ends."""
     with warnings.catch_warnings():

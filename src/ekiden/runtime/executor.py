@@ -176,6 +176,8 @@ class AotModule:
         finally:
             set_places(machine)
 
+    # Found anew for each run, as inputs may have moved: a result must not lie where a kernel still
+    # reads (see `placing`).
     def _direct_places(self) -> Sequence[object]:
         """What kernels can write themselves, with the inputs as they are now."""
         if not any(site is not None for site in self._sites):
@@ -255,6 +257,8 @@ class AotModule:
     def _shape(self, index: int) -> list[int]:
         return [d if isinstance(d, int) else -1 for d in self._inputs[index].shape]
 
+    # Not at once when the module is made: a model of many inputs would take memory for zeros that
+    # are replaced before the first run.
     def _fill_unset(self, index: int) -> None:
         """Zeros for an input that nobody has set, by this face or by the module's functions."""
         if index not in self._unset:

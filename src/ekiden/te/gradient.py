@@ -45,6 +45,8 @@ from ekiden.te.reducer import CommReducer, Reduce, ReduceAxis
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor, compute
 from ekiden.tir.stmt import IterVar
 
+# Reverse mode: with g = dL/dy the adjoint of y = f(x1, x2, ...), that of xk gets g * df/dxk, and
+# what is read in several places gets the sum. A rule may use y where that is cheaper (tanh, exp).
 Rule = Callable[[Sequence[PrimExpr], PrimExpr, PrimExpr], Sequence[PrimExpr | None]]
 """(arguments, value, adjoint of the value) -> adjoints of the arguments, None where it is 0."""
 
@@ -186,6 +188,7 @@ def _same_size(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 def _identity(output: Tensor) -> Tensor:
+    # The adjoint of each element of the output by itself: dY[i]/dY[j] = 1 where i = j.
     rank = len(output.shape)
 
     def element(*at: Var) -> PrimExpr:
@@ -273,6 +276,10 @@ class _Adjoints:
                 part = self._part(op, sums, load, value, lead)
                 self.parts.setdefault(load.producer, []).append(part)
 
+    # dX[p] = sum over all steps s with f(s) = p of g(s). `_inverse` solves f(s) = p for s in whole
+    # numbers: s = V n + c, with n free; its relations say for which p there is a solution at all
+    # (strides leave gaps). Where the system is not linear, or a free range is no constant, the sum
+    # runs over all steps with f(s) = p as its condition: right, and slow.
     def _part(
         self,
         op: ComputeOp,
@@ -343,6 +350,8 @@ def _inverse(
     return list(found.dst.relations), dict(found.src_to_dst), free
 
 
+# Of a maximum every source that is equal to it gets the whole adjoint: with ties the parts add up
+# to more than there is.
 def _slope(tensor: Tensor, body: Reduce) -> PrimExpr:
     """What a reduction changes by when one of its sources does."""
     at = tuple(a.var for a in tensor.op.axis)  # type: ignore[attr-defined]

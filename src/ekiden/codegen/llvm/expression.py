@@ -104,6 +104,9 @@ class ExpressionEmitter:
 
     # the walk
 
+    # `_memo` is a stack of tables, one for each condition around: a value that was computed under
+    # one does not dominate what stands behind it. Loads are why a statement begins with an empty
+    # one.
     def begin_statement(self) -> None:
         """Forget values of nodes: memory may have changed between statements."""
         self._memo = [{}]
@@ -140,6 +143,8 @@ class ExpressionEmitter:
             return True
         return any(e in table for table in self._memo)
 
+    # A walk with a stack of its own. A node stays on it until its operands are known, and is looked
+    # at again then: twice in all, as its operands are pushed once.
     def value(self, root: PrimExpr) -> Operand:
         """The operand of an expression."""
         found = self.known(root)
@@ -161,6 +166,8 @@ class ExpressionEmitter:
         assert found is not None, root
         return found
 
+    # Of a guarded choice only the condition: its sides are emitted where they are chosen, as a load
+    # in one may be out of range where it is not.
     def operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
         """The children that must be emitted before a node."""
         match e:
@@ -285,6 +292,9 @@ class ExpressionEmitter:
 
     # guarded values
 
+    # Cheapest first: nothing that can fail in the sides, so both are computed and one selected; one
+    # condition for all, so a branch; else both sides under masks, where loads give 0 in lanes that
+    # do not take them.
     def guarded(self, e: Intrinsic) -> Operand:
         """if_then_else: a branch on a scalar, a masked evaluation on a vector; a select where
         neither side can fail."""

@@ -89,6 +89,9 @@ def _linker(objects: Sequence[bytes], exports: Sequence[str]) -> _Linker | wasm.
     return _Linker([elf.read(data) for data in objects])
 
 
+# Two passes, as every linker's: first all sections of all objects get places, code before data,
+# then references can be computed. The order is that of the objects, imports are sorted: one
+# content, one image, as its digest is a key of caches.
 class _Linker:
     """Places sections of all objects, then resolves relocations against the places."""
 
@@ -170,6 +173,8 @@ class _Linker:
             self.architecture.relocate(out, each)
         return bytes(out)
 
+    # A call of something outside goes to a stub that jumps through the slot; a load of its address,
+    # which the compiler wrote as one through a table, reads the slot itself.
     def _reference(self, number: int, place: int, r: elf.Relocation) -> Reference:
         """What a relocation of an object refers to: a place inside, a slot, or a stub."""
         symbol, at = self.objects[number].symbols[r.symbol], place + r.offset

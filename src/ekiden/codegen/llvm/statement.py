@@ -60,6 +60,15 @@ def is_first_lane(mask: PrimExpr) -> bool:
     return False
 
 
+# Text and not llvmlite's objects: a kernel is written line by line in the order in which it runs,
+# and SSA form is made on the way. `registers` maps each element of a register buffer to its value
+# now. A loop gives a phi to every element that its body stores (`carried`), a branch to every one
+# that its sides leave different: no memory slots, so that LLVM's pass that would remove them need
+# not run.
+#
+# Every way out of a function frees its workspaces and sets back what it set (flushing of
+# subnormals, tiles): `leave` and `fail_unless` are the only two, and `workspaces` what is open at
+# this place.
 class StatementEmitter(PackedCallEmitter):
     """Emits statements into one function that returns int: 0, or -1 with an error set."""
 
@@ -147,6 +156,8 @@ class StatementEmitter(PackedCallEmitter):
         while len(self.workspaces) > before:
             self.free(self.workspaces.pop())
 
+    # Stack slots go to the entry block, where LLVM gives each one place for the whole function: in
+    # a loop an alloca would take more stack in every turn.
     def allocate(self, buffer: Buffer) -> None:
         """Give a buffer its memory, unless it is SSA values."""
         if buffer.scope == "register" and buffer not in self.demoted:
@@ -245,6 +256,7 @@ class StatementEmitter(PackedCallEmitter):
 
         self.fail_unless(condition, say)
 
+    # One unsigned comparison for both ends: an index below 0 is a very large number.
     def check_access(self, buffer: Buffer, index: PrimExpr, mask: Operand | None) -> None:
         """Fail unless the elements at an index are the buffer's, if the target asks for that.
 
@@ -350,6 +362,9 @@ class StatementEmitter(PackedCallEmitter):
 
     # control
 
+    # What was computed before is known on both sides, what on one side is not behind it (`region`).
+    # A register that only one side stores had no value before: on the other it is poison, which is
+    # never read, or the program would read what it had not written (tir.verify).
     def branching(self, s: IfThenElse) -> None:
         """A branch; register buffers written on either side merge in phis."""
         if isinstance(s.condition, IntImm):
@@ -501,6 +516,7 @@ class StatementEmitter(PackedCallEmitter):
         self.begin_statement()
         self.registers = {**outer, **phis}
 
+    # Remembered by statement: of loops in each other every one would else look through all inside.
     def carried(self, root: Stmt) -> frozenset[RegisterKey]:
         """Elements of register buffers from outside that a statement stores."""
         if root in self._stores:
@@ -533,6 +549,8 @@ class StatementEmitter(PackedCallEmitter):
         result = self._stores[root] = frozenset(key for key in found if key[0] not in inside)
         return result
 
+    # Flushing of subnormals is a mode of the thread: the pool's own threads, and what the runtime
+    # does in between, must not get it. It is left before and set again after.
     def parallel(self, s: For) -> None:
         """Run the body by ek_parallel_for over [0, extent)."""
         grain = int(str((s.annotations or {}).get("grain", 1)))
@@ -595,6 +613,7 @@ class BodyEmitter(StatementEmitter):
         self.slots += -(-dt.itemsize(dtype) // 8)
         return name
 
+    # A constant is written again in the body; only what was computed takes a slot.
     def capture_variable(self, var: Var) -> None:
         """Take a variable over from the function around."""
         value = self.outer.variable(var)
@@ -608,6 +627,8 @@ class BodyEmitter(StatementEmitter):
             raise DemoteRegisterError(buffer)
         self.pointers[buffer] = self._slot("handle", self.outer.pointer(buffer))
 
+    # Captured values are loaded in the entry block, once for a call: a call is a whole chunk of
+    # steps.
     def write(self, s: For) -> str:
         """Emit the function; returns its name."""
         name = self.module.unique(f'"{self.name}.body"').replace('".', ".") + '"'

@@ -79,6 +79,8 @@ from ekiden.tir.visitor import is_nothing, sub_statements
 # Predicates.
 
 
+# A guard cuts off points that are not in the block's domain at all: they were made by a split that
+# rounds up. A block under guards alone still runs for all its iterators.
 def domain_guards(realize: BlockRealize) -> tuple[list[PrimExpr], list[PrimExpr]]:
     """The conditions of a block's predicate that only say that an iterator is inside its domain,
     and the others.
@@ -154,6 +156,11 @@ def _require_leaves_only(step: str, loop: For) -> None:
         stack.extend(sub_statements(s))
 
 
+# A reduction block runs its init where all its reduction iterators are 0, and the schedule may not
+# know which step of the loops that is. So (1) no loop may be both, or the sum of one point would
+# begin in the middle of another's; (2) each step of the loops is one step of the sum, else the init
+# runs twice; (3) the first step of the loops is the one with zeros. Sums of floats are taken in any
+# order, as everywhere in the field: what is kept is which terms there are, not how they round.
 def _check_reduction_order(
     step: str, program: Program, realize: BlockRealize, chain: Sequence[For]
 ) -> None:
@@ -186,6 +193,8 @@ def _check_reduction_order(
             refuse(f"{step}: the sum of block {name!r} does not begin with its first step", realize)
 
 
+# Two ways to be right: in each step the maker comes first and covers what the others read (then it
+# does not matter that the buffer is one for all steps), or steps touch elements of their own.
 def _check_shared_buffers(
     step: str, program: Program, chain: Sequence[For], leaves: Sequence[BlockRealize]
 ) -> None:
@@ -204,6 +213,8 @@ def _check_shared_buffers(
                 )
 
 
+# [COMPLETE, UPDATE] is a sum whose init was taken apart (decompose_reduction): the first block of
+# two covers the elements, so that what the second adds to is of this step.
 def _stale(
     program: Program, chain: Sequence[For], buffer: Buffer, touching: Sequence[BlockRealize]
 ) -> str | None:
@@ -249,6 +260,8 @@ def exact_box(
     return box_of(program, loop.body, buffer, maker)
 
 
+# Unlike `region`, which may hold more than is touched, this is used to show that something *was*
+# written: so one store, no condition, all iterators, and indices that fill a box without gaps.
 def box_of(program: Program, root: Stmt, buffer: Buffer, maker: BlockRealize) -> list[Range] | str:
     """What a block inside a statement writes of a buffer each time the statement runs; or why that
     is not known.
@@ -278,6 +291,9 @@ def reached(total: IterSum) -> PrimExpr:
     return size
 
 
+# The Analyzer's polynomials know of (n + 5) // 6 that it is a quotient, not how it lies beside n.
+# What is used here is a // c >= (a - (c - 1)) / c: for a term k * c * (a // c) of the difference, k
+# * (a - (c - 1)) is no more, and linear.
 def reaches(low: PrimExpr, size: PrimExpr, end: PrimExpr, analyzer: Analyzer) -> bool:
     """Whether low + size >= end is known, also where size is of tiles rounded up:
     (n + 5) // 6 * 6 >= n.
@@ -333,6 +349,10 @@ def _apart(program: Program, chain: Sequence[For], buffer: Buffer) -> bool:
     return steps_disjoint(program, chain[-1], buffer, {s.loop_var for s in chain}, chain) is None
 
 
+# From cheap to dear. (1) All accesses are one: its elements move by more than the loops inside of
+# the step reach (`_far_apart`), or its indices tell the steps (`determines`). (2) Several: the
+# step's box with a free place in it, x0, x1, ...; if even any place of the box tells the step,
+# boxes are disjoint. A box is an over-estimate, so this refuses more than it must, and never less.
 def steps_disjoint(
     program: Program, loop: For, buffer: Buffer, wanted: set[Var], chain: Sequence[For]
 ) -> str | None:
@@ -511,6 +531,7 @@ def _not_private(
     return _stale(program, [loop], buffer, touching)
 
 
+# What makes it right to compute a block later, or again, or for some points only.
 def require_final_inputs(step: str, program: Program, realize: BlockRealize) -> None:
     """Refuses unless everything a block reads was written before it, for good: then its values do
     not depend on when it runs after that.
@@ -535,6 +556,8 @@ def require_final_inputs(step: str, program: Program, realize: BlockRealize) -> 
         )
 
 
+# Blocks of the known kinds give an element one value, however often they run. An opaque block in a
+# loop (a rolling buffer) gives the same place another value in each step.
 def first_changing(program: Program, block: Block) -> BlockRealize | None:
     """A block, among those that what a block reads comes from, that writes an element more than
     once with different values (a rolling buffer); None if there is none.

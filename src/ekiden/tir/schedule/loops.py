@@ -57,6 +57,8 @@ def require_plain(step: str, loop: For) -> None:
         refuse(f"{step} {name!r}: the loop has annotations {sorted(loop.annotations)}", loop)
 
 
+# Whether the new loops may be more steps than the old is a proof: where it fails, as for symbolic
+# extents, the guard is there, and costs a comparison where it was not needed.
 def _factors(
     old: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
 ) -> tuple[list[PrimExpr], bool]:
@@ -129,6 +131,10 @@ def split(
     return program.replace(loop, wrap(loops, body)), variables
 
 
+# Simplifying may take digits apart that belong together: (i * 5 + j) // 2 and (i * 5 + j) % 2 are
+# known to be two digits of one sum, while i * 2 + (i + j) // 2, which is the same number, beside (i
+# + j) % 2 is not. Later steps would refuse what this one had proved, so where that happens
+# quotients are left as they are.
 def rebound(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer: Analyzer) -> Stmt:
     """The statement with loop variables replaced and bindings simplified; around their digits where
     it would be lost that they are digits of one loop."""
@@ -146,6 +152,8 @@ def rebound(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer: Analyzer) -> S
     return rebind(stmt, values, lambda e: simplify_around_digits(e, analyzer))
 
 
+# Of digits d0, d1, d2 with extents e0, e1, e2: (d0 * e1 + d1) * e2 + d2, Horner's way. e0 is not
+# used.
 def _mixed_radix(
     variables: Sequence[Var], extents: Sequence[PrimExpr], keep_units: bool
 ) -> PrimExpr:
@@ -181,6 +189,8 @@ def _guarded(loop: For, body: Stmt, condition: PrimExpr) -> Stmt:
     return _Guard(condition).visit(body)
 
 
+# The body twice: code grows, and no step asks whether it is there. Blocks of the copy have names of
+# their own, as names are how a schedule finds them.
 def _split_exactly(
     program: Program, loop: For, factors: Sequence[int | PrimExpr | None], analyzer: Analyzer
 ) -> tuple[PrimFunc, list[Var]]:
@@ -213,6 +223,9 @@ def _split_exactly(
     return program.replace(loop, sequence(*statements)), variables
 
 
+# Parts whose sizes differ by one at most (balanced), or one that is shorter (short): the inner loop
+# runs over its part by the old loop's own numbers, so that the body stays as it is. Its `min`
+# depends on the outer loop; MOST says how many steps it may have, for those who lay out buffers.
 def _split_in_parts(
     program: Program,
     loop: For,
@@ -404,6 +417,8 @@ def fuse(
         total = total * each.extent
     total = analyzer.simplify(total)
     analyzer.bind(fused, 0, total)
+    # The reverse of `_mixed_radix`, from the innermost loop out: f % e, then f // e goes on. The
+    # outermost of more than one step needs no remainder, as f is below the product.
     rest: PrimExpr = fused
     values: dict[Var, PrimExpr] = {}
     first = next((n for n, s in enumerate(nest) if not is_const(s.extent, 1)), 0)
@@ -430,6 +445,7 @@ def _require_independent(step: str, nest: Sequence[For]) -> None:
         defined.add(each.loop_var)
 
 
+# Loops that are not named keep their places, and the named ones share out theirs.
 def reorder(program: Program, *wanted: For) -> PrimFunc:
     """See `Schedule.reorder`."""
     names = [s.loop_var.name for s in wanted]

@@ -62,6 +62,9 @@ from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, IterKind
 from ekiden.tir.visitor import NOTHING, sequence, walk
 
 
+# Legal before: `realize` in any nest. After: loops ax0, ax1, ... of its own, iterators bound to
+# needed.min + ax, and a predicate for what of that is not known to be in the domain. A range that
+# reaches over the end of a buffer is so cut off here, once for all primitives that move blocks.
 def moved_nest(
     realize: BlockRealize,
     ranges: Mapping[Var, Range],
@@ -113,6 +116,8 @@ def _domains(makers: Sequence[BlockRealize]) -> list[tuple[PrimExpr, PrimExpr]]:
     ]
 
 
+# An index that is one iterator plus a constant is turned around: v + 2 in [a, b) asks for v in
+# [a - 2, b - 2). Any other asks for all of the iterator, which computes more and is never wrong.
 def _required(
     realize: BlockRealize, indices: Sequence[PrimExpr], needed: Sequence[Range]
 ) -> dict[Var, Range]:
@@ -374,6 +379,9 @@ def buffers_rewritten(program: Program, realize: BlockRealize, source: Buffer) -
     return any(not program.before(w, realize) for w in program.writers(source))
 
 
+# A step of the loop leaves a sum finished if no loop around both reduces, but in the last step of
+# those that do: from the first step on the sum is there, but not final, and would be read too
+# early.
 def _finished(
     step: str,
     program: Program,
@@ -465,6 +473,8 @@ def _same_access(a: Access, b: Access) -> bool:
     return all(same_expr(x, y) for x, y in zip(a.indices, b.indices, strict=True))
 
 
+# Moving to where something was written may lose points that nobody wrote in time, or meet some
+# twice. A complete block may run twice for a point, a sum may not.
 def _require_every_point(
     step: str,
     program: Program,

@@ -305,6 +305,10 @@ def _fresh_loops(spatial: Sequence[For], loop: For, body: Stmt) -> Stmt:
     return body
 
 
+# With P[k0, i] = sum over k1 and C[i] = sum over k0 of P: the same terms in another order. That is
+# exact for integers, minima and maxima; sums of floats round differently, which asking for rfactor
+# accepts. A condition on reduced loops becomes a choice of the identity in the first block, whose
+# steps all run then; one on the others stays the predicate of both.
 class _Parts:
     """The two blocks that a factored sum becomes."""
 

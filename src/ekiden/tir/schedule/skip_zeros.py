@@ -235,6 +235,7 @@ class _Whole:
         """A row of sums to where they belong, and for each place whether one is not finite."""
 
         def taken(at: PrimExpr) -> Stmt:
+            """One sum, and the mark of its column, which stays once it is set in any row."""
             here = {**values, self.last.var: at}
             value = BufferLoad(self.sums, self.place(here), self.sums.dtype)
             is_strange = cast(Not(Intrinsic("isfinite", (value,), "bool")), "int32")
@@ -263,11 +264,14 @@ class _Whole:
         zero = const(0, self.store.buffer.dtype)
 
         def of_row(values: dict[Var, PrimExpr]) -> Stmt:
+            """A row set to zero, then every term added to it, those with zeros too."""
+
             def cleared(at: PrimExpr) -> Stmt:
                 here = {**values, self.last.var: at}
                 return BufferStore(self.store.buffer, zero, self.indices(here))
 
             def added(terms: dict[Var, PrimExpr]) -> Stmt:
+                """One term of each sum of the row."""
                 known = {**values, **terms}
                 return self.row(
                     lambda at: substitute_stmt(self.store, {**known, self.last.var: at})

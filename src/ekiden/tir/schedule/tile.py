@@ -165,6 +165,9 @@ class _Tiles:
 
     # What the sum is of.
 
+    # a[i, k] * b[k, j] in either order: what rows do not move is the panel that a tile loads
+    # vectors of, what columns do not move is broadcast. A factor that moves with both is no product
+    # of matrices.
     def factors(self, store: BufferStore) -> tuple[BufferLoad, BufferLoad]:
         """The element of a product that columns do not move, and the one that rows do not."""
         update = update_of(store)
@@ -415,6 +418,9 @@ Sizes = Callable[[PrimExpr], list[tuple[int, PrimExpr | None]]]
 """(a loop's extent by name) -> (steps it may have, when it has them); None for otherwise."""
 
 
+# A tile's row count is a constant in its code, so each that may come is written. Which may is found
+# by evaluating the extent for every step of the loop around, where these are known and not too
+# many; else every number up to the most is one.
 def _sizes(loop: For, above: Sequence[For]) -> Sizes:
     extent = loop.extent
     if isinstance(extent, IntImm):

@@ -107,6 +107,7 @@ class _Regroup(StmtMutator):
         has_guard = any(isinstance(e, Intrinsic) and e.op == "if_then_else" for e in order)
         return guarded_nodes(root, near) if has_guard else set()
 
+    # A load is invariant if nothing inside writes its buffer: two buffers count as two memories.
     def _is_invariant(self, e: PrimExpr) -> bool:
         if isinstance(e, Var):
             return e not in self._variant
@@ -139,6 +140,8 @@ class _Regroup(StmtMutator):
             self._alive.append(e)
         return self.named[e]
 
+    # Regrouping sums of int64 keeps their value, as addition of whole numbers modulo 2^64 is
+    # associative and commutative; of floats it would not, so they are left.
     def _sum(self, e: PrimExpr) -> PrimExpr:
         """(invariant terms, named) + (the others) + constant"""
         fixed: list[tuple[PrimExpr, int]] = []
@@ -209,7 +212,7 @@ def _worth_naming(e: PrimExpr) -> bool:
         return False
     if isinstance(e, BinaryExpr) and isinstance(e.b, IntImm) and isinstance(e, (Add, Sub)):
         return not isinstance(e.a, Var)
-    return dt.lanes(e.dtype) == 1 or not isinstance(e, Ramp)
+    return True
 
 
 def _steps(loop: For) -> bool:
@@ -217,6 +220,7 @@ def _steps(loop: For) -> bool:
     return isinstance(loop.extent, IntImm) and loop.extent.value > 0
 
 
+# Before a loop that takes no step, a load that only its steps made sure of may be out of range.
 def _hoisted(value: PrimExpr, loop: For, scope: Sequence[For | LetStmt]) -> PrimExpr:
     """The value; 0 where the loop takes no step, if something might be read out of range then."""
     loads = [e for e in post_order(value) if isinstance(e, BufferLoad)]

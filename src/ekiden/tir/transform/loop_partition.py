@@ -174,6 +174,10 @@ class _Partition(StmtMutator):
         made = (self._bound(node, loop, inside, hidden) for node in found)
         return [b for b in made if b is not None]
 
+    # A condition d > 0, d linear in the loop's step s and in the variables of loops inside: d is
+    # lowest and highest at ends of those, so s * scale + low <= d <= s * scale + high, both linear
+    # in s. It holds for all inner steps where the left side is > 0, for none where the right is <=
+    # 0.
     def _bound(
         self, node: PrimExpr, loop: For, inside: Mapping[Var, For], hidden: set[Var]
     ) -> _Bound | None:
@@ -249,6 +253,8 @@ class _Partition(StmtMutator):
         inside = logical_and(step >= begin if not is_const(begin, 0) else const(True), step < end)
         return loop.with_fields(body=IfThenElse(inside, whole, rest))
 
+    # s * scale + low > 0: for scale > 0 from s = -low // scale + 1 on; for scale < 0 as long as
+    # s <= (low - 1) // -scale. All bounds at once: the largest begin, the smallest end.
     def _decided_steps(
         self, loop: For, bounds: Sequence[_Bound], factor: int | None
     ) -> tuple[PrimExpr, PrimExpr]:
@@ -326,6 +332,9 @@ class _Partition(StmtMutator):
             chain = IfThenElse(binary(EQ, rest, const(value)), one, chain)
         return chain
 
+    # The common case: a split of n by `factor` leaves the one bound s * factor + inner < n, with
+    # inner in [0, factor). Then the whole steps are n // factor, and what is left is known without
+    # any comparison: one step of n % factor.
     def _left_over(self, loop: For, bounds: Sequence[_Bound]) -> int | None:
         """The factor of the split that the bounds come from, if all come from one: then at most one
         step is left, of high % factor elements.

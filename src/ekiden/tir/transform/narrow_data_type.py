@@ -115,6 +115,9 @@ class _Narrow(StmtMutator):
         before = children(e)
         return rebuild(e, [self._wide(p, c.dtype) for p, c in zip(parts, before, strict=True)])
 
+    # Sound by induction: a part that is narrow has its exact values in `_bounds`, and a node
+    # becomes narrow only if all of its own fit. Intervals treat i - i as two variables: they are
+    # too wide, and an index may stay wide for that.
     def _narrow_node(self, e: PrimExpr, parts: list[PrimExpr]) -> tuple[PrimExpr, Bound] | None:
         """The node in 32 bits and its values; None where it stays as it is."""
         bounds = [self.bound(p) for p in parts]

@@ -37,6 +37,8 @@ from ekiden.tir.transform.remove_no_op import stores_itself
 from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing, sequence
 
 
+# Ranges of loops are bound on the way in and not taken back: outside of its loop a variable is in
+# no expression, and a second loop over it binds it anew.
 class Simplifier(StmtMutator):
     """Also shares equal expressions: afterwards equal means the same object."""
 
@@ -169,6 +171,9 @@ class _Knowing(Simplifier):
         with self.analyzer.constraint_scope(given):
             return self.analyzer.simplify(self._known(e, depth + 1))
 
+    # Each part is looked at under all the others, and what it became is what the next is looked at
+    # under: of two equal parts only one goes, as the other then has none beside it that says the
+    # same.
     def _joined(self, e: BinaryExpr, depth: int) -> PrimExpr:
         """a and b: each is read where the others hold, and vanishes where they imply it; a or b:
         where the others do not."""
@@ -225,6 +230,7 @@ def _parts(e: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
     return found
 
 
+# What reads memory may become false by a store inside of the branch that it guards.
 def _lasting(condition: PrimExpr) -> list[PrimExpr]:
     """The parts of a condition that hold whatever statements do: those that read no memory."""
     if isinstance(condition, Not) and isinstance(condition.a, Or):

@@ -92,6 +92,8 @@ class _Open:
         for buffer, by in other.writes.items():
             self.writes[buffer] = by if self.writes.get(buffer, by) is by else None
 
+    # Read after write, write after read, write after write: the three hazards of a pipeline, here
+    # between threads. That two threads read needs no order.
     def spoils(self, following: _Open) -> bool:
         """Whether threads must wait before what follows. One statement in several turns of a loop
         writes elements of its own."""
@@ -268,6 +270,8 @@ class _Sync(StmtMutator):
         self._uses.either(uses)
         return stmt.with_fields(then_case=then, else_case=other)
 
+    # A barrier that not all threads of a block come to hangs the device, or worse, lets some
+    # through.
     def _by_some(self, visit: Callable[..., Stmt], stmt: Stmt) -> Stmt:
         """What not all threads do, or not as often: they wait before it, never inside."""
         added = self._added

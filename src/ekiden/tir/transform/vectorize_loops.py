@@ -60,6 +60,9 @@ DEFAULT_LANES = 16
 """Of a loop whose annotation `lanes` does not say."""
 
 
+# Legal inside: no effects, no while whose condition differs between lanes, no store of several
+# lanes to one element. After: nothing depends on the loop's variable; an index that was affine in
+# it is a Ramp, which codegen knows to be one load, and any other vector index a gather.
 class Vectorizer(StmtMutator):
     """Rewrites what is inside a loop for `lanes` values of its variable at once, base, base + 1,
     ...
@@ -224,6 +227,8 @@ class Vectorizer(StmtMutator):
         self._memo = {}
         return super().visit_while(stmt)
 
+    # `_has_branched` tells a branch's mask from that of the tail: under the former lanes keep what
+    # they had, so stores to buffers of the loop's own must merge; lanes of a tail are nobody's.
     def _under(self, condition: PrimExpr, side: Stmt) -> Stmt:
         """A statement in the lanes for which a condition holds."""
         outer = self._mask, self._memo, self._has_branched
@@ -286,6 +291,7 @@ def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None
     return None
 
 
+# Of 5 elements left of 16, a vector of 8 under a mask, and none of 16.
 def tail_lanes(rest: int, lanes: int) -> int:
     """The narrowest vector that holds `rest` elements."""
     wide = 1
