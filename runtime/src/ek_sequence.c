@@ -2,7 +2,11 @@
 **
 ** A sequence is a value of the type List of Relay's prelude, the last element first: Cons(element,
 ** rest) has tag 0, Nil has tag 1 and no fields. Positions count from the front, or where negative
-** from the end. Every argument is checked: a program from a file may pass anything. */
+** from the end. Every argument is checked: a program from a file may pass anything.
+**
+** The last element comes first since appending is what loops do: one cell, whatever the length.
+** Cells are shared between sequences and never changed, so that inserting in the middle makes the
+** cells before it anew, and only those. */
 #include "ek_internal.h"
 
 enum { CONS = 0, NIL = 1 };
@@ -24,6 +28,7 @@ static int expect(const char *name, int32_t nargs, int32_t expected) {
 }
 
 /* The number of elements, or -1 with a TypeError for what is no sequence. */
+/* It ends: cells are made after what they hold, so that none leads back to itself. */
 static int64_t length_of(const char *name, const ek_value *sequence) {
   int64_t n = 0;
   const ek_value *at = sequence;
@@ -100,6 +105,8 @@ static int sequence_at(void *self, const ek_value *args, int32_t nargs, ek_value
 
 /* The sequence 'rest' (owned by the callee) with the elements of the first 'count' cells of
 ** 'sequence' after it. */
+/* Not by recursion, as a sequence may be longer than the C stack is deep: the cells are listed
+** first, and made from the last one on. */
 static int with_cells(const ek_value *sequence, int64_t count, ek_value rest, ek_value *ret) {
   const ek_adt **cells = ek_alloc_or_error((size_t)count * sizeof *cells + 1);
   int status = cells == NULL ? -1 : 0;
@@ -161,6 +168,11 @@ static int no_match(const char *name, int64_t position) {
 
 static const ek_dltensor *host_tensor(const char *name, const ek_value *value) {
   const ek_dltensor *tensor = ek_value_tensor(value);
+  if (tensor != NULL && tensor->dtype.bits * tensor->dtype.lanes % 8 != 0) {
+    /* a part of one may begin inside of a byte */
+    ek_error("TypeError", "ek.sequence.%s: a tensor of elements of whole bytes expected", name);
+    return NULL;
+  }
   if (tensor != NULL && tensor->device.type == EK_CPU && tensor->ndim < MAX_RANK) return tensor;
   ek_error("TypeError", "ek.sequence.%s: a tensor of the host of rank below %d expected, got %s",
            name, MAX_RANK, ek_value_type_name(value));

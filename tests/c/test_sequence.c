@@ -119,6 +119,13 @@ static void what_does_not_fit_is_refused(void) {
   ek_value sizes = vector(2, 7), split[4] = {dims, sizes, ek_value_int(0), ek_value_int(1)};
   CHECK_ERROR(call("ek.sequence.split", split, 4, &found), "RunError",
               "sequence.split: part 0 of extent 7 does not fit an axis of extent 1");
+  int64_t three_bits = 3;
+  ek_object *packed;
+  CHECK(ek_tensor_new(&three_bits, 1, (ek_dtype){EK_DTYPE_INT, 4, 1}, cpu, &packed) == 0);
+  ek_value narrow = append(nil(), ek_value_object(packed)), concat[2] = {narrow, ek_value_int(0)};
+  CHECK_ERROR(call("ek.sequence.concat", concat, 2, &found), "TypeError",
+              "ek.sequence.concat: a tensor of elements of whole bytes expected");
+  ek_value_release(&narrow);
   ek_value wrong = ek_value_int(3);
   CHECK_ERROR(call("ek.sequence.length", &wrong, 1, &found), "TypeError",
               "ek.sequence.length: a sequence expected, got int");
