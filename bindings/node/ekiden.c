@@ -58,6 +58,8 @@ static napi_value error_value(napi_env env) {
   return made;
 }
 
+/* What JavaScript threw is pending already where a callback of its failed: that is the error to
+** see, and the runtime's copy of it is dropped. */
 static napi_value throw_error(napi_env env) {
   bool is_pending = false;
   napi_is_exception_pending(env, &is_pending);
@@ -126,6 +128,8 @@ static napi_value handle_value(napi_env env, ek_object *object) {
 }
 
 /* NULL for another value, and for one that is closed. */
+/* The type tag tells our externals from those of other addons, whose pointers mean something
+** else. */
 static handle *handle_of(napi_env env, napi_value value) {
   bool is_handle = false;
   void *data = NULL;
@@ -251,6 +255,8 @@ static int read_shape(napi_env env, napi_value shape, lent *out) {
 }
 
 /* {dtype, shape, data} of JavaScript, whose memory is lent. */
+/* The count of elements is compared as a double: a product of sizes that has no exact one is larger
+** than any array. */
 static int read_tensor(napi_env env, napi_value value, arguments *args, ek_value *out) {
   uint32_t ndim = 0;
   napi_value shape = property(env, value, "shape"), data = property(env, value, "data");
@@ -328,6 +334,8 @@ static int read_string(napi_env env, napi_value value, arguments *args, ek_value
   return code == 0 && out->type_index >= EK_OBJECT ? own(args, out->v.obj) : code;
 }
 
+/* JavaScript has one kind of number: what is whole and exact as one is an int. BigInt says int
+** where 2^53 is not enough. */
 static int read_number(napi_env env, napi_value value, ek_value *out) {
   double number = 0;
   napi_get_value_double(env, value, &number);

@@ -60,6 +60,8 @@ static bool is_lost(CUresult code) {
 }
 
 /* Remembers what lost a device, by the kernels that it had not finished. */
+/* Under the state's lock. Kernels run behind their launch, so that what is known when one has
+** failed is which were not waited for; CUDA_LAUNCH_BLOCKING=1 makes every launch wait. */
 static void lose(device_state *state, CUresult code) {
   char suspects[NAME + 96] = "";
   if (state->n_launched == 1) snprintf(suspects, sizeof suspects, " in kernel '%s'", state->last);
@@ -105,6 +107,8 @@ static CUresult context_of(device_state *state, CUcontext *out) {
 }
 
 /* The state of a device, whose context is the thread's until 'leave'; NULL with an error. */
+/* Pushed and popped, and never set: a thread of PyTorch's, which calls us in the middle of its own
+** work, finds the context that it had. */
 static device_state *enter(ek_device device, const char *doing) {
   CUcontext context;
   device_state *state = known(device);
@@ -190,6 +194,8 @@ static int device_attribute(ek_device device, int32_t which, int64_t *number, ch
 
 static CUdeviceptr address(const void *data) { return (CUdeviceptr)(uintptr_t)data; }
 
+/* What cuMemAlloc gives is aligned to MEMORY_ALIGNMENT; for more, as many bytes more are taken, and
+** the address is moved up. Freeing asks the driver where the block of an address begins. */
 static int device_alloc(ek_device device, size_t size, size_t alignment, const char *scope,
                         void **out) {
   char doing[64];
@@ -249,6 +255,8 @@ static CUresult copy_between(ek_device from_device, const void *from, ek_device 
   return cu.cuMemcpyPeerAsync(address(to), target, address(from), source, size, stream);
 }
 
+/* Queued like kernels, and waited for where the caller gives no stream: a copy to the host follows
+** what computes it. */
 static int device_copy(const void *from, ek_device from_device, void *to, ek_device to_device,
                        size_t size, void *stream) {
   bool is_fetched = to_device.type != EK_CUDA;
@@ -266,6 +274,8 @@ static int device_copy(const void *from, ek_device from_device, void *to, ek_dev
 
 /* Streams and events --------------------------------------------------------------------------- */
 
+/* NON_BLOCKING: the device's own stream, where it is the legacy one, would else wait for this and
+** this for it. */
 static int stream_new(ek_device device, void **out) {
   CUstream made = NULL;
   if (enter(device, "make a stream") == NULL) return -1;

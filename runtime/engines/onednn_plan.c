@@ -1,7 +1,12 @@
 /* Plans: sizes of all values, primitives, and memory between them.
 **
 ** Each value lies as the primitive that made it likes it; where another wants it otherwise, a reorder
-** comes between. What is made of constants alone runs once, when the plan is made. */
+** comes between. What is made of constants alone runs once, when the plan is made.
+**
+** Errors. Every function may be called after something has failed: 'why' keeps the first reason,
+** calls with NULL do nothing, and the plan is dropped in the end. So steps are written one after
+** another without a test behind each. Owned things are freed in the reverse order of their making,
+** as what is made of another goes before it. */
 #include "onednn_plan.h"
 
 #include <stdbool.h>
@@ -48,6 +53,9 @@ static void drop_primitive_desc(void *thing) { dnnl.dnnl_primitive_desc_destroy(
 static void drop_attr(void *thing) { dnnl.dnnl_primitive_attr_destroy(thing); }
 
 /* Keeps what a call made, whose status is given, at 'made'. */
+/* 'made' is the address of the variable that the call has filled. In C the order in which arguments
+** are evaluated is not said, so the variable itself, given beside the call that fills it, might be
+** read too early. */
 static void keep(onednn_plan *p, int status, const char *doing, const void *made, void (*drop)(void *)) {
   void *thing;
   memcpy(&thing, made, sizeof thing); /* only now: the call is an argument too */
@@ -88,6 +96,8 @@ static dnnl_desc *plain(onednn_plan *p, const onednn_shape *shape, int32_t ndim)
   return made;
 }
 
+/* Leaves to oneDNN how the elements lie: weights get its blocked forms, which are made once, and
+** values between steps stay in what the last one liked. */
 static dnnl_desc *any(onednn_plan *p, int32_t ndim, const int64_t *dims) {
   dnnl_desc *made = NULL;
   keep(p, dnnl.dnnl_memory_desc_create_with_tag(&made, ndim, dims, DNNL_F32, DNNL_ANY),
@@ -258,6 +268,7 @@ static int64_t windows(int64_t size, int64_t k, int64_t stride, int64_t pads, in
 }
 
 /* Strides, padding (four), dilation of a step: those of oneDNN, whose dilation counts gaps. */
+/* A kernel of k elements with dilation d spans (k - 1) * d + 1. */
 static bool window_shape(onednn_shape *out, const int64_t *x, const int64_t *k, const int64_t *strides,
                          const int64_t *pads, const int64_t *dilation, int64_t channels) {
   *out = (onednn_shape){4, {x[0], channels}};

@@ -14,6 +14,8 @@
 /* Strips --------------------------------------------------------------------------------------- */
 
 /* Numbers of half floats, as they lie in memory, and back. */
+/* Multiplying by 2^112 moves the exponent's bias from 15 to 127, and makes subnormal halves normal
+** by the way; infinities and NaNs get their exponent after. */
 static inline float of_half(uint16_t x) {
   uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7fff) << 13;
   union { uint32_t i; float f; } made = {rest}, up = {(254 - 15) << 23};
@@ -23,6 +25,9 @@ static inline float of_half(uint16_t x) {
   return made.f;
 }
 
+/* To the nearest, ties to even. Below 2^-14 the sum with 1/2 lines the bits up and rounds them, by
+** the rounding of the addition itself; above, half of the last place kept is added, less one where
+** that place is even. From 2^16 on there is none but infinity. */
 static inline uint16_t to_half(float x) {
   union { float f; uint32_t i; } from = {x}, y = {fabsf(x)};
   uint32_t sign = from.i >> 16 & 0x8000, bits;
@@ -195,6 +200,7 @@ static int64_t wrap(int64_t value, int64_t type) {
 }
 
 /* As the processor's instructions convert: what does not fit is the lowest number. */
+/* C leaves undefined what becomes of a double that does not fit; x86 gives the lowest number. */
 static int64_t to_int(double value, int64_t type) {
   bool is_wide = type == E_I64 || type == E_U32;
   double limit = is_wide ? 9223372036854775808.0 : 2147483648.0;
@@ -204,6 +210,8 @@ static int64_t to_int(double value, int64_t type) {
 }
 
 /* e^x: 2^n e^y with |y| <= ln 2 / 2, whose series ends at y^7. */
+/* ln 2 is taken off in two parts, of which the first has few bits, so that its product with n is
+** exact (Cody and Waite). 2^n in two factors: n may be below -126, where one would be subnormal. */
 static inline float exp_of(float x) {
   float z = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
   float n = rintf(z * 1.44269504f);
@@ -432,6 +440,8 @@ static void run_axis(const loops *p, int64_t axis, int64_t first, int64_t n, str
   }
 }
 
+/* Constants and sizes are written once for all strips of a run: their registers are nobody
+** else's. */
 strip *registers_of(const loops *p, int64_t more) {
   strip *R = ek_workspace_alloc((p->c->n_registers + more) * (int64_t)sizeof(strip));
   const int64_t *row = p->c->instructions;
@@ -495,6 +505,8 @@ static bool names_axis(const code *c, int64_t axis) {
   return false;
 }
 
+/* Two neighbouring axes are one of their product where every access steps over them as over one:
+** outer step = inner step * inner extent. Longer strips cost fewer turns of the interpreter. */
 static bool are_one(const loops *p, const stage *s, int32_t outer, int32_t inner) {
   int64_t extent = p->extents[inner];
   bool can = !names_axis(p->c, outer) && !names_axis(p->c, inner);

@@ -30,6 +30,9 @@ typedef struct product {
   const int64_t *offsets;                  /* of each term in a panel */
 } product;
 
+/* R * W sums stay in registers throughout the depth: each step loads W vectors of a panel, and
+** broadcasts R elements of rows. The pragmas unroll over what are constants, so that the array of
+** sums is registers and not memory. A tile of rows is left with one of four, then single rows. */
 #define TILE(name, vector, member, R, W)                                                        \
   static void name(const word *left, int64_t step, int64_t depth, const word *right,            \
                    const int64_t *offsets, word *out) {                                         \
@@ -115,6 +118,8 @@ static void store_tile(const product *m, const int64_t *row_at, int64_t rows, in
 }
 
 /* The rows of the left factor where they lie in memory, at even distances; NULL where they do not. */
+/* Rows at even distances are multiplied where they lie, and none is copied; a row may not begin
+** before its buffer, nor end behind it, as one of a padded convolution would. */
 static const word *rows_in_place(const product *m, const int64_t *from, int64_t rows, int64_t *step) {
   const loops *p = &m->left;
   const load *l = p->loads;

@@ -1,7 +1,10 @@
 /* A virtual machine as a module of functions: started, stepped, looked into, stopped, saved.
 **
 ** A call that stands between two instructions keeps its machine busy for all others. The functions
-** take ints and give ints, arrays of ints, and values; the table at the end says what. */
+** take ints and give ints, arrays of ints, and values; the table at the end says what.
+**
+** What was lent is not, here: a call that stands still may outlast its caller's tensors, so
+** arguments are copied where they would otherwise be read in place. */
 #include "ek_vm_step.h"
 
 typedef struct debugger {

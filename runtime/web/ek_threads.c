@@ -75,6 +75,8 @@ typedef struct lock {
   uint32_t depth;
 } lock;
 
+/* 'taken' is 1 while somebody has it. Unlocking wakes all who wait, and they race for it: locks
+** here are held for a few instructions, and there are few threads. */
 static_assert(sizeof(lock) <= sizeof(ek_mutex), "a lock fits what holds it");
 
 void ek_mutex_lock(ek_mutex *mutex) {
@@ -113,6 +115,8 @@ void ek_call_once(ek_once *flag, void (*once)(void)) {
 }
 
 void ek_wait(uint32_t *word, uint32_t expected) {
+  /* The first thread returns at once, which "may wake for no reason" allows: callers look again,
+  ** and so spin. */
   if (is_worker) __builtin_wasm_memory_atomic_wait32((int *)word, (int)expected, -1);
 }
 
@@ -232,6 +236,9 @@ void ek_web_unshare(int32_t first) {
 }
 
 int ek_code_follow(void) {
+  /* Code is a module of WebAssembly here, whose functions have places in a table, and each thread's
+  ** instance has a table of its own. What was placed since this thread last looked is placed in the
+  ** same places; the list is newest first, and 'order' says where to stop. */
   uint32_t known = __atomic_load_n(&placed, __ATOMIC_ACQUIRE);
   if (!is_worker || followed == known) return 0;
   int code = 0;
