@@ -228,6 +228,11 @@ def test_two_long_constants_say_where() -> None:
     assert first_mismatch(const(_with(np.nan, 7)), const(_with(np.nan, 7))) is None
 
 
+def test_arrays_without_elements_are_walked_past() -> None:
+    found = first_mismatch((np.zeros((0, 3)), 1), (np.zeros((0, 3)), 2))
+    assert found is not None and found.path == "[1]"
+
+
 @pytest.mark.parametrize(("a", "b"), DIFFERENT)
 def test_every_difference_has_a_path(a: str, b: str) -> None:
     assert first_mismatch(parse_expr(a), parse_expr(b)) is not None

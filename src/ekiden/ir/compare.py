@@ -197,6 +197,8 @@ def _arrays(path: ObjectPath, a: np.ndarray, b: np.ndarray) -> Mismatch | Iterat
     kinds = [f"{each.dtype} of shape {each.shape}" for each in (a, b)]
     if kinds[0] != kinds[1]:
         return _mismatch(path, *kinds)
+    if not a.size:  # no width of a row follows from no bytes
+        return iter(())
     rows = [np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(x.size, -1) for x in (a, b)]
     wrong = np.flatnonzero((rows[0] != rows[1]).any(axis=1))
     if not len(wrong):

@@ -369,8 +369,10 @@ class Reader:
         found = {}
         for _ in range(self.count(2)):
             key = self.value(depth + 1)
-            if isinstance(key, (list, dict)):
-                raise FrameError(f"rpc: a key expected, got a {type(key).__name__}")
+            try:
+                hash(key)
+            except (TypeError, ValueError) as error:  # a list in a tuple; a view of these bytes
+                raise FrameError(f"rpc: a key expected, got a {type(key).__name__}") from error
             found[key] = self.value(depth + 1)
         return found
 
