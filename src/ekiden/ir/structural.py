@@ -139,6 +139,10 @@ class _Canonical:
 
     def write(self, root: object) -> Row:
         """The row of `root`, a node or a container, after the rows of everything in it."""
+        # Each node is met twice: to put what is inside before it, and, when that has its rows, to
+        # make its own. Linear in the distinct nodes, of which a chain x1 = f(x0, x0), x2 = f(x1,
+        # x1), ... has few however long its text; and a stack of our own, since models are deeper
+        # than Python recurses. Binders are seen on the way down, before the variables they bind.
         stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(list(nodes_in(root)))]
         numbers = self.numbers
         while stack:
@@ -266,6 +270,9 @@ def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
     mine, other = _form(a, free), _form(b, free)
     if mine.rows != other.rows:
         return False
+    # Equal rows hold equal calls in the same order, so that their type arguments pair up. Those
+    # are compared only where both programs have them, under the numbers that the rows have given
+    # to variables.
     written = [p for p in zip(mine.inferred, other.inferred, strict=True) if all(p)]
     return all(mine.write(x) == other.write(y) for x, y in written) and mine.rows == other.rows
 

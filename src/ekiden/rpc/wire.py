@@ -292,6 +292,8 @@ class Reader:
 
     def count(self, least: int) -> int:
         """A number of things that take at least so many bytes each: no more than there can be."""
+        # What is announced must be here already: memory is taken in proportion to the bytes that
+        # came, whatever number stands in them.
         count = self.number(_U32)
         if count * least > self.left:
             raise FrameError(f"rpc: {count} items announced in {self.left} bytes")

@@ -148,6 +148,7 @@ class _Verifier:
         """Forget it."""
         self.defined.difference_update(end.defined)
         if end.defined:
+            # What was well-formed under a definition need not be outside of it.
             self.checked.clear()
         if isinstance(end.stmt, (For, Block)):
             self.around.pop()

@@ -130,9 +130,13 @@ def cache_read(
         if old not in read(each.block):
             refuse(f"{step} {name!r}: block {each.block.name!r} does not read {old.name!r}", each)
     users.sort(key=program.position)
+    # The copy stands before the first reader, as far out as no writer is inside: between the last
+    # write and the first read. What it takes is the region that is read in one step of the loops
+    # around that place.
     place = outermost(program, users[0], writers)
     outer = program.loops_above(place)
     for each in users:
+        # The innermost of the loops is enough: who is inside it is inside those around it.
         if any(not program.is_inside(each, s) for s in outer[-1:]):
             refuse(
                 f"{step} {name!r}: block {each.block.name!r} reads {old.name!r} outside loop "
@@ -194,6 +198,8 @@ def cache_write(
                 f"{step} {name!r}: block {each.block.name!r} does not read {old.name!r} after it",
                 each,
             )
+    # Readers that are no consumers go on reading the old buffer, so that the copy back must stand
+    # before them; consumers read the new one, and stand anywhere behind in the same loops.
     others = [x for x in program.readers(old) if x is not realize and x not in consumers]
     place = outermost(program, realize, others)
     outer = program.loops_above(place)
@@ -210,6 +216,8 @@ def cache_write(
     new = Buffer(program.fresh_buffer(label), old.shape, old.dtype, storage_scope)
     box = box_of(program, place, old, realize)
     if isinstance(box, str):
+        # Unknown what is written: all is copied back. That is harmless for an intermediate, whose
+        # other elements nobody may read; the rest of an output is its caller's and stays.
         if outer or program.is_param(old):
             refuse(f"{step} {name!r}: {box}", realize)
         box = [Range.from_min_extent(const(0), d) for d in old.shape]

@@ -100,6 +100,10 @@ def transform_layout(
         refuse(f"{step} {name!r}: {old.name!r} has strides", realize)
     program.writers(old)  # refuses a buffer that is used outside blocks
     iters = {v: Range(d) for v, d in zip(index_map.initial_indices, old.shape, strict=True)}
+    # The map must keep elements apart on the box of the old shape: x = y wherever map(x) = map(y).
+    # It need not reach all of the new box. What nothing maps to is padding, and since every access
+    # moves by the same map no program can look at it; only an argument may not have any, because
+    # its caller lays it out.
     fault = determines(index_map.final_indices, iters, list(iters))
     if fault is not None:
         refuse(
@@ -132,6 +136,8 @@ def transform_layout(
 
 def _require_bound(step: str, name: str, func: PrimFunc, realize: BlockRealize) -> None:
     """Every symbolic size is still a dimension of an argument."""
+    # A kernel reads n from the shape of an argument of shape (n,). From (n // 16, 16) it cannot: an
+    # expression is not solved for its variables when the kernel is entered.
     params = func.buffers
     known = {d for b in params for d in b.shape if isinstance(d, Var)} | set(func.scalars)
     for each in (v for b in params for d in b.shape for v in free_vars(d)):
@@ -173,6 +179,8 @@ def transform_block_layout(
         new_loops.append(serial(Var(f"ax{n}", extent.dtype), extent))
     if loops:
         check_permutable(step, program, loops)
+    # The body is written over the old iterators: they are the inverse of the map at the new ones.
+    # Iterators of one value are in no digit of the map, so that the inverse lacks them; they are 0.
     values = dict(inverse_affine_iter_map(made.indices, [i.var for i in new_iters]))
     for each in block.iter_vars:
         values.setdefault(each.var, const(0, each.var.dtype))
@@ -310,6 +318,10 @@ def _einsum_loads(
         grows = not analyzer.can_prove_equal(sizes[i.var], i.extent)
         if i.kind is not IterKind.REDUCE or not grows:
             continue
+        # A term that padding adds to the sum is a product with the zeros of every factor that has i
+        # among its indices. If all have it the term is 0 * ... * 0, and s + 0 = s: also to the bit,
+        # because a sum that begins at +0 is never -0. If some lack it the term is x * 0, which is
+        # NaN for infinite x: right for integers only. If all lack it the term is not 0 at all.
         without = [b.name for b, v in found.items() if i.var not in v]
         if len(without) == len(found) or (without and not dt.is_int(store.buffer.dtype)):
             refuse(

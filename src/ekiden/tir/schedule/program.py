@@ -85,6 +85,9 @@ class Program:
         self.func = func
         self.loops: dict[Var, For] = {}
         self.blocks: dict[str, BlockRealize] = {}
+        # By identity: a statement stands at one place of a program. Between programs statements are
+        # shared, which is why a Program is of one version of a function and never changed: what was
+        # looked up in it is found again in the next version by name, not by identity.
         self._parents: dict[int, Stmt] = {}
         self._outside: dict[Buffer, Stmt] | None = None
         stack: list[Stmt] = [func.body]
