@@ -421,49 +421,49 @@ static int64_t place(const char *name, bool *found) {
   return low;
 }
 
-static int grow(void) {
-  if (entry_count < entry_capacity) return 0;
+/* Whether there is room for one more. Under the lock. */
+static bool grow(void) {
+  if (entry_count < entry_capacity) return true;
   int64_t capacity = entry_capacity == 0 ? 32 : 2 * entry_capacity;
-  entry *larger = ek_alloc_or_error((size_t)capacity * sizeof(entry));
-  if (larger == NULL) return -1;
+  entry *larger = ek_alloc((size_t)capacity * sizeof(entry));
+  if (larger == NULL) return false;
   if (entry_count != 0) memcpy(larger, entries, (size_t)entry_count * sizeof(entry));
   ek_free(entries);
   entries = larger;
   entry_capacity = capacity;
-  return 0;
+  return true;
 }
 
-/* Under the lock. */
-static int insert(int64_t at, const char *name, ek_object *function) {
+/* Under the lock; false without memory. */
+static bool insert(int64_t at, const char *name, ek_object *function) {
   size_t size = strlen(name) + 1;
-  if (grow() != 0) return -1;
-  char *copy = ek_alloc_or_error(size);
-  if (copy == NULL) return -1;
+  char *copy = grow() ? ek_alloc(size) : NULL;
+  if (copy == NULL) return false;
   memcpy(copy, name, size);
   memmove(&entries[at + 1], &entries[at], (size_t)(entry_count - at) * sizeof(entry));
   ek_retain(function);
   entries[at] = (entry){copy, function};
   entry_count++;
-  return 0;
+  return true;
 }
 
-/* '*replaced' is what the caller must release, outside the lock: deleters may call us again. */
+/* '*replaced' is what the caller must release, outside the lock: deleters may call us again. Errors
+** are set there too, as the one that was pending goes then, and may be another library's. */
 static int set(const char *name, ek_object *function, int override, ek_object **replaced) {
-  bool found;
-  int code = 0;
+  bool found, has_room = true;
   ek_mutex_lock(&lock);
   int64_t at = place(name, &found);
   if (!found) {
-    code = insert(at, name, function);
+    has_room = insert(at, name, function);
   } else if (override) {
     *replaced = entries[at].function;
     ek_retain(function);
     entries[at].function = function;
-  } else {
-    code = ek_error("ValueError", "register function '%s': the name is taken", name);
   }
   ek_mutex_unlock(&lock);
-  return code;
+  if (!has_room) return ek_error_memory(strlen(name) + 1);
+  if (!found || override) return 0;
+  return ek_error("ValueError", "register function '%s': the name is taken", name);
 }
 
 /* Without memory for them a process starts without; they are looked up with an error then. */

@@ -56,6 +56,30 @@ static void names_are_taken_once(void) {
   CHECK(ek_registry_remove("test.add") == 0 && ek_registry_get("test.add") == NULL);
 }
 
+/* An error of another library that was pending: it goes when the next one is set. */
+static void delete_foreign(void *self, int flags) {
+  (void)self;
+  if ((flags & EK_DELETE_CONTENT) == 0) return;
+  CHECK(ek_registry_get("test.add") != NULL);
+  deleted++;
+}
+
+static void what_goes_with_a_refusal_may_look_names_up(void) {
+  ek_object *function = new_add();
+  ek_error_object foreign = {{EK_REFS_NEW, EK_ERROR, 0, delete_foreign},
+                             {"ValueError", 10}, {"", 0}, {"", 0}, NULL, NULL, NULL};
+  CHECK(ek_registry_set("test.add", function, 0) == 0);
+  CHECK(ek_error_set(&foreign.base) == -1);
+  ek_object_release(&foreign.base);
+  CHECK_ERROR(ek_registry_set("test.add", function, 0), "ValueError",
+              "register function 'test.add': the name is taken");
+  CHECK(deleted == 1);
+  ek_object_release(function); /* that of the deleter, of the registry, and ours */
+  CHECK(ek_registry_remove("test.add") == 1);
+  ek_object_release(function);
+  CHECK(deleted == 2);
+}
+
 static void names_come_sorted(void) {
   ek_object *function = new_add(), *names = NULL;
   const char *wanted[] = {"test.b", "test.a", "test.zzz.long.enough"};
@@ -111,6 +135,7 @@ static void many_threads_may_use_it(void) {
 int main(void) {
   a_function_passes_its_self_and_errors();
   names_are_taken_once();
+  what_goes_with_a_refusal_may_look_names_up();
   names_come_sorted();
   the_runtime_registers_its_own();
   many_threads_may_use_it();
