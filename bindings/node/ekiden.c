@@ -127,9 +127,8 @@ static napi_value handle_value(napi_env env, ek_object *object) {
   return value;
 }
 
-/* NULL for another value, and for one that is closed. */
-/* The type tag tells our externals from those of other addons, whose pointers mean something
-** else. */
+/* NULL for another value, and for one that is closed. The type tag tells our externals from those
+** of other addons, whose pointers mean something else. */
 static handle *handle_of(napi_env env, napi_value value) {
   bool is_handle = false;
   void *data = NULL;
@@ -254,9 +253,8 @@ static int read_shape(napi_env env, napi_value shape, lent *out) {
   return 0;
 }
 
-/* {dtype, shape, data} of JavaScript, whose memory is lent. */
-/* The count of elements is compared as a double: a product of sizes that has no exact one is larger
-** than any array. */
+/* {dtype, shape, data} of JavaScript, whose memory is lent. The count of elements is compared as a
+** double: a product of sizes that has no exact one is larger than any array. */
 static int read_tensor(napi_env env, napi_value value, arguments *args, ek_value *out) {
   uint32_t ndim = 0;
   napi_value shape = property(env, value, "shape"), data = property(env, value, "data");

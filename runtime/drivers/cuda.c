@@ -59,9 +59,9 @@ static bool is_lost(CUresult code) {
   }
 }
 
-/* Remembers what lost a device, by the kernels that it had not finished. */
-/* Under the state's lock. Kernels run behind their launch, so that what is known when one has
-** failed is which were not waited for; CUDA_LAUNCH_BLOCKING=1 makes every launch wait. */
+/* Remembers what lost a device, by the kernels that it had not finished. Under the state's lock.
+** Kernels run behind their launch, so that what is known when one has failed is which were not
+** waited for; CUDA_LAUNCH_BLOCKING=1 makes every launch wait. */
 static void lose(device_state *state, CUresult code) {
   char suspects[NAME + 96] = "";
   if (state->n_launched == 1) snprintf(suspects, sizeof suspects, " in kernel '%s'", state->last);
@@ -106,9 +106,9 @@ static CUresult context_of(device_state *state, CUcontext *out) {
   return code;
 }
 
-/* The state of a device, whose context is the thread's until 'leave'; NULL with an error. */
-/* Pushed and popped, and never set: a thread of PyTorch's, which calls us in the middle of its own
-** work, finds the context that it had. */
+/* The state of a device, whose context is the thread's until 'leave'; NULL with an error. Pushed
+** and popped, and never set: a thread of PyTorch's, which calls us in the middle of its own work,
+** finds the context that it had. */
 static device_state *enter(ek_device device, const char *doing) {
   CUcontext context;
   device_state *state = known(device);

@@ -165,8 +165,8 @@ static int device_attribute(ek_device device, int32_t which, int64_t *number, ch
 
 /* Memory --------------------------------------------------------------------------------------- */
 
-/* The number of the first block that begins behind an address. Under the lock. */
-/* Blocks are sorted and do not overlap, as each has pages of its own: two comparisons decide. */
+/* The number of the first block that begins behind an address. Under the lock. Blocks are sorted
+** and do not overlap, as each has pages of its own: two comparisons decide. */
 static size_t block_behind(const device_state *state, uintptr_t address) {
   size_t low = 0, high = state->n_blocks;
   while (low < high) {

@@ -52,10 +52,9 @@ static void drop_primitive(void *thing) { dnnl.dnnl_primitive_destroy(thing); }
 static void drop_primitive_desc(void *thing) { dnnl.dnnl_primitive_desc_destroy(thing); }
 static void drop_attr(void *thing) { dnnl.dnnl_primitive_attr_destroy(thing); }
 
-/* Keeps what a call made, whose status is given, at 'made'. */
-/* 'made' is the address of the variable that the call has filled. In C the order in which arguments
-** are evaluated is not said, so the variable itself, given beside the call that fills it, might be
-** read too early. */
+/* Keeps what a call made, whose status is given, at 'made'. 'made' is the address of the variable
+** that the call has filled. In C the order in which arguments are evaluated is not said, so the
+** variable itself, given beside the call that fills it, might be read too early. */
 static void keep(onednn_plan *p, int status, const char *doing, const void *made, void (*drop)(void *)) {
   void *thing;
   memcpy(&thing, made, sizeof thing); /* only now: the call is an argument too */
@@ -267,8 +266,8 @@ static int64_t windows(int64_t size, int64_t k, int64_t stride, int64_t pads, in
   return stride < 1 || room < 0 ? -1 : room / stride + 1;
 }
 
-/* Strides, padding (four), dilation of a step: those of oneDNN, whose dilation counts gaps. */
-/* A kernel of k elements with dilation d spans (k - 1) * d + 1. */
+/* Strides, padding (four), dilation of a step: those of oneDNN, whose dilation counts gaps. A
+** kernel of k elements with dilation d spans (k - 1) * d + 1. */
 static bool window_shape(onednn_shape *out, const int64_t *x, const int64_t *k, const int64_t *strides,
                          const int64_t *pads, const int64_t *dilation, int64_t channels) {
   *out = (onednn_shape){4, {x[0], channels}};

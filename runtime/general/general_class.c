@@ -13,9 +13,9 @@
 
 /* Strips --------------------------------------------------------------------------------------- */
 
-/* Numbers of half floats, as they lie in memory, and back. */
-/* Multiplying by 2^112 moves the exponent's bias from 15 to 127, and makes subnormal halves normal
-** by the way; infinities and NaNs get their exponent after. */
+/* Numbers of half floats, as they lie in memory, and back. Multiplying by 2^112 moves the
+** exponent's bias from 15 to 127, and makes subnormal halves normal by the way; infinities and NaNs
+** get their exponent after. */
 static inline float of_half(uint16_t x) {
   uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7fff) << 13;
   union { uint32_t i; float f; } made = {rest}, up = {(254 - 15) << 23};
@@ -199,8 +199,8 @@ static int64_t wrap(int64_t value, int64_t type) {
   }
 }
 
-/* As the processor's instructions convert: what does not fit is the lowest number. */
-/* C leaves undefined what becomes of a double that does not fit; x86 gives the lowest number. */
+/* As the processor's instructions convert: what does not fit is the lowest number. C leaves
+** undefined what becomes of a double that does not fit; x86 gives the lowest number. */
 static int64_t to_int(double value, int64_t type) {
   bool is_wide = type == E_I64 || type == E_U32;
   double limit = is_wide ? 9223372036854775808.0 : 2147483648.0;
@@ -209,9 +209,9 @@ static int64_t to_int(double value, int64_t type) {
   return wrap(fits ? (int64_t)value : lowest, type);
 }
 
-/* e^x: 2^n e^y with |y| <= ln 2 / 2, whose series ends at y^7. */
-/* ln 2 is taken off in two parts, of which the first has few bits, so that its product with n is
-** exact (Cody and Waite). 2^n in two factors: n may be below -126, where one would be subnormal. */
+/* e^x: 2^n e^y with |y| <= ln 2 / 2, whose series ends at y^7. ln 2 is taken off in two parts, of
+** which the first has few bits, so that its product with n is exact (Cody and Waite). 2^n in two
+** factors: n may be below -126, where one would be subnormal. */
 static inline float exp_of(float x) {
   float z = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
   float n = rintf(z * 1.44269504f);

@@ -117,8 +117,8 @@ static void store_tile(const product *m, const int64_t *row_at, int64_t rows, in
   }
 }
 
-/* The rows of the left factor where they lie in memory, at even distances; NULL where they do not. */
-/* Rows at even distances are multiplied where they lie, and none is copied; a row may not begin
+/* The rows of the left factor where they lie in memory, at even distances; NULL where they do not.
+** Rows at even distances are multiplied where they lie, and none is copied; a row may not begin
 ** before its buffer, nor end behind it, as one of a padded convolution would. */
 static const word *rows_in_place(const product *m, const int64_t *from, int64_t rows, int64_t *step) {
   const loops *p = &m->left;

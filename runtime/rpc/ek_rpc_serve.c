@@ -24,9 +24,8 @@ static const row rows[] = {
 #undef ROW
 };
 
-/* Reads a frame into 'in': its kind, or -1. */
-/* The size is held against the limit before a byte of the body is read: 'in' has room for that
-** much. */
+/* Reads a frame into 'in': its kind, or -1. The size is held against the limit before a byte of the
+** body is read: 'in' has room for that much. */
 static int receive(rpc_session *session, uint32_t limit, uint32_t *size) {
   uint8_t head[RPC_HEADER];
   const ek_rpc_stream *stream = session->stream;
@@ -48,9 +47,8 @@ static int receive(rpc_session *session, uint32_t limit, uint32_t *size) {
   return kind;
 }
 
-/* Sends the pending error, as much of it as the other side takes, and clears it. */
-/* A quarter of a message for each of three texts, cut before a character of UTF-8: it always
-** fits. */
+/* Sends the pending error, as much of it as the other side takes, and clears it. A quarter of a
+** message for each of three texts, cut before a character of UTF-8: it always fits. */
 static int send_error(rpc_session *session) {
   ek_object *object = ek_error_take();
   if (object == NULL) {

@@ -126,10 +126,10 @@ static void empty_caches(volatile char *memory, uint64_t size) {
   for (uint64_t i = 0; i < size; i += 64) memory[i] = 1;
 }
 
-/* One repeat of a measurement: '*number' grows until it takes long enough. Seconds, or -1. */
-/* The number of calls grows by what the last turn says is needed, and at least by the golden ratio,
-** as TVM's time_evaluator has it, so that a first turn that was too long by accident does not stay
-** the measure. */
+/* One repeat of a measurement: '*number' grows until it takes long enough. Seconds, or -1. The
+** number of calls grows by what the last turn says is needed, and at least by the golden ratio, as
+** TVM's time_evaluator has it, so that a first turn that was too long by accident does not stay the
+** measure. */
 static double time_repeat(ek_object *function, ek_object *prepare, char *flush, rpc_field *fields,
                           uint64_t *number) {
   rpc_field *arguments = &fields[10];

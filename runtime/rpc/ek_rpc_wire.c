@@ -119,9 +119,8 @@ static void drop_values(ek_value *values, int64_t count) {
   free(values);
 }
 
-/* 'count' values, owned; room is made for what has been read. */
-/* Room grows by doubling with what has been read: an announced count costs the one who sends it as
-** many bytes as it costs us. */
+/* 'count' values, owned; room is made for what has been read. Room grows by doubling with what has
+** been read: an announced count costs the one who sends it as many bytes as it costs us. */
 static int take_values(rpc_reader *reader, int depth, uint32_t count, ek_value **out) {
   ek_value *values = NULL;
   size_t room = 0;
@@ -300,8 +299,8 @@ void rpc_begin(rpc_session *session, int kind) {
   rpc_put(session, head, sizeof head);
 }
 
-/* Adds bytes to the frame; when it is longer than the other side takes that is found in the end. */
-/* The room left is peer_limit + header - out_size, which is never negative: the frame is full
+/* Adds bytes to the frame; when it is longer than the other side takes that is found in the end.
+** The room left is peer_limit + header - out_size, which is never negative: the frame is full
 ** before. */
 void rpc_put(rpc_session *session, const void *data, size_t size) {
   if (session->is_full || size > (size_t)session->peer_limit + RPC_HEADER - session->out_size) {
@@ -360,9 +359,8 @@ static void put_type(rpc_session *session, const ek_dltensor *tensor) {
   rpc_put(session, tensor->shape, 8 * (size_t)tensor->ndim);
 }
 
-/* A thing of this side, by a new handle; one of the other side by its own. */
-/* A callback of the client's that comes back to it is its own function again, and no chain of
-** two. */
+/* A thing of this side, by a new handle; one of the other side by its own. A callback of the
+** client's that comes back to it is its own function again, and no chain of two. */
 static int put_thing(rpc_session *session, const ek_value *value) {
   uint64_t handle = 0;
   if (rpc_far_handle(session, value->v.obj, &handle)) {

@@ -171,9 +171,9 @@ uint64_t ek_memory_limit(const uint64_t *wanted) {
   return before;
 }
 
-/* Counts a request as held if the limit allows it. */
-/* Added first and taken back if it was too much, so that two threads cannot both have the last
-** bytes; both may be refused where one of them would have fit. */
+/* Counts a request as held if the limit allows it. Added first and taken back if it was too much,
+** so that two threads cannot both have the last bytes; both may be refused where one of them would
+** have fit. */
 static bool hold(size_t size, size_t room) {
   uint64_t most = limit(), held = __atomic_add_fetch(&bytes_held, size, __ATOMIC_RELAXED);
   is_refused = most != 0 && held > most + room;

@@ -174,10 +174,9 @@ static bool is_worth_running_alone(const ek_async *a, const task *wide) {
   return longest > cost - cost / a->n_threads;
 }
 
-/* A task to run now, which is running from here on, or -1. Under the lock. */
-/* Only the issuer takes a kernel for all threads: it has the pool (ek_pool_hold), and workers in a
-** loop of it would wait for themselves. A worker that finds one leaves it, or takes what is behind
-** it. */
+/* A task to run now, which is running from here on, or -1. Under the lock. Only the issuer takes a
+** kernel for all threads: it has the pool (ek_pool_hold), and workers in a loop of it would wait
+** for themselves. A worker that finds one leaves it, or takes what is behind it. */
 static int take(ek_async *a, bool is_issuer) {
   int i = a->is_exclusive ? -1 : earliest(a, false);
   if (i >= 0 && is_wide(a, a->tasks[i].primitive)) {
@@ -249,9 +248,8 @@ static void finish(ek_async *a, int i, int status) {
   }
 }
 
-/* Runs one task if there is one to run now. */
-/* A task behind the first failure is ended without being run, so that what waits for it ends
-** too. */
+/* Runs one task if there is one to run now. A task behind the first failure is ended without being
+** run, so that what waits for it ends too. */
 static bool work(ek_async *a, bool is_issuer) {
   ek_mutex_lock(&a->lock);
   int i = take(a, is_issuer), status = 0;
@@ -278,9 +276,9 @@ static int work_as_worker(void *context, int64_t begin, int64_t end) {
 
 /* Waiting -------------------------------------------------------------------------------------- */
 
-/* Gives back what ended tasks hold. */
-/* The count of ends is read relaxed, and the sets under the lock: seeing it late only retires
-** later. Arguments are released by the issuer, on whose thread their deleters may run. */
+/* Gives back what ended tasks hold. The count of ends is read relaxed, and the sets under the lock:
+** seeing it late only retires later. Arguments are released by the issuer, on whose thread their
+** deleters may run. */
 static void retire(ek_async *a) {
   uint32_t ends = __atomic_load_n(&a->ends, __ATOMIC_RELAXED);
   if (a->seen == ends) return;

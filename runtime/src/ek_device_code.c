@@ -193,10 +193,10 @@ static int fail(const device_kernel *k, const int64_t *status) {
   return code;
 }
 
-/* A launch of a kernel with checks: its threads have passed them when this gives 0. */
-/* Threads of a device end in any order. In the first turn each that fails lowers one number,
-** atomically, to its own place in the order; the second launch is told that number, and the thread
-** that has it writes what its message shows. A kernel without a failure is launched once. */
+/* A launch of a kernel with checks: its threads have passed them when this gives 0. Threads of a
+** device end in any order. In the first turn each that fails lowers one number, atomically, to its
+** own place in the order; the second launch is told that number, and the thread that has it writes
+** what its message shows. A kernel without a failure is launched once. */
 static int launch_checked(const device_kernel *k, ek_device device, const ek_device_table *table,
                           void *made, ek_launch *launch, ek_launch_arg *given) {
   int64_t status[STATUS_WORDS] = {0};

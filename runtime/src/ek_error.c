@@ -41,8 +41,8 @@ static void error_deleter(void *self, int flags) {
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
 
-/* Best effort: without memory the backtrace stays as it was. */
-/* A member of the ABI: another library's frames add themselves to the trace of an error of ours. */
+/* Best effort: without memory the backtrace stays as it was. A member of the ABI: another library's
+** frames add themselves to the trace of an error of ours. */
 static void update_backtrace(void *self, const ek_bytes *text, int32_t append) {
   ek_error_object *error = self;
   ek_bytes old = error->backtrace;

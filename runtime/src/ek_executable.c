@@ -203,10 +203,10 @@ static entry next_entry(reader *r) {
   return next;
 }
 
-/* What the entries before say of the next. */
-/* Sections of one kind may be there once for all, or once for each variant of the file, which are
-** for different processors. So entries come by variant, then by kind, both rising, and their bytes
-** follow one another: there is one table for a content, and the last entry's end is the file's. */
+/* What the entries before say of the next. Sections of one kind may be there once for all, or once
+** for each variant of the file, which are for different processors. So entries come by variant,
+** then by kind, both rising, and their bytes follow one another: there is one table for a content,
+** and the last entry's end is the file's. */
 typedef struct table_state {
   entry last;
   uint32_t common, own;        /* a bit for each kind of section that all variants share, or not */
@@ -707,8 +707,8 @@ int ek_executable_load(const char *path, ek_object **out) {
   return executable_new(source, file, file->mapped, size, out);
 }
 
-/* Constants must be aligned in memory as in the file: other bytes are copied even if not asked. */
-/* Without 'copy' and without an owner, the bytes are the caller's to keep, for as long as the
+/* Constants must be aligned in memory as in the file: other bytes are copied even if not asked.
+** Without 'copy' and without an owner, the bytes are the caller's to keep, for as long as the
 ** executable lives: data of a program that was linked with one. */
 static int from_bytes(const void *bytes, size_t size, bool copy, ek_object *owner, ek_object **out) {
   file_object *file = ek_object_alloc(sizeof *file, EK_OBJECT, file_deleter);
@@ -944,11 +944,10 @@ static int import_device_code(ek_executable *e, ek_object *image) {
   return status;
 }
 
-/* Under the lock. */
-/* All or nothing but for constants: on failure functions are as loaded, and linking may be tried
-** again. 'is_kernel' lies behind the functions, in one block with them. Derived constants come
-** last, as kernels make them; they see 'linked' by argument, as the executable has it only when all
-** is there. */
+/* Under the lock. All or nothing but for constants: on failure functions are as loaded, and linking
+** may be tried again. 'is_kernel' lies behind the functions, in one block with them. Derived
+** constants come last, as kernels make them; they see 'linked' by argument, as the executable has
+** it only when all is there. */
 static int link_all(ek_executable *e, ek_object *library) {
   ek_object *image = NULL;
   size_t n = (size_t)e->n_primitives, size = n * (sizeof *e->linked + sizeof *e->is_kernel) + 1;

@@ -301,8 +301,8 @@ static int map(image *self, const unsigned char *bytes, const header *h) {
 
 /* Names for profilers -------------------------------------------------------------------------- */
 
-/* Where the code of an export ends: at the next one. */
-/* All exports for each: only done where EKIDEN_PERF_MAP asks for it. */
+/* Where the code of an export ends: at the next one. All exports for each: only done where
+** EKIDEN_PERF_MAP asks for it. */
 static uint64_t end_of(const image *self, uint64_t offset, uint64_t text_size) {
   uint64_t end = text_size;
   for (uint32_t i = 0; i < self->export_count; i++) {

@@ -34,9 +34,9 @@ static void delete_symbol(void *self) {
 }
 
 /* A result of that runtime as one of ours: its tensors end with their DLTensor, and the indices of
-** types registered at run time mean others here. */
-/* Types that are registered at run time have an index by order of registration, in each runtime its
-** own. Static ones are those of the ABI, and shared. */
+** types registered at run time mean others here. Types that are registered at run time have an
+** index by order of registration, in each runtime its own. Static ones are those of the ABI, and
+** shared. */
 static int adopt(ek_value *ret) {
   ek_object *theirs = ret->v.obj, *view = NULL;
   if (ret->type_index >= EK_DYNAMIC) {
@@ -113,9 +113,8 @@ static ek_once init_once = EK_ONCE_INIT;
 static void make_init_lock(void) { ek_mutex_make_recursive(&init_lock); }
 
 /* A library that registers things must stay, for nobody knows when the last of them is used. Under
-** the lock. */
-/* The handle is what tells libraries apart: the system gives one for all paths to a file. Marked
-** only after its function has succeeded, so that a failed one is tried again. */
+** the lock. The handle is what tells libraries apart: the system gives one for all paths to a file.
+** Marked only after its function has succeeded, so that a failed one is tried again. */
 static int run_init(const char *path, void *handle, void *address) {
   int (*begin)(void);
   memcpy(&begin, &address, sizeof begin);

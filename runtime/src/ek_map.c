@@ -50,8 +50,8 @@ bool ek_key_equal(const ek_value *a, const ek_value *b) {
 
 /* Searching ------------------------------------------------------------------------------------ */
 
-/* The place of a key in the table: that of its pair, or the free one where it would go. */
-/* Linear probing. The table is at most half full, so there is a free place, and it is near. */
+/* The place of a key in the table: that of its pair, or the free one where it would go. Linear
+** probing. The table is at most half full, so there is a free place, and it is near. */
 static uint64_t place(const own_map *self, const ek_value *key) {
   uint64_t at = ek_key_hash(key) & self->mask;
   while (self->table[at] != 0 &&

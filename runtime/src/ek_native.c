@@ -30,9 +30,8 @@ static int32_t *put_native(int32_t *to, int32_t point) {
   return to + NATIVE_WORDS;
 }
 
-/* The piece for a function, which is ek_alloc's; NULL with an error. */
-/* Jumps cannot be among the copied instructions (EK_FRAMES has none), so that words need no
-** correction. */
+/* The piece for a function, which is ek_alloc's; NULL with an error. Jumps cannot be among the
+** copied instructions (EK_FRAMES has none), so that words need no correction. */
 static int32_t *make_points(const ek_vm_function *f) {
   const int32_t *end = f->code + f->n_words;
   size_t words = NATIVE_WORDS;

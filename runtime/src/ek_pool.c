@@ -52,9 +52,9 @@ typedef struct slot {
 
 static_assert(sizeof(slot) <= SLOT_SIZE, "a slot fits its cache lines");
 
-/* Written by the caller that holds 'busy', read by workers between OFFERED and IDLE. */
-/* One for all: a second loop cannot begin while a worker could still read this one, as fork_join
-** waits until every slot is IDLE. */
+/* Written by the caller that holds 'busy', read by workers between OFFERED and IDLE. One for all: a
+** second loop cannot begin while a worker could still read this one, as fork_join waits until every
+** slot is IDLE. */
 static struct job {
   loop_body body;
   void *context;
@@ -150,9 +150,8 @@ static void post(slot *to, uint32_t state) {
   rouse(to);
 }
 
-/* In the child of a fork only the forking thread lives; the pool starts anew there. */
-/* The buffer of the slots is not freed but left: once for each fork of a process that had a
-** pool. */
+/* In the child of a fork only the forking thread lives; the pool starts anew there. The buffer of
+** the slots is not freed but left: once for each fork of a process that had a pool. */
 static void forget_workers(void) {
   is_started = false;
   worker_count = 0;
@@ -224,10 +223,9 @@ static void run_here(outcome *total, int64_t index) {
   note(total, failed, failed ? ek_error_take() : NULL);
 }
 
-/* Takes an offer back (true), or waits until its worker has done it. */
-/* A worker that the system runs elsewhere may have taken its chunk and lost its core: after
-** PATIENCE pauses the caller yields its own, which on a full machine is the one that it waits
-** for. */
+/* Takes an offer back (true), or waits until its worker has done it. A worker that the system runs
+** elsewhere may have taken its chunk and lost its core: after PATIENCE pauses the caller yields its
+** own, which on a full machine is the one that it waits for. */
 static bool take_back(slot *of) {
   uint32_t expected = OFFERED;
   if (__atomic_compare_exchange_n(&of->state, &expected, IDLE, false, __ATOMIC_RELAXED,

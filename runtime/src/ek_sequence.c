@@ -27,8 +27,8 @@ static int expect(const char *name, int32_t nargs, int32_t expected) {
                   nargs);
 }
 
-/* The number of elements, or -1 with a TypeError for what is no sequence. */
-/* It ends: cells are made after what they hold, so that none leads back to itself. */
+/* The number of elements, or -1 with a TypeError for what is no sequence. It ends: cells are made
+** after what they hold, so that none leads back to itself. */
 static int64_t length_of(const char *name, const ek_value *sequence) {
   int64_t n = 0;
   const ek_value *at = sequence;
@@ -104,9 +104,8 @@ static int sequence_at(void *self, const ek_value *args, int32_t nargs, ek_value
 }
 
 /* The sequence 'rest' (owned by the callee) with the elements of the first 'count' cells of
-** 'sequence' after it. */
-/* Not by recursion, as a sequence may be longer than the C stack is deep: the cells are listed
-** first, and made from the last one on. */
+** 'sequence' after it. Not by recursion, as a sequence may be longer than the C stack is deep: the
+** cells are listed first, and made from the last one on. */
 static int with_cells(const ek_value *sequence, int64_t count, ek_value rest, ek_value *ret) {
   const ek_adt **cells = ek_alloc_or_error((size_t)count * sizeof *cells + 1);
   int status = cells == NULL ? -1 : 0;

@@ -155,8 +155,8 @@ static int look_at_symbol(look *at, const int64_t *type, const ek_value *value, 
   return size > at->executable->symbols[symbol].most ? above(at, type, value, symbol) : 0;
 }
 
-/* Numbers stand for tensors without dimensions where registers may hold either. */
-/* Of integers alone: a float is given as a tensor. */
+/* Numbers stand for tensors without dimensions where registers may hold either. Of integers alone:
+** a float is given as a tensor. */
 static bool is_number(const int64_t *type, const ek_value *value) {
   int64_t code = type[1] & 0xff;
   bool is_whole = code == EK_DTYPE_INT || code == EK_DTYPE_UINT || code == EK_DTYPE_BOOL;
@@ -231,10 +231,9 @@ static bool combine(int64_t op, int64_t a, int64_t b, int64_t *out) {
   return divides;
 }
 
-/* What a symbol's definition gives; false where a part of it is not known. */
-/* A stack machine in reverse Polish order. ek_definition_verify has held its depth between 1 and
-** STACK, that operands are there and symbols come before the one defined; so nothing is checked
-** here. */
+/* What a symbol's definition gives; false where a part of it is not known. A stack machine in
+** reverse Polish order. ek_definition_verify has held its depth between 1 and STACK, that operands
+** are there and symbols come before the one defined; so nothing is checked here. */
 static bool evaluate(const look *at, const ek_symbol *symbol, int64_t *out) {
   int64_t stack[STACK];
   int32_t top = 0;

@@ -255,9 +255,9 @@ static void strides_of(const ek_dltensor *tensor, size_t item, int64_t *strides)
   }
 }
 
-/* Drops dimensions of length 1 and joins neighbours that lie behind each other on both sides. */
-/* Of a copy that is whole but for its outermost dimension, one memcpy a row is left; of one between
-** two equal layouts, one in all. */
+/* Drops dimensions of length 1 and joins neighbours that lie behind each other on both sides. Of a
+** copy that is whole but for its outermost dimension, one memcpy a row is left; of one between two
+** equal layouts, one in all. */
 static void simplify(copy_plan *plan) {
   int32_t kept = 0;
   for (int32_t i = 0; i < plan->ndim; i++) {

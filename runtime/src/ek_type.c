@@ -8,8 +8,7 @@
 
 enum { MAX_TYPES = 4096 };
 
-/* Those that every program has: number, parent, depth, key. */
-/* clang-format off */
+/* Those that every program has: number, parent, depth, key. clang-format off */
 #define STATIC_TYPES(ROW) \
   ROW(EK_NONE, -1, 0, "None") \
   ROW(EK_INT, -1, 0, "int") \
@@ -153,8 +152,7 @@ void ek_types_clear(void) {
 
 /* Registering ---------------------------------------------------------------------------------- */
 
-/* Under the lock. */
-/* The row is stored before the end that lets readers see it, both with release. */
+/* Under the lock. The row is stored before the end that lets readers see it, both with release. */
 static int32_t add(const char *key, const ek_type_info *parent) {
   if (row_end == MAX_TYPES) {
     return ek_error("RuntimeError", "register type '%s': at most %d types fit", key, MAX_TYPES);
@@ -318,9 +316,8 @@ static int fill(ek_type_info *info, const ek_type_info *parent, const ek_type_de
   return add_methods(info, parent, def);
 }
 
-/* Whether a type below this one was defined: its fields begin with those of this one. */
-/* Under the lock. A child's layout begins with its parent's, so that a parent defined later would
-** move it. */
+/* Whether a type below this one was defined: its fields begin with those of this one. Under the
+** lock. A child's layout begins with its parent's, so that a parent defined later would move it. */
 static const ek_type_info *defined_child(int32_t index) {
   for (int32_t i = EK_FIRST_FREE; i < row_end; i++) {
     if (rows[i]->parent == index && rows[i]->is_defined) return rows[i];

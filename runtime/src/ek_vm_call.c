@@ -129,8 +129,8 @@ static int own_on_device(ek_vm *vm, const ek_vm_function *f, int32_t index, cons
   return 0;
 }
 
-/* An array of arguments as a tuple: other languages know arrays. */
-/* This recurses on C's stack, hence the bound: an array may hold itself. */
+/* An array of arguments as a tuple: other languages know arrays. This recurses on C's stack, hence
+** the bound: an array may hold itself. */
 static int own_array(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_array *array,
                      int depth, ek_value *to) {
   ek_object *tuple;

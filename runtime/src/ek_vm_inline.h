@@ -126,8 +126,8 @@ static inline bool is_plain_integer(const ek_value *value) {
   return value->type_index == EK_INT || value->type_index == EK_BOOL;
 }
 
-/* If test target true_offset false_offset: the number of words to jump; 0 is an error. */
-/* The verifier refuses jumps of 0 instructions, which leaves 0 to say that the body has failed. */
+/* If test target true_offset false_offset: the number of words to jump; 0 is an error. The verifier
+** refuses jumps of 0 instructions, which leaves 0 to say that the body has failed. */
 static inline int32_t op_if(ek_vm *vm, ek_value *R, const int32_t *pc) {
   const ek_value *test = &R[ek_If_test(pc)], *target = &R[ek_If_target(pc)];
   if (!is_plain_integer(test) || !is_plain_integer(target)) {

@@ -26,8 +26,8 @@ static int wrong_type(const char *instruction, const char *expected, const ek_va
 static const ek_dtype int64_dtype = {EK_DTYPE_INT, 64, 1};
 static const ek_device host = {EK_CPU, 0};
 
-/* The elements [index, index + n) of an int64 vector, as addresses and shapes are given. */
-/* Both 'index' and 'n' are >= 0 by the verifier: their sum in 64 bits does not wrap around. */
+/* The elements [index, index + n) of an int64 vector, as addresses and shapes are given. Both
+** 'index' and 'n' are >= 0 by the verifier: their sum in 64 bits does not wrap around. */
 static int read_int64s(const char *instruction, const ek_value *value, int32_t index, int32_t n,
                        const int64_t **out) {
   if (value->type_index != EK_TENSOR) return wrong_type(instruction, "an int64 tensor", value);
@@ -615,8 +615,8 @@ int ek_op_ShapeOf(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return 0;
 }
 
-/* ReshapeTensor dst tensor shape shape_index ndim */
-/* The result is a view, which owns its tensor and through it the memory. */
+/* ReshapeTensor dst tensor shape shape_index ndim The result is a view, which owns its tensor and
+** through it the memory. */
 int ek_op_ReshapeTensor(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm;
   const ek_dltensor *tensor = tensor_in("ReshapeTensor", &R[ek_ReshapeTensor_tensor(pc)]);

@@ -31,8 +31,8 @@ static bool take(json *j, char c) {
   return true;
 }
 
-/* A string, without its quotes, as it is written. */
-/* What is escaped is passed over in pairs: a quote behind a backslash ends nothing. */
+/* A string, without its quotes, as it is written. What is escaped is passed over in pairs: a quote
+** behind a backslash ends nothing. */
 static bool take_string(json *j, ek_bytes *out) {
   if (!take(j, '"')) return give_up(j);
   const char *start = j->at;
@@ -129,8 +129,8 @@ static void unescape(char *to, ek_bytes text) {
 
 enum { LONGEST = 1000 };
 
-/* What a table has for an instruction, as text of at most LONGEST bytes. */
-/* A text that is too long is cut before a whole character of UTF-8. */
+/* What a table has for an instruction, as text of at most LONGEST bytes. A text that is too long is
+** cut before a whole character of UTF-8. */
 static void copy_text(char *to, const ek_vm *vm, const char *table, const ek_vm_function *f,
                       int32_t instruction, int64_t n) {
   ek_bytes text = text_of(vm, table, f->name, instruction, n);
