@@ -195,6 +195,8 @@ static void put_tensor(const thing *of) {
 
 /* Things --------------------------------------------------------------------------------------- */
 
+/* A place is used again with the next turn, of 32 bits: a handle that the other side kept too long
+** fits nothing until a place has been taken four thousand million times. */
 static thing *new_thing(thing_kind kind) {
   for (uint32_t i = 0; i < MAX_THINGS; i++) {
     if (state.things[i].kind == FREE) {
@@ -376,6 +378,8 @@ static int write_tensor(void) {
   return answer_none();
 }
 
+/* The 16 bytes are head and tag of the answer, with room to spare: peers take 4096 at least, so
+** that the difference is positive. */
 static int read_tensor(void) {
   thing *of = take_thing();
   uint64_t offset = take_u64();
@@ -415,7 +419,10 @@ static bool fits(const thing *of, const ekiden_micro_tensor *wanted) {
   return true;
 }
 
-/* Addresses of the arguments and of new tensors for the results. */
+/* Addresses of the arguments and of new tensors for the results.
+**
+** All that can be refused is refused before the model runs, and results that were already made are
+** let go; the model itself writes where it is told to and checks nothing. */
 static int bind(thing *const *arguments, int32_t count, thing **results, void **inputs, void **outputs) {
   const ekiden_micro_model *model = state.model;
   if (count != model->num_inputs) return fail("TypeError", "micro: another number of inputs expected");

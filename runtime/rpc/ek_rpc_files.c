@@ -82,7 +82,11 @@ static int begin(rpc_session *session, const ek_bytes *name, uint64_t size) {
 }
 
 /* Has the disk give blocks for what comes next, which is faster than one by one; not for more than
-** somewhat ahead of what has come. -1 where it is full. */
+** somewhat ahead of what has come. -1 where it is full.
+**
+** The size is the client's word, so that the disk is not asked for all of it at once; that the
+** blocks lie beyond the end of what is written shows to nobody, as the file has its name only when
+** all of it has come. */
 static int reserve(rpc_coming *coming, uint64_t end) {
 #if defined(__linux__)
   uint64_t from = coming->reserved;
@@ -128,7 +132,11 @@ int rpc_upload(rpc_session *session, rpc_field *fields, ek_value *result) {
   return code;
 }
 
-/* A piece of a file goes from the system's pages to the stream: it is mapped until the next one. */
+/* A piece of a file goes from the system's pages to the stream: it is mapped until the next one.
+**
+** A mapped file that becomes shorter ends the process that reads it (SIGBUS). Files of a session do
+** not: they come under another name and take their place by rename, which leaves the pages of the
+** one before to those who have them. */
 int rpc_download(rpc_session *session, rpc_field *fields, ek_value *result) {
   const ek_bytes *name = &fields[0].bytes;
   uint64_t offset = fields[1].number, size = fields[2].number;

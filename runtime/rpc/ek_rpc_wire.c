@@ -119,8 +119,9 @@ static void drop_values(ek_value *values, int64_t count) {
   free(values);
 }
 
-/* 'count' values, owned; room is made for what has been read. Room grows by doubling with what has
-** been read: an announced count costs the one who sends it as many bytes as it costs us. */
+/* 'count' values, owned. Room grows by doubling with what has been read, never to the announced
+** count. A value of one byte takes 16 here, so that a message costs us some 50 times its length at
+** most, and the limit of a message is a limit of memory. */
 static int take_values(rpc_reader *reader, int depth, uint32_t count, ek_value **out) {
   ek_value *values = NULL;
   size_t room = 0;
@@ -322,12 +323,17 @@ void rpc_put(rpc_session *session, const void *data, size_t size) {
 void rpc_put_u32(rpc_session *session, uint32_t number) { rpc_put(session, &number, 4); }
 void rpc_put_u64(rpc_session *session, uint64_t number) { rpc_put(session, &number, 8); }
 
+/* A length of 4 GiB or more is cut here, and never seen: such a frame is full with the bytes that
+** follow, and is not sent. */
 void rpc_put_text(rpc_session *session, const char *data, size_t size) {
   rpc_put_u32(session, (uint32_t)size);
   rpc_put(session, data, size);
 }
 
-/* Bytes that stay where they are until the frame has been sent, and end it. */
+/* Bytes that stay where they are until the frame has been sent, and end it.
+**
+** Who lends them keeps them until then: a tensor by its handle, which no request can release before
+** the answer to this one is out, a mapped file by the session. */
 static void put_lent(rpc_session *session, const ek_bytes *lent) {
   rpc_put_u32(session, (uint32_t)lent->size);
   if (lent->size < LEAST_TAIL) rpc_put(session, lent->data, lent->size);

@@ -1,4 +1,7 @@
-/* Objects of defined types: making them, reading and writing their fields, dropping them. */
+/* Objects of defined types: making them, reading and writing their fields, dropping them.
+**
+** Fields are read and written without a lock: an object that several threads write is its users' to
+** guard, as a struct of C is. What a field holds it owns. */
 #include "ek_type.h"
 
 /* Values that may be kept ---------------------------------------------------------------------- */
@@ -78,6 +81,8 @@ static int wrong(const ek_object *object, const ek_field *field, const char *exp
                   ek_type_key(object->type_index), expected, ek_value_type_name(got));
 }
 
+/* A number fits if it reads back the same. Fields are the low bytes of 64 bits, on little-endian
+** processors only. */
 static int write_int(ek_object *object, const ek_field *field, const ek_value *value) {
   int64_t number = value->v.i64;
   if (value->type_index != EK_INT && value->type_index != EK_BOOL) {
@@ -121,6 +126,8 @@ static int write_plain(ek_object *object, const ek_field *field, const ek_value 
   return 0;
 }
 
+/* The new target is taken before the old one is let go: they may be one object, or the old may own
+** the new. */
 static int write_pointer(ek_object *object, const ek_field *field, const ek_value *value) {
   ek_object **at = ek_field_at(object, field), *old = *at;
   if (value->type_index != EK_NONE && !ek_type_is(value->type_index, field->type)) {
@@ -141,6 +148,8 @@ static bool goes_with(const ek_value *value, int32_t type) {
   return type >= EK_OBJECT && (is == EK_NONE || ek_type_is(is, type));
 }
 
+/* The old value is let go last, when the field already holds the new one: its deleter may read the
+** field. */
 static int write_value(ek_object *object, const ek_field *field, const ek_value *value) {
   ek_value *at = ek_field_at(object, field), old = *at, owned;
   ek_value given = field->type == EK_FLOAT ? as_float(value) : *value;
@@ -203,6 +212,9 @@ static int missing(const ek_type_info *info, const ek_field *field) {
   return ek_error("TypeError", "make '%s': field '%s' is missing", info->key, field->name);
 }
 
+/* Fields that nothing is given for have their standard value; EK_ANY stands for nothing given. The
+** object is dropped by the caller if a field refuses: the fields behind it are still zero, which is
+** "none" to the deleter. */
 static int fill(ek_object *object, const ek_type_info *info, const ek_value *values, int32_t n) {
   for (int32_t i = 0; i < info->n_fields; i++) {
     const ek_field *field = &info->fields[i];

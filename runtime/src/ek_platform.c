@@ -111,6 +111,9 @@ void ek_thread_on_exit(void (*run)(void)) {
 
 /* Waiting -------------------------------------------------------------------------------------- */
 
+/* FUTEX_WAIT compares and sleeps in one step, so that a wake between the caller's look and its
+** sleep is not lost. It may also return without a wake (a signal): callers look again. Without
+** futexes a short sleep is the same to them, as nobody relies on having been woken. */
 void ek_wait(uint32_t *word, uint32_t expected) {
 #if defined(__linux__)
   syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
@@ -182,6 +185,10 @@ static size_t round_to_page(size_t size) {
   return (size + EK_CODE_PAGE - 1) / EK_CODE_PAGE * EK_CODE_PAGE;
 }
 
+/* No page is ever writable and executable: all is written, then the code becomes executable and the
+** table of imports, which begins on a page of its own, read-only. What overruns a buffer can change
+** neither code nor the addresses that it calls. The caches are told before: AArch64's instruction
+** cache does not see stores. */
 int ek_code_place(ek_code *code, const void *text, size_t size, const uintptr_t *table,
                   uint32_t imports) {
   size_t behind = round_to_page(size), addresses = imports * sizeof *table;
@@ -279,7 +286,11 @@ static int write_all(int file, const void *data, size_t size) {
   return failed == 0 ? 0 : -1;
 }
 
-/* A draft beside 'path' that is renamed to it. */
+/* A draft beside 'path' that is renamed to it.
+**
+** Whoever opens or has mapped 'path' sees all of the old file or all of the new one, whatever fails
+** on the way. That is said of processes, not of power: the draft is not forced to the disk (fsync),
+** as an artifact can be made again. */
 static int replace_file(const char *path, mode_t mode, const void *data, size_t size) {
   char draft[4096];
   int length = snprintf(draft, sizeof draft, "%s.%ld.part", path, (long)getpid());
@@ -296,6 +307,8 @@ static int replace_file(const char *path, mode_t mode, const void *data, size_t 
   return -1;
 }
 
+/* A link is followed to what is replaced, and stays a link; a pipe or device is written to, as it
+** cannot be replaced. The mode is the old file's. */
 int ek_file_write(const char *path, const void *data, size_t size) {
   struct stat info;
   if (stat(path, &info) != 0) return replace_file(path, 0666, data, size);
