@@ -73,7 +73,7 @@ VALUE_CASES = {
     "depth of pairs": (b"\x48" + u32(1)) * 1000 + b"\x00",
     "depth of fields": (b"\x81" + u32(0, 1)) * 1000 + b"\x00",
     "a key that is none": b"\x48" + u32(1) + b"\x47" + u32(0) + b"\x00",
-    "a key with an array inside": b"\x48" + u32(1) + b"\x81" + u32(0, 1) + b"\x47" + u32(0) + b"\x00",
+    "an array in a key": b"\x48" + u32(1) + b"\x81" + u32(0, 1) + b"\x47" + u32(0) + b"\x00",
     "a handle nobody has": b"\x4a" + bytes(8),
     "a dtype that is none": b"\x05\x63\x08\x01\x00",
     "bits that are none": b"\x05\x02\x09\x01\x00",
