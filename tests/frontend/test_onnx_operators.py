@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto
-from onnx_models import Array, check_node, ints, normal
+from onnx import TensorProto, helper
+from onnx_models import Array, check_node, graph_model, interpret, ints, normal
 
 pytestmark = pytest.mark.quick
 
@@ -66,9 +66,9 @@ def scalar(value: float, dtype: type = np.float32) -> Array:
 
 
 UNARY = [
-    "Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Exp", "Sin", "Cos", "Tan", "Tanh", "Erf", "Sigmoid", "Relu", "IsNaN",
-    "IsInf", "Reciprocal", "HardSigmoid", "HardSwish", "LeakyRelu", "Elu", "Selu", "Celu", "Softplus", "Softsign",
-    "ThresholdedRelu", "Shrink", "Identity", "Size",
+    "Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Exp", "Sin", "Cos", "Tan", "Tanh", "Erf",
+    "Sigmoid", "Relu", "IsNaN", "IsInf", "Reciprocal", "HardSigmoid", "HardSwish", "LeakyRelu",
+    "Elu", "Selu", "Celu", "Softplus", "Softsign", "ThresholdedRelu", "Shrink", "Identity", "Size",
 ]  # fmt: skip
 
 ELEMENTWISE = [
@@ -89,6 +89,7 @@ ELEMENTWISE = [
     case("Pow", X, scalar(2), constants=(1,)),
     case("Pow", POSITIVE, scalar(0.5), constants=(1,)),
     case("Pow", POSITIVE, scalar(3, np.int64), constants=(1,)),
+    case("Pow", np.array([4, 9, 16, -3], np.int32), np.array([0.5, 1.5, 1, 3], np.float32)),
     case("Where", FLAGS, X, normal(4, seed=1)),
     case("IsInf", np.array([1, np.inf, -np.inf], np.float32), attrs={"detect_negative": 0}),
     case("Cast", X, attrs={"to": TensorProto.INT64}),
@@ -138,6 +139,13 @@ REDUCTIONS = [
     ],
     case("ReduceMax", X, ints(1), constants=(1,), opset=18),
     case("ReduceLogSumExp", X * 100, ints(-1), constants=(1,), opset=18, attrs={"keepdims": 0}),
+    case(
+        "ReduceLogSumExp",
+        np.array([[-np.inf, -np.inf], [1, -np.inf]], np.float32),
+        ints(1),
+        constants=(1,),
+        opset=18,
+    ),
     *[
         case(n, X, attrs={"axis": a, "keepdims": k})
         for n in ("ArgMax", "ArgMin")
@@ -230,18 +238,23 @@ MOVEMENT = [
 
 RESIZES = [
     case("Upsample", IMAGE, opset=7, attrs={"scales": [1.0, 1.0, 2.0, 3.0], "mode": "nearest"}),
-    case("Upsample", IMAGE, np.array([1, 1, 2, 2], np.float32), constants=(1,), opset=9, attrs={"mode": "linear"}),
-    case("Resize", IMAGE, np.array([1, 1, 2, 2], np.float32), constants=(1,), opset=10, attrs={"mode": "nearest"}),
-    case("Resize", IMAGE, NOTHING, np.array([1, 1, 2, 2], np.float32), constants=(1, 2), opset=11,
-         attrs={"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
-    case("Resize", IMAGE, None, np.array([1, 1, 0.5, 0.5], np.float32), constants=(2,), opset=13, attrs={"mode": "linear"}),
-    case("Resize", IMAGE, None, None, ints(2, 4, 5, 17), constants=(3,), opset=13, attrs={"mode": "linear"}, symbolic=False),
-    case("Resize", IMAGE, None, None, ints(2, 4, 5, 17), constants=(3,), opset=13, symbolic=False,
+    case("Upsample", IMAGE, np.array([1, 1, 2, 2], np.float32), constants=(1,), opset=9,
+    attrs={"mode": "linear"}), case("Resize", IMAGE, np.array([1, 1, 2, 2], np.float32),
+    constants=(1,), opset=10, attrs={"mode": "nearest"}), case("Resize", IMAGE, NOTHING,
+    np.array([1, 1, 2, 2], np.float32), constants=(1, 2), opset=11,
+         attrs={"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode":
+         "floor"}),
+    case("Resize", IMAGE, None, np.array([1, 1, 0.5, 0.5], np.float32), constants=(2,), opset=13,
+    attrs={"mode": "linear"}), case("Resize", IMAGE, None, None, ints(2, 4, 5, 17), constants=(3,),
+    opset=13, attrs={"mode": "linear"}, symbolic=False), case("Resize", IMAGE, None, None, ints(2,
+    4, 5, 17), constants=(3,), opset=13, symbolic=False,
          attrs={"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
-    case("Resize", IMAGE, None, np.array([1, 1, 1.5, 1.3], np.float32), constants=(2,), opset=13, attrs={"mode": "cubic"},
+    case("Resize", IMAGE, None, np.array([1, 1, 1.5, 1.3], np.float32), constants=(2,), opset=13,
+    attrs={"mode": "cubic"},
          rtol=1e-4, symbolic=False),
-    case("Resize", IMAGE, None, np.array([2, 2], np.float32), constants=(2,), opset=18, attrs={"mode": "nearest", "axes": [2, 3]}),
-    case("Resize", normal(2, 3, 5), None, np.array([1, 1, 2], np.float32), constants=(2,), opset=13, attrs={"mode": "linear"}),
+    case("Resize", IMAGE, None, np.array([2, 2], np.float32), constants=(2,), opset=18,
+    attrs={"mode": "nearest", "axes": [2, 3]}), case("Resize", normal(2, 3, 5), None, np.array([1,
+    1, 2], np.float32), constants=(2,), opset=13, attrs={"mode": "linear"}),
 ]  # fmt: skip
 
 LINEAR = [
@@ -281,11 +294,10 @@ def conv(data: Array, weight: Array, bias: bool = False, **options: Any) -> Case
 
 
 CONVOLUTIONS = [
-    conv(IMAGE, normal(6, 4, 3, 3, seed=1), bias=True, attrs={"pads": [1, 1, 1, 1]}),
-    conv(IMAGE, normal(6, 4, 3, 2, seed=1), attrs={"strides": [2, 1], "pads": [0, 1, 2, 0], "dilations": [2, 1]}),
-    conv(IMAGE, normal(4, 1, 3, 3, seed=1), attrs={"group": 4, "pads": [1, 1, 1, 1]}),
-    conv(IMAGE, normal(6, 2, 1, 1, seed=1), bias=True, attrs={"group": 2}),
-    *[
+    conv(IMAGE, normal(6, 4, 3, 3, seed=1), bias=True, attrs={"pads": [1, 1, 1, 1]}), conv(IMAGE,
+    normal(6, 4, 3, 2, seed=1), attrs={"strides": [2, 1], "pads": [0, 1, 2, 0], "dilations": [2,
+    1]}), conv(IMAGE, normal(4, 1, 3, 3, seed=1), attrs={"group": 4, "pads": [1, 1, 1, 1]}),
+    conv(IMAGE, normal(6, 2, 1, 1, seed=1), bias=True, attrs={"group": 2}), *[
         conv(IMAGE, normal(3, 4, 3, 4, seed=1), attrs={"auto_pad": auto, "strides": strides})
         for auto in ("SAME_UPPER", "SAME_LOWER", "VALID")
         for strides in ([1, 1], [2, 3])
@@ -294,19 +306,24 @@ CONVOLUTIONS = [
     conv(X, normal(6, 1, 2, seed=1), attrs={"group": 3, "dilations": [2]}),
     case("Conv", IMAGE, normal(6, 4, 3, 3, seed=1), rtol=1e-4, symbolic=False),
     *[
-        case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3 // groups if groups == 1 else 2, 3, 3, seed=1), constants=(1,),
-             rtol=1e-4, attrs={"group": groups, "strides": strides, "pads": pads, "output_padding": extra})
+        case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3 // groups if groups == 1 else 2, 3, 3,
+        seed=1), constants=(1,),
+             rtol=1e-4, attrs={"group": groups, "strides": strides, "pads": pads, "output_padding":
+             extra})
         for groups, strides, pads, extra in (
-            (1, [2, 2], [1, 1, 1, 1], [1, 1]), (1, [1, 1], [0, 0, 0, 0], [0, 0]), (2, [2, 3], [0, 1, 1, 0], [0, 1]),
+            (1, [2, 2], [1, 1, 1, 1], [1, 1]), (1, [1, 1], [0, 0, 0, 0], [0, 0]), (2, [2, 3], [0, 1,
+            1, 0], [0, 1]),
         )
-    ],
-    case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 2, 2, seed=1), normal(3, seed=2), constants=(1, 2), rtol=1e-4,
+    ], case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 2, 2, seed=1), normal(3, seed=2),
+    constants=(1, 2), rtol=1e-4,
          attrs={"strides": [2, 2]}),
-    case("ConvTranspose", normal(2, 4, 5), normal(4, 3, 3, seed=1), constants=(1,), rtol=1e-4, attrs={"strides": [2]}),
-    case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 3, 3, seed=1), constants=(1,), rtol=1e-4, symbolic=False,
+    case("ConvTranspose", normal(2, 4, 5), normal(4, 3, 3, seed=1), constants=(1,), rtol=1e-4,
+    attrs={"strides": [2]}), case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 3, 3, seed=1),
+    constants=(1,), rtol=1e-4, symbolic=False,
          attrs={"strides": [2, 2], "output_shape": [10, 12]}),
     *[
-        case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 3, 3, seed=1), constants=(1,), rtol=1e-4,
+        case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 3, 3, seed=1), constants=(1,),
+        rtol=1e-4,
              attrs={"strides": [2, 2], "auto_pad": auto})
         for auto in ("SAME_UPPER", "SAME_LOWER")
     ],
@@ -357,29 +374,30 @@ CHANNELS = [
 
 NORMS = [
     case("BatchNormalization", IMAGE, *CHANNELS, constants=(1, 2, 3, 4), opset=9, rtol=1e-4),
-    case("BatchNormalization", IMAGE, *CHANNELS, opset=15, attrs={"epsilon": 1e-3}, rtol=1e-4, symbolic=False),
-    case("BatchNormalization", normal(5, 4), *CHANNELS, constants=(1, 2, 3, 4), opset=7, rtol=1e-4),
-    case("LayerNormalization", X, normal(4, seed=1), normal(4, seed=2), constants=(1, 2), rtol=1e-4),
-    case("LayerNormalization", X, normal(4, seed=1), constants=(1,), rtol=1e-4),
-    case("LayerNormalization", X, normal(3, 4, seed=1), normal(3, 4, seed=2), constants=(1, 2), attrs={"axis": 1},
+    case("BatchNormalization", IMAGE, *CHANNELS, opset=15, attrs={"epsilon": 1e-3}, rtol=1e-4,
+    symbolic=False), case("BatchNormalization", normal(5, 4), *CHANNELS, constants=(1, 2, 3, 4),
+    opset=7, rtol=1e-4), case("LayerNormalization", X, normal(4, seed=1), normal(4, seed=2),
+    constants=(1, 2), rtol=1e-4), case("LayerNormalization", X, normal(4, seed=1), constants=(1,),
+    rtol=1e-4), case("LayerNormalization", X, normal(3, 4, seed=1), normal(3, 4, seed=2),
+    constants=(1, 2), attrs={"axis": 1},
          rtol=1e-4, symbolic=False),
-    case("LayerNormalization", X, normal(4, seed=1), normal(4, seed=2), constants=(1, 2), outputs=3, rtol=1e-4),
-    case("LayerNormalization", X, normal(4, seed=1), rtol=1e-4),
+    case("LayerNormalization", X, normal(4, seed=1), normal(4, seed=2), constants=(1, 2), outputs=3,
+    rtol=1e-4), case("LayerNormalization", X, normal(4, seed=1), rtol=1e-4),
     case("LayerNormalization", X, normal(3, 4, seed=1), attrs={"axis": 1}, rtol=1e-4),
     case("InstanceNormalization", IMAGE, *CHANNELS[:2], constants=(1, 2), rtol=1e-4),
-    case("GroupNormalization", IMAGE, normal(2, seed=1), normal(2, seed=2), opset=18, attrs={"num_groups": 2},
+    case("GroupNormalization", IMAGE, normal(2, seed=1), normal(2, seed=2), opset=18,
+    attrs={"num_groups": 2},
          rtol=1e-4, symbolic=False),
-    case("GroupNormalization", IMAGE, *CHANNELS[:2], constants=(1, 2), opset=21, attrs={"num_groups": 2}, rtol=1e-4),
-    case("RMSNormalization", X, normal(4, seed=1), constants=(1,), opset=23, reference=True, rtol=1e-4),
-    case("MeanVarianceNormalization", IMAGE, rtol=1e-4),
-    case("LpNormalization", X, rtol=1e-4),
-    case("LpNormalization", X, attrs={"p": 1, "axis": 1}, rtol=1e-4),
-    case("LRN", IMAGE, attrs={"size": 3, "alpha": 0.01, "beta": 0.5, "bias": 2.0}),
-    *[case(n, X, opset=o, attrs={"axis": a}) for n in ("Softmax", "LogSoftmax") for o in (11, 13) for a in (0, 1, 2, -1)],
-    *[case(n, X, opset=o) for n in ("Softmax", "LogSoftmax") for o in (9, 13)],
-    case("Softmax", normal(1, 5, 1, 1), opset=9, symbolic=False),
-    case("Dropout", X, opset=7, attrs={"ratio": 0.3}),
-    case("Dropout", X, scalar(0.3), scalar(False, np.bool_), constants=(1, 2), outputs=2),
+    case("GroupNormalization", IMAGE, *CHANNELS[:2], constants=(1, 2), opset=21,
+    attrs={"num_groups": 2}, rtol=1e-4), case("RMSNormalization", X, normal(4, seed=1),
+    constants=(1,), opset=23, reference=True, rtol=1e-4), case("MeanVarianceNormalization", IMAGE,
+    rtol=1e-4), case("LpNormalization", X, rtol=1e-4), case("LpNormalization", X, attrs={"p": 1,
+    "axis": 1}, rtol=1e-4), case("LRN", IMAGE, attrs={"size": 3, "alpha": 0.01, "beta": 0.5, "bias":
+    2.0}), *[case(n, X, opset=o, attrs={"axis": a}) for n in ("Softmax", "LogSoftmax") for o in (11,
+    13) for a in (0, 1, 2, -1)], *[case(n, X, opset=o) for n in ("Softmax", "LogSoftmax") for o in
+    (9, 13)], case("Softmax", normal(1, 5, 1, 1), opset=9, symbolic=False), case("Dropout", X,
+    opset=7, attrs={"ratio": 0.3}), case("Dropout", X, scalar(0.3), scalar(False, np.bool_),
+    constants=(1, 2), outputs=2),
 ]  # fmt: skip
 
 CASES = [
@@ -395,6 +413,15 @@ def test_agrees(each: Case) -> None:
 @pytest.mark.parametrize("each", [c for c in CASES if c.symbolic], ids=str)
 def test_agrees_with_symbolic_shapes(each: Case) -> None:
     each.run(symbolic=True)
+
+
+def test_squares_of_float16_are_float32() -> None:
+    x, scale = np.array([[300, 400]], np.float16), np.ones(2, np.float16)
+    node = helper.make_node("RMSNormalization", ["x", "scale"], ["y"])
+    (found,) = interpret(graph_model([node], {"x": x, "scale": scale}, ["y"], opset=23), [x, scale])
+    assert found.dtype == np.float16
+    wanted = x / np.sqrt(np.mean(x.astype(np.float64) ** 2) + 1e-5)
+    np.testing.assert_allclose(found, wanted, rtol=2 * np.finfo(np.float16).eps)
 
 
 @given(

@@ -103,6 +103,9 @@ def widen(node: Node, index: int, count: int) -> None:
 
 
 def _pow(node: Node) -> Expr:
+    """base ** exponent in the type of the base, as ONNX has it since opset 12. Squares and roots,
+    which exporters write as powers, become what needs no pow. The root of -inf is NaN then, which
+    pow says is inf."""
     note_broadcast(node)
     base, exponent = node.exprs()
     power = node.value(1).array
@@ -111,6 +114,9 @@ def _pow(node: Node) -> Expr:
             return op.multiply(base, base)
         if power.item() == 0.5 and is_float(node.dtype(0)):
             return op.sqrt(base)
+    if is_int(node.dtype(0)) and is_float(node.dtype(1)):  # 4 ** 0.5 is 2; float64 has any int32
+        wide = op.power(op.cast(base, "float64"), op.cast(exponent, "float64"))
+        return op.cast(wide, node.dtype(0))
     if node.dtype(1) != node.dtype(0):
         exponent = op.cast(exponent, node.dtype(0))
     return op.power(base, exponent)
