@@ -66,9 +66,9 @@ def scalar(value: float, dtype: type = np.float32) -> Array:
 
 
 UNARY = [
-    "Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Exp", "Sin", "Cos", "Tan", "Tanh", "Erf",
-    "Sigmoid", "Relu", "IsNaN", "IsInf", "Reciprocal", "HardSigmoid", "HardSwish", "LeakyRelu",
-    "Elu", "Selu", "Celu", "Softplus", "Softsign", "ThresholdedRelu", "Shrink", "Identity", "Size",
+    "Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Exp", "Sin", "Cos", "Tan", "Tanh", "Erf", "Sigmoid", "Relu", "IsNaN",
+    "IsInf", "Reciprocal", "HardSigmoid", "HardSwish", "LeakyRelu", "Elu", "Selu", "Celu", "Softplus", "Softsign",
+    "ThresholdedRelu", "Shrink", "Identity", "Size",
 ]  # fmt: skip
 
 ELEMENTWISE = [
@@ -238,23 +238,18 @@ MOVEMENT = [
 
 RESIZES = [
     case("Upsample", IMAGE, opset=7, attrs={"scales": [1.0, 1.0, 2.0, 3.0], "mode": "nearest"}),
-    case("Upsample", IMAGE, np.array([1, 1, 2, 2], np.float32), constants=(1,), opset=9,
-    attrs={"mode": "linear"}), case("Resize", IMAGE, np.array([1, 1, 2, 2], np.float32),
-    constants=(1,), opset=10, attrs={"mode": "nearest"}), case("Resize", IMAGE, NOTHING,
-    np.array([1, 1, 2, 2], np.float32), constants=(1, 2), opset=11,
-         attrs={"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode":
-         "floor"}),
-    case("Resize", IMAGE, None, np.array([1, 1, 0.5, 0.5], np.float32), constants=(2,), opset=13,
-    attrs={"mode": "linear"}), case("Resize", IMAGE, None, None, ints(2, 4, 5, 17), constants=(3,),
-    opset=13, attrs={"mode": "linear"}, symbolic=False), case("Resize", IMAGE, None, None, ints(2,
-    4, 5, 17), constants=(3,), opset=13, symbolic=False,
+    case("Upsample", IMAGE, np.array([1, 1, 2, 2], np.float32), constants=(1,), opset=9, attrs={"mode": "linear"}),
+    case("Resize", IMAGE, np.array([1, 1, 2, 2], np.float32), constants=(1,), opset=10, attrs={"mode": "nearest"}),
+    case("Resize", IMAGE, NOTHING, np.array([1, 1, 2, 2], np.float32), constants=(1, 2), opset=11,
+         attrs={"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+    case("Resize", IMAGE, None, np.array([1, 1, 0.5, 0.5], np.float32), constants=(2,), opset=13, attrs={"mode": "linear"}),
+    case("Resize", IMAGE, None, None, ints(2, 4, 5, 17), constants=(3,), opset=13, attrs={"mode": "linear"}, symbolic=False),
+    case("Resize", IMAGE, None, None, ints(2, 4, 5, 17), constants=(3,), opset=13, symbolic=False,
          attrs={"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
-    case("Resize", IMAGE, None, np.array([1, 1, 1.5, 1.3], np.float32), constants=(2,), opset=13,
-    attrs={"mode": "cubic"},
+    case("Resize", IMAGE, None, np.array([1, 1, 1.5, 1.3], np.float32), constants=(2,), opset=13, attrs={"mode": "cubic"},
          rtol=1e-4, symbolic=False),
-    case("Resize", IMAGE, None, np.array([2, 2], np.float32), constants=(2,), opset=18,
-    attrs={"mode": "nearest", "axes": [2, 3]}), case("Resize", normal(2, 3, 5), None, np.array([1,
-    1, 2], np.float32), constants=(2,), opset=13, attrs={"mode": "linear"}),
+    case("Resize", IMAGE, None, np.array([2, 2], np.float32), constants=(2,), opset=18, attrs={"mode": "nearest", "axes": [2, 3]}),
+    case("Resize", normal(2, 3, 5), None, np.array([1, 1, 2], np.float32), constants=(2,), opset=13, attrs={"mode": "linear"}),
 ]  # fmt: skip
 
 LINEAR = [
@@ -294,10 +289,11 @@ def conv(data: Array, weight: Array, bias: bool = False, **options: Any) -> Case
 
 
 CONVOLUTIONS = [
-    conv(IMAGE, normal(6, 4, 3, 3, seed=1), bias=True, attrs={"pads": [1, 1, 1, 1]}), conv(IMAGE,
-    normal(6, 4, 3, 2, seed=1), attrs={"strides": [2, 1], "pads": [0, 1, 2, 0], "dilations": [2,
-    1]}), conv(IMAGE, normal(4, 1, 3, 3, seed=1), attrs={"group": 4, "pads": [1, 1, 1, 1]}),
-    conv(IMAGE, normal(6, 2, 1, 1, seed=1), bias=True, attrs={"group": 2}), *[
+    conv(IMAGE, normal(6, 4, 3, 3, seed=1), bias=True, attrs={"pads": [1, 1, 1, 1]}),
+    conv(IMAGE, normal(6, 4, 3, 2, seed=1), attrs={"strides": [2, 1], "pads": [0, 1, 2, 0], "dilations": [2, 1]}),
+    conv(IMAGE, normal(4, 1, 3, 3, seed=1), attrs={"group": 4, "pads": [1, 1, 1, 1]}),
+    conv(IMAGE, normal(6, 2, 1, 1, seed=1), bias=True, attrs={"group": 2}),
+    *[
         conv(IMAGE, normal(3, 4, 3, 4, seed=1), attrs={"auto_pad": auto, "strides": strides})
         for auto in ("SAME_UPPER", "SAME_LOWER", "VALID")
         for strides in ([1, 1], [2, 3])
@@ -306,24 +302,19 @@ CONVOLUTIONS = [
     conv(X, normal(6, 1, 2, seed=1), attrs={"group": 3, "dilations": [2]}),
     case("Conv", IMAGE, normal(6, 4, 3, 3, seed=1), rtol=1e-4, symbolic=False),
     *[
-        case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3 // groups if groups == 1 else 2, 3, 3,
-        seed=1), constants=(1,),
-             rtol=1e-4, attrs={"group": groups, "strides": strides, "pads": pads, "output_padding":
-             extra})
+        case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3 // groups if groups == 1 else 2, 3, 3, seed=1), constants=(1,),
+             rtol=1e-4, attrs={"group": groups, "strides": strides, "pads": pads, "output_padding": extra})
         for groups, strides, pads, extra in (
-            (1, [2, 2], [1, 1, 1, 1], [1, 1]), (1, [1, 1], [0, 0, 0, 0], [0, 0]), (2, [2, 3], [0, 1,
-            1, 0], [0, 1]),
+            (1, [2, 2], [1, 1, 1, 1], [1, 1]), (1, [1, 1], [0, 0, 0, 0], [0, 0]), (2, [2, 3], [0, 1, 1, 0], [0, 1]),
         )
-    ], case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 2, 2, seed=1), normal(3, seed=2),
-    constants=(1, 2), rtol=1e-4,
+    ],
+    case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 2, 2, seed=1), normal(3, seed=2), constants=(1, 2), rtol=1e-4,
          attrs={"strides": [2, 2]}),
-    case("ConvTranspose", normal(2, 4, 5), normal(4, 3, 3, seed=1), constants=(1,), rtol=1e-4,
-    attrs={"strides": [2]}), case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 3, 3, seed=1),
-    constants=(1,), rtol=1e-4, symbolic=False,
+    case("ConvTranspose", normal(2, 4, 5), normal(4, 3, 3, seed=1), constants=(1,), rtol=1e-4, attrs={"strides": [2]}),
+    case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 3, 3, seed=1), constants=(1,), rtol=1e-4, symbolic=False,
          attrs={"strides": [2, 2], "output_shape": [10, 12]}),
     *[
-        case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 3, 3, seed=1), constants=(1,),
-        rtol=1e-4,
+        case("ConvTranspose", normal(2, 4, 5, 6), normal(4, 3, 3, 3, seed=1), constants=(1,), rtol=1e-4,
              attrs={"strides": [2, 2], "auto_pad": auto})
         for auto in ("SAME_UPPER", "SAME_LOWER")
     ],
@@ -374,30 +365,29 @@ CHANNELS = [
 
 NORMS = [
     case("BatchNormalization", IMAGE, *CHANNELS, constants=(1, 2, 3, 4), opset=9, rtol=1e-4),
-    case("BatchNormalization", IMAGE, *CHANNELS, opset=15, attrs={"epsilon": 1e-3}, rtol=1e-4,
-    symbolic=False), case("BatchNormalization", normal(5, 4), *CHANNELS, constants=(1, 2, 3, 4),
-    opset=7, rtol=1e-4), case("LayerNormalization", X, normal(4, seed=1), normal(4, seed=2),
-    constants=(1, 2), rtol=1e-4), case("LayerNormalization", X, normal(4, seed=1), constants=(1,),
-    rtol=1e-4), case("LayerNormalization", X, normal(3, 4, seed=1), normal(3, 4, seed=2),
-    constants=(1, 2), attrs={"axis": 1},
+    case("BatchNormalization", IMAGE, *CHANNELS, opset=15, attrs={"epsilon": 1e-3}, rtol=1e-4, symbolic=False),
+    case("BatchNormalization", normal(5, 4), *CHANNELS, constants=(1, 2, 3, 4), opset=7, rtol=1e-4),
+    case("LayerNormalization", X, normal(4, seed=1), normal(4, seed=2), constants=(1, 2), rtol=1e-4),
+    case("LayerNormalization", X, normal(4, seed=1), constants=(1,), rtol=1e-4),
+    case("LayerNormalization", X, normal(3, 4, seed=1), normal(3, 4, seed=2), constants=(1, 2), attrs={"axis": 1},
          rtol=1e-4, symbolic=False),
-    case("LayerNormalization", X, normal(4, seed=1), normal(4, seed=2), constants=(1, 2), outputs=3,
-    rtol=1e-4), case("LayerNormalization", X, normal(4, seed=1), rtol=1e-4),
+    case("LayerNormalization", X, normal(4, seed=1), normal(4, seed=2), constants=(1, 2), outputs=3, rtol=1e-4),
+    case("LayerNormalization", X, normal(4, seed=1), rtol=1e-4),
     case("LayerNormalization", X, normal(3, 4, seed=1), attrs={"axis": 1}, rtol=1e-4),
     case("InstanceNormalization", IMAGE, *CHANNELS[:2], constants=(1, 2), rtol=1e-4),
-    case("GroupNormalization", IMAGE, normal(2, seed=1), normal(2, seed=2), opset=18,
-    attrs={"num_groups": 2},
+    case("GroupNormalization", IMAGE, normal(2, seed=1), normal(2, seed=2), opset=18, attrs={"num_groups": 2},
          rtol=1e-4, symbolic=False),
-    case("GroupNormalization", IMAGE, *CHANNELS[:2], constants=(1, 2), opset=21,
-    attrs={"num_groups": 2}, rtol=1e-4), case("RMSNormalization", X, normal(4, seed=1),
-    constants=(1,), opset=23, reference=True, rtol=1e-4), case("MeanVarianceNormalization", IMAGE,
-    rtol=1e-4), case("LpNormalization", X, rtol=1e-4), case("LpNormalization", X, attrs={"p": 1,
-    "axis": 1}, rtol=1e-4), case("LRN", IMAGE, attrs={"size": 3, "alpha": 0.01, "beta": 0.5, "bias":
-    2.0}), *[case(n, X, opset=o, attrs={"axis": a}) for n in ("Softmax", "LogSoftmax") for o in (11,
-    13) for a in (0, 1, 2, -1)], *[case(n, X, opset=o) for n in ("Softmax", "LogSoftmax") for o in
-    (9, 13)], case("Softmax", normal(1, 5, 1, 1), opset=9, symbolic=False), case("Dropout", X,
-    opset=7, attrs={"ratio": 0.3}), case("Dropout", X, scalar(0.3), scalar(False, np.bool_),
-    constants=(1, 2), outputs=2),
+    case("GroupNormalization", IMAGE, *CHANNELS[:2], constants=(1, 2), opset=21, attrs={"num_groups": 2}, rtol=1e-4),
+    case("RMSNormalization", X, normal(4, seed=1), constants=(1,), opset=23, reference=True, rtol=1e-4),
+    case("MeanVarianceNormalization", IMAGE, rtol=1e-4),
+    case("LpNormalization", X, rtol=1e-4),
+    case("LpNormalization", X, attrs={"p": 1, "axis": 1}, rtol=1e-4),
+    case("LRN", IMAGE, attrs={"size": 3, "alpha": 0.01, "beta": 0.5, "bias": 2.0}),
+    *[case(n, X, opset=o, attrs={"axis": a}) for n in ("Softmax", "LogSoftmax") for o in (11, 13) for a in (0, 1, 2, -1)],
+    *[case(n, X, opset=o) for n in ("Softmax", "LogSoftmax") for o in (9, 13)],
+    case("Softmax", normal(1, 5, 1, 1), opset=9, symbolic=False),
+    case("Dropout", X, opset=7, attrs={"ratio": 0.3}),
+    case("Dropout", X, scalar(0.3), scalar(False, np.bool_), constants=(1, 2), outputs=2),
 ]  # fmt: skip
 
 CASES = [

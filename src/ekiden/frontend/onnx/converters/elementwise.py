@@ -1,4 +1,9 @@
-"""Operators on each element: arithmetic, comparisons, logic, activations, casts."""
+"""Operators on each element: arithmetic, comparisons, logic, activations, casts.
+
+Attributes default to what ONNX says, which are float32 numbers: 0.2 there is np.float32(0.2).
+Constants take the dtype of the first input, so that float16 models stay such. What broadcasts
+teaches the scope: a dimension beside a number is that number, or 1.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +65,9 @@ def _mean(node: Node) -> Expr | Value:
 
 
 def _mod(node: Node) -> Expr:
+    """Mod: with the sign of the divisor (Python's %), with `fmod` that of the dividend (C's). Of
+    floats by infinity the remainder is the dividend, which a kernel's a - trunc(a / b) * b makes
+    NaN."""
     note_broadcast(node)
     a, b = node.exprs()
     if not is_float(node.dtype(0)):
@@ -132,6 +140,10 @@ def _clip_attributes(node: Node) -> Expr:
 
 
 def _clip(node: Node) -> Expr | Value:
+    """Clip since opset 11, bounds as inputs. Of integers, or with bounds that are data, by maximum
+    and minimum: an int64 bound has digits that an attribute of float lacks. Where min > max, max
+    counts.
+    """
     low, high = node.optional(1), node.optional(2)
     if low is None and high is None:
         return node.value(0)

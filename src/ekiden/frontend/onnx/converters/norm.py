@@ -1,4 +1,9 @@
-"""Normalisation, softmax, dropout."""
+"""Normalisation, softmax, dropout.
+
+ONNX normalises in float32 where `stash_type` is 1, its only value here; the kernels of layer,
+instance and group normalisation add up so by themselves. Of BatchNormalization the statistics are
+inputs, but for training_mode. Softmax before opset 13 took all axes from `axis` on as one.
+"""
 
 from __future__ import annotations
 
