@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto
-from onnx_models import Array, check_node, ints, normal
+from onnx import TensorProto, helper
+from onnx_models import Array, check_node, graph_model, interpret, ints, normal
 
 pytestmark = pytest.mark.quick
 
@@ -89,6 +89,7 @@ ELEMENTWISE = [
     case("Pow", X, scalar(2), constants=(1,)),
     case("Pow", POSITIVE, scalar(0.5), constants=(1,)),
     case("Pow", POSITIVE, scalar(3, np.int64), constants=(1,)),
+    case("Pow", np.array([4, 9, 16, -3], np.int32), np.array([0.5, 1.5, 1, 3], np.float32)),
     case("Where", FLAGS, X, normal(4, seed=1)),
     case("IsInf", np.array([1, np.inf, -np.inf], np.float32), attrs={"detect_negative": 0}),
     case("Cast", X, attrs={"to": TensorProto.INT64}),
@@ -138,6 +139,13 @@ REDUCTIONS = [
     ],
     case("ReduceMax", X, ints(1), constants=(1,), opset=18),
     case("ReduceLogSumExp", X * 100, ints(-1), constants=(1,), opset=18, attrs={"keepdims": 0}),
+    case(
+        "ReduceLogSumExp",
+        np.array([[-np.inf, -np.inf], [1, -np.inf]], np.float32),
+        ints(1),
+        constants=(1,),
+        opset=18,
+    ),
     *[
         case(n, X, attrs={"axis": a, "keepdims": k})
         for n in ("ArgMax", "ArgMin")
@@ -395,6 +403,15 @@ def test_agrees(each: Case) -> None:
 @pytest.mark.parametrize("each", [c for c in CASES if c.symbolic], ids=str)
 def test_agrees_with_symbolic_shapes(each: Case) -> None:
     each.run(symbolic=True)
+
+
+def test_squares_of_float16_are_float32() -> None:
+    x, scale = np.array([[300, 400]], np.float16), np.ones(2, np.float16)
+    node = helper.make_node("RMSNormalization", ["x", "scale"], ["y"])
+    (found,) = interpret(graph_model([node], {"x": x, "scale": scale}, ["y"], opset=23), [x, scale])
+    assert found.dtype == np.float16
+    wanted = x / np.sqrt(np.mean(x.astype(np.float64) ** 2) + 1e-5)
+    np.testing.assert_allclose(found, wanted, rtol=2 * np.finfo(np.float16).eps)
 
 
 @given(

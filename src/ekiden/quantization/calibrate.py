@@ -1,4 +1,10 @@
-"""What calibration data show of tensors: two runs over them, for bounds and for histograms."""
+"""What calibration data show of tensors: two runs over them, for bounds and for histograms.
+
+A histogram needs its ends before it counts, and widening one later would move what it has counted;
+so the first run finds the least and the greatest value of each tensor, the second counts between
+them. What is kept is the size of a histogram, not of the data. Values that are not finite are
+refused by the tensor's name.
+"""
 
 from __future__ import annotations
 

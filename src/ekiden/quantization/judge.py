@@ -1,4 +1,9 @@
-"""What each layer would cost and gain: its own error on calibration data, its own time here."""
+"""What each layer would cost and gain: its own error on calibration data, its own time here.
+
+One program has each layer in both forms side by side, on the inputs that the model of floats gives
+it: an error counts where it is made, not again in every layer behind. What all of them do together
+is for the whole model's evaluation to say.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,23 @@
 One walk in the order of evaluation gives each expression its type. An operator whose argument types
 are still open waits in a queue until they are solved. Expressions that have a checked type keep it,
 so that inference after a pass costs what the pass changed.
+
+    Gamma |- f : fn (A1, .., An) -> B,  Gamma |- xi : Ai      =>  f(x1, .., xn) : B
+    relation of op ((A1, .., An), attrs) = B                  =>  op(x1, .., xn) : B
+
+Types are unified as in Hindley and Milner's system, without generalising at let: type parameters
+are written. A hole stands for what is not known yet; `Unifier.solved` maps it to a type, and the
+types of expressions are resolved once, at the end. Recursion goes through the signature: a function
+that has none in full gets one with holes before its body is looked at, and callees come before
+callers, so that in most programs nothing waits.
+
+Dimensions are integers, expressions on names, or `?`. A function's own names are rigid while its
+body is inferred; in a call of it they are what the arguments have. Where two compound expressions
+cannot be decided to be equal, the first counts and the run checks: inference is sound only with
+those checks.
+
+Linear in expressions and in the size of types; each retry of what waits is a pass over the queue,
+and ends when one solves nothing.
 """
 
 from __future__ import annotations
@@ -96,7 +113,9 @@ _inferred: weakref.WeakKeyDictionary[BaseFunc, tuple[GlobalVar, object]] = (
 
 
 def _is_inferred(module: IRModule) -> bool:
-    """Whether exactly these functions, under these names, were inferred together before."""
+    """Whether exactly these functions, under these names, were inferred together before. The mark
+    is of the whole module: one function of it in another module may be called with other types, or
+    call a function that is not there."""
     marks = [_inferred.get(f, (None, None)) for f in module.functions.values()]
     named = all(g is name for g, (name, _) in zip(module.functions, marks, strict=True))
     together = {mark for _, mark in marks}
@@ -193,6 +212,10 @@ class _Inference:
     def walk(self, root: Expr, into_typed: bool = True) -> None:
         """Give every expression below root a type, without recursion; those that have one may be
         left alone.
+
+        The stack holds expressions to open and actions to take when their parts are done. A shared
+        expression is opened once; `opened` says so before its type is there, which matters for a
+        function that a let binds and that names its own variable.
         """
         stack: list[Step] = [root]
         types = self.types
@@ -567,7 +590,9 @@ class _Inference:
         return self.unifier.instantiate(callee, args)
 
     def _dims(self, expr: Call, callee: FuncType, kinds: list[Type]) -> dict[PrimVar, PrimExpr]:
-        """What the callee's own named dimensions are in this call."""
+        """What the callee's own named dimensions are in this call: the first argument that shows
+        one decides it, the others must agree. A function value defined inside of another shares the
+        names of that, which are not its to choose."""
         dims: dict[PrimVar, PrimExpr] = {}
         flexible = set(size_vars(callee.arg_types))
         if not isinstance(expr.op, GlobalVar):

@@ -1,4 +1,12 @@
-"""Unification of Relay types: holes, dimensions, and the instantiation of polymorphic functions."""
+"""Unification of Relay types: holes, dimensions, and the instantiation of polymorphic functions.
+
+    unify(?h, T)  =  T, and ?h := T          unless T contains ?h (the occurs check)
+    unify(Tensor[(a, ..), t], Tensor[(b, ..), t])  =  Tensor[(unify_dim(a, b), ..), t]
+
+`unify` is for what must be one type, `join` for what is one of two: the branches of an If may
+differ in a dimension, which is `?` behind it. Chains of solved holes are shortened as they are
+followed, as in union-find.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +70,9 @@ def substitute_dims(kind: Type, dims: Dims) -> Type:
 def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """The dimension that two equal dimensions are; `?` if one is unknown.
 
-    Raises MismatchError when they are known to differ. Of two compound expressions that cannot be
-    decided, the first is taken: the run time checks them.
+    Raises MismatchError when they are known to differ: numbers, two names (each stands for any
+    size), or expressions whose difference is a number other than 0. Of two compound expressions
+    that cannot be decided, the first is taken: the run time checks them.
     """
     if a is b or isinstance(a, AnyDim):
         return a

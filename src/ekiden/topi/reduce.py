@@ -1,4 +1,10 @@
-"""Reductions over axes."""
+"""Reductions over axes.
+
+Of narrow types the sum is kept in a wider accumulator (`accumulator`): float16 and bfloat16 in
+float32, and cast once. Positions of maxima carry (value, index) through the reduction, with the
+smaller index of equal values, or the larger with `select_last_index`, so that the order of
+combining does not matter.
+"""
 
 from __future__ import annotations
 

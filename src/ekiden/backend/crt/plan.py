@@ -1,5 +1,13 @@
 """From a module in A-normal form with explicit memory to a MicroModule: its bindings in order, then
 a place for each storage.
+
+    let %t = alloc_tensor(%s, ..); invoke(f, (%x,), (%t,)); let %y = reshape_tensor(%t); %y
+    ->  step f(input 0, output 0)          %s is all of the result: it is the caller's memory
+
+What is left of the program are calls and addresses: tuples, views and names are resolved here.
+Storages that are results lie where the caller says, others in pools, by the planner of the virtual
+machine (storage_places), fast memories first. A result that is also an input, a constant, or there
+twice is copied as a last step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""From bytecode to a graph: instruction by instruction, what the registers hold."""
+"""From bytecode to a graph: instruction by instruction, what the registers hold.
+
+Abstract interpretation of straight code, in which a register holds an entry of a node, a storage, a
+tuple of such, or a number. A kernel's call is a node over what its argument registers hold;
+allocations and moves leave none. A jump, a call or a shape that data decide is refused by the
+instruction's name: graphs are straight lines of static shapes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""From a graph to an executable, whose arguments are all that is set from outside."""
+"""From a graph to an executable, whose arguments are all that is set from outside.
+
+The graph executor of TVM's interface is so the virtual machine over bytecode: set_input keeps
+tensors, run passes all of them. Entries of one storage_id share memory only where that is asked
+for, as inner results may be looked at otherwise.
+"""
 
 from __future__ import annotations
 

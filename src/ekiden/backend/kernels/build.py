@@ -1,5 +1,9 @@
 """Compile the kernels of a module: once per distinct function, in parallel processes, through
 the disk cache.
+
+The key of a kernel (codegen/cache.py) says its canonical function, the target, and what decisions
+are fixed; the compiler's own sources are part of it, so that no kernel is of another version.
+Processes and not threads, as lowering is Python.
 """
 
 from __future__ import annotations

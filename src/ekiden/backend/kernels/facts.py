@@ -1,4 +1,10 @@
-"""What a plan of memory needs to know of a compiled kernel; kept beside its object code."""
+"""What a plan of memory needs to know of a compiled kernel; kept beside its object code.
+
+They are read off the loop program that is compiled, so that they hold for whatever schedule made
+it: how much it allocates at once (outside of parallel loops once, inside once a thread), which
+inputs are read before the same element of the output is written, and whether there is a vector in
+it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +59,9 @@ _Need = tuple[PrimExpr, PrimExpr]
 
 
 def _needs(stmt: Stmt, bound: frozenset[Var]) -> _Need:
-    """Recursive: statements nest as deep as loops do. Sizes that depend on loops count nothing."""
+    """Recursive: statements nest as deep as loops do. Sizes that depend on loops count nothing: the
+    caller could not say them, so the kernel takes such memory from its thread. Of statements in a
+    row and of branches the greatest counts, as each gives back what it took."""
     match stmt:
         case Allocate(buffer=buffer, body=body):
             alone, each = _needs(body, bound)

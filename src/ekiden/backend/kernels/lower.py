@@ -1,5 +1,14 @@
 """From a fused function to a loop program: operators become tensor expressions, a schedule rule
 makes the loops.
+
+    fn (%p0, %p1, Primitive=1) { nn.relu(add(%p0, %p1)) }
+->  t0[i, j] = p0[i, j] + p1[j];  t1[i, j] = max(t0[i, j], 0)         te_graph
+->  for i in parallel: for j by vectors: t1[i, j] = max(p0[i, j] + p1[j], 0)        topi.rule
+
+Before: a primitive function with checked types, in canonical names of symbols. After: a PrimFunc
+whose parameters are the inputs, then the outputs, and whose first statements check what a run must
+hold to: indices in range, sizes that fit. The same function and target always give the same
+program, which the cache of kernels counts on.
 """
 
 from __future__ import annotations

@@ -117,7 +117,11 @@ class _Program:
     """Constants that are: the primitive, and what each is made of, which stands before it."""
 
     def constant(self, data: Array, device: int) -> int:
-        """The number of a constant. What is made at loading is made on the host alone."""
+        """The number of a constant. What is made at loading is made on the host alone.
+
+        Sources stand before what is made of them, so that the loader makes them in order; a chain
+        of any length is walked with a list.
+        """
         if id(data) not in self.loads or len(self.devices) > 1:
             return self.constants.number(data, device)
         waiting = [data]
@@ -148,7 +152,13 @@ def _flatten_closure(function: Function) -> Function:
 
 
 class _FunctionCompiler(Choices):
-    """Emits the instructions of one function."""
+    """Emits the instructions of one function, in one walk over its bindings.
+
+    Each value gets a register that is written once (twice and more for the result of a choice), so
+    that what follows can reason about lifetimes without data flow. Nothing is decided here that a
+    register or an address depends on: sizes come from vectors, addresses from arenas, registers
+    from `allocate`.
+    """
 
     def __init__(self, program: _Program, plan: Plan) -> None:
         function = plan.function
@@ -224,7 +234,9 @@ class _FunctionCompiler(Choices):
         return self._if(choice, to) if isinstance(choice, If) else self._match(choice, to)
 
     def _give(self, value: RelayExpr, to: int | None) -> None:
-        """The end of a scope: its result goes where it belongs."""
+        """The end of a scope: its result goes where it belongs. A call whose result is that of the
+        function is a tail call: it takes the frame over, so that recursion of any depth needs
+        one."""
         if to is None and self._is_call(value):
             assert isinstance(value, Call)
             self._call_function(value, None)
@@ -304,7 +316,10 @@ class _FunctionCompiler(Choices):
                 return result
 
     def _made(self, value: RelayExpr) -> _Closure | None:
-        """The function that a value is and what it captures, if that is known here."""
+        """The function that a value is and what it captures, if that is known here: then it is
+        called directly, without an object for the closure, which would be allocated in each turn of
+        a loop.
+        """
         match value:
             case Var() if value in self.closures:
                 return self.closures[value]

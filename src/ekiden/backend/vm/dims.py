@@ -3,6 +3,14 @@
 They stand in int64 vectors. The first is computed at entry, from the shapes of the parameters; a
 further one wherever a binding names dimensions that were not known before: from its tensors' shapes
 or elements, and from the vectors before it.
+
+    def @main(%x: Tensor[(n, 4), float32])       entry: [n * 16, n, 4]: bytes of a result, its shape
+    let %i = nonzero(%x)  of (m, 2)              stage 1, behind it: [m, m * 16]
+
+One kernel per stage computes all of its numbers, each once, and checks what kernels take for
+granted of them; a kernel for each shape would be a call for each. Straight code has one stage where
+no dimension depends on data. Conditions inside of a branch are checked in it: a branch that is not
+taken asks for nothing.
 """
 
 from __future__ import annotations

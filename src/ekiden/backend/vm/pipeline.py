@@ -1,4 +1,14 @@
-"""What turns an imported module into one the VM compiler takes: a literal list, in order."""
+"""What turns an imported module into one the VM compiler takes: a literal list, in order.
+
+    language   constructors, inlining, the quantised dialect: what later passes need not know
+    graph      values rewritten into cheaper ones, layouts, weights packed: nothing has a place
+    kernels    what runs together (FuseOps): from here on values are not merged any more
+    order      A-normal form: a list of steps, effects in place, functions global
+    memory     allocations, parts of others in place, kernels compiled, one arena per function
+
+A pass may count on what those before it have left; `needed` ones run at every opt level, as what
+follows cannot do without them. Why one stands where it does is said beside it.
+"""
 
 from __future__ import annotations
 

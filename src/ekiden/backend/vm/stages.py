@@ -1,5 +1,10 @@
 """The kernels that compute the vectors of a function's stages (see dims), and what they are called
 with.
+
+At entry symbols are read from the shapes of parameters. One that stands alone is that dimension;
+one inside of a linear expression is solved for: `n = dim // 2` where a dimension is `n * 2`.
+Several symbols in one dimension are solved as others become known, in rounds, as long as one round
+solves something.
 """
 
 from __future__ import annotations

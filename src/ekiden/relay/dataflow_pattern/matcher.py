@@ -3,6 +3,16 @@
 The matcher recurses over the pattern, never over the program: paths to a dominator are walked with
 a list. The first way that fits is taken: where an alternative or an order of arguments has matched,
 the other is not tried again.
+
+    is_op("add")(x | y, x)      of add(%a, %b): x = %a on the left, so that the right must be that
+                                very %a; `y` on the left is not tried then
+
+With full backtracking the time would be exponential in the alternatives; TVM's matcher has none
+either.
+
+A pattern object that occurs twice must match one expression, compared by identity: passes that
+share equal calls (EliminateCommonSubexpr) come first. What an attempt has matched is on a trail, so
+that a failed alternative takes back what it noted and no more.
 """
 
 from __future__ import annotations
@@ -118,7 +128,12 @@ class _Matcher:
         )
 
     def dominator(self, pattern: p.DominatorPattern, expr: RelayExpr) -> bool:
-        """The child; then all paths back from it; then all uses of the parent forward to it."""
+        """The child; then all paths back from it; then all uses of the parent forward to it.
+
+        A dominator is a fuzzy region: parent, any number of operators on the path, child, such that
+        nothing inside is used outside. Backwards it ends at the parent or at constants; forwards
+        every user of the parent and of the path must be inside, or a value would be computed twice.
+        """
         if not self.matches(pattern.child, expr):
             return False
         path = self._path_back(pattern, expr)

@@ -10,6 +10,11 @@ class DropDoubleNegation(DFPatternCallback):
         return node_map[self.x][0]
 
 rewrite(DropDoubleNegation(), expr)      # negative(negative(%x))   ->   %x
+
+One round visits every expression of the program as it was, inner ones first; patterns are matched
+there, and the callback gets both the old expression and the new one, over parts that are rewritten.
+So of matches that overlap both are replaced, the outer one over the result of the inner. Rounds go
+on until one changes nothing, or MAX_ROUNDS; what a round costs is linear, but for dominators.
 """
 
 from __future__ import annotations

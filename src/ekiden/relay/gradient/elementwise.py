@@ -1,4 +1,11 @@
-"""Gradients of elementwise operators: y is the result, x its argument, g the gradient of y."""
+"""Gradients of elementwise operators: y is the result, x its argument, g the gradient of y.
+
+    g_x = g * f'(x), by y where that is cheaper:  exp' = y,  tanh' = 1 - y^2,  sigmoid' = y (1 - y)
+
+Of two arguments that broadcast, each gets the sum over the axes along which it was repeated. Where
+f has a corner, one subgradient is taken: 0 at 0 for relu and abs, that of the inside for a clip at
+its ends. Of equals, maximum and minimum give all to the first (PyTorch gives a half to each).
+"""
 
 from __future__ import annotations
 

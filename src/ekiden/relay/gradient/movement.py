@@ -1,4 +1,10 @@
-"""Gradients of reductions and of operators that move elements."""
+"""Gradients of reductions and of operators that move elements.
+
+What moves elements is a matrix of zeros and ones, whose transpose moves gradients back: a slice
+becomes a pad, a pad a slice, a concatenation slices, a repetition a sum, a gather a scatter that
+adds up. What reduces hands its gradient to each element, in proportion: 1 for a sum, 1 / count for
+a mean, to those that are the extreme in equal shares for max and min, so that their sum stays.
+"""
 
 from __future__ import annotations
 
@@ -272,7 +278,10 @@ def _apart(grad: Expr, axis: int, step: int, shape: Sequence[PrimExpr], zero: Ex
 
 @register_gradient("take")
 def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """A product with the one-hot indices adds up what was taken several times."""
+    """A product with the one-hot indices adds up what was taken several times: g_x = onehot(i)^T g.
+    It takes indices times extent products, where a scatter would take one addition for each element
+    but waits for those before it; of a large vocabulary the scatter is the better one (gather_nd).
+    """
     data, indices = call.args
     attrs = call.attrs
     assert isinstance(attrs, TakeAttrs)

@@ -1,4 +1,18 @@
-"""Gradients of the operators of neural networks."""
+"""Gradients of the operators of neural networks.
+
+With g the gradient of the result:
+
+    y = a b                    g_a = g b^T,   g_b = a^T g
+    y = softmax(x)             g_x = y (g - sum(g y))
+    y = log_softmax(x)         g_x = g - exp(y) sum(g)
+    h = (x - mean) / sigma     g_x = (g - mean(g) - h mean(g h)) / sigma      over the axes of mean
+    y = conv(x, w)             g_x = the transposed convolution of g by w
+                               g_w = the convolution of x by g, batches summed over
+
+Transposed convolutions of windows that do not tile the data need to know how many rows at the end
+no window reached (`_output_padding`), so under a stride extents must be numbers. Layouts other than
+NCHW are refused by name: gradients are taken of programs as they are imported.
+"""
 
 from __future__ import annotations
 

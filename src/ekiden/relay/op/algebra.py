@@ -1,4 +1,9 @@
-"""Sums of products, matrices, Fourier transforms, and results in the shape of another tensor."""
+"""Sums of products, matrices, Fourier transforms, and results in the shape of another tensor.
+
+einsum("ij,jk->ik")    sums over letters that the result lacks; "..." are axes that broadcast
+variance               the mean of squared distances from the mean: over n, unbiased over n - 1
+Fourier                X[k] = sum over n of x[n] exp(-2 pi i k n / N)
+"""
 
 from __future__ import annotations
 

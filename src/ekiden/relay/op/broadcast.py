@@ -1,5 +1,14 @@
 """Operators of two or three arguments that broadcast as NumPy does: arithmetic, comparisons, logic,
-choice."""
+choice.
+
+Shapes are paired from the last axis on; of two extents they are equal, or one is 1. A symbol beside
+a 1 is the symbol; two symbols must be equal, which a run checks where a proof does not. Dtypes are
+not promoted: both arguments have one, as a program says its casts.
+
+Integers are those of C on the machine: sums wrap around, division truncates towards zero (`divide`,
+`mod`) or rounds down (`floor_divide`, `floor_mod`), and gives 0 by 0, so that a kernel raises no
+signal. Floats follow IEEE 754; a NaN in an argument of `maximum` or `minimum` is the result.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +79,9 @@ for _name, _of_types in RELATIONS.items():
 
 
 def _reference(function: Callable[..., Array], dtype: str | None) -> Callable[..., Array]:
+    """NumPy's function, whose result is brought back to the dtype of the arguments where NumPy
+    promotes them."""
+
     def reference(attrs: Attrs | None, lhs: Array, rhs: Array) -> Array:
         with np.errstate(all="ignore"):
             return np.asarray(function(lhs, rhs)).astype(dtype or lhs.dtype, copy=False)
@@ -157,7 +169,8 @@ def _floor_divide(a: Array, b: Array) -> Array:
 
 
 def _trunc_divide(a: Array, b: Array) -> Array:
-    """The quotient without its fraction; 0 for integers by 0."""
+    """The quotient without its fraction; 0 for integers by 0. By way of the floor, as a float64
+    holds no integers above 2**53; the least number by -1 wraps around to itself."""
     if a.dtype.kind not in "iu":
         return np.asarray(np.trunc(a.astype(np.float64) / b))
     whole = np.floor_divide(a, np.where(b == 0, 1, b))
@@ -167,6 +180,8 @@ def _trunc_divide(a: Array, b: Array) -> Array:
 
 
 def _power(a: Array, b: Array) -> Array:
+    """C's pow: 0 ** 0 is 1, and of integers the ring's, where a negative exponent is 0 but for
+    bases of 1 and -1."""
     shape = np.broadcast_shapes(a.shape, b.shape)  # to one exponent of 0.5 NumPy takes roots
     each = (np.array(np.broadcast_to(x, shape or (1,))) for x in (a, b))
     return np.asarray(INTRINSICS["pow"].reference(*each)).reshape(shape)

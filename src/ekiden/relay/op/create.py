@@ -1,4 +1,10 @@
-"""Operators that make tensors out of nothing, or out of shapes."""
+"""Operators that make tensors out of nothing, or out of shapes.
+
+arange(start, stop, step) has ceil((stop - start) / step) elements, at least none, each start + i *
+step and not a running sum, so that the last is as exact as the first. A shape of symbols is one of
+attributes; one that is data makes a dyn. operator. `shape_of` reads no element, and is a constant
+where the type knows the shape.
+"""
 
 from __future__ import annotations
 

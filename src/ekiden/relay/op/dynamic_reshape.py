@@ -1,4 +1,9 @@
-"""Reshapes to shapes that are data."""
+"""Reshapes to shapes that are data.
+
+The rank is the length of the shape, so it must be known; its numbers are read where the program
+runs: 0 copies an extent unless `allowzero`, one -1 is what is left. That the elements fit is
+checked there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Slices whose bounds are data."""
+"""Slices whose bounds are data.
+
+Bounds are clamped by the same rules as constant ones (slice.py), written as expressions on the
+elements of `begin`, `end` and `strides`: the extents they give have names from there on. A stride
+of 0 is refused.
+"""
 
 from __future__ import annotations
 

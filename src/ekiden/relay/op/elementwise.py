@@ -1,4 +1,10 @@
-"""Operators on each element alone: arithmetic functions of one argument, casts, clipping."""
+"""Operators on each element alone: arithmetic functions of one argument, casts, clipping.
+
+y[i] = f(x[i]), of any shape. References of what rounds compute in float64 and round once, so that
+they are the better of two that are compared; kernels are within a few units in the last place (the
+fast forms: as their meanings say). `round` goes to the even one of two, as IEEE 754 and ONNX have
+it, not away from zero as C's round().
+"""
 
 from __future__ import annotations
 
@@ -116,6 +122,7 @@ def unary(
 
 
 def _sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)) = (tanh(x / 2) + 1) / 2, where exp would overflow for x below -709."""
     return np.asarray(0.5 * (np.tanh(0.5 * x.astype(np.float64)) + 1))
 
 
@@ -185,6 +192,8 @@ def _cast_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _cast_reference(attrs: CastAttrs, data: Array) -> Array:
+    """NumPy's conversion. What the target cannot hold (NaN or 1e10 as int32) is what the processor
+    makes of it: kernels and interpreter may differ there, as C leaves it open."""
     with np.errstate(invalid="ignore"):
         return data.astype(to_numpy(attrs.dtype))
 
@@ -245,6 +254,9 @@ class ClipAttrs(Attrs):
 
 
 def _clip_reference(attrs: ClipAttrs, data: Array) -> Array:
+    """Bounds are floats whatever the data: of integers they are cut to what the dtype holds before
+    they become integers, as inf is none. NaN stays NaN. Where a_min > a_max the result is a_max.
+    """
     if data.dtype.kind == "b":
         return np.asarray((data | (attrs.a_min > 0)) & (attrs.a_max >= 1))
     if data.dtype.kind in "iu":

@@ -1,4 +1,12 @@
-"""Operators that join tensors and take them apart: concatenate, stack, split."""
+"""Operators that join tensors and take them apart: concatenate, stack, split.
+
+    concatenate((a, b), axis)    extents along the axis add up, all others agree
+    stack((a, b), axis)          a new axis, with one entry for each
+    split(x, n) = n equal parts; split(x, (i, j)) = x[:i], x[i:j], x[j:]      as numpy.split
+
+split is the inverse of concatenate, and each is the other's gradient. Kernels of both often vanish:
+parts are written where they belong (ConcatenateInPlace), slices lie where they are (SliceInPlace).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Operators that write at positions which are data, and choose at them."""
+"""Operators that write at positions which are data, and choose at them.
+
+    scatter_elements(x, i, u, axis)[.., i[.., k, ..], ..] = u[.., k, ..]
+    scatter_nd(x, i, u)[i[:, b..], ..] = u[b.., ..]        coordinates along the first axis
+
+A mode says what becomes of the old value: update, add, mul, min, max. Where positions repeat,
+updates are made in order, so that "update" leaves the last. Positions out of range are refused
+before anything is written. Where nothing else needs x, it is changed in its place (UpdateInPlace).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Reductions over axes."""
+"""Reductions over axes.
+
+Axes are counted from the end when negative; `axis=()` reduces none, None all. What is reduced has
+the neutral element's value where there is nothing: 0, 1, the least and the greatest number of the
+dtype, true, false; a mean of nothing is NaN, or 0 of integers, and a position of nothing a type
+error.
+
+Sums of float16 and bfloat16 are added up in float32 and rounded once; integers wrap around. The
+order of summing is the kernel's: by vectors and threads, so that the last bits of a sum are not
+NumPy's.
+"""
 
 from __future__ import annotations
 
@@ -102,6 +112,7 @@ def _ends(data: Array) -> tuple[Any, Any]:
 
 
 def _max(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    """NaN if there is one, as NumPy's; the least number of nothing."""
     return np.asarray(np.max(data, axis=axis, keepdims=keepdims, initial=_ends(data)[0]))
 
 

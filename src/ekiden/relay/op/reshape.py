@@ -1,5 +1,11 @@
 """Operators that give the same elements in the same order another shape: no kernel runs, the result
-is a view."""
+is a view.
+
+The number of elements stays, which a run checks where symbols leave it open. `nn.batch_flatten` and
+`squeeze` without axes are reshapes whose shape follows from the data's. As no kernel runs, FuseOps
+keeps them out of kernels, and ManifestAlloc makes them `vm.reshape_tensor`, a header over the
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +74,8 @@ def _declare(
 
 
 def _reshape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    """`newshape` with its signs read. That both hold as many elements is proved, or, of symbols,
+    noted as an assumption that is checked when the function is entered."""
     (data,) = tensors("reshape", types, 1)
     wanted = attrs_of(ReshapeAttrs, attrs)
     try:

@@ -1,4 +1,11 @@
-"""Running sums and products."""
+"""Running sums and products.
+
+    cumsum(x)[i] = sum over j <= i of x[j];   exclusive: over j < i, which begins with 0
+
+cumprod likewise, where nothing is 1. Without an axis the data are one row. Sums are taken from the
+first to the last element, in the dtype of the result: of float32 their error grows with the length,
+as NumPy's does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Slices with strides, which may have symbolic bounds."""
+"""Slices with strides, which may have symbolic bounds.
+
+As NumPy's: negative bounds count from the end, and bounds beyond an axis are moved to its ends,
+which of symbols are expressions (min(n, 5)); a stride below 0 goes backwards from `begin`, which is
+included, to `end`, which is not. slice_mode "size" takes `end` for extents, -1 for all that is
+left, and no strides (TVM's). An extent is max(0, ceil((end - begin) / stride)).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Sorting and searching."""
+"""Sorting and searching.
+
+Sorts are stable, in both directions: equal elements keep their order, descending ones too. NaN is
+greater than all numbers, as in NumPy. Positions are int32 unless `dtype` says otherwise (TVM's
+argsort says float32). topk gives k of each row in order, of equal elements those that come first.
+"""
 
 from __future__ import annotations
 

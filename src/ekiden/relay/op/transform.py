@@ -1,4 +1,12 @@
-"""Operators that move elements: transposes, joins and splits, slices, repetition, layouts."""
+"""Operators that move elements: transposes, joins and splits, slices, repetition, layouts.
+
+    transpose(x, p)[i] = x at j with j[p[k]] = i[k]:      result axis k is axis p[k] of the data
+    tile(x, r)    whole copies side by side;   repeat(x, r, axis)    each element r times
+    layout_transform(x, NCHW, NCHW16c)         [n, c, h, w] -> [n, c / 16, h, w, c % 16]
+
+They compute nothing, so that any dtype goes through, and a kernel that reads through one fuses it
+into its loads.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,15 @@ they are. `UnCPS` gives such functions their types back, by the continuation tha
 
 Functions are brought into A-normal form first. Fields of data types that are functions themselves
 are refused; type arguments (`List[fn (R) -> R]`) are not.
+
+    [[x]] k                                =  k(x)
+    [[let y = f(x); e]] k                  =  f(x, fn (y) { [[e]] k })
+    [[let y = if (c) {a} else {b}; e]] k   =  let j = fn (y) { [[e]] k };
+                                              if (c) { [[a]] j } else { [[b]] j }
+
+The join point j keeps the size linear: without it what follows an If would stand in both branches,
+and a chain of n of them would be 2^n long. A call whose result is the result hands its own
+continuation on, so that tail calls stay such.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """Drop bindings that nothing uses and that have no effect.
 
 let %a = nn.relu(%x); let %b = nn.tanh(%x); %b   ->   let %b = nn.tanh(%x); %b
+
+An effect is what a program could tell: writing, reading or making a reference, drawing numbers,
+calling a function of which that is not known. An operator that refuses an index counts as pure: a
+program that does not use the result may end without the error.
 """
 
 from __future__ import annotations

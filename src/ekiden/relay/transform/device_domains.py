@@ -9,6 +9,11 @@ would put two devices into one place, the places stay apart, and the value is co
 
 Conditions, sizes that are read, and operators that run on the host have its place; the place of a
 tensor whose shape alone is read does not matter.
+
+It is unification as of types, with one difference: a conflict is no error but a copy, so the order
+of what is unified decides where copies are. Hence four rounds: what can never be apart (a variable
+and its value), then marks, then what marks ask of their arguments, then uses in the order of
+evaluation. Union by reference and path shortening make it nearly linear (Joined).
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """Compute equal pure calls once.
 
 add(nn.relu(%x), nn.relu(%x))   ->   %0 = nn.relu(%x); add(%0, %0)
+
+One walk, operands first: two calls are equal if operator and attributes are, and their operands are
+one object, which equal operands are by then. Hash consing, linear. Only what has no effect: two
+reads of a reference, or two draws, may differ. Large constants are compared by identity, as reading
+them would take longer than it saves; those of a few elements (axes, scales) by content.
 """
 
 from __future__ import annotations

@@ -8,6 +8,19 @@ first is differentiated, as in TVM; the others come along. Calls of functions ar
 inlined first; an `If` becomes a second `If` over the same condition that computes the gradients of
 the branch taken, and computes that branch's values again. What is made is an ordinary function,
 which can be differentiated again.
+
+With the adjoint of v written v' = d(sum of the result) / dv, users before what they use:
+
+    v' = sum over uses (y = f(.., v, ..)) of  y' * df/dv          (the rule of f in GRADIENTS)
+
+One walk backwards over the graph, each rule once: the gradient costs a small multiple of the
+function, however many parameters there are. What flows to a tuple is a list of fields, None where
+nothing does, and becomes zeros only where an operator wants a tensor. Constants get none, nor what
+is no float.
+
+Values of the forward pass are shared with the backward pass, not computed again: memory for all of
+them is needed until they are used, but in branches, whose values are computed twice so that they
+need not leave their If. annotation.checkpoint is the same choice, made by a user.
 """
 
 from __future__ import annotations
@@ -298,7 +311,8 @@ def _captured(branch: Scope) -> list[RelayExpr]:
 
 
 def _copy(branch: Scope, params: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """The result of a branch over new nodes, so that none is shared with the original."""
+    """The result of a branch over new nodes, so that none is shared with the original: a node in
+    two scopes would be moved to the one around both, and be computed whichever branch is taken."""
     new: dict[RelayExpr, RelayExpr] = dict(params)
     for expr in _inside(branch):
         copied = REBUILD[type(expr)](expr, [new.get(c, c) for c in children(expr)])

@@ -12,6 +12,15 @@ Between the product and the softmax there may be factors, then additions, then c
 (where(%seen, %x, -1e9f)); factors may stand before the product too, and after the softmax
 where(%empty, 0f, %shares) with a condition on rows, or where(isnan(%shares), 0f, %shares). Scores
 and shares that something else uses stay as they are.
+
+    softmax((q s1) (k s2)^T s3 + b1 + b2) v  =  attention(q, k, v, b1 + b2, scale = s1 s2 s3)
+    where(seen, x, c)  =  x + where(seen, 0, c)        for c <= -1e9: what is added to c is lost in
+                                                       its rounding, and its share is 0
+
+What is won is memory: the kernel has the scores of one tile of rows at a time, in the first cache
+(topi/rule/attention). It sums in another order, so that results differ in their last bits. Factors
+must be before additions, or they would scale the bias too. Found before layouts are converted,
+which would move the transpositions away from the products.
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@ Functions with the attribute Inline are inlined, unless they are recursive or po
 was inlined everywhere goes away. An argument that is more than a name stays evaluated once: as
 a shared value where it is pure, bound by a let where it is not. A function for an external compiler
 stays whole and is called in place.
+
+Callees first, so that each body is copied with what was inlined into it; the program may grow to
+the product of calls along a path, as with any inlining. No variable is bound twice afterwards: each
+copy has variables of its own. Recursion is not unrolled (PartialEvaluate does, where it ends).
 """
 
 from __future__ import annotations

@@ -5,6 +5,13 @@
 
 Kernels are numbered in program order and form chains, each of which follows the one before it. What
 a kernel follows is then one number per chain: all of the chain up to there.
+
+    k follows j   iff   k reads or writes what j wrote, or writes what j read, or follows such a one
+
+the three hazards of a schedule. It is a vector clock with one entry per chain: asking is a
+comparison, and the whole takes kernels times chains, where the transitive closure would take
+kernels squared. Two storages may share bytes only where all users of the one follow all of the
+other: which of two independent kernels runs first is not known.
 """
 
 from __future__ import annotations

@@ -9,6 +9,12 @@ A function that captures nothing becomes a plain global; one that captures becom
 what it captures, marked Closure, that gives the function. A function that calls itself through its
 let variable calls the global again. Inner functions are lifted before outer ones. Equal functions
 become one.
+
+After: no function value is left but what a global function marked Closure gives, whose body is that
+function alone: passes over bodies look into it (`on_body`). A closure at run time is a function's
+number and the values captured, in the order of parameters. Symbols of dimensions are captured by
+tensors that show them, as a kernel inside has only tensors to read sizes from: n follows from a
+tensor of n * 2 rows, not from one of (n + 1) // 2.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ it. Sums and products of two cells of one type look at which they are; other ope
 tensors out. Parameters and results of global functions keep their types.
 
 References, matches and constructors are refused: gradients have none.
+
+    Zero + x = x,  Zero * x = Zero,  One * x = x          by matches at run time (gradient.rly)
+
+It is TVM's pass, for programs whose gradients are evaluated as they stand; the compiler's pipeline
+has rules for ones and zeros (SimplifyExpr) that need no run time, and does not run it.
 """
 
 from __future__ import annotations

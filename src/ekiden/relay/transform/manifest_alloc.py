@@ -8,6 +8,11 @@
 Functions that only change a shape become vm.reshape_tensor. Sizes and shapes are expressions on the
 symbols of the function's parameters. Storages and kernels have the device that the planned module
 puts them on. Needs A-normal form and checked types.
+
+After: kernels are calls for their effect on tensors that are bound before; each tensor begins a
+storage of its own, of exactly its bytes. What shares memory is decided by passes behind, over this
+form. A result without a name for one of its dimensions is an error here: BindDimensions gives them
+names.
 """
 
 from __future__ import annotations

@@ -9,6 +9,17 @@ turns out unused is dropped. A recursive function is unrolled while an argument 
 gets smaller or its steps are decided by known values; otherwise it is called as it is. References
 stay.
 
+Before: any typed module, which is brought into A-normal form. After: A-normal form, not smaller as
+text where loops were unrolled, at most MAX_DEPTH calls deep. What decides whether to go on
+unrolling:
+
+    a data argument got smaller than in the last call of this function     @power: it ends
+    an argument is a known number, and no unknown If lies between          for i in 0..n, n known
+
+The first is size-change termination in its simplest form (Lee, Jones and Ben-Amram 2001); the
+second may not end, hence the limit. A branch on an unknown condition is specialised both ways, and
+calls inside count as undecided.
+
 After N. Jones, C. Gomard, P. Sestoft, Partial Evaluation and Automatic Program Generation, 1993,
 chapter 5 (an online specialiser).
 """
@@ -260,6 +271,10 @@ class _Specializer:
         return value
 
     def _reify_closure(self, value: Value, closure: Closure, scope: Scope) -> Step:
+        """A function value as a function of the result: its body specialised to what it captures,
+        with its parameters unknown. The name is known before the body, which may mention it; what
+        it captures is bound in the scopes around, so that no copy of a binding is made.
+        """
         function = closure.function
         name = Var(closure.own_var.name_hint if closure.own_var else "f")
         value.expr, value.scope = name, scope
@@ -311,6 +326,8 @@ class _Specializer:
         return self._bind(Call(callee, atoms, call.attrs, span=call.span), scope)
 
     def _may_unroll(self, closure: Closure, args: Sequence[Value], scope: Scope) -> bool:
+        """Whether a call becomes its body: once always, again only while it comes nearer to an end
+        (see the top of this file)."""
         if closure.function.attr("SkipOptimization") or len(self.active) > MAX_DEPTH:
             return False
         last = next((a for a in reversed(self.active) if a.function is closure.function), None)

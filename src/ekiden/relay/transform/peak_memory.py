@@ -1,6 +1,9 @@
 """How much memory the tensors of a planned program need at once, where that is known before a run.
 
-Not a pass: it looks at what MemoryPlan has made.
+Not a pass: it looks at what MemoryPlan has made. The peak is the greatest sum of storages alive at
+a position, with each call of a function of the module as a point at which its own peak is added;
+callees come first, so that every function is looked at once. Branches of one value have positions
+of their own, so that the greater of them counts.
 """
 
 from __future__ import annotations

@@ -7,6 +7,15 @@ A kernel that is nothing but cheap elementwise operators and moves, broadcasts o
 result only kernels take that can hold it, is repeated in each of them if that reads less than is
 written and read now:  users * inputs < inputs + (1 + users) * result.  Users that repeat elements
 of the result would compute them again and again, so they must be no larger than it.
+
+Derived: kept, the result is written once and read by each user, and its inputs are read once;
+repeated, each user reads the inputs instead. Processors compute ten operations and more in the time
+that one element comes from memory, so arithmetic is not counted, but for operators whose row says
+`costly`. A masked mean over 4096x384 went from 574 to 305 us, statistics and scaling of bytes from
+119 to 79 (Zen 4); no model was slower.
+
+After: equal expressions that nobody shares any more, which EliminateCommonSubexpr would undo. Of a
+chain of such kernels one link is repeated, or each would be in all of those behind it.
 """
 
 from __future__ import annotations

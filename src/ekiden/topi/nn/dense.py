@@ -1,4 +1,9 @@
-"""Matrix products as sums; the schedule rules find them by their tags."""
+"""Matrix products as sums; the schedule rules find them by their tags.
+
+out[m, n] = sum over k of a[m, k] b[n, k], in the dtype of the result: operands are cast before they
+are multiplied, so that products of bytes are integers, and of 16-bit floats numbers of float32.
+What a tag promises (rows that are contiguous in k, a weight in panels) its family counts on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Normalisations: statistics as reductions, then one computation on each element."""
+"""Normalisations: statistics as reductions, then one computation on each element.
+
+    mean = sum(x) / n,   variance = sum((x - mean)^2) / n
+    y = (x - mean) / sqrt(variance + epsilon) * gamma + beta
+
+Two passes, the mean first: E[x^2] - mean^2 in one pass loses the digits that both share. The row is
+in a cache by then, so that the second pass costs little. Sums are in float32 at least.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Pooling over windows of spatial axes."""
+"""Pooling over windows of spatial axes.
+
+Padding is a guard on the load with the neutral element behind it, and not a copy. Whether a mean
+divides by a constant or by how many elements of a window are data is known per axis: the count is a
+product of counts over axes, each min(end) - max(begin), so that inner windows of a line have a
+constant one and a loop that is cut at its borders computes none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Softmax and its logarithm, in stages along one axis."""
+"""Softmax and its logarithm, in stages along one axis.
+
+    m = max x,   s = sum exp(x - m),   softmax = exp(x - m) / s,   log_softmax = x - m - log s
+
+Taking the maximum off changes nothing, as exp(-m) is in both parts of the quotient, and keeps exp
+below 1. log_softmax takes no logarithm of a quotient, which would be -inf where that rounds to 0. A
+row of -inf alone is NaN, as in PyTorch and ONNX. The stages share their outer axes, so that a row
+is in the first cache for all of them; exponentials are kept, not computed twice.
+"""
 
 from __future__ import annotations
 

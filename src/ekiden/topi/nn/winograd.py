@@ -42,7 +42,15 @@ def suits(channels_in: int, channels_out: int, lanes: int = 16) -> bool:
 
 @functools.cache
 def matrices(m: int) -> tuple[Array, Array, Array]:
-    """(A: m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64."""
+    """(A: m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64.
+
+    By Toom and Cook: a product of polynomials is known by its values at as many points as it has
+    coefficients. G evaluates the filter (of degree 2) at each point, divided by the product of its
+    distances to the others; B, whose row k is the polynomial that is 0 at all points but k, and the
+    row for infinity, is the transpose of interpolation; A evaluates powers. Their transposition
+    turns the product into the correlation that a convolution is (Winograd 1980; Lavin and Gray
+    2016).
+    """
     points = np.array(POINTS[m])
     size = m + TAPS - 1
     a, b, g = np.zeros((m, size)), np.zeros((size, size)), np.zeros((size, TAPS))
@@ -60,7 +68,8 @@ def matrices(m: int) -> tuple[Array, Array, Array]:
 
 
 def transform_weight(weight: Array, m: int, tile: int) -> Array:
-    """OIHW to [(m + 2)^2][ceil(O / tile)][I][tile], the last tile padded with zeros."""
+    """OIHW to [(m + 2)^2][ceil(O / tile)][I][tile], the last tile padded with zeros: G w G' for
+    each pair of channels, as one product with the Kronecker square of G."""
     _, _, g = matrices(m)
     both = np.einsum("ai,bj->abij", g, g).reshape(-1, TAPS * TAPS).astype(weight.dtype)
     out, channels = weight.shape[:2]

@@ -1,7 +1,13 @@
 """What may be chosen about convolutions with packed weights, and what is.
 
 A convolution is the product of its output pixels and its output channels over taps and input
-channels.
+channels:  rows = n * h * w,  columns = o,  depth = kh * kw * c.  What differs from a dense layer is
+where rows come from: of 1x1 kernels they are the pixels of the data in order, and the model of
+dense layers says everything; of others a tile must not go over the end of a line, and blocks of k
+are parts of one kernel row, as only along that the depth is contiguous.
+
+    order=panel    weights larger than the data (late layers): each panel is read once
+    order=row      data larger than the weights (early layers): a band of lines stays in L2
 """
 
 from __future__ import annotations

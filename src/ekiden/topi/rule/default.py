@@ -1,10 +1,12 @@
 """The rule for everything without a kernel of its own: injective groups, reductions, rows of
 several stages.
 
-injective      one nest over the output, neighbouring axes fused where every access allows, cut
-where conditions change reduction      vectors over the reduced axis (contiguous data along it) or
-over the last output axis, sums in registers several stages all of them per step of the outer axes
-they share, intermediates of one step in a small buffer; without shared axes one after the other
+    injective        one nest over the output, neighbouring axes fused where every access allows,
+                     cut where conditions change
+    reduction        vectors over the reduced axis (contiguous data along it) or over the last
+                     output axis, sums in registers
+    several stages   all of them per step of the outer axes they share, intermediates of one step
+                     in a small buffer; without shared axes one after the other
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Depthwise convolutions in NHWC: one filter per channel, a vector of channels at a time.
 
-    out[n, y, x, c] = sum over i, j of data[n, y*sy + i*dy - top, x*sx + j*dx - left, c] * weight[i,
-    j, c]
+    out[n, y, x, c] = sum over i, j of
+        data[n, y*sy + i*dy - top, x*sx + j*dx - left, c] * weight[i, j, c]
 
 A tile is several neighbouring pixels of one line and one vector of channels, accumulated in
 registers over all taps. Such a convolution is bound by memory; the tile only keeps each weight

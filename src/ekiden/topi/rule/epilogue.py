@@ -1,5 +1,12 @@
 """What is computed from a tile while it is still in registers: the elementwise operators fused
-behind an anchor."""
+behind an anchor.
+
+    nn.relu(add(nn.dense(%x, %w), %b))       store max(acc + b, 0) in the place of acc
+
+It saves a pass over the result in memory. Cheap endings are computed on each vector of sums; what
+is long (exp, erf) in a row block after the tile, as its temporaries would push the sums out of
+their registers.
+"""
 
 from __future__ import annotations
 

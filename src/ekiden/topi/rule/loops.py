@@ -1,4 +1,10 @@
-"""Loop nests over flat accesses: fusing axes, choosing what runs in parallel, vectors."""
+"""Loop nests over flat accesses: fusing axes, choosing what runs in parallel, vectors.
+
+An access is flat if its address is a sum of strides times loop variables. Two neighbouring loops i
+< n, j < m become one, k < n * m, iff each access has stride(i) = stride(j) * m, or does not move
+with either. That needs symbols to be compared, so it is proved, and what cannot be proved stays as
+it is: a kernel that is not shown to be parallel is a serial one, and still right.
+"""
 
 from __future__ import annotations
 

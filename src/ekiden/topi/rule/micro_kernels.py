@@ -1,4 +1,11 @@
-"""Register tiles as micro-kernels that schedules put in: importing this registers them."""
+"""Register tiles as micro-kernels that schedules put in: importing this registers them.
+
+A micro-kernel is a tensor intrinsic whose sizes are those of the nest that it replaces: `desc` says
+what it computes, as a loop program the schedule compares with, `impl` how. The schedule proves that
+loops, buffers and bounds are those; what is inside of the tile no schedule step looks at. So the
+trace of a dense layer is steps of split, reorder and parallel that end in one tensorize, and
+replays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""What may be chosen about products of computed matrices, and what is."""
+"""What may be chosen about products of computed matrices, and what is.
+
+The right matrix is copied into panels, which costs k * n writes beside m * k * n / lanes
+multiply-adds: with m below NARROW_ROWS copying is most of the time, and lines are read as they lie
+instead: from 4 to 27 times as fast for 1 to 7 rows by a transposed matrix (Zen 4). Of more rows the
+tile follows from registers (model.py), and the panel's width from what the columns leave over:
+1024^3 forced to AVX2 on a Sapphire Rapids reached 80 percent of that class's peak with panels of
+four vectors, and reaches 93 with two.
+"""
 
 from __future__ import annotations
 

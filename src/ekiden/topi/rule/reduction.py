@@ -1,4 +1,12 @@
-"""Nests that combine many values into each element."""
+"""Nests that combine many values into each element.
+
+    along the last axis      a vector of partial results, several in a row to hide the latency of an
+                             addition; lanes are combined once at the end
+    along an outer axis      a vector of neighbouring results, a step of the reduced axis at a time
+
+so that loads are of neighbouring elements in both. Sums are thus taken in another order than from
+left to right: of n numbers in m chains, errors grow by n / m steps instead of n.
+"""
 
 from __future__ import annotations
 

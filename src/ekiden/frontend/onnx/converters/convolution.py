@@ -1,4 +1,9 @@
-"""Convolutions. One-dimensional ones become two-dimensional ones of height 1."""
+"""Convolutions. One-dimensional ones become two-dimensional ones of height 1.
+
+Of ConvTranspose either pads say the result's extent, s (n - 1) + (k - 1) d + 1 + output_padding -
+pads, or output_shape says it and pads follow, the odd one behind with SAME_UPPER; an output_shape
+that is larger than what the input reaches is more output_padding.
+"""
 
 from __future__ import annotations
 

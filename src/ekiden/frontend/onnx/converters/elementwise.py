@@ -1,4 +1,9 @@
-"""Operators on each element: arithmetic, comparisons, logic, activations, casts."""
+"""Operators on each element: arithmetic, comparisons, logic, activations, casts.
+
+Attributes default to what ONNX says, which are float32 numbers: 0.2 there is np.float32(0.2).
+Constants take the dtype of the first input, so that float16 models stay such. What broadcasts
+teaches the scope: a dimension beside a number is that number, or 1.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +65,9 @@ def _mean(node: Node) -> Expr | Value:
 
 
 def _mod(node: Node) -> Expr:
+    """Mod: with the sign of the divisor (Python's %), with `fmod` that of the dividend (C's). Of
+    floats by infinity the remainder is the dividend, which a kernel's a - trunc(a / b) * b makes
+    NaN."""
     note_broadcast(node)
     a, b = node.exprs()
     if not is_float(node.dtype(0)):
@@ -103,6 +111,9 @@ def widen(node: Node, index: int, count: int) -> None:
 
 
 def _pow(node: Node) -> Expr:
+    """base ** exponent in the type of the base, as ONNX has it since opset 12. Squares and roots,
+    which exporters write as powers, become what needs no pow. The root of -inf is NaN then, which
+    pow says is inf."""
     note_broadcast(node)
     base, exponent = node.exprs()
     power = node.value(1).array
@@ -111,6 +122,9 @@ def _pow(node: Node) -> Expr:
             return op.multiply(base, base)
         if power.item() == 0.5 and is_float(node.dtype(0)):
             return op.sqrt(base)
+    if is_int(node.dtype(0)) and is_float(node.dtype(1)):  # 4 ** 0.5 is 2; float64 has any int32
+        wide = op.power(op.cast(base, "float64"), op.cast(exponent, "float64"))
+        return op.cast(wide, node.dtype(0))
     if node.dtype(1) != node.dtype(0):
         exponent = op.cast(exponent, node.dtype(0))
     return op.power(base, exponent)
@@ -126,6 +140,10 @@ def _clip_attributes(node: Node) -> Expr:
 
 
 def _clip(node: Node) -> Expr | Value:
+    """Clip since opset 11, bounds as inputs. Of integers, or with bounds that are data, by maximum
+    and minimum: an int64 bound has digits that an attribute of float lacks. Where min > max, max
+    counts.
+    """
     low, high = node.optional(1), node.optional(2)
     if low is None and high is None:
         return node.value(0)

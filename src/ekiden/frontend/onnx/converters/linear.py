@@ -1,4 +1,10 @@
-"""Matrix products."""
+"""Matrix products.
+
+A constant right side becomes the weight of nn.dense, transposed as a view, which packing turns
+back: no copy of it is made in between. Leading axes of the left side stay; where both sides have
+some, they broadcast and are joined into the one batch of nn.batch_matmul. Products whose inputs are
+dequantised just before are products of bytes (byte_products).
+"""
 
 from __future__ import annotations
 

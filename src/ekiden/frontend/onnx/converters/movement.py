@@ -1,4 +1,10 @@
-"""Operators that move elements: transposes, joins, slices, gathers, borders, resizing."""
+"""Operators that move elements: transposes, joins, slices, gathers, borders, resizing.
+
+Each has up to three forms, by what is known while importing: bounds that are constants or
+expressions of dimensions become attributes, and the result's shape stays symbolic; bounds that are
+data make a dyn. operator, whose extents get names where it is computed; axes that are data are
+spread over all axes by a scatter, as which axis changes is then for the run to say.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +56,8 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 
 def _split(node: Node) -> Expr | Value:
+    """Split: by the attribute (to opset 12), by an input, or into equal parts. That given parts add
+    up to the axis is proved or checked by the run."""
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
     if len(node.proto.output) == 1:
         return node.value(0)
@@ -167,6 +175,8 @@ def _near(bound: Dim) -> Dim:
 
 
 def _gather(node: Node) -> Expr:
+    """Gather: an index from -extent to extent - 1, where the run refuses all others by the node's
+    name; the specification calls them errors, ONNX Runtime too."""
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
     return op.take(node.expr(0), node.expr(1), axis=axis, mode="raise")
 
@@ -229,6 +239,8 @@ def _padded(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) ->
 
 
 def _one_hot(node: Node) -> Expr:
+    """OneHot: `values` are [off, on]; negative indices count from `depth`, which may be an
+    expression of dimensions. Indices may be floats, and are cut off then."""
     (depth,) = node.dims(1, "depth")
     values = node.value(2)
     pair = values.array
@@ -250,6 +262,8 @@ def _one_hot(node: Node) -> Expr:
 
 
 def _depth_to_space(node: Node) -> Expr:
+    """Blocks of channels as squares of pixels: DCR takes channels as (row, column, channel), CRD as
+    (channel, row, column), which is PyTorch's pixel_shuffle."""
     n, c, h, w = node.shape(0)
     size = node.get_int("blocksize")
     if node.get_string("mode", "DCR") == "DCR":
@@ -319,6 +333,8 @@ def _scales(node: Node, index: int) -> tuple[float, ...]:
 
 
 def _resize(node: Node) -> Expr | Value:
+    """Resize since opset 11: by scales, which coordinates then go by, or to sizes, whose quotients
+    are the scales. Empty scales count as none, as older exporters wrote them beside sizes."""
     scales, sizes = node.optional(2), node.optional(3)
     given = scales is not None and scales.type.shape != () and known(scales.type.shape[0]) != 0
     mode = node.get_string("coordinate_transformation_mode", "half_pixel")

@@ -1,4 +1,9 @@
-"""Normalisation, softmax, dropout."""
+"""Normalisation, softmax, dropout.
+
+ONNX normalises in float32 where `stash_type` is 1, its only value here; the kernels of layer,
+instance and group normalisation add up so by themselves. Of BatchNormalization the statistics are
+inputs, but for training_mode. Softmax before opset 13 took all axes from `axis` on as one.
+"""
 
 from __future__ import annotations
 
@@ -204,13 +209,16 @@ def _lp_normalization(node: Node) -> Expr:
 
 
 def _rms_norm(node: Node) -> Expr:
-    data, rank = node.expr(0), node.rank(0)
+    """x / sqrt(mean(x^2) + epsilon) in float32 (`stash_type` 1), rounded to the type of the data,
+    then times the scale: the square of a float16 above 255 is infinite."""
+    kind, rank = node.dtype(0), node.rank(0)
+    wide = kind if kind == "float64" else "float32"
+    data = node.expr(0) if kind == wide else op.cast(node.expr(0), wide)
     axes = list(range(node.axis(node.get_int("axis", -1), rank), rank))
     mean = op.mean(op.multiply(data, data), axis=axes, keepdims=True)
-    scaled = op.multiply(
-        data, op.rsqrt(op.add(mean, number(node, node.get_float("epsilon", np.float32(1e-5)))))
-    )
-    return op.multiply(scaled, node.expr(1))
+    epsilon = const(node.get_float("epsilon", np.float32(1e-5)), wide)
+    scaled = op.multiply(data, op.rsqrt(op.add(mean, epsilon)))
+    return op.multiply(scaled if kind == wide else op.cast(scaled, kind), node.expr(1))
 
 
 def _mean_variance(node: Node) -> Expr:

@@ -1,4 +1,10 @@
-"""Operators that read or write at positions which are data, and sorting."""
+"""Operators that read or write at positions which are data, and sorting.
+
+Coordinates stand along the last axis in ONNX and along the first in Relay. With reduction "none" a
+place that is written twice has either value, as the specification leaves it open; the others add up
+in the order of updates. Results whose extent depends on data (NonZero, Unique, Compress) are
+computed padded and cut, so that a name stands for the extent from there on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Pooling."""
+"""Pooling, over one to three axes.
+
+auto_pad SAME_UPPER and SAME_LOWER make as many windows as extent / stride, rounded up, with the odd
+row of padding behind or before; of symbolic extents that padding is an expression, for which the
+data are padded beforehand. MaxPool's second output counts places in the flattened input, across
+batches and channels, row-major, or with storage_order 1 column-major within an image.
+"""
 
 from __future__ import annotations
 

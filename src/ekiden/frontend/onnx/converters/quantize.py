@@ -1,5 +1,12 @@
 """Quantised operators: integers (or small floats) that stand for numbers by a scale and a zero
 point, for a tensor, along an axis, or for each block of an axis.
+
+    quantize    q = clip(round(x / s) + z, ends of the type)     halves to the even number
+    dequantize  x = (q - z) s                                    in float32, then the scale's type
+    products    sum (a - za)(b - zb), exactly in int32; requantised by one factor sa sb / sc
+
+Kernels of bytes take over where operands suit them (byte_products); what stands here is the
+meaning, for any types.
 """
 
 from __future__ import annotations

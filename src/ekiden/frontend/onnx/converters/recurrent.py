@@ -2,6 +2,14 @@
 
 ONNX orders gates i, o, f, c and z, r, h; Relay's layers take them as i, f, g, o and r, z, n. Each
 direction is a layer; the results of two stand beside each other in an axis of their own.
+
+    LSTM   i, f, o = f(W x + R h + P c + b),  c' = f c + i g(W x + R h + b),  h' = o h(c')
+    GRU    z, r = f(W x + R h + b),  n = g(W x + r (R h + b)) or g(W x + R (r h) + b),
+           h' = (1 - z) n + z h          the first n with linear_before_reset, as PyTorch's
+
+Weights come as [directions, gates * hidden, inputs], both biases in one row. `clip` bounds what
+goes into activations. With sequence_lens, steps behind a sequence's end give 0, and the last state
+is that of its last step; backwards it begins at its own end.
 """
 
 from __future__ import annotations

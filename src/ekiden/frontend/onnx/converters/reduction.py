@@ -57,8 +57,10 @@ def _square(data: Expr) -> Expr:
 
 
 def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
-    """max + log(sum(exp(x - max))), so that nothing overflows."""
+    """max + log(sum(exp(x - max))), so that nothing overflows. An infinite maximum is not taken
+    off, as inf - inf is NaN: the sum is 0 or inf by itself, whose logarithms are -inf and inf."""
     largest = op.max(data, axis=axes, keepdims=True)
+    largest = op.where(op.isfinite(largest), largest, op.zeros_like(largest))
     total = op.add(
         largest, op.log(op.sum(op.exp(op.subtract(data, largest)), axis=axes, keepdims=True))
     )

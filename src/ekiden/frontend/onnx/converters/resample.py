@@ -1,5 +1,11 @@
 """Resizing along any axes by the weights of a matrix for each: what images resized by a kernel of
 their own (see movement) do not cover. Extents must be constant.
+
+    y[i] = sum over taps t of k(t - p(i)) x[clamp(t)] / sum of k        p: where i lies in the data
+
+is a matrix [result, data] for each axis, applied one after the other; k is the triangle or Keys's
+cubic (1981), stretched by 1 / scale where antialias makes an image smaller. With exclude_outside
+taps outside have weight 0, else they count at the border. Nearest is one tap, a take.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Sequences of tensors and optional values; see ekiden.frontend.common.sequence_value."""
+"""Sequences of tensors and optional values; see ekiden.frontend.common.sequence_value.
+
+A sequence whose length is known while importing is a tuple of values, and its operators are done
+then: no list is left in the program. One that a loop or a branch grows is a List of the prelude,
+whose tensors have one type: dimensions in which they differ are `?`.
+"""
 
 from __future__ import annotations
 

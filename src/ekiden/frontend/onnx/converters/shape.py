@@ -1,4 +1,10 @@
-"""Operators about shapes: new views of the same elements, broadcasts, tensors made from a shape."""
+"""Operators about shapes: new views of the same elements, broadcasts, tensors made from a shape.
+
+A shape that is computed from dimensions is a value of the importer (shape_value), not a tensor of
+the program: Shape, Gather, Mul and Concat before a Reshape leave no trace but expressions. Only
+where data decide does a tensor say the shape, and then its unknown extents get names where it is
+used.
+"""
 
 from __future__ import annotations
 

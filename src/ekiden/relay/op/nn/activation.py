@@ -1,4 +1,11 @@
-"""Activations, softmax, bias."""
+"""Activations, softmax, bias.
+
+    relu max(x, 0)      leaky_relu x if x > 0 else alpha x      prelu the same, alpha per channel
+    softmax exp(x) / sum exp(x) along an axis, the maximum taken off before; log_softmax its log
+
+relu of NaN is NaN. bias_add adds a vector along one axis, which other operators would need a
+reshape for; FoldScaleAxis makes it an addition before layouts change.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,21 @@
 """Convolutions. Attributes and layouts are TVM's, with our packed weight layouts added (see
-topi/nn/weights.py)."""
+topi/nn/weights.py).
+
+    y[n, o, i, j] = sum over c, u, v of x[n, c, s i + d u - top, s j + d v - left] w[o, c, u, v]
+
+with x = 0 outside, s the strides, d the dilation; in a group, c runs over the channels of the group
+of o. As in every framework this is a correlation: w is not flipped. Extents are (extent + before +
+after - d (k - 1) - 1) // s + 1, and 0 where that is negative.
+
+    transposed:  y[n, o, s i + d u - top, ..] += x[n, c, i, ..] w[c, o, u, v]
+
+is the gradient of the first one with respect to x, with the roles of channels exchanged; several
+extents of y have one of x, among which output_padding chooses (Dumoulin and Visin 2016).
+
+One dimension is two of height 1, for type, meaning and kernel alike. Layouts with inner axes
+(NCHW16c) are transformed to whole axes and back around the kernel (`by_plain_conv`): kernels are
+for NHWC.
+"""
 
 from __future__ import annotations
 
@@ -177,6 +193,8 @@ def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
 
 
 def _conv2d_reference(attrs: Conv2DAttrs, data: Array, weight: Array) -> Array:
+    """Both operands in the result's dtype before they are multiplied: of uint8 and int8 in int32,
+    which holds their sums to 65,793 products."""
     dtype = to_numpy(attrs.out_dtype or str(data.dtype))
     if is_blocked(attrs.kernel_layout):
         plain = transform_array(weight, attrs.kernel_layout, "OIHW")

@@ -1,4 +1,16 @@
-"""Matrix products."""
+"""Matrix products.
+
+    nn.dense         y[.., n] = sum over k of x[.., k] w[n, k]            w as PyTorch keeps it
+    nn.matmul        y[.., m, n] = sum over k of a[.., m, k] b[k, n]      flags transpose either
+    nn.batch_matmul  the same for each of a batch, the second transposed by default (TVM's)
+
+`out_dtype` is that of the result and of no cast behind it: products of int8 are summed in int32,
+those of 16-bit floats in float32, and rounded once. Overflow of integers wraps around.
+
+Of a weight that is known, packing makes nn.contrib_dense_pack with [ceil(n / tile)][k][tile]: a
+tile is a row of vector registers, and a kernel reads the weight as one stream. Words put the 4
+bytes, or 2 bfloat16, that one instruction multiplies beside each other: [..][k / word][tile][word].
+"""
 
 from __future__ import annotations
 
@@ -66,6 +78,8 @@ def _dense_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _product(out_dtype: str, a: Array, b: Array) -> Array:
+    """The product as kernels sum it: of 16-bit floats in float32, of all else in the result's
+    type."""
     dtype = to_numpy(out_dtype or str(a.dtype))
     wide = np.dtype("float32") if dtype.itemsize == 2 and dtype.kind in "fV" else dtype
     return np.asarray(np.matmul(a.astype(wide), b.astype(wide))).astype(dtype, copy=False)

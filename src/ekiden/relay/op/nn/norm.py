@@ -1,4 +1,21 @@
-"""Normalisations."""
+"""Normalisations.
+
+    y = (x - mean) / sqrt(variance + epsilon) * gamma + beta
+
+with mean and variance (of the whole, not the sample: over n, not n - 1)
+
+    nn.batch_norm     given, one for each channel (Ioffe and Szegedy 2015)
+    nn.layer_norm     of each row along an axis (Ba, Kiros and Hinton 2016)
+    nn.instance_norm  of each channel of each sample (Ulyanov, Vedaldi and Lempitsky 2016)
+    nn.group_norm     of each group of channels of each sample (Wu and He 2018)
+    nn.rms_norm       mean 0, variance the mean of squares, no beta (Zhang and Sennrich 2019)
+
+nn.lrn is x / (bias + alpha / size * sum of squares of `size` neighbouring channels) ** beta, as
+ONNX's; Krizhevsky, Sutskever and Hinton 2012 do not divide by the size.
+
+Sums are in float32 at least, whatever the data: of float16 the squares of 256 and more overflow. So
+those that sum stay in float32 under mixed precision, and batch_norm follows its data.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +56,8 @@ def _check_vectors(name: str, data: TensorType, vectors: Sequence[TensorType], a
 
 
 def _standardize(data: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    """By two passes, the mean first: the difference of E[x^2] and E[x]^2 would lose all digits
+    where the mean is large beside the deviation."""
     wide = data.astype(np.float64)
     centred = wide - wide.mean(axes, keepdims=True)
     return np.asarray(centred / np.sqrt((centred * centred).mean(axes, keepdims=True) + epsilon))
@@ -353,7 +372,9 @@ def group_norm(
     data: Expr, gamma: Expr, beta: Expr, num_groups: int,
     axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
 ) -> Call:  # fmt: skip
-    """Each group of channels of a sample with mean 0, variance 1, then times gamma plus beta."""
+    """Each group of channels of a sample with mean 0, variance 1, then times gamma plus beta, which
+    are vectors of channels. One group is layer normalisation over all axes but the first, as many
+    as channels instance normalisation."""
     return call(
         "nn.group_norm",
         data,

@@ -1,4 +1,9 @@
-"""Padding."""
+"""Padding.
+
+constant puts a value around, edge the nearest element, reflect mirrors without the border element,
+wrap goes on at the other end; each as often as the widths ask for. Widths below 0 crop, in every
+mode: a pad by (1, -1) moves elements though the shape stays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""Pooling over spatial windows."""
+"""Pooling over spatial windows.
+
+    y[.., i, ..] = max or mean over u < k of x[.., s i + d u - before, ..]
+
+Outside of the data is the least number for a maximum, and for a mean nothing: it divides by the
+elements that are there, or, with count_include_pad, by those of the padded data. A window that lies
+in the padding alone gives the least number, or 0 (TVM's; PyTorch refuses such padding).
+
+With ceil_mode the last window may begin inside and end outside; it is left out where it would begin
+in the padding behind the data, as in PyTorch and ONNX since opset 19. What it has outside of data
+and padding never counts.
+"""
 
 from __future__ import annotations
 

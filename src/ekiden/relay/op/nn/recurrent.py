@@ -2,6 +2,12 @@
 
 `lstm`, `gru` and `rnn` make a layer of plain weights: the product of all inputs with their weight
 first (nn.dense), then nn.recurrent, the loop over time.
+
+    h[t], c[t] = cell(W x[t] + R h[t - 1] + b, c[t - 1])
+
+Only R h[t - 1] depends on the step before, so the product W x of all steps is one large product,
+and the loop is one kernel whose threads meet once a step. Gates are ordered i, f, g, o and r, z, n,
+as PyTorch has them.
 """
 
 from __future__ import annotations

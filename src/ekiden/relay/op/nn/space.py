@@ -1,4 +1,13 @@
-"""Blocks of pixels as channels or batches, mirrored borders, adaptive pooling, losses."""
+"""Blocks of pixels as channels or batches, mirrored borders, adaptive pooling, losses.
+
+    depth_to_space   [n, c b b, h, w] -> [n, c, h b, w b]: with DCR a pixel's place in its block
+                     stands before the channel in the depth, with CRD behind it
+    space_to_depth   the inverse
+    batch_to_space   the same with the batch, then cropped; space_to_batch pads, then takes apart
+
+Adaptive pooling makes windows [i size / out, ceil((i + 1) size / out)), which overlap where the
+sizes do not divide, as PyTorch's.
+"""
 
 from __future__ import annotations
 

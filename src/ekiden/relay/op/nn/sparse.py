@@ -1,4 +1,11 @@
-"""Products and sums with matrices of few elements, in compressed rows or blocks of them."""
+"""Products and sums with matrices of few elements, in compressed rows or blocks of them.
+
+    CSR: data[nnz], indices[nnz], indptr[rows + 1]    row r has indices[indptr[r] : indptr[r + 1]]
+    BSR: data[nnz, br, bc]                            the same, of blocks
+
+Both name columns by data, which a run checks before it reads by them. Blocks pay where they are as
+wide as vectors, which share one index.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Convolutions over other than two axes; deformable convolution; correlation."""
+"""Convolutions over other than two axes; deformable convolution; correlation.
+
+A deformable convolution (Dai et al. 2017) reads x at the places of its window plus an offset that
+is data, by bilinear interpolation; at the border as `border` says, as TVM and ONNX differ there.
+Correlation (Dosovitskiy et al. 2015) compares patches of two images at all displacements up to a
+largest one.
+"""
 
 from __future__ import annotations
 
