@@ -292,6 +292,7 @@ def one(
         model = PACKAGES[package].build(name, most)
         model.module.eval()
         with torch.no_grad():
+            _wake(model.module)
             wanted = _arrays(model.module(*model.inputs.values()))
     except TooLargeError as error:
         return {**line, "state": "large", "why": str(error)}
@@ -307,6 +308,13 @@ def one(
         line["export_s"] = round(time.perf_counter() - started, 2)
         ran = _ran(model, engines, wanted, sizes == "dynamic", turns, wait)
         return {**line, **ran, **SAID}
+
+
+def _wake(module: Any) -> None:  # noqa: ANN401
+    """Draw the weights that are 0 before training: what they multiply would not be looked at."""
+    for weight in module.parameters():
+        if weight.is_floating_point() and not weight.any():
+            weight.normal_(std=0.1)
 
 
 @contextmanager
@@ -422,7 +430,7 @@ def _error(found: Sequence[Any], wanted: Sequence[Any]) -> float:
         a, b = mine.astype(np.float64), theirs.astype(np.float64)
         if not a.size or np.array_equal(a, b, equal_nan=True):
             continue
-        scale = float(np.abs(b[np.isfinite(b)]).max(initial=1e-6))
+        scale = float(np.abs(b[np.isfinite(b)]).max(initial=np.finfo(np.float32).tiny))
         with np.errstate(invalid="ignore"):
             difference = np.where(a == b, 0, np.abs(a - b))
         both = np.isnan(a) & np.isnan(b)

@@ -85,6 +85,17 @@ def test_kernels_that_stay_general_are_a_refusal(zoo: ModuleType) -> None:
     )
 
 
+def test_small_results_are_compared_by_their_size(zoo: ModuleType) -> None:
+    torch = pytest.importorskip("torch", reason="the package torch is not installed")
+    tiny = torch.full((3,), 1e-20).numpy()
+    assert zoo._error([tiny * 2], [tiny]) == pytest.approx(1)
+    module = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        module.weight.zero_()
+        zoo._wake(module)
+    assert module.weight.all()
+
+
 def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
     same = {"package": "timm", "road": "export", "sizes": "static"}
     lines = [
