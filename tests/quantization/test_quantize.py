@@ -129,10 +129,24 @@ def test_a_layer_that_errs_too_much_is_left_alone() -> None:
 
 
 def test_a_layer_that_is_not_faster_is_left_alone() -> None:
-    found = ekiden.quantize(FLOATS, DATA, faster=True)
+    found = ekiden.quantize(FLOATS, DATA, faster=True, gain=1e-9)
     for row in found.plan.layers:
         assert row.float_us is not None and row.quantised_us is not None
         assert (row.kind == "float") == (row.quantised_us >= row.float_us)
+    assert QuantPlan.from_json(found.plan.json()) == found.plan
+
+
+def test_a_whole_that_gains_too_little_is_left_alone() -> None:
+    plan = QuantPlan(Recipe(faster=True, gain=1.2), (LayerPlan("a", "Conv", "static"),))
+    assert plan.measured(13.0, 10.0)["a"].kind == "static"
+    slow = plan.measured(11.0, 10.0)
+    assert not slow and slow["a"].why == "the whole 1.10 times as fast, 1.2 wanted"
+    assert str(slow).endswith(
+        "0 of 1 layers quantised; the whole 11.0 us as floats, 10.0 quantised"
+    )
+    found = ekiden.quantize(FLOATS, DATA, faster=True, gain=1e9)
+    assert not found.plan
+    assert np.array_equal(ekiden.compile(found.model)(FRESH).numpy(), wanted())
 
 
 def test_a_plan_is_followed() -> None:
