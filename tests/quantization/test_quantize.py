@@ -211,6 +211,8 @@ def test_bias_correction_takes_the_mean_back() -> None:
         (DATA, {"group": 32}, "groups are of the kind 'weight'"),
         (DATA, {"kind": "weight", "group": 24}, "a group has 16, 32, 64"),
         (DATA, {"smooth": 1.5}, "smooth is from 0 to 1, not 1.5"),
+        (DATA, {"gain": 0.0, "faster": True}, "gain is above 0, not 0"),
+        (DATA, {"gain": 2.0}, "gain is for what has to be faster"),
         (DATA, {"skip": ("none",)}, "no layer is named 'none'; there are 'first', 'grouped'"),
         ({"z": DATA}, {}, "the model's inputs are 'x', the data have 'z'"),
         (DATA[0], {}, "'x' has 4 dimensions, the data 3"),
