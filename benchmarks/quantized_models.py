@@ -307,9 +307,9 @@ def of_manifest(name: str, given: argparse.Namespace) -> Network:
     inputs = [each.name for each in model.graph.input]
     feeds = [fetching.make_inputs(entry, entry["cases"][0], seed) for seed in range(SAMPLES)]
     half = SAMPLES // 2
-    parts = ({k: np.concatenate([each[k] for each in some]) for k in inputs}
-             for some in (feeds[:half], feeds[half:]))  # fmt: skip
-    return Network(model, *parts, None)
+    data, fresh = ({k: np.concatenate([each[k] for each in some]) for k in inputs}
+                   for some in (feeds[:half], feeds[half:]))  # fmt: skip
+    return Network(model, data, fresh, None)
 
 
 # What is measured --------------------------------------------------------------------------------
