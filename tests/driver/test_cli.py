@@ -12,7 +12,7 @@ from onnx_files import arguments, expected, model
 
 import ekiden
 from ekiden import runtime
-from ekiden.cli import main
+from ekiden.cli import COMMANDS, main
 
 pytestmark = pytest.mark.quick
 
@@ -261,6 +261,14 @@ def test_help_loads_no_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "compile" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: ekiden {command}" in capsys.readouterr().out
 
 
 def test_running_loads_no_compiler(artifact: Path) -> None:

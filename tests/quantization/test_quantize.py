@@ -129,10 +129,24 @@ def test_a_layer_that_errs_too_much_is_left_alone() -> None:
 
 
 def test_a_layer_that_is_not_faster_is_left_alone() -> None:
-    found = ekiden.quantize(FLOATS, DATA, faster=True)
+    found = ekiden.quantize(FLOATS, DATA, faster=True, gain=1e-9)
     for row in found.plan.layers:
         assert row.float_us is not None and row.quantised_us is not None
         assert (row.kind == "float") == (row.quantised_us >= row.float_us)
+    assert QuantPlan.from_json(found.plan.json()) == found.plan
+
+
+def test_a_whole_that_gains_too_little_is_left_alone() -> None:
+    plan = QuantPlan(Recipe(faster=True, gain=1.2), (LayerPlan("a", "Conv", "static"),))
+    assert plan.measured(13.0, 10.0)["a"].kind == "static"
+    slow = plan.measured(11.0, 10.0)
+    assert not slow and slow["a"].why == "the whole 1.10 times as fast, 1.2 wanted"
+    assert str(slow).endswith(
+        "0 of 1 layers quantised; the whole 11.0 us as floats, 10.0 quantised"
+    )
+    found = ekiden.quantize(FLOATS, DATA, faster=True, gain=1e9)
+    assert not found.plan
+    assert np.array_equal(ekiden.compile(found.model)(FRESH).numpy(), wanted())
 
 
 def test_a_plan_is_followed() -> None:
@@ -197,6 +211,8 @@ def test_bias_correction_takes_the_mean_back() -> None:
         (DATA, {"group": 32}, "groups are of the kind 'weight'"),
         (DATA, {"kind": "weight", "group": 24}, "a group has 16, 32, 64"),
         (DATA, {"smooth": 1.5}, "smooth is from 0 to 1, not 1.5"),
+        (DATA, {"gain": 0.0, "faster": True}, "gain is above 0, not 0"),
+        (DATA, {"gain": 2.0}, "gain is for what has to be faster"),
         (DATA, {"skip": ("none",)}, "no layer is named 'none'; there are 'first', 'grouped'"),
         ({"z": DATA}, {}, "the model's inputs are 'x', the data have 'z'"),
         (DATA[0], {}, "'x' has 4 dimensions, the data 3"),

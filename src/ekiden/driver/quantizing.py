@@ -13,7 +13,7 @@ from ekiden.frontend.onnx.load import Source, read_model
 from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import Feeds, Observed, observe, read_feeds
 from ekiden.quantization.grams import add_grams
-from ekiden.quantization.judge import first_plan, judged
+from ekiden.quantization.judge import first_plan, judged, timed_whole
 from ekiden.quantization.layers import Layer, find_layers
 from ekiden.quantization.plan import QuantPlan, Recipe
 from ekiden.quantization.rewrite import rewrite, smoothed, upgraded
@@ -59,10 +59,10 @@ def quantize(
 
     `calibrate` has arrays by name with samples along the first axis, or a list of such mappings,
     one for each run; `recipe` are the fields of `Recipe`: kind, method, bits, group,
-    per_channel, smooth, rounding, awq, bias_correction, skip, least_snr, faster. `plan` is one
-    that was made before, which is then followed as it is. `accuracy` is given what runs a model
-    and says how good it is, larger for better: layers with the worst results are left alone, one
-    more each time, until no more than `budget` is lost.
+    per_channel, smooth, rounding, awq, bias_correction, skip, least_snr, faster, gain. `plan` is
+    one that was made before, which is then followed as it is. `accuracy` is given what runs a
+    model and says how good it is, larger for better: layers with the worst results are left alone,
+    one more each time, until no more than `budget` is lost.
 
     Raises InputError for what does not fit, and what importing, compiling and running raise.
     """
@@ -83,6 +83,9 @@ def quantize(
     if plan is None:
         plan = first_plan(layers, asked)
         plan = judged(proto, layers, plan, seen, feeds, _compile)
+        if plan and asked.faster:
+            made = rewrite(proto, layers, plan, seen)
+            plan = timed_whole(proto, made, plan, feeds, _compile)
     else:
         _check_plan(plan, layers)
     made = rewrite(proto, layers, plan, seen)

@@ -22,7 +22,7 @@ from ekiden.quantization.plan import KINDS, LayerPlan, QuantPlan, Recipe
 from ekiden.quantization.rewrite import alone, beside, rewrite
 from ekiden.runtime.timing import least_in_turns
 
-__all__ = ["first_plan", "judged", "signal_to_noise"]
+__all__ = ["first_plan", "judged", "signal_to_noise", "timed_whole"]
 
 MEASURED = 0.02
 """Seconds that the runs of a layer take with each, at least, to be timed."""
@@ -111,6 +111,16 @@ def _ratios(
             signal[name] = signal.get(name, 0.0) + float((x**2).sum())
             noise[name] = noise.get(name, 0.0) + float(((x - y) ** 2).sum())
     return {name: decibels(signal[name], noise[name]) for name, *_ in rows}
+
+
+def timed_whole(
+    model: onnx.ModelProto, made: onnx.ModelProto, plan: QuantPlan, feeds: Feeds, compile: Compile
+) -> QuantPlan:
+    """The plan with the times of the model and of what it makes of it: layers are faster by
+    themselves, but may have to round and to lay out anew what their neighbours give."""
+    runs = [partial(compile(each), feeds[0]) for each in (model, made)]
+    before, after = least_in_turns(runs, MEASURED)
+    return plan.measured(before * 1e6, after * 1e6)
 
 
 def _timed(

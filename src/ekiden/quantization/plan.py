@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -65,6 +66,9 @@ class Recipe:
     """Decibels: a layer whose own result is worse is left alone."""
     faster: bool = False
     """Whether a layer is left alone too that is not faster, as measured here."""
+    gain: float = 1.0
+    """How many times as fast as the floats all of it has to be then; else everything is left
+    alone."""
 
     def __post_init__(self) -> None:
         kind = KINDS.get(self.kind)
@@ -85,6 +89,10 @@ class Recipe:
             raise InputError("quantize: groups are of the kind 'weight'")
         if self.group < 0 or (self.group and (self.group < 16 or self.group & (self.group - 1))):
             raise InputError(f"quantize: a group has 16, 32, 64, ... elements, not {self.group}")
+        if not 0.0 < self.gain < math.inf:
+            raise InputError(f"quantize: gain is above 0, not {self.gain:g}")
+        if self.gain != 1.0 and not self.faster:
+            raise InputError("quantize: gain is for what has to be faster")
         if not 0.0 <= self.smooth <= 1.0:
             raise InputError(f"quantize: smooth is from 0 to 1, not {self.smooth:g}")
         if self.smooth and self.kind == "weight":
@@ -137,6 +145,9 @@ class QuantPlan:
 
     recipe: Recipe
     layers: tuple[LayerPlan, ...]
+    float_us: float | None = None
+    """The time of the whole model, in microseconds; None: not measured."""
+    quantised_us: float | None = None
 
     def __bool__(self) -> bool:
         return any(each.kind != "float" for each in self.layers)
@@ -152,10 +163,20 @@ class QuantPlan:
         made = (each.left_alone(why) if each.layer == layer else each for each in self.layers)
         return QuantPlan(self.recipe, tuple(made))
 
+    def measured(self, float_us: float, quantised_us: float) -> QuantPlan:
+        """The same with the times of the whole; with all layers left alone where it gains less than
+        is wanted."""
+        made, gain = self.layers, float_us / quantised_us
+        if gain < self.recipe.gain:
+            why = f"the whole {gain:.2f} times as fast, {self.recipe.gain:g} wanted"
+            made = tuple(each if each.kind == "float" else each.left_alone(why) for each in made)
+        return QuantPlan(self.recipe, made, float_us, quantised_us)
+
     def json(self) -> str:
         """All of it as one JSON object."""
         rows = [asdict(each) for each in self.layers]
-        return json.dumps({"recipe": asdict(self.recipe), "layers": rows}, indent=1)
+        whole = {"float_us": self.float_us, "quantised_us": self.quantised_us}
+        return json.dumps({"recipe": asdict(self.recipe), "layers": rows, **whole}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> QuantPlan:
@@ -164,11 +185,12 @@ class QuantPlan:
             found = json.loads(text)
             recipe = Recipe(**{**found["recipe"], "skip": tuple(found["recipe"].get("skip", ()))})
             layers = tuple(LayerPlan(**row) for row in found["layers"])
+            times = (found.get("float_us"), found.get("quantised_us"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"read a plan of quantisation: {error}") from None
         if unknown := [each.kind for each in layers if each.kind not in (*KINDS, "float")]:
             raise InputError(f"read a plan of quantisation: no kind is named '{unknown[0]}'")
-        return cls(recipe, layers)
+        return cls(recipe, layers, *times)
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [
@@ -183,6 +205,10 @@ class QuantPlan:
         lines = ("  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in rows)
         count = sum(each.kind != "float" for each in self.layers)
         last = f"{count} of {len(self.layers)} layers quantised"
+        if self.float_us and self.quantised_us:
+            last += (
+                f"; the whole {self.float_us:.1f} us as floats, {self.quantised_us:.1f} quantised"
+            )
         return "\n".join([*(line.rstrip() for line in lines), last])
 
     def _repr_html_(self) -> str:

@@ -33,7 +33,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     kinds = "; ".join(f"{row.name}: {row.meaning}" for row in KINDS.values())
     parser.add_argument("--kind", choices=tuple(KINDS), default=_DEFAULT.kind, help=kinds)
     methods = "; ".join(f"{row.name}: {row.meaning}" for row in METHODS.values())
-    parser.add_argument("--method", choices=tuple(METHODS), default=_DEFAULT.method, help=methods)
+    parser.add_argument("--method", choices=tuple(METHODS), default=_DEFAULT.method,
+                        help=methods.replace("%", "%%"))  # fmt: skip
     parser.add_argument("--bits", type=int, default=_DEFAULT.bits, help="of weights (8)")
     parser.add_argument("--group", type=int, default=0, help="elements of a weight with one scale")
     parser.add_argument(
@@ -66,6 +67,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--faster", action="store_true", help="leave layers alone that are not faster here"
     )
+    parser.add_argument(
+        "--gain", type=float, default=_DEFAULT.gain, metavar="TIMES",
+        help=f"with --faster: leave all alone if the whole is not so many times as fast"
+        f" ({_DEFAULT.gain:g})",
+    )  # fmt: skip
     parser.add_argument("--plan", metavar="FILE", help="follow the plan that --plan-out wrote")
     parser.add_argument("--plan-out", metavar="FILE", help="write the decisions as JSON")
 
@@ -103,6 +109,7 @@ def _recipe(options: argparse.Namespace) -> dict[str, Any]:
         "rounding": options.rounding, "awq": options.awq,
         "bias_correction": options.bias_correction, "skip": tuple(options.skip),
         "least_snr": options.least_snr, "faster": options.faster,
+        "gain": options.gain,
     }  # fmt: skip
 
 

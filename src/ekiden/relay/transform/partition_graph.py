@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -84,13 +84,16 @@ class _Partitioner:
                 else:
                     inner[child] = self._parameter(source, params, region.target, number)
             inner[member] = with_children(member, inner)
-        body = inner[outputs[0]] if len(outputs) == 1 else Tuple(tuple(inner[o] for o in outputs))
+        given = outputs if _is_flat(outputs) else _leaves(outputs, region)
+        body = inner[given[0]] if len(given) == 1 else Tuple(tuple(inner[o] for o in given))
         attrs = {"Compiler": region.target, "Primitive": 1, "Inline": 1, "global_symbol": name}
         var = GlobalVar(name)
         self.made[var] = Function(tuple(params.values()), body, None, attrs=attrs)
         call = Call(var, tuple(new.get(a, a) for a in params), span=_span_of(region))
-        for i, output in enumerate(outputs):
-            new[output] = call if len(outputs) == 1 else TupleGetItem(call, i)
+        for i, output in enumerate(given):
+            new[output] = call if len(given) == 1 else TupleGetItem(call, i)
+        for output in outputs:
+            new[output] = _joined(output, new)
 
     @staticmethod
     def _parameter(
@@ -99,6 +102,32 @@ class _Partitioner:
         if source not in params:
             params[source] = Var(f"{target}_{number}_i{len(params)}", source.checked_type)
         return params[source]
+
+
+def _is_flat(outputs: Sequence[RelayExpr]) -> bool:
+    """Whether results of a region are tensors, or one tuple of such: what compilers take."""
+    inner = outputs[0].fields if len(outputs) == 1 and isinstance(outputs[0], Tuple) else outputs
+    return not any(isinstance(unmarked(each), Tuple) for each in inner)
+
+
+def _leaves(outputs: Sequence[RelayExpr], region: Region) -> list[RelayExpr]:
+    """The members of a region that results which may be tuples are made of, each once."""
+    found: dict[RelayExpr, None] = {}
+    stack = [*reversed(outputs)]
+    while stack:
+        expr = stack.pop()
+        if isinstance(expr, Tuple):
+            stack.extend(unmarked(each) for each in reversed(expr.fields))
+        elif expr in region.members:
+            found[expr] = None
+    return [*found]
+
+
+def _joined(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+    """A result, of which a tuple is put together outside of its region."""
+    if expr in new or not isinstance(expr, Tuple):
+        return new.get(expr, expr)
+    return Tuple(tuple(_joined(unmarked(each), new) for each in expr.fields), span=expr.span)
 
 
 def _constant(expr: RelayExpr) -> RelayExpr | None:
