@@ -11,6 +11,7 @@ import pytest
 import ekiden
 import ekiden.relay  # declares the operators
 from ekiden.ir.op import OPS, Borders, Linear, Turns
+from ekiden.relay.op.create import FILLED
 
 ROOT = Path(ekiden.__file__).parent
 READERS = ("relay/transform", "relay/packing", "relay/analysis", "relay/dataflow_pattern",
@@ -94,3 +95,4 @@ def test_the_columns_agree_with_the_rest_of_a_row() -> None:
         assert not row.weight_layouts or hasattr(row.attrs, "kernel_layout"), name
         assert not row.sizes or name.removeprefix("dyn.") in OPS.keys() - {name}, name
         assert row.fills in (None, 0, 1), name
+        assert (row.fills is not None and row.lower is not None) == (name in FILLED), name

@@ -1,50 +1,56 @@
 """Integer analysis: bounds, simplification and proofs over shapes and indices."""
 
-from ekiden.arith.analyzer import Analyzer, ConstIntBound, ProofStrength, prove_equal, simplify
-from ekiden.arith.detect import (
-    detect_clip_bound,
-    detect_common_subexpr,
-    detect_linear_equation,
-    estimate_region_lower_bound,
-    estimate_region_strict_bound,
-    estimate_region_upper_bound,
-)
-from ekiden.arith.determine import determines, image_box
-from ekiden.arith.equations import (
-    IntConstraints,
-    IntConstraintsTransform,
-    solve_linear_equations,
-)
-from ekiden.arith.evaluate import evaluate, substitute
-from ekiden.arith.int_set import IntervalSet, IntSet, eval_set
-from ekiden.arith.iter_map import (
-    IterMapLevel,
-    IterMapResult,
-    IterMark,
-    IterSplit,
-    IterSum,
-    detect_iter_map,
-    is_bijective,
-    keep_digits,
-    simplify_around_digits,
-)
-from ekiden.arith.iter_map import IterSplit as IterSplitExpr
-from ekiden.arith.iter_map import IterSum as IterSumExpr
-from ekiden.arith.iter_space import (
-    inverse_affine_iter_map,
-    iter_map_simplify,
-    normalize_iter_map_to_expr,
-    normalize_to_iter_sum,
-    subspace_divide,
-)
-from ekiden.arith.linear import (
-    IntGroupBounds,
-    deduce_bound,
-    solve_inequalities_to_range,
-    solve_linear_inequalities,
-)
-from ekiden.arith.modular import ModularSet
-from ekiden.arith.narrow import narrow_predicate_expression
+from typing import TYPE_CHECKING
+
+from ekiden.arith.homes import NAMES
+from ekiden.runtime.late import lend
+
+if TYPE_CHECKING:
+    from ekiden.arith.analyzer import Analyzer, ConstIntBound, ProofStrength, prove_equal, simplify
+    from ekiden.arith.detect import (
+        detect_clip_bound,
+        detect_common_subexpr,
+        detect_linear_equation,
+        estimate_region_lower_bound,
+        estimate_region_strict_bound,
+        estimate_region_upper_bound,
+    )
+    from ekiden.arith.determine import determines, image_box
+    from ekiden.arith.equations import (
+        IntConstraints,
+        IntConstraintsTransform,
+        solve_linear_equations,
+    )
+    from ekiden.arith.evaluate import evaluate, substitute
+    from ekiden.arith.int_set import IntervalSet, IntSet, eval_set
+    from ekiden.arith.iter_map import (
+        IterMapLevel,
+        IterMapResult,
+        IterMark,
+        IterSplit,
+        IterSum,
+        detect_iter_map,
+        is_bijective,
+        keep_digits,
+        simplify_around_digits,
+    )
+    from ekiden.arith.iter_map import IterSplit as IterSplitExpr
+    from ekiden.arith.iter_map import IterSum as IterSumExpr
+    from ekiden.arith.iter_space import (
+        inverse_affine_iter_map,
+        iter_map_simplify,
+        normalize_iter_map_to_expr,
+        normalize_to_iter_sum,
+        subspace_divide,
+    )
+    from ekiden.arith.linear import (
+        IntGroupBounds,
+        deduce_bound,
+        solve_inequalities_to_range,
+        solve_linear_inequalities,
+    )
+    from ekiden.arith.modular import ModularSet
+    from ekiden.arith.narrow import narrow_predicate_expression
 
 __all__ = [
     "Analyzer",
@@ -91,3 +97,5 @@ __all__ = [
     "subspace_divide",
     "substitute",
 ]
+
+lend(__name__, NAMES)

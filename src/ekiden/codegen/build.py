@@ -18,8 +18,8 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, load_device_code, load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetLike, target_or_current
+from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc, Stmt
-from ekiden.tir.transform import lower
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,11 @@ def _c_version() -> str:
     return c.compiler_version()
 
 
-_LLVM_SOURCES = {"ll": llvm.emit_all, "asm": llvm.assembly}
+def _llvm_text(funcs: Sequence[PrimFunc], target: Target) -> str:
+    return llvm.emit_all(funcs, target)
+
+
+_LLVM_SOURCES = {"ll": _llvm_text, "asm": llvm.assembly}
 
 
 def _compile_threads(funcs: Sequence[PrimFunc], target: Target) -> bytes:
@@ -121,7 +125,7 @@ def compile_function(func: PrimFunc, target: Target) -> Code:
     """Lower and compile one scheduled program."""
     generator = GENERATORS[target.kind.name]
     if not target.kind.has_threads:
-        lowered = lower(func, target)
+        lowered = tir_transform.lower(func, target)
         return Code(lowered, generator.compile([lowered], target))
     split = device.split_program(func, target)
     return Code(split.host, generator.compile([split.host], target), tuple(split.kernels))
@@ -209,7 +213,7 @@ def build(
         made = compile_tasks(tasks, cache or KernelCache.default(), progress)
         module = _linked([unpack_code(each) for each in made.values()], funcs, chosen)
     else:
-        lowered = [lower(f, chosen) for f in funcs]
+        lowered = [tir_transform.lower(f, chosen) for f in funcs]
         module = build_library(
             lowered, folder, lambda path, lines: generator.debug(lowered, chosen, path, lines)
         )
@@ -238,7 +242,7 @@ def _source(
 ) -> str:
     if target.kind.has_threads:
         return show(funcs, target)
-    return show([lower(f, target) for f in funcs], target)
+    return show([tir_transform.lower(f, target) for f in funcs], target)
 
 
 def _task(func: PrimFunc, target: Target, generator: Generator) -> Task:

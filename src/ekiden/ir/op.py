@@ -23,7 +23,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import Type, with_dims
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, TypeInferenceError
-from ekiden.runtime.late import Table
+from ekiden.runtime.late import Table, load_postponed
 
 _V = TypeVar("_V")
 
@@ -140,7 +140,11 @@ class Op(RelayExpr):
 
     @property
     def description(self) -> str:
-        """What the operator does, in a sentence."""
+        """What the operator does, in a sentence: where its declaration does not say so, all are
+        loaded, which describes them by the functions that call them.
+        """
+        if not self.definition.description:
+            load_postponed()
         return self.definition.description
 
     def set_num_inputs(self, n: int) -> None:

@@ -10,17 +10,31 @@ not need.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    ValuesView,
+)
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TypeVar
 
-__all__ = ["Late", "Table", "load_postponed", "names_from", "names_in"]
+__all__ = ["Late", "Table", "lend", "load_postponed", "names_from", "names_in", "postpone"]
 
 _V = TypeVar("_V")
 
 _POSTPONED: list[str] = []
 """Modules that packages import when a name of theirs is first used."""
+
+
+def postpone(modules: Iterable[str]) -> None:
+    """Import modules when all rows of a table are asked for, or one that nobody knows."""
+    _POSTPONED.extend(dict.fromkeys(modules))
 
 
 def load_postponed() -> None:
@@ -31,15 +45,28 @@ def load_postponed() -> None:
 
 class Table(dict[str, _V]):
     """A table that modules fill when they are imported: before it says that there is no such row,
-    or all its rows, what was put off is imported. `has` and `rows` say what it has now.
+    or all its rows, what was put off is imported: the module alone that makes the row, where
+    `homes` knows it. `has` and `rows` say what it has now.
     """
 
-    __slots__ = ()
+    __slots__ = ("homes",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.homes: Mapping[str, str] = {}
+        """Row -> the module that makes it."""
+
+    def _look(self, key: object) -> bool:
+        """Whether there is such a row, once what makes it is imported."""
+        if isinstance(key, str) and key in self.homes:
+            import_module(self.homes[key])
+        if not super().__contains__(key):
+            load_postponed()
+        return super().__contains__(key)
 
     def __missing__(self, key: str) -> _V:
         """The row. Raises KeyError."""
-        load_postponed()
-        if self.has(key):
+        if self._look(key):
             return self[key]
         raise KeyError(key)
 
@@ -52,16 +79,11 @@ class Table(dict[str, _V]):
         return super().items()
 
     def __contains__(self, key: object) -> bool:
-        if super().__contains__(key):
-            return True
-        load_postponed()
-        return super().__contains__(key)
+        return super().__contains__(key) or self._look(key)
 
     def get(self, key: str, default: _V | None = None) -> _V | None:  # type: ignore[override]
         """The row, or the default."""
-        if not self.has(key):
-            load_postponed()
-        return super().get(key, default)
+        return super().get(key, default) if key in self else default
 
     def __iter__(self) -> Iterator[str]:
         load_postponed()
@@ -131,6 +153,62 @@ def names_in(names: str) -> tuple[Callable[[str], object], Callable[[], list[str
         return sorted({*vars(sys.modules[package]), *import_module(names).__all__})
 
     return find, listed
+
+
+class _Lending(ModuleType):
+    """A package that has the names of its modules (see `lend`). What it has by a name is what the
+    name stands for, also where one of its modules is called so: Python would put the module there
+    when it is imported.
+    """
+
+    _homes: Mapping[str, tuple[str, str]]
+    """Name -> its module, and what it is called there; "" is the module itself."""
+    _found: Callable[[str, object], None]
+
+    def __getattr__(self, name: str) -> object:
+        """What a name stands for. Raises AttributeError for others."""
+        home, own = self._homes.get(name, (f"{self.__name__}.{name}", ""))
+        if name not in self._homes and (name.startswith("__") or find_spec(home) is None):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        module = import_module(home)
+        if name not in self._homes:
+            return module
+        value = getattr(module, own) if own else module
+        self._found(name, value)
+        self.__dict__[name] = value
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self._homes and isinstance(value, ModuleType):
+            return  # a module that Python has imported: it is asked for above
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *self._homes})
+
+
+def lend(
+    package: str,
+    names: Mapping[str, str],
+    found: Callable[[str, object], None] = lambda name, value: None,
+) -> list[str]:
+    """Let a package have the names of its modules; each is imported when the first of its names is
+    asked for. `names` has by each module, or by each of Ekiden's by its full name, those that it
+    has, with a space between (scripts/generate_homes.py writes that), with its name there behind a
+    colon where it has another; those that are modules stand by "". `found` is told of each that was
+    asked for. Gives all names.
+    """
+    homes: dict[str, tuple[str, str]] = {}
+    for home, of_it in names.items():
+        full = home if home.startswith("ekiden.") else f"{package}.{home}"
+        for each in of_it.split():
+            name, _, own = each.partition(":")
+            homes[name] = (full, own or name) if home else (f"{package}.{own or name}", "")
+    postpone(home for home, _ in homes.values())
+    module = sys.modules[package]
+    vars(module).update(_homes=homes, _found=found)
+    module.__class__ = _Lending
+    return sorted(homes)
 
 
 def names_from(

@@ -11,81 +11,67 @@ depthwise_conv_nhwc, conv_transpose_pack, ...
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ekiden.runtime.late import lend
 from ekiden.te import tensor as _tensor
-from ekiden.topi import (
-    broadcast,
-    create,
-    elementwise,
-    image,
-    index,
-    linalg,
-    ml,
-    nn,
-    products,
-    random,
-    reduce,
-    rule,
-    sampling,
-    scan,
-    scattering,
-    signal,
-    slice,
-    sorting,
-    sparse,
-    testing,
-    text,
-    transcendental,
-    transform,
-    vision,
-)
-from ekiden.topi.broadcast import *  # noqa: F403
-from ekiden.topi.create import *  # noqa: F403
-from ekiden.topi.elementwise import *  # noqa: F403
-from ekiden.topi.index import *  # noqa: F403
-from ekiden.topi.products import *  # noqa: F403
-from ekiden.topi.reduce import *  # noqa: F403
-from ekiden.topi.scan import *  # noqa: F403
-from ekiden.topi.scattering import *  # noqa: F403
-from ekiden.topi.signal import *  # noqa: F403
-from ekiden.topi.slice import *  # noqa: F403
-from ekiden.topi.sorting import *  # noqa: F403
-from ekiden.topi.transcendental import *  # noqa: F403
-from ekiden.topi.transform import *  # noqa: F403
+from ekiden.topi.homes import NAMES
 
-_FAMILIES = (
-    broadcast, create, elementwise, index, products, reduce, scan, scattering, signal, slice,
-    sorting, transcendental, transform,
-)  # fmt: skip
-"""Modules whose names are those of this one."""
-_NAMESPACES = {
-    "image": image,
-    "linalg": linalg,
-    "ml": ml,
-    "nn": nn,
-    "random": random,
-    "sampling": sampling,
-    "sparse": sparse,
-    "text": text,
-    "vision": vision,
-}
+if TYPE_CHECKING:
+    from ekiden.topi import (
+        image,
+        linalg,
+        ml,
+        nn,
+        random,
+        rule,
+        sampling,
+        sparse,
+        testing,
+        text,
+        vision,
+    )
+    from ekiden.topi.broadcast import *  # noqa: F403
+    from ekiden.topi.create import *  # noqa: F403
+    from ekiden.topi.elementwise import *  # noqa: F403
+    from ekiden.topi.index import *  # noqa: F403
+    from ekiden.topi.products import *  # noqa: F403
+    from ekiden.topi.reduce import *  # noqa: F403
+    from ekiden.topi.scan import *  # noqa: F403
+    from ekiden.topi.scattering import *  # noqa: F403
+    from ekiden.topi.signal import *  # noqa: F403
+    from ekiden.topi.slice import *  # noqa: F403
+    from ekiden.topi.sorting import *  # noqa: F403
+    from ekiden.topi.transcendental import *  # noqa: F403
+    from ekiden.topi.transform import *  # noqa: F403
+
+_NAMESPACES = ("image", "linalg", "ml", "nn", "random", "sampling", "sparse", "text", "vision")
 """Modules that users name: topi.nn.conv2d."""
+
+__all__ = [
+    "image", "linalg", "ml", "nn", "operators", "random", "rule", "sampling", "sparse", "testing",
+    "text", "vision",
+]  # fmt: skip
+__all__ += [name for name in lend(__name__, NAMES) if name not in __all__]
 
 
 def operators() -> dict[str, Callable[..., Any]]:
     """Every operator by its name within topi: "add", "nn.conv2d"."""
-    found = {name: getattr(m, name) for m in _FAMILIES for name in m.__all__}
-    for prefix, module in _NAMESPACES.items():
+    own = (name for home, names in NAMES.items() if home for name in names.split())
+    found = {name: _own(name) for name in own}
+    for prefix in _NAMESPACES:
+        module = _own(prefix)
         found.update({f"{prefix}.{name}": getattr(module, name) for name in module.__all__})
     return found
 
 
-_tensor.OPERATORS.update({n: operators()[n] for n in (
+def _own(name: str) -> Any:  # noqa: ANN401
+    return getattr(sys.modules[__name__], name)
+
+
+_tensor.OPERATORS.update({n: _own(n) for n in (
     "add", "subtract", "multiply", "divide", "floor_divide", "floor_mod", "negative", "cast",
     "less", "less_equal", "greater", "greater_equal",
 )})  # fmt: skip
-
-__all__ = ["operators", "rule", "testing", *_NAMESPACES]
-__all__ += [name for family in _FAMILIES for name in family.__all__]

@@ -44,8 +44,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi import rule
-from ekiden.topi.rule.families import given_decisions
+from ekiden.topi.rule.families import FAMILIES, given_decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ def _given(form: Function, decisions: Given, recorded: Recorded) -> list[Range]:
     """What is said about a kernel: by records, for ranges of its sizes, and beyond them by the
     user. A device has one kernel for all sizes, that of the first."""
     names = names_of(form)
-    given = {n: fixed for n, fixed in decisions.items() if n in names or n in rule.FAMILIES}
+    given = {n: fixed for n, fixed in decisions.items() if n in names or n in FAMILIES}
     found = [
         (points, {**given, family: {**fixed, **given.get(family, {})}} if family else given)
         for points, family, fixed in recorded.fixed_for(form)
@@ -175,12 +174,12 @@ PROCESS = uuid.uuid4().hex
 
 def check_decisions(functions: Sequence[Function], decisions: Given) -> None:
     """Raises CompileError for a decision about what is neither a family nor one of the kernels."""
-    if set(decisions) <= set(rule.FAMILIES):
+    if set(decisions) <= set(FAMILIES):
         return
     known = {name: None for function in functions for name in names_of(function)}
     for name in decisions:
-        if name not in rule.FAMILIES and name not in known:
-            kernels = f"{', '.join(known)}; families: {', '.join(rule.FAMILIES)}"
+        if name not in FAMILIES and name not in known:
+            kernels = f"{', '.join(known)}; families: {', '.join(FAMILIES)}"
             raise CompileError(f"decisions: no kernel is called '{name}'; there are: {kernels}")
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ekiden import te
 from ekiden.backend.kernels.general_code import CodeBuilder, NoGeneralFormError, Sizes, element_of
-from ekiden.backend.kernels.general_regions import Place, Region, Step, regions_of
 from ekiden.backend.kernels.general_stages import staged
 from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
@@ -26,12 +26,19 @@ from ekiden.ir.prim_visitor import free_vars, rewrite
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
 from ekiden.runtime import PackedFunc, load_module
+from ekiden.runtime.late import Late
 from ekiden.runtime.paths import general_kernels_path
 from ekiden.target import Target
 from ekiden.te.prim_func import whole_operations
 from ekiden.te.range_check import RangeCheck, checks_of
 from ekiden.te.reducer import REDUCERS, Reduce
 from ekiden.tir.stmt import IterVar
+
+if TYPE_CHECKING:
+    from ekiden.backend.kernels import general_regions
+    from ekiden.backend.kernels.general_regions import Place, Region, Step
+else:
+    general_regions = Late("ekiden.backend.kernels.general_regions")
 
 MAGIC, VERSION = 0x454B4746, 2
 MAP, REDUCE, PRODUCT, REPEAT, CHECK = range(5)
@@ -142,7 +149,7 @@ class Form:
             return
         if not isinstance(op, te.ExternOp):
             raise NoGeneralFormError(f"{op.name} is made of statements")
-        for region in regions_of(op, group):
+        for region in general_regions.regions_of(op, group):
             self._repeat(region)
 
     def _check(self, group: Sequence[te.Tensor], check: RangeCheck) -> list[int]:

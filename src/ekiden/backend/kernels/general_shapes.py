@@ -94,10 +94,10 @@ def _tensor(buffer: Buffer, known: set[Var]) -> te.Tensor:
     """The tensor of a buffer, whose dimensions are the buffer's where these are new names: nothing
     is said of the others.
     """
-    dims: list[PrimExpr] = []
+    dims: list[Var] = []
     for dim in buffer.shape:
-        is_new = isinstance(dim, Var) and dim not in known
-        dims.append(dim if is_new else SizeVar("any"))
+        is_named = isinstance(dim, Var) and dim not in known
+        dims.append(dim if isinstance(dim, Var) and is_named else SizeVar("any"))
         known.add(dims[-1])
     return te.placeholder(dims, buffer.dtype, buffer.name)
 

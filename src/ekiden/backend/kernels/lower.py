@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ekiden import te
 from ekiden.arith import prove_equal
@@ -31,13 +32,18 @@ from ekiden.relay.op.strategy import implementation_of
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import Late
 from ekiden.target import Target
 from ekiden.te.range_check import check_site
 from ekiden.tir.expr import Buffer
-from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
 from ekiden.topi import rule
 from ekiden.topi.rule.decision import Fixed
+
+if TYPE_CHECKING:
+    from ekiden.tir.schedule import schedule
+else:
+    schedule = Late("ekiden.tir.schedule.schedule")
 
 Tensors = list[te.Tensor]
 
@@ -169,7 +175,7 @@ def _own_schedule(
         made = own.schedule(call.attrs, outputs, target) if own is not None else None
         if made is not None:
             func = _checked_program(made, call.op.name, len(inputs), len(outputs), name)
-            trace = made.trace if isinstance(made, Schedule) else None
+            trace = made.trace if isinstance(made, schedule.Schedule) else None
             why = f"{call.op.name} has a schedule of its own"
             return rule.Scheduled(func, trace=trace, why=why)
     return None

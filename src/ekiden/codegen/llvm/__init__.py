@@ -1,18 +1,24 @@
 """The LLVM code generator: lowered loop programs to IR text, machine code, and native code
 images."""
 
-from ekiden.codegen.llvm.compiler import (
-    VERSION,
-    assembly,
-    assembly_of_text,
-    check_target,
-    compile_object,
-    compile_text,
-    held,
-)
-from ekiden.codegen.llvm.debug import DebugLines
-from ekiden.codegen.llvm.emit import emit, emit_all
-from ekiden.codegen.llvm.image import ImageInfo, inspect, link
+from typing import TYPE_CHECKING
+
+from ekiden.codegen.llvm.homes import NAMES
+from ekiden.runtime.late import lend
+
+if TYPE_CHECKING:
+    from ekiden.codegen.llvm.compiler import (
+        VERSION,
+        assembly,
+        assembly_of_text,
+        check_target,
+        compile_object,
+        compile_text,
+        held,
+    )
+    from ekiden.codegen.llvm.debug import DebugLines
+    from ekiden.codegen.llvm.emit import emit, emit_all
+    from ekiden.codegen.llvm.image import ImageInfo, inspect, link
 
 __all__ = [
     "VERSION",
@@ -29,3 +35,5 @@ __all__ = [
     "inspect",
     "link",
 ]
+
+lend(__name__, NAMES)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from ekiden.codegen.llvm.emit import emit_all
 from ekiden.ir.installed import version_of
 from ekiden.ir.pass_context import phase
 from ekiden.runtime.errors import CompileError, InternalError
@@ -24,7 +23,10 @@ from ekiden.tir.stmt import PrimFunc
 
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
+
+    from ekiden.codegen.llvm import emit
 else:
+    emit = Late("ekiden.codegen.llvm.emit")
     llvm = Late("llvmlite.binding")  # 15 ms that a program with general kernels does not wait for
 
 VERSION = f"llvmlite {version_of('llvmlite')}"
@@ -104,7 +106,7 @@ def compile_text(text: str, target: Target) -> bytes:
 def compile_object(funcs: Sequence[PrimFunc], target: Target) -> bytes:
     """Lowered functions to one relocatable ELF object."""
     with phase("llvm text", logging.DEBUG):
-        text = emit_all(funcs, target)
+        text = emit.emit_all(funcs, target)
     return compile_text(text, target)
 
 
@@ -116,4 +118,4 @@ def assembly_of_text(text: str, target: Target) -> str:
 
 def assembly(funcs: Sequence[PrimFunc], target: Target) -> str:
     """The machine code of lowered functions, to read."""
-    return assembly_of_text(emit_all(funcs, target), target)
+    return assembly_of_text(emit.emit_all(funcs, target), target)

@@ -124,12 +124,12 @@ def _binary(
 
 
 for _name, _rule in UNARY.items():
-    if OPS.has(_name):
+    if _name in OPS:
         register_gradient(_name, _unary(_rule))
 for _name, _binary_rule in BINARY.items():
     register_gradient(_name, _binary(_binary_rule))
 for _name in FLAT:
-    if OPS.has(_name):
+    if _name in OPS:
         register_gradient(_name, lambda call, grad: [None] * len(call.args))
 
 

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
-from types import FunctionType
+from collections.abc import Callable, Mapping
+from types import FunctionType, ModuleType
 
 from ekiden.ir.node import Node
 from ekiden.ir.op import OPS, OpDef
+
+
+def document(prefix: str) -> Callable[[str, object], None]:
+    """What a package does with each of its names when it is first asked for: documentation is made
+    of a function, or of all functions of a module, whose operators have its name before theirs.
+    """
+
+    def found(name: str, value: object) -> None:
+        if isinstance(value, ModuleType):
+            attach(f"{prefix}{name}.", vars(value))
+        else:
+            attach(prefix, {name: value})
+
+    return found
 
 
 def attach(prefix: str, names: Mapping[str, object]) -> None:
     """Give each operator `prefix` + name its description, the docstring of the function of that
     name, and the function's docstring what the declaration says.
     """
-    for name, definition in OPS.rows():
-        function = names.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
-        if isinstance(function, FunctionType) and function.__doc__ and not definition.description:
+    for name, function in names.items():
+        if not (isinstance(function, FunctionType) and function.__doc__):
+            continue
+        definition = OPS[prefix + name] if OPS.has(prefix + name) else None
+        if definition is not None and not definition.description:
             text = inspect.cleandoc(function.__doc__)
-            OPS[name] = dataclasses.replace(definition, description=" ".join(text.split()))
-            function.__doc__ = f"{text}\n\n{usage(OPS[name])}"
+            OPS[prefix + name] = dataclasses.replace(definition, description=" ".join(text.split()))
+            function.__doc__ = f"{text}\n\n{usage(OPS[prefix + name])}"
 
 
 def usage(definition: OpDef) -> str:

@@ -33,7 +33,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.op._declare import Takes, check_dtype, fail, tensor_fields, tensors
 from ekiden.te import Tensor
 from ekiden.tir import interpreter
-from ekiden.tir.transform import lower
+from ekiden.tir import transform as tir_transform
 
 Compute = Callable[..., "Tensor | Sequence[Tensor]"]
 """(attributes, *tensors) -> a tensor, or several for a tuple. ValueError is a type error."""
@@ -145,7 +145,7 @@ def _interpreted(compute: Compute) -> Reference:
         shapes = [[evaluate(d, {}) for d in t.shape] for t in outputs]
         results = [np.empty(n, to_numpy(t.dtype)) for n, t in zip(shapes, outputs, strict=True)]
         if any(r.size for r in results):
-            func = lower(te.create_prim_func([*inputs, *outputs]))
+            func = tir_transform.lower(te.create_prim_func([*inputs, *outputs]))
             interpreter.run(func, *(np.array(a, order="C") for a in arrays), *results)
         return results[0] if isinstance(found, Tensor) else tuple(results)
 

@@ -129,10 +129,12 @@ def _fill_like(name: str, value: int) -> Callable[[Expr], Call]:
     return _construct
 
 
-zeros = _fill("zeros", 0)
-ones = _fill("ones", 1)
-zeros_like = _fill_like("zeros_like", 0)
-ones_like = _fill_like("ones_like", 1)
+FILLED = ("zeros", "ones", "zeros_like", "ones_like")
+"""The operators whose result is one number everywhere, by their names alone."""
+zeros: Callable[..., Call] = _fill("zeros", 0)
+ones: Callable[..., Call] = _fill("ones", 1)
+zeros_like: Callable[[Expr], Call] = _fill_like("zeros_like", 0)
+ones_like: Callable[[Expr], Call] = _fill_like("ones_like", 1)
 
 
 @node("relay.attrs.ArangeAttrs")

@@ -25,9 +25,10 @@ from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.unify import match_dims, size_vars, substitute_dims
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.tir import interpreter
+from ekiden.tir import transform as tir_transform
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Block, PrimFunc, Stmt
-from ekiden.tir.transform import lower, numbers_as_tensors
+from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
 from ekiden.tir.visitor import buffers_read, buffers_written, rename, walk
 
 
@@ -170,7 +171,8 @@ def _reference(attrs: CallLoweredAttrs, *arrays: Array) -> Array | tuple[Array, 
         for each in made
         if isinstance(each, TensorType)
     ]
-    interpreter.run(lower(attrs.func), *(np.asarray(a, order="C") for a in arrays), *outputs)
+    func = tir_transform.lower(attrs.func)
+    interpreter.run(func, *(np.asarray(a, order="C") for a in arrays), *outputs)
     return tuple(outputs) if isinstance(result, TupleType) else outputs[0]
 
 

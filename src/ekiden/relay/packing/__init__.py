@@ -6,17 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.packing.blocks import dense_blocks
 from ekiden.relay.packing.common import dtype_of
 from ekiden.relay.packing.conv import conv, conv_transpose, conv_words, depthwise_bytes
 from ekiden.relay.packing.dense import dense, dense_words
-from ekiden.relay.packing.nibbles import dense_nibbles
-from ekiden.relay.packing.recurrent import recurrent
+from ekiden.runtime.late import Late
 from ekiden.target import Target
+
+if TYPE_CHECKING:
+    from ekiden.relay.packing import blocks, nibbles, recurrent
+else:  # what few models have
+    blocks = Late("ekiden.relay.packing.blocks")
+    nibbles = Late("ekiden.relay.packing.nibbles")
+    recurrent = Late("ekiden.relay.packing.recurrent")
 
 Pack: TypeAlias = Callable[[Call, Target], RelayExpr]
 """(call with checked types, target) -> what stands for it."""
@@ -34,6 +39,14 @@ def _in_turn(pack: Callable[[Call, Target], Call]) -> Pack:
         return made if rule is None or made is call else rule(made, target)
 
     return packed
+
+
+def _nibbles(call: Call, target: Target) -> Call:
+    return nibbles.dense_nibbles(call, target)
+
+
+def _blocks(call: Call, target: Target) -> Call:
+    return blocks.dense_blocks(call, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +71,8 @@ RULES: Mapping[tuple[str, str, str, str], Row] = {
     ("nn.conv2d", "uint8", "float32", "float32"):      Row(depthwise_bytes),
     ("nn.conv2d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
     ("nn.conv3d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
-    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): Row(_in_turn(dense_nibbles)),
-    ("nn.dense_blocks", "float32", "uint8", "float32"): Row(_in_turn(dense_blocks)),
+    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): Row(_in_turn(_nibbles)),
+    ("nn.dense_blocks", "float32", "uint8", "float32"): Row(_in_turn(_blocks)),
 }
 # fmt: on
 """Operator, dtypes of data, weight and result -> its rule."""
@@ -69,7 +82,7 @@ def rule_of(call: Call) -> Pack | None:
     """The rule for a call, if there is one."""
     name = getattr(call.op, "name", "")
     if name == "nn.recurrent":
-        return recurrent
+        return recurrent.recurrent
     if len(call.args) < 2:
         return None
     dtypes = dtype_of(call.args[0]), dtype_of(call.args[1]), dtype_of(call)

@@ -18,9 +18,9 @@ from ekiden.ir.op import OPS, Array, Borders, OpDef, Relation, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
-from ekiden.relay.op import reshape
 from ekiden.relay.op._declare import agree, fail, rank_is, tensors
 from ekiden.relay.op._declare import call as plain_call
+from ekiden.relay.op.reshape import reshape
 from ekiden.relay.transform.legalize import register_legalize
 from ekiden.topi.shape import as_dim, replaced
 

@@ -21,7 +21,6 @@ from ekiden.relay.op import (
     minimum,
     multiply,
     nn,
-    reshape,
     round,
     subtract,
     where,
@@ -31,6 +30,7 @@ from ekiden.relay.op import min as smallest
 from ekiden.relay.op import sum as total
 from ekiden.relay.op._declare import call
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, sides, spread
+from ekiden.relay.op.reshape import reshape
 
 EXACT_TAPS = (1 << 24) // (255 * 255)
 """Products of two bytes without their zero points whose sum float32 holds."""

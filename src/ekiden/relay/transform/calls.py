@@ -50,10 +50,13 @@ def rewrite_calls(body: RelayExpr, table: Mapping[str, Rewrite]) -> RelayExpr:
     return rewrite_graph(body, rewrite)
 
 
-def call_pass(name: str, opt_level: int, table: Mapping[str, Rewrite]) -> Pass:
-    """A pass that does nothing but rewrite calls by a table."""
+def call_pass(name: str, opt_level: int, table: Callable[[], Mapping[str, Rewrite]]) -> Pass:
+    """A pass that does nothing but rewrite calls by a table, which is made when it runs: then every
+    operator of the module has its row in OPS.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
+        found = table()
+        return map_functions(module, on_body(lambda body: rewrite_calls(body, found)))
 
     return Pass(name, transform, opt_level, (InferType(),))

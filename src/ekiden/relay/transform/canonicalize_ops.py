@@ -27,4 +27,4 @@ TABLE = {"nn.bias_add": _bias_add}
 
 def CanonicalizeOps() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    return call_pass("CanonicalizeOps", 3, TABLE)
+    return call_pass("CanonicalizeOps", 3, lambda: TABLE)

@@ -23,4 +23,4 @@ def _divide(call: Call) -> RelayExpr | None:
 
 def DivToMul() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    return call_pass("DivToMul", 0, {"divide": _divide})
+    return call_pass("DivToMul", 0, lambda: {"divide": _divide})

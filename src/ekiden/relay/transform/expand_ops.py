@@ -59,8 +59,10 @@ def _attributes(call: Call, forward: OpDef) -> Attrs | None:
 
 def ExpandOps() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    table: dict[str, Rewrite] = {
-        name: _expand for name, row in OPS.rows() if row.gradient_of is not None
-    }
-    table |= {name: lambda call: call.args[0] for name, row in OPS.rows() if row.hint}
-    return call_pass("ExpandOps", 0, table)
+    return call_pass("ExpandOps", 0, _table)
+
+
+def _table() -> dict[str, Rewrite]:
+    gradients = {name for name, row in OPS.rows() if row.gradient_of is not None}
+    hints = {name for name, row in OPS.rows() if row.hint}
+    return dict.fromkeys(gradients, _expand) | dict.fromkeys(hints, lambda call: call.args[0])

@@ -87,4 +87,4 @@ def _flatten(back: Call) -> RelayExpr | None:
 
 def FlattenAtrousConv() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    return call_pass("FlattenAtrousConv", 0, {"nn.batch_to_space_nd": _flatten})
+    return call_pass("FlattenAtrousConv", 0, lambda: {"nn.batch_to_space_nd": _flatten})

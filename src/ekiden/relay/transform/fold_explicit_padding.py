@@ -88,5 +88,8 @@ def _fold(call: Call) -> Call | None:
 
 def FoldExplicitPadding() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    table = {name: _fold for name, row in OPS.rows() if row.borders is not Borders.NO}
-    return call_pass("FoldExplicitPadding", 0, table)
+    return call_pass(
+        "FoldExplicitPadding",
+        0,
+        lambda: {name: _fold for name, row in OPS.rows() if row.borders is not Borders.NO},
+    )

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,11 +41,16 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.dataflow_pattern.matcher import users_below
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.attention import AttentionAttrs
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.calls import typed
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.relay.op.nn import attention as attention_op
+else:
+    attention_op = Late("ekiden.relay.op.nn.attention")
 
 HIDDEN = -1e9
 """A score up to this is as good as none: what is added to it is rounded away, or it is -inf."""
@@ -352,7 +358,7 @@ class _Fuser:
             inner = shaped.args[0]
         if not (found := _call(inner, "nn.attention")) or not self.is_own(found):
             return None
-        assert isinstance(found.attrs, AttentionAttrs)
+        assert isinstance(found.attrs, attention_op.AttentionAttrs)
         layout, shape = found.attrs.out_layout, _shape(found)
         here = _shape(call.args[0])
         letters = list(layout)

@@ -11,6 +11,7 @@ are rows or columns. Sums with other labels, and without one that is summed, sta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
@@ -19,10 +20,16 @@ from ekiden.ir.transform import Pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
-from ekiden.relay.op.algebra import EinsumAttrs
 from ekiden.relay.transform.calls import call_pass
-from ekiden.topi.products import einsum_labels
+from ekiden.runtime.late import Late
 from ekiden.topi.shape import product
+
+if TYPE_CHECKING:
+    from ekiden.relay.op import algebra
+    from ekiden.topi import products
+else:
+    algebra = Late("ekiden.relay.op.algebra")
+    products = Late("ekiden.topi.products")
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Types whose products have kernels."""
@@ -67,13 +74,13 @@ def _permuted(expr: RelayExpr, labels: Labels, wanted: Labels) -> RelayExpr:
 
 def _product(call: Call) -> RelayExpr | None:
     given, attrs = call.args[0], call.attrs
-    assert isinstance(attrs, EinsumAttrs)
+    assert isinstance(attrs, algebra.EinsumAttrs)
     kind = call.checked_type
     assert isinstance(kind, TensorType)
     if not isinstance(given, Tuple) or len(given.fields) != 2 or kind.dtype not in DTYPES:
         return None
     ranks = [len(_shape(f)) for f in given.fields]
-    (left, right), out = einsum_labels(attrs.equation, ranks)
+    (left, right), out = products.einsum_labels(attrs.equation, ranks)
     extents = _extents(left, right, given.fields)
     batch = [n for n in out if n in left and n in right]
     summed = [n for n in left if n in right and n not in out]
@@ -112,4 +119,4 @@ def _multiplied(
 
 def MultiplyEinsums() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    return call_pass("MultiplyEinsums", 2, {"einsum": _product})
+    return call_pass("MultiplyEinsums", 2, lambda: {"einsum": _product})

@@ -267,7 +267,9 @@ def _results(expr: Match, parts: list[RelayExpr]) -> list[RelayExpr]:
 
 def said_places(module: IRModule) -> Iterator[VirtualDevice]:
     """The places that a module names: in marks, copies and attributes of functions, or in TABLE."""
-    yield from module.attrs.get(TABLE, ())
+    said = module.attrs.get(TABLE, ())
+    assert isinstance(said, tuple)
+    yield from said
     for function in module.functions.values():
         if not isinstance(function, Function):
             continue

@@ -36,6 +36,7 @@ from ekiden.relay import op
 from ekiden.relay.dataflow_pattern.matcher import NodeMap
 from ekiden.relay.dataflow_pattern.pattern import DFPattern, is_constant, is_op, is_tuple, wildcard
 from ekiden.relay.expr import Call, Constant, const
+from ekiden.relay.op.create import FILLED
 from ekiden.relay.op.nn.pad import PadAttrs
 from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
@@ -157,8 +158,7 @@ def _folded(call: Call) -> RelayExpr:
 
 def _made_of_one_number() -> DFPattern:
     """Calls whose result is one number in every element, as far as it may be known."""
-    known = [name for name, row in OPS.rows() if row.fills is not None and row.lower]
-    by_name = [is_op(name)(*(wildcard() for _ in OPS[name].arguments)) for name in known]
+    by_name = [is_op(name)(*(wildcard() for _ in OPS[name].arguments)) for name in FILLED]
     by_value = is_op("full")(wildcard()) | is_op("full_like")(wildcard(), wildcard())
     return functools.reduce(operator.or_, by_name, by_value)
 

@@ -81,9 +81,9 @@ def SplitArgs(max_function_args: int) -> Pass:  # noqa: N802
     """The pass described at the top of this file; 0 is no limit, nor is -1. Raises ValueError for
     one that nothing can be joined under."""
     if max_function_args in (0, -1):
-        return call_pass("SplitArgs", 1, {})
+        return call_pass("SplitArgs", 1, dict)
     if max_function_args < 2:
         raise ValueError(f"SplitArgs: expected 0 or at least 2 arguments, got {max_function_args}")
     rules = {"concatenate": _joined(max_function_args)}
     rules["split"] = _parted(max_function_args)  # its opposite: a kernel writes to arguments too
-    return call_pass("SplitArgs", 1, rules)
+    return call_pass("SplitArgs", 1, lambda: rules)

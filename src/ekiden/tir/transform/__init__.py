@@ -5,70 +5,75 @@ a vector of offsets for vector accesses); operands agree in dtype; indices of re
 constants.
 """
 
-from ekiden.ir.transform import share_passes
-from ekiden.tir.transform.align_storage import align_storage
-from ekiden.tir.transform.compact_buffers import compact_buffers
-from ekiden.tir.transform.convert_blocks_to_opaque import convert_blocks_to_opaque
-from ekiden.tir.transform.convert_loops_to_serial import convert_loops_to_serial
-from ekiden.tir.transform.drop_attributes import drop_attributes
-from ekiden.tir.transform.flatten_buffers import flat_index, flatten_buffers
-from ekiden.tir.transform.hoist_conditions import hoist_conditions
-from ekiden.tir.transform.hoist_invariants import hoist_invariants
-from ekiden.tir.transform.inject_double_buffer import inject_double_buffer
-from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
-from ekiden.tir.transform.loop_partition import loop_partition
-from ekiden.tir.transform.lower_blocks import lower_blocks
-from ekiden.tir.transform.lower_init_block import lower_init_block
-from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
-from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
-from ekiden.tir.transform.pipeline import (
-    PASSES,
-    TILED_PASSES,
-    AlignStorage,
-    Apply,
-    BindTarget,
-    CompactBufferAllocation,
-    ConvertBlocksToOpaque,
-    ConvertForLoopsToSerial,
-    ConvertSSA,
-    DropAttributes,
-    Filter,
-    FlattenBuffer,
-    HoistExpression,
-    HoistIfThenElse,
-    InjectDoubleBuffer,
-    InjectVirtualThread,
-    LoopPartition,
-    LowerInitBlock,
-    LowerIntrin,
-    LowerMatchBuffer,
-    LowerOpaqueBlock,
-    NarrowDataType,
-    RemoveAssume,
-    RemoveNoOp,
-    RemoveStoreUndef,
-    Simplify,
-    SplitHostDevice,
-    StorageFlatten,
-    StorageRewrite,
-    ThreadSync,
-    UnifyThreadBinding,
-    UnrollLoop,
-    UseAssumptions,
-    VectorizeLoop,
-    lower,
-    prim_func_pass,
-)
-from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
-from ekiden.tir.transform.remove_no_op import remove_no_op
-from ekiden.tir.transform.remove_store_undef import remove_store_undef
-from ekiden.tir.transform.simplify import simplify
-from ekiden.tir.transform.split_host_device import split_host_device
-from ekiden.tir.transform.storage_rewrite import storage_rewrite
-from ekiden.tir.transform.unify_thread_binding import unify_thread_binding
-from ekiden.tir.transform.unroll_loops import unroll_loops
-from ekiden.tir.transform.vectorize_loops import vectorize_loops
-from ekiden.tir.views import lower_match_buffer
+from typing import TYPE_CHECKING
+
+from ekiden.runtime.late import lend
+from ekiden.tir.transform.homes import NAMES
+
+if TYPE_CHECKING:
+    from ekiden.tir.transform.align_storage import align_storage
+    from ekiden.tir.transform.compact_buffers import compact_buffers
+    from ekiden.tir.transform.convert_blocks_to_opaque import convert_blocks_to_opaque
+    from ekiden.tir.transform.convert_loops_to_serial import convert_loops_to_serial
+    from ekiden.tir.transform.drop_attributes import drop_attributes
+    from ekiden.tir.transform.flatten_buffers import flat_index, flatten_buffers
+    from ekiden.tir.transform.hoist_conditions import hoist_conditions
+    from ekiden.tir.transform.hoist_invariants import hoist_invariants
+    from ekiden.tir.transform.inject_double_buffer import inject_double_buffer
+    from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
+    from ekiden.tir.transform.loop_partition import loop_partition
+    from ekiden.tir.transform.lower_blocks import lower_blocks
+    from ekiden.tir.transform.lower_init_block import lower_init_block
+    from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
+    from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
+    from ekiden.tir.transform.pipeline import (
+        PASSES,
+        TILED_PASSES,
+        AlignStorage,
+        Apply,
+        BindTarget,
+        CompactBufferAllocation,
+        ConvertBlocksToOpaque,
+        ConvertForLoopsToSerial,
+        ConvertSSA,
+        DropAttributes,
+        Filter,
+        FlattenBuffer,
+        HoistExpression,
+        HoistIfThenElse,
+        InjectDoubleBuffer,
+        InjectVirtualThread,
+        LoopPartition,
+        LowerInitBlock,
+        LowerIntrin,
+        LowerMatchBuffer,
+        LowerOpaqueBlock,
+        NarrowDataType,
+        RemoveAssume,
+        RemoveNoOp,
+        RemoveStoreUndef,
+        Simplify,
+        SplitHostDevice,
+        StorageFlatten,
+        StorageRewrite,
+        ThreadSync,
+        UnifyThreadBinding,
+        UnrollLoop,
+        UseAssumptions,
+        VectorizeLoop,
+        lower,
+        prim_func_pass,
+    )
+    from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
+    from ekiden.tir.transform.remove_no_op import remove_no_op
+    from ekiden.tir.transform.remove_store_undef import remove_store_undef
+    from ekiden.tir.transform.simplify import simplify
+    from ekiden.tir.transform.split_host_device import split_host_device
+    from ekiden.tir.transform.storage_rewrite import storage_rewrite
+    from ekiden.tir.transform.unify_thread_binding import unify_thread_binding
+    from ekiden.tir.transform.unroll_loops import unroll_loops
+    from ekiden.tir.transform.vectorize_loops import vectorize_loops
+    from ekiden.tir.views import lower_match_buffer
 
 __all__ = [
     "PASSES",
@@ -136,4 +141,4 @@ __all__ = [
     "vectorize_loops",
 ]
 
-share_passes("tir.transform", {name: globals()[name] for name in __all__})
+lend(__name__, NAMES)

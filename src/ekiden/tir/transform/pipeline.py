@@ -16,6 +16,7 @@ from ekiden.ir.transform import (
     Sequential,
     function_pass_over,
     register_pass,
+    share_passes,
 )
 from ekiden.target import Target
 from ekiden.tir.distinct import distinct
@@ -28,6 +29,7 @@ from ekiden.tir.transform.drop_attributes import drop_attributes
 from ekiden.tir.transform.flatten_buffers import flatten_buffers
 from ekiden.tir.transform.hoist_conditions import hoist_conditions
 from ekiden.tir.transform.hoist_invariants import hoist_invariants
+from ekiden.tir.transform.homes import NAMES
 from ekiden.tir.transform.inject_double_buffer import inject_double_buffer
 from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
 from ekiden.tir.transform.loop_partition import loop_partition
@@ -305,3 +307,6 @@ def _lowered(func: PrimFunc) -> PrimFunc:
     lowered = module[func.name]
     assert isinstance(lowered, PrimFunc)
     return lowered
+
+
+share_passes("tir.transform", {name: globals()[name] for name in NAMES.get("pipeline", "").split()})

@@ -5,14 +5,20 @@ step, then all tensors, all gradients and all states.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Function, Tuple, Var, const
-from ekiden.relay.transform.first_order_gradient import gradient as differentiate
 from ekiden.relay.visitor import bind, free_vars
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.relay.transform import first_order_gradient
+else:
+    first_order_gradient = Late("ekiden.relay.transform.first_order_gradient")
 
 
 def _groups(node: Node, states: int) -> list[list[Expr]]:
@@ -111,7 +117,7 @@ def _gradient(node: Node) -> list[Expr]:
     free = list(dict.fromkeys((*places, *free_vars(y))))
     if not node.scope.param_names.keys() >= set(free):
         node.unsupported("'y' depends on values whose shapes are found at run time")
-    made = differentiate(Function(tuple(free), y), node.scope.module)
+    made = first_order_gradient.gradient(Function(tuple(free), y), node.scope.module)
     assert isinstance(made.body, Tuple)
     found = made.body.fields[1]
     assert isinstance(found, Tuple)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, Shapes, register_op
@@ -16,6 +15,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensor_fields
 from ekiden.relay.op.nn._work import product
+from ekiden.topi.nn.attention import attention as attend
 from ekiden.topi.nn.attention import attention_shape
 from ekiden.topi.rule.attention import CAUSAL, Heads
 
@@ -138,7 +138,7 @@ register_op(
         attrs=AttentionAttrs,
         relation=_relation,
         reference=_reference,
-        lower=lambda attrs, inputs, out: [topi.nn.attention(attrs.heads, inputs)],
+        lower=lambda attrs, inputs, out: [attend(attrs.heads, inputs)],
         macs=_macs,
         variadic=True,
         result="as the query, with the depth of a value, in out_layout",

@@ -67,6 +67,7 @@ from ekiden.topi.layout import (
     transform_shape,
     whole,
 )
+from ekiden.topi.nn.conv import conv as convolve
 from ekiden.topi.nn.weights import (
     conv_transpose_weight_shape,
     conv_weight_shape,
@@ -338,7 +339,7 @@ register_op(
         reference=_conv1d_reference,
         macs=of_convolution(),
         lower=lambda attrs, inputs, out: [
-            topi.nn.conv(
+            convolve(
                 inputs[0],
                 inputs[1],
                 attrs.strides,

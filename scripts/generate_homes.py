@@ -1,0 +1,145 @@
+"""Write which module each name of a package stands in, and which each operator of Relay is declared
+in, so that programs import those alone whose names they use.
+
+    python scripts/generate_homes.py [--check]
+
+What a package offers is read from the imports under `if TYPE_CHECKING:` in its `__init__.py` and
+from the `__all__` of its modules; which module declares an operator is seen while all are imported.
+With --check nothing is written; the exit status is 1 if a file is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+
+from ekiden.ir import op
+from ekiden.runtime.late import load_postponed
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+PACKAGES = (
+    "ekiden.arith",
+    "ekiden.codegen.llvm",
+    "ekiden.relay.op.nn",
+    "ekiden.tir.transform",
+    "ekiden.topi",
+    "ekiden.topi.nn",
+)
+OPERATORS = "ekiden.relay.op"
+"""The package beside whose names the operators stand."""
+
+
+def offered(package: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of what a package offers; "" is the module of a module."""
+    tree = ast.parse((SOURCE / package.replace(".", "/") / "__init__.py").read_text("utf-8"))
+    for block in tree.body:
+        if not (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"):
+            continue
+        for statement in block.body:
+            assert isinstance(statement, ast.ImportFrom) and statement.module, package
+            for each in statement.names:
+                yield from _names(package, statement.module, each)
+
+
+def _names(package: str, module: str, each: ast.alias) -> Iterator[tuple[str, str]]:
+    if each.name == "*":
+        yield from ((module, name) for name in names_of(module))
+    else:
+        name = f"{each.asname}:{each.name}" if each.asname else each.name
+        yield "" if module == package else module, name
+
+
+def names_of(module: str) -> list[str]:
+    """The `__all__` of a module, read: nothing of the package need be importable yet."""
+    tree = ast.parse((SOURCE / f"{module.replace('.', '/')}.py").read_text("utf-8"))
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(statement.value)]
+    raise ValueError(f"{module} has no __all__")
+
+
+def declared() -> dict[str, str]:
+    """Operator -> the module that declares it."""
+    found: dict[str, str] = {}
+    register = op.register_name
+
+    def note(name: str) -> op.Op:
+        """Notes whose module is being imported."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        assert frame is not None
+        found[name] = str(frame.f_globals["__name__"])
+        return register(name)
+
+    op.register_name = note
+    for file in sorted((SOURCE / OPERATORS.replace(".", "/")).rglob("*.py")):
+        if file.stem != "__init__":
+            import_module(".".join(file.relative_to(SOURCE).with_suffix("").parts))
+    load_postponed()
+    return {name: home for name, home in found.items() if home.startswith("ekiden.relay.")}
+
+
+def table(name: str, rows: Mapping[str, list[str]], what: str) -> str:
+    """A table of modules and names as Python."""
+    lines = [f"{name} = {{"]
+    for home, names in rows.items():
+        wrapped = textwrap.wrap(" ".join(sorted(names)), 88, break_on_hyphens=False)
+        lines += [f'    "{home}": """', *(f"        {line}" for line in wrapped), '    """,']
+    return "\n".join([*lines, "}", f'"""{what}"""', ""])
+
+
+def grouped(package: str, pairs: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names by modules, these by their names within the package."""
+    found: dict[str, list[str]] = {}
+    for home, name in sorted(set(pairs)):
+        found.setdefault(home.removeprefix(f"{package}."), []).append(name)
+    return found
+
+
+def text_of(package: str, operators: Mapping[str, str] | None) -> str:
+    """The file of a package, with the operators where they are given."""
+    parts = [
+        f'"""Where the names of `{package}` stand. Made by scripts/generate_homes.py."""\n',
+        table("NAMES", grouped(package, offered(package)), "Module -> its names."),
+    ]
+    if operators is not None:
+        homes = grouped("", ((home, name) for name, home in operators.items()))
+        parts.append(table("OPERATORS", homes, "Module -> the operators that it declares."))
+    return "\n".join(parts)
+
+
+def main() -> int:
+    """Write the files, or compare them. The names come first: operators are found by importing
+    what uses these."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    if not check:
+        for package in (*PACKAGES, OPERATORS):
+            path_of(package).write_text(text_of(package, {} if package == OPERATORS else None))
+    status = 0
+    for package in (*PACKAGES, OPERATORS):
+        path = path_of(package)
+        text = text_of(package, declared() if package == OPERATORS else None)
+        if not check:
+            path.write_text(text)
+        elif not path.is_file() or path.read_text() != text:
+            print(f"{path}: out of date: python scripts/generate_homes.py")
+            status = 1
+    return status
+
+
+def path_of(package: str) -> Path:
+    """The file of a package."""
+    return SOURCE / package.replace(".", "/") / "homes.py"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

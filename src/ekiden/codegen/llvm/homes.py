@@ -1,0 +1,17 @@
+"""Where the names of `ekiden.codegen.llvm` stand. Made by scripts/generate_homes.py."""
+
+NAMES = {
+    "compiler": """
+        VERSION assembly assembly_of_text check_target compile_object compile_text held
+    """,
+    "debug": """
+        DebugLines
+    """,
+    "emit": """
+        emit emit_all
+    """,
+    "image": """
+        ImageInfo inspect link
+    """,
+}
+"""Module -> its names."""

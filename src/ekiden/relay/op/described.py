@@ -1,0 +1,8 @@
+"""All operators with their descriptions: imported when all rows of the table are asked for."""
+
+from ekiden.relay import op
+from ekiden.relay.op import nn
+
+for _package in (op, nn):
+    for _name in _package.__all__:
+        getattr(_package, _name)  # which documents it

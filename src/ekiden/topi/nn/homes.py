@@ -1,0 +1,74 @@
+"""Where the names of `ekiden.topi.nn` stand. Made by scripts/generate_homes.py."""
+
+NAMES = {
+    "activation": """
+        bias_add leaky_relu prelu relu
+    """,
+    "attention": """
+        attention
+    """,
+    "bits": """
+        bitpack
+    """,
+    "blocks": """
+        dense_blocks dense_blocks_pack take_blocks
+    """,
+    "conv": """
+        conv
+    """,
+    "conv_layouts": """
+        conv1d conv1d_ncw conv1d_nwc conv1d_transpose_ncw conv2d conv2d_hwcn conv2d_nchw
+        conv2d_nhwc conv2d_transpose_nchw conv3d_ncdhw conv3d_ndhwc conv3d_transpose_ncdhw
+        depthwise_conv2d_nchw depthwise_conv2d_nhwc group_conv1d_ncw group_conv1d_nwc
+        group_conv1d_transpose_ncw group_conv2d_nchw group_conv2d_nhwc
+        group_conv2d_transpose_nchw group_conv3d_transpose_ncdhw
+    """,
+    "conv_transpose": """
+        conv_transpose
+    """,
+    "deformable": """
+        correlation_nchw deformable_conv2d_nchw deformable_conv2d_nhwc
+    """,
+    "dense": """
+        batch_matmul dense dense_pack matmul pack_weight
+    """,
+    "loss": """
+        cross_entropy cross_entropy_with_logits nll_loss
+    """,
+    "lstm": """
+        lstm
+    """,
+    "nibbles": """
+        dense_nibbles dense_nibbles_pack
+    """,
+    "norm": """
+        batch_norm group_norm instance_norm l2_normalize layer_norm lrn rms_norm
+        scale_shift_nchw scale_shift_nhwc
+    """,
+    "pad": """
+        mirror_pad pad
+    """,
+    "pages": """
+        paged_attention write_pages
+    """,
+    "pool": """
+        adaptive_pool adaptive_pool1d adaptive_pool3d global_pool pool1d pool2d pool3d pool_grad
+    """,
+    "recurrent": """
+        pack_recurrent recurrent
+    """,
+    "softmax": """
+        fast_softmax log_softmax softmax
+    """,
+    "space": """
+        batch_to_space_nd depth_to_space dilate fifo_buffer flatten space_to_batch_nd
+        space_to_depth
+    """,
+    "upsample": """
+        upsampling upsampling3d
+    """,
+    "winograd": """
+        winograd_conv2d winograd_weight
+    """,
+}
+"""Module -> its names."""
