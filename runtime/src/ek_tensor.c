@@ -164,9 +164,11 @@ static int reach(const ek_dltensor *like, int64_t *below, int64_t *above) {
   *below = 0;
   *above = 1;
   for (int32_t i = 0; i < like->ndim; i++) {
-    int64_t steps, *to = like->strides[i] < 0 ? below : above;
+    bool goes_down = like->strides[i] < 0;
+    int64_t steps, *to = goes_down ? below : above;
     if (__builtin_mul_overflow(like->shape[i] - 1, like->strides[i], &steps) ||
-        __builtin_add_overflow(*to, like->strides[i] < 0 ? -steps : steps, to)) {
+        (goes_down ? __builtin_sub_overflow(*to, steps, to)
+                   : __builtin_add_overflow(*to, steps, to))) {
       return ek_error("ValueError", "make view: the strides do not fit in memory");
     }
   }
