@@ -6,7 +6,7 @@
 ** Under EK_HARD_TEST, and where a driver has no events, nothing is kept. */
 #include "ek_internal.h"
 
-enum { BUCKETS = 256, UNIT = 256, COARSE = 8, FINE = 32, FINE_FROM = 1 << 20 };
+enum { BUCKETS = 256, UNIT = 256, COARSE = 8, FINE = 32, ROUNDED_FROM = 4096, FINE_FROM = 1 << 20 };
 
 typedef struct block {
   struct block *next;
@@ -30,9 +30,11 @@ static bool keeps(const ek_device_table *table) {
 static size_t bucket_of(uint64_t key) { return (size_t)(key * 0x9e3779b97f4a7c15u >> 56); }
 
 /* What is asked of the driver, so that blocks of nearly the same size serve each other: at most an
-** eighth more, of large ones a thirty-second. */
+** eighth more, of large ones a thirty-second. Small ones have their own size: tools that watch a
+** device see where each ends. */
 static size_t rounded(size_t size) {
   size_t power = UNIT, steps = size < FINE_FROM ? COARSE : FINE;
+  if (size < ROUNDED_FROM) return size;
   while (power <= size / 2) power *= 2;
   size_t unit = power / steps > UNIT ? power / steps : UNIT;
   return (size + unit - 1) / unit * unit;

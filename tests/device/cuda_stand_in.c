@@ -4,7 +4,8 @@
 ** the other crashes. Every call checks that the thread's context is the one of what it is given. Code
 ** is what nvrtc_stand_in.c makes. An error of a kernel loses its device, as it does there.
 **
-** stand_in_fail(function, code, skip): a later call of that function gives the code instead.
+** stand_in_fail(function, code, skip): a later call of that function gives the code instead; of a
+** negative skip all calls from the -skip-th on, until it is told otherwise.
 ** stand_in_calls(function): how often it was called. stand_in_left(): what was not given back.
 ** stand_in_overtaken(): how many copies there were before kernels that were queued first. */
 #include <dlfcn.h>
@@ -99,7 +100,10 @@ STAND_IN void stand_in_mend(void) { contexts[0].error = contexts[1].error = CUDA
 static CUresult begin(const char *name) {
   int row = row_of(name);
   all[row].calls++;
-  if (all[row].code != CUDA_SUCCESS && all[row].skip-- == 0) {
+  if (all[row].skip == -1) return all[row].code;
+  if (all[row].code != CUDA_SUCCESS && all[row].skip < -1) {
+    all[row].skip++;
+  } else if (all[row].code != CUDA_SUCCESS && all[row].skip-- == 0) {
     CUresult code = all[row].code;
     all[row].code = CUDA_SUCCESS;
     return code;

@@ -41,7 +41,7 @@ def tried(name: str, run: Callable[[], object]) -> None:
 
 for what, function, code, skip, given in (
     ("build", b"cuModuleLoadDataEx", 200, 1, x),
-    ("memory", b"cuMemAlloc_v2", 2, 2, x),
+    ("memory", b"cuMemAlloc_v2", 2, -3, x),
     ("kept memory", b"cuMemAlloc_v2", 2, 0, more),  # there is enough, of other sizes
     ("launch", b"cuLaunchKernel", 701, 1, x),
     ("lost", b"cuLaunchKernel", 719, 1, x),
@@ -50,6 +50,7 @@ for what, function, code, skip, given in (
         ekiden.runtime.trim_pools()
     library.stand_in_fail(function, code, skip)
     tried(what, partial(exe, given))
+    library.stand_in_fail(function, 0, 0)
     tried(f"after {what}", partial(exe, given))
 tried("host", lambda: host(x))
 other = ekiden.compile(data, {ekiden.device("cuda", 1): "cuda"})

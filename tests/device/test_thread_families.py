@@ -41,6 +41,16 @@ def conv(x: RelayExpr, w: RelayExpr, groups: int) -> RelayExpr:
     return relay.nn.relu(relay.nn.conv2d(x, w, **taps))
 
 
+def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, shift: int) -> np.ndarray:
+    """Each query sees the keys up to its own place and so many more; none, and it gives 0."""
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = np.einsum("bhsd,bhtd->bhst", q, k) / np.sqrt(q.shape[3])
+    rows, keys = np.ogrid[: q.shape[2], : k.shape[2]]
+    shares = np.where(keys <= rows + shift, np.exp(scores - scores.max(3, keepdims=True)), 0)
+    totals = shares.sum(3, keepdims=True)
+    return np.einsum("bhst,bhtd->bhsd", shares / np.where(totals == 0, 1, totals), v)
+
+
 # fmt: off
 CASES: dict[str, Case] = {
     "dense": (lambda x, w: relay.tanh(relay.nn.dense(x, w)), (numbers(7, 33), numbers(19, 33)),
@@ -63,6 +73,16 @@ CASES: dict[str, Case] = {
                    (numbers(6, 40),),
                    lambda x: (x - x.mean(1, keepdims=True)) / np.sqrt(
                        x.var(1, keepdims=True) + 1e-5), 40),
+    "attention": (relay.nn.attention, (numbers(2, 3, 19, 12), numbers(2, 3, 48, 12),
+                                       numbers(2, 3, 48, 16)),
+                  lambda q, k, v: attended(q, k, v, 48), 60),
+    "attention of one query": (relay.nn.attention, (numbers(1, 4, 1, 16), numbers(1, 2, 70, 16),
+                                                    numbers(1, 2, 70, 16)),
+                               lambda q, k, v: attended(q, k, v, 70), 90),
+    "attention without keys": (
+        lambda q, k, v: relay.nn.attention(q, k, v, causal="end", nan_as_zero=True),
+        (numbers(1, 2, 40, 8), numbers(1, 2, 5, 8), numbers(1, 2, 5, 8)),
+        lambda q, k, v: attended(q, k, v, -35), 16),
     "max_pool2d": (lambda x: relay.nn.max_pool2d(x, (2, 2), (2, 2)), (numbers(1, 3, 8, 6),),
                    lambda x: x.reshape(1, 3, 4, 2, 3, 2).max((3, 5)), 1),
     "cumsum": (lambda x: relay.cumsum(x, axis=1), (numbers(5, 37),), lambda x: x.cumsum(1), 37),

@@ -267,9 +267,7 @@ def _results(expr: Match, parts: list[RelayExpr]) -> list[RelayExpr]:
 
 def said_places(module: IRModule) -> Iterator[VirtualDevice]:
     """The places that a module names: in marks, copies and attributes of functions, or in TABLE."""
-    said = module.attrs.get(TABLE, ())
-    assert isinstance(said, tuple)
-    yield from said
+    yield from _flat(module.attrs.get(TABLE, ()))
     for function in module.functions.values():
         if not isinstance(function, Function):
             continue

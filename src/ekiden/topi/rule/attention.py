@@ -377,14 +377,14 @@ class Attention:
         total_sum = Var("total_sum", "float32")
         share = Div(const(1.0, "float32"), total_sum, "float32")
         weigh: Stmt = BufferStore(self.totals, share, (row,))
-        if self.heads.nan_as_zero:  # one NaN makes all of a row so
+        if self.heads.nan_as_zero:  # one NaN makes all of a row so; a tile may see no keys at all
             n = Var("n")
             none = self.store(self.scores, start + n * self.lanes, self.splat(0.0))
             clear = seq(
                 For(n, zero, count, ForKind.SERIAL, none),
                 BufferStore(self.totals, const(0.0, "float32"), (row,)),
             )
-            weigh = IfThenElse(call_intrin("isnan", total_sum), clear, weigh)
+            weigh = IfThenElse(total_sum > const(0.0, "float32"), weigh, clear)
         weigh = LetStmt(total_sum, VectorReduce(total[zero], "sum", "float32"), weigh)
         second = Allocate(total, seq(
             BufferStore(total, self.splat(0.0), (zero,)),
@@ -586,4 +586,4 @@ FAMILY = Family(
     is_whole=True,
 )
 
-__all__ = ["CAUSAL", "Attention", "Heads", "attention"]
+__all__ = ["CAUSAL", "Attention", "Heads", "Operand", "attention", "sizes_of"]

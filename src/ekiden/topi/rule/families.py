@@ -28,6 +28,7 @@ _HOMES: Mapping[str, str] = {
     "dense_nibbles_pack": "nibbles",
     "dense_blocks_pack": "blocks",
     "default": "default",
+    "thread_attention": "thread_attention",
     "thread_product": "thread_product",
     "thread_reduction": "thread_reduction",
     "threads": "thread",
