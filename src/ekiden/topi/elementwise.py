@@ -19,6 +19,7 @@ from ekiden.ir.prim import (
     Var,
     binary,
     const,
+    int_range,
     maximum,
     minimum,
 )
@@ -172,14 +173,16 @@ def clip(x: Tensor, a_min: float, a_max: float) -> Tensor:
 
 
 def _bounds(dtype: str, a_min: float, a_max: float) -> tuple[float | None, float | None]:
-    """Bounds that say something about values of `dtype`."""
+    """Bounds that say something about values of `dtype`; beyond its ends they are those."""
     if dt.is_float(dtype):
         return None if a_min == -math.inf else a_min, None if a_max == math.inf else a_max
     if dtype == "bool":
         return 1 if a_min > 0 else None, 0 if a_max < 1 else None
-    bits, unsigned = dt.SCALAR_BITS[dtype], dt.is_unsigned(dtype)
-    lowest, highest = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    return int(a_min) if a_min > lowest else None, int(a_max) if a_max < highest else None
+    ends = int_range(dtype)
+    assert ends is not None
+    lowest, highest = ends
+    low = int(min(a_min, highest)) if a_min > lowest else None
+    return low, int(max(a_max, lowest)) if a_max < highest else None
 
 
 def leaky_relu(x: Tensor, alpha: float) -> Tensor:

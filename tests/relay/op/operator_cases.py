@@ -100,6 +100,13 @@ def elementwise() -> Iterator[Case]:
     for f in (*floating, *above_zero):
         yield case(f, positive(9, dtype="float64"))
     yield case(lambda x: op.clip(x, -3, 200), normal(20, dtype="int8"))
+    beyond = [("int8", 200, 300, 127), ("int8", -300, -200, -128), ("uint8", -5, -1, 0)]
+    for dtype, low, high, end in beyond:
+        yield case(
+            lambda x, low=low, high=high: op.clip(x, low, high),
+            normal(20, dtype=dtype),
+            expected=lambda x, end=end: np.full_like(x, end),
+        )
     step, low, high = (np.array(value, "float32") for value in (0.25, -4.0, 3.0))
     yield case(op.annotation.simulated_quantize, normal(4, 5), step, low, high)
     yield case(

@@ -134,8 +134,9 @@ CASES = [
      'add(%x, ones(shape=[4, 2, 3], dtype="float32"))',
      'add(%x, ones(shape=[4, 2, 3], dtype="float32"))'),
     ("cast(cast(x, wider), dtype) = cast(x, dtype)",
-     'cast(cast(clip(%x, a_min=0f, a_max=255f), dtype="uint8"), dtype="int32")',
-     'cast(clip(%x, a_min=0f, a_max=255f), dtype="int32")'),
+     'cast(cast(clip(cast(%x, dtype="int32"), a_min=0f, a_max=255f), dtype="uint8"),'
+     ' dtype="float32")',
+     'cast(clip(cast(%x, dtype="int32"), a_min=0f, a_max=255f), dtype="float32")'),
     ("cast(cast(x, wider), dtype) = cast(x, dtype)",
      'cast(cast(clip(%x, a_min=0f, a_max=255f), dtype="int8"), dtype="int32")',
      'cast(cast(clip(%x, a_min=0f, a_max=255f), dtype="int8"), dtype="int32")'),
@@ -207,6 +208,11 @@ TRAPS = [
     ("%x: Tensor[(2,), int16]",
      'argmax(qnn.dequantize(%x, 1f, 0, out_dtype="float16"), axis=[0])',
      [np.array([32766, 32767], "int16")]),
+    ("%x: Tensor[(2,), float32]", "qnn.dequantize(qnn.quantize(%x, 0.5f, 3), 0.5f, 3)",
+     [np.array([np.nan, 1], "float32")]),
+    ("%x: Tensor[(2,), float32]",
+     'cast(cast(clip(%x, a_min=-128f, a_max=127f), dtype="int8"), dtype="int32")',
+     [np.array([np.nan, 1], "float32")]),
 ]  # fmt: skip
 
 

@@ -249,8 +249,8 @@ def _clip_reference(attrs: ClipAttrs, data: Array) -> Array:
         return np.asarray((data | (attrs.a_min > 0)) & (attrs.a_max >= 1))
     if data.dtype.kind in "iu":
         info = np.iinfo(data.dtype)
-        low, high = max(attrs.a_min, info.min), min(attrs.a_max, info.max)
-        return np.asarray(np.clip(data, int(low), int(high)), dtype=data.dtype)
+        low, high = (int(min(max(x, info.min), info.max)) for x in (attrs.a_min, attrs.a_max))
+        return np.asarray(np.clip(data, low, high), dtype=data.dtype)
     return np.asarray(np.clip(data, attrs.a_min, attrs.a_max), dtype=data.dtype)
 
 
@@ -270,7 +270,8 @@ register_op(
 
 
 def clip(a: Expr, a_min: float, a_max: float) -> Call:
-    """Elements below `a_min` become a_min, above `a_max` a_max."""
+    """Elements below `a_min` become a_min, then those above `a_max` a_max. Of integers, bounds
+    beyond the ends of the dtype are these."""
     return call("clip", a, attrs=ClipAttrs(float(a_min), float(a_max)))
 
 

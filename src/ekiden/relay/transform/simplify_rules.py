@@ -220,22 +220,19 @@ def _holds(dtype: str, other: str) -> bool:
 
 def _casts(m: _Of) -> RelayExpr | None:
     through, source, target = _dtype(m.inner), _dtype(m.x), _dtype(m.outer)
-    if _holds(through, source) or _is_clipped_to(m.x, through, target):
+    if _holds(through, source) or _is_clipped_to(m.x, through):
         return op.cast(m.x, target)
     return None
 
 
-def _is_clipped_to(x: RelayExpr, dtype: str, target: str) -> bool:
-    """Whether x is clipped to what integers of a dtype hold, and a cast to `target` cuts off what
-    one to them would: clip(x, 0, 255) as uint8 as int32 is that as int32. A float target would keep
-    the fraction that the integers dropped."""
-    if not isinstance(x, Call) or x.op != op.get("clip") or not is_int(dtype):
+def _is_clipped_to(x: RelayExpr, dtype: str) -> bool:
+    """Whether x are integers that are clipped to what those of a dtype hold. Of floats a NaN is
+    not: as int8 it is 0, where a wider dtype would let a number out that no int8 is."""
+    if not isinstance(x, Call) or x.op != op.get("clip") or not is_int(_dtype(x)):
         return False
     low, high = (getattr(x.attrs, name) for name in ("a_min", "a_max"))
     ends = int_range(dtype)
-    assert ends is not None
-    lowest, highest = ends
-    return lowest <= low and high <= highest and (is_int(_dtype(x)) or is_int(target))
+    return ends is not None and ends[0] <= low and high <= ends[1]
 
 
 def _no_clip(m: _Of) -> RelayExpr | None:
