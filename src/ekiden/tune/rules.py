@@ -16,6 +16,7 @@ is what search does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 from ekiden import tir
@@ -107,17 +108,26 @@ def spread(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedu
 
 
 def vectors(schedule: tir.Schedule, name: str, target: Target) -> tir.Schedule:
-    """Vectors over the last axis of a block, threads over the first; gives the schedule."""
-    loops = schedule.get_loops(schedule.get_block(name))
-    if not loops:
-        return schedule
-    lanes = target.lanes("float32")
-    if extent(schedule, loops[-1]) >= lanes:
+    """Vectors over the last axis of a block, threads over the first; gives the schedule. Where the
+    last axis is shorter than a vector, over as many as it takes, the border of padding apart."""
+    block, lanes = schedule.get_block(name), target.lanes("float32")
+    loops, parts = schedule.get_loops(block), [block]
+    if len(loops) > 1 and extent(schedule, loops[-1]) < lanes:
+        with suppress(ScheduleError):
+            parts.append(schedule.decompose_padding(block, loops[0]))
+    for part in parts:
+        _row_vectors(schedule, schedule.get_loops(part), lanes)
+    return schedule
+
+
+def _row_vectors(schedule: tir.Schedule, loops: list[LoopRV], lanes: int) -> None:
+    while len(loops) > 1 and 0 < extent(schedule, loops[-1]) < lanes:
+        loops = [*loops[:-2], schedule.fuse(*loops[-2:])]
+    if loops and extent(schedule, loops[-1]) >= lanes:
         outer, lane = schedule.split(loops[-1], factors=[None, lanes])
         schedule.vectorize(lane)
         loops = [*loops[:-1], outer]
     _threads(schedule, loops)
-    return schedule
 
 
 def _threads(schedule: tir.Schedule, loops: Sequence[LoopRV]) -> None:
