@@ -11,18 +11,24 @@ prompt of 512, beside other engines.
 Each engine is a process of its own; they take turns, some tokens each, so that what else the
 machine does falls upon all of them. With --cpu times are those that the process was running, which
 says more than the clock where others use the machine, and is for one thread alone.
+
+The last column is the share of the memory's bandwidth at which the weights of a token are read, at
+the first length: of what the greatest of many integers takes, by NumPy, on as many threads, in turn
+with the engines.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +40,7 @@ from ekiden import llm
 from ekiden.llm.gguf import write_gguf
 from ekiden.llm.safetensors import write_safetensors
 from ekiden.llm.weights import Weight
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 
 CONFIG: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152,
@@ -55,6 +62,8 @@ GGUF_NAMES: Mapping[str, str] = {
     "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
 CONTEXTS, PROMPT, STEPS, CONTEXT = (128, 2048), 512, 12, 2304
+READ = 1 << 28
+"""Bytes that are read to know the bandwidth, more than caches hold."""
 LEAST = 300
 """The first token that is no byte or mark."""
 
@@ -88,6 +97,13 @@ class Random:
         for n in range(config["num_hidden_layers"]):
             found |= {f"model.layers.{n}.{name}.weight": shape for name, shape in layer.items()}
         return found
+
+    @property
+    def bytes(self) -> int:
+        """Of all weights of products, each of which a token reads once."""
+        known = BLOCK_FORMATS.get(self.format)
+        bits = known.bits_per_value if known else 32
+        return int(sum(math.prod(s) for s in self._shapes().values() if len(s) > 1) * bits / 8)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes())
@@ -138,12 +154,26 @@ def gguf_weight(config: Mapping[str, Any], weight: Weight) -> Weight:
     return Weight(f"{layer}{GGUF_NAMES[name]}.weight", weight.format, weight.shape, data)
 
 
+def write_tokenizer(folder: Path, tokens: Sequence[str]) -> None:
+    """One of whole words, without which the builder of onnxruntime-genai makes no model."""
+    from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415  # for --write alone
+
+    words = models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token="<unk>")
+    made = Tokenizer(words)
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.save(str(folder / "tokenizer.json"))
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 def write(folder: Path, size: str, formats: Sequence[str]) -> None:
     """The checkpoint for other engines."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = Random(size)
     write_safetensors(folder / "model.safetensors", {n: plain[n] for n in plain})
     (folder / "config.json").write_text(json.dumps(dict(plain.config)))
+    write_tokenizer(folder, gguf_entries(plain.config)["tokenizer.ggml.tokens"])
     for format in formats:
         made = Random(size, format)
         weights = [gguf_weight(made.config, made[name]) for name in made]
@@ -198,6 +228,13 @@ def of_genai(folder: Path, threads: int) -> Engine:
     return read, lambda: generators[0].generate_next_token()
 
 
+def of_memory(threads: int) -> Engine:
+    """None: what reading memory takes, and nothing else."""
+    parts = np.array_split(np.ones(READ // 8, np.int64), threads)
+    pool = ThreadPoolExecutor(threads)
+    return lambda count: None, lambda: [*pool.map(np.max, parts)].clear()
+
+
 def memory() -> int:
     """Bytes of this process that lie in memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -220,8 +257,8 @@ def serve(engine: Engine, clock: Callable[[], float]) -> None:
 class Worker:
     """An engine in a process."""
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
-        self.name = name
+    def __init__(self, name: str, command: Sequence[str], weights: int = 0) -> None:
+        self.name, self.weights = name, weights
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -247,13 +284,18 @@ class Worker:
         self.process.stdin.close()
         self.process.wait()
 
-    def show(self, threads: int) -> None:
+    def speed(self, bytes: int) -> float:
+        """Bytes a second, if a step at the first length reads so many."""
+        return 1e3 * bytes / statistics.median(self.steps[CONTEXTS[0]])
+
+    def show(self, threads: int, bandwidth: float) -> None:
         """A line of the table."""
         rates = [1e3 / statistics.median(self.steps[context]) for context in CONTEXTS]
         cells = "".join(f"{rate:>10.1f}" for rate in rates)
         prompt = PROMPT * 1e3 / min(self.prompts)
+        share = f"{self.speed(self.weights) / bandwidth:>8.0%}" if self.weights else ""
         print(f"{self.name:<28}{threads:>8}{prompt:>12.0f}{cells}{rates[1] / rates[0]:>8.2f}"
-              f"{self.memory / 2**20:>10.0f}", flush=True)  # fmt: skip
+              f"{self.memory / 2**20:>10.0f}{share}", flush=True)  # fmt: skip
 
 
 def take_turns(workers: Sequence[Worker], rounds: int) -> None:
@@ -278,7 +320,8 @@ def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
     own += ["--cpu"] * options.cpu
     made = [
         Worker(f"Ekiden {format}, {cache}",
-               [*own, "--work", "--formats", format, "--caches", cache])
+               [*own, "--work", "--formats", format, "--caches", cache],
+               Random(options.size, format).bytes)
         for format in options.formats
         for cache in options.caches
     ]  # fmt: skip
@@ -289,8 +332,18 @@ def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
         script = str(Path(__file__).with_name("decode_llama.mjs"))
         command = ["node", script, str(options.node), str(file), str(threads), str(CONTEXT)]
         command += ["cpu"] * options.cpu
-        made.append(Worker(f"llama.cpp {file.name}", command))
+        weights = Random(options.size, file.stem).bytes
+        made.append(Worker(f"llama.cpp {file.name}", command, weights))
     return made
+
+
+def engine_of(options: argparse.Namespace, threads: int) -> Engine:
+    """That of a worker."""
+    if options.memory:
+        return of_memory(threads)
+    if options.genai:
+        return of_genai(options.genai[0], threads)
+    return of_ekiden(options.size, options.formats[0], options.caches[0], threads)
 
 
 def main() -> None:
@@ -306,29 +359,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="the processor's time, not the clock's")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.write is not None:
         write(options.write, options.size, options.formats)
         return
     if options.work:
         threads = options.threads[0]
-        serve(
-            of_genai(options.genai[0], threads)
-            if options.genai
-            else of_ekiden(options.size, options.formats[0], options.caches[0], threads),
-            time.process_time if options.cpu else time.perf_counter,
-        )
+        serve(engine_of(options, threads), time.process_time if options.cpu else time.perf_counter)
         return
     if options.cpu and options.threads != [1]:
         parser.error("--cpu is for --threads 1")
     columns = "".join(f"{f'at {context}':>10}" for context in CONTEXTS)
-    print(f"{'':<28}{'threads':>8}{'prompt 512':>12}{columns}{'ratio':>8}{'MB':>10}")
+    print(f"{'':<28}{'threads':>8}{'prompt 512':>12}{columns}{'ratio':>8}{'MB':>10}{'read':>8}")
     for threads in options.threads:
+        own = [sys.executable, __file__, "--threads", str(threads), *["--cpu"] * options.cpu]
+        reader = Worker("memory", [*own, "--work", "--memory"])
         workers = workers_of(options, threads)
-        take_turns(workers, options.rounds)
+        take_turns([reader, *workers], options.rounds)
+        bandwidth = reader.speed(READ)
         for worker in workers:
-            worker.show(threads)
+            worker.show(threads, bandwidth)
+        for worker in (reader, *workers):
             worker.close()
+        print(f"memory is read at {bandwidth / 1e9:.1f} GB/s", flush=True)
 
 
 if __name__ == "__main__":

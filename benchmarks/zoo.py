@@ -2,20 +2,24 @@
 
     python benchmarks/zoo.py run --packages timm transformers --roads export onnx --sample 60
     python benchmarks/zoo.py table zoo.jsonl
+    python benchmarks/zoo.py run --roads onnx-either --sample 40 --keep kept
+    python benchmarks/zoo.py time kept
 
 `run` draws a sample of each package's own list of names, builds each in a process of its own with
 limits of time and memory, takes it the given roads, and appends a line of JSON for each to a file;
 what has a line is not run again, so that it can be interrupted. The processes are forks of one that
-has the packages imported. `table` writes what the lines say: how many ran and agree, also of those
-that ONNX Runtime runs, speed as ratios of medians taken in turns in one process, compile times, and
-the reasons of those that did not.
+has the packages imported. With `--tier quick --wait 60` each is compared by general kernels and by
+its own ones, and a kernel that cannot be compiled is a refusal. `table` writes what the lines say:
+how many ran and agree, also of those that ONNX Runtime runs, speed as ratios of medians taken in
+turns in one process, compile times, and the reasons of those that did not. `time` takes those
+ratios of the models of ONNX that `--keep` has left compiled, on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import inspect
+import itertools
 import json
 import math
 import multiprocessing
@@ -27,11 +31,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import zoo_transformers
+from zoo_models import (
+    Model,
+    TooLargeError,
+    timm_model,
+    timm_names,
+    torchvision_model,
+    torchvision_names,
+)
 
 SEED = 17
 MOST_PARAMETERS = 40_000_000
@@ -39,199 +54,17 @@ MOST_PARAMETERS = 40_000_000
 
 
 @dataclass(frozen=True)
-class Model:
-    """A module, its inputs by name, and which of them have a batch as their first axis."""
-
-    module: Any
-    inputs: Mapping[str, Any]
-
-
-# Packages: a row each.
-
-
-def _torchvision_names() -> list[str]:
-    models = _torchvision().models
-    return [str(name) for name in models.list_models()]
-
-
-def _torchvision() -> Any:  # noqa: ANN401
-    """The package. Its wheel of PyPI has no operators for PyTorch's build for CPUs, and cannot be
-    imported: there they are declared and computed by PyTorch's own, so that detectors can be built.
-    """
-    try:
-        return importlib.import_module("torchvision")
-    except RuntimeError:  # operator torchvision::nms does not exist
-        pass
-    import torch
-
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    _KEPT.append(library)
-    for schema in _DETECTION:
-        library.define(schema)
-    package = importlib.import_module("torchvision")
-    aligned = importlib.import_module("torchvision.ops.roi_align")
-    vars(package.extension)["_has_ops"] = vars(aligned)["_has_ops"] = _has_operators
-    library.impl("nms", _nms, "CPU")
-    library.impl("roi_align", aligned._roi_align, "CPU")
-    return package
-
-
-_DETECTION = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height,"
-    " SymInt pooled_width, int sampling_ratio, bool aligned) -> Tensor",
-)
-
-
-def _has_operators() -> bool:
-    return True  # TorchScript reads this: a lambda would not do
-
-
-def _nms(boxes: Any, scores: Any, threshold: float) -> Any:  # noqa: ANN401
-    """Of boxes that overlap by more than a share, the one with the best score."""
-    import torch
-
-    overlap = _torchvision().ops.box_iou
-    left, kept = torch.argsort(scores, descending=True, stable=True), []
-    while left.numel():
-        best, left = left[:1], left[1:]
-        kept.append(best)
-        left = left[overlap(boxes[best], boxes[left])[0] <= threshold]
-    return torch.cat([left, *kept])
-
-
-_KEPT: list[object] = []
-"""Declarations of operators end with the object that made them."""
-
-
-_OF_VIDEOS = ("mc3", "mvit", "r2plus1d", "r3d", "s3d", "swin3d")
-
-
-def _torchvision_model(name: str) -> Model:
-    import torch
-
-    models = _torchvision().models
-    options: dict[str, Any] = {"weights": None}
-    if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
-        options["weights_backbone"] = None
-    module = models.get_model(name, **options)
-    extent = 299 if name == "inception_v3" else 224
-    if name.split("_")[0] in _OF_VIDEOS:
-        extent = 224 if "mvit" in name else 112
-        return Model(module, {"x": torch.randn(1, 3, 16, extent, extent)})
-    return Model(module, {"x": torch.randn(1, 3, extent, extent)})
-
-
-def _timm_names() -> list[str]:
-    _torchvision()
-    import timm
-
-    return list(timm.list_models())
-
-
-def _timm_model(name: str) -> Model:
-    import torch
-
-    _torchvision()
-    import timm
-
-    module = timm.create_model(name, pretrained=False)
-    extents = module.pretrained_cfg["input_size"]
-    return Model(module, {"x": torch.randn(1, *extents)})
-
-
-def _transformers_names() -> list[str]:
-    _torchvision()
-    import transformers.modeling_utils  # noqa: F401
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
-
-    return list(MODEL_MAPPING_NAMES)
-
-
-_SMALL: Mapping[str, int] = {
-    "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embed_dim": 64,
-    "num_hidden_layers": 2, "num_layers": 2, "n_layer": 2, "n_layers": 2, "encoder_layers": 2,
-    "decoder_layers": 2, "num_decoder_layers": 2,
-    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "intermediate_size": 128, "d_ff": 128, "n_inner": 128, "ffn_dim": 128,
-    "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "d_kv": 16, "head_dim": 16,
-    "vocab_size": 512, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4,
-    "moe_intermediate_size": 64, "max_position_embeddings": 128, "n_positions": 128,
-    "embedding_size": 64,
-}  # fmt: skip
-"""What configurations call their sizes -> small ones."""
-
-
-def _small_config(kind: Any) -> Any:  # noqa: ANN401
-    """A configuration of a class with small sizes, as far as it has them in numbers."""
-    plain = kind()
-    sizes = {n: v for n, v in _SMALL.items() if isinstance(getattr(plain, n, None), int)}
-    heads = getattr(plain, "num_key_value_heads", None)
-    if isinstance(heads, int):
-        sizes["num_key_value_heads"] = 4 if heads == plain.num_attention_heads else 2
-    for unknown in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-        if isinstance(getattr(plain, unknown, None), int):
-            sizes[unknown] = min(getattr(plain, unknown), 3)
-    return kind(**sizes)
-
-
-def _transformers_model(name: str) -> Model:
-    import torch
-
-    _torchvision()
-    from transformers import AutoModel
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    config = _small_config(CONFIG_MAPPING[name])
-    config.use_cache = False
-    module = AutoModel.from_config(config)
-    inputs: dict[str, Any] = {}
-    main = module.main_input_name
-    if main == "pixel_values":
-        extent = getattr(config, "image_size", 224)
-        extent = extent if isinstance(extent, int) else extent[0]
-        inputs[main] = torch.randn(1, getattr(config, "num_channels", 3), extent, extent)
-    elif main in ("input_values", "input_features"):
-        bins = getattr(config, "num_mel_bins", 80)
-        inputs[main] = torch.randn(*((1, 8000) if main == "input_values" else (1, bins, 3000)))
-    else:
-        inputs[main] = torch.randint(4, 500, (1, 16))
-    if getattr(config, "is_encoder_decoder", False) and main != "pixel_values":
-        inputs["decoder_input_ids"] = torch.randint(4, 500, (1, 8))
-    return Model(_of_tensors(module, list(inputs)), inputs)
-
-
-def _of_tensors(module: Any, names: Sequence[str]) -> Any:  # noqa: ANN401
-    """A module whose inputs stand in places and whose results are tensors."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    class Plain(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = module
-
-        def forward(self, *given: Any) -> tuple[Any, ...]:  # noqa: ANN401
-            found = self.inner(**dict(zip(names, given, strict=True)), return_dict=False)
-            return tuple(v for v in tree_leaves(found) if isinstance(v, torch.Tensor))
-
-    return Plain()
-
-
-@dataclass(frozen=True)
 class Package:
-    """A package: its names, and how a model of one is built."""
+    """A package: its names, and how a model of at most so many parameters is built of one."""
 
     names: Callable[[], list[str]]
-    build: Callable[[str], Model]
+    build: Callable[[str, int], Model]
 
 
 PACKAGES = {
-    "torchvision": Package(_torchvision_names, _torchvision_model),
-    "timm": Package(_timm_names, _timm_model),
-    "transformers": Package(_transformers_names, _transformers_model),
+    "torchvision": Package(torchvision_names, torchvision_model),
+    "timm": Package(timm_names, timm_model),
+    "transformers": Package(zoo_transformers.names, zoo_transformers.build),
 }
 
 
@@ -246,25 +79,48 @@ Engines = dict[str, Callable[[], Call]]
 """What makes a model ready, by engine: "ekiden" and its peers."""
 
 
-def _dims(model: Model) -> tuple[Any, ...]:
-    from torch.export import Dim
+class Compiled:
+    """An executable of Ekiden as a call, whose kernels may still be compiled beside it."""
 
-    batch = Dim("batch", min=1, max=64)
-    return tuple({0: batch} for _ in model.inputs)
+    def __init__(self, executable: Any, names: Sequence[str] | None = None) -> None:  # noqa: ANN401
+        self._executable = executable
+        self._names = names
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        given = inputs if self._names is None else _kept(self._executable, self._names, inputs)
+        return _arrays(self._executable(*given))
+
+    def save(self, path: Path) -> None:
+        """Write the artifact."""
+        self._executable.save(path)
+
+    def wait(self, seconds: float) -> None:
+        """Until every kernel has its own code. Raises what compiling raised, and TimeoutError."""
+        self._executable.wait(seconds)
+
+
+def _compiled(model: Any) -> Any:  # noqa: ANN401
+    """An executable; what its compilation spent most time in goes to the line."""
+    import ekiden
+    from ekiden.ir.instrument import PassTimingInstrument
+    from ekiden.ir.transform import PassContext
+
+    timing = PassTimingInstrument()
+    with PassContext(instruments=[timing]):
+        executable = ekiden.compile(model, tier=_tier())
+    name, seconds = max(timing.seconds.items(), key=lambda each: each[1])
+    SAID.update(slowest_pass=name, slowest_pass_s=round(seconds, 2))
+    return executable
 
 
 def _export(model: Model, is_dynamic: bool, folder: Path) -> Engines:
-    import ekiden
+    import torch
 
-    shapes = _dims(model) if is_dynamic else None
-    given = tuple(model.inputs.values())
-    if is_dynamic:  # an example of 1 would be taken for a constant
-        given = tuple(_wider(v) for v in given)
-    specs = (shapes,) if shapes is not None and hasattr(model.module, "inner") else shapes
+    given, shapes = _examples(model, is_dynamic)  # exported here, so that its errors are PyTorch's
+    program = torch.export.export(model.module, given, dynamic_shapes=shapes, strict=False)
 
     def made() -> Call:
-        executable = ekiden.compile(model.module, given, dynamic_shapes=specs, tier=_tier())
-        return lambda inputs: _arrays(executable(*inputs))
+        return Compiled(_compiled(program))
 
     return {"ekiden": made}
 
@@ -273,10 +129,32 @@ def _tier() -> str:
     return os.environ.get("ZOO_TIER", "full")
 
 
-def _wider(value: Any) -> Any:  # noqa: ANN401
+def _examples(model: Model, is_dynamic: bool) -> tuple[tuple[Any, ...], Any]:
+    """What an exporter is given, and its dynamic shapes: an example of 1 would be taken for a
+    constant.
+    """
+    from torch.export import Dim
+
+    if not is_dynamic:
+        return tuple(model.inputs.values()), None
+    called = [model.axes_of(name) for name in model.inputs]
+    sizes = {n: Dim(n, min=1, max=64) for axes in called for n in axes.values()}
+    shapes = tuple({a: sizes[n] for a, n in axes.items()} for axes in called)
+    is_variadic = hasattr(model.module, "inner")
+    return tuple(_larger(model, {"batch": 1})), (shapes,) if is_variadic else shapes
+
+
+def _larger(model: Model, by: Mapping[str, int]) -> list[Any]:
+    """The inputs, longer where axes have such names: what they have is there again."""
     import torch
 
-    return torch.cat([value, value])
+    found = []
+    for name, value in model.inputs.items():
+        for axis, size in model.axes_of(name).items():
+            if more := by.get(size, 0):
+                value = torch.cat([value, value.narrow(axis, 0, more)], axis)
+        found.append(value)
+    return found
 
 
 def _compile(model: Model, is_dynamic: bool, folder: Path) -> Engines:
@@ -307,23 +185,24 @@ def _compile(model: Model, is_dynamic: bool, folder: Path) -> Engines:
 
 def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
     def road(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+        import numpy as np
         import torch
-
-        import ekiden
 
         path, names = folder / "model.onnx", list(model.inputs)
         options: dict[str, Any] = {"dynamo": uses_dynamo}
-        if is_dynamic and not uses_dynamo:
-            options["dynamic_axes"] = {name: {0: "batch"} for name in names}
-        given = tuple(model.inputs.values())
+        given, shapes = _examples(model, is_dynamic)
         if is_dynamic and uses_dynamo:
-            given, shapes = tuple(_wider(v) for v in given), _dims(model)
-            options["dynamic_shapes"] = (shapes,) if hasattr(model.module, "inner") else shapes
+            options["dynamic_shapes"] = shapes
+        elif is_dynamic:
+            options["dynamic_axes"] = {name: dict(model.axes_of(name)) for name in names}
         torch.onnx.export(model.module, given, str(path), input_names=names, **options)
 
         def made() -> Call:
-            executable = ekiden.compile(path, tier=_tier())
-            return lambda inputs: _arrays(executable(*_kept(executable, names, inputs)))
+            compiled = Compiled(_compiled(path), names)
+            if "ZOO_KEEP" in os.environ:
+                compiled.save(folder / ARTIFACT)
+                np.savez(folder / INPUTS, **dict(zip(names, _arrays(given), strict=True)))
+            return compiled
 
         return {"onnxruntime": lambda: _onnx_runtime(path, names), "ekiden": made}
 
@@ -331,9 +210,13 @@ def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
 
 
 def _onnx_either(model: Model, is_dynamic: bool, folder: Path) -> Engines:
-    """By the exporter that traces, which is fast, else by the other."""
+    """By the exporter that traces, which is fast, else, or where its file is none, by the other."""
+    import onnx
+
     try:
-        return _onnx(uses_dynamo=False)(model, is_dynamic, folder)
+        engines = _onnx(uses_dynamo=False)(model, is_dynamic, folder)
+        onnx.checker.check_model(folder / "model.onnx", full_check=True)
+        return engines
     except Exception as error:  # the exporter's, of any kind
         print(f"exporter of TorchScript: {_first(error)}", file=sys.stderr)
         return _onnx(uses_dynamo=True)(model, is_dynamic, folder)
@@ -343,6 +226,10 @@ def _kept(made: Any, names: Sequence[str], inputs: Sequence[Any]) -> list[Any]: 
     """The inputs that the exporter left."""
     given = dict(zip(names, inputs, strict=True))
     return [given[each.name] for each in made.inputs]
+
+
+ARTIFACT, INPUTS = "model.eki", "inputs.npz"
+"""What is kept of a model beside model.onnx."""
 
 
 def _onnx_runtime(path: Path, names: Sequence[str]) -> Call:
@@ -380,12 +267,20 @@ def _leaves(many: Any) -> Iterator[Any]:  # noqa: ANN401
 
 # One model.
 
+NOT_ASKED = ("large", "not built", "not exported")
+"""States of models that did not come to Ekiden."""
 CLOSE = 1e-3
 """Of the largest number that a model gives, how much may be different."""
 
 
 def one(
-    package: str, name: str, road: str, sizes: str, turns: int, most: int = MOST_PARAMETERS
+    package: str,
+    name: str,
+    road: str,
+    sizes: str,
+    turns: int,
+    most: int = MOST_PARAMETERS,
+    wait: int = 0,
 ) -> dict[str, Any]:
     """What came of a model on a road: a line of the table."""
     import torch
@@ -394,32 +289,45 @@ def one(
     torch.set_num_threads(1)
     line: dict[str, Any] = {"package": package, "name": name, "road": road, "sizes": sizes}
     try:
-        with torch.device("meta"):
-            count = sum(p.numel() for p in PACKAGES[package].build(name).module.parameters())
-    except Exception:  # not every module can be made without memory
-        count = 0
-    if count > most:
-        return {**line, "state": "large", "why": f"{count:,} parameters"}
-    try:
-        model = PACKAGES[package].build(name)
+        model = PACKAGES[package].build(name, most)
         model.module.eval()
         with torch.no_grad():
             wanted = _arrays(model.module(*model.inputs.values()))
+    except TooLargeError as error:
+        return {**line, "state": "large", "why": str(error)}
     except Exception as error:
         return {**line, "state": "not built", "why": _first(error)}
     line["parameters"] = sum(p.numel() for p in model.module.parameters())
-    with TemporaryDirectory() as folder, torch.no_grad():
+    with _folder(f"{package}-{name}") as folder, torch.no_grad():
         started = time.perf_counter()
         try:
-            engines = ROADS[road](model, sizes == "dynamic", Path(folder))
+            engines = ROADS[road](model, sizes == "dynamic", folder)
         except Exception as error:
             return {**line, "state": "not exported", "why": _first(error)}
         line["export_s"] = round(time.perf_counter() - started, 2)
-        return {**line, **_ran(model, engines, wanted, sizes == "dynamic", turns), **SAID}
+        ran = _ran(model, engines, wanted, sizes == "dynamic", turns, wait)
+        return {**line, **ran, **SAID}
+
+
+@contextmanager
+def _folder(name: str) -> Iterator[Path]:
+    """A folder for the files of a model, which stays where `--keep` says so."""
+    if kept := os.environ.get("ZOO_KEEP"):
+        folder = Path(kept, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    else:
+        with TemporaryDirectory() as temporary:
+            yield Path(temporary)
 
 
 def _ran(
-    model: Model, engines: Engines, wanted: Sequence[Any], is_dynamic: bool, turns: int
+    model: Model,
+    engines: Engines,
+    wanted: Sequence[Any],
+    is_dynamic: bool,
+    turns: int,
+    wait: int = 0,
 ) -> dict[str, Any]:
     """What came of the engines. Limits of a peer are its own, and said under its name."""
     line: dict[str, Any] = {}
@@ -443,10 +351,31 @@ def _ran(
             line[key] = round(time.perf_counter() - started, 2)
     try:
         line.update(_compared(model, calls, wanted, is_dynamic))
+        if why := _waited(line, calls["ekiden"], wait):
+            return {**line, "state": "refused", "why": why}
+        if wait:
+            again = _compared(model, calls, wanted, is_dynamic)
+            line["error"] = max(line["error"], again["error"])
         line.update(_timed(model, calls, turns))
     except Exception as error:
         return {**line, "state": "failed", "why": _first(error)}
     return {**line, "state": _state(line["error"], calls, inputs)}
+
+
+def _waited(line: dict[str, Any], call: Call, seconds: int) -> str:
+    """Why kernels stay general, after so much time for their own code; "" if they do not."""
+    if not seconds or not isinstance(call, Compiled):
+        return ""
+    started = time.perf_counter()
+    try:
+        call.wait(seconds)
+    except TimeoutError as error:
+        line["kernels"] = str(error)
+    except Exception as error:
+        return f"kernels stay general: {_first(error)}"
+    else:
+        line["kernels_s"] = round(time.perf_counter() - started, 2)
+    return ""
 
 
 def _state(error: float, calls: Mapping[str, Call], inputs: Sequence[Any]) -> str:
@@ -473,10 +402,11 @@ def _compared(
     inputs = list(model.inputs.values())
     found = {"error": _error(calls["ekiden"](inputs), wanted)}
     if is_dynamic:
-        wide = [_wider(v) for v in inputs]
-        found["error"] = max(
-            found["error"], _error(calls["ekiden"](wide), _arrays(model.module(*wide)))
-        )
+        by = {"batch": 1, "length": 5, "decoder_length": 3}
+        for one_of in by, {**by, "batch": 0}:
+            given = _larger(model, one_of)
+            error = _error(calls["ekiden"](given), _arrays(model.module(*given)))
+            found["error"] = max(found["error"], error)
     return found
 
 
@@ -503,8 +433,11 @@ def _error(found: Sequence[Any], wanted: Sequence[Any]) -> float:
 
 def _timed(model: Model, calls: Mapping[str, Call], turns: int) -> dict[str, float]:
     """How much longer each other takes, of medians taken in turns, in time of this thread."""
-    inputs = list(model.inputs.values())
     every: dict[str, Call] = {**calls, "eager": lambda given: model.module(*given)}
+    return _in_turns(every, list(model.inputs.values()), turns)
+
+
+def _in_turns(every: Mapping[str, Call], inputs: Sequence[Any], turns: int) -> dict[str, float]:
     spent: dict[str, list[float]] = {name: [] for name in every}
     for turn in range(turns + 1):
         for name, call in every.items():
@@ -526,19 +459,27 @@ def _timed(model: Model, calls: Mapping[str, Call], turns: int) -> dict[str, flo
 def run(options: argparse.Namespace) -> None:
     """Append a line for each model, road and kind of sizes that has none."""
     os.environ.update(_ALONE, ZOO_TIER=options.tier)
+    if options.keep:
+        os.environ["ZOO_KEEP"] = str(options.keep)
     _prepare(options.packages)
-    have = {_key(line) for line in _lines(options.out)}
+    have = {_key(line): line for line in _lines(options.out)}
     for package in options.packages:
-        for name in _sample(package, options):
-            for road in options.roads:
-                for sizes in options.sizes:
-                    if (package, name, road, sizes) in have:
-                        continue
-                    line = _apart((package, name, road, sizes), options)
-                    with open(options.out, "a") as file:
-                        file.write(json.dumps(line) + "\n")
-                    said = line.get("why", line.get("error", ""))
-                    print(package, name, road, sizes, line["state"], said, flush=True)
+        for road, sizes in itertools.product(options.roads, options.sizes):
+            asked = 0
+            for name in _shuffled(package, options):
+                if options.sample and asked >= options.sample:
+                    break
+                key = (package, name, road, sizes)
+                line = have.get(key) or _appended(_apart(key, options), options.out)
+                asked += line["state"] not in NOT_ASKED
+
+
+def _appended(line: dict[str, Any], out: Path) -> dict[str, Any]:
+    with open(out, "a") as file:
+        file.write(json.dumps(line) + "\n")
+    said = line.get("why", line.get("error", ""))
+    print(*_key(line), line["state"], said, flush=True)
+    return line
 
 
 _FORKS = multiprocessing.get_context("fork")
@@ -562,12 +503,12 @@ _IMPORTED = (
 )  # fmt: skip
 
 
-def _sample(package: str, options: argparse.Namespace) -> list[str]:
+def _shuffled(package: str, options: argparse.Namespace) -> list[str]:
     if options.names:
         return list(options.names)
     names = sorted(PACKAGES[package].names())
     random.Random(options.seed).shuffle(names)  # a smaller sample is the begin of a larger one
-    return names[: options.sample or None]
+    return names
 
 
 def _key(line: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -584,7 +525,8 @@ def _apart(asked: tuple[str, str, str, str], options: argparse.Namespace) -> dic
     """A line made by a process of its own, which ends with all that it started."""
     line = dict(zip(("package", "name", "road", "sizes"), asked, strict=True))
     with TemporaryDirectory() as folder:
-        given = (asked, options.turns, options.parameters, options.gigabytes, Path(folder))
+        limits = (options.turns, options.parameters, options.wait)
+        given = (asked, limits, options.gigabytes, Path(folder))
         process = _FORKS.Process(target=_in_process, args=given)
         process.start()
         process.join(options.seconds)
@@ -601,7 +543,7 @@ def _apart(asked: tuple[str, str, str, str], options: argparse.Namespace) -> dic
 
 
 def _in_process(
-    asked: tuple[str, str, str, str], turns: int, most: int, gigabytes: int, folder: Path
+    asked: tuple[str, str, str, str], limits: tuple[int, int, int], gigabytes: int, folder: Path
 ) -> None:
     """Write the line of a model to a file, within limits. Its group of processes is its own."""
     os.setsid()
@@ -609,7 +551,7 @@ def _in_process(
     with open(folder / "errors.txt", "w") as errors:
         os.dup2(errors.fileno(), 1)
         os.dup2(errors.fileno(), 2)
-    line = one(*asked, turns, most)
+    line = one(*asked, *limits)
     (folder / "line.json").write_text(json.dumps({**line, "tier": _tier()}))
     os.killpg(0, signal.SIGKILL)  # kernels that are still being compiled for a quick start
 
@@ -622,32 +564,32 @@ def _end(process: BaseProcess) -> None:
 
 # The table.
 
-NOT_OURS = ("large", "not built", "not exported", "exported differently")
-"""States of models that Ekiden was not asked about."""
-
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """What lines say, as Markdown."""
-    heads = ("package", "road", "sizes", "models", "agree", "of ONNX Runtime's", "over eager",
-             "over ONNX Runtime", "compile, median s")  # fmt: skip
-    rows = [f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|--:|--:|--:|"]
+    heads = ("package", "road", "sizes", "drawn", "models", "agree", "own kernels",
+             "of ONNX Runtime's", "over eager", "over ONNX Runtime",
+             "compile, median s")  # fmt: skip
+    rows = [f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
         groups.setdefault((line["package"], line["road"], line["sizes"]), []).append(line)
     for key, group in sorted(groups.items()):
-        asked = [each for each in group if each["state"] not in NOT_OURS]
+        asked = [e for e in group if e["state"] not in (*NOT_ASKED, "exported differently")]
         good = [each for each in asked if each["state"] == "agrees"]
         times = [each["compile_s"] for each in good]
         theirs = [each for each in asked if isinstance(each.get("onnxruntime"), float)]
         both = [each for each in theirs if each["state"] == "agrees"]
-        cells = [*key, len(asked), f"{len(good)} ({len(good) / max(len(asked), 1):.1%})",
+        own = [each for each in good if each.get("tier") == "full" or "kernels_s" in each]
+        cells = [*key, len(group), len(asked),
+                 f"{len(good)} ({len(good) / max(len(asked), 1):.1%})", len(own),
                  f"{len(both)} of {len(theirs)}" if theirs else "",
                  _mean(good, "over_eager"), _mean(good, "over_onnxruntime"),
                  f"{statistics.median(times):.1f}" if times else ""]  # fmt: skip
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     slow = sorted((e for e in lines if "compile_s" in e), key=lambda e: -e["compile_s"])[:10]
     rows += ["", "Slowest to compile:"]
-    rows += [f"- {e['name']}, {e['road']}: {e['compile_s']} s" for e in slow]
+    rows += [f"- {e['name']}, {e['road']}: {e['compile_s']} s{_most_of(e)}" for e in slow]
     left = [e for e in lines if e["state"] not in ("agrees", "large")]
     rows += ["", "| model | road | state | why |", "|---|---|---|---|"] if left else []
     for each in left:
@@ -656,6 +598,43 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             f"| {each['name']} | {each['road']} {each['sizes']} | {each['state']} | {why} |"
         )
     return "\n".join(rows)
+
+
+def _most_of(line: Mapping[str, Any]) -> str:
+    """What a compilation spent most time in."""
+    if "slowest_pass" not in line:
+        return ""
+    return f", of which {line['slowest_pass']} {line['slowest_pass_s']} s"
+
+
+# What was kept.
+
+
+def time_kept(folder: Path, turns: int) -> None:
+    """Print what ONNX Runtime takes of Ekiden's time for each model that was kept, and the mean."""
+    import numpy as np
+    import torch
+
+    import ekiden
+
+    lines = []
+    for each in sorted(folder.iterdir()):
+        if not (each / ARTIFACT).is_file():
+            continue
+        stored = np.load(each / INPUTS)
+        names, inputs = list(stored), [torch.from_numpy(stored[name]) for name in stored]
+        executable = ekiden.load(each / ARTIFACT, num_threads=1)
+        try:
+            peer = _onnx_runtime(each / "model.onnx", names)
+            line = _in_turns(
+                {"ekiden": Compiled(executable, names), "onnxruntime": peer}, inputs, turns
+            )
+        except Exception as error:
+            print(f"{each.name:48} {_first(error)}", flush=True)
+            continue
+        lines.append(line)
+        print(f"{each.name:48} {line['over_onnxruntime']:6.2f}", flush=True)
+    print(f"geometric mean of {len(lines)}: {_mean(lines, 'over_onnxruntime')}")
 
 
 def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -675,17 +654,27 @@ def main() -> None:
     running.add_argument("--roads", nargs="+", default=["export", "onnx"], choices=ROADS)
     running.add_argument("--sizes", nargs="+", default=["static"], choices=["static", "dynamic"])
     running.add_argument("--names", nargs="+", help="these models of one package alone")
-    running.add_argument("--sample", type=int, default=0, help="how many names of each; 0 for all")
+    running.add_argument(
+        "--sample", type=int, default=0, help="draw until so many come to Ekiden; 0 for all names"
+    )
     running.add_argument("--seed", type=int, default=SEED)
     running.add_argument(
         "--tier", default="full", choices=["full", "quick"],
         help="general kernels take a tenth of the time: what runs and agrees, not how fast",
+    )  # fmt: skip
+    running.add_argument(
+        "--wait", type=int, default=0,
+        help="of tier quick, seconds that kernels have to become their own; 0 does not ask",
     )  # fmt: skip
     running.add_argument("--turns", type=int, default=5)
     running.add_argument("--parameters", type=int, default=MOST_PARAMETERS, help="at most")
     running.add_argument("--seconds", type=int, default=600)
     running.add_argument("--gigabytes", type=int, default=16)
     running.add_argument("--out", type=Path, default=Path("zoo.jsonl"))
+    running.add_argument("--keep", type=Path, help="leave files and artifacts of models here")
+    timing = commands.add_parser("time")
+    timing.add_argument("folder", type=Path)
+    timing.add_argument("--turns", type=int, default=9)
     writing = commands.add_parser("table")
     writing.add_argument("file", type=Path)
     options = parser.parse_args()
@@ -693,6 +682,8 @@ def main() -> None:
         print("\n".join(PACKAGES[options.package].names()))
     elif options.command == "run":
         run(options)
+    elif options.command == "time":
+        time_kept(options.folder, options.turns)
     else:
         print(table(_lines(options.file)))
 

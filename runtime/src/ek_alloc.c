@@ -414,7 +414,10 @@ static void trim_all(void) {
 }
 
 ek_pool_stats ek_pool_get(int wants_trim) {
-  if (wants_trim) trim_all();
+  if (wants_trim) {
+    ek_device_pool_trim();
+    trim_all();
+  }
   ek_pool_stats stats = {
       __atomic_load_n(&system_allocations, __ATOMIC_RELAXED),
       __atomic_load_n(&bytes_held, __ATOMIC_RELAXED),

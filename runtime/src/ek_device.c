@@ -5,10 +5,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { KINDS = 64, DRIVER_VERSION = 1, MAX_DEVICES = 16 };
+enum { KINDS = 64, DRIVER_VERSION = 1 };
 
 static const ek_device_table *tables[KINDS];
-static void *upload_streams[KINDS][MAX_DEVICES]; /* atomic: NULL until first used */
 
 /* The kinds that may have a driver, by DLPack's numbers. */
 static const char *const driver_names[KINDS] = {
@@ -97,34 +96,6 @@ const ek_device_table *ek_device_table_of(ek_device device, const char *doing) {
   return table;
 }
 
-/* Copies to devices ---------------------------------------------------------------------------- */
-
-/* 0 with NULL where the driver has no streams, or there are more devices than are kept here. */
-static int upload_stream(const ek_device_table *table, ek_device device, void **out) {
-  bool is_kept = device.type < KINDS && device.id >= 0 && device.id < MAX_DEVICES;
-  bool has_streams = table->stream_new != NULL && table->synchronize != NULL;
-  int status = 0;
-  *out = NULL;
-  if (!is_kept || !has_streams) return 0;
-  void **place = &upload_streams[device.type][device.id];
-  *out = __atomic_load_n(place, __ATOMIC_ACQUIRE);
-  if (*out != NULL) return 0;
-  ek_mutex_lock(&driver_lock);
-  *out = *place;
-  if (*out == NULL) status = table->stream_new(device, out);
-  if (status == 0) __atomic_store_n(place, *out, __ATOMIC_RELEASE);
-  ek_mutex_unlock(&driver_lock);
-  return status;
-}
-
-int ek_device_upload(const void *from, ek_device host, void *to, ek_device device, size_t size) {
-  void *stream;
-  const ek_device_table *table = ek_device_table_of(device, "copy tensor");
-  if (table == NULL || upload_stream(table, device, &stream) != 0) return -1;
-  int status = table->copy(from, host, to, device, size, stream);
-  return status == 0 && stream != NULL ? table->synchronize(device, stream) : status;
-}
-
 /* Working memory of kernels -------------------------------------------------------------------- */
 
 void *ek_device_workspace_alloc(int64_t type, int64_t id, int64_t nbytes) {
@@ -132,13 +103,15 @@ void *ek_device_workspace_alloc(int64_t type, int64_t id, int64_t nbytes) {
   const ek_device_table *table = ek_device_table_of(device, "working memory of a kernel");
   void *memory = NULL;
   if (table == NULL) return NULL;
-  return table->alloc(device, nbytes < 1 ? 1 : (size_t)nbytes, 0, NULL, &memory) == 0 ? memory : NULL;
+  size_t size = nbytes < 1 ? 1 : (size_t)nbytes;
+  return ek_device_memory(table, device, size, 0, &memory) == 0 ? memory : NULL;
 }
 
 void ek_device_workspace_free(int64_t type, int64_t id, void *memory, int64_t nbytes) {
   ek_device device = {(int32_t)type, (int32_t)id};
   const ek_device_table *table = ek_device_table_of(device, "working memory of a kernel");
-  if (table != NULL && memory != NULL) table->free(device, memory, nbytes < 1 ? 1 : (size_t)nbytes);
+  size_t size = nbytes < 1 ? 1 : (size_t)nbytes;
+  if (table != NULL && memory != NULL) ek_device_memory_free(table, device, memory, size);
 }
 
 /* Registered functions ------------------------------------------------------------------------- */

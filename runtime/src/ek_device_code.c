@@ -9,7 +9,7 @@
 
 #include <stdio.h>
 
-enum { MAX_ARGS = 64, MAX_DEVICES = 16, GIVEN = 7, STATUS_WORDS = 16, NOBODY = 0x7fffffff };
+enum { MAX_ARGS = EK_DEVICE_MAX_ARGS, MAX_DEVICES = 16, GIVEN = 7, STATUS_WORDS = 16, NOBODY = 0x7fffffff };
 
 static const char magic[8] = {'E', 'K', 'D', 'E', 'V', 'C', 0, 1};
 
@@ -198,12 +198,12 @@ static int launch_checked(const device_kernel *k, ek_device device, const ek_dev
   int32_t first[2] = {NOBODY, -1};
   const ek_device host = {EK_CPU, 0};
   void *memory = NULL;
-  if (table->alloc(device, sizeof status, 0, NULL, &memory) != 0) return -1;
+  if (ek_device_memory(table, device, sizeof status, 0, &memory) != 0) return -1;
   given[launch->n_args++] = (ek_launch_arg){memory, 0, 0};
   int code = 0;
   for (int turn = 0; turn < 2 && code == 0; turn++) {
     memcpy(status, first, sizeof first);
-    code = table->copy(status, host, memory, device, sizeof status, NULL);
+    code = ek_device_upload(status, host, memory, device, sizeof status);
     if (code == 0) code = table->launch(device, NULL, made, launch);
     if (code == 0) code = table->copy(memory, device, status, host, sizeof status, NULL);
     if (code == 0) memcpy(first, status, sizeof first);
@@ -211,7 +211,7 @@ static int launch_checked(const device_kernel *k, ek_device device, const ek_dev
     if (code == 0 && turn == 1) code = fail(k, status);
     first[1] = first[0];
   }
-  table->free(device, memory, sizeof status);
+  ek_device_memory_free(table, device, memory, sizeof status);
   return code;
 }
 
@@ -232,8 +232,9 @@ static int call_kernel(void *self, const ek_value *args, int32_t nargs, ek_value
   void *made = built(f->code, k, device, table);
   if (made == NULL) return -1;
   *ret = ek_value_int(0);
-  if (k->n_checks != 0) return launch_checked(k, device, table, made, &launch, given);
-  return table->launch(device, NULL, made, &launch);
+  int status = k->n_checks != 0 ? launch_checked(k, device, table, made, &launch, given)
+                                : table->launch(device, NULL, made, &launch);
+  return status != 0 ? -1 : ek_device_launched(table, device, args + GIVEN, nargs - GIVEN);
 }
 
 static void delete_function(void *self) {

@@ -26,7 +26,8 @@ enum {
   ENTRY_SIZE = 24,
   CONSTANT_SIZE = 24,          /* of the record of a constant without dimensions */
   LATE_BOUND = 0,              /* in place of its lanes: its data comes from elsewhere */
-  MADE_AT_LOAD = 0xffff        /* in their place: section DERIVED says of what */
+  MADE_AT_LOAD = 0xffff,       /* in their place: section DERIVED says of what */
+  MOST_DEVICES = 256           /* each is compared with all before it */
 };
 
 static const char magic[8] = {(char)0x89, 'E', 'K', 'I', 'D', 'E', 'N', '\n'};
@@ -134,8 +135,8 @@ static ek_bytes text(reader *r, size_t size) {
 static ek_bytes string(reader *r) { return text(r, u32(r)); }
 
 /* Memory for items of a count that was read, not initialised. */
-static void *items(reader *r, int32_t n, size_t size) {
-  void *memory = r->failed ? NULL : ek_alloc_or_error((size_t)n * size + 1);
+static void *items(reader *r, size_t n, size_t size) {
+  void *memory = r->failed ? NULL : ek_alloc_or_error(n * size + 1);
   if (memory == NULL) r->failed = true;
   return memory;
 }
@@ -286,7 +287,7 @@ static int compare_names(const void *left_name, const void *right_name) {
 }
 
 static void expect_distinct_names(reader *r, const ek_executable *e) {
-  ek_bytes *names = items(r, e->n_functions, sizeof *names);
+  ek_bytes *names = items(r, (size_t)e->n_functions, sizeof *names);
   if (names == NULL) return;
   for (int32_t i = 0; i < e->n_functions; i++) names[i] = e->functions[i].name;
   qsort(names, (size_t)e->n_functions, sizeof *names, compare_names);
@@ -300,7 +301,7 @@ static void expect_distinct_names(reader *r, const ek_executable *e) {
 
 static void read_globals(reader *r, ek_executable *e) {
   int32_t n = count(r, 8);
-  e->functions = items(r, n, sizeof *e->functions);
+  e->functions = items(r, (size_t)n, sizeof *e->functions);
   for (int32_t i = 0; i < n && !r->failed; i++) {
     ek_bytes name = string(r);
     int32_t n_params = count(r, 4);
@@ -360,8 +361,8 @@ static void read_constant(reader *r, ek_executable *e, int32_t index, layout *at
 static void read_constants(reader *r, ek_executable *e) {
   layout at = {0, 0, 0};
   int32_t n = count(r, CONSTANT_SIZE);
-  e->constants = items(r, n, sizeof *e->constants);
-  e->is_absent = items(r, n, sizeof *e->is_absent);
+  e->constants = items(r, (size_t)n, sizeof *e->constants);
+  e->is_absent = items(r, (size_t)n, sizeof *e->is_absent);
   for (int32_t i = 0; i < n && !r->failed; i++) read_constant(r, e, i, &at);
   if (r->failed || n == 0) return;
   uint64_t records_end = (uint64_t)(r->at - e->data), end = (uint64_t)(r->end - e->data);
@@ -376,7 +377,7 @@ static void read_constants(reader *r, ek_executable *e) {
 
 static void read_primitives(reader *r, ek_executable *e) {
   int32_t n = count(r, 4);
-  e->primitives = items(r, n, sizeof *e->primitives);
+  e->primitives = items(r, (size_t)n, sizeof *e->primitives);
   for (int32_t i = 0; i < n && !r->failed; i++) e->primitives[i] = string(r);
   if (!r->failed) e->n_primitives = n;
 }
@@ -400,7 +401,7 @@ static void read_function(reader *r, ek_vm_function *f, int32_t *words) {
 static void read_code(reader *r, ek_executable *e) {
   uint32_t n = u32(r);
   if (n != (uint32_t)e->n_functions) fail(r, "%d functions expected, got %u", e->n_functions, n);
-  e->words = items(r, (int32_t)(left(r) / 4 & INT32_MAX), sizeof *e->words);
+  e->words = items(r, left(r) / 4, sizeof *e->words);
   int32_t *words = e->words;
   for (int32_t i = 0; i < e->n_functions && !r->failed; i++) {
     read_function(r, &e->functions[i], words);
@@ -426,8 +427,10 @@ static void read_metadata(reader *r, ek_executable *e) { e->metadata = text(r, l
 /* A table of the host alone is not written: the file would not be the only one of its content. */
 static void read_device_table(reader *r, ek_executable *e) {
   int32_t n = count(r, 8);
-  if (!r->failed && n < 2) fail(r, "at least 2 devices expected, got %d", n);
-  ek_device *devices = items(r, n, sizeof *devices);
+  if (!r->failed && (n < 2 || n > MOST_DEVICES)) {
+    fail(r, "2 to %d devices expected, got %d", MOST_DEVICES, n);
+  }
+  ek_device *devices = items(r, (size_t)n, sizeof *devices);
   for (int32_t i = 0; i < n && !r->failed; i++) {
     devices[i].type = (int32_t)u32(r);
     devices[i].id = (int32_t)u32(r);
@@ -450,7 +453,7 @@ static void read_places(reader *r, ek_executable *e) {
   int64_t n_free = n; /* behind them, places name a device itself */
   for (int32_t i = 0; i < e->n_functions; i++) n += e->functions[i].n_params;
   if ((uint64_t)n != left(r) / 4 || n > INT32_MAX / 4) fail(r, "%lld places expected, got %zu", (long long)n, left(r) / 4);
-  e->places = items(r, (int32_t)n, sizeof *e->places);
+  e->places = items(r, (size_t)n, sizeof *e->places);
   for (int64_t i = 0; i < n && !r->failed; i++) {
     bool is_primitive = i >= e->n_constants && i < n_free;
     uint32_t place = u32(r);
@@ -483,7 +486,7 @@ static int32_t read_words(reader *r, int64_t **to) {
 
 static void read_symbols(reader *r, ek_executable *e, int64_t **words) {
   int32_t n = count(r, 4 + 8 + 4);
-  e->symbols = items(r, n, sizeof *e->symbols);
+  e->symbols = items(r, (size_t)n, sizeof *e->symbols);
   for (int32_t i = 0; i < n && !r->failed; i++) {
     ek_bytes name = string(r);
     int64_t most = (int64_t)u64(r), *definition = *words;
@@ -510,7 +513,7 @@ static void read_types_of(reader *r, ek_executable *e, int32_t index, int64_t **
 }
 
 static void read_types(reader *r, ek_executable *e) {
-  e->types = items(r, (int32_t)(left(r) / 8 & INT32_MAX), sizeof *e->types);
+  e->types = items(r, left(r) / 8, sizeof *e->types);
   int64_t *words = e->types;
   if (words != NULL) read_symbols(r, e, &words);
   for (int32_t i = 0; i < e->n_functions && !r->failed; i++) read_types_of(r, e, i, &words);
@@ -540,7 +543,7 @@ static void read_derived(reader *r, ek_executable *e) {
   int32_t n = count(r, 12);
   if (!r->failed && n == 0) fail(r, "it is empty");
   if (e->n_devices > 1) fail(r, "constants are made at loading on the host alone");
-  e->derived = items(r, n, sizeof *e->derived);
+  e->derived = items(r, (size_t)n, sizeof *e->derived);
   for (int32_t i = 0; i < n && !r->failed; i++) read_derived_one(r, e, &e->derived[i]);
   if (!r->failed) e->n_derived = n;
 }

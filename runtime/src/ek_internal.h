@@ -240,9 +240,42 @@ ek_device_name ek_device_describe(ek_device device);
 ** an error when there is none. */
 const ek_device_table *ek_device_table_of(ek_device device, const char *doing);
 
-/* A copy from memory of a CPU into memory of a device that nothing queued there uses, on a stream of
-** its own: kernels that are queued go on meanwhile. Done when it returns; 0 or -1. */
+/* ek_device_queue.c ----------------------------------------------------------------------------- */
+
+enum { EK_DEVICE_MAX_ARGS = 64 };          /* of a kernel */
+
+/* Bytes of memory: those from 'begin' on and before 'end'. */
+typedef struct ek_memory_range {
+  uintptr_t begin, end;
+} ek_memory_range;
+
+/* A copy from memory of a CPU into memory of a device that is new to its user, on a stream of its
+** own: kernels that are queued go on meanwhile. Done when it returns; 0 or -1. */
 int ek_device_upload(const void *from, ek_device host, void *to, ek_device device, size_t size);
+
+/* A copy from memory of a device into memory of a CPU; where launches are noted, when the last one
+** that touched what is read has run. Done when it returns; 0 or -1. */
+int ek_device_fetch(const void *from, ek_device device, void *to, ek_device host, size_t size);
+
+/* From now on copies come back from a device while it works. */
+void ek_device_note_launches(ek_device device);
+
+/* A kernel was launched on the device's own stream, with tensors among its arguments. 0 or -1. */
+int ek_device_launched(const ek_device_table *table, ek_device device, const ek_value *args,
+                       int32_t nargs);
+
+/* ek_device_pool.c ------------------------------------------------------------------------------ */
+
+/* Memory of a device, perhaps with work on it still queued: the device's own stream may use it at
+** once, others when ek_device_memory_ready has let 'stream' wait. Freeing waits for nothing. */
+int ek_device_memory(const ek_device_table *table, ek_device device, size_t size, size_t alignment,
+                     void **out);
+void ek_device_memory_free(const ek_device_table *table, ek_device device, void *data, size_t size);
+int ek_device_memory_ready(const ek_device_table *table, ek_device device, const void *data,
+                           void *stream);
+
+/* Gives back what is kept. */
+void ek_device_pool_trim(void);
 
 /* Memory of a device that lives as long as a call of a kernel: 'device' is its type and number. */
 void *ek_device_workspace_alloc(int64_t type, int64_t id, int64_t nbytes);

@@ -13,7 +13,7 @@ static void storage_empty(ek_storage *storage) {
     return;
   }
   const ek_device_table *table = ek_device_table_of(device, "free storage");
-  if (table != NULL && table->free != NULL) table->free(device, storage->data, storage->size);
+  if (table != NULL) ek_device_memory_free(table, device, storage->data, storage->size);
 }
 
 static void storage_deleter(void *self, int flags) {
@@ -27,7 +27,7 @@ static int storage_fill(ek_storage *storage, size_t size, size_t alignment) {
   if (device.type != EK_CPU) {
     const ek_device_table *table = ek_device_table_of(device, "allocate storage");
     storage->size = size;
-    return table == NULL ? -1 : table->alloc(device, size, alignment, NULL, &storage->data);
+    return table == NULL ? -1 : ek_device_memory(table, device, size, alignment, &storage->data);
   }
   if (device.id < 0 || device.id >= EK_CPU_DEVICES) {
     return ek_error("ValueError", "allocate storage: a CPU device from 0 to %d expected, got %d",
@@ -164,9 +164,11 @@ static int reach(const ek_dltensor *like, int64_t *below, int64_t *above) {
   *below = 0;
   *above = 1;
   for (int32_t i = 0; i < like->ndim; i++) {
-    int64_t steps, *to = like->strides[i] < 0 ? below : above;
+    bool goes_down = like->strides[i] < 0;
+    int64_t steps, *to = goes_down ? below : above;
     if (__builtin_mul_overflow(like->shape[i] - 1, like->strides[i], &steps) ||
-        __builtin_add_overflow(*to, like->strides[i] < 0 ? -steps : steps, to)) {
+        (goes_down ? __builtin_sub_overflow(*to, steps, to)
+                   : __builtin_add_overflow(*to, steps, to))) {
       return ek_error("ValueError", "make view: the strides do not fit in memory");
     }
   }
@@ -325,6 +327,9 @@ static int copy_device(const ek_dltensor *from, const ek_dltensor *to, size_t nb
   const void *data = ek_dltensor_data(from);
   if (is_fresh && from->device.type == EK_CPU) {
     return ek_device_upload(data, from->device, ek_dltensor_data(to), to->device, nbytes);
+  }
+  if (to->device.type == EK_CPU) {
+    return ek_device_fetch(data, from->device, ek_dltensor_data(to), to->device, nbytes);
   }
   return table->copy(data, from->device, ek_dltensor_data(to), to->device, nbytes, NULL);
 }

@@ -90,6 +90,7 @@ int ek_vm_copy_value(const ek_value *value, ek_device from, ek_device device, ek
 int ek_op_DeviceCopy(ek_vm *vm, ek_value *R, const int32_t *pc) {
   const ek_device *devices = vm->executable->devices;
   ek_value copy;
+  if (devices[pc[4]].type != EK_CPU) ek_device_note_launches(devices[pc[4]]);
   if (ek_vm_copy_value(&R[pc[2]], devices[pc[4]], devices[pc[3]], &copy) != 0) return -1;
   set(&R[pc[1]], copy);
   return 0;

@@ -13,6 +13,7 @@ from ekiden.ir.prim import (
     EQ,
     AnyDim,
     IntImm,
+    Intrinsic,
     PrimExpr,
     Select,
     SizeVar,
@@ -23,6 +24,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
+from ekiden.ir.prim_visitor import children
 from ekiden.ir.text import prim_text
 
 pytestmark = pytest.mark.quick
@@ -162,6 +164,20 @@ def test_substitute_simplifies() -> None:
 def test_evaluate_names_what_is_missing() -> None:
     with pytest.raises(ValueError, match="no value for"):
         evaluate(N + S, {N: 1})
+
+
+def test_zeros_of_both_signs_are_two_constants() -> None:
+    condition = Var("c", "bool")
+    choice = Select(condition, const(0.0, "float32"), const(-0.0, "float32"))
+    assert prim_text(simplify(choice)) == "select(c, 0.0, -0.0)"
+
+
+def test_bits_are_counted_in_the_width_of_their_number() -> None:
+    """-1 has 32 bits as an int32 and 64 as an int64: equal numbers, not equal calls."""
+    narrow, wide = (Intrinsic("popcount", (const(-1, d),), "int32") for d in ("int32", "int64"))
+    analyzer = Analyzer()
+    assert not analyzer.can_prove(binary(EQ, narrow, wide))
+    assert [children(analyzer.simplify(e))[0].dtype for e in (narrow, wide)] == ["int32", "int64"]
 
 
 def test_deep_sums_do_not_recurse() -> None:

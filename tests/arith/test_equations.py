@@ -123,6 +123,11 @@ def test_common_parts() -> None:
     assert [(str(e), n) for e, n in found.items()] == [("x + y", 3)]
 
 
+def test_two_variables_of_one_name_have_nothing_in_common() -> None:
+    one, other = Var("x"), Var("x")
+    assert detect_common_subexpr((one + 1) * 3 + (other + 1) * 5, 2) == {}
+
+
 def test_interval_sets_of_numbers() -> None:
     x = Var("x")
     made = Analyzer().int_set(x * 2 + 1, {x: IntervalSet(0, 7)})  # type: ignore[arg-type]

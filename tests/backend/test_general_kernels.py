@@ -8,14 +8,19 @@ import pytest
 from ekiden import relay
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.general import general_form, general_function
+from ekiden.backend.kernels.general_shapes import general_shapes
+from ekiden.backend.kernels.lower import Check, shape_function
+from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir import IRModule
-from ekiden.ir.prim import SizeVar
+from ekiden.ir.prim import SizeVar, cast, const
 from ekiden.relay.expr import Expr, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform import InferType
-from ekiden.runtime import num_threads
-from ekiden.runtime.errors import IndexRangeError
+from ekiden.runtime import load_image, num_threads
+from ekiden.runtime.errors import IndexRangeError, InputError
 from ekiden.target import Target
+from ekiden.tir.expr import Buffer
+from ekiden.tir.transform import lower
 from ekiden.topi.nn.winograd import transform_weight
 
 pytestmark = pytest.mark.quick
@@ -387,3 +392,47 @@ def test_indices_are_checked() -> None:
 def test_what_has_no_general_form_says_why(body: Expr, why: str) -> None:
     found = general_form(canonicalize(fused(body)), TARGET)
     assert isinstance(found, str) and why in found
+
+
+def test_kernels_of_sizes() -> None:
+    """What a program computes of shapes and elements: the same numbers and the same errors."""
+    n, m = SizeVar("n"), SizeVar("m")
+    tensor = Buffer("p0", (n, const(4), m, n), "float32")
+    wanted, length = Buffer("p1", (m,), "int32"), Buffer("p2", (), "int64")
+    result = Buffer("dims", (const(12),), "int64")
+    element = cast(wanted[1], "int64")
+    exprs = [
+        element, n * m, result[0] + n, (n + 7) // element, (n - 7) % element, length[()],
+        *(n * const(k) for k in range(6)),
+    ]  # fmt: skip
+    check = Check(result[0] + n < 10, "100 % {of} sizes", {"n": n, "it": result[0]})
+    func = shape_function([tensor, wanted, length], exprs, [check], "sizes", result, first=1)
+    form = general_shapes(func, TARGET)
+    assert isinstance(form, bytes), form
+    compiled = load_image(link([compile_object([lower(func, TARGET)], TARGET)], ["sizes"], TARGET))
+    for element_is in (3, -2, 0, 9):
+        arrays = (
+            np.zeros((2, 4, 3, 2), np.float32),
+            np.array([1, element_is, 1], np.int32),
+            np.array(1 << 40),
+        )
+        found, errors = [], []
+        for kernel in (general_function(form), compiled["sizes"]):
+            sizes = np.full(12, -1)
+            try:
+                kernel(*arrays, sizes)
+                errors.append("")
+            except InputError as error:
+                errors.append(str(error))
+            found.append(sizes)
+        assert (errors[0] != "") == (element_is == 9)
+        assert errors[0] == errors[1]
+        np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_kernels_of_sizes_that_have_no_general_form() -> None:
+    func = shape_function([Buffer("p0", (const(2),), "float16")], [const(2)], [], "sizes")
+    assert isinstance(general_shapes(func, TARGET), bytes)
+    assert general_shapes(func, TARGET.with_bounds("check")) == "bounds are checked"
+    small = shape_function([Buffer("p0", (const(2),), "int4")], [const(2)], [], "sizes")
+    assert general_shapes(small, TARGET) == "elements of int4"

@@ -164,6 +164,10 @@ static void views_have_strides(void) {
   drop_error();
   CHECK(strided(storage, &as_tensor(whole)->dl, 2, 100000, 0) == NULL);
   drop_error();
+  ek_dltensor bits = as_tensor(whole)->dl;
+  bits.dtype = (ek_dtype){EK_DTYPE_UINT, 1, 1}; /* so many that the last one lies at -2^63 */
+  CHECK(strided(storage, &bits, ((int64_t)1 << 62) + 1, -2, 0) == NULL);
+  drop_error();
   ek_object_release(part);
   ek_object_release(whole);
 }

@@ -300,6 +300,11 @@ static void hostile_states(void) {
   CHECK_ERROR(resume_bytes(module, good.data, 8), "LoadError",
               "resume state: it ends too early");
   free(bad);
+  bool *is_absent = ((ek_vm *)(void *)vm)->executable->is_absent;
+  is_absent[0] = true; /* as those that another variant of a file is made with */
+  CHECK_ERROR(resume_bytes(module, good.data, good.size), "LoadError",
+              "resume state: a constant has no such number");
+  is_absent[0] = false;
   program other = plain;
   other.constants[0].size = 2;
   ek_object *other_vm = machine_of(&other), *other_module = module_of(other_vm);

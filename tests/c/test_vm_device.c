@@ -111,6 +111,12 @@ static void refuse_damaged_tables(void) {
     CHECK(load_program(&p, &executable) == -1);
     ek_object_release(ek_error_take());
   }
+  int32_t many[1 + 2 * 257] = {257};
+  for (int32_t i = 0; i < 257; i++) many[1 + 2 * i] = EK_CPU, many[2 + 2 * i] = i;
+  program crowded = {ADD, .devices = many, .n_device_words = sizeof many / 4};
+  ek_object *executable;
+  CHECK_ERROR(load_program(&crowded, &executable), "LoadError",
+              "load executable: DEVICES: 2 to 256 devices expected, got 257");
 }
 
 #ifdef EK_HARD_TEST

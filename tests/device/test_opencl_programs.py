@@ -167,13 +167,16 @@ def test_what_is_refused() -> None:
         ekiden.compile(module, Target("opencl", host="opencl"))
     with pytest.raises(CompileError, match="bounds"):
         ekiden.compile(module, "opencl", bounds="check")
-    with pytest.raises(CompileError, match=r"different devices expected, got opencl\(0\) twice"):
-        ekiden.compile(module, [ekiden.opencl(0), ekiden.opencl(0)])
+    for twice in ([ekiden.opencl(0)] * 2, {"opencl": "opencl", "opencl:0": "opencl"}):
+        with pytest.raises(CompileError, match=r"different devices expected, got opencl\(0\) tw"):
+            ekiden.compile(module, twice)
+    with pytest.raises(CompileError, match=r"numbered from 0, got opencl\(-1\)"):
+        ekiden.compile(module, [ekiden.opencl(-1)])
     x = relay.var("x", shape=(4,))
     there = relay.annotation.on_device(relay.tanh(x), ekiden.opencl(0))
     module = IRModule.from_expr(relay.Function([x], there))
     for given in ("llvm", [ekiden.cuda(0), cpu(0)]):  # code of another kind read its memory
-        with pytest.raises(CompileError, match=r"work on opencl\(0\), and no target is for that"):
+        with pytest.raises(CompileError, match=r"values on opencl\(0\), and is compiled for c"):
             ekiden.compile(module, given)
 
 

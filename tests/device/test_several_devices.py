@@ -20,8 +20,9 @@ from ekiden.driver import auto_devices
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device, cpu
-from ekiden.runtime.errors import CompileError, DeviceError, InputError
+from ekiden.runtime.errors import CompileError, InputError, LoadError
 from ekiden.target import Target
+from ekiden.target.virtual_device import compilation_config
 
 GPU = os.environ.get("EKIDEN_TEST_CUDA") == "1"
 RNG = np.random.default_rng(7)
@@ -147,6 +148,27 @@ def test_copies_do_not_wait_for_kernels(fibres: Device, stand_ins: Path) -> None
             np.testing.assert_allclose(value.numpy(), right, rtol=1e-5)
 
 
+@pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which counts")
+def test_what_comes_back_waits_for_its_kernel_alone(fibres: Device, stand_ins: Path) -> None:
+    """Three kernels are queued before the host takes from any; the first two copies come before
+    kernels behind theirs. Nothing waits but copies, and a run takes memory of the one before."""
+    library = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
+    x = relay.var("x", T)
+    values = [placed(op(x), fibres) for op in (relay.tanh, relay.exp, relay.negative)]
+    out = relay.Tuple([placed(v + relay.const(float(n)), cpu(0)) for n, v in enumerate(values)])
+    exe = ekiden.compile(IRModule.from_expr(relay.Function([x], out)), [cpu(0), fibres])
+    exe(X)  # from then on launches are noted
+    names = (b"cuStreamSynchronize", b"cuMemAlloc_v2", b"cuMemFree_v2")
+    for _ in range(2):
+        before = [library.stand_in_calls(n) for n in names], library.stand_in_overtaken()
+        found = exe(X)
+        counts = [library.stand_in_calls(n) - b for n, b in zip(names, before[0], strict=True)]
+        assert counts == [4, 0, 0]  # of the argument's copy and of three results
+        assert library.stand_in_overtaken() == before[1] + 2
+        for value, right in zip(found, (np.tanh(X), np.exp(X) + 1, 2 - X), strict=True):
+            np.testing.assert_allclose(value.numpy(), right, rtol=1e-5)
+
+
 def test_kernels_are_timed_by_events(place: Device) -> None:
     """What is queued takes the time that it runs, not that of queueing: products of half a
     million terms take longer than a copy of no bytes."""
@@ -207,8 +229,17 @@ def test_wrong_places_are_refused(place: Device) -> None:
         ekiden.compile(IRModule.from_expr(relay.Function([x], where)), [cpu(0), place])
     far = relay.annotation.on_device(relay.tanh(x), Device(place.type, 40))
     module = IRModule.from_expr(relay.Function([x], far))
-    with pytest.raises((CompileError, DeviceError), match=r"\(40\)"):
-        ekiden.compile(module, [cpu(0), place])(X)
+    with pytest.raises(CompileError, match=r"values on \w+\(40\), and is compiled for cpu\(0\), "):
+        ekiden.compile(module, [cpu(0), place])
+    with pytest.raises(LoadError, match=r"\(40\) is not here: this machine has \w+\(0\)"):
+        ekiden.compile(module, [cpu(0), Device(place.type, 40)])
+
+
+def test_a_target_is_for_its_device_in_any_order(place: Device) -> None:
+    """What stands behind the device too: kernels have the threads that are asked for."""
+    kind = str(place).partition("(")[0]
+    for given in ([place, f"{kind} -max_num_threads=64"], [f"{kind} -max_num_threads=64", place]):
+        assert compilation_config(given).device_targets[0].max_num_threads == 64
 
 
 def test_the_fastest_devices(
@@ -227,6 +258,13 @@ def test_the_fastest_devices(
     plans = ["all on cpu(0)", "all on opencl(0)"]
     plans += ["placed over cpu(0), opencl(0)", "placed over opencl(0), cpu(0)"]
     assert all(f"devices: {plan}: " in said for plan in plans)
+    caplog.clear()
+    there = straight(opencl)
+    with caplog.at_level("INFO", "ekiden"):
+        exe = ekiden.compile(there, devices="auto")
+    assert exe.raw.devices == [cpu(0), opencl]  # what the program places stays there
+    np.testing.assert_allclose(exe(X).numpy(), ekiden.compile(straight(cpu(0)))(X).numpy(), 1e-4)
+    assert "devices: the rest on cpu(0): " in "\n".join(r.getMessage() for r in caplog.records)
     with pytest.raises(CompileError, match=r"devices 'auto' measures, and opencl\(9\) is not here"):
         ekiden.compile(module, [runtime.device("opencl", 9), cpu(0)], devices="auto")
     with pytest.raises(CompileError, match="devices 'auto' or '' expected, got 'best'"):

@@ -16,6 +16,7 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "zoo.py"
 def zoo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark as a module."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.syspath_prepend(FILE.parent)  # as where it is run
     spec = importlib.util.spec_from_file_location("zoo", FILE)
     assert spec is not None
     assert spec.loader is not None
@@ -39,24 +40,69 @@ def zoo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_models_of_packages_agree(
     zoo: ModuleType, package: str, name: str, road: str, sizes: str
 ) -> None:
+    _needs(package)
+    line = zoo.one(package, name, road, sizes, 1)
+    assert line["state"] == "agrees", line
+
+
+def _needs(package: str) -> None:
     for each in {package, "torchvision"}:
         pytest.importorskip("PIL", reason="the package pillow is not installed")
         if importlib.util.find_spec(each) is None:
             pytest.skip(f"the package {each} is not installed")
-    line = zoo.one(package, name, road, sizes, 1)
-    assert line["state"] == "agrees", line
+
+
+@pytest.mark.slow
+def test_a_model_of_several_configurations_is_small(zoo: ModuleType) -> None:
+    _needs("transformers")
+    model = zoo.PACKAGES["transformers"].build("llava", 1_000_000)  # 7,000 million by itself
+    assert model.axes_of("input_ids") == {0: "batch", 1: "length"}
+    with pytest.raises(zoo.TooLargeError, match="parameters"):
+        zoo.PACKAGES["torchvision"].build("vgg16", 1_000_000)
+
+
+def test_kernels_that_stay_general_are_a_refusal(zoo: ModuleType) -> None:
+    class Executable:
+        inputs = ()
+
+        def wait(self, seconds: float) -> None:
+            if seconds < 2:
+                raise TimeoutError("wait: 3 kernels are not compiled")
+            raise ValueError("no loops fit")
+
+        def __call__(self) -> list[object]:
+            return []
+
+    call, line = zoo.Compiled(Executable()), {}
+    assert zoo._waited(line, call, 0) == ""
+    assert zoo._waited(line, call, 1) == ""
+    assert line == {"kernels": "wait: 3 kernels are not compiled"}
+    model = zoo.Model(lambda: None, {})
+    ran = zoo._ran(model, {"ekiden": lambda: call}, [], False, 0, 9)
+    assert (ran["state"], ran["why"]) == (
+        "refused",
+        "kernels stay general: ValueError: no loops fit",
+    )
 
 
 def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
     same = {"package": "timm", "road": "export", "sizes": "static"}
     lines = [
         {**same, "name": "a", "state": "agrees", "error": 0.0, "compile_s": 2.0, "over_eager": 2.0},
-        {**same, "name": "b", "state": "agrees", "error": 0.0, "compile_s": 4.0, "over_eager": 8.0},
+        {
+            **same,
+            "name": "b",
+            "state": "agrees",
+            "error": 0.0,
+            "compile_s": 4.0,
+            "over_eager": 8.0,
+            "kernels_s": 9.0,
+        },
         {**same, "name": "c", "state": "refused", "why": "a | b", "onnxruntime": 1e-7},
         {**same, "name": "d", "state": "large", "why": "much"},
     ]
     rows = zoo.table(lines).splitlines()
-    assert rows[2] == "| timm | export | static | 3 | 2 (66.7%) | 0 of 1 | 4.00 |  | 3.0 |"
+    assert rows[2] == "| timm | export | static | 4 | 3 | 2 (66.7%) | 1 | 0 of 1 | 4.00 |  | 3.0 |"
     assert rows[-1] == "| c | export static | refused | a / b |"
     assert "- b, export: 4.0 s" in rows
 

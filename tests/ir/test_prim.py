@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ekiden import relay
+from ekiden.arith import Analyzer
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.op import Op
 from ekiden.ir.prim import (
@@ -24,10 +25,12 @@ from ekiden.ir.prim import (
     Max,
     Min,
     Mul,
+    PrimExpr,
     Select,
     SizeVar,
     Sub,
     Var,
+    cast,
     const,
 )
 
@@ -80,3 +83,32 @@ def test_classes_make_the_node_that_they_name() -> None:
     assert (cast_x.value, cast_x.dtype) == (x, "float32")
     with pytest.raises(TypeError, match="Add: operands must have one dtype, got int32 and int64"):
         Add(x, y)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (const(300), "int8", 44),
+        (const(-1), "uint8", 255),
+        (const(2**31), "int32", -(2**31)),
+        (const(-1.5), "int32", -1),
+        (const(2), "bool", 1),
+    ],
+)
+def test_casts_of_constants_are_numbers_of_their_dtype(
+    value: PrimExpr, dtype: str, expected: int
+) -> None:
+    made = cast(value, dtype)
+    assert isinstance(made, IntImm) and (made.value, made.dtype) == (expected, dtype)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e10])
+def test_floats_without_an_integer_stay_casts(value: float) -> None:
+    made = cast(const(value), "int32")
+    assert isinstance(made, Cast)
+    assert isinstance(Analyzer().rewrite_simplify(made), Cast)
+
+
+def test_floor_division_of_floats_by_one_rounds() -> None:
+    x, i = Var("x", "float32"), Var("i")
+    assert isinstance(x // 1, FloorDiv) and x / 1 is x and i // 1 is i

@@ -66,6 +66,8 @@ def test_a_cache_may_be_smaller(cache: str, most: float) -> None:
 def test_a_cache_of_another_dtype_or_page_is_refused() -> None:
     with pytest.raises(InputError, match="'cache' must be one of .*int8, int4, got 'int3'"):
         llm.load(tiny("llama"), cache="int3")
+    with pytest.raises(InputError, match="'sequences' must be at least 1, got 0"):
+        llm.load(tiny("llama"), sequences=0)
     with pytest.raises(InputError, match="'page' must be a multiple of 8, got 12"):
         llm.load(tiny("llama"), cache="int4", page=12)
     with pytest.raises(InputError, match="int4 is for heads of a multiple of 8 .* model have 12"):
@@ -203,6 +205,7 @@ def test_wrong_requests_are_refused(model: llm.Model) -> None:
         (["a"], "prompt: whole numbers expected as tokens: 'str' object cannot"),
         (np.ones((2, 2), int), "prompt: whole numbers expected as tokens: only "),
         (7, "prompt: whole numbers expected as tokens: 'int' object is not iterable"),
+        (b"ab", "prompt: whole numbers expected as tokens, got bytes"),
     ):
         for ask in (model.generate, model.engine.submit, model.logits):
             if not isinstance(prompt, str) or ask == model.generate:
@@ -237,9 +240,22 @@ class Letters:
         return bytes(tokens).decode(errors="replace")
 
 
-def shown(text: str, *stops: str) -> Iterator[str]:
-    pieces = Pieces(Tokenizer(Letters()), list(b"ab"), stops)
-    for byte in text.encode():
+class ByteRuns(Letters):
+    """One that shows nothing of bytes together if any of them are no letter, as the decoder of
+    SentencePiece's does."""
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
+        try:
+            return bytes(tokens).decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(tokens)
+
+
+def shown(
+    text: str | bytes, *stops: str, inner: object = None, prompt: str = "ab"
+) -> Iterator[str]:
+    pieces = Pieces(Tokenizer(inner or Letters()), list(prompt.encode()), stops)
+    for byte in text.encode() if isinstance(text, str) else text:
         yield pieces.add(byte)
         if pieces.has_stopped:
             return
@@ -251,6 +267,17 @@ def test_pieces_are_whole_letters_and_end_before_a_stop() -> None:
     assert "".join(shown("one END two", "END")) == "one "
     assert list(shown("xEy", "END")) == ["x", "", "Ey", ""]
     assert list(shown("xE", "END")) == ["x", "", "E"]
+
+
+@pytest.mark.parametrize("inner", [Letters(), ByteRuns()])
+def test_pieces_of_letters_of_many_tokens(inner: Letters) -> None:
+    cut = "n\u4e2d".encode() + "\u56fd".encode()[:2]
+    assert list(shown(cut, inner=inner)) == ["n", "", "", "\u4e2d", "", "", "\ufffd"]
+    for prompt in ("a\u4e2d\u56fd\u4eba", "\u4e2d" * 9, "abcdefg\u00e9abcdefg"):
+        assert "".join(shown("n\u00e9!", inner=inner, prompt=prompt)) == "n\u00e9!"
+    assert "".join(shown("\u4e2d\u56fd\u4eba", "\u56fd", inner=inner)) == "\u4e2d"
+    with pytest.raises(InputError, match="prompt: no text: .*surrogates not allowed"):
+        Tokenizer(inner).encode("a\ud800")
 
 
 def test_the_command_prints_tokens_as_they_come(

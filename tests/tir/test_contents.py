@@ -6,11 +6,12 @@ import pytest
 
 from ekiden.ir.prim import FloatImm, Intrinsic, Var, const
 from ekiden.tir import contents as module
-from ekiden.tir.contents import contents
+from ekiden.tir.contents import buffers_inside, contents
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp
-from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import BufferStore, DeclBuffer, For, ForKind, PrimFunc, Stmt, seq
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.lower_small_types import lower_small_types
+from ekiden.tir.visitor import NOTHING
 
 pytestmark = pytest.mark.quick
 
@@ -57,3 +58,19 @@ def test_a_pass_that_finds_nothing_gives_what_it_got() -> None:
 def test_constants_alone_have_no_elements() -> None:
     b = Buffer("B", (const(1),), "float32")
     assert contents(BufferStore(b, FloatImm(1.0), (const(0),))).elements == {"float32"}
+
+
+def test_buffers_inside_a_statement() -> None:
+    func = program()
+    a, b = func.buffers
+    assert buffers_inside(func.body) == {a, b}
+    view = Buffer("V", (const(2),), "float32")
+    source = Buffer("S", (const(4),), "float32")
+    of_view = DeclBuffer(view, source, (const(0),), (const(2),), NOTHING)
+    assert buffers_inside(seq(func.body, of_view)) == {a, b, source}
+
+
+def test_what_adds_no_buffer_has_the_set_of_what_is_inside() -> None:
+    body = program().body
+    nest = For(Var("k"), const(0), const(2), ForKind.SERIAL, body)
+    assert buffers_inside(nest) is buffers_inside(body)

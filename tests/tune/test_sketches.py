@@ -67,6 +67,20 @@ def test_sketches_compute_what_the_program_does(name: str) -> None:
     assert len(seen) == len(some)
 
 
+def test_infinite_weights_are_not_left_out() -> None:
+    """Of a transposed convolution as products with zeros: they are NaN there."""
+    task = te_task(SMALL["T2D"](), name="T2D")
+    x, w = np.ones((1, 3, 3, 8), np.float32), np.ones((4, 4, 8, 32), np.float32)
+    w[0, 1, 2, 3] = np.inf
+    wanted = np.zeros((1, 6, 6, 32), np.float32)
+    found = np.zeros_like(wanted)
+    ekiden.build(te.create_prim_func(SMALL["T2D"]()), name="main")["main"](x, w, wanted)
+    default = task.source.lower(task.space.default, task.target)
+    ekiden.build(default, name="main")["main"](x, w, found)
+    assert np.isnan(wanted[..., 3]).any() and np.isinf(wanted[..., 3]).any()
+    np.testing.assert_array_equal(found, wanted)
+
+
 def doubled() -> of.Tensors:
     """A product, and twice it and 1 of each element."""
     a, b, c = of.matmul(1, 8, 32, 16)
@@ -136,6 +150,9 @@ def test_without_search_sums_of_products_are_tiles(cpu: str) -> None:
         func = te.create_prim_func(tensors)
         untuned = modelled(func, block_names(func), target)
         assert untuned is not None and 'scope="register"' in untuned.script()
+    func = te.create_prim_func(SMALL["T2D"]())
+    untuned = modelled(func, block_names(func), target)
+    assert untuned is not None and "T.isfinite(conv_sums" in untuned.script()
     func = te.create_prim_func(of.softmax(32, 32))
     assert modelled(func, block_names(func), target) is None
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import TypeAlias
 
 from ekiden.arith import poly, rewrite
@@ -51,6 +50,7 @@ from ekiden.ir.prim import (
     Sub,
     Var,
     const,
+    int_range,
 )
 from ekiden.ir.prim_visitor import children, literals, pending, post_order, rebuild
 
@@ -65,11 +65,16 @@ DEPTH = 6
 what rules made: both searches branch, and what takes more steps is left unproved."""
 
 
+# Arithmetic on intervals whose ends may be infinite. Finite ends stay Python's whole numbers, which
+# have any size: a bound that was rounded would prove what does not hold.
 def _times(a: Bound, b: Bound) -> Bound:
+    """a * b with 0 * inf = 0: a term without anything in it adds nothing, however many there are
+    (IEEE's NaN would make every bound unknown)."""
     return 0 if a == 0 or b == 0 else a * b
 
 
 def _interval_product(x: Interval, y: Interval) -> Interval:
+    """A product is linear in each factor, so its extremes over a box are at corners of it."""
     corners = [_times(a, b) for a in x for b in y]
     return min(corners), max(corners)
 
@@ -86,11 +91,26 @@ class _Atom:
         """Where it stands in a sum: variables first, by their names."""
         self.numerator: Key | None = None
         self.divisor: int = 0
-        """Of x // c and x % c with a number c > 0: x and c."""
+        """Of x // c and x % c with a number c > 0: x and c. Not of c < 0: two digits are then not
+        one of the product, 0 * 2 + 1 % 2 being 1 and 1 % -6 being -5."""
         self.digit: tuple[Key, Key] | None = None
         """Of a remainder by one monomial that is no number: (x, d) of x % d."""
 
 
+# How the pieces fit. An expression becomes a Poly by `_poly`, children first, one rule of `_RULES`
+# a node. A node that no rule takes apart is an atom: `_opaque` finds its number by the kind and the
+# forms of its parts, so that two nodes written differently over equal parts are one atom. The
+# invariants:
+#
+# * An atom's number is larger than those of the atoms its parts are made of, which came first. What
+#   replaces an atom by its parts (`_recombine`) therefore comes to an end.
+# * An atom's `bound` holds for every value its variables may have *in the scope*. Scopes narrow
+#   bounds (`Analyzer.constraint_scope` restores them); what widens one has all above it found
+#   again.
+# * A form is exact, over whole numbers: int32 and int64 count as numbers without ends, as in TVM.
+#   An index that overflows is an error of the program, and is not looked for here.
+# * Nothing is ever proved by not finding a counterexample: every answer of "unknown" is None or
+#   False, and callers must be right with it.
 class CanonicalForm:
     """Turns expressions into polynomials over atoms, applying the rules of `arith.rules`, and back.
 
@@ -110,11 +130,15 @@ class CanonicalForm:
         in."""
         self._memo: dict[int, Poly] = {}
         """id of an expression -> its form; `_alive` keeps the id from being given to another."""
+        # By identity, as hashing a tree takes as long as the tree: shared parts are met again and
+        # again, and expressions are immutable.
         self._alive: list[PrimExpr] = []
         self._terms: dict[tuple[Monomial, int], PrimExpr] = {}
         self._rewritten: dict[object, Poly] = {}
         """What rules made of nodes, by the key the node would have as an atom."""
+        # Conditions of rules are proved in the scope, so these go with it, as `_memo` does.
         self._rewriting = 0
+        """How many rules are under way, each on what the one before made; see DEPTH."""
         self._values: dict[int, Poly] = {}
         """What variables were bound to."""
         self._bound_vars: list[Var] = []
@@ -129,6 +153,7 @@ class CanonicalForm:
         return poly.constant_of(self._poly(condition)) == 1
 
     def _mentions(self, atom: int, variable: int) -> bool:
+        """Whether an atom that is no variable depends on one: i // 4 does on i."""
         wanted = self._atoms[variable].expr
         expr = self._atoms[atom].expr
         return not isinstance(expr, Var) and any(e is wanted for e in post_order(expr))
@@ -141,6 +166,8 @@ class CanonicalForm:
         return len(self._alive)
 
     def _poly(self, expr: PrimExpr) -> Poly:
+        """The form of an expression: what of it is not known yet, children first, without
+        recursion, as sums have tens of thousands of terms."""
         found = self._memo.get(id(expr))
         if found is not None:
             return found
@@ -190,17 +217,18 @@ class CanonicalForm:
 
     def _opaque(self, expr: PrimExpr, bound: Interval | None = None) -> Poly:
         """A node of another kind, over simplified children, or what a rule makes of it."""
+        # In this order: an atom that exists, what a rule made of its like before, and only then is
+        # a node made at all.
         inside = children(expr)
         polys = [self._memo[id(c)] for c in inside]
-        literal = tuple(
-            id(v) if not isinstance(v, (str, int, float)) else v for v in literals(expr)
-        )
-        if isinstance(expr, BinaryExpr):
-            literal = (expr.a.dtype, expr.dtype)
+        literal = tuple(id(v) if not isinstance(v, (str, int)) else v for v in literals(expr))
+        # A polynomial has no width, but what is opaque may read one: popcount(-1) is 32 or 64.
+        widths = tuple(c.dtype for c in inside)
         # Of two unknown dimensions nothing is known, not even that they are equal: each is an atom.
         key = (
             type(expr),
             literal,
+            widths,
             *(poly.key(p) for p in polys),
             id(expr) if isinstance(expr, AnyDim) else 0,
         )
@@ -233,6 +261,7 @@ class CanonicalForm:
         changed = rewrite.CANONICAL.apply(made, self.can_prove)
         if changed is None:
             return None
+        # What the rule made may have parts that rules fit in turn: `_poly` comes back here.
         self._rewriting += 1
         found = self._rewritten[key] = self._poly(changed[0])
         self._rewriting -= 1
@@ -242,6 +271,8 @@ class CanonicalForm:
         """The polynomial as an expression: terms in the order of their atoms, those that are taken
         away behind the others, the number last.
         """
+        # A polynomial of one atom is that atom's own object, so that what does not change is not
+        # made again and `is` stays the cheap test for it.
         atoms = self._atoms
         if len(p) == 1:
             ((monomial, coefficient),) = p.items()
@@ -251,6 +282,9 @@ class CanonicalForm:
         if number is not None:
             return const(number, dtype)
         terms = sorted((m for m in p if m), key=lambda m: ([atoms[a].order for a in m], m))
+        # Stable: among those that are added, and those taken away, the order of atoms stays. That
+        # is by name where there is one; others stand as they were met, so that a text depends on
+        # what this analyzer was asked before (see analyzer._Shared.simplified).
         terms.sort(key=lambda m: p[m] < 0)
         total: PrimExpr | None = None
         for monomial in terms:
@@ -270,6 +304,7 @@ class CanonicalForm:
         return found
 
     def _product(self, monomial: Monomial) -> PrimExpr:
+        """x * y * z of a monomial, which is not that of the number."""
         total = self._atoms[monomial[0]].expr
         for atom in monomial[1:]:
             total = total * self._atoms[atom].expr
@@ -295,6 +330,9 @@ class CanonicalForm:
 
     def _rest_bounds(self, p: Poly) -> Iterator[Interval]:
         """Bounds by what a division towards zero leaves: of s * (a - truncdiv(a, b) * b) + r."""
+        # C's remainder lies below |b| and has the sign of a. In a polynomial it is in no one place:
+        # the terms of s * a stand among those of r. The term -s * q * b, of a quotient q and a b of
+        # one term, gives s and so r = p + s * q * b - s * a; what is left of q in r would not do.
         for monomial, coefficient in p.items():
             for number in monomial:
                 quotient = self._atoms[number].expr
@@ -319,6 +357,9 @@ class CanonicalForm:
         """Whether p >= 0 is known: by constant bounds, or after replacing ranged variables by their
         ends.
         """
+        # 1. Constant bounds. 2. If p - fact >= 0 then p >= fact >= 0; each fact branches, which is
+        # why it costs two of the depth. 3. Symbolic ends: the first variable in which p is
+        # monotonic takes its worst end, and no other is tried in its place: no branch here.
         if self._bound(p)[0] >= 0:
             return True
         if depth <= 0:
@@ -341,6 +382,8 @@ class CanonicalForm:
         """p with a ranged variable at the end where p is lowest; None if p is not known monotonic
         in it.
         """
+        # p = slope * v + rest. For slope >= 0, p is lowest where v is: slope * low(v) + rest. That
+        # holds if p is linear in v and v is in no atom of p, whose value would change with it.
         slope: Poly = {}
         rest: Poly = {}
         for monomial, coefficient in p.items():
@@ -370,6 +413,7 @@ class CanonicalForm:
         # p < 0 is -p - 1 >= 0 for whole numbers; that it does not hold is p >= 0
         if kind in (GT, GE):
             p, kind = {m: -c for m, c in p.items()}, LT if kind is GT else LE
+        # From here on kind is LT or LE. What is asked is p < 0 (or <= 0), then its opposite.
         if self._nonnegative(poly.add(poly.constant(-1 if kind is LT else 0), p, -1)):
             return True
         return (
@@ -390,6 +434,8 @@ class CanonicalForm:
 
     def _never_zero(self, p: Poly) -> bool:
         """4 * i + 6 * j + 3 != 0: the terms are multiples of 2, the number is not."""
+        # An equation sum(c_k * x_k) = -n has solutions in whole numbers only where gcd(c_k) divides
+        # n. That is the whole of what is asked of divisibility here; `modular` knows more.
         coeff = poly.content(p)
         return bool(coeff) and p.get(ONE, 0) % coeff != 0
 
@@ -412,6 +458,9 @@ class CanonicalForm:
 
     def _recombine(self, p: Poly) -> Poly:
         """(x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d)"""
+        # Both by x = (x // c) * c + x % c, the definition of floor division, with c, d > 0. The
+        # second joins two digits of x in mixed radix to one: what fusing two loops and splitting
+        # them again leaves. A remainder is replaced by atoms that came before it, so this ends.
         for monomial, scale in p.items():
             if len(monomial) != 1:
                 continue
@@ -443,6 +492,8 @@ class CanonicalForm:
 
     def _recombine_symbolic(self, p: Poly) -> Poly:
         """(x // d) * d * y + x % d * y -> x * y"""
+        # As above for a divisor that is one symbolic monomial, d = factor * divisor, and times any
+        # other monomial y. Only analyzers that have met such a remainder come here (_has_digits).
         for monomial, scale in p.items():
             for number in monomial:
                 digit = self._atoms[number].digit
@@ -465,6 +516,8 @@ class CanonicalForm:
     def _div(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Div)
         a, b = self._of(e.a), self._of(e.b)
+        # Rounding towards zero and rounding down are one where the quotient is not negative; and
+        # where the division is exact. A divisor of 0 has no value to be kept.
         if self._bound(a)[0] >= 0 and self._bound(b)[0] >= 0:
             return self._divide(a, b, e.dtype)
         divisor = poly.constant_of(b)
@@ -483,6 +536,7 @@ class CanonicalForm:
 
     def _divide(self, p: Poly, d: Poly, dtype: str) -> Poly:
         """(d * q + r) // d  ->  q + r // d, where r // d may be known to be a number."""
+        # Floor division takes out whole multiples of any divisor; C's does not: (-8 + 7) / 4 is 0.
         divisor = poly.constant_of(d)
         if divisor is not None and divisor > 0:
             quotient, rest = poly.split(p, divisor)
@@ -505,6 +559,8 @@ class CanonicalForm:
 
     def _small_quotient(self, p: Poly, divisor: int, dtype: str) -> Poly:
         """p // divisor, nothing in p being divisible."""
+        # (g * q + r) // (g * c) = q // c for 0 <= r < g: r can only be of p's number, as g divides
+        # all other coefficients. And (x // c) // d = x // (c * d) for c, d > 0.
         low, high = self._bound(p)
         if low > -math.inf and high < math.inf and low // divisor == high // divisor:
             return poly.constant(int(low // divisor))
@@ -555,6 +611,8 @@ class CanonicalForm:
             quotient, rest = poly.split(p, common)
             inner = self._small_modulo(quotient, divisor // common, dtype)
             return poly.add(rest, inner, common)
+        # Coefficients count modulo the divisor, so -1 may be divisor - 1. Where p may be negative
+        # they are left as written: no form of it is known to be nearer to [0, divisor).
         p = {m: (c % divisor if m else c) for m, c in p.items()} if self._bound(p)[0] >= 0 else p
         return self._quotient_atom(FloorMod, p, poly.constant(divisor), dtype)
 
@@ -577,7 +635,7 @@ class CanonicalForm:
             number = self._number(
                 key, lambda: made, self._quotient_bound(kind, p, d), (1, kind.__name__)
             )
-            if divisor:
+            if divisor is not None and divisor > 0:
                 self._atoms[number].numerator, self._atoms[number].divisor = numerator, divisor
             elif kind is FloorMod and len(d) == 1:
                 self._atoms[number].digit = numerator, poly.key(d)
@@ -596,6 +654,9 @@ class CanonicalForm:
             return _quotients((low, high), (smallest, largest), _floor)
         if kind is FloorMod:
             return 0, min(largest - 1, high if low >= 0 else math.inf)
+        # low // step is the least where low < 0, as dividing by less goes further from zero. A
+        # value below 0 may still be brought up to -1 by a large divisor: 0 is said, which is no
+        # less true.
         step = max(smallest, 1)
         if smallest == largest:
             return _floor(low, step), _floor(high, step)
@@ -604,6 +665,7 @@ class CanonicalForm:
 
     def _extreme(self, e: PrimExpr) -> Poly:
         """The side that is known to win; else an atom, the same for both orders of the sides."""
+        # min(a, b) = a where b - a >= 0. The bound of the atom: min and max rise with both sides.
         assert isinstance(e, (Min, Max))
         a, b = self._of(e.a), self._of(e.b)
         difference = poly.add(a, b, -1)
@@ -683,16 +745,17 @@ class CanonicalForm:
         """
         assert isinstance(e, Cast)
         value = self._of(e.value)
-        number = poly.constant_of(value)
+        number, ends = poly.constant_of(value), int_range(e.dtype)
+        assert ends is not None, e.dtype
         exact = (e.dtype == "int64" and e.value.dtype == "int32") or e.dtype == e.value.dtype
-        if number is not None and _is_index(e.value) and _holds(e.dtype, number):
+        if number is not None and _is_index(e.value) and ends[0] <= number <= ends[1]:
             return value
         if exact and (self._is_affine_of_small(value) or poly.constant_of(value) is not None):
             return value
         if not dt.is_int(e.value.dtype) and e.value.dtype != "bool":
             return self._opaque(e)
-        (low, high), (least, most) = self._bound(value), _integer_range(e.dtype)
-        return self._opaque(e, (low, high) if least <= low and high <= most else None)
+        low, high = self._bound(value)
+        return self._opaque(e, (low, high) if ends[0] <= low and high <= ends[1] else None)
 
     def _is_affine_of_small(self, p: Poly) -> bool:
         return all(abs(b) < 2**31 for b in self._bound(p)) and not any(
@@ -702,6 +765,8 @@ class CanonicalForm:
 
 def _without_fact(p: Poly, fact: Poly) -> Poly | None:
     """p - scale * fact for the scale > 0 that removes a term of it; None if there is none."""
+    # A step of Fourier-Motzkin elimination with one inequality: p >= scale * fact + left, so that
+    # left >= 0 is enough. The scale is whole, and positive, or the fact would be used backwards.
     for monomial, coefficient in fact.items():
         have = p.get(monomial, 0)
         if monomial and have and have * coefficient > 0 and have % coefficient == 0:
@@ -711,6 +776,8 @@ def _without_fact(p: Poly, fact: Poly) -> Poly | None:
 
 def _quotients(a: Interval, b: Interval, divide: Callable[[Bound, Bound], Bound]) -> Interval:
     """The values of a quotient whose divisor may be negative, and is not 0."""
+    # x / d is monotonic in x, and in d on either side of 0: the extremes are at the ends of x and
+    # at the ends of d or the divisors nearest to 0, -1 and 1.
     (low, high), (smallest, largest) = a, b
     if any(map(math.isinf, (low, high, smallest, largest))):
         return EVERYTHING
@@ -727,11 +794,13 @@ def _rest_of(a: Interval, b: Interval) -> Interval:
 
 
 def _truncated(value: Bound, divisor: Bound) -> Bound:
+    """As C divides. Both finite; in whole numbers, as 2**53 and more are rounded as floats."""
     quotient = abs(int(value)) // abs(int(divisor))
     return quotient if (value < 0) == (divisor < 0) else -quotient
 
 
 def _floor(value: Bound, divisor: Bound) -> Bound:
+    """Rounded down; an infinite end stays one. The divisor is finite and not 0."""
     return value if math.isinf(value) else value // divisor
 
 
@@ -753,11 +822,6 @@ def _is_index(expr: PrimExpr) -> bool:
     return is_number(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
 
 
-def _holds(dtype: str, number: int) -> bool:
-    low, high = _integer_range(dtype)
-    return low <= number <= high
-
-
 def natural_bound(expr: PrimExpr) -> Interval:
     """What an expression's kind and dtype alone say of its value; int32 and int64 count as numbers
     without ends.
@@ -766,24 +830,13 @@ def natural_bound(expr: PrimExpr) -> Interval:
         return 0, 1
     if isinstance(expr, AnyDim):
         return 0, math.inf
-    return _small_range(expr.dtype) or EVERYTHING
+    if expr.dtype in ("int32", "int64"):
+        return EVERYTHING
+    return int_range(expr.dtype) or EVERYTHING
 
 
-@cache
-def _small_range(dtype: str) -> Interval | None:
-    """The values of an integer type of few bits, or without a sign; None for others."""
-    if not dt.is_int(dtype) or dt.vector(dtype) or dtype in ("int32", "int64"):
-        return None
-    return _integer_range(dtype)
-
-
-@cache
-def _integer_range(dtype: str) -> Interval:
-    """The values of an integer type."""
-    bits = dt.SCALAR_BITS[dtype]
-    return (0, 2**bits - 1) if dt.is_unsigned(dtype) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-
-
+# A rule may ask for the forms of the node's children, which stand in `_memo` by then, and gives
+# that of the node. Kinds without a row are opaque.
 _RULES: dict[type[PrimExpr], Callable[[CanonicalForm, PrimExpr], Poly]] = {
     Add: CanonicalForm._add,
     Sub: CanonicalForm._sub,

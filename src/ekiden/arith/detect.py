@@ -20,6 +20,7 @@ from ekiden.ir.prim import (
     LT,
     NE,
     And,
+    AnyDim,
     BinaryExpr,
     IntImm,
     Min,
@@ -95,13 +96,17 @@ def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]
     number: dict[tuple[object, ...], int] = {}
     samples: dict[int, PrimExpr] = {}
     counts: dict[int, int] = {}
+    # Value numbering: equal nodes over equally numbered children have one number. A shared node is
+    # one object, so how often it is read is the sum over those that read it, roots before leaves.
     order = post_order(expr)
     uses: dict[int, int] = {id(expr): 1}
     for e in reversed(order):
         for inner in children(e):
             uses[id(inner)] = uses.get(id(inner), 0) + uses[id(e)]
     for e in order:
-        key = (type(e), literals(e), *(keys[id(c)] for c in children(e)))
+        # Two variables of one name are two: a leaf without a value is told apart by what it is.
+        own = id(e) if isinstance(e, (Var, AnyDim)) else literals(e)
+        key = (type(e), own, *(keys[id(c)] for c in children(e)))
         name = number.setdefault(key, len(number))
         keys[id(e)] = (name,)
         samples.setdefault(name, e)
@@ -120,6 +125,8 @@ def detect_linear_equation(expr: PrimExpr, variables: Sequence[Var]) -> list[Pri
     return LinearParts().parts(expr, variables)
 
 
+# A factor may be an expression (n of n * i), unlike in `linear.LinearForm`, whose factors are
+# numbers: a polynomial has the factor of any variable at hand.
 class LinearParts(CanonicalForm):
     """The factors of variables in a normal form."""
 
@@ -151,6 +158,10 @@ class LinearParts(CanonicalForm):
 Region = Sequence[Range]
 
 
+# A region [min, min + extent) per axis moves with the variables; what is asked is the union over
+# all their values. It is a box where (1) no variable moves two axes at once, else it is a diagonal,
+# and (2) along each axis the steps are no longer than what has been covered below them, else it has
+# gaps. `_share` decides (1), `_covered` (2).
 def estimate_region_strict_bound(
     region: Region, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
 ) -> list[IntervalSet] | None:
@@ -195,6 +206,8 @@ def _covered(part: Range, total: IterSum) -> IntervalSet | None:
     analyzer = Analyzer()
     low = convert(total.base)
     reach: PrimExpr = part.extent
+    # By rising step: [low, low + reach) without gaps, and a step of at most `reach` joins the next
+    # copy to it. A step below zero moves the start and not the end.
     for split in sorted(total.args, key=_step):
         scale = _size(split.scale)
         if scale is None or not analyzer.can_prove(reach >= abs(scale)):

@@ -28,6 +28,7 @@ def _made(coeff: int, base: int) -> ModularSet:
 
 def both(a: ModularSet, b: ModularSet) -> ModularSet:
     """Of values that may be in either set."""
+    # Both progressions lie in the one whose step divides both steps and what is between the bases.
     return _made(math.gcd(a.coeff, b.coeff, a.base - b.base), a.base)
 
 
@@ -38,6 +39,7 @@ def sum_of(a: ModularSet, b: ModularSet) -> ModularSet:
 
 def product(a: ModularSet, b: ModularSet) -> ModularSet:
     """Of a * b."""
+    # (m * k + b)(n * l + c) = m * n * k * l + m * c * k + n * b * l + b * c
     shared = math.gcd(a.coeff * b.coeff, a.coeff * b.base, b.coeff * a.base)
     return _made(shared, a.base * b.base)
 
@@ -49,6 +51,9 @@ def remainder(a: ModularSet, divisor: int) -> ModularSet:
 
 def met(a: ModularSet, b: ModularSet) -> ModularSet:
     """Of values in both sets, of which there is one at least."""
+    # The Chinese remainder theorem: a.base + steps * a.coeff = b.base modulo b.coeff, solved by the
+    # inverse of a.coeff / g modulo b.coeff / g, g being what both share; the answer repeats every
+    # lcm.
     if a.coeff == 0 or b.coeff == 0:
         return a if a.coeff == 0 else b
     shared = math.gcd(a.coeff, b.coeff)
@@ -103,12 +108,14 @@ class ModularSets:
             case FloorMod(a=a, b=IntImm(value=divisor)) if divisor > 0:
                 return remainder(self._of(a), divisor)
             case FloorDiv(a=a, b=IntImm(value=divisor)) if divisor > 0:
+                # (m * k + b) // d = (m / d) * k + b // d where d divides m; else nothing is known.
                 inside = self._of(a)
                 if inside.coeff % divisor:
                     return EVERY
                 return _made(inside.coeff // divisor, inside.base // divisor)
             case Cast(value=value) if dt.is_int(value.dtype) and dt.is_int(e.dtype):
                 inside = self._of(value)
+                # A value that wraps around moves by a multiple of 2 ** bits.
                 if self._fits(value, e.dtype):
                     return inside
                 return remainder(inside, 2 ** dt.SCALAR_BITS[e.dtype])

@@ -1,7 +1,13 @@
 """Polynomials over atoms: the normal form of integer expressions.
 
-A polynomial is a dictionary from monomial to coefficient; a monomial is a sorted tuple of atom
-numbers, () for the constant.
+A polynomial is a dictionary from monomial to coefficient, which is never 0; a monomial is a sorted
+tuple of atom numbers, an atom as often as its power says, () for the constant. So equal polynomials
+are equal dictionaries, and the number 0 is {}.
+
+    3 * x * y + x * x - 5   is   {(0, 1): 3, (0, 0): 1, (): -5}     where x is atom 0, y atom 1
+
+None is changed after it was made: every operation gives another. The cost is one of terms, of a
+product the product of both counts; index arithmetic has few.
 """
 
 from __future__ import annotations
@@ -78,6 +84,8 @@ def split(p: Poly, divisor: int) -> tuple[Poly, Poly]:
 
 def split_symbolic(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
     """(q, r) with p = divisor * q + r where divisor is one monomial; None if it is a sum."""
+    # A term is in the quotient as a whole or not at all: x * n % n has no rest, (x + 1) % n is not
+    # looked into. Long division by a sum would need an order of monomials, and no index has it.
     if len(divisor) != 1:
         return None
     ((monomial, scale),) = divisor.items()
@@ -93,6 +101,7 @@ def split_symbolic(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
 
 
 def _without(term: Monomial, factor: Monomial) -> Monomial | None:
+    """A monomial divided by another; None where it is no multiple of it."""
     left = list(term)
     for atom in factor:
         if atom not in left:

@@ -323,7 +323,8 @@ def folded(e: PrimExpr) -> PrimExpr | None:
     """A cast or a pure call of numbers as the number it is; None for others."""
     match e:
         case Cast(value=IntImm() | FloatImm() as value) if dt.lanes(e.dtype) == 1:
-            return prim.cast(value, e.dtype)
+            made = prim.cast(value, e.dtype)
+            return None if isinstance(made, Cast) else made
         case Intrinsic(args=[IntImm() as x]) if e.op in ("popcount", "clz", "abs", "bitwise_not"):
             given = np.asarray(x.value, x.dtype)
             return const(int(row_of(e.op).reference(given)), e.dtype)  # type: ignore[call-overload]

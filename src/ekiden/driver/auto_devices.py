@@ -13,8 +13,10 @@ from ekiden.driver.device_peak import Figures, measure_device
 from ekiden.driver.executable import Executable
 from ekiden.driver.inputs import random_inputs
 from ekiden.driver.peak import measure_peak
+from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import COSTS, with_options
+from ekiden.relay.transform.plan_devices import said_places
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.runtime.profile import Peak
@@ -40,19 +42,24 @@ Compile = Callable[[Targets], runtime.Executable]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One way to run a model: devices with their targets, the first for what nothing places; what
-    operators and copies cost, where they are placed by that."""
+    operators and copies cost, where they are placed by that; whether the program itself places
+    something on a device."""
 
     devices: Mapping[Device, Target]
     costs: Costs | None = None
+    is_fixed: bool = False
 
     def __str__(self) -> str:
         names = ", ".join(map(str, self.devices))
-        return f"placed over {names}" if self.costs is not None else f"all on {names.split(',')[0]}"
+        what = "the rest" if self.is_fixed else "all"
+        first = names.partition(",")[0]
+        return f"placed over {names}" if self.costs is not None else f"{what} on {first}"
 
 
-def candidates(targets: Targets) -> list[Plan]:
+def candidates(targets: Targets, model: object = None) -> list[Plan]:
     """A plan for each single device of those given: all that are here where there are none, the
-    host always among them. Raises CompileError for one that is not here, or several targets of it.
+    host always among them. What the program of `model` places on devices stays there in each.
+    Raises CompileError for one that is not here, or several targets of it.
     """
     config = compilation_config(targets)
     if len(config.primitive_targets) != 1:
@@ -61,17 +68,27 @@ def candidates(targets: Targets) -> list[Plan]:
     if not host.serves(Target.host()):
         raise CompileError(f"compile: devices 'auto' measures on this machine, not for {host}")
     others = [each.device for each in config.devices if each.device.type != cpu().type]
-    by_kind = config.by_kind
+    by_kind, fixed = config.by_kind, _fixed(model)
     if targets is None:
         named = {k.device_type: k.name for k in reversed(KINDS.values()) if k.has_generator}
         there = [Device(kind, 0) for kind in named if kind != cpu().type]
         others = [each for each in there if each.exist]
+        others += [each for each in fixed if each.exist and each not in others]
         by_kind = {each.type: Target(named[each.type]) for each in others}
     for each in others:
         if not each.exist:
             raise CompileError(f"compile: devices 'auto' measures, and {each} is not here")
-    alone = [Plan({each: by_kind[each.type], cpu(): host}) for each in others]
-    return [Plan({cpu(): host}), *alone]
+    kept = {each: by_kind[each.type] for each in others if each in fixed}
+    alone = [
+        Plan({each: by_kind[each.type], cpu(): host} | kept, None, bool(kept)) for each in others
+    ]
+    return [Plan({cpu(): host} | kept, None, bool(kept)), *alone]
+
+
+def _fixed(model: object) -> list[Device]:
+    """The devices other than the host that a program names."""
+    places = said_places(model) if isinstance(model, IRModule) else ()
+    return list(dict.fromkeys(p.device for p in places if p.device.type != cpu().type))
 
 
 def fastest(plans: Sequence[Plan], compile: Compile) -> runtime.Executable:
@@ -88,7 +105,7 @@ def fastest(plans: Sequence[Plan], compile: Compile) -> runtime.Executable:
     alone = _measured(made, feed)
     peak = measure_peak()
     for plan in plans[1:]:
-        if str(plan) in alone:
+        if str(plan) in alone and len(plan.devices) == 2:  # a cut has two sides
             for each in _mixed(plan, peak, alone[str(plans[0])], alone[str(plan)]):
                 _try(each, compile, feed, made)
     if len(made) == len(alone):
@@ -107,7 +124,8 @@ def _mixed(plan: Plan, peak: Peak, host: float, device: float) -> list[Plan]:
     the host's kernels take them, and as the device's do."""
     (there, target), (here, own) = plan.devices.items()
     costs = _costs(peak, measure_device(there), host, device)
-    return [Plan({here: own, there: target}, costs), Plan({there: target, here: own}, costs)]
+    orders: list[dict[Device, Target]] = [{here: own, there: target}, {there: target, here: own}]
+    return [Plan(each, costs, plan.is_fixed) for each in orders]
 
 
 def _costs(peak: Peak, figures: Figures, host: float, device: float) -> Costs:

@@ -32,6 +32,7 @@ from ekiden.ir.pass_context import (
     with_options,
 )
 from ekiden.runtime import Device, environment, late_bound
+from ekiden.runtime.devices import check_here
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.runtime.late import Late
@@ -129,7 +130,8 @@ def compile(
     A model in a file or bytes that was compiled before, by the same compiler with the same options,
     is mapped from the cache (EKIDEN_CACHE_LIMIT), unless instruments watch.
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
-    LoadError where this machine cannot run the code; `ekiden compile` writes it all the same.
+    LoadError where this machine cannot run the code, or has drivers and fewer devices than are
+    asked for; `ekiden compile` and `export` write it all the same.
     """
     target, example_inputs = _placed(model, given, target, example_inputs)
     asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
@@ -143,6 +145,8 @@ def compile(
     made: memoryview | runtime.Executable
     with _chosen(size, denormals, decisions, records, byoc):
         to = virtual_device.with_bounds(target, bounds) if bounds else target
+        if not devices:  # which are measured, and say themselves what is not here
+            check_here(each.device for each in virtual_device.compilation_config(to).devices)
         if devices:
             made = compile_fastest(model, target, asked, executor, progress)
         elif tier == "quick":
@@ -371,7 +375,7 @@ def compile_fastest(
             return made
         return artifact.executable_of(made)
 
-    found = auto.fastest(auto.candidates(target), compiled)
+    found = auto.fastest(auto.candidates(target, model), compiled)
     assert isinstance(found, runtime.Executable)
     return found
 

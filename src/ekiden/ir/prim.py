@@ -9,6 +9,7 @@ expected it is EQ or NE, and its truth is that of identity, so that nodes can be
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -645,8 +646,22 @@ def cast(value: PrimExpr, dtype: str) -> PrimExpr:
     if dt.vector(dtype) and not dt.vector(value.dtype):
         return _in_lanes(cast(value, dt.element(dtype)), dtype)
     if isinstance(value, (IntImm, FloatImm)) and not dt.vector(dtype):
-        return const(bool(value.value) if dtype == "bool" else value.value, dtype)
+        return _cast_number(value, dtype)
     return Cast(value, dtype)
+
+
+def _cast_number(value: IntImm | FloatImm, dtype: str) -> PrimExpr:
+    """A constant as another dtype: integers begin anew past their ends, as C's unsigned ones do
+    and two's complement does for the others. A float that an integer dtype does not hold (a NaN,
+    an infinity, 3e10 as int32) has no value there in C: the cast stays, for the machine to decide.
+    """
+    if dtype == "bool":
+        return const(bool(value.value), dtype)
+    ends = int_range(dtype)
+    if ends is None or isinstance(value, IntImm):
+        return const(_wrapped(value.value, dtype), dtype)
+    fits = math.isfinite(value.value) and ends[0] <= int(value.value) <= ends[1]
+    return const(value.value, dtype) if fits else Cast(value, dtype)
 
 
 def _are_integers(a: PrimExpr, b: PrimExpr) -> bool:
@@ -721,12 +736,18 @@ def _wrapped(value: float, dtype: str) -> float:
 
 
 def _absorb(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """x + 0, x - 0, x * 1, x // 1 -> x;  0 * i, i % 1 -> 0 for integers."""
+    """x + 0, x - 0, x * 1, x / 1 -> x;  i // 1 -> i, 0 * i, i % 1 -> 0 for integers.
+
+    Not for floats: 1.5 // 1 is 1, and 0 * x is a NaN where x is infinite. Where x is -0.0, that
+    x + 0 is 0.0 is given up: of the signs of zeros, sums keep none.
+    """
     left = a.value if isinstance(a, (IntImm, FloatImm)) else None
     right = b.value if isinstance(b, (IntImm, FloatImm)) else None
     if left is None and right is None:
         return None
-    if (kind in (Add, Sub) and right == 0) or (kind in (Mul, Div, FloorDiv) and right == 1):
+    if (kind in (Add, Sub) and right == 0) or (kind in (Mul, Div) and right == 1):
+        return a
+    if kind is FloorDiv and right == 1 and dt.is_int(a.dtype):
         return a
     if (kind is Add and left == 0) or (kind is Mul and left == 1):
         return b

@@ -13,7 +13,17 @@ from typing import TypeAlias, cast
 
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import fields_of
-from ekiden.ir.prim import BinaryExpr, Div, FloorDiv, FloorMod, IntImm, PrimExpr, Var, binary
+from ekiden.ir.prim import (
+    BinaryExpr,
+    Div,
+    FloatImm,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    PrimExpr,
+    Var,
+    binary,
+)
 
 _LITERAL, _EXPR, _MANY, _OPTIONAL = range(4)
 _KINDS = {"PrimExpr": _EXPR, "tuple[PrimExpr, ...]": _MANY, "PrimExpr | None": _OPTIONAL}
@@ -38,8 +48,12 @@ def plan(kind: type[PrimExpr], sample: PrimExpr) -> tuple[tuple[str, int], ...]:
 
 def literals(expr: PrimExpr) -> tuple[object, ...]:
     """The values of the fields that hold no expressions: an operator's name, lanes, dtype, a
-    buffer.
+    buffer. Of nodes that may be told apart by them alone: what compares equal means the same.
+
+    A float is its hexadecimal text: 0.0 == -0.0 are two constants, and nan != nan one.
     """
+    if isinstance(expr, FloatImm):
+        return float(expr.value).hex(), expr.dtype
     return tuple(getattr(expr, name) for name, kind in plan(type(expr), expr) if kind == _LITERAL)
 
 

@@ -34,7 +34,10 @@ Ints = NDArray[np.int32]
 
 
 def whole_tokens(given: Sequence[int]) -> list[int]:
-    """The numbers of tokens. Raises InputError for what is no list of whole numbers."""
+    """The numbers of tokens. Raises InputError for what is no list of whole numbers; bytes are
+    meant as a text."""
+    if isinstance(given, (bytes, bytearray)):
+        raise InputError("prompt: whole numbers expected as tokens, got bytes")
     try:
         return [index(token) for token in given]
     except TypeError as error:

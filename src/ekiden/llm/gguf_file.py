@@ -47,6 +47,12 @@ NUMBERS: Mapping[int, np.dtype[Any]] = {
 PLAIN_CODES = {0: "float32", 1: "float16", 30: "bfloat16"}
 CODES = {**PLAIN_CODES, **{row.code: row.name for row in BLOCK_FORMATS.values()}}
 """Types of tensors -> formats."""
+OTHER_TYPES = {
+    9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl",
+    21: "iq3_s", 22: "iq2_s", 23: "iq4_xs", 24: "int8", 25: "int16", 26: "int32", 27: "int64",
+    28: "float64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4", 41: "q1_0",
+}  # fmt: skip
+"""What files call those that are not read, for messages."""
 CODE_OF = {name: code for code, name in CODES.items()}
 
 
@@ -168,7 +174,8 @@ class GGUFFile(Mapping[str, Weight]):
         format = CODES.get(tensor.code)
         if format is None:
             known = ", ".join(CODES.values())
-            raise LoadError(f"{where}: type {tensor.code} is none of {known}")
+            other = f" ({OTHER_TYPES[tensor.code]})" if tensor.code in OTHER_TYPES else ""
+            raise LoadError(f"{where}: type {tensor.code}{other} is none of {known}")
         shape, dtype = _stored(tensor.shape, format, where)
         size = bytes_of(shape, dtype.itemsize, where)
         if tensor.at + size > len(self._data):

@@ -84,6 +84,8 @@ def load(
     if type(context) is not int or not 2 <= context <= most:
         raise InputError(f"load: 'context' must be from 2 to {most} tokens, got {context!r}")
     decoder = read_config(config, context)
+    if type(sequences) is not int or sequences < 1:
+        raise InputError(f"load: 'sequences' must be at least 1, got {sequences!r}")
     layout = _layout(page, cache or _cache_of(found, decoder), decoder)
     small = None if draft is None else _draft_of(_opened(draft), decoder, context, proposals)
     exe = ekiden.compile(program(found, decoder, layout, small), num_threads=num_threads, **options)

@@ -16,6 +16,8 @@ __all__ = ["FILE", "Pieces", "Tokenizer"]
 
 BROKEN = "\ufffd"
 """What stands for bytes that are no letter yet."""
+CONTEXT = 8
+"""Tokens of a prompt on which the look of an answer's first letters may depend."""
 FILE, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 
@@ -59,7 +61,12 @@ class Tokenizer:
         return Tokenizer(inner, _settings(path.parent))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those that begin one."""
+        """The tokens of a text, with those that begin one. Raises InputError for half a pair of
+        surrogates, which is no letter."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"prompt: no text: {error}") from error
         found: list[int] = self.inner.encode(text).ids
         return found
 
@@ -153,6 +160,17 @@ def _content(token: object) -> str:
     return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
 
 
+def _end_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:
+    """The last tokens of a prompt, some of them, from the beginning of a letter on: a decoder of
+    bytes shows none of those that follow half a letter."""
+    count = CONTEXT
+    while tokenizer is not None and count < len(prompt):
+        if not tokenizer.decode(prompt[-count:]).startswith(BROKEN):
+            break
+        count *= 2
+    return list(prompt[-count:])
+
+
 class Pieces:
     """An answer as text while it is made. Tokens are parts of letters, and what a letter looks like
     may depend on those before it: a piece is what decoding some of the last tokens gives more.
@@ -163,7 +181,7 @@ class Pieces:
         self, tokenizer: Tokenizer | None, prompt: Sequence[int], stops: Sequence[str] = ()
     ) -> None:
         self._tokenizer, self._filter = tokenizer, StopFilter(stops)
-        self._tokens = list(prompt[-8:])
+        self._tokens = _end_of(tokenizer, prompt)
         self._begin, self._end = 0, len(self._tokens)
 
     @property
@@ -181,7 +199,10 @@ class Pieces:
             return ""
         before = self._tokenizer.decode(self._tokens[self._begin : self._end])
         after = self._tokenizer.decode(self._tokens[self._begin :])
-        if len(after) <= len(before) or (after.endswith(BROKEN) and not is_last):
+        if is_last and after.endswith(BROKEN):  # a decoder of bytes may break those before it too
+            rest = self._tokenizer.decode(self._tokens[self._end :])
+            return rest.rstrip(BROKEN) + BROKEN if rest else ""
+        if len(after) <= len(before) or after.endswith(BROKEN):
             return ""
         self._begin, self._end = self._end, len(self._tokens)
         return after[len(before) :]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any, Protocol, TypeGuard
 
 from numpy.typing import ArrayLike, NDArray
 
-from ekiden.runtime._core import Device, Tensor, cpu, device
-from ekiden.runtime.errors import InputError
+from ekiden.runtime._core import Device, Tensor, cpu, device, get_global_func
+from ekiden.runtime.errors import DeviceError, InputError, LoadError
 
 
 class FarDevice(Device):
@@ -106,6 +106,24 @@ def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> Non
             raise InputError(f"{what}: expected {there}, got {found}{missing}")
 
 
+def check_here(devices: Iterable[Device]) -> None:
+    """Whether devices are among those of this machine, as far as their drivers can say: where there
+    is no driver of a kind, nothing is known of them.
+
+    Raises LoadError for one of a kind that this machine has fewer devices of.
+    """
+    for each in devices:
+        if each.type == cpu().type:
+            continue
+        try:
+            count = int(str(get_global_func("ek.device.count")(each)))
+        except (DeviceError, ValueError):
+            continue
+        if each.id >= count:
+            there = ", ".join(str(Device(each.type, n)) for n in range(count))
+            raise LoadError(f"compile: {each} is not here: this machine has {there}")
+
+
 def _is_list(given: object) -> TypeGuard[Sequence[object]]:
     return isinstance(given, (list, tuple))
 
@@ -114,6 +132,7 @@ __all__ = [
     "FarDevice",
     "FarTensor",
     "check_devices",
+    "check_here",
     "cl",
     "cuda",
     "enabled",

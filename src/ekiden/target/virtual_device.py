@@ -208,11 +208,10 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
     pairs = [(place, tuple(_usable(t, host) for t in given)) for place, given in _pairs(targets)]
     if not pairs:
         raise CompileError(f"compile: a target or a device expected, got {targets!r}")
-    plain = [place.device for place, given in pairs if not given]
+    plain = [place for place, given in pairs if not given]
     for place, given in pairs:
         _check_kinds(place, given)
-        if plain.count(place.device) > 1:
-            raise CompileError(f"compile: different devices expected, got {place.device} twice")
+        _check_once(place, plain)
     threads = _device_targets(pairs)
     lists = list(dict.fromkeys(given for p, given in pairs if given and p.device_type == CPU))
     if not lists and threads:
@@ -258,6 +257,12 @@ def _default_first(
     return tuple(sorted(devices, key=lambda each: kind not in (0, each.device_type)))
 
 
+def _check_once(place: VirtualDevice, places: Sequence[VirtualDevice]) -> None:
+    """Raises CompileError for a device that stands twice among those given, be it by two names."""
+    if sum(each.device == place.device for each in places) > 1:
+        raise CompileError(f"compile: different devices expected, got {place.device} twice")
+
+
 def _check_kinds(place: VirtualDevice, given: Sequence[Target]) -> None:
     """Raises CompileError for targets of another kind of device than the one they are for."""
     check_supported(place)
@@ -272,7 +277,7 @@ def _device_targets(pairs: Sequence[tuple[VirtualDevice, Sequence[Target]]]) -> 
     """The target of each kind of device that is no processor: the one given, or the current one of
     that kind, or what the name of the kind alone says. Raises CompileError for several."""
     found: dict[int, Target] = {}
-    for place, given in pairs:
+    for place, given in sorted(pairs, key=lambda pair: not pair[1]):  # what is said holds for all
         kind = place.device_type_int
         if kind == CPU:
             continue
@@ -330,6 +335,8 @@ def check_supported(each: VirtualDevice) -> None:
         raise CompileError(
             f"compile: there is no code generator for {each.device}; there are those for {there}"
         )
+    if each.virtual_device_id < 0:
+        raise CompileError(f"compile: devices are numbered from 0, got {each.device}")
     if each.where.scope:
         got = f"got {each.where.scope!r} of {each.device}"
         raise CompileError(f"compile: the memory scope 'global' expected, {got}")
@@ -340,8 +347,10 @@ def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLik
     if targets is None:
         targets = target_or_current()
     if isinstance(targets, Mapping) and not _is_target(targets):
-        for place, given in targets.items():
-            yield virtual_device(place), _targets(given)
+        places = [virtual_device(each) for each in targets]
+        for place, given in zip(places, targets.values(), strict=True):
+            _check_once(place, places)
+            yield place, _targets(given)
         return
     given_all = _several(targets)
     parsed = {id(t): Target.parse(t) for t in given_all if _is_target(t)}

@@ -1,5 +1,5 @@
 """What a loop program contains, found in one walk: passes that look for what is not there are
-skipped."""
+skipped, and walks for one buffer do not enter what does not touch it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic
-from ekiden.tir.expr import BufferAddress, BufferLoad
-from ekiden.tir.stmt import Allocate, BufferStore, Prefetch, Stmt
-from ekiden.tir.visitor import expressions, post_order, walk
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.stmt import Allocate, BufferStore, DeclBuffer, Prefetch, Stmt
+from ekiden.tir.visitor import expressions, post_order, sub_statements, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +56,37 @@ def _contents(root: Stmt) -> Contents:
     has_small = any(map(dt.is_small, elements.union(map(dt.element, values))))
     kinds = frozenset(map(type, stmts))
     return Contents(kinds, frozenset(intrinsics), frozenset(elements), has_vectors, has_small)
+
+
+_INSIDE: WeakKeyDictionary[Stmt, frozenset[Buffer]] = WeakKeyDictionary()
+
+
+def buffers_inside(root: Stmt) -> frozenset[Buffer]:
+    """The buffers that a statement reads, writes or hands to a call, and what views in it are of.
+
+    Of one object they are found once: a pass that moves buffers asks at each level of a nest, and
+    what it leaves as it is answers without being walked again.
+    """
+    stack = [root]
+    while stack:
+        stmt = stack[-1]
+        unknown = [s for s in sub_statements(stmt) if s not in _INSIDE]
+        if unknown:
+            stack += unknown
+            continue
+        _INSIDE[stack.pop()] = _buffers_inside(stmt)
+    return _INSIDE[root]
+
+
+def _buffers_inside(stmt: Stmt) -> frozenset[Buffer]:
+    """By what stands in the statement itself and what is known of those inside: where it adds
+    nothing, theirs is its own, so that a deep nest keeps few sets."""
+    order = post_order(*expressions(stmt))
+    own = {e.buffer for e in order if isinstance(e, (BufferLoad, BufferAddress))}
+    if isinstance(stmt, (BufferStore, Prefetch)):
+        own.add(stmt.buffer)
+    elif isinstance(stmt, DeclBuffer):
+        own.add(stmt.source)
+    inside = [_INSIDE[s] for s in sub_statements(stmt)]
+    largest = max(inside, key=len, default=frozenset[Buffer]())
+    return largest if largest.issuperset(own.union(*inside)) else largest.union(own, *inside)

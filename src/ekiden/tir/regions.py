@@ -15,6 +15,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import LT, And, IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import post_order, same, substitute
 from ekiden.ir.range import Range
+from ekiden.tir.contents import buffers_inside
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
@@ -73,6 +74,8 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
     ]
     while stack:
         s, loops, values, conditions = stack.pop()
+        if only is not None and only not in buffers_inside(s):
+            continue
         while isinstance(s, DeclBuffer):
             s = resolved(s)
         for e in post_order(*expressions(s)):

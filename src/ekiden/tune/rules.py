@@ -1,6 +1,7 @@
 """Rules of sketches: each looks at one block and gives the schedules that it may have.
 
     inline     an injective block in its readers, or vectors over it where it is
+    skip       a sum without the terms that a remainder makes zero, then as any other
     tile       a reduction over a tile of registers: rows, vectors, which loop is outside; what
                reads it in the tile, or a copy of what it reads side by side
     tensorize  products of bytes by instructions of the target, of weights put in their order
@@ -145,6 +146,23 @@ def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
             for packs in (False, True) if outside == "columns" else (False,):
                 found += _tried(schedule, tiled, name, row, outside == "columns", packs, lanes)
     return found or None
+
+
+def skip(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
+    """A sum some of whose terms are known to be zero, without them: in tiles if it has some."""
+    copy = schedule.copy()
+    if not is_reduction(schedule, name) or not without_zeros(copy, name, target):
+        return None
+    return tile(copy, name, target) or [copy]
+
+
+def without_zeros(schedule: tir.Schedule, name: str, target: Target) -> bool:
+    """Leaves out what is zero of a sum; whether there was something."""
+    try:
+        schedule.skip_zeros(name, target.lanes("float32"))
+    except ScheduleError:
+        return False
+    return True
 
 
 def _reader(schedule: tir.Schedule, name: str) -> BlockRV | None:
@@ -431,5 +449,5 @@ def _fitting(schedule: tir.Schedule, numbers: Sequence[int], extent: int) -> Exp
     return schedule.sample_categorical(kept, _even(kept))
 
 
-RULES: list[Rule] = [threads, inline, tensorize, tile, rfactor, spread]
+RULES: list[Rule] = [threads, inline, skip, tensorize, tile, rfactor, spread]
 """Those that sketches are made by, the first that takes a block: a user may add more."""

@@ -49,7 +49,9 @@ def _elementwise(schedule: tir.Schedule, name: str, sums: set[str], target: Targ
 
 
 def _tiled(schedule: tir.Schedule, name: str, target: Target) -> None:
-    """Of the tiles along the last row axis, that whose sums take the fewest cycles."""
+    """Of the tiles along the last row axis, that whose sums take the fewest cycles; without the
+    terms that are known to be zero."""
+    rules.without_zeros(schedule, name, target)
     block = schedule.get_block(name)
     kinds = [v.kind for v in rules.block_of(schedule, block).iter_vars]
     loops, lanes = schedule.get_loops(block), target.lanes("float32")

@@ -19,12 +19,13 @@ from ekiden.relay import (
     const,
     infer_type,
     op,
+    parse,
     var,
 )
 from ekiden.relay.gradient import GRADIENTS
 from ekiden.relay.gradient.elementwise import BINARY, FLAT, UNARY
 from ekiden.relay.transform import gradient
-from ekiden.runtime.errors import TypeInferenceError
+from ekiden.runtime.errors import DifferentiationError, TypeInferenceError
 
 pytestmark = pytest.mark.quick
 
@@ -195,6 +196,42 @@ def _weighted(result: Expr, name: str) -> Expr:
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_is_the_limit_of_differences(name: str) -> None:
     _check(name, *CASES[name])
+
+
+# What a formula does not say: (parameters, body, arguments, gradients).
+EDGES = [
+    ("%a: Tensor[(3,), float32], %b: Tensor[(3,), float32]", "power(%a, %b)",
+     [[0, 0, 2], [2, 0, 0]], [[0, 0, 0], [0, 0, np.log(np.float32(2))]]),
+    ("%a: Tensor[(2,), float32]", "power(%a, 0f)", [[0, 2]], [[0, 0]]),
+    ("%a: Tensor[(6,), float32]", "strided_slice(%a, begin=[3], end=[3], strides=[2])",
+     [[1] * 6], [[0] * 6]),
+    ("%a: Tensor[(2, 2), float32]", "cumsum(%a)", [[[1, 2], [3, 4]]], [[[4, 3], [2, 1]]]),
+    ("%a: Tensor[(1, 2), float16], %b: Tensor[(1, 2), float16]",
+     'nn.dense(%a, %b, out_dtype="float32")', [[[1, 2]], [[3, 4]]], [[[3, 4]], [[1, 2]]]),
+    ("%a: Tensor[(1, 1, 1, 2), float16], %b: Tensor[(1, 1, 1, 1), float16]",
+     'nn.conv2d(%a, %b, out_dtype="float32")', [[[[[1, 2]]]], [[[[3]]]]],
+     [[[[[3, 3]]]], [[[[3]]]]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("params, body, args, wanted", EDGES)
+def test_gradient_where_a_formula_says_nothing(
+    params: str, body: str, args: list[list[float]], wanted: list[list[float]]
+) -> None:
+    module = parse(f"def @main({params}) {{ {body} }}")
+    made = gradient(module.get_global_var("main"), module)
+    given = [np.array(a, p.checked_type.dtype) for a, p in zip(args, made.params, strict=True)]
+    _, found = Interpreter(IRModule({"main": made})).evaluate("main", *given)
+    for one, other, arg in zip(found, wanted, given, strict=True):
+        assert one.dtype == arg.dtype
+        np.testing.assert_array_equal(one, np.array(other, arg.dtype))
+
+
+def test_a_convolution_with_a_layout_of_its_result_has_no_gradient() -> None:
+    module = parse("""def @main(%x: Tensor[(1, 1, 2, 3), float32]) {
+      nn.conv2d(%x, ones(shape=[2, 1, 1, 1], dtype="float32"), out_layout="NHWC") }""")
+    with pytest.raises(DifferentiationError, match="layouts NCHW, OIHW, NHWC: only those of NCHW"):
+        gradient(module.get_global_var("main"), module)
 
 
 def test_a_gradient_has_the_dtype_of_what_was_cast() -> None:

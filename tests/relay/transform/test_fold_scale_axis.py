@@ -89,6 +89,18 @@ def test_batch_norm_disappears_into_a_convolution() -> None:
     assert_same_meaning(before, after, [array(1, 3, 6, 6)], rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype, scale", [("int8", 0.5), ("float16", 1e6)])
+def test_a_weight_that_cannot_hold_the_product_stays(dtype: str, scale: float) -> None:
+    """Sums in float32 of smaller numbers: the weight is of the smaller type."""
+    text = f"""def @main(%x: Tensor[(2, 3), {dtype}], %w: Tensor[(4, 3), {dtype}]) {{
+      multiply(nn.dense(%x, %w, out_dtype="float32"), {scale}f) }}"""
+    weight = np.arange(12).reshape(4, 3).astype(dtype)
+    before = program(text, w=weight)
+    after = FoldScaleAxis()(before)
+    assert calls(after) == ["nn.dense", "multiply"]
+    assert_same_meaning(before, after, [np.ones((2, 3), dtype)])
+
+
 def test_additions_of_constants_meet() -> None:
     check(
         FoldScaleAxis(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pass_checks import assert_same_meaning, calls, check, program
+from pass_checks import assert_same_meaning, calls, check, evaluate, program
 
 from ekiden.relay.transform import SimplifyExpr
 from ekiden.relay.transform.simplify_rules import CALLS, EXACT, ROUNDED, RULES, SHAPED
@@ -192,6 +192,39 @@ def test_what_no_rule_fits_is_kept(body: str) -> None:
     text = _main(body.replace("meta", "broadcast_to(0f, shape=[4, 2, 3])"))
     module = program(text)
     assert SimplifyExpr()(module)["main"] is module["main"]
+
+
+# What looks like a rule and is none: (parameters, body, arguments).
+TRAPS = [
+    ("%x: Tensor[(3,), uint8]", "abs(negative(%x))", [np.array([0, 1, 200], "uint8")]),
+    ("%x: Tensor[(2,), int64]", 'cast(cast(%x, dtype="float64"), dtype="int64")',
+     [np.array([2**53 + 1, -5])]),
+    ("%x: Tensor[(3,), float32]", "nn.pad(%x, 0f, pad_width=[[1, -1]])",
+     [np.array([1, 2, 3], "float32")]),
+    ("%x: Tensor[(1, 2), int8], %z: Tensor[(2,), int32]",
+     "argmax(qnn.dequantize(%x, 1f, %z), axis=[1])",
+     [np.array([[1, 2]], "int8"), np.array([0, 50], "int32")]),
+    ("%x: Tensor[(2,), int16]",
+     'argmax(qnn.dequantize(%x, 1f, 0, out_dtype="float16"), axis=[0])',
+     [np.array([32766, 32767], "int16")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("params, body, args", TRAPS)
+def test_what_only_looks_like_a_rule_keeps_its_meaning(
+    params: str, body: str, args: list[np.ndarray]
+) -> None:
+    before = program(f"def @main({params}) {{ {body} }}")
+    for one, other in zip(
+        evaluate(before, args), evaluate(SimplifyExpr()(before), args), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_integers_of_few_bits_are_clipped_to_their_ends() -> None:
+    text = "def @main(%x: Tensor[(4,), int4]) { clip(%x, a_min=-8f, a_max=HIGHf) }"
+    assert calls(SimplifyExpr()(program(text.replace("HIGH", "7")))) == []
+    assert calls(SimplifyExpr()(program(text.replace("HIGH", "6")))) == ["clip"]
 
 
 def test_exact_leaves_rounding_alone() -> None:

@@ -263,6 +263,16 @@ def test_dense_side_by_side_is_one_wide_product() -> None:
     assert_same_meaning(program(text), made, random((2, 3), (4, 3), (5, 3), (4, 3)))
 
 
+@pytest.mark.parametrize("to_batch", [True, False])
+def test_weights_of_other_types_are_not_side_by_side(to_batch: bool) -> None:
+    params = ", ".join(f"%w{i}: Tensor[(4, 3), {t}]" for i, t in enumerate(["int8", "uint8"]))
+    text = f"""def @main(%x: Tensor[(2, 3), uint8], {params}) {{
+      (nn.dense(%x, %w0, out_dtype="int32"), nn.dense(%x, %w1, out_dtype="int32")) }}"""
+    with PassContext(opt_level=4):
+        made = CombineParallelDense(2, to_batch)(program(text))
+    assert calls(made) == ["nn.dense", "nn.dense"]
+
+
 def test_convolutions_side_by_side() -> None:
     text = f"""def @main({IMAGE}, %u: Tensor[(2, 4, 3, 3), float32],
         %v: Tensor[(3, 4, 3, 3), float32], %w: Tensor[(2, 4, 1, 1), float32]) {{
@@ -315,6 +325,16 @@ def test_products_take_the_smaller_type(small: str) -> None:
           %1 = nn.relu(nn.bias_add(%0, cast(%b, dtype="{small}"), axis=-1));
           (nn.softmax(cast(%1, dtype="float32")), multiply(%1, cast(2f, dtype="{small}"))) }}""",
     )
+
+
+@pytest.mark.parametrize(
+    "data, weight, result",
+    [("int32", "int32", "int32"), ("uint8", "int8", "int32"), ("float64", "float64", "float64")],
+)
+def test_mixed_precision_leaves_other_products(data: str, weight: str, result: str) -> None:
+    text = f"""def @main(%x: Tensor[(2, 3), {data}], %w: Tensor[(4, 3), {weight}]) {{
+      nn.dense(%x, %w, out_dtype="{result}") }}"""
+    assert structural_equal(ToMixedPrecision()(program(text)), program(text))
 
 
 def test_mixed_precision_stays_close() -> None:

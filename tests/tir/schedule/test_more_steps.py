@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ekiden import te, tir
+from ekiden.ir.prim import PrimExpr
 from ekiden.script import tir as T
 from ekiden.tir import PrimFunc, Schedule, ScheduleError
 from ekiden.tir.interpreter import run
@@ -60,6 +61,58 @@ def gather() -> PrimFunc:
     return te.create_prim_func([a, c])
 
 
+def spread(
+    dtype: str = "float32", kernel: int = 4, out: int = 8, where: str = "made", rest: int = 0
+) -> PrimFunc:
+    """A row of five with zeros between them, times a window: c[h] is the sum over k and both
+    columns of x[(h + k - 2) / 2] w[k]; the condition in x's copy, in the factor or around both."""
+    x, w = te.placeholder((5,), dtype, "x"), te.placeholder((kernel, 2), dtype, "w")
+    k = te.reduce_axis((0, kernel), "k")
+
+    def value(at: PrimExpr, factor: PrimExpr) -> PrimExpr:
+        """A factor at a place of the row, 0 between its elements and outside."""
+        inside = tir.all(at >= 2, at < 11, (at - 2) % 2 == rest)
+        return tir.if_then_else(inside, x[(at - 2) // 2] * factor, tir.const(0, dtype))
+
+    one = tir.const(1, dtype)
+    copy = te.compute((out + kernel - 1,), lambda i: value(i, one), name="copy")
+    terms: dict[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
+        "made": lambda h, o: copy[h + k] * w[k, o],
+        "factor": lambda h, o: w[k, o] * value(h + k, one),
+        "whole": lambda h, o: value(h + k, w[k, o]),
+    }
+    c = te.compute((out, 2), lambda h, o: te.sum(terms[where](h, o), axis=k), name="c")
+    return te.create_prim_func([x, w, c])
+
+
+def plain_sum() -> PrimFunc:
+    """c[i] = the sum of row i."""
+    a, k = te.placeholder((8, 6), name="a"), te.reduce_axis((0, 6), "k")
+    return te.create_prim_func([a, te.compute((8,), lambda i: te.sum(a[i, k], axis=k), name="c")])
+
+
+def bordered() -> PrimFunc:
+    """c[i] = the sum of row i but its first two columns."""
+    a, k = te.placeholder((8, 6), name="a"), te.reduce_axis((0, 6), "k")
+    zero = tir.const(0, "float32")
+    c = te.compute(
+        (8,), lambda i: te.sum(tir.if_then_else(k >= 2, a[i, k], zero), axis=k), name="c"
+    )
+    return te.create_prim_func([a, c])
+
+
+def says_finite() -> PrimFunc:
+    """The same, by a program whose numbers are finite."""
+    made = spread()
+    return made.with_fields(attrs={**(made.attrs or {}), "tir.fast_math": "nnan ninf"})
+
+
+def skipped(sch: Schedule, lanes: int = 1) -> None:
+    """The step, and a loop of its own for the first."""
+    sch.skip_zeros("c", lanes)
+    sch.reorder(*reversed(sch.get_loops("c")[:2]))
+
+
 def check(sch: Schedule, program: PrimFunc) -> None:
     """A schedule and what its trace makes of the first program compute the same as that."""
     again = Schedule(program)
@@ -99,6 +152,16 @@ STEPS: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], tup
     ),
     "cache_index": (gather, lambda s: s.cache_index("c", "global"),
                     ("a[index_var[i_1]]", "a[index_var_1[i_1]]")),
+    "skip_zeros": (spread, skipped, ("in T.grid(4, 2, 2, 2):", "T.isfinite(c_sums[h % 2,")),
+    "skip_zeros in vectors": (spread, lambda s: skipped(s, 2), ("T.vectorized(2)",)),
+    "skip_zeros of an odd window": (
+        lambda: spread(kernel=3, out=7), skipped, ("T.where(", "k_1 * 2 + h_phase_1 * -1 % 2 < 3")
+    ),
+    "skip_zeros at other places": (lambda: spread(rest=1), skipped, ("(h_phase_1 * -1 + 1) % 2",)),
+    "skip_zeros of a factor": (lambda: spread(where="factor"), skipped, ("T.isfinite(",)),
+    "skip_zeros of whole terms": (lambda: spread(where="whole"), skipped, ("c[h_1 * 2 + h_phase",)),
+    "skip_zeros of finite numbers": (says_finite, skipped, ("c[h_1 * 2 + h_phase_1",)),
+    "skip_zeros of integers": (lambda: spread("int32"), skipped, ("c[h_1 * 2 + h_phase_1",)),
 }  # fmt: skip
 
 
@@ -111,6 +174,24 @@ def test_step(name: str) -> None:
     for each in texts:
         assert each in str(sch.func)
     check(sch, program)
+
+
+@pytest.mark.parametrize("strange", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("where", [(0, 1), (3, 0)])
+def test_zeros_are_not_left_out_where_they_are_times_no_number(
+    strange: float, where: tuple[int, int]
+) -> None:
+    program = spread()
+    sch = Schedule(program)
+    skipped(sch)
+    x, w = np.arange(5, dtype="float32"), np.ones((4, 2), "float32")
+    w[where] = strange
+    found, wanted = np.zeros((2, 8, 2), "float32")
+    with np.errstate(invalid="ignore"):
+        run(lower(program), x, w, wanted)
+        run(lower(sch.func), x, w, found)
+    assert np.isnan(wanted[:, where[1]]).sum() >= 4 and np.isfinite(wanted[:, 1 - where[1]]).all()
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -145,6 +226,19 @@ REFUSED: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], s
     ),
     "padding of none": (two, lambda s: s.decompose_padding("c", s.get_loops("c")[0]),
                         "decompose_padding 'c': it does not choose between data and a constant"),
+    "zeros of none": (chain, lambda s: s.skip_zeros("d"), "expected a reduction block, got a"),
+    "zeros of what is plain": (plain_sum, lambda s: s.skip_zeros("c"),
+                               "skip_zeros 'c': no term of it is 0 by a condition"),
+    "zeros without a remainder": (bordered, lambda s: s.skip_zeros("c"),
+                                  "skip_zeros 'c': no remainder says which of its terms are 0"),
+    "zeros of fused loops": (spread, lambda s: (s.fuse(*s.get_loops("c")[:2]),
+                                              s.skip_zeros("c")),
+                           "skip_zeros 'c': something was done to its loops before"),
+    "zeros of lanes": (spread, lambda s: s.skip_zeros("c", 0), "lanes above 0 expected, got 0"),
+    "zeros times what is left out": (
+        lambda: spread(out=1), lambda s: s.skip_zeros("c"),
+        "skip_zeros 'c': some elements of 'w' are only in terms that are left out",
+    ),
     "index of none": (two, lambda s: s.cache_index("c", "global"), "it has no index to compute"),
     "tile": (two, lambda s: s.sample_partitioned_tile(s.get_loops("c")[0], 2, 1, 3),
              "sample_partitioned_tile 'i': 3 does not divide the extent 8"),

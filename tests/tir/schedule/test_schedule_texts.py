@@ -803,6 +803,7 @@ def test_every_step_has_a_text() -> None:
         "merge",
         "rolling_buffer",
         "set_axis_separator",
+        "skip_zeros",
         "tensorize",
         "unannotate",
         "unsafe_hide_buffer_access",

@@ -58,8 +58,14 @@ class Kernels:
     device: list[DeviceKernel] = field(default_factory=list)
     """Kernels of devices that their code launches."""
 
-    def beside(self, programs: Sequence[PrimFunc], target: Target) -> Kernels:
-        """These, and loop programs compiled without the cache, exported under their own names."""
+    def beside(
+        self, programs: Sequence[PrimFunc], target: Target, tiers: Tiers | None = None
+    ) -> Kernels:
+        """These, and kernels of sizes compiled without the cache, exported under their own names;
+        where this process goes on with general kernels, those that have no general form.
+        """
+        if tiers is not None and tiers.is_general:
+            programs = tiers.without_general(programs, target)
         if not programs:
             return self
         with LOCK:

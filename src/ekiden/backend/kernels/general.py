@@ -67,7 +67,7 @@ def general_form(function: Function, target: Target) -> bytes | str:
         outputs, kept = staged(outputs)
         checked = [_checked(check) for check in checks]
         found = te.inline_injective([*(t for group in checked for t in group), *outputs], kept)
-        return _Form(inputs, found[-len(outputs) :], found[: -len(outputs)], checks).words()
+        return Form(inputs, found[-len(outputs) :], found[: -len(outputs)], checks).words()
     except NoGeneralFormError as error:
         return str(error)
 
@@ -95,9 +95,9 @@ def _checked(check: RangeCheck) -> tuple[te.Tensor, ...]:
     return te.compute_op(check.values.whole_shape, body, name="checked")
 
 
-class _Form:
-    """A program as it is put together. `checked` are the results of `_checked` of all checks, which
-    come before anything else."""
+class Form:
+    """A program as it is put together; who makes one may add to its stages. `checked` are the
+    results of `_checked` of all checks, which come before anything else."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class _Form:
         code = CodeBuilder(spatial, self.sizes, self.buffers)
         body = code.words(op.body)
         text = check.assertion(check.values[tuple(spatial)], spatial)
-        return [CHECK, len(spatial), 0, *extents, 0, len(op.body), *body, *_text(text.kind),
-                *_text(text.format)]  # fmt: skip
+        return [CHECK, len(spatial), 0, *extents, 0, len(op.body), *body, *text_words(text.kind),
+                *text_words(text.format)]  # fmt: skip
 
     def _hold(self, tensor: te.Tensor) -> None:
         """Let a tensor have memory."""
@@ -321,7 +321,7 @@ def _first_of_each(tensors: Sequence[te.Tensor]) -> list[te.Tensor]:
     return list({tensor.op: tensor for tensor in reversed(tensors)}.values())[::-1]
 
 
-def _text(text: str) -> list[int]:
+def text_words(text: str) -> list[int]:
     """Words that hold a text, which ends with a zero, behind their number."""
     data = text.encode()
     data += bytes(8 - len(data) % 8)
@@ -345,4 +345,4 @@ def _product_of(expr: PrimExpr) -> list[PrimExpr]:
     return found
 
 
-__all__ = ["general_form", "general_function"]
+__all__ = ["CHECK", "MAP", "Form", "general_form", "general_function", "text_words"]

@@ -16,6 +16,7 @@ from ekiden.arith import simplify
 from ekiden.backend.kernels.facts import unpacked
 from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.general import general_form
+from ekiden.backend.kernels.general_shapes import general_shapes
 from ekiden.codegen.background import Background
 from ekiden.codegen.build import unpack_code
 from ekiden.codegen.cache import KernelCache
@@ -25,6 +26,7 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.target import Target
+from ekiden.tir.stmt import PrimFunc
 
 LOG = logging.getLogger(__name__)
 USUAL = 64
@@ -89,6 +91,20 @@ class Tiers:
 
         found = kept | compile_tasks([rows[key][0] for key in later], cache, None, made)
         return {key: found[key] for key in rows}  # in the order of a compilation without tiers
+
+    def without_general(self, programs: Sequence[PrimFunc], target: Target) -> list[PrimFunc]:
+        """Those kernels of sizes that have no general form; the forms of the others are kept. They
+        stay general until the whole program is there.
+        """
+        left = []
+        for each in programs:
+            made_of = general_shapes(each, target)
+            if isinstance(made_of, bytes):
+                self.general[each.name] = made_of
+            else:
+                LOG.debug("kernel %s is compiled at once: %s", each.name, made_of)
+                left.append(each)
+        return left
 
 
 def work_of(function: Function) -> int:

@@ -640,7 +640,7 @@ def _compile_variant(
     }
     plans = [Plan(n, f, _constraints(module, n)) for n, f in functions.items()]
     shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
-    kernels = kernels.beside(list(shapes.values()), target)
+    kernels = kernels.beside(list(shapes.values()), target, made.tiers)
     hosts = host_functions(module)
     if hosts:
         metadata = {**metadata, "host_functions": hosts}

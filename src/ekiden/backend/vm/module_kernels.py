@@ -19,9 +19,7 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
-from ekiden.target.kinds import CPU
 
 
 @dataclass(eq=False, slots=True)
@@ -49,16 +47,8 @@ class ModuleKernels:
     """Where kernels may be general at first."""
 
     def target_of(self, module: IRModule, device: int) -> Target:
-        """The target of kernels on a device, by its place in the table of a module. Raises
-        CompileError for a device of a kind that none is for."""
-        place = device_table(module)[device]
-        found = self.devices.get(place.device_type_int)
-        if found is None and place.device_type_int != CPU:
-            raise CompileError(
-                f"compile: the program has work on {place.device}, and no target is for that:"
-                f" name it, as in [cpu(0), {place.device}]"
-            )
-        return found or self.target
+        """The target of kernels on a device, by its place in the table of a module."""
+        return self.devices.get(device_table(module)[device].device_type_int, self.target)
 
     @property
     def kernels(self) -> Kernels:

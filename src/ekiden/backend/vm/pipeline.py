@@ -17,6 +17,7 @@ from ekiden.relay.transform.combine_parallel import CombineFewRows
 from ekiden.relay.transform.concatenate_in_place import ConcatenateInPlace
 from ekiden.relay.transform.convert_layout import ConvertLayout
 from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
+from ekiden.relay.transform.devices_first import DevicesFirst
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from ekiden.relay.transform.eta_expand import EtaExpand
 from ekiden.relay.transform.expand_ops import ExpandOps
@@ -123,6 +124,7 @@ def pipeline(
             needed(ToANormalForm(), "to put the program into order"),
             DeadCodeElimination(),
             InlinePrimitives(),
+            DevicesFirst(),
             needed(LambdaLift(), "to make functions inside of others global"),
             RemoveUnusedFunctions(),  # what was inlined everywhere
             infer_type,

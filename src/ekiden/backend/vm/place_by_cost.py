@@ -8,7 +8,8 @@ kernel and its operations or bytes, whichever take longer, by the figures of whe
 of a device by one factor more, with which the whole program would take what it was measured to. A
 value that is used on the other side costs one copy, however many use it there. Conditions,
 arguments and the result of `main`, and what no kernel computes are of the host, and what the
-device's language refuses. The cheapest of all such places is a minimum cut.
+device's language refuses; what the program itself places is where it says. The cheapest of all such
+places is a minimum cut.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.op.annotation import on_device
+from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, on_device
 from ekiden.relay.transform.fuse_ops import alone, is_primitive_call
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order, map_functions, on_body, rewrite_graph
@@ -93,21 +94,24 @@ def PlaceByCost(config: CompilationConfig | None) -> Pass:  # noqa: N802
 
         def place(function: Function) -> Function:
             """One function, placed by itself: in `main` parameters and results are the host's."""
-            found = _Places(costs, scale, refuses)
+            found = _Places(costs, scale, refuses, device)
             there = found.on_device(function, module["main"] is function)
-            return on_body(lambda body: _marked(body, there, device))(function)
+            return on_body(lambda body: _marked(body, there, found.said, device))(function)
 
         return InferType()(map_functions(module, place))
 
     return Pass("PlaceByCost", transform, 0, (InferType(),))
 
 
-def _marked(body: RelayExpr, there: set[RelayExpr], device: VirtualDevice) -> RelayExpr:
+def _marked(
+    body: RelayExpr, there: set[RelayExpr], said: set[RelayExpr], device: VirtualDevice
+) -> RelayExpr:
     """A body whose operators say where they are."""
 
     def mark(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """An operator's call under the place that was found for it; what is no operator stays."""
-        if not is_primitive_call(old):
+        """An operator's call under the place that was found for it; what is no operator stays, and
+        what the program has said of."""
+        if not is_primitive_call(old) or old in said:
             return new
         return on_device(new, device if old in there else HOST, constrain_result=True)
 
@@ -138,6 +142,9 @@ class _Places:
     costs: Costs
     scale: tuple[float, float]
     refuses: Refusals
+    device: VirtualDevice
+    said: set[RelayExpr] = field(default_factory=set)
+    """What the program places itself."""
     network: Network = field(default_factory=Network)
     nodes: dict[RelayExpr, int] = field(default_factory=dict)
     uses: dict[RelayExpr, list[int]] = field(default_factory=dict)
@@ -167,6 +174,27 @@ class _Places:
         """It is of the host."""
         self.network.edge(Network.SOURCE, self._node(expr), NEVER)
 
+    def _place(self, expr: RelayExpr, where: VirtualDevice) -> None:
+        """It is where the program says; on another device than the two it costs what it does on
+        the host: that one copies to and from it."""
+        self.said.add(expr)
+        if where.device == self.device.device:
+            self.network.edge(self._node(expr), Network.SINK, NEVER)
+        else:
+            self._fix(expr)
+
+    def _said(self, call: Call) -> None:
+        """What a mark or a copy of the program says of places."""
+        (value,), attrs = call.args, call.attrs
+        if isinstance(attrs, DeviceCopyAttrs):
+            self._place(value, attrs.src_virtual_device)
+            self._place(call, attrs.dst_virtual_device)
+        elif isinstance(attrs, OnDeviceAttrs):
+            if attrs.constrain_body:
+                self._place(value, attrs.virtual_device)
+            if attrs.constrain_result:
+                self._place(call, attrs.virtual_device)
+
     def _use(self, value: RelayExpr, user: int) -> None:
         if isinstance(value, (Constant, Constructor, GlobalVar, Op)):
             return  # a constant is put where it is used, once; the others are of the program
@@ -180,6 +208,8 @@ class _Places:
         match expr:
             case Call() if is_primitive_call(expr):
                 self._price(expr, node)
+            case Call(attrs=OnDeviceAttrs() | DeviceCopyAttrs()):
+                self._said(expr)
             case If():
                 self._use(expr.cond, Network.SOURCE)
                 parts = (expr.true_branch, expr.false_branch)

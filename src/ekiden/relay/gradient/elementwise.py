@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS
 from ekiden.relay import op
-from ekiden.relay.expr import Call
+from ekiden.relay.expr import Call, Constant
 from ekiden.relay.gradient.helpers import scalar, sum_to, tensor
 from ekiden.relay.op.gradient import register_gradient
 
@@ -61,9 +63,7 @@ BINARY: dict[str, Callable[[Expr, Expr, Expr, Expr], tuple[Expr, Expr]]] = {
     "subtract": lambda a, b, y, g: (g, op.negative(g)),
     "multiply": lambda a, b, y, g: (op.multiply(g, b), op.multiply(g, a)),
     "divide":   lambda a, b, y, g: (op.divide(g, b), op.negative(op.divide(op.multiply(g, y), b))),
-    "power":    lambda a, b, y, g: (
-                    op.multiply(g, op.multiply(b, op.power(a, op.subtract(b, scalar(1.0, b))))),
-                    op.multiply(g, op.multiply(y, op.log(a)))),
+    "power":    lambda a, b, y, g: (_power_of_base(a, b, g), _power_of_exponent(a, b, y, g)),
     "maximum":  lambda a, b, y, g: (_chosen(op.greater_equal(a, b), g), _chosen(op.less(a, b), g)),
     "minimum":  lambda a, b, y, g: (_chosen(op.less_equal(a, b), g), _chosen(op.greater(a, b), g)),
     "mod":      lambda a, b, y, g: (g, op.divide(op.multiply(g, op.subtract(y, a)), b)),
@@ -83,6 +83,20 @@ FLAT = (
 
 def _chosen(condition: Expr, grad: Expr) -> Expr:
     return op.where(condition, grad, op.zeros_like(grad))
+
+
+def _power_of_base(a: Expr, b: Expr, g: Expr) -> Expr:
+    """d(a ** b) / da = b * a ** (b - 1); 0 for an exponent of 0, where 0 * 0 ** -1 is NaN."""
+    slope = op.multiply(b, op.power(a, op.subtract(b, scalar(1.0, b))))
+    if not isinstance(b, Constant) or not np.all(b.data):
+        slope = op.where(op.equal(b, scalar(0.0, b)), scalar(0.0, b), slope)
+    return op.multiply(g, slope)
+
+
+def _power_of_exponent(a: Expr, b: Expr, y: Expr, g: Expr) -> Expr:
+    """d(a ** b) / db = a ** b * log(a); 0 at a base of 0, as is its limit for exponents above 0."""
+    base = op.where(op.equal(a, scalar(0.0, a)), scalar(1.0, a), a)
+    return op.multiply(g, op.multiply(y, op.log(base)))
 
 
 def _unary(rule: Callable[[Expr, Expr, Expr], Expr]) -> Callable[[Call, Expr], list[Expr | None]]:

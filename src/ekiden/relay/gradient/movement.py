@@ -98,11 +98,14 @@ def _prod(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("cumsum")
 def _cumsum(call: Call, grad: Expr) -> Sequence[Expr]:
+    """x[i] is in every sum from i on: the sums of the gradient from the end. Without an axis the
+    elements are summed as one row, and the result is that."""
     axis = getattr(call.attrs, "axis", None)
     exclusive = bool(getattr(call.attrs, "exclusive", False))
-    assert isinstance(axis, int), "the gradient of a flat cumsum is not there"
-    backwards = op.cumsum(op.reverse(grad, axis), axis=axis, exclusive=exclusive)
-    return [op.reverse(backwards, axis)]
+    along = 0 if axis is None else axis
+    backwards = op.cumsum(op.reverse(grad, along), axis=along, exclusive=exclusive)
+    found = op.reverse(backwards, along)
+    return [found if axis is not None else shape_like(found, call.args[0])]
 
 
 @register_gradient("variance")
@@ -242,6 +245,8 @@ def _strided_slice(call: Call, grad: Expr) -> Sequence[Expr]:
     assert isinstance(call.attrs, StridedSliceAttrs)
     zero = scalar(0.0, x)
     ranges = sliced(call.attrs, tensor(x).shape)
+    if any(known(size) == 0 for _, _, size in ranges):  # no step lies between no elements
+        return [op.zeros_like(x)]
     widths = []
     for axis, (first, stride, size) in enumerate(ranges):
         if stride < 0:

@@ -38,10 +38,16 @@ Expr = RelayExpr
 # Products.
 
 
+def _as_operands(call: Call, grad: Expr) -> Expr:
+    """The gradient of a product in the dtype of what is multiplied: `out_dtype` may be another."""
+    dtype = tensor(call.args[0]).dtype
+    return grad if tensor(call).dtype == dtype else op.cast(grad, dtype)
+
+
 @register_gradient("nn.dense")
 def _dense(call: Call, grad: Expr) -> Sequence[Expr]:
     data, weight = call.args
-    rows = rows_of(grad, tensor(call).shape)
+    rows = rows_of(_as_operands(call, grad), tensor(call).shape)
     return [
         shape_like(op.nn.matmul(rows, weight), data),
         op.nn.matmul(rows, rows_of(data, tensor(data).shape), transpose_a=True),
@@ -53,7 +59,8 @@ def _matmul(call: Call, grad: Expr) -> Sequence[Expr]:
     a, b = call.args
     attrs = call.attrs
     assert isinstance(attrs, MatmulAttrs)
-    rows, left = rows_of(grad, tensor(call).shape), rows_of(a, tensor(a).shape)
+    rows = rows_of(_as_operands(call, grad), tensor(call).shape)
+    left = rows_of(a, tensor(a).shape)
     da, db = _product_gradient(op.nn.matmul, left, b, rows, attrs.transpose_a, attrs.transpose_b)
     return [shape_like(da, a), db]
 
@@ -64,6 +71,7 @@ def _batch_matmul(call: Call, grad: Expr) -> Sequence[Expr]:
     a, b = call.args
     attrs = call.attrs
     assert isinstance(attrs, BatchMatmulAttrs)
+    grad = _as_operands(call, grad)
     pair = _product_gradient(op.nn.batch_matmul, a, b, grad, attrs.transpose_a, attrs.transpose_b)
     batch = known(tensor(call).shape[0])
     return [
@@ -252,8 +260,10 @@ def _conv2d(call: Call, grad: Expr) -> Sequence[Expr]:
     x, weight = call.args
     attrs = call.attrs
     assert isinstance(attrs, Conv2DAttrs)
-    if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
-        raise ValueError(f"layouts {attrs.data_layout} and {attrs.kernel_layout}: only NCHW is")
+    layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout
+    if layouts != ("NCHW", "OIHW", "NCHW"):
+        raise ValueError(f"layouts {', '.join(layouts)}: only those of NCHW and OIHW are")
+    grad = _as_operands(call, grad)
     out, per_group, kh, kw = _static(tensor(weight).shape, "weight shape")
     dx = op.nn.conv2d_transpose(
         grad, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups,

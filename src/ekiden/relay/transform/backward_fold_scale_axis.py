@@ -7,6 +7,10 @@
 A scale has a value per output channel, or is one constant; it may be a constant or a name. Only
 floating point, in any layout, and only where nothing else reads what is between. Of constants the
 products are made at once; of others they are part of the program.
+
+The mirror of ForwardFoldScaleAxis: what is below says what it can take (operands first), then each
+multiplication hands its factor down to it (users first), and a third walk writes the new weights.
+Of a sum both sides take the factor; where they are convolutions both, both weights do.
 """
 
 from __future__ import annotations

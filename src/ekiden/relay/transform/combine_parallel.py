@@ -8,6 +8,12 @@ Likewise nn.dense (as one wide product, or as one batch of equal ones) and nn.ba
 follows all of them alike, element by element, is done to the whole: additions of a bias each, as
 one of the biases side by side. Only weights and biases that are constants or names take part, so
 that nothing waits for what comes later.
+
+Rows of a weight do not mix:  x [v; w]^T = [x v^T, x w^T].  What follows, element by element,
+commutes with cutting along the axis that was joined:  f(cut(y)) = cut(f(y)).
+
+Groups are of one scope: a let between two calls ends it, as a weight may be bound there. The first
+call that is met in the order of evaluation makes the whole, the others are cut out of it.
 """
 
 from __future__ import annotations
@@ -197,7 +203,9 @@ def _followed(
     kind: Kind, whole: RelayExpr, before: Sequence[Call], level: Sequence[Call], axis: int | None
 ) -> tuple[RelayExpr, int | None] | None:
     """What follows each of `before`, done to the whole, and the axis of its parts; None where it is
-    not alike.
+    not alike: another operator, other attributes, or the data as another argument. With attributes
+    and several arguments (an axis, say) it is not known which axis an attribute counts, so only
+    operators without attributes may take further tensors.
     """
     first = level[0]
     at = next(i for i, arg in enumerate(first.args) if arg is before[0])
@@ -226,7 +234,12 @@ def _followed(
 def _axis_behind(
     before: Sequence[Call], level: Sequence[Call], axis: int | None
 ) -> tuple[int | None] | None:
-    """The axis of the parts behind what follows; None where that is not known."""
+    """The axis of the parts behind what follows; None where that is not known.
+
+    What broadcasts may add axes in front. An operator with one argument may move them (transpose):
+    the axis is then the one along which the extents are those that the parts had, if that is one
+    alone and all others agree.
+    """
     shapes = [_shape(call) for call in level]
     rank, was = _rank(level[0]), _rank(before[0])
     if any(shape is None or len(shape) != rank for shape in shapes):
@@ -326,7 +339,7 @@ def _find_groups(root: RelayExpr, kind: Kind) -> list[_Group]:
             is_it = expr.op.name == kind.name and isinstance(expr.args[1], (Constant, Var))
             key = kind.key(expr) if is_it else None
             if key is not None:
-                full = (id(scope), expr.args[0], *key)
+                full = (id(scope), expr.args[0], _dtype(expr.args[1]), *key)
                 groups.setdefault(full, _Group(kind, [])).branches.append(_branch(expr, users))
     return list(groups.values())
 

@@ -19,6 +19,11 @@ begins behind the first:
 A part may be a concatenation itself. One that is no kernel's only result, or lies elsewhere already
 (a parameter, a constant, a part of another concatenation, twice the same), or that others read who
 cannot take channels, is copied to its place; where these are the greater part, all stays as it is.
+
+Parts begin at multiples of a cache line: a kernel whose rows begin within one writes lines that its
+neighbour writes too, and its vectors cross them. Concatenations are decided from the last to the
+first, so that a part that is a concatenation itself is known to have a place already when its own
+parts are asked for.
 """
 
 from __future__ import annotations

@@ -7,7 +7,17 @@ cancel.
 Sweep 1, from inputs to results, gives convolutions over one axis a height, puts each operator that
 has a layout between two transposes (where there is a convolution, which gains by it), moves a
 transpose of an operand to the result wherever the operator can work on the transposed data (table
-SINK), and merges transposes that meet. Sweep 2 turns transposes that move only dimensions of size 1
+SINK), and merges transposes that meet. With P a transposition and f elementwise:
+
+    f(P a, b) = P f(a, P' b)          P' the inverse: free where b is a number, a constant, or has
+                                      but one axis longer than 1
+    sum(P a, axis) = P2 sum(a, P[axis])         P2 what is left of P without the axes that go
+    P (Q a) = (P Q) a,  P P' a = a
+
+A transpose that meets an operator it cannot pass stays before it, and is a kernel. That is why NHWC
+is not asked for where there is no convolution: other operators are as fast in either layout.
+
+Sweep 2 turns transposes that move only dimensions of size 1
 into reshapes, merges reshapes, and drops those that change nothing.
 """
 
@@ -123,7 +133,9 @@ def _below(expr: RelayExpr) -> RelayExpr:
 
 
 def _follow(operand: RelayExpr, perm: Perm) -> RelayExpr | None:
-    """The operand as it must be for the transposed operation, None if that would cost a copy."""
+    """The operand as it must be for the transposed operation, None if that would cost a copy. One
+    of a lower rank broadcasts from the right, so its missing axes are written out before they
+    move."""
     if _perm_below(operand) == perm:
         return _below(operand)
     rank = len(_shape(operand))
@@ -233,7 +245,9 @@ def _equal_ends(before: Sequence[PrimExpr], after: Sequence[PrimExpr]) -> tuple[
 def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
     """A reshape that splits one dimension, or joins several, can be done before the transpose.
 
-    Joined dimensions that are not neighbours in order below are first made so, among themselves.
+    Joined dimensions that are not neighbours in order below are first made so, among themselves. Of
+    (n, c, h, w) -> (n, c, h * w) behind NHWC: below it is (n, h, w, c) -> (n, h * w, c). A channel
+    shuffle, (n, g * k, ..) -> (n, g, k, ..) and back, so costs the one transpose it means.
     """
     before, after = _shape(call.args[0]), _shape(call)
     head, tail = _equal_ends(before, after)

@@ -3,6 +3,11 @@ operator.
 
 add(1f, 2f)  ->  3f          (%a, %b).1  ->  %b          if (True) { %a } else { %b }  ->  %a
 shape_of(%x)  ->  [2, 3]     %x: Tensor[(2, 3), float32]
+
+References are NumPy's arithmetic, which may round otherwise than a kernel would have: a folded
+value may differ from that in its last bits. Stateful operators and what has effects stay, as do
+calls that a run would refuse (an index out of range): whether they run at all is for the run to
+say.
 """
 
 from __future__ import annotations
@@ -117,7 +122,8 @@ def _foldable(call: Call, kind: Type | None) -> list[TensorType] | None:
 
 
 def _given(call: Call) -> int:
-    """The bytes of constant arguments."""
+    """The bytes of constant arguments: what a result is measured against, so that 16 MB of packed
+    weights of 1 MB are made, and `zeros` of 16 MB are left to the program."""
     arrays = [_value(a) for a in call.args if _is_constant(a)]
     return sum(d.nbytes for a in arrays for d in (a if isinstance(a, tuple) else (a,)))
 
@@ -129,7 +135,8 @@ def _evaluate(call: Call) -> Array | tuple[Array, ...]:
 
 
 def _of_type(expr: RelayExpr) -> Array:
-    """Zeros of the type of a tensor, in the memory of one."""
+    """Zeros of the type of a tensor, in the memory of one element: what reads the shape alone gets
+    strides of 0, whatever the extents."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     return np.broadcast_to(np.zeros((), to_numpy(kind.dtype)), kind.concrete_shape)

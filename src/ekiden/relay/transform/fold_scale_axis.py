@@ -7,6 +7,16 @@
     subtract(%x, a)                     ->  add(%x, -a)
     nn.bias_add(%x, b, axis)            ->  add(%x, b along axis)
 Only for floating point, constants a, b, s, W, and where the constant does not widen the result.
+
+    s * (W x + b) = (s W) x + s b        s per output channel: a row of W
+
+holds for real numbers; of floats each product is rounded otherwise than before, as it is in every
+engine that folds batch normalisation. Distributing a scale over a sum alone would gain nothing and
+round once more, which can move a value to another level where it is quantised behind: so a scale
+goes through a sum only where there is a weight below that takes it up. What another node reads too
+is not changed, or it would see the scale.
+
+Before layouts change, as it knows OIHW weights alone: from there on, weights are packed.
 """
 
 from __future__ import annotations
@@ -159,6 +169,8 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
         return None
     axis, weight_axis = row.channels
     weight = call.args[1].data
+    if weight.dtype != value.dtype:  # int8 summed as float32: the weight cannot hold its product
+        return None
     axis %= value.ndim
     if any(d != 1 for i, d in enumerate(value.shape) if i != axis):
         return None

@@ -7,6 +7,15 @@
 A scale has a value per input channel, or is one constant; it may be a constant or a name. Only
 floating point, in any layout, and only where all that reads what is between takes the scale. Of
 constants the products are made at once; of others they are part of the program.
+
+    conv(x * s, w) = conv(x, w * s)      s along the channels that are summed over
+    relu(x * s) = relu(x) * s            s > 0: what is homogeneous, as are maxima over windows
+    x * s + b = (x + b / s) * s          s != 0
+
+Two walks. Users first, each says of its operands what scale it would take, and under which
+condition; an operand with several users takes what all of them do. Then operands first: a
+multiplication whose readers all take its factor goes, and the factor travels in `scales` until a
+weight has it.
 """
 
 from __future__ import annotations

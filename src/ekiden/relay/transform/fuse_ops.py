@@ -4,7 +4,24 @@
 ->  %0 = fn (%p0, %p1, %p2, Primitive=1) { nn.relu(add(nn.conv2d(%p0, %p1), %p2)) };  %0(%x, %w, %b)
 
 The algorithm is Relay's (Roesch et al. 2018): a node joins its immediate post-dominator when every
-path between them is simple enough. Operators that only change a shape never join a group, because
+path between them is simple enough. A node's post-dominator is where all that is made of it meets
+again: the first operator through which every path from it to the result goes. That, and not a
+neighbour, is what it joins, or a diamond would be torn:
+
+    %0 = nn.conv2d(..); %1 = exp(%0); %2 = tanh(%0); add(%1, %2)      conv2d joins the add, and with
+                                                                      it exp and tanh
+
+Patterns are ordered by how freely they fuse (OpPattern), so that "simple enough" is <=. Three
+phases go over all nodes, in Relay's order: first what follows products and reductions, then what
+only moves elements, then what ends in a tuple. Later phases take what earlier ones left, so that a
+transposition joins the kernel behind it only where no product wanted that.
+
+Before: a graph with checked types, no lets that operands are shared across. After: every call of an
+operator that has a kernel is inside of a function with the attribute Primitive, which is an atom
+for all passes behind. Time is linear in nodes and edges, but for chains of which each asks for its
+path; those are as long as a kernel may have operators.
+
+Operators that only change a shape never join a group, because
 as a view they cost nothing; one that is read at many places of a kernel, in a chain of slices for
 example, is kept, since each place would compute it again. `annotation.stop_fusion` is gone
 afterwards: what is behind it reads a kernel's result. A maximum over windows of 2x2 ends the group
@@ -183,7 +200,14 @@ FEW = 3
 
 
 def _keep_what_many_read(graph: dict[RelayExpr, _Node]) -> None:
-    """Operators that a kernel would compute at too many places are results of their own."""
+    """Operators that a kernel would compute at too many places are results of their own.
+
+    A kernel has no memory of its own for what is between: where a user reads elements in place, the
+    value is computed once with the user's, and where it reads them elsewhere (a slice, shifted)
+    once more. places(x) = max over users in place + sum over users elsewhere, from the results
+    backwards. A sum by doubling of 13 elements was written out 81 times, and took minutes to
+    compile.
+    """
     places: dict[_Node, int] = {}
     for each in reversed(graph.values()):
         found = [(places[user], edge) for user, edge in each.users]
@@ -209,7 +233,8 @@ def _is_short(node: _Node, graph: dict[RelayExpr, _Node]) -> bool:
 
 
 def _common_dominator(a: _Node | None, b: _Node | None) -> tuple[_Node | None, OpPattern]:
-    """The lowest common ancestor in the post-dominator tree, and the worst pattern on the way."""
+    """The lowest common ancestor in the post-dominator tree, and the worst pattern on the way. The
+    deeper of both goes up: depth is counted from the result."""
     worst = OpPattern.ELEMWISE
     while a is not b:
         if a is None or b is None:
@@ -222,6 +247,9 @@ def _common_dominator(a: _Node | None, b: _Node | None) -> tuple[_Node | None, O
 
 
 def _find_post_dominators(nodes: list[_Node]) -> None:
+    """Fill in the tree of post-dominators, users first: that of a node is the common ancestor of
+    its users, whose own are known then. A result, and what is used outside of the scope, is a root.
+    """
     for each in reversed(nodes):
         if each.external or not each.users:
             continue
@@ -263,6 +291,8 @@ def _path_between(source: _Node, sink: _Node, allowed: Condition) -> list[_Node]
 
 
 def _merge(child: _Node, parent: _Node) -> None:
+    """One group of two. A tuple says nothing of how hard a group is to compute, so it leaves the
+    anchor of what it joins as it was."""
     child, parent = child.root(), parent.root()
     if child is parent:
         return
@@ -355,7 +385,8 @@ def _partition(
 
 class _GroupBuilder:
     """Rebuilds the members of one group as the body of a primitive function; args are what it is
-    called with.
+    called with: what is read that no member computes, each once, in the order of its first use.
+    Numbers stay inside as constants, for the kernel to be simplified by.
     """
 
     def __init__(self, members: list[RelayExpr]) -> None:
@@ -429,7 +460,8 @@ def kernel_groups(root: RelayExpr, most: Most = MOST) -> dict[RelayExpr, list[Re
 def fuse(root: RelayExpr, most: Most = MOST) -> RelayExpr:
     """Replace every group below root by the call of a primitive function. Needs checked types.
 
-    A group of one operator fuses nothing.
+    A group of one operator fuses nothing. Parameters of a function stand in the order in which the
+    group reads them, so that equal groups are equal functions, of which one kernel is compiled.
     """
     groups = kernel_groups(root, most)
     inner = {m for result, members in groups.items() for m in members if m is not result}

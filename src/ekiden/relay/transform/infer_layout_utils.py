@@ -8,6 +8,12 @@ and the call keeps the layouts that it had.
     mean(axis=[2, 3])    NCHW -> NHWC    mean(axis=[1, 2])
 
 Users add rules, or replace them, with `relay.op.register_infer_correct_layout` (TVM's name).
+
+A layout is a word of axes: capitals are whole axes, a number and a small letter the inner part of
+one that is split (NCHW16c: 16 channels innermost). Of an axis a rule asks where it stands now
+(`place_of`) and whether it is split (`factor_of`); what counts axes by numbers keeps the letter and
+looks the number up anew. It must give what it got back where it cannot follow: a wrong layout is a
+wrong result, a kept one costs a transformation.
 """
 
 from __future__ import annotations
@@ -15,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ekiden.ir.op import OP_ATTRS, OPS, Op, OpPattern
 from ekiden.ir.prim import IntImm, is_const
@@ -95,7 +103,12 @@ def _is_alike(one: str, other: str) -> bool:
 
 def _changed_like(old: str, like_old: str, like_new: str) -> str | None:
     """`old` changed as `like_old` is to `like_new`; the two broadcast, and may name axes
-    differently: (W, NCHW, NHWC) -> NHWC without what W lacks is left to the caller."""
+    differently: (W, NCHW, NHWC) -> NHWC without what W lacks is left to the caller.
+
+    Axes that broadcast together are paired from the last one on; those that the shorter lacks get
+    letters that it does not use, so that both are permuted alike. None where the pairs disagree:
+    one axis split, or a letter that would mean two.
+    """
     if not old:
         return old
     many, few = parse(like_old), parse(old)
@@ -303,6 +316,14 @@ def _reduce(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
     return Output((layout,) * len(old), (joined(kept),), attrs)
 
 
+def _reduce_to_place(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
+    """`argmax` and `argmin`: the place among the elements of several axes is counted in the order
+    of these axes, so they stay where they are. Along one axis it is the same in any layout.
+    """
+    is_one = attrs.axis is not None and np.size(attrs.axis) == 1 and not attrs.exclude
+    return _reduce(attrs, new if is_one or new is None else old, old, types)
+
+
 def _transpose(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
     if old[0] is None:
         return Output((None,), (None,), attrs)
@@ -497,7 +518,8 @@ RULES: dict[str, Rule] = {
     "nn.l2_normalize": _axes,
     "nn.prelu": _one_axis,
     "nn.dropout": elementwise,
-    **dict.fromkeys("sum mean max min prod any all argmax argmin".split(), _reduce),
+    **dict.fromkeys("sum mean max min prod any all".split(), _reduce),
+    **dict.fromkeys(("argmax", "argmin"), _reduce_to_place),
     "variance": _reduce,
     "transpose": _transpose,
     "squeeze": _squeeze,

@@ -8,6 +8,9 @@ Each value remembers the layout that it had and the one it has now (`Moved`); a 
 (infer_layout_utils) what it took before, is changed, and asked what it takes now. Where that is not
 what its inputs have, they are transformed, each at most once. A call that does not know gets its
 inputs as they were.
+
+The same transformation of a value is made once (`moves`), so that of two convolutions that read one
+tensor both get one copy. The result of the whole has the layout that it had.
 """
 
 from __future__ import annotations

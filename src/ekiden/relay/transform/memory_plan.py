@@ -21,6 +21,14 @@ lives for its call:
     let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,));
 ->  let %t2 = memory.alloc_tensor(%arena, offset=128, shape=(100000), dtype="uint8");
     let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,), %t2);
+
+Before: explicit allocations (ManifestAlloc), each tensor with a storage of its own or parts of one
+(ConcatenateInPlace, SliceInPlace). After: as before, but that storages of a stretch are one. What
+may not be is that two tensors with common bytes are alive at once.
+
+Why an arena and not a pool: a pool decides at run time, and cannot say beforehand how much memory a
+model takes. Why not one arena for the program: a function may be called from anywhere, so what is
+alive around its call is not known.
 """
 
 from __future__ import annotations
@@ -105,7 +113,8 @@ def _with_scratch(function: Function, known: set[PrimVar], kernels: Kernels) -> 
 
 
 def known_at_entry(function: Function) -> set[PrimVar]:
-    """The symbols in the types of a function's parameters."""
+    """The symbols in the types of a function's parameters: what sizes may be made of that are
+    computed when the function is entered. Of a lifted closure, those of what it captures too."""
     inner = function.body
     params = function.params
     if function.attr("Closure") is not None and isinstance(inner, Function):
@@ -173,7 +182,14 @@ class _Planner:
         return found
 
     def _changed(self) -> set[Var]:
-        """The storages of results that may have the memory of something from elsewhere."""
+        """The storages of results that may have the memory of something from elsewhere.
+
+        A kernel that changes places of a tensor (`updates`) need not copy it where it may have its
+        memory, which is known at run time (UpdateInPlace); a place in an arena would make each
+        update a copy of the whole: a loop that sets 1,000 rows of a table of 100,000 took 14.6 s,
+        and takes 1.5 ms. Chains of updates follow each other: an old value that is itself such a
+        result counts as elsewhere.
+        """
         found: set[Var] = set()
         homes, escaped = self.lifetimes.home, self.lifetimes.escaped
         for _, call in self.lifetimes.invocations:

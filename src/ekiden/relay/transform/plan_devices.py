@@ -19,6 +19,8 @@ devices stays as it is where the host is the default.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
@@ -263,29 +265,40 @@ def _results(expr: Match, parts: list[RelayExpr]) -> list[RelayExpr]:
     return found
 
 
-def _says_devices(module: IRModule) -> bool:
-    """Whether something in a module is about devices."""
-    if TABLE in module.attrs:
-        return True
+def said_places(module: IRModule) -> Iterator[VirtualDevice]:
+    """The places that a module names: in marks, copies and attributes of functions, or in TABLE."""
+    yield from module.attrs.get(TABLE, ())
     for function in module.functions.values():
         if not isinstance(function, Function):
             continue
-        exprs = evaluation_order(function.body)
-        if function.attr(PARAM_PLACES) is not None or function.attr(RESULT_PLACE) is not None:
-            return True
-        for each in exprs:
-            attrs = each.attrs if isinstance(each, (Call, Function)) else None
-            if isinstance(attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
-                return True
-            if isinstance(each, Function) and each.attr(PARAM_PLACES) is not None:
-                return True
-    return False
+        for each in (function, *evaluation_order(function.body)):
+            match each:
+                case Call(attrs=OnDeviceAttrs() as mark):
+                    yield mark.virtual_device
+                case Call(attrs=DeviceCopyAttrs() as copy):
+                    yield from (copy.src_virtual_device, copy.dst_virtual_device)
+                case Function():
+                    yield from _flat((each.attr(PARAM_PLACES), each.attr(RESULT_PLACE)))
+
+
+def _flat(places: object) -> Iterator[VirtualDevice]:
+    """The virtual devices in the places of a function."""
+    if isinstance(places, tuple):
+        for each in places:
+            yield from _flat(each)
+    elif isinstance(places, VirtualDevice):
+        yield places
+
+
+def _says_devices(module: IRModule) -> bool:
+    """Whether something in a module is about devices."""
+    return any(True for _ in said_places(module))
 
 
 def PlanDevices(config: CompilationConfig | None = None, *, marks: bool = True) -> Pass:  # noqa: N802
     """The pass described at the top of this file. `config` says where programs are that do not say
     otherwise: the host, unless it is given. Any devices may be planned for; without `marks`, raises
-    CompileError for those that no code can be made for.
+    CompileError for those that no code can be made for, and for others than those of a `config`.
     """
     chosen = config or CompilationConfig()
 
@@ -299,7 +312,7 @@ def PlanDevices(config: CompilationConfig | None = None, *, marks: bool = True) 
         domains = Domains(module, default.where)
         attrs = {name: value for name, value in module.attrs.items() if name != TABLE}
         if not marks:
-            attrs[TABLE] = _table(domains)
+            attrs[TABLE] = _table(domains, config)
         planner = _Planner(domains, marks)
         planned: dict[GlobalVar | str, BaseFunc] = {
             g: planner.plan(f) if isinstance(f, Function) else f
@@ -310,11 +323,18 @@ def PlanDevices(config: CompilationConfig | None = None, *, marks: bool = True) 
     return Pass("PlanDevices", transform, 0, (InferType(),))
 
 
-def _table(domains: Domains) -> tuple[VirtualDevice, ...]:
-    """The devices of a program, which code must be there for."""
+def _table(domains: Domains, config: CompilationConfig | None) -> tuple[VirtualDevice, ...]:
+    """The devices of a program, which code must be there for, and which must be among those that it
+    is compiled for: all processors are the one that is there."""
     made = tuple(each.virtual_device() for each in domains.used())
     for each in made:
         check_supported(each)
+        given = [] if config is None else [d.device for d in config.devices]
+        if given and each.device_type != HOST.device_type and each.device not in given:
+            raise CompileError(
+                f"compile: the program places values on {each.device}, and is compiled for"
+                f" {', '.join(map(str, given))}: name it, as in [cpu(0), {each.device}]"
+            )
     return made
 
 

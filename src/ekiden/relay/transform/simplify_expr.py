@@ -50,7 +50,9 @@ def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
 
 
 def _inner_steps(made: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr:
-    """What a rule made, with its arguments that the rule made too simplified by a step."""
+    """What a rule made, with its arguments that the rule made too simplified by a step: only those,
+    as what it took over is simplified already. Without it (x + 1) + 2 would end as x + (1 + 2).
+    """
     if not isinstance(made, Call) or not isinstance(old, Call):
         return made
     known = {id(a) for call in (old, *old.args) if isinstance(call, Call) for a in call.args}

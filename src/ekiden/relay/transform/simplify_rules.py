@@ -3,6 +3,16 @@
 EQUATIONS are read as they stand: a name is any expression (the same in both places), a name that
 starts with `c` a constant, a number a constant all of whose elements are that number. What an
 equation cannot say (attributes, shapes) is a function in SHAPED, with its equation beside it.
+
+What makes a rule exact: for every value of its dtypes, NaN, infinities and the ends of integers
+included, both sides have the same bits (of -0.0, the same value). `multiply(x, 0) = 0` is none, as
+NaN * 0 is NaN; `subtract(x, x) = 0` neither. Integers wrap around, in which ring negation and sums
+obey the laws of algebra, but an order does not: abs(-x) of unsigned x is no |x|. Of types the
+caller sees to: a result of another shape or dtype than the call had is not taken, so that a rule
+need not ask which of its operands broadcasts.
+
+Where rules could undo each other they would run to MAX_STEPS; each makes the program smaller, or
+moves constants outwards, or names a cheaper operator.
 """
 
 from __future__ import annotations
@@ -17,19 +27,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from ekiden.arith import prove_equal
-from ekiden.ir.dtype import is_int
+from ekiden.ir.dtype import is_float, is_int, itemsize
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS, Op
-from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.prim import IntImm, PrimExpr, int_range, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.dataflow_pattern.matcher import NodeMap
 from ekiden.relay.dataflow_pattern.pattern import DFPattern, is_constant, is_op, is_tuple, wildcard
 from ekiden.relay.expr import Call, Constant, const
+from ekiden.relay.op.nn.pad import PadAttrs
 from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.row_indices import gathered, scattered
-from ekiden.topi.shape import as_dim
+from ekiden.topi.shape import as_dim, as_shape
 
 Make = Callable[[NodeMap], RelayExpr | None]
 
@@ -59,7 +70,6 @@ EXACT = (
     "subtract(x, negative(y)) = add(x, y)",
     "add(x, negative(y)) = subtract(x, y)",
     "abs(abs(x)) = abs(x)",
-    "abs(negative(x)) = abs(x)",
     "maximum(x, x) = x",
     "minimum(x, x) = x",
     "nn.relu(nn.relu(x)) = nn.relu(x)",
@@ -202,8 +212,10 @@ class _Of:
 
 
 def _holds(dtype: str, other: str) -> bool:
-    """Whether every value of `other` is one of `dtype`."""
-    return np.can_cast(other, dtype, "safe")
+    """Whether every value of `other` is one of `dtype`. NumPy calls float64 safe for integers of 64
+    bits, of which it has those up to 2**53 alone."""
+    is_rounded = is_int(other) and itemsize(other) == 8 and is_float(dtype)
+    return np.can_cast(other, dtype, "safe") and not is_rounded
 
 
 def _casts(m: _Of) -> RelayExpr | None:
@@ -215,21 +227,22 @@ def _casts(m: _Of) -> RelayExpr | None:
 
 def _is_clipped_to(x: RelayExpr, dtype: str, target: str) -> bool:
     """Whether x is clipped to what integers of a dtype hold, and a cast to `target` cuts off what
-    one to them would."""
+    one to them would: clip(x, 0, 255) as uint8 as int32 is that as int32. A float target would keep
+    the fraction that the integers dropped."""
     if not isinstance(x, Call) or x.op != op.get("clip") or not is_int(dtype):
         return False
     low, high = (getattr(x.attrs, name) for name in ("a_min", "a_max"))
-    lowest, highest = np.iinfo(dtype).min, np.iinfo(dtype).max
+    ends = int_range(dtype)
+    assert ends is not None
+    lowest, highest = ends
     return lowest <= low and high <= highest and (is_int(_dtype(x)) or is_int(target))
 
 
 def _no_clip(m: _Of) -> RelayExpr | None:
     """All integers of a dtype lie within the ends."""
-    dtype = _dtype(m.x)
-    if not is_int(dtype):
-        return None
+    ends = int_range(_dtype(m.x))
     low, high = (getattr(m.outer.attrs, name) for name in ("a_min", "a_max"))
-    return m.x if low <= np.iinfo(dtype).min and np.iinfo(dtype).max <= high else None
+    return m.x if ends is not None and low <= ends[0] and ends[1] <= high else None
 
 
 def _transposes(m: _Of) -> RelayExpr:
@@ -281,7 +294,8 @@ def _reshaped(m: _Of) -> RelayExpr:
 
 
 def _in_shape(x: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
-    """`reshape`, in which a 0 among the dimensions is one."""
+    """`reshape`, in which a 0 among the dimensions is one: by itself a 0 copies the extent that the
+    data has there, also where a symbol turns out to be 0."""
     is_plain = all(isinstance(d, IntImm) and d.value > 0 for d in shape)
     return op.reshape(x, shape, allowzero=not is_plain)
 
@@ -324,6 +338,18 @@ def _count(shape: tuple[PrimExpr, ...]) -> int | None:
     return math.prod(sizes) if len(sizes) == len(shape) else None
 
 
+def _no_pad(m: _Of) -> RelayExpr | None:
+    """All widths are 0. By the shapes alone (1, -1) would look so, which moves the elements."""
+    assert isinstance(m.outer.attrs, PadAttrs)
+    widths = [w for pair in m.outer.attrs.pad_width for w in as_shape(pair)]
+    return m.x if all(is_const(w, 0) for w in widths) else None
+
+
+def _no_sign(m: _Of) -> RelayExpr | None:
+    """-x of an unsigned x is 2**bits - x, whose absolute value is itself."""
+    return None if _dtype(m.x).startswith("uint") else op.abs(m.x)
+
+
 def _if_same_type(m: _Of) -> RelayExpr | None:
     return m.x if _same_shape(m.outer, m.x) and _dtype(m.outer) == _dtype(m.x) else None
 
@@ -345,7 +371,8 @@ SHAPED: tuple[tuple[str, Callable[[_Of], RelayExpr | None]], ...] = (
     ("transpose(transpose(x, p), q) = transpose(x, p q)",   _transposes),
     ("clip(clip(x, a, b), c, d) = clip(x, max(a, c), min(b, d))", _clips),
     ("strided_slice(x, all of x) = x",                      _whole_slice),
-    ("nn.pad(x, nothing) = x",                              _if_same_type),
+    ("nn.pad(x, nothing) = x",                              _no_pad),
+    ("abs(negative(x)) = abs(x)",                           _no_sign),
     ("tile(x, once) = x",                                   _if_same_type),
     ("repeat(x, once) = x",                                 _if_same_type),
     ("layout_transform(x, same layout) = x",
@@ -433,15 +460,30 @@ def _with_number(call: Call) -> RelayExpr | None:
 
 
 def _ordered(call: Call) -> RelayExpr | None:
-    """Dequantising by one positive scale keeps the order of integers that float32 tells apart."""
+    """Dequantising keeps the order of integers, and no two become equal:
+    x < y  <=>  scale * (x - zero) < scale * (y - zero), for one scale above 0 and one zero point.
+
+    Rounding keeps them apart where the differences have fewer bits than the result's significand,
+    and no product is so large or so small that it leaves the numbers of full precision.
+    """
     inner = call.args[0]
     if not isinstance(inner, Call) or getattr(inner.op, "name", "") != "qnn.dequantize":
         return None
-    x, scale = inner.args[:2]
-    is_kept = isinstance(scale, Constant) and scale.data.size == 1 and float(scale.data) > 0
-    if not is_kept or _dtype(x) not in ("int8", "uint8", "int16"):
+    x, scale, zero = inner.args
+    if _dtype(x) not in ("int8", "uint8", "int16") or not (_is_one(scale) and _is_one(zero)):
+        return None
+    given, kept = np.iinfo(_dtype(x)), np.finfo(_dtype(inner))
+    factor, shift = (float(a.data.item()) for a in (scale, zero) if isinstance(a, Constant))
+    reach = given.max - given.min
+    is_apart = given.bits < kept.nmant and given.min <= shift <= given.max
+    if not is_apart or not kept.tiny <= factor <= kept.max / reach:
         return None
     return Call(call.op, (x,), call.attrs)
+
+
+def _is_one(expr: RelayExpr) -> bool:
+    """Whether an expression is a constant of one element."""
+    return isinstance(expr, Constant) and expr.data.size == 1
 
 
 # fmt: off

@@ -6,6 +6,12 @@
 An input that lies in these bytes a second time (a view of the same tensor) must be one that the
 kernel may replace as well: it would read what is overwritten. A part of a storage neither replaces
 nor is replaced.
+
+Legal are kernels each element of whose result depends on that one element of the input alone (facts
+of the kernel say which inputs): the element is read before it is written, in the same iteration.
+Sizes are to be the same for every value of symbols, so `prove_equal` and not a typical value
+decides. In program order each result takes the first input that fits; chains merge into one
+request.
 """
 
 from __future__ import annotations

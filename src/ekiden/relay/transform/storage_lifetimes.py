@@ -12,6 +12,11 @@ or `Match` follow each other. A storage is alive in spans of that order:
     let %z = f(%y);                   9
 
 Branches that exclude each other thus share bytes like tensors that follow each other.
+
+Positions are one number for the whole function, so that lifetimes are intervals of integers, and a
+planner need not know of branches. A storage that is made outside and read in one branch is alive
+there and not in the other: hence several spans. What leaves the function (`escaped`) has no end
+here, and is not planned. Linear in bindings, but for spans of storages that many branches read.
 """
 
 from __future__ import annotations
@@ -94,6 +99,8 @@ def exclude_each_other(a: Request, b: Request) -> bool:
 
 
 def _diverge(a: Block, b: Block) -> bool:
+    """Whether two blocks are, or stand in, different branches of one `If` or `Match`: walk outwards
+    to the first block around both, and see whether they came there by branches of one binding."""
     if a is b:
         return False
     ways: dict[Block | None, Block] = {}
@@ -212,6 +219,9 @@ class Lifetimes:
 
     @staticmethod
     def _mark_barrier(block: Block, index: int) -> None:
+        """A binding that may call this function again; in every block around it, the binding that
+        it is inside of is one too. Each block notes a binding once: the last one it has is the
+        greatest so far, as bindings are met in order."""
         at: Block | None = block
         while at is not None and (not at.barriers or at.barriers[-1] != index):
             at.barriers.append(index)

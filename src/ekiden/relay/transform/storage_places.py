@@ -5,6 +5,15 @@ is alive. Symbolic sizes are placed in the same way at one value of the symbols,
 two that are alive together which one lies below the other. The offset of each is then where the
 last of those below it ends: at other values all stay apart, and move together. Where such offsets
 would become long expressions, sizes that are equal follow each other instead.
+
+Placing intervals with sizes on a line so that the top is lowest is NP-complete (dynamic storage
+allocation: Garey and Johnson 1979, SR2), so constant sizes are tried in several orders. The lower
+bound is what is alive at once; where an order reaches it, no other is tried. Rivals are found by a
+segment tree, so that an order costs n log n and what it finds, not all pairs.
+
+Of symbols: offset(x) = max over y placed below x and alive with it of (offset(y) + size(y)). The
+order is taken at one value of the symbols, the offsets hold at all values; elsewhere the arena may
+be larger than the best for it, and never is too small.
 """
 
 from __future__ import annotations
@@ -247,6 +256,10 @@ def _place_symbolic(places: Sequence[Place], start: int) -> PrimExpr:
 def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
     """Put each place above those before it whose storages may be alive with its own; gives the end
     of the last, or None where an offset becomes too long an expression.
+
+    Of those below only the ones that touch count: what lies under another that is under this one
+    ends lower anyhow. `tops` are the ends that nothing stands on, whose greatest is the size of the
+    arena.
     """
     timeline, largest = _timeline(order), _Largest()
     below: dict[Place, set[Place]] = {}
@@ -268,7 +281,9 @@ def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
 
 
 def _place_in_turn(places: Sequence[Place], start: int) -> PrimExpr:
-    """Offsets in order of first use: those of a dead one of the same size, else behind all."""
+    """Offsets in order of first use: those of a dead one of the same size, else behind all. One
+    queue for each size, of what dies, by its last position: linear but for the heap, with sums of
+    sizes as the only expressions."""
     total: PrimExpr = const(start)
     dying: dict[Hashable, list[tuple[int, int, PrimExpr]]] = {}
     for number, place in enumerate(sorted(places, key=lambda p: p.spans)):

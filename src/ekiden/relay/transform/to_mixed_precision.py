@@ -4,11 +4,15 @@
 ->  nn.softmax(cast(nn.dense(cast(%x, "float16"), cast(%w, "float16"), out_dtype="float16"),
                     "float32"))
 
-The column `precision` of the operator table decides: operators of ALWAYS take the smaller type
-(kernels add up in float32 and round the sum once), those of FOLLOW take it when all floating-point
-numbers that are computed for them have it, and all others never do (or, with missing_op_mode 0,
-always). An operator whose attributes the smaller type has no numbers for does not. Casts of one
-value are made once; a variable that a let binds has the type of its value.
+The column `precision` of the operator table decides: operators of ALWAYS take the smaller type in
+the place of float32 (kernels add up in float32 and round the sum once), those of FOLLOW take it
+when all floating-point numbers that are computed for them have it, and all others never do (or,
+with missing_op_mode 0, always). An operator whose attributes the smaller type has no numbers for
+does not. Casts of one value are made once; a variable that a let binds has the type of its value.
+
+Before it, types are inferred; after it, no expression but functions keeps a type that it had, since
+each may have become narrower: they are inferred again. Bodies of functions and branches are cast
+back at their ends, so that what holds them has the types it had.
 """
 
 from __future__ import annotations
@@ -133,7 +137,7 @@ class _Mixer:
         if not self._has_numbers_of(call):
             return False
         if precision is Precision.ALWAYS:
-            return True
+            return _is_of_floats(call, self.small)
         if precision is Precision.NEVER:
             return False
         if precision is Precision.UNKNOWN:
@@ -141,6 +145,8 @@ class _Mixer:
             if self.mode == 2:
                 raise PassError(f"ToMixedPrecision: operator {name!r} has no colour")
             return self.mode == 0
+        # A bias or a mask that is given follows what it meets; were it asked, one constant of
+        # float32 would end a region and cost a cast there and one back.
         leaves = [d for a, old in zip(args, call.args, strict=True) if not self._is_given(old)
                   for d in _dtypes(a)]  # fmt: skip
         return all(d == self.small for d in leaves if "float" in d)
@@ -174,6 +180,12 @@ class _Mixer:
         assert call.attrs is not None
         attrs = call.attrs.with_fields(out_dtype=self.small if said is None else said[1])
         return typed(Call(call.op, tuple(args), attrs, span=call.span))
+
+
+def _is_of_floats(call: Call, small: str) -> bool:
+    """Whether a call takes and gives float32 or the smaller type alone: sums of integers would
+    overflow in it, and float64 is there for its digits."""
+    return all(d in (WIDE, small) for each in (*call.args, call) for d in _dtypes(each))
 
 
 def _dtypes(expr: RelayExpr) -> list[str]:

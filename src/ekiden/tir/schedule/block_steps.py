@@ -26,6 +26,7 @@ from ekiden.tir.schedule.decompose_padding import decompose_padding
 from ekiden.tir.schedule.program import RefusedError
 from ekiden.tir.schedule.reindex_cache import reindex_cache_read, reindex_cache_write
 from ekiden.tir.schedule.set_dtype import unsafe_set_dtype
+from ekiden.tir.schedule.skip_zeros import skip_zeros
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import BlockRealize, For
 
@@ -354,6 +355,24 @@ class BlockSteps(Steps):
         except RefusedError:
             return False
         return True
+
+    def skip_zeros(self, block: BlockLike, lanes: int = 1) -> list[BlockRV]:
+        """Leave out the terms of a sum that a remainder makes zero; gives the block that looks at
+        the sums afterwards, where one must.
+
+            for h in 8, k in 4: c[h] += (x[(h + k) // 2] if (h + k) % 2 == 0 else 0) * w[k]
+            -> for h_phase in 2, h in 4, k in 2: c_sums[h_phase, h] += x[...] * w[2 * k + h_phase]
+               c[h] = c_sums[h % 2, h // 2]; if not all finite: c in full
+
+        The condition may stand in the block or be what an element that it reads was computed by.
+        Iterators of remainders come first. Proved: the loops are one for each iterator; what is
+        left out is 0. A product of floats with 0 is, where the condition is over it too, where
+        "tir.fast_math" has "nnan ninf", and else where the sums, each factor being in one of them,
+        turn out finite: the block that is given sees to that, in vectors of `lanes`.
+        """
+        given = (self._block(block),)
+        made = self._run("skip_zeros", skip_zeros, given, {"lanes": lanes})
+        return [_block_handle([each]) for each in made]
 
     def reuse_buffer(self, block: BlockLike, write_buffer_index: Which) -> None:
         """Keep an intermediate in the memory of what its only reader makes of it.

@@ -21,6 +21,7 @@ from ekiden.arith import prove_equal
 from ekiden.arith.determine import image_box
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.range import Range
+from ekiden.tir.contents import buffers_inside
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.regions import Access, accesses, region
 from ekiden.tir.stmt import (
@@ -104,7 +105,7 @@ def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stm
         case LetStmt() | Allocate():
             return s.with_fields(body=_place(s.body, buffer, outer, crossed))
         case SeqStmt():
-            touching = [n for n, each in enumerate(s.seq) if accesses(each, buffer)]
+            touching = [n for n, each in enumerate(s.seq) if buffer in buffers_inside(each)]
             if len(touching) == 1:
                 inner = _place(s.seq[touching[0]], buffer, outer, crossed)
                 return sequence(*s.seq[: touching[0]], inner, *s.seq[touching[0] + 1 :])

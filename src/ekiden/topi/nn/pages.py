@@ -19,6 +19,9 @@ from ekiden.topi.rule.pages import Pages
 from ekiden.topi.rule.scatter import copied
 from ekiden.topi.shape import check_rank, expect_shape, known
 
+FEW = 4
+"""Tokens that one thread writes sooner than two begin."""
+
 
 def _checked(
     name: str, page: int, tokens: Tensor, cache: Tensor, places: Sequence[Tensor]
@@ -160,16 +163,15 @@ def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page
         made: Stmt = LetStmt(
             source, cast((t * heads + heads - 2 * groups + g) * depth, "int64"), seq(*parts)
         )
-        made = For(g, const(0), groups, ForKind.SERIAL, made)
         made = LetStmt(
             position, cast(positions[t], "int64"), IfThenElse(position >= const(0, "int64"), made)
         )
-        return seq(
-            copied(old, outs[0]),
-            For(
-                t, const(0), tokens, ForKind.SERIAL, made
-            ),  # of two at one place the last one counts
-        )
+        # the tokens of a head in their order: of two at one place the last one counts
+        made = For(t, const(0), tokens, ForKind.SERIAL, made)
+        # a thread of its own is worth having for some tokens; of one they are few
+        alone = For(g, const(0), groups, ForKind.SERIAL, made)
+        beside = For(g, const(0), groups, ForKind.PARALLEL, made, {"grain": 1})
+        return seq(copied(old, outs[0]), IfThenElse(tokens < FEW, alone, beside))
 
     inputs = [cache, projected, *places]
     attrs: dict[str, object] = {CHECKS: checks, UPDATES: 0}

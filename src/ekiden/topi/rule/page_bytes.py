@@ -2,8 +2,8 @@
 
     query    step[row] * bytes[row]                 as `rounded_data` has it, for all targets
     scores   sums of four products at once of a query's bytes and four places of a key
-    shares   exp(scores - max) * a value's scale, of each page in 65,535 steps of its greatest: two
-             bytes, of which each multiplies four tokens at once
+    shares   exp(scores - max) * a value's scale, of each page in steps of its greatest, 65,535 of
+             them or 255: two bytes or one, of which each multiplies four tokens at once
 
 Four bytes of one lane are neighbours along what is summed (page_planes.py). Keys have a sign and
 the instruction wants one side without: 128 is added to each, and taken from the sums where these
@@ -15,10 +15,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import Add, Cast, Div, Max, Mul, PrimExpr, Select, Var, cast, const, minimum
+from ekiden.ir.prim import (
+    Add,
+    Cast,
+    Div,
+    Max,
+    Mul,
+    PrimExpr,
+    Select,
+    Sub,
+    Var,
+    cast,
+    const,
+    minimum,
+)
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, LetStmt, Stmt, seq
 from ekiden.topi.rule.page_planes import TOGETHER
@@ -26,12 +41,12 @@ from ekiden.topi.rule.pages import Cut, PagedAttention, Pages, Rows, number, ser
 from ekiden.topi.rule.rounded_data import LEAST, RoundedData
 from ekiden.topi.rule.words import DOT4
 
-SHARE_BYTES = 2
-"""Of a share."""
-STEPS = 65535.0
-"""Of the greatest share of a page."""
 SIGNS = 0x80808080 - (1 << 32)
 """What makes bytes with a sign 128 more, without one; as int32."""
+NEAREST = 1.5 * (1 << 23)
+"""What is added to a float below 2**22 so that its last bits are the nearest whole number."""
+ADDED = int(np.float32(NEAREST).view(np.int32))
+"""That, in bits."""
 ZERO = const(0)
 
 
@@ -41,6 +56,8 @@ class BytePages(PagedAttention):
     key_zero, value_zero = 128, 0
     """What the levels of keys and of values are more than the numbers that they stand for, as
     products of bytes take them."""
+    share_bytes = 2
+    """Of a share: 65,535 steps, or 255."""
     has_inner_scales = False
     """Whether scales are within the sums, as there may be several."""
 
@@ -55,6 +72,11 @@ class BytePages(PagedAttention):
         self.factors = Buffer("factors", (ZERO,))
         self.bases = Buffer("bases", (ZERO,), "int32")
         self.held = self.plane.format.held
+
+    @property
+    def steps(self) -> float:
+        """Of the greatest share of a page."""
+        return float((1 << 8 * self.share_bytes) - 1)
 
     def body(self) -> Stmt:
         """Queries are rounded first."""
@@ -225,12 +247,14 @@ class BytePages(PagedAttention):
         body = LetStmt(base, self.plane_of(self.page_of(tile, at), tile.group, 1), seq(*made))
         return serial(at, tile.end - tile.begin, body, tile.begin)
 
-    def _share(self, tile: Rows, row: int, number: Var, v: Var) -> PrimExpr:
+    def _share(self, tile: Rows, row: int, number: Var, v: PrimExpr) -> PrimExpr:
         """Where the shares of neighbouring tokens of a page lie."""
         at = row * self.stride + (number - tile.begin) * self.pages.page + v * self.lanes
         return simplify(at)
 
-    def _scaled(self, tile: Rows, row: int, group: int, number: Var, base: Var, v: Var) -> PrimExpr:
+    def _scaled(
+        self, tile: Rows, row: int, group: int, number: Var, base: Var, v: PrimExpr
+    ) -> PrimExpr:
         """Those shares times the scales of values; what lies behind the last token may be no
         number."""
         share = self.load(tile.scores, self._share(tile, row, number, v))
@@ -240,38 +264,50 @@ class BytePages(PagedAttention):
 
     def _shared(self, tile: Rows, row: int, group: int, number: Var, base: Var) -> Stmt:
         """The same in steps of the page's greatest, as bytes."""
-        page, u, v = self.pages.page, Var("u"), Var("v")
         line = row * self.plane.groups + group
-        most, all_ = (Buffer(n, (const(1),), kind, "register")
-                      for n, kind in (("most", self.real), ("all", self.whole)))  # fmt: skip
-        top, finer, whole = Var("top", "float32"), Var("finer", "float32"), Var("whole", self.whole)
-        scaled = Mul(self._scaled(tile, row, group, number, base, u), self.splat(finer), self.real)
-        near = call_intrin("round", scaled, dtype=self.real)
-        upper = call_intrin("right_shift", whole, self.number(8), dtype=self.whole)
-        parts: list[Stmt] = [
-            self.store(self.shares, self.share_at(SHARE_BYTES * line + part, u * self.lanes),
-                       Cast(value, dt.with_lanes("uint8", self.lanes)))
-            for part, value in enumerate((upper, whole))
-        ]  # fmt: skip
+        count = self.pages.page // self.lanes
+        scaled = [Var(f"scaled{u}", self.real) for u in range(count)]
+        levels = [Var(f"levels{u}", self.whole) for u in range(count)]
+        top, finer = Var("top", "float32"), Var("finer", "float32")
+        factor = Mul(top, const(1 / self.steps, "float32"), "float32")
+        made = seq(
+            BufferStore(self.factors, factor, (const(line),)),
+            *(each for u in range(count) for each in self._bytes_of(levels[u], line, u)),
+        )
         if self.value_zero:
-            parts.append(BufferStore(all_, Add(all_[ZERO], whole, self.whole), (ZERO,)))
-        count = const(page // self.lanes)
-        made: Stmt = serial(u, count, LetStmt(whole, Cast(near, self.whole), seq(*parts)))
-        if self.value_zero:
-            total = VectorReduce(all_[ZERO], "sum", "int32") * const(-self.value_zero, "int32")
-            made = seq(
-                BufferStore(all_, self.number(0), (ZERO,)), made,
-                BufferStore(self.bases, total, (const(line),)),
-            )  # fmt: skip
-            made = Allocate(all_, made)
-        factor = Mul(top, const(1 / STEPS, "float32"), "float32")
-        made = seq(BufferStore(self.factors, factor, (const(line),)), made)
-        bound = Max(top, const(LEAST * STEPS, "float32"), "float32")
-        made = LetStmt(finer, Div(const(STEPS, "float32"), bound, "float32"), made)
-        made = LetStmt(top, VectorReduce(most[ZERO], "max", "float32"), made)
-        here = Max(most[ZERO], self._scaled(tile, row, group, number, base, v), self.real)
-        grown = serial(v, count, BufferStore(most, here, (ZERO,)))
-        return Allocate(most, seq(BufferStore(most, self.splat(0.0), (ZERO,)), grown, made))
+            every: PrimExpr = levels[0]
+            for level in levels[1:]:
+                every = Add(every, level, self.whole)
+            total = VectorReduce(every, "sum", "int32") * const(-self.value_zero, "int32")
+            made = seq(made, BufferStore(self.bases, total, (const(line),)))
+        for level, value in zip(levels, scaled, strict=True):
+            near = call_intrin(
+                "fma", value, self.splat(finer), self.splat(NEAREST), dtype=self.real
+            )
+            whole = call_intrin("reinterpret", near, dtype=self.whole)
+            made = LetStmt(level, Sub(whole, self.number(ADDED), self.whole), made)
+        bound = Max(top, const(LEAST * self.steps, "float32"), "float32")
+        made = LetStmt(finer, Div(const(self.steps, "float32"), bound, "float32"), made)
+        bits = [call_intrin("reinterpret", value, dtype=self.whole) for value in scaled]
+        most: PrimExpr = bits[0]
+        for each in bits[1:]:
+            most = Max(most, each, self.whole)
+        largest = VectorReduce(most, "max", "int32")  # none is below 0: in the order of their bits
+        made = LetStmt(top, call_intrin("reinterpret", largest, dtype="float32"), made)
+        for u, value in enumerate(scaled):
+            made = LetStmt(value, self._scaled(tile, row, group, number, base, const(u)), made)
+        return made
+
+    def _bytes_of(self, level: Var, line: int, u: int) -> list[Stmt]:
+        """A vector of shares, byte by byte."""
+        made: list[Stmt] = []
+        for part in range(self.share_bytes):
+            by = self.number(8 * (self.share_bytes - 1 - part))
+            value = call_intrin("right_shift", level, by, dtype=self.whole)
+            at = self.share_at(self.share_bytes * line + part, const(u * self.lanes))
+            byte = Cast(value, dt.with_lanes("uint8", self.lanes))
+            made.append(self.store(self.shares, at, byte))
+        return made
 
     def share_at(self, line: int, token: PrimExpr) -> PrimExpr:
         """Where bytes of shares of a page lie: the upper ones of a row, then its lower ones."""
@@ -295,7 +331,9 @@ class BytePages(PagedAttention):
         groups = range(self.plane.groups)
         shares = [self._shared(tile, r, g, number, base) for r in range(rows) for g in groups]
         size = self.plane.group
-        blocks = [(g * size + c, v) for g in groups for c, v in self.blocks(size, 2 * rows)]
+        blocks = [
+            (g * size + c, v) for g in groups for c, v in self.blocks(size, self.share_bytes * rows)
+        ]
         parts = [self._page_sums(tile, number, base, after, sums, *each) for each in blocks]
         where = self.plane_of(self.page_of(tile, number), tile.group, 1)
         body = seq(*ahead, *shares, *parts)
@@ -323,7 +361,7 @@ class BytePages(PagedAttention):
     ) -> Stmt:  # fmt: skip
         """Those of some columns, whose numbers share scales."""
         rows, page, s = tile.span * self.together, self.pages.page, Var("s")
-        count = SHARE_BYTES * rows
+        count = self.share_bytes * rows
         lines = [r * self.plane.groups + column // self.plane.group for r in range(rows)]
         acc = Buffer("acc", (const(count * vectors),), self.whole, "register")
         body, parts = self._loaded(
@@ -334,7 +372,7 @@ class BytePages(PagedAttention):
             *self.ahead(after + (s * self.depth + column) * TOGETHER, vectors * TOGETHER)
         ]
         for n in range(count):
-            line = SHARE_BYTES * lines[n // SHARE_BYTES] + n % SHARE_BYTES
+            line = self.share_bytes * lines[n // self.share_bytes] + n % self.share_bytes
             for part, loaded in enumerate(parts):
                 at = self.share_at(line, s * self.held + part * TOGETHER)
                 made.append(self.grown(acc, n, self.word(self.shares, at), loaded, True))
@@ -353,10 +391,11 @@ class BytePages(PagedAttention):
     ) -> Stmt:
         """A vector of a page's sums as floats, added up at `to`."""
         row, v = divmod(n, vectors)
-        upper, lower = (acc[const((SHARE_BYTES * row + b) * vectors + v)] for b in range(2))
-        whole = Add(
-            call_intrin("left_shift", upper, self.number(8), dtype=self.whole), lower, self.whole
-        )
+        first = self.share_bytes * row
+        whole: PrimExpr = acc[const(first * vectors + v)]
+        for lower in range(first + 1, first + self.share_bytes):
+            upper = call_intrin("left_shift", whole, self.number(8), dtype=self.whole)
+            whole = Add(upper, acc[const(lower * vectors + v)], self.whole)
         if self.value_zero:
             whole = Add(whole, broadcast(self.bases[const(line)], self.lanes), self.whole)
         factor = self.splat(self.factors[const(line)])
@@ -369,7 +408,7 @@ class BytePages(PagedAttention):
         if not self.dot:
             return body()
         lines = tile.span * self.together * self.plane.groups
-        size = const(SHARE_BYTES * lines * self.pages.page)
+        size = const(self.share_bytes * lines * self.pages.page)
         self.shares = Buffer("shares", (size,), "uint8", "local")
         self.factors = Buffer("factors", (const(lines),), scope="local")
         self.bases = Buffer("bases", (const(lines),), "int32", "local")

@@ -1,0 +1,369 @@
+"""Architectures of transformers for the zoo (zoo.py): small configurations, and inputs that fit.
+
+A class of configurations says what its numbers are called, but not which go together, and a class
+of models what its inputs are called, but not their shapes. So there are ways to make a
+configuration small and shapes that an input of a name may have, and the first that runs is taken.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import gcd
+from typing import Any
+
+from zoo_models import Model, TooLargeError, torchvision, within
+
+Sizes = dict[str, Any]
+"""Names of a configuration's fields -> what they shall be."""
+Shrink = Callable[[Any], Sizes]
+"""A configuration with the sizes of its class -> those that shall be others."""
+
+_WIDTHS: Mapping[str, int] = {
+    "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embed_dim": 64,
+    "intermediate_size": 128, "d_ff": 128, "n_inner": 128, "ffn_dim": 128,
+    "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64, "embedding_size": 64, "out_hidden_size": 64,
+    "projection_dim": 64, "encoder_hidden_size": 64, "decoder_hidden_size": 64,
+    "cross_attention_hidden_size": 64, "d_embed": 64, "mlp_dim": 128,
+    "decoder_intermediate_size": 128,
+}  # fmt: skip
+"""What configurations call widths -> small ones."""
+_HEADS = (
+    "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
+    "decoder_attention_heads", "decoder_num_attention_heads",
+)  # fmt: skip
+_COUNTS: Mapping[str, int] = {
+    "num_hidden_layers": 2, "num_layers": 2, "n_layer": 2, "n_layers": 2, "encoder_layers": 2,
+    "decoder_layers": 2, "num_decoder_layers": 2, "num_encoder_layers": 2, "depth": 2,
+    "decoder_num_hidden_layers": 2, "decoder_num_layers": 2,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
+    "num_experts_per_tok": 2, "top_k_experts": 2, "moe_topk": 2, "moe_k": 2, "n_group": 1,
+    "topk_group": 1, "num_expert_group": 1, "vocab_size": 512, "codebook_size": 64,
+    "max_position_embeddings": 128, "n_positions": 128, "vocab_size_per_layer_input": 512,
+}  # fmt: skip
+"""How many of something there are -> few."""
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+
+
+def _few(plain: Any) -> Sizes:  # noqa: ANN401
+    """Few layers, experts and words."""
+    sizes = {n: v for n, v in _COUNTS.items() if _number(plain, n) > v}
+    for name, value in vars(plain).items():
+        if name.endswith("_token_id") and isinstance(value, int) and value > 3:
+            sizes[name] = 3
+    return sizes
+
+
+def _tiny(plain: Any) -> Sizes:  # noqa: ANN401
+    """The same width for everything."""
+    sizes = _few(plain) | {n: v for n, v in _WIDTHS.items() if _number(plain, n)}
+    sizes |= {n: 4 for n in _HEADS if _number(plain, n)} | _of_number(plain, "head_dim", 16)
+    sizes |= _of_number(plain, "d_kv", 16)
+    shared = _number(plain, "num_key_value_heads")
+    if shared:
+        sizes["num_key_value_heads"] = 4 if shared == _number(plain, "num_attention_heads") else 2
+    return sizes
+
+
+def _narrow(plain: Any) -> Sizes:  # noqa: ANN401
+    """Fewer heads of the same width, and all widths less by as much."""
+    sizes = _few(plain)
+    heads = [n for n in _HEADS if _number(plain, n) > 1]
+    widths = [w for w in _WIDTHS if _number(plain, w)]
+    by = gcd(*(_number(plain, n) for n in (*heads, *widths))) if heads else 1
+    fewest = min((_number(plain, n) for n in heads), default=1)
+    by = next(d for d in range(min(by, fewest // 2 or 1), 0, -1) if by % d == 0)
+    sizes |= {n: _number(plain, n) // by for n in (*heads, *widths)}
+    many = _number(plain, "num_key_value_heads")
+    return sizes | ({"num_key_value_heads": max(1, many // by)} if many else {})
+
+
+def _cut(shrink: Shrink) -> Shrink:
+    """What is said of each layer is said of fewer."""
+
+    def cut(plain: Any) -> Sizes:  # noqa: ANN401
+        sizes = shrink(plain)
+        for name in ("num_hidden_layers", "num_layers", "n_layer", "depth"):
+            layers = _number(plain, name)
+            for each, value in vars(plain).items():
+                if layers and isinstance(value, (list, tuple)) and len(value) == layers:
+                    sizes[each] = list(value[-sizes.get(name, layers) :])
+        return sizes
+
+    return cut
+
+
+def _as_it_is(plain: Any) -> Sizes:  # noqa: ANN401
+    return {}
+
+
+_WAYS: Sequence[Shrink] = (_tiny, _narrow, _cut(_tiny), _cut(_narrow), _few, _cut(_few), _as_it_is)
+
+
+def _number(config: Any, name: str) -> int:  # noqa: ANN401
+    """0 for what it has not, or not as a number that can be another."""
+    kept = getattr(type(config), name, None)
+    if isinstance(kept, property) and kept.fset is None:
+        return 0
+    try:
+        value = getattr(config, name, 0)
+    except Exception:  # what differs from layer to layer has errors of its own
+        return 0
+    return value if isinstance(value, int) else 0
+
+
+def _of_number(config: Any, name: str, value: int) -> Sizes:  # noqa: ANN401
+    return {name: value} if _number(config, name) else {}
+
+
+def _smaller(plain: Any, shrink: Shrink) -> Any:  # noqa: ANN401
+    """A configuration, and those inside it, with other sizes."""
+    inner = {name: _smaller(value, shrink) for name, value in _inner(plain).items()}
+    return type(plain)(**shrink(plain), **inner)
+
+
+def _inner(config: Any) -> dict[str, Any]:  # noqa: ANN401
+    from transformers import PretrainedConfig
+
+    return {n: v for n, v in vars(config).items() if isinstance(v, PretrainedConfig)}
+
+
+# Inputs.
+
+
+class _Found:
+    """A number of a configuration, or of the first one inside it that has it."""
+
+    def __init__(self, config: Any) -> None:  # noqa: ANN401
+        self._configs = [config]
+        for each in self._configs:  # which grows
+            self._configs += _inner(each).values()
+
+    def __call__(self, default: int, *names: str) -> int:
+        for config, name in itertools.product(self._configs, names):
+            if _number(config, name):
+                return _number(config, name)
+        return default
+
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of an image."""
+        for config in self._configs:
+            size = getattr(config, "image_size", None)
+            if isinstance(size, int):
+                return size, size
+            if isinstance(size, (list, tuple)) and len(size) == 2:
+                return size[0], size[1]
+        return 224, 224
+
+
+def _images(found: _Found) -> Iterator[Any]:
+    import torch
+
+    channels, (rows, columns) = found(3, "num_channels", "in_channels", "in_chans"), found.extent()
+    frames = found(4, "num_frames", "frames_per_clip")
+    yield torch.randn(1, channels, rows, columns)
+    yield torch.randn(1, frames, channels, rows, columns)
+    yield torch.randn(1, 1, channels, rows, columns)
+    yield _patches(found)
+    for extent in (64, 256, 384, 512):
+        yield torch.randn(1, channels, extent, extent)
+
+
+_GRID = (1, 8, 8)
+
+
+def _patches(found: _Found) -> Any:  # noqa: ANN401
+    """Patches of an image as rows."""
+    import torch
+
+    channels = found(3, "in_channels", "num_channels", "in_chans")
+    extent, frames = found(14, "patch_size"), found(1, "temporal_patch_size")
+    return torch.randn(_GRID[1] * _GRID[2], channels * frames * extent**2)
+
+
+def _states(found: _Found) -> Iterator[Any]:
+    import torch
+
+    yield _patches(found)
+    yield torch.randn(1, 16, found(64, *_WIDTHS))
+    yield torch.randn(1, found(64, *_WIDTHS), 16)
+
+
+def _words(found: _Found) -> Iterator[Any]:
+    import torch
+
+    most = found(512, "vocab_size")
+    yield torch.randint(4, max(5, min(most, 500)), (1, 16))
+
+
+def _spectra(found: _Found) -> Iterator[Any]:
+    import torch
+
+    bins = found(
+        80, "num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_dim"
+    )
+    for frames in (3000, found(1500, "max_source_positions") * 2, found(200, "max_length")):
+        yield torch.randn(1, bins, frames)
+        yield torch.randn(1, min(frames, 400), bins)
+
+
+def _sounds(found: _Found) -> Iterator[Any]:
+    import torch
+
+    bins = found(128, "num_mel_bins")
+    yield torch.randn(1, 8000)
+    yield torch.randn(1, 1, 8000)
+    yield torch.randn(1, found(1024, "max_length"), bins)
+    yield torch.randn(1, 64, bins)
+    yield torch.randn(1, 1, found(1024, "spec_size"), found(64, "num_mel_bins"))
+
+
+def _series(found: _Found) -> Iterator[Any]:
+    import torch
+
+    yield torch.randn(1, found(64, "context_length"), found(1, "num_input_channels", "input_size"))
+    yield torch.randn(1, found(64, "context_length"))
+
+
+def _grids(found: _Found) -> Iterator[Any]:
+    import torch
+
+    yield torch.tensor([_GRID])
+    yield torch.tensor([_GRID[1:]])
+
+
+def _ones(*shape: int) -> Callable[[_Found], Iterator[Any]]:
+    def made(found: _Found) -> Iterator[Any]:
+        import torch
+
+        yield torch.ones(*shape, dtype=torch.int64)
+
+    return made
+
+
+_SHAPES: Mapping[str, Callable[[_Found], Iterator[Any]]] = {
+    "input_ids": _words, "decoder_input_ids": _words, "pixel_values": _images,
+    "pixel_values_videos": _images, "hidden_states": _states, "inputs_embeds": _states,
+    "query_embeds": _states, "encoder_hidden_states": _states, "context_hidden_states": _states,
+    "input_features": _spectra, "input_values": _sounds, "past_values": _series,
+    "input_features_mask": _ones(1, 3000), "attention_mask": _ones(1, 16), "grid_thw": _grids,
+    "image_grid_thw": _grids, "grid_hw": _grids, "grid_hws": _grids,
+}  # fmt: skip
+"""What inputs are called -> tensors that may fit."""
+_SAID = ("grid_thw", "image_grid_thw", "grid_hw", "grid_hws")
+"""Inputs whose values are sizes: they are the architecture's here, not a user's."""
+_ALSO: Mapping[str, tuple[str, ...]] = {
+    "pixel_values": ("input_ids",), "input_features": ("input_ids",),
+    "input_ids": ("pixel_values",),
+}  # fmt: skip
+"""What a model may want beside its main input."""
+_MOST_TRIALS = 24
+
+
+def _inputs(module: Any, config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    """Inputs that a module may take, likely ones first."""
+    parameters = inspect.signature(module.forward).parameters
+    found = _Found(config)
+    main = module.main_input_name
+    needed = [
+        name
+        for name, each in parameters.items()
+        if each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD
+    ]
+    names = list(dict.fromkeys([*([main] if main in parameters else []), *needed]))
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
+        names = list(dict.fromkeys([*names, "decoder_input_ids"]))
+    more = [each for each in _ALSO.get(main, ()) if each in parameters and each not in names]
+    for group in [names, *([[*names, *more]] if more else [])]:
+        shapes = [list(_SHAPES[name](found)) for name in group if name in _SHAPES]
+        kept = [name for name in group if name in _SHAPES]
+        for chosen in itertools.islice(itertools.product(*shapes), _MOST_TRIALS):
+            yield dict(zip(kept, chosen, strict=True))
+
+
+# Models.
+
+
+def names() -> list[str]:
+    """The names of all architectures."""
+    torchvision()
+    import transformers.modeling_utils  # noqa: F401
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return list(MODEL_MAPPING_NAMES)
+
+
+def build(name: str, most: int) -> Model:
+    """A small model of an architecture, whose inputs stand in places and whose results are tensors.
+    Raises TooLargeError where no way makes it small enough, else what the first way raised.
+    """
+    import torch
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    torchvision()
+    why: Exception = TooLargeError(name)
+    for shrink in _WAYS:
+        try:
+            config = _smaller(CONFIG_MAPPING[name](), shrink)
+            config.use_cache = False
+            module = within(most, lambda config=config: _module(config))
+            with torch.no_grad():
+                return _that_runs(module, config)
+        except Exception as error:  # of any kind: the next way may do
+            why = error if isinstance(why, TooLargeError) else why
+    raise why
+
+
+def _module(config: Any) -> Any:  # noqa: ANN401
+    """A module of a configuration. Experts are gathered, not visited one by one as a trace of one
+    input would have them.
+    """
+    from transformers import AutoModel
+
+    try:
+        return AutoModel.from_config(config, experts_implementation="batched_mm").eval()
+    except (TypeError, ValueError):  # it has none, or no choice
+        return AutoModel.from_config(config).eval()
+
+
+def _that_runs(module: Any, config: Any) -> Model:  # noqa: ANN401
+    """The module with the first inputs that it runs with. Raises what the last ones raised."""
+    why: Exception = TypeError("no inputs are known for it")
+    for given in _inputs(module, config):
+        said = {n: v for n, v in given.items() if n in _SAID}
+        inputs = {n: v for n, v in given.items() if n not in _SAID}
+        plain = of_tensors(module, list(inputs), said)
+        try:
+            if plain(*inputs.values()):
+                return Model(plain, inputs, {n: _axes(n, v) for n, v in inputs.items()})
+            why = ValueError("it gives no tensors")
+        except Exception as error:
+            why = error
+    raise why
+
+
+def _axes(name: str, value: Any) -> dict[int, str]:  # noqa: ANN401
+    """Of words there may be more, and of everything a batch, but of rows without one."""
+    if not value.dtype.is_floating_point and value.ndim == 2:
+        return {0: "batch", 1: "decoder_length" if "decoder" in name else "length"}
+    return {0: "batch"} if value.shape[0] == 1 else {}
+
+
+def of_tensors(module: Any, names: Sequence[str], said: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """A module whose inputs stand in places and whose results are tensors."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, *given: Any) -> tuple[Any, ...]:  # noqa: ANN401
+            inputs = dict(zip(names, given, strict=True))
+            found = self.inner(**inputs, **said, return_dict=False)
+            return tuple(v for v in tree_leaves(found) if isinstance(v, torch.Tensor))
+
+    return Plain()

@@ -1,0 +1,234 @@
+"""Which terms of a sum are zero by a condition, and what remainders say of the iterators of those
+that are not: what `skip_zeros` is told before it changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+
+from ekiden.arith import Analyzer, evaluate
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import (
+    EQ,
+    FloorMod,
+    IntImm,
+    Intrinsic,
+    Mul,
+    PrimExpr,
+    Select,
+    Var,
+    const,
+    is_const,
+)
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.tir.expr import BufferLoad
+from ekiden.tir.schedule.kinds import COMPLETE, kind_of
+from ekiden.tir.schedule.program import Program, conditions, conjunction, written
+from ekiden.tir.stmt import Block, BlockRealize, BufferStore, IterKind, IterVar, PrimFunc
+
+MOST_POINTS = 1 << 14
+"""Of iterators of conditions, of which each is looked at."""
+FINITE = {"nnan", "ninf"}
+"""Flags of "tir.fast_math" that say together that every number is finite."""
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """A term that is 0, or has a factor that is, unless all `parts` hold. term: makes it of those
+    that need be asked. partner: the other factor; None where there is none, or it is finite."""
+
+    parts: list[PrimExpr]
+    term: Callable[[list[PrimExpr]], PrimExpr]
+    partner: PrimExpr | None = None
+
+
+def conditional(program: Program, realize: BlockRealize, term: PrimExpr) -> Conditional | None:
+    """How a term is conditional: as a whole, by a factor, or by what a factor was computed as."""
+    whole = _choice(term)
+    if whole is not None:
+        value = whole[1]
+        return Conditional(whole[0], lambda parts: chosen(parts, value))
+    if not isinstance(term, Mul):
+        return None
+    exact = not dt.is_float(term.dtype) or _says_finite(program.func)
+    for factor, other in ((term.a, term.b), (term.b, term.a)):
+        partner = None if exact else other
+        own = _choice(factor)
+        if own is not None:
+            return _by_factor(own[0], own[1], other, partner)
+        made = _made(program, realize, factor)
+        if made is not None:
+            return Conditional(made, lambda _: term, partner)
+    return None
+
+
+def _by_factor(
+    parts: list[PrimExpr], value: PrimExpr, other: PrimExpr, partner: PrimExpr | None
+) -> Conditional:
+    return Conditional(parts, lambda asked: chosen(asked, value) * other, partner)
+
+
+def _choice(e: PrimExpr) -> tuple[list[PrimExpr], PrimExpr] | None:
+    """(conditions, value) of `value if conditions else 0`."""
+    match e:
+        case Intrinsic(op="if_then_else", args=(condition, value, other)):
+            pass
+        case Select(condition=condition, true_value=value, false_value=other):
+            pass
+        case _:
+            return None
+    return (conditions(condition), value) if is_const(other, 0) else None
+
+
+def chosen(parts: list[PrimExpr], value: PrimExpr) -> PrimExpr:
+    """The value where all parts hold, else 0."""
+    return if_then_else(conjunction(parts), value, const(0, value.dtype)) if parts else value
+
+
+def _made(program: Program, realize: BlockRealize, factor: PrimExpr) -> list[PrimExpr] | None:
+    """The conditions without which an element that a factor reads was computed as 0."""
+    if not isinstance(factor, BufferLoad) or program.is_param(factor.buffer):
+        return None
+    writers = program.writers(factor.buffer)
+    if len(writers) != 1 or not program.before(writers[0], realize):
+        return None
+    block = writers[0].block
+    if kind_of(block).kind != COMPLETE or not isinstance(block.body, BufferStore):
+        return None
+    choice = _choice(block.body.value)
+    at = [i for i in block.body.indices if isinstance(i, Var)]
+    if choice is None or len(set(at)) != len(factor.indices):
+        return None
+    values = dict(zip(at, factor.indices, strict=True))
+    return [substitute(c, values) for c in choice[0]]
+
+
+def _says_finite(func: PrimFunc) -> bool:
+    return set(str((func.attrs or {}).get("tir.fast_math", "")).split()) >= FINITE
+
+
+@dataclass
+class Phases:
+    """Iterators that are cut: each spatial one into (remainder, rest), and a reduced one into what
+    its remainder must be and the rest."""
+
+    values: dict[Var, PrimExpr] = field(default_factory=dict)
+    """What old iterators are in new ones."""
+    spatial: dict[Var, tuple[IterVar, IterVar]] = field(default_factory=dict)
+    reduced: dict[Var, IterVar] = field(default_factory=dict)
+    asked: list[PrimExpr] = field(default_factory=list)
+    """The conditions that do not always hold now, of old iterators."""
+    inside: list[PrimExpr] = field(default_factory=list)
+    """What must hold of a place for it to be one of the result."""
+    taken: list[PrimExpr] = field(default_factory=list)
+    """What must hold of a term for it to be one."""
+
+
+def phases_of(block: Block, parts: Sequence[PrimExpr]) -> Phases:
+    """Takes one condition after the other that has a reduced iterator of its own."""
+    phases = Phases()
+    phases.asked = [part for part in parts if not _solved(block, part, phases)]
+    return phases
+
+
+def _solved(block: Block, part: PrimExpr, phases: Phases) -> bool:
+    match part:
+        case EQ(a=FloorMod(a=e, b=IntImm(value=step)), b=IntImm(value=rest)) if step > 1:
+            pass
+        case _:
+            return False
+    used, own = set(free_vars(e)), {i.var: i for i in block.iter_vars}
+    if not used <= set(own) or used & set(phases.values):
+        return False
+    scales = {v: Analyzer().coefficient(e, v) for v in used}
+    reduced = [v for v in own if own[v].kind is IterKind.REDUCE and scales.get(v) in (1, -1)]
+    if None in scales.values() or not reduced:
+        return False
+    (var, *_), zero = reduced, {}
+    for each, scale in scales.items():
+        if own[each].kind is IterKind.SPATIAL and scale is not None and scale % step:
+            zero[each] = _cut(own[each], step, phases)
+    zero[var] = const(0, var.dtype)
+    # scale * k + others = rest modulo step, and scale is its own inverse
+    others = substitute(e, zero)
+    must = (const(rest, e.dtype) - others) * (scales[var] or 0) % step
+    _take(own[var], step, Analyzer().simplify(must), phases)
+    return True
+
+
+def _take(iterator: IterVar, step: int, must: PrimExpr, phases: Phases) -> None:
+    """Every step-th turn of a reduced iterator, from one on."""
+    var, extent, simplify = iterator.var, iterator.extent, Analyzer().simplify
+    less = simplify((extent + (step - 1)) // step)
+    phases.reduced[var] = IterVar(Var(var.name, var.dtype), less, iterator.kind)
+    phases.values[var] = phases.reduced[var].var * step + must
+    if not is_const(simplify(extent % step), 0):
+        phases.taken.append(phases.values[var] < extent)
+
+
+def _cut(iterator: IterVar, step: int, phases: Phases) -> PrimExpr:
+    """The remainder of a spatial iterator, which is cut."""
+    var, extent, simplify = iterator.var, iterator.extent, Analyzer().simplify
+    name = f"{var.name}_phase"
+    remainder = IterVar(Var(name, var.dtype), const(step, var.dtype), iterator.kind)
+    count = simplify((extent + (step - 1)) // step)
+    rest = IterVar(Var(var.name, var.dtype), count, iterator.kind)
+    phases.spatial[var] = remainder, rest
+    phases.values[var] = rest.var * step + remainder.var
+    if not is_const(simplify(extent % step), 0):
+        phases.inside.append(phases.values[var] < extent)
+    return remainder.var
+
+
+def why_inexact(realize: BlockRealize, found: Conditional) -> str:
+    """Why a partner of zeros might be infinite although all sums are finite; empty if not: each
+    that is left out somewhere is a factor elsewhere, whatever the element."""
+    partner, block = found.partner, realize.block
+    if not isinstance(partner, BufferLoad) or partner.buffer in written(block):
+        return f"0 times {partner} is not known to be 0"
+    used, extents = set(free_vars(*partner.indices)), {i.var: i.extent for i in block.iter_vars}
+    for group in _groups(found.parts):
+        variables = list(dict.fromkeys(v for p in group for v in free_vars(p)))
+        sizes = [extents.get(v) for v in variables]
+        counts = [n.value for n in sizes if isinstance(n, IntImm)]
+        if len(counts) != len(sizes):
+            return "the sizes of its conditions are not known"
+        if prod(counts) > MOST_POINTS:
+            return f"its conditions have more than {MOST_POINTS} points"
+        if not _each_is_taken(group, variables, counts, used):
+            return f"some elements of {partner.buffer.name!r} are only in terms that are left out"
+    return ""
+
+
+def _groups(parts: Sequence[PrimExpr]) -> list[list[PrimExpr]]:
+    """Conditions that share no variables with those of other groups."""
+    groups: list[tuple[set[Var], list[PrimExpr]]] = []
+    for part in parts:
+        variables, together, apart = set(free_vars(part)), [part], []
+        for known, others in groups:
+            if known & variables:
+                variables, together = variables | known, [*others, *together]
+            else:
+                apart.append((known, others))
+        groups = [*apart, (variables, together)]
+    return [together for _, together in groups]
+
+
+def _each_is_taken(
+    group: Sequence[PrimExpr], variables: Sequence[Var], counts: Sequence[int], used: set[Var]
+) -> bool:
+    """Whether for all values of the variables that are used, others can be found with which the
+    conditions hold."""
+    seen: dict[tuple[int, ...], bool] = {}
+    for point in product(*map(range, counts)):
+        values = dict(zip(variables, point, strict=True))
+        key = tuple(n for v, n in values.items() if v in used)
+        seen[key] = seen.get(key, False) or all(evaluate(p, values) for p in group)
+    return all(seen.values())
+
+
+__all__ = ["Conditional", "Phases", "chosen", "conditional", "phases_of", "why_inexact"]
