@@ -60,6 +60,31 @@ def test_scikit_learn(name: str) -> None:
     agree(found, x, model.predict(x), model.predict_proba(x))
 
 
+def test_columns_of_numbers_and_text() -> None:
+    """A pipeline over a table, each column of which is an input."""
+    (_, _, pandas) = need("sklearn", "skl2onnx", "pandas")
+    from skl2onnx import convert_sklearn
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+    from sklearn.compose import ColumnTransformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    x, _y = samples()
+    colours = np.array(["red", "green", "blue"])[np.arange(120) % 3]
+    table = pandas.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": colours})
+    known = np.where((x[:, 0] > 0) & (colours == "red"), "yes", "no")
+    parts = [("n", StandardScaler(), ["a", "b"]), ("s", OneHotEncoder(), ["c"])]
+    model = make_pipeline(ColumnTransformer(parts), LogisticRegression()).fit(table, known)
+    types = [(n, FloatTensorType([None, 1])) for n in "ab"] + [("c", StringTensorType([None, 1]))]
+    found = convert_sklearn(model, initial_types=types, options={id(model): {"zipmap": False}})
+    inputs = [x[:9, :1], x[:9, 1:2], colours[:9, None].astype(object)]
+    labels, chances = ekiden.compile(found)(*inputs)
+    assert np.asarray(labels).ravel().tolist() == model.predict(table[:9]).tolist()
+    wanted = model.predict_proba(table[:9])
+    np.testing.assert_allclose(np.asarray(chances), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_lightgbm() -> None:
     (lightgbm, _) = need("lightgbm", "onnxmltools")
     from onnxmltools import convert_lightgbm

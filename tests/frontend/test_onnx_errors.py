@@ -65,7 +65,7 @@ def test_every_unsupported_node_is_listed_once() -> None:
         "LpNormalization, SimplifiedLayerNormalization\n"
         "  Conv 'conv': unknown attribute 'colour'; supported are auto_pad, dilations, group, kernel_shape, pads, strides\n"
         "  Pad 'edge': attribute 'mode' must be one of 'constant', 'reflect', 'edge', 'wrap', got 'mirror'\n"
-        "  com.example::Quark 'q': unknown operator\n"
+        "  com.example::Quark 'q': unknown operator; ekiden.frontend.onnx.register teaches one\n"
         "  If 'branch': attribute 'else_branch' is missing"
     )
 

@@ -330,3 +330,7 @@ def test_a_tree_that_is_none() -> None:
     with pytest.raises(UnsupportedError, match="must be of one length"):
         attributes = {**random_trees(["LEQ"]), **leaves("target", 1, 0), "target_ids": [0]}
         ekiden.compile(model_of("TreeEnsembleRegressor", X, 1, 3, attributes))
+    attributes = {**random_trees(["LEQ"]), **leaves("target", 1, 0)}
+    attributes["nodes_featureids"] = [9] * len(attributes["nodes_featureids"])
+    with pytest.raises(UnsupportedError, match="a tree asks for the column 9 of 4"):
+        ekiden.compile(model_of("TreeEnsembleRegressor", X, 1, 3, attributes))

@@ -304,6 +304,27 @@ def test_attention() -> None:
     agree(ekiden.compile(model), reference, (floats(2, 6, 8),), (floats(1, 3, 8),))
 
 
+def test_numbers_made_categories() -> None:
+    layers = [
+        keras.layers.Normalization(mean=0.5, variance=2.0),
+        keras.layers.Discretization([-0.5, 0.5, 0.5]),
+        keras.layers.CategoryEncoding(4, output_mode="multi_hot"),
+    ]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    x = np.array([[0.5 - 2**-0.5, 0.5, 9, -9], [0.5 + 2**-0.5, 1, 0, -1]], np.float32)
+    agree(ekiden.compile(model), model, (x,), (x[:1],))
+
+
+@pytest.mark.parametrize("weights", [(), (0.5, 1, 2, 4)])
+def test_numbers_counted(weights: tuple[float, ...]) -> None:
+    def function(x: Model) -> Model:
+        given = tf.constant(weights, tf.float32)
+        return tf.raw_ops.DenseBincount(input=x, size=3, weights=given, binary_output=False)
+
+    concrete = tf.function(function).get_concrete_function(tf.TensorSpec([4], tf.int32))
+    agree(ekiden.compile(concrete), function, (np.array([2, 0, 2, 7], np.int32),))
+
+
 def test_several_inputs_and_a_dictionary_of_results(tmp_path: Path) -> None:
     a, b = keras.Input((3,), name="first"), keras.Input((3,), name="second")
     model = keras.Model({"first": a, "second": b}, {"sum": a + b, "product": a * b})

@@ -147,6 +147,9 @@ OTHERS: Layers = [
     lambda x: F.interpolate(x, size=(3, 12), mode="bilinear", antialias=True),
     lambda x: F.pad(x, (1, 2, 0, 3), mode="replicate"),
     lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1).tanh(), align_corners=False),
+    lambda x: F.grid_sample(
+        x.unsqueeze(2), x[:, None, :3].permute(0, 1, 3, 4, 2).tanh(), align_corners=True
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ekiden
+from ekiden.frontend.torch.sampling import grid_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -103,3 +104,30 @@ def test_detectors(library: object) -> None:
         x.expand(len(wanted), -1, -1, -1), grid / 11 * 2 - 1, align_corners=True
     )
     torch.testing.assert_close(seen, F.avg_pool2d(sampled, 2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize(
+    ("mode", "sizes"),
+    [
+        ("bilinear", (5, 4)),
+        ("nearest", (5, 4)),
+        ("bicubic", (5, 4)),
+        ("bilinear", (3, 5, 4)),
+        ("nearest", (3, 5, 4)),
+    ],
+)
+def test_the_gradient_of_sampling_at_a_grid(mode: str, padding: str, sizes: tuple[int]) -> None:
+    """Ours, by plain operators, and PyTorch's own, at places outside too."""
+    places = torch.rand(2, *(2,) * len(sizes), len(sizes), dtype=torch.float64) * 2.6 - 1.3
+    x, grid = torch.randn(2, 3, *sizes, dtype=torch.float64).requires_grad_(), places
+    grid.requires_grad_()
+    for align_corners in (False, True):
+        given = F.grid_sample(x, grid, mode, padding, align_corners)
+        grad = torch.randn_like(given)
+        wanted = torch.autograd.grad(given, (x, grid), grad)
+        kinds = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+        numbers = [names.index(name) for names, name in zip(kinds, (mode, padding), strict=True)]
+        found = grid_sample(grad, x.detach(), grid.detach(), *numbers, align_corners, (True, True))
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)

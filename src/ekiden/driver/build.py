@@ -20,7 +20,7 @@ from ekiden.codegen.build import generator_of
 from ekiden.codegen.parallel import Progress
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
-from ekiden.frontend.table import frontend_of, taken
+from ekiden.frontend.table import described, frontend_of, taken
 from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import ENGINE, PassContext, phase
@@ -57,7 +57,7 @@ def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
         return model
     row = frontend_of(model)
     if row is None:
-        raise CompileError(f"compile: expected {taken()}, got {type(model).__name__}")
+        raise CompileError(f"compile: expected {taken()}, got {described(model)}")
     row.check_options(options)
     return row.entry().import_model(model, options).as_module()
 

@@ -3,7 +3,6 @@
 Each is loaded when it is first used.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ekiden.frontend.table import FRONTENDS
@@ -26,7 +25,6 @@ def __getattr__(name: str) -> object:
     """A function of the frontend that has it. Raises ImportModelError where a package lacks."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _HOMES[name].check_packages()
-    found: object = getattr(import_module(f"ekiden.frontend.{_HOMES[name].name}.relay"), name)
+    found: object = getattr(_HOMES[name].module("relay"), name)
     globals()[name] = found
     return found

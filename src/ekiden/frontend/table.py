@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.installed import version_of
@@ -71,8 +74,12 @@ class Frontend:
     """(offset, bytes): what stands in its files and bytes, where that tells them."""
     holds: tuple[str, ...] = ()
     """The files of which one is in each of its folders."""
+    members: tuple[str, ...] = ()
+    """Names of which one is in each of its files that are zip archives."""
     classes: tuple[str, ...] = ()
     """The classes of its objects, as "top-level package.class", subclasses with them."""
+    tensors: tuple[str, ...] = ()
+    """The classes of its tensors, the same."""
     options: frozenset[str] = frozenset()
     """The fields of ImportOptions that it honours."""
     serialize: Callable[[object], bytes] | None = None
@@ -83,15 +90,31 @@ class Frontend:
 
     def entry(self) -> Entry:
         """Its functions. Raises ImportModelError with the command that installs what is missing."""
+        return cast(Entry, self.module("entry"))
+
+    def module(self, name: str) -> ModuleType:
+        """One of its modules. Raises ImportModelError with the command that installs what is
+        missing, or cannot be imported itself.
+        """
         self.check_packages()
-        return cast(Entry, import_module(f"ekiden.frontend.{self.name}.entry"))
+        try:
+            return import_module(f"ekiden.frontend.{self.name}.{name}")
+        except Exception as error:  # of a package, which may raise anything
+            have = ", ".join(f"{p.distributions[0]} {p.installed()}" for p in self.packages)
+            text = f"{have} cannot be imported: {error}; pip install --upgrade {self._install}"
+            raise ImportModelError(f"import {self.model}: {text}") from error
+
+    @property
+    def _install(self) -> str:
+        """What pip installs for it."""
+        return f"'ekiden[{self.extra}]'" if self.extra else self.packages[0].distributions[0]
 
     def check_packages(self) -> None:
         """Raise ImportModelError where a package is missing or of a version that is not known."""
         for each in self.packages:
-            install = f"'ekiden[{self.extra}]'" if self.extra else each.distributions[0]
-            if find_spec(each.module) is None:
-                text = f"the package {each.distributions[0]!r} is missing; pip install {install}"
+            if not _is_installed(each.module):
+                text = f"the package {each.distributions[0]!r} is missing"
+                text += f"; pip install {self._install}"
                 raise ImportModelError(f"import {self.model}: {text}")
             have = each.installed()
             too_old = have and each.oldest and _numbers(have) < _numbers(each.oldest)
@@ -104,15 +127,46 @@ class Frontend:
                 )
                 text = f"expected {each.distributions[0]} {wanted}, got {have}"
                 raise ImportModelError(
-                    f"import {self.model}: {text}; pip install --upgrade {install}"
+                    f"import {self.model}: {text}; pip install --upgrade {self._install}"
                 )
 
     def check_options(self, options: ImportOptions) -> None:
-        """Raise CompileError for an option that is given and not honoured."""
+        """Raise CompileError for an option that is given and not honoured, and for example inputs
+        of another framework.
+        """
         for name in options.given():
             if name not in self.options:
                 known = ", ".join(f"'{n}'" for n in sorted(self.options)) or "none"
                 raise CompileError(f"compile: {self.model} takes no '{name}'; it takes {known}")
+        kwargs: object = options.example_kwargs
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            got = type(kwargs).__name__
+            raise CompileError(f"compile: example_kwargs: a dictionary expected, got {got}")
+        given = options.example_inputs
+        inputs = given if isinstance(given, (list, tuple)) else [given]
+        named = [(str(at), each) for at, each in enumerate(inputs)]
+        for name, each in [*named, *(options.example_kwargs or {}).items()]:
+            row = next((r for r in FRONTENDS if _is_one_of(each, r.tensors)), self)
+            if row is not self:
+                text = f"example input {name} is a {type(each).__name__} of another framework"
+                raise CompileError(f"compile: {self.model}: {text}; {row.model} is {row.takes}")
+
+    def check_model(self, model: object, function: str) -> None:
+        """Raise CompileError where `function`, which is one of this row, is given another's model
+        or none.
+        """
+        if isinstance(model, (str, os.PathLike, bytes)):
+            return  # whoever reads it says what it is
+        if frontend_of(model) is not self:
+            text = f"expected {self.takes}, or a path or bytes of one, got {described(model)}"
+            raise CompileError(f"{function}: {text}")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # where something stands in the way of importing it
+        return False
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -141,7 +195,9 @@ FRONTENDS = (
         packages=(Package("torch", ("torch",), "2.6"),),
         extra="torch",
         suffixes=(".pt2",),
-        classes=("torch.Module", "torch.ExportedProgram"),
+        members=("archive_format", "serialized_exported_program.json"),
+        classes=("torch.Module", "torch.ExportedProgram", "torch.ScriptFunction"),
+        tensors=("torch.Tensor",),
         options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes")),
         relay=("from_pytorch",),
     ),
@@ -164,7 +220,9 @@ FRONTENDS = (
         extra="tensorflow",
         suffixes=(".pb", ".keras"),
         holds=("saved_model.pb",),
+        members=("model.weights.h5",),
         classes=("tensorflow.GraphDef", "tensorflow.ConcreteFunction", "keras.Model"),
+        tensors=("tensorflow.Tensor",),
         options=frozenset(("shape", "signature")),
         relay=("from_tensorflow", "from_keras"),
     ),
@@ -182,6 +240,7 @@ FRONTENDS = (
             "builtins.method",
             "functools.partial",
         ),
+        tensors=("jaxlib.ArrayImpl",),
         options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes")),
         relay=("from_jax",),
     ),
@@ -191,27 +250,70 @@ FRONTENDS = (
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Files that no frontend takes, and what a user does with one."""
+    """Files and objects that no frontend takes, and what a user does with one. `members` and
+    `classes` are as those of a frontend.
+    """
 
     what: str
     suffixes: tuple[str, ...]
     advice: str
+    members: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
 
 OTHERS = (
+    Other("a file of TorchScript", (),
+          "give ekiden.compile the module, loaded by torch.jit.load, with example_inputs",
+          members=("constants.pkl",)),
+    Other("what torch.save wrote", (),
+          "give ekiden.compile the module, loaded by torch.load, with example_inputs",
+          members=("data.pkl",)),
     Other("a file of PyTorch that Python has to load", (".pt", ".pth", ".ckpt"),
           "give ekiden.compile the module, loaded by torch.load or torch.jit.load, with "
           "example_inputs"),
-    Other("weights alone", (".safetensors", ".npz", ".msgpack"),
-          "load them into the model in its framework, and give ekiden.compile that model"),
+    Other("weights alone", (".safetensors", ".npz", ".msgpack", ".pdiparams", ".params"),
+          "load them into the model in its framework, and give ekiden.compile that model",
+          classes=("builtins.dict",)),
+    Other("in ONNX Runtime's own format", (".ort",),
+          "give ekiden.compile the .onnx file that it was made of", classes=(
+              "onnxruntime.InferenceSession",)),
+    Other("pickled", (".pkl", ".pickle", ".joblib"),
+          "load it; ekiden.compile takes what is a model of a framework"),
+    Other("a part of an ONNX model", (), "make a model of it by onnx.helper.make_model",
+          classes=("onnx.GraphProto", "onnx.FunctionProto")),
+    Other("a model of LightGBM", (), "convert it to ONNX by onnxmltools.convert_lightgbm",
+          classes=("lightgbm.LGBMModel", "lightgbm.Booster")),
+    Other("a model of XGBoost", (".ubj",), "convert it to ONNX by onnxmltools.convert_xgboost",
+          classes=("xgboost.XGBModel", "xgboost.Booster")),
+    Other("a model of CatBoost", (".cbm",), "save it by save_model(path, format='onnx')",
+          classes=("catboost.CatBoost",)),
+    Other("an estimator of scikit-learn", (), "convert it to ONNX by skl2onnx.to_onnx",
+          classes=("sklearn.BaseEstimator",)),
+    Other("a module of Flax", (), "give ekiden.compile a function that calls it, as "
+          "lambda x: module.apply(variables, x), with example_inputs", classes=("flax.Module",)),
+    Other("lowered already", (), "give ekiden.compile the function, or jax.export.export of it",
+          classes=("jax.Lowered", "jax.Compiled")),
+    Other("a function of TensorFlow for inputs of many types", (),
+          "give ekiden.compile f.get_concrete_function(tf.TensorSpec(...))",
+          classes=("tensorflow.Function",)),
+    Other("a layer of Keras", (), "make a model of it: keras.Sequential([keras.Input(...), it])",
+          classes=("keras.Layer",)),
+    Other("a module of TensorFlow", (), "give ekiden.compile one of its functions, by "
+          "get_concrete_function, or the folder that tf.saved_model.save wrote",
+          classes=("tensorflow.Module",)),
+    Other("a graph of TensorFlow", (), "give ekiden.compile its GraphDef, frozen: as_graph_def()",
+          classes=("tensorflow.Graph",)),
+    Other("a model of Keras 2", (), "export it, and give ekiden.compile the folder: "
+          "model.export(path)", classes=("tf_keras.Model",)),
     Other("a model of Keras 2", (".h5", ".hdf5"),
           "give ekiden.compile the model, loaded by keras.models.load_model"),
     Other("a checkpoint of a language model", (".gguf",), "run it by `ekiden generate`"),
     Other("a model of CoreML", (".mlmodel", ".mlpackage"),
-          "convert it to ONNX by onnxmltools.convert_coreml"),
+          "convert it to ONNX by onnxmltools.convert_coreml", classes=("coremltools.MLModel",)),
     Other("compiled already", (".eki", ".so", ".dll", ".dylib"),
           "load it by ekiden.load, or look into it by `ekiden inspect`"),
-    Other("a model of PaddlePaddle", (".pdmodel",), "convert it to ONNX by paddle2onnx"),
+    Other("a model of PaddlePaddle", (".pdmodel",), "convert it to ONNX by paddle2onnx",
+          classes=("paddle.Layer",)),
 )  # fmt: skip
 
 
@@ -223,14 +325,37 @@ def frontend(name: str) -> Frontend:
 def frontend_of(model: object) -> Frontend | None:
     """The row that takes a model: a path, bytes, or an object of a framework; None if none does.
 
-    Raises ImportModelError for a file of a kind that another tool makes a model of.
+    Raises ImportModelError for a file or an object of which another tool makes a model.
     """
     if isinstance(model, (str, os.PathLike)):
         return _of_path(Path(model))
     if isinstance(model, bytes):
-        return _of_bytes(model) or FRONTENDS[0]
-    names = {f"{c.__module__.partition('.')[0]}.{c.__qualname__}" for c in type(model).__mro__}
-    return next((row for row in FRONTENDS if names.intersection(row.classes)), None)
+        found = _of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP else None
+        return found or _of_bytes(model) or FRONTENDS[0]
+    for row in FRONTENDS:
+        if _is_one_of(model, row.classes):
+            return row
+    for other in OTHERS:
+        if _is_one_of(model, other.classes):
+            raise _turned_away(f"an object of class {type(model).__name__!r}", other)
+    return None
+
+
+def _is_one_of(value: object, classes: Sequence[str]) -> bool:
+    """Whether one of these names, as `Frontend.classes` has them, is that of its class."""
+    kinds = type(value).__mro__
+    return any(f"{c.__module__.partition('.')[0]}.{c.__qualname__}" in classes for c in kinds)
+
+
+def _turned_away(name: str, other: Other) -> ImportModelError:
+    return ImportModelError(f"import {name}: it is {other.what}: {other.advice}")
+
+
+def described(model: object) -> str:
+    """What was given in the place of a model, in words."""
+    if isinstance(model, type):
+        return f"the class {model.__name__}; an instance of it is meant, perhaps"
+    return type(model).__name__
 
 
 def is_model_file(path: str | os.PathLike[str]) -> bool:
@@ -240,21 +365,22 @@ def is_model_file(path: str | os.PathLike[str]) -> bool:
 
 
 def _of_path(path: Path) -> Frontend:
+    head, found = b"", None
+    if path.is_file():  # a pipe is read once, by the importer
+        with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
+            head = file.read(_HEAD)
+            found = _of_archive(file, repr(path.name)) if head[:4] == _ZIP else None
+    if found is not None:
+        return found
     for row in FRONTENDS:
         if path.name.endswith(row.suffixes) or _holds(row, path):
             return row
     for other in OTHERS:
         if path.name.endswith(other.suffixes):
-            raise ImportModelError(f"import {path.name!r}: it is {other.what}: {other.advice}")
+            raise _turned_away(repr(path.name), other)
     if path.is_dir():
         raise ImportModelError(f"import {str(path)!r}: it is a folder, in which there is no model")
-    if not path.is_file():  # a pipe is read once, by the importer
-        return FRONTENDS[0]
-    try:
-        with open(path, "rb") as file:
-            return _of_bytes(file.read(_HEAD)) or FRONTENDS[0]
-    except OSError:  # whoever reads it says so
-        return FRONTENDS[0]
+    return _of_bytes(head) or FRONTENDS[0]
 
 
 _HEAD = 64
@@ -270,6 +396,30 @@ def _of_bytes(data: bytes) -> Frontend | None:
         if any(data[at : at + len(text)] == text for at, text in row.starts):
             return row
     return None
+
+
+def _of_archive(file: IO[bytes], name: str) -> Frontend | None:
+    """The row of a zip archive by what is in it. Raises ImportModelError as `frontend_of`."""
+    from zipfile import BadZipFile, ZipFile  # noqa: PLC0415 - for archives alone
+
+    try:
+        with ZipFile(file) as archive:
+            parts = archive.infolist()
+            if all(part.header_offset for part in parts):
+                return None  # an archive inside of one that is cut short
+            members = {part.filename.rpartition("/")[2] for part in parts}
+    except (OSError, ValueError, BadZipFile):
+        return None  # cut short: whoever takes it by its name says so
+    for row in FRONTENDS:
+        if members.intersection(row.members):
+            return row
+    for other in OTHERS:
+        if members.intersection(other.members):
+            raise _turned_away(name, other)
+    return None
+
+
+_ZIP = b"PK\x03\x04"
 
 
 def taken() -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.value import Names, Value, constant
+from ekiden.frontend.common.value import Names, Value, constant, dim_name
 from ekiden.ir.op import Array
+from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Constant, Expr, Function, Tuple, Var
@@ -33,6 +34,14 @@ class Main:
         var = self._var(name, kind)
         self.scope.add_param(var, kind, name)
         return Value(kind, expr=var)
+
+    def dim(self, name: str, axis: int, stated: int | str | None) -> PrimExpr:
+        """A dimension of the input `name`: a number, or a symbol where it may be any (None, -1),
+        which has the stated name if there is one.
+        """
+        if isinstance(stated, int) and stated >= 0:
+            return const(stated)
+        return self.scope.symbol(dim_name(name, axis, stated if isinstance(stated, str) else ""))
 
     def object(self, name: str, kind: Type) -> Var:
         """A new input that is none: a list, say."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeAlias
+
+from ekiden.runtime.errors import ImportModelError
 
 Dims: TypeAlias = Sequence[int | str | None]
 Shapes: TypeAlias = Mapping[str, Dims | Sequence[Dims] | None]
@@ -46,3 +49,27 @@ class ImportOptions:
 
 NO_OPTIONS = ImportOptions()
 """A model as it stands."""
+
+
+def given_dims(name: str, shape: object) -> list[int | str | None]:
+    """A shape that `shape` gives for an input: numbers from 0 on, names, None (or -1) for any.
+
+    Raises ImportModelError for anything else.
+    """
+    if isinstance(shape, str) or not isinstance(shape, Iterable):
+        got = f"{type(shape).__name__}: {shape!r}"
+        raise ImportModelError(f"shape of {name!r}: a sequence of dimensions expected, got {got}")
+    return [_dim_of(name, dim) for dim in shape]
+
+
+def _dim_of(name: str, dim: object) -> int | str | None:
+    if dim is None or isinstance(dim, str):
+        return dim
+    try:
+        number = -2 if isinstance(dim, bool) else operator.index(dim)  # type: ignore[arg-type]
+    except TypeError:
+        number = -2
+    if number >= -1:
+        return None if number == -1 else number
+    wanted = "a number from 0 on, a name, or None or -1 for any expected"
+    raise ImportModelError(f"shape of {name!r}: {wanted}, got {dim!r}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 
 class Unsupported(Exception):  # noqa: N818 - UnsupportedError is made of these
@@ -15,3 +16,9 @@ class Unsupported(Exception):  # noqa: N818 - UnsupportedError is made of these
     def __init__(self, reason: str, inputs: Sequence[str] = ()) -> None:
         super().__init__(reason)
         self.inputs = tuple(inputs)
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str:
+    """What follows an operator that is not known, in a message: those of the nearest names."""
+    near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=cutoff)
+    return f"; the nearest supported are {', '.join(near)}" if near else ""

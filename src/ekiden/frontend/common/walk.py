@@ -34,12 +34,13 @@ class NodeError(ImportModelError):
 class Walk:
     """What all graphs of one import have in common.
 
-    label: the model, as messages have it. problems: a line for each node that turned out to be
-    unsupported, in any graph. needed: inputs of the model that would have to be constants.
+    label: the model, as messages have it. shapes: how a user gives other ones. problems: a line for
+    each node that turned out to be unsupported, in any graph. needed: inputs of the model that
+    would have to be constants.
     """
 
-    def __init__(self, label: str, scope: Scope) -> None:
-        self.label, self.scope = label, scope
+    def __init__(self, label: str, scope: Scope, shapes: str = "shape={name: (...)}") -> None:
+        self.label, self.scope, self.shapes = label, scope, shapes
         self.problems: list[str] = []
         self.needed: dict[str, None] = {}
 
@@ -124,9 +125,7 @@ class Walk:
             found.add_note(f"made by {chain}")
         if sources := self._sources(inputs.values()):
             given = ", ".join(sources)
-            found.add_note(
-                f"hint: it follows from {given}; shape={{name: (...)}} gives other shapes"
-            )
+            found.add_note(f"hint: it follows from {given}; {self.shapes} gives other shapes")
         return found
 
     def _sources(self, inputs: Iterable[Value | None]) -> list[str]:

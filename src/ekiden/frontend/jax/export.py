@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import export
 
-from ekiden.runtime.errors import ImportModelError
+from ekiden.frontend.common.libraries import check_readable, told_by
 
 
 def label_of(model: object) -> str:
@@ -27,19 +27,20 @@ def exported(
     """The program of a function. `dynamic_shapes` is one text for each of the example inputs, or
     one for all, as jax.export.symbolic_args_specs has it: ("batch, ...", None).
 
-    Raises ImportModelError with what JAX says.
+    Raises ImportModelError with what JAX says, and the line of the function where it stopped.
     """
     label = label_of(function)
-    try:
-        inputs: tuple[object, ...] = tuple(example_inputs)
-        kwargs = dict(example_kwargs or {})
-        if dynamic_shapes is not None:
+    inputs: tuple[object, ...] = tuple(example_inputs)
+    if dynamic_shapes is not None:
+        with told_by("dynamic_shapes", label, None):
             inputs = export.symbolic_args_specs(inputs, _specs(dynamic_shapes))
+    with told_by("jax.export", label, _LIBRARIES):
         traced = function if hasattr(function, "trace") else jax.jit(function)
-        return export.export(traced, platforms=["cpu"])(*inputs, **kwargs)
-    except Exception as error:  # whatever is wrong with the function is told by JAX
-        text = str(error).strip()
-        raise ImportModelError(f"import {label}: jax.export: {text}") from error
+        return export.export(traced, platforms=["cpu"])(*inputs, **(example_kwargs or {}))
+
+
+_LIBRARIES = ("jax", "jaxlib", "flax")
+"""Those whose lines are none of the user's."""
 
 
 def _specs(given: object) -> object:
@@ -50,13 +51,8 @@ def loaded(model: str | os.PathLike[str] | bytes, label: str) -> export.Exported
     """A program that Exported.serialize gave. Raises ImportModelError for anything else."""
     data = model
     if not isinstance(data, bytes):
-        try:
-            with open(data, "rb") as file:
-                data = file.read()
-        except OSError as error:
-            raise ImportModelError(f"import {label}: {error.strerror}") from error
-    try:
+        check_readable(data, label)
+        with open(data, "rb") as file:
+            data = file.read()
+    with told_by("no program of jax.export, or cut short", label, None):
         return export.deserialize(bytearray(data))
-    except Exception as error:
-        text = str(error).strip().partition("\n")[0]
-        raise ImportModelError(f"import {label}: no program of jax.export: {text}") from error

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from jax import export
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
@@ -17,7 +18,7 @@ from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, clean_name
+from ekiden.frontend.common.value import Value, clean_name, constant
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.jax.dtype import dtype_of, extents_of
 from ekiden.frontend.jax.graph import Graph
@@ -61,7 +62,7 @@ class _Program:
     ) -> None:
         self.program = program
         self.scope = Scope(facts, set())
-        self.walk = Walk(label, self.scope)
+        self.walk = Walk(label, self.scope, "example_inputs=(...)")
         self.main = Main(self.scope)
         self.graph = Graph(self.walk, module)
 
@@ -69,9 +70,11 @@ class _Program:
         """Import everything, or raise."""
         block = self.graph.function("main")
         kept = self.program.module_kept_var_idx
-        names = _input_names(self.program, block)
-        inputs = []
-        for argument, index in zip(block.arguments, kept, strict=True):
+        which = self._platform()
+        arguments = list(block.arguments)[len(which) :]
+        names = _input_names(self.program, arguments)
+        inputs = which
+        for argument, index in zip(arguments, kept, strict=True):
             inputs.append(self.main.tensor(names[index], self._type(argument, index, names[index])))
         reported: Unsupported | None = None
         given: Many = []
@@ -92,6 +95,16 @@ class _Program:
             output_names=tuple(_output_names(self.program)),
             constraints=tuple(self.scope.constraints.values()),
         )
+
+    def _platform(self) -> list[Value]:
+        """What stands before the inputs of a program for several platforms: which of them it is."""
+        platforms = self.program.platforms
+        if len(platforms) == 1:
+            return []
+        if "cpu" not in platforms:
+            text = f"it is exported for {', '.join(platforms)}: export it for 'cpu'"
+            raise UnsupportedError(f"import {self.walk.label}: {text}")
+        return [constant(np.array(platforms.index("cpu"), np.int32))]
 
     def _real(self, given: Many) -> list[Value]:
         for name, each in zip(_output_names(self.program), given, strict=True):
@@ -122,13 +135,13 @@ class _Program:
         return TensorType(tuple(dims), dtype)
 
 
-def _input_names(program: export.Exported, block: ir.Block) -> list[str]:
+def _input_names(program: export.Exported, arguments: Sequence[ir.Value]) -> list[str]:
     """`x`, `params['w']`: the leaves of the arguments as the function calls them, or, where it is
     not known, by their positions.
     """
     tree = jax.tree_util.tree_unflatten(program.in_tree, [0] * program.in_tree.num_leaves)
     names = [_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    for argument, index in zip(block.arguments, program.module_kept_var_idx, strict=True):
+    for argument, index in zip(arguments, program.module_kept_var_idx, strict=True):
         names[index] = _stated(argument) or names[index]
     return names
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
-from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.unsupported import Unsupported, nearest
 from ekiden.frontend.jax.converters import (
     calls,
     complex,
@@ -37,9 +36,9 @@ assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operation
 def find(name: str) -> Row:
     """The row of an operation. Raises Unsupported naming those whose names are nearest."""
     if name not in TABLE:
-        near = difflib.get_close_matches(name, TABLE, n=3, cutoff=0.75)
-        hint = f"; the nearest supported are {', '.join(near)}" if near else ""
-        raise Unsupported(f"the operation is not supported{hint}")
+        near = nearest(name, TABLE)
+        text = f"the operation is not supported{near}; ekiden.frontend.jax.register teaches one"
+        raise Unsupported(text)
     return TABLE[name]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.jax.entry import import_model
+from ekiden.frontend.table import frontend
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Tensor
 
@@ -18,5 +19,6 @@ def from_jax(
     jax.export, or the path or bytes of one; `dynamic_shapes` is what
     jax.export.symbolic_args_specs takes.
     """
+    frontend("jax").check_model(function, "from_jax")
     options = ImportOptions(example_inputs=example_inputs, dynamic_shapes=dynamic_shapes)
     return import_model(function, options).as_module(), {}

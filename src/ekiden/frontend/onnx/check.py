@@ -4,12 +4,11 @@ that no row of the converter table has, in the graph and in the graphs inside it
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 import onnx
 
-from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.unsupported import Unsupported, nearest
 from ekiden.frontend.common.walk import raise_problems
 from ekiden.frontend.onnx.function_body import has_function
 from ekiden.frontend.onnx.load import Functions, key_of, subgraphs, versions_of
@@ -81,10 +80,9 @@ def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[st
     if (domain, node.op_type) not in TABLE:
         if has_function(node, domain, schema_version(node, versions)):
             return []
-        names = sorted({name for d, name in TABLE if d == domain} or {name for _, name in TABLE})
-        near = difflib.get_close_matches(node.op_type, names, n=3, cutoff=0.6)
-        known = f"; the nearest supported are {', '.join(near)}" if near else ""
-        return [f"unknown operator{known}"]
+        near = nearest(node.op_type, (name for d, name in TABLE if d == domain), 0.6)
+        teach = "; ekiden.frontend.onnx.register teaches one" if domain else ""
+        return [f"unknown operator{near}{teach}"]
     row = find_row(node, versions)
     if row is None:
         oldest = min(r.since for r in TABLE[domain, node.op_type])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import onnx
@@ -11,12 +10,12 @@ import onnx
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
-from ekiden.frontend.common.options import Shapes
+from ekiden.frontend.common.options import Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import Absent, SequenceValue, sequence_of
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, clean_name, dim_name
+from ekiden.frontend.common.value import Value, clean_name
 from ekiden.frontend.onnx.check import check_operators
 from ekiden.frontend.onnx.converters.ml_features import MapValue
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
@@ -206,13 +205,8 @@ class _Import:
                     f"import {self.label}: input {info.name!r}: dimension {axis} is {d}; "
                     "0 or more, a name, or -1 for any expected"
                 )
-        dims = stated if given is None else _given(info.name, given)
-        return tuple(self._dim(info.name, axis, d) for axis, d in enumerate(dims))
-
-    def _dim(self, name: str, axis: int, stated: int | str | None) -> PrimExpr:
-        if isinstance(stated, int) and stated >= 0:
-            return const(stated)
-        return self.scope.symbol(dim_name(name, axis, stated if isinstance(stated, str) else ""))
+        dims = stated if given is None else given_dims(info.name, given)
+        return tuple(self.main.dim(info.name, axis, d) for axis, d in enumerate(dims))
 
     def _weights_as_params(self) -> None:
         """The floating-point weights become parameters of main."""
@@ -222,27 +216,6 @@ class _Import:
             if value is not None and value.array is not None and value.array.dtype.kind == "f":
                 self.graph.values[name] = self.main.tensor(name, value.type)
                 self.params[name] = value.array
-
-
-def _given(name: str, shape: object) -> list[int | str | None]:
-    """A shape as `shape` gives it: numbers, names; None or -1 for any."""
-    if isinstance(shape, str) or not isinstance(shape, Iterable):
-        got = f"{type(shape).__name__}: {shape!r}"
-        raise ImportModelError(f"shape of {name!r}: a sequence of dimensions expected, got {got}")
-    return [_one(name, dim) for dim in shape]
-
-
-def _one(name: str, dim: object) -> int | str | None:
-    if dim is None or isinstance(dim, str):
-        return dim
-    try:
-        number = -2 if isinstance(dim, bool) else operator.index(dim)  # type: ignore[arg-type]
-    except TypeError:
-        number = -2
-    if number >= -1:
-        return number
-    wanted = "a number from 0 on, a name, or None or -1 for any expected"
-    raise ImportModelError(f"shape of {name!r}: {wanted}, got {dim!r}")
 
 
 def _stated(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

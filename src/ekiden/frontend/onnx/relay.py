@@ -9,6 +9,7 @@ import onnx
 
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.onnx.importer import import_onnx
+from ekiden.frontend.table import frontend
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Tensor, tensor
 
@@ -27,6 +28,7 @@ def from_onnx(
     `shape` replaces the declared shapes of inputs by name, `opset` the version that the model
     states.
     """
+    frontend("onnx").check_model(model, "from_onnx")
     made = import_onnx(model, shape, opset, freeze_params)
     params, module = made.params, _unnamed(made).as_module()
     return module, {name: tensor(value) for name, value in params.items()}

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
-from ekiden.frontend.common.options import Dims, Shapes
+from ekiden.frontend.common.options import Dims, Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, dim_name
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.tensorflow.graph import Graph, Shared
 from ekiden.frontend.tensorflow.load import Input, Model, read_model
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import tensor_type
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 
@@ -82,18 +81,13 @@ class _Importer:
         if each.shape is not None:
             dims = [d if d >= 0 else None for d in each.shape]
         if given is not None:
-            assert isinstance(given, Sequence)
-            if dims is not None and len(given) != len(dims):
-                text = f"shape of the {what}: expected {len(dims)} dimensions, got {len(given)}"
+            replaced = given_dims(each.name, given)
+            if dims is not None and len(replaced) != len(dims):
+                text = f"shape of the {what}: expected {len(dims)} dimensions, got {len(replaced)}"
                 raise CompileError(f"import {self.label}: {text}")
-            dims = given
+            dims = replaced
         if dims is None:
             text = f"{what} may have any rank; shape={{{each.name!r}: (...)}} says which"
             raise CompileError(f"import {self.label}: {text}")
-        extents = [self._dim(d, each.name, axis) for axis, d in enumerate(dims)]
+        extents = [self.main.dim(each.name, axis, d) for axis, d in enumerate(dims)]
         return self.main.tensor(each.name, tensor_type(extents, each.dtype))
-
-    def _dim(self, dim: int | str | None, name: str, axis: int) -> int | PrimExpr:
-        if isinstance(dim, str) or dim is None:
-            return self.scope.symbol(dim_name(name, axis, dim or ""))
-        return int(dim)

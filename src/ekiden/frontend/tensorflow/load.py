@@ -7,6 +7,8 @@ TensorFlow's own `convert_variables_to_constants_v2`.
 from __future__ import annotations
 
 import os
+import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
+from ekiden.frontend.common.libraries import check_readable, told_by
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.runtime.errors import CompileError, ImportModelError
 
@@ -89,35 +92,64 @@ def read_model(source: object, signature: str = "", outputs: Sequence[str] = ())
     Raises ImportModelError for one missing or broken, CompileError for a signature it has not.
     """
     if isinstance(source, bytes):
+        if source.startswith(b"PK"):
+            return _of_keras_bytes(source, signature)
+        _check_no_signature(signature, "model")
         return _frozen(_parsed(source, "model"), "model", outputs)
     if isinstance(source, (str, os.PathLike)):
         return _from_path(Path(source), signature, outputs)
-    kind = type(source).__name__
     if isinstance(source, tf.compat.v1.GraphDef):
+        _check_no_signature(signature, "graph")
         return _frozen(source, "graph", outputs)
-    label = f"model {getattr(source, 'name', kind)!r}"
+    name = getattr(source, "name", type(source).__name__)
+    label = f"model {name.decode() if isinstance(name, bytes) else name!r}"
+    _check_no_signature(signature, label)
     if isinstance(source, tf.types.experimental.ConcreteFunction):
         return _of_function(source, label)
-    return _of_function(_keras_function(source, label), label, _keras_names(source))
+    return _of_keras(source, label)
+
+
+def _check_no_signature(signature: str, label: str) -> None:
+    """Raise CompileError for one that is asked of what is no SavedModel."""
+    if signature:
+        text = f"no signature {signature!r}; a SavedModel alone has some"
+        raise CompileError(f"import {label}: {text}")
+
+
+def _of_keras_bytes(data: bytes, signature: str) -> Model:
+    """The bytes of a .keras file, which Keras reads from a path alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        path.write_bytes(data)
+        return _from_path(path, signature, ())
 
 
 def _from_path(path: Path, signature: str, outputs: Sequence[str]) -> Model:
     label = f"model {path.name!r}"
     if path.is_dir():
         return _saved(path, label, signature)
-    if path.suffix == ".keras":
+    check_readable(path, label)
+    with open(path, "rb") as file:
+        is_archive = file.read(2) == b"PK"
+    if path.suffix == ".keras" or is_archive:
         import keras  # noqa: PLC0415 - TensorFlow's, loaded for its own files alone
 
-        try:
-            return read_model(keras.saving.load_model(path, compile=False))
-        except (OSError, ValueError, TypeError) as error:
-            raise ImportModelError(f"import {label}: {error}") from error
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        text = f"cannot read {str(path)!r}: {error.strerror}"
-        raise ImportModelError(f"import {label}: {text}") from error
-    return _frozen(_parsed(data, label), label, outputs)
+        if not zipfile.is_zipfile(path):
+            text = "it is no zip archive, which .keras files are, or cut short"
+            raise ImportModelError(f"import {label}: {text}")
+        with told_by("Keras cannot load it", label, None, _LOADED):
+            loaded = keras.saving.load_model(path, compile=False)
+        return read_model(loaded, signature)
+    _check_no_signature(signature, label)
+    return _frozen(_parsed(path.read_bytes(), label), label, outputs)
+
+
+_LOADED = (
+    "ekiden.compile also takes the model as keras.saving.load_model gives it, which has arguments "
+    "for what is not Keras's own"
+)
+LIBRARIES = ("tensorflow", "keras", "optree")
+"""Those whose lines are none of the user's."""
 
 
 def _parsed(data: bytes, label: str) -> Proto:
@@ -130,10 +162,8 @@ def _parsed(data: bytes, label: str) -> Proto:
 
 
 def _saved(path: Path, label: str, signature: str) -> Model:
-    try:
+    with told_by("TensorFlow cannot load it", label, None):
         loaded = tf.saved_model.load(str(path))
-    except (OSError, ValueError, tf.errors.OpError) as error:
-        raise ImportModelError(f"import {label}: {error}") from error
     signatures = loaded.signatures
     known = ", ".join(map(repr, sorted(signatures))) or "none"
     if signature and signature not in signatures:
@@ -145,6 +175,18 @@ def _saved(path: Path, label: str, signature: str) -> Model:
     made = _of_function(signatures[signature or default], label)
     del loaded  # its variables are needed until here
     return made
+
+
+def _of_keras(model: Any, label: str) -> Model:  # noqa: ANN401
+    """A Keras model. One of a class of its own has no inputs that it says, but may be exported once
+    it has been called; the axes that this leaves open are those Keras says.
+    """
+    if not getattr(model, "inputs", None) and getattr(model, "built", False):
+        with tempfile.TemporaryDirectory() as folder:
+            with told_by("Keras cannot export it", label, LIBRARIES):
+                model.export(folder, format="tf_saved_model", verbose=False)
+            return _saved(Path(folder), label, "")
+    return _of_function(_keras_function(model, label), label, _keras_names(model))
 
 
 def _keras_function(model: Any, label: str) -> Any:  # noqa: ANN401
@@ -167,7 +209,8 @@ def _keras_function(model: Any, label: str) -> Any:  # noqa: ANN401
             return model(args[0], training=False)
         return model(tf.nest.pack_sequence_as(structure, args), training=False)
 
-    return tf.function(call).get_concrete_function(*specs)
+    with told_by("Keras cannot trace it", label, LIBRARIES):
+        return tf.function(call).get_concrete_function(*specs)
 
 
 def _clean(name: str) -> str:
@@ -180,12 +223,10 @@ def _keras_names(model: Any) -> list[str]:  # noqa: ANN401
 
 def _of_function(function: Any, label: str, names: Sequence[str] = ()) -> Model:  # noqa: ANN401
     """A concrete function with its variables as constants."""
-    try:
+    with told_by("TensorFlow cannot freeze it", label, None):
         frozen = convert_variables_to_constants_v2(
             function, lower_control_flow=False, aggressive_inlining=False
         )
-    except (ValueError, tf.errors.OpError) as error:
-        raise ImportModelError(f"import {label}: {error}") from error
     graph = frozen.graph.as_graph_def()
     given = names or [t.name.partition(":")[0] for t in frozen.inputs]
     inputs = [

@@ -49,6 +49,10 @@ class Node(common.Node):
         """A list of integers."""
         return tuple(int(i) for i in self.proto.attr[name].list.i) if self.has(name) else ()
 
+    def reals(self, name: str) -> tuple[float, ...]:
+        """A list of floats."""
+        return tuple(float(f) for f in self.proto.attr[name].list.f) if self.has(name) else ()
+
     def dtype_of(self, name: str, default: str = "float32") -> str:
         """A dtype. Raises Unsupported for one of no tensor."""
         if not self.has(name):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import tensorflow as tf
+
+from ekiden.frontend.table import described, frontend
 from ekiden.frontend.tensorflow.importer import import_tensorflow
 from ekiden.frontend.tensorflow.load import Proto
 from ekiden.ir.module import IRModule
@@ -33,6 +36,8 @@ def from_tensorflow(
         raise CompileError(
             f"from_tensorflow: convert_config {dict(convert_config)!r}: none is taken"
         )
+    if not isinstance(graph, tf.compat.v1.GraphDef):
+        raise CompileError(f"from_tensorflow: a frozen GraphDef expected, got {described(graph)}")
     last = [graph.node[-1].name] if len(graph.node) else ()
     return import_tensorflow(graph, shape, outputs=outputs or last).as_module(), {}
 
@@ -48,6 +53,7 @@ def from_keras(
     if layout != "NHWC":
         text = "the model's layouts stay; relay.transform.ConvertLayout gives others"
         raise CompileError(f"from_keras: layout {layout!r}: {text}")
+    frontend("tensorflow").check_model(model, "from_keras")
     return import_tensorflow(model, shape).as_module(), {}
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import INITIAL, ImportedModule
 from ekiden.frontend.common.main import Main, initial_state
-from ekiden.frontend.common.options import Dims, Shapes
+from ekiden.frontend.common.options import Dims, Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.value import Value, constant, dim_name
+from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.tflite.graph import Graph, Shared
 from ekiden.frontend.tflite.load import Model, Signature, Subgraph, Tensor, read_model
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import type_text
 from ekiden.ir.type import tensor_type
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
@@ -105,18 +102,12 @@ class _Importer:
             raise UnsupportedError(f"import {self.label}: input {name!r}: {tensor.why}")
         dims: Dims = [d if d >= 0 else None for d in tensor.shape]
         if given is not None:
-            assert isinstance(given, Sequence)
-            if len(given) != len(tensor.shape):
+            dims = given_dims(name, given)
+            if len(dims) != len(tensor.shape):
                 text = f"shape of the input {name!r}: expected {len(tensor.shape)} dimensions"
-                raise CompileError(f"import {self.label}: {text}, got {len(given)}")
-            dims = given
-        extents = [self._dim(d, name, axis) for axis, d in enumerate(dims)]
+                raise CompileError(f"import {self.label}: {text}, got {len(dims)}")
+        extents = [self.main.dim(name, axis, d) for axis, d in enumerate(dims)]
         return self.main.tensor(name, tensor_type(extents, tensor.dtype))
-
-    def _dim(self, dim: int | str | None, name: str, axis: int) -> int | PrimExpr:
-        if isinstance(dim, str) or dim is None:
-            return self.scope.symbol(dim_name(name, axis, dim or ""))
-        return int(dim)
 
 
 def _wanted(graph: Subgraph) -> set[str]:

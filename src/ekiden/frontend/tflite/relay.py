@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ekiden.frontend.table import frontend
 from ekiden.frontend.tflite.importer import import_tflite
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import TensorType
@@ -28,7 +29,9 @@ def from_tflite(
     """
     if op_converter is not None:
         raise CompileError("from_tflite: op_converter: classes of converters are not taken")
-    made = import_tflite(_source(model), shape_dict)
+    source = _source(model)
+    frontend("tflite").check_model(source, "from_tflite")
+    made = import_tflite(source, shape_dict)
     main = made.module["main"]
     assert isinstance(main, Function)
     for name, var in zip(made.input_names, main.params, strict=True):

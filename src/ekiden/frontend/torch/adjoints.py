@@ -167,5 +167,6 @@ ADJOINTS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.replication_pad3d_backward.default: _replicated,
     aten._cdist_backward.default: cdist,
     aten.grid_sampler_2d_backward.default: grid_sample,
+    aten.grid_sampler_3d_backward.default: grid_sample,
 }
 """Operator -> what it is made of."""

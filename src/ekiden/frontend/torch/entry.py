@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
+import io
 import os
 
 import torch
 from torch.export import ExportedProgram
 
 from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.libraries import check_readable, told_by
 from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.torch.examples import warn_of_training
 from ekiden.frontend.torch.export import decomposed, exported, label_of, symbol_names
 from ekiden.frontend.torch.program import import_program
-from ekiden.runtime.errors import CompileError, ImportModelError
+from ekiden.runtime.errors import CompileError
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
     """A module with its example inputs, an exported program, or the path of a saved one."""
     label = label_of(model)
-    if isinstance(model, (str, os.PathLike)):
-        label = f"program {os.path.basename(os.fspath(model))!r}"
-        model = _loaded(os.fspath(model), label)
+    if isinstance(model, (str, os.PathLike, bytes)):
+        name = repr(os.path.basename(os.fspath(model))) if not isinstance(model, bytes) else ""
+        label = f"program {name}".rstrip()
+        model = _loaded(model, label)
     if isinstance(model, ExportedProgram):
         label = "program" if label.startswith("module") else label
         for name in options.given():
             raise CompileError(f"compile: {label} is exported already: it takes no '{name}'")
         program = model
     else:
-        assert isinstance(model, torch.nn.Module)
+        assert isinstance(model, (torch.nn.Module, torch.jit.ScriptFunction))
         if options.example_inputs is None and options.example_kwargs is None:
             text = "example_inputs are missing: compile(module, (x, ...))"
             raise CompileError(f"compile: {label}: {text}")
         given: object = options.example_inputs or ()
         inputs = given if isinstance(given, (list, tuple)) else (given,)
         program = exported(model, inputs, options.example_kwargs, options.dynamic_shapes)
+        warn_of_training(program, label)
     names = symbol_names(program, options.dynamic_shapes)
     return import_program(decomposed(program, label), label, names)
 
 
-def _loaded(path: str, label: str) -> ExportedProgram:
-    try:
-        return torch.export.load(path)
-    except Exception as error:
-        text = str(error).strip().partition("\n")[0]
-        raise ImportModelError(
-            f"import {label}: no program that torch.export saved: {text}"
-        ) from error
+def _loaded(source: str | os.PathLike[str] | bytes, label: str) -> ExportedProgram:
+    if not isinstance(source, bytes):
+        check_readable(source, label)
+    with told_by("no program that torch.export saved", label, None):
+        return torch.export.load(io.BytesIO(source) if isinstance(source, bytes) else source)

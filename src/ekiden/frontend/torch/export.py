@@ -9,10 +9,15 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from ekiden.frontend.common.libraries import told_by
 from ekiden.frontend.torch.apart import APART
+from ekiden.frontend.torch.examples import check_examples, check_module, dims_of, specs_of
 from ekiden.frontend.torch.registry import converter_of
 from ekiden.frontend.torch.symbols import plain_name
 from ekiden.runtime.errors import ImportModelError
+
+LIBRARIES = ("torch", "sympy")
+"""Those whose lines are none of the user's."""
 
 Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
@@ -29,47 +34,53 @@ def decompositions() -> Decompositions:
 
 
 def exported(
-    module: torch.nn.Module,
+    module: torch.nn.Module | torch.jit.ScriptFunction[Any, Any],
     example_inputs: Sequence[object],
     example_kwargs: Mapping[str, object] | None = None,
     dynamic_shapes: object = None,
 ) -> ExportedProgram:
-    """The program of a module. Raises ImportModelError with what torch.export says."""
-    if isinstance(module, torch.jit.ScriptModule):
+    """The program of a module. Raises ImportModelError with what torch.export says, and the line of
+    the module where it stopped.
+    """
+    label = label_of(module)
+    if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return _of_script(module, example_inputs)
+    check_module(module, label)
+    check_examples(module, example_inputs, example_kwargs or {}, dynamic_shapes, label)
     kwargs = None if example_kwargs is None else dict(example_kwargs)
-    try:
+    with told_by("torch.export", label, LIBRARIES):
         return torch.export.export(
             module, tuple(example_inputs), kwargs,
             dynamic_shapes=dynamic_shapes, strict=False,  # type: ignore[arg-type]
         )  # fmt: skip
-    except Exception as error:  # whatever is wrong with the module is told by PyTorch
-        text = str(error).strip()
-        raise ImportModelError(f"import {label_of(module)}: torch.export: {text}") from error
 
 
-def _of_script(module: torch.jit.ScriptModule, example_inputs: Sequence[object]) -> ExportedProgram:
+def _of_script(
+    module: Any,  # noqa: ANN401 - PyTorch's own types of these have no schema
+    example_inputs: Sequence[object],
+) -> ExportedProgram:
     """TorchScript, by PyTorch's converter of it."""
     from torch._export.converter import TS2EPConverter  # noqa: PLC0415
 
-    try:
+    is_function = isinstance(module, torch.jit.ScriptFunction)
+    schema = module.schema if is_function else module.forward.schema
+    wanted = [a for a in schema.arguments[not is_function :] if not a.has_default_value()]
+    if len(example_inputs) < len(wanted):
+        names = ", ".join(repr(a.name) for a in wanted)
+        text = f"its inputs are {names}, got {len(example_inputs)} of them"
+        raise ImportModelError(f"import a TorchScript module: {text}")
+    with told_by("PyTorch's converter", "a TorchScript module", LIBRARIES):
         program: ExportedProgram = TS2EPConverter(module, tuple(example_inputs)).convert()
         return program
-    except Exception as error:
-        text = str(error).strip()
-        raise ImportModelError(f"import a TorchScript module: {text}") from error
 
 
 def decomposed(program: ExportedProgram, label: str = "program") -> ExportedProgram:
     """A program of operators that the table has, as far as PyTorch says how."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of its own deprecations
-        try:
+        with told_by("torch.export", label, LIBRARIES):
             made: ExportedProgram = program.run_decompositions(decompositions())
             return made
-        except Exception as error:
-            text = str(error).strip()
-            raise ImportModelError(f"import {label}: torch.export: {text}") from error
 
 
 def label_of(module: object) -> str:
@@ -82,26 +93,13 @@ def symbol_names(program: ExportedProgram, dynamic_shapes: object) -> dict[str, 
     nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     inputs = [nodes[name] for name in program.graph_signature.user_inputs if name in nodes]
     found: dict[str, str] = {}
-    for node, spec in zip(inputs, _specs(dynamic_shapes, inputs), strict=False):
+    for node, spec in zip(inputs, specs_of(dynamic_shapes, [n.name for n in inputs]), strict=False):
         meta = node.meta.get("val")
         if not isinstance(meta, torch.Tensor):
             continue
-        for axis, dim in _dims(spec):
+        for axis, dim in dims_of(spec):
             symbol = plain_name(meta.shape[axis]) if axis < meta.dim() else None
             shown = dim if isinstance(dim, str) else getattr(dim, "__name__", None)
             if symbol is not None and isinstance(shown, str) and not shown.startswith("_"):
                 found.setdefault(symbol, shown)
     return found
-
-
-def _specs(dynamic_shapes: object, inputs: Sequence[torch.fx.Node]) -> list[object]:
-    """What is said of each input, where the inputs are tensors by themselves."""
-    if isinstance(dynamic_shapes, Mapping):
-        return [dynamic_shapes.get(n.name) for n in inputs]
-    return list(dynamic_shapes) if isinstance(dynamic_shapes, (list, tuple)) else []
-
-
-def _dims(spec: object) -> list[tuple[int, object]]:
-    if isinstance(spec, Mapping):
-        return [(axis, dim) for axis, dim in spec.items() if isinstance(axis, int)]
-    return list(enumerate(spec)) if isinstance(spec, (list, tuple)) else []

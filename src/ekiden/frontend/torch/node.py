@@ -20,6 +20,7 @@ import torch
 
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common import sizes
+from ekiden.frontend.common.libraries import shown
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value
@@ -67,8 +68,7 @@ def source(node: torch.fx.Node) -> str:
     if not mine:
         return ""
     file, line, code = mine[-1]
-    name = file.rpartition("/")[2]
-    return f"{name}:{line}" + (f": {code.strip()}" if code.strip() else "")
+    return shown(file, line, code)
 
 
 class Node(common.Node):

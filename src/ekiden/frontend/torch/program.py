@@ -75,7 +75,7 @@ class Importer:
 
     def __init__(self, module: torch.fx.GraphModule, label: str, facts: Facts) -> None:
         self.scope = Scope(facts, set())
-        self.walk = Walk(label, self.scope)
+        self.walk = Walk(label, self.scope, "example_inputs=(...)")
         self.main = Main(self.scope)
         self.symbols = Symbols()
         self.of_data: set[Var] = set()

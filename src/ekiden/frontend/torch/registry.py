@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 
 import torch
 
-from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.unsupported import Unsupported, nearest
 from ekiden.frontend.torch.converters import (
     backward,
     complex,
@@ -80,10 +79,11 @@ def find(target: object) -> Converter:
     """The converter of an operator. Raises Unsupported naming those whose names are nearest."""
     found = converter_of(target)
     if found is None:
-        key = key_of(target)
-        near = difflib.get_close_matches(key, TABLE, n=3, cutoff=0.75)
-        known = f"; the nearest supported are {', '.join(near)}" if near else ""
-        raise Unsupported(f"unknown operator{known}")
+        library, _, name = key_of(target).partition(".")[0].rpartition("::")
+        known = {key.partition(".")[0] for key in TABLE if key.startswith(f"{library}::")}
+        near = nearest(name, (key.rpartition("::")[2] for key in known))
+        text = f"unknown operator{near}; ekiden.frontend.torch.register teaches one"
+        raise Unsupported(text)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from ekiden.frontend.table import frontend
 from ekiden.frontend.torch.dtype import DTYPES
 from ekiden.frontend.torch.export import decomposed, exported, label_of
 from ekiden.frontend.torch.program import import_program
@@ -42,7 +43,10 @@ def from_pytorch(
         raise CompileError(f"from_pytorch: {text}")
     if keep_quantized_weight or export_renamed_c_graph_path:
         raise UnsupportedError("from_pytorch: quantised and renamed graphs are not supported")
-    inputs = [_zeros(info, default_dtype) for info in input_infos]
+    frontend("torch").check_model(script_module, "from_pytorch")
+    if isinstance(script_module, (str, bytes)):
+        raise CompileError("from_pytorch: a module or a program expected, got a file of one")
+    inputs = [_zeros(info, default_dtype) for info in _checked(input_infos)]
     label = label_of(script_module)
     program = script_module
     if not isinstance(program, ExportedProgram):
@@ -54,10 +58,24 @@ def from_pytorch(
     return replace(made, params={}, input_names=()).as_module(), params
 
 
+def _checked(infos: Any) -> Sequence[Info]:  # noqa: ANN401 - whatever a user gave
+    """Raises CompileError for what is no list of (name, shape) and (name, (shape, dtype))."""
+    many = infos if isinstance(infos, (list, tuple)) else [infos]
+    for each in many:
+        is_pair = isinstance(each, (list, tuple)) and len(each) == 2 and isinstance(each[0], str)
+        if not is_pair or isinstance(each[1], str) or not isinstance(each[1], Sequence):
+            wanted = "[(name, shape)] or [(name, (shape, dtype))] expected"
+            raise CompileError(f"from_pytorch: input_infos: {wanted}, got {each!r}")
+    return many
+
+
 def _zeros(info: Info, default_dtype: str) -> torch.Tensor:
-    _, given = info
+    name, given = info
     is_pair = len(given) == 2 and isinstance(given[1], str)
     shape: Any
     shape, dtype = given if is_pair else (given, default_dtype)
     kinds = {ours: theirs for theirs, ours in DTYPES.items()}
+    if str(dtype) not in kinds:
+        text = f"{name!r} has the dtype {str(dtype)!r}: one of {', '.join(kinds)} expected"
+        raise CompileError(f"from_pytorch: input_infos: {text}")
     return torch.zeros(tuple(shape), dtype=kinds[str(dtype)])

@@ -6,7 +6,9 @@ aten/src/ATen/native/GridSampler (PyTorch 2).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
+from operator import and_, mul
 from typing import NamedTuple
 
 import torch
@@ -92,22 +94,25 @@ def grid_sample(
     grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool,
     mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`aten::grid_sampler_2d_backward`: of the data (N, C, height, width), and of the grid
-    (N, rows, columns, 2). `mask` says which is used."""
-    batch, channels, height, width = x.shape
-    axes = [Axis(n, padding, align_corners) for n in (width, height)]
-    columns, rows = (each.taps(grid[..., i], mode) for i, each in enumerate(axes))
-    flat, given = x.reshape(batch, channels, height * width), grad.flatten(2)
+    """`aten::grid_sampler_2d_backward` and that of 3-D: of the data (N, C, sizes), and of the grid
+    (N, places, coordinates, the last size's first). `mask` says which is used."""
+    sizes = x.shape[2:]
+    axes = [Axis(n, padding, align_corners) for n in sizes]
+    taps = [each.taps(grid[..., -1 - d], mode) for d, each in enumerate(axes)]
+    flat, given = x.flatten(2), grad.flatten(2)
     of_data = torch.zeros_like(flat)
     of_grid = [torch.zeros_like(grid[..., 0]) for _ in axes]
-    for row, column in product(rows, columns):
-        inside = (row.at >= 0) & (row.at < height) & (column.at >= 0) & (column.at < width)
-        at = torch.where(inside, row.at * width + column.at, 0.0).to(torch.int64)
-        index = at.flatten(1).unsqueeze(1).expand(given.shape)
+    for chosen in product(*taps):
+        pairs = list(zip(chosen, sizes, strict=True))
+        inside = reduce(and_, [(tap.at >= 0) & (tap.at < size) for tap, size in pairs])
+        at = reduce(lambda whole, pair: whole * pair[1] + pair[0].at, pairs[1:], chosen[0].at)
+        index = torch.where(inside, at, 0.0).to(torch.int64).flatten(1).unsqueeze(1)
+        index = index.expand(given.shape)
         met = (given * flat.gather(2, index)).sum(1).reshape(inside.shape)
         met = torch.where(inside, met, 0.0)
-        weight = torch.where(inside, row.weight * column.weight, 0.0)
+        weight = torch.where(inside, reduce(mul, [tap.weight for tap in chosen]), 0.0)
         of_data = of_data.scatter_add(2, index, given * weight.flatten(1).unsqueeze(1))
-        of_grid[0] = of_grid[0] + met * column.slope * row.weight
-        of_grid[1] = of_grid[1] + met * row.slope * column.weight
-    return of_data.reshape(x.shape), torch.stack(of_grid, -1)
+        for d, tap in enumerate(chosen):
+            others = [other.weight for other in chosen if other is not tap]
+            of_grid[d] = of_grid[d] + met * reduce(mul, others, tap.slope)
+    return of_data.reshape(x.shape), torch.stack(of_grid[::-1], -1)

@@ -15,6 +15,7 @@ from ekiden.frontend.onnx.converters.ml_features import DOMAIN, as_float, looked
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.trees import MEMBER, MODES, Questions, Tables, forest
 from ekiden.ir.op import Array
+from ekiden.ir.prim import GT, IntImm, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.topi.shape import as_dim
@@ -281,6 +282,10 @@ def _numbers(node: Node, name: str, dtype: type) -> Array | None:
 
 
 def _leaves(node: Node, data: Expr, tables: Tables) -> Expr:
+    most, columns = int(tables.features.max(initial=0)), node.typed(data).shape[-1]
+    if isinstance(columns, IntImm) and columns.value <= most:
+        node.unsupported(f"a tree asks for the column {most} of {columns.value}")
+    node.scope.require(binary(GT, columns, most))
     parts = (tables.roots, tables.features, tables.limits, tables.children, tables.missing)
     roots, features, limits, children, missing = map(const, parts)
     return op.ml.tree_leaves(data, roots, features, limits, children, missing, tables.depth)

@@ -189,6 +189,17 @@ def _predicate(name: str, function: Callable[[Expr, Expr], Expr], rule: rules.Ru
     return Row(name, _binary(function), None if rule is None else plain(rule), is_predicate=True)
 
 
+def _bucketize(node: Node) -> Expr:
+    """How many boundaries are at most each element."""
+    data, dtype = node.expr(0), node.dtype(0)
+    if dtype != "float64":
+        data, dtype = op.cast(data, "float32"), "float32"
+    edges = const(np.array(node.reals("boundaries"), np.float32).astype(dtype))
+    flat = op.reshape(data, (-1,))
+    found = op.searchsorted(edges, flat, right=True, dtype="int32")
+    return op.reshape_like(found, data)
+
+
 # fmt: off
 ROWS = (
     *(Row(n, _binary(op.add), plain(rules.add)) for n in ("Add", "AddV2")),
@@ -263,6 +274,7 @@ ROWS = (
     Row("Softplus",          _softplus),
     Row("Softsign",          _softsign),
     Row("ClipByValue",       _clip),
+    Row("Bucketize",         _bucketize),
     Row("Cast",              _cast, _cast_rule),
     *(Row(n, _select, plain(rules.where)) for n in ("Select", "SelectV2")),
     Row("ZerosLike",         _unary(op.zeros_like)),

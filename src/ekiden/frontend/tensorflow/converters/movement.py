@@ -131,6 +131,18 @@ def _one_hot(node: Node) -> Expr:
     )
 
 
+def _bin_count(node: Node) -> Expr:
+    """How often each number below `size` is in a row, or the sum of its weights there."""
+    (size,), dtype = node.axes(1, "size"), node.dtype(2)
+    one, none = const(1, dtype), const(0, dtype)
+    met = op.one_hot(node.expr(0), one, none, size, -1, dtype)
+    if node.flag("binary_output"):
+        return op.max(met, axis=[-2])
+    if number(node.shape(2)[0]) != 0:
+        met = op.multiply(met, op.expand_dims(node.expr(2), -1))
+    return op.sum(met, axis=[-2])
+
+
 def _topk(node: Node) -> Expr:
     count = node.axes(1, "k")[0] if len(node.inputs) > 1 else node.number("k")
     return op.topk(node.expr(0), count, axis=-1, ret_type="both", dtype="int32")
@@ -243,6 +255,7 @@ ROWS = (
     *(_scatter(mode) for mode in ("update", "add", "min", "max")),
     Row("ScatterNd",          _scatter_nd),
     Row("OneHot",             _one_hot),
+    Row("DenseBincount",      _bin_count),
     *(Row(n, _topk) for n in ("TopK", "TopKV2")),
     Row("Where",              _where),
     Row("InvertPermutation",  _invert_permutation),
