@@ -181,25 +181,35 @@ int ek_physical_cpus(int *cpus, int max) {
 
 /* Memory --------------------------------------------------------------------------------------- */
 
-static size_t round_to_page(size_t size) {
-  return (size + EK_CODE_PAGE - 1) / EK_CODE_PAGE * EK_CODE_PAGE;
+static size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
+
+/* What memory is protected by: a multiple of 4096, 16 or 64 KiB on some AArch64. Tests pretend so. */
+static size_t system_page(void) {
+#ifdef EK_HARD_TEST
+  return 16 * EK_CODE_PAGE;
+#else
+  long size = sysconf(_SC_PAGESIZE);
+  return size < (long)EK_CODE_PAGE ? EK_CODE_PAGE : (size_t)size;
+#endif
 }
 
 /* No page is ever writable and executable: all is written, then the code becomes executable and the
 ** table of imports, which begins on a page of its own, read-only. What overruns a buffer can change
-** neither code nor the addresses that it calls. The caches are told before: AArch64's instruction
-** cache does not see stores. */
+** neither code nor the addresses that it calls. Where pages of the system are larger than those that
+** code counts in, it begins so far into the first that the table begins one. The caches are told
+** before: AArch64's instruction cache does not see stores. */
 int ek_code_place(ek_code *code, const void *text, size_t size, const uintptr_t *table,
                   uint32_t imports) {
-  size_t behind = round_to_page(size), addresses = imports * sizeof *table;
-  size_t mapped = behind + round_to_page(addresses);
-  *code = (ek_code){NULL, 0};
+  size_t page = system_page(), taken = round_up(size, EK_CODE_PAGE);
+  size_t behind = round_up(taken, page), addresses = imports * sizeof *table;
+  size_t mapped = behind + round_up(addresses, page);
+  *code = (ek_code){NULL, 0, 0};
   if (mapped == 0) return 0;
   unsigned char *pages =
       mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) return -1;
-  *code = (ek_code){pages, mapped};
-  memcpy(pages, text, size);
+  *code = (ek_code){pages, mapped, behind - taken};
+  memcpy(pages + code->before, text, size);
   if (imports != 0) memcpy(pages + behind, table, addresses);
   __builtin___clear_cache((char *)pages, (char *)pages + mapped);
   if ((behind == 0 || mprotect(pages, behind, PROT_READ | PROT_EXEC) == 0) &&
@@ -211,13 +221,13 @@ int ek_code_place(ek_code *code, const void *text, size_t size, const uintptr_t 
   return -1;
 }
 
-void *ek_code_at(const ek_code *code, uint64_t offset) { return code->pages + offset; }
+void *ek_code_at(const ek_code *code, uint64_t offset) { return code->pages + code->before + offset; }
 
-const void *ek_code_text(const ek_code *code) { return code->pages; }
+const void *ek_code_text(const ek_code *code) { return code->pages + code->before; }
 
 void ek_code_drop(ek_code *code) {
   if (code->pages != NULL) munmap(code->pages, code->mapped);
-  *code = (ek_code){NULL, 0};
+  *code = (ek_code){NULL, 0, 0};
 }
 
 void ek_code_name(const char *line) {

@@ -56,12 +56,12 @@ void ek_wake(uint32_t *word);
 int ek_physical_cpus(int *cpus, int max);
 
 /* Code that an image brings: position-independent, with a table of addresses that it reads through,
-** which lies on the next page behind it. Code that was placed stays where it is until it is dropped.
+** which lies on the next page of 4096 bytes behind it, whatever pages the system has. Code that was placed stays where it is until it is dropped.
 ** ek_code_place returns 0, or -1 with errno: ENOMEM, or EPERM where memory cannot be made executable.
 ** ek_code_at gives the address of what begins at an offset of the code. */
 typedef struct ek_code {
   unsigned char *pages;        /* NULL for no code */
-  size_t mapped;
+  size_t mapped, before;       /* bytes; those in front of the code */
 } ek_code;
 int ek_code_place(ek_code *code, const void *text, size_t size, const uintptr_t *table,
                   uint32_t imports);

@@ -51,7 +51,7 @@ int ek_code_place(ek_code *code, const void *text, size_t size, const uintptr_t 
                   uint32_t imports) {
   uint32_t bytes = 0, alignment = 16;
   void *data = NULL;
-  *code = (ek_code){NULL, 0};
+  *code = (ek_code){NULL, 0, 0};
   if (size == 0) return 0;
   if (!data_of(text, size, &bytes, &alignment)) return errno = EINVAL, -1;
   if (bytes != 0 && (data = ek_system_alloc(bytes, alignment < 16 ? 16 : alignment)) == NULL)
@@ -62,7 +62,7 @@ int ek_code_place(ek_code *code, const void *text, size_t size, const uintptr_t 
     ek_system_free(data);
     return errno = first < 0 ? EPERM : ENOMEM, -1;
   }
-  *code = (ek_code){data, (size_t)first};
+  *code = (ek_code){data, (size_t)first, 0};
   return 0;
 }
 
@@ -77,7 +77,7 @@ void ek_code_drop(ek_code *code) {
     host_drop((int32_t)code->mapped);
   }
   ek_system_free(code->pages);
-  *code = (ek_code){NULL, 0};
+  *code = (ek_code){NULL, 0, 0};
 }
 
 const void *ek_code_text(const ek_code *code) {
