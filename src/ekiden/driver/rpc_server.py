@@ -26,7 +26,7 @@ _ALWAYS = (
     "-std=gnu11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64",
     "-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))',
     "-fvisibility=hidden", "-DEK_NO_DEBUG", "-DEK_NO_ENGINES",
-    "-DNDEBUG",
+    "-DEK_NO_OVERLAP", "-DNDEBUG",
 )  # fmt: skip
 _OF_ARCHITECTURE = {"aarch64": ("-mno-outline-atomics", "-mcmodel=tiny")}
 """What keeps it small there."""
