@@ -83,6 +83,7 @@ class _Shapes:
         """An expression that reads the tensors in the places of buffers."""
 
         def change(each: PrimExpr) -> PrimExpr:
+            """An element of the tensor, for a load."""
             if not isinstance(each, BufferLoad):
                 return each
             return self.tensors[each.buffer][each.indices]

@@ -17,6 +17,7 @@ def document(prefix: str) -> Callable[[str, object], None]:
     """
 
     def found(name: str, value: object) -> None:
+        """A function, or a module with those of one family."""
         if isinstance(value, ModuleType):
             attach(f"{prefix}{name}.", vars(value))
         else:
