@@ -800,7 +800,7 @@ int ek_op_KillRegister(ek_vm *vm, ek_value *R, const int32_t *pc) {
 
 int ek_op_Fatal(ek_vm *vm, ek_value *R, const int32_t *pc) {
   (void)vm, (void)R, (void)pc;
-  return ek_error("RunError", "Fatal: no pattern of a match fits the value");
+  return ek_error("RunError", "Fatal: the program cannot go on");
 }
 
 const ek_vm_op ek_vm_ops[EK_OP_COUNT] = {

@@ -415,7 +415,7 @@ static void wrong_values_are_errors(void) {
        "AllocStorage: a size >= 0 expected, got -1"},
       {WORDS(AllocADT, 1, 0, 0, If, 1, 0, 1, 1, Ret, 1),
        "If: an integer or a tensor expected, got ek.ADT"},
-      {WORDS(Fatal), "Fatal: no pattern of a match fits the value"},
+      {WORDS(Fatal), "Fatal: the program cannot go on"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     program p = {.functions = {{"main", 1, 2, cases[i].words, cases[i].n_words}},
@@ -506,7 +506,7 @@ static void what_is_lent_does_not_leave(void) {
     CHECK(ek_vm_invoke(vm, 4, args, 1, &result) == 0);
     ek_value_release(&result);
     CHECK_ERROR(ek_vm_invoke(vm, 5, args, 1, &result), "RunError",
-                "Fatal: no pattern of a match fits the value");
+                "Fatal: the program cannot go on");
   }
   ek_object_release(vm);
 }

@@ -17,7 +17,7 @@ from ekiden.runtime.vm import VirtualMachine
 
 CONS, NIL = 0, 1
 LISTS = "type List[A] { Cons(A, List[A]), Nil, }\n"
-FATAL = "Fatal: no pattern of a match fits the value"
+FATAL = "Fatal: the program cannot go on"
 
 
 Run: TypeAlias = Callable[..., runtime.Tensor]

@@ -130,7 +130,7 @@ OPCODES: tuple[Opcode, ...] = (
            "",
            (),
            frozenset(("ends", "fails")),
-           "stop with an error: no pattern matched"),
+           "stop with an error: a match has no clause for the value"),
     Opcode("AllocStorage", 16, "alloc_storage",
            "alloc_storage {dst} {size}[{size_index}] {alignment} {device}",
            "wesad",

@@ -96,13 +96,16 @@ class Choices(Emitter):
     def _end(self, match: Match, ends: _Ends) -> None:
         """The errors of values that no clause fits."""
         before, where = self.source, f" of the match at {match.span}" if match.span else ""
+        other = f"no clause{where} is for it"
+        if not match.clauses and match.span:  # none was meant to fit: it says why the program ends
+            other = str(match.span)
         for label, heads in ends.looks:
             self.place(label)
             shown = pattern_text(look(heads, ends.tuples))
             self.source = f"no clause{where} is for {shown}"
             self.emit("Fatal")
         self.place(ends.other)
-        self.source = f"no clause{where} is for it"
+        self.source = other
         self.emit("Fatal")
         self.source = before
 

@@ -7,6 +7,8 @@ type says them), and a condition that must hold before anything after it is comp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ekiden.ir import prim
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.span import Span
@@ -18,6 +20,15 @@ def fail(reason: str) -> Expr:
     return Match(Tuple(()), (), complete=False, span=Span(reason))
 
 
+@dataclass(frozen=True, slots=True)
+class _Requirement:
+    """What must hold before anything after it is computed, and what needs it."""
+
+    condition: Expr
+    text: str
+    span: Span
+
+
 class Block:
     """What a place binds and requires, in order."""
 
@@ -26,12 +37,12 @@ class Block:
         """Dimensions that have their names here."""
         self.sizes: dict[prim.Var, SizeVar] = {}
         """Numbers of the data that have been named here as dimensions."""
-        self._items: list[tuple[Var | None, Expr, Span | None]] = []
+        self._items: list[tuple[Var, Expr] | _Requirement] = []
         self._required: set[str] = set()
 
     def bind(self, var: Var, value: Expr) -> None:
         """Give a value its name."""
-        self._items.append((var, value, value.span))
+        self._items.append((var, value))
 
     def is_new(self, condition: str) -> bool:
         """Whether a condition, by its text, was not required yet; now it counts as required."""
@@ -39,16 +50,17 @@ class Block:
         self._required.add(condition)
         return is_new
 
-    def require(self, condition: Expr, span: Span) -> None:
-        """End the run where a condition does not hold."""
-        self._items.append((None, condition, span))
+    def require(self, condition: Expr, text: str, span: Span) -> None:
+        """End the run where a condition does not hold, whose text the error has."""
+        self._items.append(_Requirement(condition, text, span))
 
     def close(self, result: Expr) -> Expr:
         """Everything around the result, the first item outermost."""
-        for var, value, span in reversed(self._items):
-            if var is not None:
-                result = Let(var, value, result, span=span)
+        for item in reversed(self._items):
+            if isinstance(item, _Requirement):
+                stop = fail(f"{item.span} needs {item.text}")
+                result = If(item.condition, result, stop, span=item.span)
             else:
-                stop = fail(f"{span}: the dimensions do not fit")
-                result = If(value, result, stop, span=span)
+                var, value = item
+                result = Let(var, value, result, span=value.span)
         return result

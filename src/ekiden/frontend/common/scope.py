@@ -21,6 +21,7 @@ from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, binary, is_const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.span import Span
+from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, Function, Let, Tuple, TupleGetItem, Var
@@ -84,7 +85,8 @@ class Scope:
         if len(self._blocks) == 1 and not block.symbols.intersection(free_vars(condition)):
             self.constraints.setdefault(repr(condition), (condition, str(self.span)))
         elif block.is_new(repr(condition)):
-            block.require(self.spanned(self._scalar(condition)), self.span)
+            scalar = self.spanned(self._scalar(condition))
+            block.require(scalar, prim_text(condition), self.span)
 
     # Blocks: main, branches, functions.
 
