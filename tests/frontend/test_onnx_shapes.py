@@ -16,6 +16,7 @@ from ekiden.ir.prim import PrimExpr, SizeVar, Var
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.visitor import post_order
+from ekiden.runtime.errors import InputError
 
 pytestmark = pytest.mark.quick
 
@@ -120,6 +121,45 @@ def test_dimensions_that_must_agree_become_one() -> None:
     shapes = [p.type_annotation.shape for p in main.params]  # type: ignore[union-attr]
     assert shapes[0][0] is shapes[1][0] is result(main)[0]
     compare(model, {"a": a, "b": b})
+
+
+def test_a_dimension_that_can_be_one_number_alone_is_that_number() -> None:
+    x, w = normal(2, 5), normal(5, 3)
+    model = graph_model([node("MatMul", "x w", "y")], {"x": x}, ["y"], {"w": w})
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, ["n", "k"]))
+    main = main_of(model)
+    assert isinstance(main.params[0].type_annotation, TensorType)
+    assert names(main.params[0].type_annotation.shape) == ["n", 5]
+    compare(model, {"x": x})
+    with pytest.raises(InputError, match=r"expected Tensor\[\(n, 5\), float32\], got \(2, 4\)"):
+        compile_model(model)(normal(2, 4))
+
+
+def test_what_a_later_layer_says_of_the_batch_decides_a_squeeze() -> None:
+    weights = {"w": normal(1, 12, 6), "r": normal(1, 12, 4)}
+    nodes = [
+        node("Squeeze", "x", "rows"),
+        node("Relu", "rows", "y"),
+        node("GRU", "x w r none none h", "z", hidden_size=4),
+    ]
+    feed = {"x": normal(5, 1, 6), "h": normal(1, 1, 4)}
+    nodes[2].input[3:5] = ["", ""]  # type: ignore[attr-defined]
+    model = graph_model(nodes, feed, ["y", "z"], weights)
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, [5, "batch", 6]))
+    compare(model, feed)
+
+
+def test_the_rank_that_an_output_is_said_to_have_decides_a_squeeze() -> None:
+    x = normal(1, 4)
+    nodes = [node("ReduceSum", "x one", "s", keepdims=1), node("Squeeze", "s", "y")]
+    model = graph_model(nodes, {"x": x}, ["y"], {"one": ints(1)})
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, ["batch", 4]))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", FLOAT, []))
+    compare(model, {"x": x})
+    model.graph.output[0].CopyFrom(helper.make_empty_tensor_value_info("y"))
+    compare(model, {"x": normal(3, 4)})
+    with pytest.raises(InputError, match=r"Squeeze 'y', which has no axes .* batch != 1"):
+        compile_model(model)(x)
 
 
 def test_an_image_resized_to_meet_another_takes_its_extent() -> None:

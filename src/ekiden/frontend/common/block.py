@@ -22,7 +22,7 @@ def fail(reason: str) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class _Requirement:
-    """What must hold before anything after it is computed, and what needs it."""
+    """What must hold before anything after it is computed, and what is said otherwise."""
 
     condition: Expr
     text: str
@@ -51,14 +51,14 @@ class Block:
         return is_new
 
     def require(self, condition: Expr, text: str, span: Span) -> None:
-        """End the run where a condition does not hold, whose text the error has."""
+        """End the run with this text where a condition does not hold."""
         self._items.append(_Requirement(condition, text, span))
 
     def close(self, result: Expr) -> Expr:
         """Everything around the result, the first item outermost."""
         for item in reversed(self._items):
             if isinstance(item, _Requirement):
-                stop = fail(f"{item.span} needs {item.text}")
+                stop = fail(item.text)
                 result = If(item.condition, result, stop, span=item.span)
             else:
                 var, value = item

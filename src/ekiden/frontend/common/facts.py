@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
-from ekiden.ir.prim import PrimExpr, SizeVar
+from ekiden.ir.prim import PrimExpr, SizeVar, const
 from ekiden.runtime.errors import ImportModelError
 
 T = TypeVar("T")
@@ -20,27 +20,35 @@ class Learned(Exception):  # noqa: N818 - a restart, not an error
 class Facts:
     """What the nodes of a model imply about its named dimensions, kept between attempts.
 
-    same: names that are one dimension. upper: bounds. equal: extents of resized images (by text)
-    that must be other extents. choices: node whose branches give values that cannot be one -> the
-    branches not yet seen to fail, the imported one first; the other one fails at run time.
+    same: names that are one dimension. known: those that can be one number alone. upper: bounds.
+    equal: extents of resized images (by text) that must be other extents. choices: node whose
+    branches give values that cannot be one -> the branches not yet seen to fail, the imported one
+    first; the other one fails at run time.
     """
 
     def __init__(self) -> None:
         self.same: dict[str, str] = {}
+        self.known: dict[str, int] = {}
         self.upper: dict[str, int] = {}
         self.equal: dict[str, PrimExpr] = {}
         self.choices: dict[str, tuple[int, ...]] = {}
         self._symbols: dict[str, SizeVar] = {}
 
-    def symbol(self, name: str) -> SizeVar:
-        """The dimension of that name, with what is known of it."""
+    def symbol(self, name: str) -> PrimExpr:
+        """The dimension of that name, with what is known of it: a number, if all is."""
         while name in self.same:
             name = self.same[name]
+        if name in self.known:
+            return const(self.known[name])
         found = self._symbols.get(name)
         if found is None or found.upper != self.upper.get(name):
             found = self._symbols[name] = SizeVar(name, upper=self.upper.get(name))
             self.equal.clear()  # written in terms of the old symbol
         return found
+
+    def is_named(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
+        """Whether it is a dimension that `symbol` gave."""
+        return isinstance(dim, SizeVar) and self._symbols.get(dim.name) is dim
 
     def choose_another(self) -> bool:
         """After an import that failed: take the other branch at the last choice that has one left.

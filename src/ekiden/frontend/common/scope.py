@@ -45,6 +45,7 @@ class Scope:
         self.constraints: dict[str, tuple[PrimExpr, str]] = {}
         self._facts = facts
         self._resized: set[str] = set()
+        self._kept: list[SizeVar] = []
         self._sources: dict[SizeVar, tuple[Var, int]] = {}
         self._scalars: dict[SizeVar, Expr] = {}
         self._blocks = [Block()]
@@ -54,10 +55,10 @@ class Scope:
 
     # Dimensions.
 
-    def symbol(self, name: str) -> SizeVar:
-        """The dimension of that name."""
+    def symbol(self, name: str) -> PrimExpr:
+        """The dimension of that name; a number where the model admits no other."""
         found = self._facts.symbol(name)
-        if found.upper is not None:
+        if isinstance(found, SizeVar) and found.upper is not None:
             limit = f"dimension '{found.name}'"
             self.constraints[limit] = (found <= found.upper, limit)
         return found
@@ -73,8 +74,9 @@ class Scope:
             if isinstance(dim, SizeVar):
                 self._sources.setdefault(dim, (var, axis))
 
-    def require(self, condition: PrimExpr) -> None:
+    def require(self, condition: PrimExpr, why: str = "") -> None:
         """Note what must hold of the dimensions for the current node; nothing if it always holds.
+        `why` stands behind the node's name in the error.
 
         In `main` it is checked once when a run begins, as far as it follows from the inputs; else
         where the node stands.
@@ -83,10 +85,27 @@ class Scope:
             return
         block = self._blocks[-1]
         if len(self._blocks) == 1 and not block.symbols.intersection(free_vars(condition)):
-            self.constraints.setdefault(repr(condition), (condition, str(self.span)))
+            self.constraints.setdefault(repr(condition), (condition, f"{self.span}{why}"))
         elif block.is_new(repr(condition)):
             scalar = self.spanned(self._scalar(condition))
-            block.require(scalar, prim_text(condition), self.span)
+            block.require(scalar, f"{self.span}{why} needs {prim_text(condition)}", self.span)
+
+    def keep(self, dim: PrimExpr, why: str) -> None:
+        """The current node keeps an axis of this extent, and would drop one of 1, so that the rank
+        of its result would be another: it must not be 1, unless `declare` says that it is.
+        """
+        self.require(binary(prim.NE, dim, 1), why)
+        if len(self._blocks) == 1 and self._facts.is_named(dim):
+            self._kept.append(dim)
+
+    def declare(self, rank: int, found: int) -> None:
+        """The model says what rank an output has, which was found to have another.
+
+        Raises Learned where axes were kept that it would drop.
+        """
+        if rank < found and self._kept:
+            self._facts.known[self._kept[0].name] = 1
+            raise Learned
 
     # Blocks: main, branches, functions.
 
@@ -258,6 +277,8 @@ class Scope:
             if isinstance(a, SizeVar) and isinstance(b, SizeVar) and not inner & {a, b}:
                 self._facts.same[b.name] = a.name
                 raise Learned
+        if len(self._blocks) == 1:  # of main, which every run computes
+            self._learn_number(pairs)
         self._learn_resized(pairs)
         for a, b in pairs:
             self.require(binary(prim.EQ, a, b))
@@ -276,6 +297,12 @@ class Scope:
             for each in (d for d in (a, b) if not is_const(d)):
                 condition = binary(prim.Or, condition, binary(prim.EQ, each, 1))
             self.require(condition)
+
+    def _learn_number(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
+        for symbol, number in ((x, y) for a, b in pairs for x, y in ((a, b), (b, a))):
+            if self._facts.is_named(symbol) and isinstance(number, IntImm):
+                self._facts.known[symbol.name] = number.value
+                raise Learned
 
     def _learn_bound(self, symbol: PrimExpr, other: PrimExpr) -> None:
         if not isinstance(symbol, SizeVar) or not isinstance(other, prim.Min):

@@ -104,6 +104,11 @@ class _Import:
         if not self.proto.output:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
         outputs = {o.name: self.graph.output(o.name) for o in self.proto.output}
+        for each in self.proto.output:
+            stated = each.type.tensor_type
+            made = outputs[each.name]
+            if stated.HasField("shape") and not isinstance(made, TextValue):
+                self.scope.declare(len(stated.shape.dim), len(made.type.shape))
         function = self.main.function([outputs[o.name] for o in self.proto.output])
         texts = [n for n, v in outputs.items() if isinstance(v, TextValue)]
         maps = [(n, tuple(v.keys)) for n, v in outputs.items() if isinstance(v, MapValue)]

@@ -165,10 +165,18 @@ def _data(node: Node, batch_first: bool) -> Expr:
     return op.transpose(node.expr(0), (1, 0, 2)) if batch_first else node.expr(0)
 
 
+def _learn_batch(node: Node, axis: int) -> None:
+    """The states that a layer begins with have the batch of its input."""
+    for state in (5, 6):
+        if node.optional(state) is not None and node.rank(state) == node.rank(0) == 3:
+            node.scope.same(node.shape(0)[axis : axis + 1], node.shape(state)[axis : axis + 1])
+
+
 def _recurrent(node: Node) -> list[Expr]:
     kind = KINDS[node.op_type]
     batch_first, layers = _layers(node, kind)
     data = _data(node, batch_first)
+    _learn_batch(node, 0 if batch_first else 1)
     made = []
     for direction, (_, options) in enumerate(layers):
         inputs, states = (_rows(node, node.value(i), direction, kind.gates) for i in (1, 2))
@@ -219,6 +227,7 @@ def _dynamic_quantize_lstm(node: Node) -> list[Expr]:
     kind = KINDS["LSTM"]
     batch_first, layers = _layers(node, kind)
     data = _data(node, batch_first)
+    _learn_batch(node, 0 if batch_first else 1)
     if node.dtype(1) != "int8" or node.dtype(2) != "int8":
         node.unsupported(f"weights must be int8, got {node.dtype(1)} and {node.dtype(2)}")
     made = []

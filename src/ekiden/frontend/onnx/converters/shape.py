@@ -16,7 +16,7 @@ from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.whole import whole
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.shape_value import check_reshape
-from ekiden.ir.prim import EQ, GE, NE, AnyDim, IntImm, PrimExpr, binary
+from ekiden.ir.prim import EQ, GE, AnyDim, IntImm, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim, as_dim, as_shape, broadcast_shape, equal, known, product
@@ -110,13 +110,16 @@ def _axes(node: Node) -> tuple[int, ...] | None:
     return None if node.optional(1) is None else node.axes(1)
 
 
+NO_AXES = ", which has no axes (compile with shape= where it drops this one),"
+
+
 def _squeeze(node: Node) -> Expr:
     axes = _axes(node)
     if axes is None:  # the rank of the result cannot be known later: what may be 1 must not be
         axes = tuple(i for i, d in enumerate(node.shape(0)) if known(d) == 1)
         for dim in node.shape(0):
             if known(dim) is None:
-                node.scope.require(binary(NE, dim, 1))
+                node.scope.keep(dim, NO_AXES)
     return op.squeeze(node.expr(0), axis=[node.axis(a, node.rank(0)) for a in axes])
 
 
