@@ -329,6 +329,72 @@ static void bad_definitions_are_refused(void) {
               "define type 'test.Late': 'test.Early', derived from it, is defined already");
 }
 
+/* An error's cause may be anything: an object that registers a type when it goes. */
+static void registering_deleter(void *self, int flags) {
+  if (flags & EK_DELETE_CONTENT) CHECK(ek_type_register("test.Late", EK_OBJECT) > 0);
+  ek_object_plain_deleter(self, flags);
+}
+
+static void fail_with_such_a_cause(void) {
+  ek_error("ValueError", "one that is pending");
+  ek_object *error = ek_error_take();
+  ((ek_error_object *)(void *)error)->cause =
+      ek_object_alloc(sizeof(ek_object), EK_OBJECT, registering_deleter);
+  ek_error_set(error);
+  ek_object_release(error);
+}
+
+static void errors_are_set_outside_the_lock(void) {
+  ek_field bad = {"", NULL, EK_ANY, 0, 0, 0, NULL, NULL, {0, 0, {0}}};
+  ek_type_def def = {0, NULL, NULL, &bad, NULL, 1, 0, NULL};
+  int32_t type = ek_type_register("test.Bad", EK_OBJECT);
+  fail_with_such_a_cause();
+  CHECK_ERROR(ek_type_define(type, &def), "ValueError",
+              "define type 'test.Bad': field '': the name is empty");
+  fail_with_such_a_cause();
+  CHECK_ERROR(ek_type_define(point_type(), &def), "ValueError",
+              "define type 'test.Point': it is defined already");
+}
+
+/* Each of four threads registers the same types, defines one that all define, and gives a method to
+** one that is defined. */
+enum { THREADS = 4, ROUNDS = 50 };
+
+static int32_t defined, methods_of[ROUNDS]; /* 'defined' is atomic */
+
+static void define_at_once(void *name) {
+  ek_field field = {"x", NULL, EK_ANY, 0, 0, 0, NULL, NULL, {0, 0, {0}}};
+  ek_method method = {name, NULL, NULL};
+  ek_type_def fields = {0, NULL, NULL, &field, NULL, 1, 0, NULL};
+  ek_type_def methods = {0, NULL, NULL, NULL, &method, 0, 1, NULL};
+  char key[32];
+  CHECK(ek_function_new(NULL, area, NULL, &method.function) == 0);
+  for (int i = 0; i < ROUNDS; i++) {
+    snprintf(key, sizeof key, "test.AtOnce%d", i);
+    int32_t type = ek_type_register(key, EK_OBJECT);
+    CHECK(type > 0 && ek_type_register(key, EK_OBJECT) == type);
+    if (ek_type_define(type, &fields) == 0) __atomic_fetch_add(&defined, 1, __ATOMIC_RELAXED);
+    drop_error();
+    CHECK(ek_type_get(type)->is_defined && ek_type_define(type, &methods) == 0);
+    __atomic_store_n(&methods_of[i], type, __ATOMIC_RELAXED);
+  }
+  ek_object_release(method.function);
+}
+
+static void types_are_defined_once_by_any_thread(void) {
+  static char names[THREADS][2] = {"a", "b", "c", "d"};
+  ek_thread threads[THREADS];
+  for (int i = 0; i < THREADS; i++) {
+    CHECK(ek_thread_start(&threads[i], define_at_once, names[i], -1) == 0);
+  }
+  for (int i = 0; i < THREADS; i++) ek_thread_join(threads[i]);
+  CHECK(defined == ROUNDS);
+  for (int i = 0; i < ROUNDS; i++) {
+    const ek_type_info *info = ek_type_get(methods_of[i]);
+    CHECK(info->n_fields == 1 && info->n_methods == THREADS);
+  }
+}
+
 int main(void) {
   fields_are_read_and_written_by_name();
   wrong_values_are_refused();
@@ -339,5 +405,7 @@ int main(void) {
   objects_are_built_whole();
   methods_are_functions();
   bad_definitions_are_refused();
+  errors_are_set_outside_the_lock();
+  types_are_defined_once_by_any_thread();
   return 0;
 }
