@@ -100,10 +100,11 @@ def sum(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     wide = accumulator(data.dtype)
     axes = normalize_axes(axis, data.ndim, "sum")
     total = reduce(data, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
-    return _in_dtype(total, data.dtype)
+    return narrowed(total, data.dtype)
 
 
-def _in_dtype(total: Tensor, dtype: str) -> Tensor:
+def narrowed(total: Tensor, dtype: str) -> Tensor:
+    """What was added up in an `accumulator`, rounded once to the dtype that it is for."""
     return total if total.dtype == dtype else elementwise(total, lambda v: cast(v, dtype), "cast")
 
 
@@ -258,7 +259,7 @@ def collapse_sum(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
         return te.sum(cast(data[at], wide), variables)
 
     total = te.compute(wanted, body, name="collapse_sum", tag="reduce")
-    return _in_dtype(total, data.dtype)
+    return narrowed(total, data.dtype)
 
 
 __all__ = [

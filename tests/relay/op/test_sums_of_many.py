@@ -8,10 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import ekiden
 from ekiden import relay
 from ekiden.ir.op import Array
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
+from ekiden.runtime.errors import InputError
 
 pytestmark = pytest.mark.quick
 HALVES = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -79,3 +81,38 @@ def test_a_mean_of_padding_alone_is_0(dtype: str) -> None:
     nothing = np.ones((1, 1, 0, 3), dtype)
     shape = (1, 1, SizeVar("h", "int64"), 3)
     assert both(around, nothing, shape=shape) == [[[[0, 0, 0, 0]]]]
+
+
+def test_products_of_many_terms_are_added_in_float32() -> None:
+    """4096 terms of 1: where the sums have the dtype itself, they stop at 256."""
+    dtype = ml_dtypes.bfloat16
+    row, data = np.ones((1, 4096), dtype), np.ones(4096, dtype)
+    places, starts = np.arange(4096, dtype="int32"), np.array([0, 4096], "int32")
+    found = both(lambda x, d, i, p: op.nn.sparse_dense(x, (d, i, p)), row, data, places, starts)
+    assert found == [[4096]]
+    blocks = data.reshape(1024, 1, 4)
+    places, starts = np.arange(1024, dtype="int32"), np.array([0, 1024], "int32")
+    found = both(lambda x, d, i, p: op.nn.sparse_dense(x, (d, i, p)), row, blocks, places, starts)
+    assert found == [[4096]]
+    image = np.ones((1, 4096, 1, 1), dtype)
+    assert both(lambda x: op.nn.correlation(x, x, 1, 0, 1, 1, 0, True), image) == [[[[1]]]]
+    moved, weight = np.zeros((1, 2, 1, 1), dtype), np.ones((1, 4096, 1, 1), dtype)
+    deform = lambda x, o, w: op.nn.deformable_conv2d(x, o, w, kernel_size=(1, 1), channels=1)  # noqa: E731
+    assert both(deform, image, moved, weight) == [[[[4096]]]]
+
+
+def test_sums_over_symbols_broadcast_or_are_refused() -> None:
+    """No other place is read than an operand's own."""
+    n, m = SizeVar("n", "int64"), SizeVar("m", "int64")
+    cases = ((5, ((5, 5), (1, 5), (7, 5), (3, 5))), (m, ((5, 5), (5, 1), (1, 5), (5, 7))))
+    for inner, sizes in cases:
+        a, b = relay.var("a", shape=(2, n)), relay.var("b", shape=(inner, 3))
+        body = op.einsum((a, b), "ij,jk->ik")
+        exe = ekiden.compile(relay.IRModule.from_expr(relay.Function([a, b], body)))
+        for left, right in sizes:
+            given = np.ones((2, left), "float32"), np.ones((right, 3), "float32")
+            if left == right or 1 in (left, right):
+                assert np.all(exe(*given).numpy() == max(left, right))
+            else:
+                with pytest.raises(InputError, match="einsum needs n == "):
+                    exe(*given)
