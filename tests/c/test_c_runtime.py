@@ -79,7 +79,6 @@ BUILDS = {
             "test_limit",
             "test_native",
             "test_swap",
-            "test_type",
             "soak",
         ),
     ),
