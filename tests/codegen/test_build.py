@@ -157,3 +157,10 @@ def test_names_that_mean_something_in_c() -> None:
     for name in ("double", "for", "exp", "M_PI"):
         module = build(te.create_prim_func([x, y], name), "c", cache=NO_CACHE)
         assert module.names() == [name] and run(module, name).max() == 2.0
+
+
+def test_two_functions_of_one_symbol_are_refused() -> None:
+    module = IRModule({"double": scaled(2.0, "main"), "triple": scaled(3.0, "main")})
+    message = "'double' and 'triple' are both exported as 'main', by their attribute"
+    with pytest.raises(CompileError, match=message):
+        build(module, "llvm", cache=NO_CACHE)
