@@ -43,9 +43,9 @@ def random_inputs(
     dims: Mapping[str, int],
     arrays: Mapping[str, Array] = _NONE,
 ) -> dict[str, Any]:
-    """Random arrays, of sequences lists of such, for every input that is not among `arrays`. Symbols
-    are bound by `dims`, else 1; where the model does not run with 1, one of them grows until it
-    does, if it does.
+    """Random arrays, of sequences lists of such, for every input that is not among `arrays`.
+    Symbols are bound by `dims`, else 1; where the model does not run with 1, one of them grows
+    until it does, if it does.
 
     Raises InputError for a name that there is not, MemoryLimitError for more than is free.
     """
