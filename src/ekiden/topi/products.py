@@ -131,7 +131,7 @@ def einsum(subscripts: str, *operand: Tensor | Sequence[Tensor]) -> Tensor:
         values: dict[str, PrimExpr] = {**dict(zip(output, i, strict=True)), **axes}
         total: PrimExpr | None = None
         for names, tensor in zip(labels, many, strict=True):
-            here, joint = [values[n] for n in names], [extents[n] for n in names]
+            here, joint = [values[n] for n in names], tuple(extents[n] for n in names)
             factor = cast(tensor[broadcast_indices(here, tensor.shape, joint)], wide)
             total = factor if total is None else total * factor
         assert total is not None

@@ -20,7 +20,7 @@ from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.device.printer import free_things
 from ekiden.codegen.device.texts import print_for
 from ekiden.ir import dtype as dt
-from ekiden.ir.expr import BaseFunc
+from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, cast, const, maximum
 from ekiden.ir.prim_visitor import free_vars
@@ -57,7 +57,7 @@ def split_program(func: PrimFunc, target: Target) -> Split:
         for name, f in parts.functions.items()
         if isinstance(f, PrimFunc) and name.name_hint != func.name
     }
-    guarded = {
+    guarded: dict[GlobalVar | str, BaseFunc] = {
         name: _Guards(grids[name.name_hint]).function(f) if name.name_hint in grids else f
         for name, f in parts.functions.items()
     }
