@@ -77,13 +77,14 @@ unsigned char *cache_read(const char *key, size_t *size) {
   return NULL;
 }
 
-/* The file appears whole: a draft takes its place. */
+/* The file appears whole: a draft takes its place. Where there is such a draft, another thread writes
+** the same. */
 void cache_write(const char *key, const void *data, size_t size) {
   char path[1024], draft[1088];
   digest d = digest_of(data, size);
   if (!path_of(key, true, path, sizeof path)) return;
   snprintf(draft, sizeof draft, "%s.%ld", path, (long)getpid());
-  FILE *file = fopen(draft, "wbe");
+  FILE *file = fopen(draft, "wbxe");
   if (file == NULL) return;
   bool written = fwrite(&d, sizeof d, 1, file) == 1 && fwrite(data, size, 1, file) == 1;
   written = fclose(file) == 0 && written;

@@ -4,7 +4,7 @@
 ** for the event that was recorded when the block was freed.
 **
 ** Under EK_HARD_TEST, where a driver has no events, and in programs that are to be small
-** (EK_NO_OVERLAP), nothing is kept. */
+** (EK_SMALL), nothing is kept. */
 #include "ek_internal.h"
 
 enum { BUCKETS = 256, UNIT = 256, COARSE = 8, FINE = 32, ROUNDED_FROM = 4096, FINE_FROM = 1 << 20 };
@@ -19,7 +19,7 @@ typedef struct block {
 static block *live[BUCKETS], *kept[BUCKETS]; /* by address; by size */
 static ek_mutex lock = EK_MUTEX_INIT;
 
-#if defined(EK_HARD_TEST) || defined(EK_NO_OVERLAP)
+#if defined(EK_HARD_TEST) || defined(EK_SMALL)
 static bool keeps(const ek_device_table *table) { return (void)table, false; }
 #else
 static bool keeps(const ek_device_table *table) {

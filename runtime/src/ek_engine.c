@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#ifndef EK_NO_ENGINES /* the server of sessions is smaller without */
+#ifndef EK_SMALL /* the server of sessions is smaller without */
 
 enum { LONGEST_NAME = 32, MAX_ENGINES = 16, HOST_VERSION = 1, MAX_TENSORS = 256 };
 

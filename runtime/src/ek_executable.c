@@ -833,7 +833,7 @@ static int link_external(const ek_executable *e, const char *name, ek_object **o
   ek_object *function = ek_registry_get(maker);
   if (function == NULL) {
     const char *engine = maker + strlen("ek.external.");
-#ifdef EK_NO_ENGINES
+#ifdef EK_SMALL
     return ek_error("LoadError", "link executable: '%s' is for '%s': this program opens no engines",
                     name, engine);
 #else

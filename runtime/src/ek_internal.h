@@ -6,6 +6,9 @@
 #ifndef EK_INTERNAL_H_
 #define EK_INTERNAL_H_
 
+/* EK_SMALL, for a program that only serves sessions, leaves out what these have no use for: the
+** debugger of a virtual machine, engines of others, copies of devices beside their kernels. */
+
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>

@@ -7,14 +7,18 @@ typedef struct ek_module {
   ek_object base;
   const ek_module_kind *kind;
   void *self;                              /* the kind's own, freed by its destroy */
-  ek_object **imports;                     /* owned modules, guarded by imports_lock */
+  ek_object **imports;                     /* owned modules */
   int32_t import_count;
+  int32_t place;                           /* of a walk: the import it looks at next */
+  uint64_t walk;                           /* the last one that came here */
+  struct ek_module *above, *next;          /* of that walk: where it came from, whom it came to next */
 } ek_module;
 
-/* Guards every module's list of imports: importing is rare, and cycles need a view of all lists. */
+/* Guards what every module has of imports and walks: importing is rare, and cycles need a view of all
+** lists. No error is set while it is held, as setting one drops the one before, with whatever that
+** refers to. */
 static ek_mutex imports_lock = EK_MUTEX_INIT;
-
-enum { MAX_IMPORT_DEPTH = 64 };
+static uint64_t walks;
 
 /* Life ----------------------------------------------------------------------------------------- */
 
@@ -23,7 +27,7 @@ static void drop_imports(ek_object **imports, int32_t count) {
   ek_free(imports);
 }
 
-static void module_deleter(void *self, int flags) {
+static void drop(void *self, int flags) {
   ek_module *module = self;
   if (flags & EK_DELETE_CONTENT) {
     drop_imports(module->imports, module->import_count);
@@ -31,6 +35,8 @@ static void module_deleter(void *self, int flags) {
   }
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
+
+static void module_deleter(void *self, int flags) { ek_delete_flat(self, flags, drop); }
 
 int ek_module_new(const ek_module_kind *kind, void *self, ek_object **out) {
   ek_module *module = ek_object_alloc(sizeof *module, EK_MODULE, module_deleter);
@@ -57,69 +63,93 @@ void *ek_module_self(ek_object *object, const ek_module_kind *kind) {
 
 /* Functions ------------------------------------------------------------------------------------ */
 
-/* An owned reference to import number 'index', or NULL past the end. */
-static ek_object *import_at(ek_module *module, int32_t index) {
-  ek_object *found = NULL;
-  ek_mutex_lock(&imports_lock);
-  if (index < module->import_count) {
-    found = module->imports[index];
-    ek_retain(found);
+/* Links a module and all below it by 'next', each once, depth first and in order; gives how many are
+** below. Chains may be long: no C stack is taken. Under the lock. */
+static int32_t link_below(ek_module *module) {
+  ek_module *at = module, *last = module;
+  int32_t count = 0;
+  at->walk = ++walks;
+  at->place = 0;
+  at->above = at->next = NULL;
+  while (at != NULL) {
+    ek_module *import = at->place < at->import_count ? (void *)at->imports[at->place++] : NULL;
+    if (import == NULL) {
+      at = at->above;
+    } else if (import->walk != walks) {
+      import->walk = walks;
+      import->place = 0;
+      import->above = at;
+      import->next = NULL;
+      last = last->next = at = import;
+      count++;
+    }
   }
-  ek_mutex_unlock(&imports_lock);
-  return found;
+  return count;
 }
 
-/* Its own functions first, then those of its imports, depth first and in order. The lock is not
-** held while a module is asked, which may be code of others: each import is retained for that
-** long. */
-int ek_module_get(ek_object *object, const char *name, ek_object **out) {
-  ek_object *found = NULL, *imported;
-  if (check_module(object, "get function") != 0) return -1;
-  ek_module *module = (ek_module *)(void *)object;
-  int code = module->kind->get(module->self, object, name, &found);
-  for (int32_t i = 0; code == 0 && found == NULL; i++) {
-    imported = import_at(module, i);
-    if (imported == NULL) break;
-    code = ek_module_get(imported, name, &found); /* ek_module_import bounds the depth */
-    ek_release(imported);
+/* Owned references to all modules below one, each once, '*out' NULL for none: 0, or -1 without an
+** error where memory is short. Under the lock. */
+static int retain_below(ek_module *module, ek_object ***out, int32_t *count) {
+  ek_object **all = NULL;
+  *count = link_below(module);
+  if (*count != 0 && (all = ek_alloc((size_t)*count * sizeof *all)) == NULL) return -1;
+  int32_t n = 0;
+  for (ek_module *at = module->next; at != NULL; at = at->next) {
+    ek_retain(&at->base);
+    all[n++] = &at->base;
   }
+  *out = all;
+  return 0;
+}
+
+static int get_own(ek_object *object, const char *name, ek_object **out) {
+  ek_module *module = (ek_module *)(void *)object;
+  return module->kind->get(module->self, object, name, out);
+}
+
+/* Its own functions first, then those of its imports, depth first and in order, each once however
+** many ways lead to it. The lock is not held while a module is asked, which may be code of others:
+** the imports are retained for that long. */
+int ek_module_get(ek_object *object, const char *name, ek_object **out) {
+  ek_object *found = NULL, **below = NULL;
+  int32_t count = 0;
+  if (check_module(object, "get function") != 0) return -1;
+  int code = get_own(object, name, &found);
+  if (code == 0 && found == NULL) {
+    ek_mutex_lock(&imports_lock);
+    int status = retain_below((ek_module *)(void *)object, &below, &count);
+    ek_mutex_unlock(&imports_lock);
+    if (status != 0) return ek_error_memory((size_t)count * sizeof *below);
+  }
+  for (int32_t i = 0; i < count && code == 0 && found == NULL; i++) {
+    code = get_own(below[i], name, &found);
+  }
+  drop_imports(below, count);
   if (code == 0) *out = found;
   return code;
 }
 
 /* Imports -------------------------------------------------------------------------------------- */
 
-/* Length of the longest chain of imports from 'module', or a number past the limit if 'target' is
-** on it. Under the lock. */
-static int32_t depth_below(const ek_module *module, const ek_module *target) {
-  int32_t deepest = 0;
-  if (module == target) return MAX_IMPORT_DEPTH + 1;
-  for (int32_t i = 0; i < module->import_count; i++) {
-    int32_t depth = depth_below((const ek_module *)(void *)module->imports[i], target);
-    if (depth >= MAX_IMPORT_DEPTH) return depth;
-    if (depth > deepest) deepest = depth;
+/* Under the lock. */
+static bool reaches(ek_module *module, const ek_module *target) {
+  link_below(module);
+  for (const ek_module *at = module; at != NULL; at = at->next) {
+    if (at == target) return true;
   }
-  return deepest + 1;
+  return false;
 }
 
-/* Under the lock. */
-static int add_import(ek_module *module, ek_object *imported) {
+/* Appends to the imports, which 'longer' has room for; gives what is free now. Under the lock. */
+static ek_object **add_import(ek_module *module, ek_object *imported, ek_object **longer) {
+  ek_object **shorter = module->imports;
   int32_t count = module->import_count;
-  int32_t depth = depth_below((ek_module *)(void *)imported, module);
-  if (depth >= MAX_IMPORT_DEPTH) {
-    return ek_error("ValueError", depth > MAX_IMPORT_DEPTH
-                    ? "import module: the imported module imports this one already"
-                    : "import module: the chain of imports is too long");
-  }
-  ek_object **longer = ek_alloc_or_error(((size_t)count + 1) * sizeof *longer);
-  if (longer == NULL) return -1;
-  if (count != 0) memcpy(longer, module->imports, (size_t)count * sizeof *longer);
+  if (count != 0) memcpy(longer, shorter, (size_t)count * sizeof *longer);
   ek_retain(imported);
   longer[count] = imported;
-  ek_free(module->imports);
   module->imports = longer;
   module->import_count = count + 1;
-  return 0;
+  return shorter;
 }
 
 /* What is dropped is released outside the lock: destroying a module is the kind's own code. */
@@ -140,24 +170,39 @@ int ek_module_import(ek_object *object, ek_object *imported) {
   if (imported == NULL) return clear_imports(module);
   if (check_module(imported, "import module") != 0) return -1;
   ek_mutex_lock(&imports_lock);
-  int code = add_import(module, imported);
+  size_t size = ((size_t)module->import_count + 1) * sizeof(ek_object *);
+  bool is_cycle = reaches((ek_module *)(void *)imported, module);
+  ek_object **unused = is_cycle ? NULL : ek_alloc(size);
+  bool is_added = unused != NULL;
+  if (is_added) unused = add_import(module, imported, unused);
   ek_mutex_unlock(&imports_lock);
-  return code;
+  ek_free(unused);
+  if (is_added) return 0;
+  if (!is_cycle) return ek_error_memory(size);
+  return ek_error("ValueError", "import module: the imported module imports this one already");
 }
 
 /* Parts ---------------------------------------------------------------------------------------- */
 
+/* The list may grow between the two looks at it: then what was made for it does not fit. */
 static int imports_of(ek_module *module, ek_object **out) {
-  ek_mutex_lock(&imports_lock);
-  int32_t count = module->import_count;
-  ek_array *array = ek_array_alloc(count);
-  for (int32_t i = 0; array != NULL && i < count; i++) {
-    array->data[i] = ek_value_object(module->imports[i]);
-    ek_value_retain(&array->data[i]);
+  for (;;) {
+    ek_mutex_lock(&imports_lock);
+    int32_t count = module->import_count;
+    ek_mutex_unlock(&imports_lock);
+    ek_array *array = ek_array_alloc(count);
+    if (array == NULL) return -1;
+    ek_mutex_lock(&imports_lock);
+    bool fits = module->import_count == count;
+    for (int32_t i = 0; fits && i < count; i++) {
+      array->data[i] = ek_value_object(module->imports[i]);
+      ek_value_retain(&array->data[i]);
+    }
+    ek_mutex_unlock(&imports_lock);
+    *out = &array->base;
+    if (fits) return 0;
+    ek_release(&array->base);
   }
-  ek_mutex_unlock(&imports_lock);
-  if (array != NULL) *out = &array->base;
-  return array == NULL ? -1 : 0;
 }
 
 int ek_module_part(ek_object *object, int32_t part, ek_value *out) {

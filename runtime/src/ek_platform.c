@@ -296,19 +296,31 @@ static int write_all(int file, const void *data, size_t size) {
   return failed == 0 ? 0 : -1;
 }
 
-/* A draft beside 'path' that is renamed to it.
+/* Creates a file beside 'path' that nobody else writes, whatever others are left there: its name goes to
+** 'draft'. A descriptor, or -1. */
+static int new_draft(const char *path, mode_t mode, char *draft, size_t capacity) {
+  static uint32_t drafts;      /* atomic */
+  for (int tries = 0; tries < 1000; tries++) {
+    unsigned number = __atomic_fetch_add(&drafts, 1, __ATOMIC_RELAXED);
+    int length = snprintf(draft, capacity, "%s.%ld-%u.part", path, (long)getpid(), number);
+    if (length < 0 || (size_t)length >= capacity) {
+      errno = ENAMETOOLONG;
+      return -1;
+    }
+    int file = open(draft, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (file >= 0 || errno != EEXIST) return file;
+  }
+  return -1;
+}
+
+/* A draft that is renamed to 'path'.
 **
 ** Whoever opens or has mapped 'path' sees all of the old file or all of the new one, whatever fails
-** on the way. That is said of processes, not of power: the draft is not forced to the disk (fsync),
-** as an artifact can be made again. */
+** on the way; of several who write it at once, the last. That is said of processes, not of power: the
+** draft is not forced to the disk (fsync), as an artifact can be made again. */
 static int replace_file(const char *path, mode_t mode, const void *data, size_t size) {
   char draft[4096];
-  int length = snprintf(draft, sizeof draft, "%s.%ld.part", path, (long)getpid());
-  if (length < 0 || (size_t)length >= sizeof draft) {
-    errno = ENAMETOOLONG;
-    return -1;
-  }
-  int file = open(draft, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+  int file = new_draft(path, mode, draft, sizeof draft);
   if (file < 0) return -1;
   if (write_all(file, data, size) == 0 && rename(draft, path) == 0) return 0;
   int failed = errno;

@@ -138,7 +138,7 @@ static int executable_module(void *self, const ek_value *args, int32_t nargs, ek
   return 0;
 }
 
-#ifndef EK_NO_DEBUG /* a program without a machine of its own has no use for the debugger */
+#ifndef EK_SMALL /* a program without a machine of its own has no use for the debugger */
 static int vm_module(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   static const int32_t types[] = {EK_VM};
   ek_object *module;
@@ -397,7 +397,7 @@ static const ek_builtin builtins[] = {
     {"ek.runtime.pool_trim", pool_trim},
     {"ek.runtime.reset_peak", reset_peak},
     {"ek.vm.limit", vm_limit},
-#ifndef EK_NO_DEBUG
+#ifndef EK_SMALL
     {"ek.vm.module", vm_module},
 #endif
     {"ek.vm.places", vm_places},
@@ -480,7 +480,7 @@ static void add_builtins(void) {
   add_table(builtins, sizeof builtins / sizeof builtins[0]);
   add_table(ek_sequence_builtins, EK_SEQUENCE_BUILTINS);
   add_table(ek_device_builtins, EK_DEVICE_BUILTINS);
-#ifndef EK_NO_ENGINES
+#ifndef EK_SMALL
   add_table(ek_engine_builtins, EK_ENGINE_BUILTINS);
 #endif
 }

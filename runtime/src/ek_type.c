@@ -105,14 +105,20 @@ typedef struct kept {
   ek_object *object;           /* owned, or NULL */
 } kept;
 
-static kept *all_kept;
+static kept *all_kept;         /* atomic */
 
-/* Under the lock. */
+static void keep(kept *block) {
+  block->next = __atomic_load_n(&all_kept, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(&all_kept, &block->next, block, false, __ATOMIC_RELEASE,
+                                      __ATOMIC_RELAXED)) {
+  }
+}
+
 static void *keep_block(size_t size) {
   kept *block = ek_alloc_or_error(sizeof *block + size);
   if (block == NULL) return NULL;
-  *block = (kept){all_kept, NULL};
-  all_kept = block;
+  block->object = NULL;
+  keep(block);
   return block + 1;
 }
 
@@ -135,8 +141,8 @@ static int keep_object(ek_object *object) {
     ek_release(object);
     return -1;
   }
-  *block = (kept){all_kept, object};
-  all_kept = block;
+  block->object = object;
+  keep(block);
   return 0;
 }
 
@@ -152,22 +158,37 @@ void ek_types_clear(void) {
 
 /* Registering ---------------------------------------------------------------------------------- */
 
-/* Under the lock. The row is stored before the end that lets readers see it, both with release. */
-static int32_t add(const char *key, const ek_type_info *parent) {
-  if (row_end == MAX_TYPES) {
-    return ek_error("RuntimeError", "register type '%s': at most %d types fit", key, MAX_TYPES);
-  }
-  const char *copy = keep_text(key);
-  ek_type_info *row = copy == NULL ? NULL : keep_block(sizeof *row);
-  if (row == NULL) return -1;
-  *row = (ek_type_info){.key = copy,
+/* A row of its own with a text behind it, not on the list yet; NULL with the error set. */
+static kept *new_row(const char *key, const ek_type_info *parent) {
+  size_t size = strlen(key) + 1;
+  kept *block = ek_alloc_or_error(sizeof *block + sizeof(ek_type_info) + size);
+  if (block == NULL) return NULL;
+  ek_type_info *row = (ek_type_info *)(void *)(block + 1);
+  block->object = NULL;
+  *row = (ek_type_info){.key = memcpy(row + 1, key, size),
                         .doc = "",
-                        .index = row_end,
                         .parent = parent->index,
                         .depth = parent->depth + 1};
-  __atomic_store_n(&rows[row_end], row, __ATOMIC_RELEASE);
-  __atomic_store_n(&row_end, row_end + 1, __ATOMIC_RELEASE);
-  return row->index;
+  return block;
+}
+
+/* The row of a key: the one that is there, or 'block', which then is kept; NULL where no more fit. The
+** row is stored before the end that lets readers see it, both with release. Nothing under the lock
+** sets an error: that drops the one before, and whatever goes with it may come back here. */
+static const ek_type_info *add(kept *block) {
+  ek_type_info *row = (ek_type_info *)(void *)(block + 1);
+  ek_mutex_lock(&lock);
+  const ek_type_info *found = find(row->key);
+  if (found == NULL && row_end < MAX_TYPES) {
+    found = row;
+    row->index = row_end;
+    keep(block);
+    __atomic_store_n(&rows[row_end], row, __ATOMIC_RELEASE);
+    __atomic_store_n(&row_end, row_end + 1, __ATOMIC_RELEASE);
+  }
+  ek_mutex_unlock(&lock);
+  if (found != row) ek_free(block);
+  return found;
 }
 
 int32_t ek_type_register(const char *key, int32_t parent) {
@@ -179,11 +200,15 @@ int32_t ek_type_register(const char *key, int32_t parent) {
     return ek_error("ValueError", "register type '%s': parent must be the index of an object type, "
                     "got %d", key, parent);
   }
-  ek_mutex_lock(&lock);
-  row = find(key);
-  int32_t index = row == NULL ? add(key, above) : row->index;
-  ek_mutex_unlock(&lock);
-  if (row == NULL || row->parent == parent) return index;
+  if (row == NULL) {
+    kept *block = new_row(key, above);
+    if (block == NULL) return -1;
+    row = add(block);
+  }
+  if (row == NULL) {
+    return ek_error("RuntimeError", "register type '%s': at most %d types fit", key, MAX_TYPES);
+  }
+  if (row->parent == parent) return row->index;
   return ek_error("ValueError", "register type '%s': its parent is '%s' already, got '%s'", key,
                   row->parent < 0 ? "none" : ek_type_key(row->parent), above->key);
 }
@@ -316,11 +341,13 @@ static int fill(ek_type_info *info, const ek_type_info *parent, const ek_type_de
   return add_methods(info, parent, def);
 }
 
-/* Whether a type below this one was defined: its fields begin with those of this one. Under the
-** lock. A child's layout begins with its parent's, so that a parent defined later would move it. */
+/* Whether a type below this one was defined: its fields begin with those of this one. A child's layout
+** begins with its parent's, so that a parent defined later would move it. */
 static const ek_type_info *defined_child(int32_t index) {
-  for (int32_t i = EK_FIRST_FREE; i < row_end; i++) {
-    if (rows[i]->parent == index && rows[i]->is_defined) return rows[i];
+  int32_t end = __atomic_load_n(&row_end, __ATOMIC_ACQUIRE);
+  for (int32_t i = EK_FIRST_FREE; i < end; i++) {
+    const ek_type_info *row = ek_type_get(i);
+    if (row->parent == index && row->is_defined) return row;
   }
   return NULL;
 }
@@ -340,23 +367,31 @@ static int check_definition(const ek_type_info *old, const ek_type_def *def) {
   return 0;
 }
 
+/* Puts a definition in the place of the row it was made from, unless another was faster, of this type
+** or of what the definition was made with: its parent, or a type below. */
+static bool replace(const ek_type_info *old, const ek_type_info *parent, ek_type_info *info) {
+  ek_mutex_lock(&lock);
+  bool is_last = rows[old->index] == old && ek_type_get(old->parent) == parent &&
+                 (old->is_defined || defined_child(old->index) == NULL);
+  if (is_last) __atomic_store_n(&rows[old->index], info, __ATOMIC_RELEASE);
+  ek_mutex_unlock(&lock);
+  return is_last;
+}
+
 /* What a failed definition has taken stays taken: it is a mistake of the program's, made once. */
 int ek_type_define(int32_t index, const ek_type_def *def) {
   if (index < EK_FIRST_FREE || ek_type_get(index) == NULL) {
     return ek_error("ValueError", "define type: expected the index of a type registered at run "
                     "time, got %d", index);
   }
-  ek_mutex_lock(&lock);
-  const ek_type_info *old = rows[index];
-  ek_type_info *info = keep_block(sizeof *info);
-  int code = info == NULL ? -1 : check_definition(old, def);
-  if (code == 0) {
+  for (;;) {
+    const ek_type_info *old = ek_type_get(index), *parent = ek_type_get(old->parent);
+    ek_type_info *info = keep_block(sizeof *info);
+    if (info == NULL || check_definition(old, def) != 0) return -1;
     *info = *old;
-    code = fill(info, ek_type_get(old->parent), def);
+    if (fill(info, parent, def) != 0) return -1;
+    if (replace(old, parent, info)) return 0;
   }
-  if (code == 0) __atomic_store_n(&rows[index], info, __ATOMIC_RELEASE);
-  ek_mutex_unlock(&lock);
-  return code;
 }
 
 const ek_field *ek_type_field(const ek_type_info *info, const char *name) {

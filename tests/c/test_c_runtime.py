@@ -216,6 +216,13 @@ def test_calls_from_four_threads_and_flat_memory(built: Path, rounds: int) -> No
     print(run(built / "soak", calls, rounds, timeout=within(rounds)), end="")
 
 
+@sizes("calls", 10_000, 100_000)
+def test_kernels_are_swapped_behind_calls_from_four_threads(built: Path, calls: int) -> None:
+    if not built.name.startswith("thread"):
+        pytest.skip("races are looked for where threads are watched")
+    run(built / "test_swap", built / "library.so", calls)
+
+
 @sizes("files", 1000, 1_000_000)
 def test_damaged_files_are_harmless(built: Path, files: int) -> None:
     if not (built / "fuzz_load").exists():

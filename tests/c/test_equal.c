@@ -145,6 +145,73 @@ static void depth_takes_no_stack(void) {
   expect(deep(1), deep(2), 0);
 }
 
+/* A value that holds another one twice: in an array, in the values of a map, in fields. */
+static ek_value twice(int form, ek_value left, ek_value right) {
+  static int32_t type = -1;
+  ek_field fields[2] = {{"left", NULL, EK_ANY, 0, 0, 0, NULL, NULL, {0, 0, {0}}},
+                        {"right", NULL, EK_ANY, 0, 0, 0, NULL, NULL, {0, 0, {0}}}};
+  ek_type_def def = {0, NULL, NULL, fields, NULL, 2, 0, NULL};
+  ek_value items[4] = {left, right}, pairs[4] = {raw("l"), left, raw("r"), right};
+  ek_object *out = NULL;
+  if (type < 0) CHECK(ek_type_define(type = ek_type_register("test.Twice", EK_OBJECT), &def) == 0);
+  if (form == 0) return container(EK_ARRAY, items, 2);
+  if (form == 1) return container(EK_ADT, items, 2);
+  if (form == 2) return container(EK_MAP, pairs, 4);
+  CHECK(ek_object_new(type, items, 2, &out) == 0);
+  return ek_value_object(out);
+}
+
+/* So many levels, each of which holds the one below twice: 'split' ones hold two of it in turn, which
+** are equal. */
+static ek_value shared(int form, int levels, bool split, int64_t last) {
+  ek_value p = container(EK_ARRAY, &(ek_value){EK_INT, 0, {1}}, 1);
+  ek_value q = container(EK_ARRAY, &(ek_value){EK_INT, 0, {last}}, 1);
+  for (int i = 0; i < levels; i++) {
+    ek_value next_p = twice(form, p, split ? q : p), next_q = twice(form, q, split ? p : q);
+    ek_value_release(&p);
+    ek_value_release(&q);
+    p = next_p;
+    q = next_q;
+  }
+  ek_value_release(&p);
+  return q;
+}
+
+/* The same with nothing shared. */
+static ek_value unshared(int form, int levels) {
+  if (levels == 0) return container(EK_ARRAY, &(ek_value){EK_INT, 0, {1}}, 1);
+  ek_value left = unshared(form, levels - 1), right = unshared(form, levels - 1);
+  ek_value out = twice(form, left, right);
+  ek_value_release(&left);
+  ek_value_release(&right);
+  return out;
+}
+
+/* A walk of all ways would take 2^1000 steps. */
+static void what_is_shared_is_seen_once(void) {
+  for (int form = 0; form < 4; form++) {
+    expect(shared(form, 1000, false, 1), shared(form, 1000, false, 1), 1);
+    expect(shared(form, 1000, false, 1), shared(form, 1000, true, 1), 1);
+    expect(shared(form, 1000, true, 1), shared(form, 1000, true, 1), 1);
+    expect(shared(form, 1000, true, 1), shared(form, 1000, true, 2), 0);
+    expect(shared(form, 1000, false, 1), shared(form, 1000, false, 2), 0);
+    expect(shared(form, 1000, false, 1), shared(form, 999, false, 1), 0);
+    expect(shared(form, 8, false, 1), unshared(form, 8), 1);
+    expect(shared(form, 8, false, 2), unshared(form, 8), 0);
+    CHECK(ek_error_take() == NULL);
+  }
+}
+
+static void hashes_tell_parts_apart(void) {
+  ek_value x = ek_value_int(1), y = ek_value_int(2), inner = container(EK_ARRAY, &y, 1);
+  ek_value a = twice(0, x, inner), b = twice(0, inner, x), c = twice(0, inner, inner);
+  CHECK(hash(a) != hash(b) && hash(a) != hash(c) && hash(b) != hash(c));
+  ek_value_release(&a);
+  ek_value_release(&b);
+  ek_value_release(&c);
+  ek_value_release(&inner);
+}
+
 static void maps_find_their_keys(void) {
   enum { N = 5000 };
   static ek_value items[2 * N];
@@ -205,6 +272,8 @@ int main(void) {
   tensors_are_equal_by_their_elements();
   objects_are_equal_by_their_fields();
   depth_takes_no_stack();
+  what_is_shared_is_seen_once();
+  hashes_tell_parts_apart();
   maps_find_their_keys();
   keys_are_text_and_objects_by_identity();
   bad_containers_are_refused();

@@ -546,6 +546,48 @@ static void checksums_are_those_of_zlib(void) {
   }
 }
 
+enum { WRITERS = 4, WRITES = 100, SIZE = 100000 };
+
+static char write_path[64];
+static int32_t writing;        /* atomic */
+
+static void write_often(void *letter) {
+  static char data[WRITERS][SIZE];
+  char *own = data[*(char *)letter - 'a'];
+  memset(own, *(char *)letter, SIZE);
+  for (int i = 0; i < WRITES; i++) CHECK(ek_file_write(write_path, own, SIZE) == 0);
+  __atomic_fetch_sub(&writing, 1, __ATOMIC_RELEASE);
+}
+
+static void a_whole_file_is_there(void) {
+  size_t size = 0;
+  const char *data = ek_file_map(write_path, &size);
+  CHECK(data != NULL && size == SIZE);
+  for (size_t i = 1; i < size; i++) CHECK(data[i] == data[0]);
+  ek_file_unmap(data, size);
+}
+
+/* All succeed, also where one who died with this process's number has left a draft. */
+static void several_write_one_path(void) {
+  static char letters[WRITERS] = {'a', 'b', 'c', 'd'};
+  ek_thread threads[WRITERS];
+  char left[128];
+  snprintf(write_path, sizeof write_path, "written-%ld", (long)getpid());
+  snprintf(left, sizeof left, "%s.%ld-%d.part", write_path, (long)getpid(), 2 * WRITES);
+  FILE *file = fopen(left, "w");
+  CHECK(file != NULL && fclose(file) == 0);
+  writing = WRITERS;
+  for (int i = 0; i < WRITERS; i++) {
+    CHECK(ek_thread_start(&threads[i], write_often, &letters[i], -1) == 0);
+  }
+  while (__atomic_load_n(&writing, __ATOMIC_ACQUIRE) != 0) {
+    if (ek_file_exists(write_path)) a_whole_file_is_there();
+  }
+  for (int i = 0; i < WRITERS; i++) ek_thread_join(threads[i]);
+  a_whole_file_is_there();
+  CHECK(unlink(left) == 0 && unlink(write_path) == 0);
+}
+
 int main(void) {
   static image_bytes image;
   image = make_image();
@@ -570,6 +612,7 @@ int main(void) {
   where_none_runs_all_are_named(&p);
   variants_stand_in_order(&p);
   all_variants_are_checked(&p);
+  several_write_one_path();
   free(file.data);
   return 0;
 }

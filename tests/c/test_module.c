@@ -189,6 +189,106 @@ static void a_suffix_names_its_loader(void) {
   ek_object_release(loader);
 }
 
+static int asked;
+
+static int counting_get(void *self, ek_object *module, const char *name, ek_object **out) {
+  (void)self;
+  (void)module;
+  (void)name;
+  (void)out;
+  asked++;
+  return 0;
+}
+
+static const ek_module_kind counting_kind = {"counting", counting_get, NULL, NULL, NULL, NULL};
+
+/* Each imports the next one 'ways' times; imported from the top down. The first is owned. */
+static ek_object *chain(int length, int ways) {
+  ek_object *top = module_of(&counting_kind, NULL), *last = top;
+  for (int i = 1; i < length; i++) {
+    ek_object *next = module_of(&counting_kind, NULL);
+    for (int way = 0; way < ways; way++) CHECK(ek_module_import(last, next) == 0);
+    ek_object_release(next);
+    last = next;
+  }
+  return top;
+}
+
+/* By all ways it would be 2^40 modules. */
+static void a_module_is_asked_once_however_many_ways_lead_to_it(void) {
+  ek_object *top = chain(40, 2), *function = top, *above = module_of(&counting_kind, NULL);
+  asked = 0;
+  CHECK(ek_module_get(top, "missing", &function) == 0 && function == NULL && asked == 40);
+  CHECK(ek_module_import(above, top) == 0);
+  CHECK_ERROR(ek_module_import(top, above), "ValueError",
+              "import module: the imported module imports this one already");
+  asked = 0;
+  CHECK(ek_module_get(above, "missing", &function) == 0 && asked == 41);
+  ek_object_release(above);
+  ek_object_release(top);
+}
+
+static void long_chains_of_imports_take_no_stack(void) {
+  ek_object *top = chain(100000, 1), *function = NULL;
+  asked = 0;
+  CHECK(ek_module_get(top, "missing", &function) == 0 && asked == 100000);
+  ek_object_release(top);
+}
+
+static int failing_get(void *self, ek_object *module, const char *name, ek_object **out) {
+  (void)self;
+  (void)module;
+  (void)name;
+  (void)out;
+  return ek_error("IndexError", "the other was asked first");
+}
+
+static const ek_module_kind failing_kind = {"failing", failing_get, NULL, NULL, NULL, NULL};
+
+/* What is below the first import comes before the second import. */
+static void functions_are_looked_for_depth_first(void) {
+  static holder self;
+  ek_object *top = module_of(&counting_kind, NULL), *middle = module_of(&counting_kind, NULL);
+  ek_object *below = module_of(&holder_kind, &self), *beside = module_of(&failing_kind, NULL);
+  ek_object *function = NULL;
+  CHECK(ek_module_import(top, middle) == 0 && ek_module_import(top, beside) == 0);
+  CHECK(ek_module_import(middle, below) == 0);
+  CHECK(ek_module_get(top, "held", &function) == 0 && function != NULL);
+  CHECK_ERROR(ek_module_get(top, "missing", &function), "IndexError", "the other was asked first");
+  ek_object_release(function);
+  ek_object_release(beside);
+  ek_object_release(below);
+  ek_object_release(middle);
+  ek_object_release(top);
+}
+
+/* An error's cause may be anything: a module that imports others when it goes. */
+static ek_object *imports_when_it_goes[2];
+
+static void importing_destroy(void *self) {
+  (void)self;
+  CHECK(ek_module_import(imports_when_it_goes[0], imports_when_it_goes[1]) == 0);
+}
+
+static const ek_module_kind importing_kind = {"importing", counting_get, NULL, NULL,
+                                              importing_destroy, NULL};
+
+static void errors_are_set_outside_the_lock(void) {
+  ek_object *module = module_of(&bare_kind, NULL), *error;
+  imports_when_it_goes[0] = module_of(&bare_kind, NULL);
+  imports_when_it_goes[1] = module_of(&bare_kind, NULL);
+  ek_error("ValueError", "one that is pending");
+  error = ek_error_take();
+  ((ek_error_object *)(void *)error)->cause = module_of(&importing_kind, NULL);
+  ek_error_set(error);
+  ek_object_release(error);
+  CHECK_ERROR(ek_module_import(module, module), "ValueError",
+              "import module: the imported module imports this one already");
+  ek_object_release(imports_when_it_goes[0]);
+  ek_object_release(imports_when_it_goes[1]);
+  ek_object_release(module);
+}
+
 /* As TVM-FFI's modules: the same type index, another deleter. */
 static void a_module_of_another_runtime_is_refused(void) {
   ek_object foreign = {EK_REFS_NEW, EK_MODULE, 0, ek_object_plain_deleter}, *out = NULL;
@@ -230,6 +330,10 @@ int main(int argc, char **argv) {
   imports_are_listed_and_dropped();
   a_suffix_names_its_loader();
   a_module_of_another_runtime_is_refused();
+  a_module_is_asked_once_however_many_ways_lead_to_it();
+  long_chains_of_imports_take_no_stack();
+  functions_are_looked_for_depth_first();
+  errors_are_set_outside_the_lock();
   a_bare_name_is_a_file_of_this_folder(argv[1]);
   return 0;
 }

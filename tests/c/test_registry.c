@@ -132,6 +132,45 @@ static void many_threads_may_use_it(void) {
   CHECK(deleted == 1);
 }
 
+/* Each of four threads registers the same types, defines one that all define, and gives a method to
+** one that is defined. */
+enum { THREADS = 4, ROUNDS = 50 };
+
+static int32_t defined, methods_of[ROUNDS]; /* 'defined' is atomic */
+
+static void define_at_once(void *name) {
+  ek_field field = {"x", NULL, EK_ANY, 0, 0, 0, NULL, NULL, {0, 0, {0}}};
+  ek_method method = {name, NULL, NULL};
+  ek_type_def fields = {0, NULL, NULL, &field, NULL, 1, 0, NULL};
+  ek_type_def methods = {0, NULL, NULL, NULL, &method, 0, 1, NULL};
+  char key[32];
+  CHECK(ek_function_new(NULL, add, NULL, &method.function) == 0);
+  for (int i = 0; i < ROUNDS; i++) {
+    snprintf(key, sizeof key, "test.AtOnce%d", i);
+    int32_t type = ek_type_register(key, EK_OBJECT);
+    CHECK(type > 0 && ek_type_register(key, EK_OBJECT) == type);
+    if (ek_type_define(type, &fields) == 0) __atomic_fetch_add(&defined, 1, __ATOMIC_RELAXED);
+    drop_error();
+    CHECK(ek_type_get(type)->is_defined && ek_type_define(type, &methods) == 0);
+    __atomic_store_n(&methods_of[i], type, __ATOMIC_RELAXED);
+  }
+  ek_object_release(method.function);
+}
+
+static void types_are_defined_once_by_any_thread(void) {
+  static char names[THREADS][2] = {"a", "b", "c", "d"};
+  ek_thread threads[THREADS];
+  for (int i = 0; i < THREADS; i++) {
+    CHECK(ek_thread_start(&threads[i], define_at_once, names[i], -1) == 0);
+  }
+  for (int i = 0; i < THREADS; i++) ek_thread_join(threads[i]);
+  CHECK(defined == ROUNDS);
+  for (int i = 0; i < ROUNDS; i++) {
+    const ek_type_info *info = ek_type_get(methods_of[i]);
+    CHECK(info->n_fields == 1 && info->n_methods == THREADS);
+  }
+}
+
 int main(void) {
   a_function_passes_its_self_and_errors();
   names_are_taken_once();
@@ -139,5 +178,6 @@ int main(void) {
   names_come_sorted();
   the_runtime_registers_its_own();
   many_threads_may_use_it();
+  types_are_defined_once_by_any_thread();
   return 0;
 }

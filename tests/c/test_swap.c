@@ -1,4 +1,4 @@
-/* Kernels that are replaced while four threads run them: every call takes the old one or the new one,
+/* "test_swap LIBRARY CALLS": kernels that are replaced while four threads run them: every call takes the old one or the new one,
 ** nothing that a call is in goes away, and an executable that is not linked is given them before. */
 #include "program.h"
 
@@ -8,10 +8,11 @@ enum {
 #define EK_OPCODE(name, text, format, operands, properties, meaning) name = EK_OP_##name,
 #include "vm_opcodes.def"
 #undef EK_OPCODE
-  THREADS = 4,
-  CALLS = 5000,
-  SWAPS = 2000
+  THREADS = 4
 };
+
+static int64_t calls_per_thread;
+static int32_t calling;        /* atomic: threads that call */
 
 /* main(x): twice("kernel", x). */
 static const program calls_a_kernel = {
@@ -54,15 +55,19 @@ static int swap(ek_object *executable, const char *name, int64_t number) {
   return status;
 }
 
+/* Until it has met both kernels, too. */
 static void call_often(void *executable) {
   ek_object *vm = NULL;
+  int64_t met[2] = {0, 0};
   CHECK(ek_vm_new(executable, &vm) == 0);
-  for (int64_t i = 0; i < CALLS; i++) {
+  for (int64_t i = 0; i < calls_per_thread || met[0] == 0 || met[1] == 0; i++) {
     ek_value arg = ek_value_int(i), result = ek_value_none();
     CHECK(ek_vm_invoke(vm, 0, &arg, 1, &result) == 0);
     CHECK(result.v.i64 == i + 1 || result.v.i64 == i + 2);
+    met[result.v.i64 - i - 1]++;
   }
   ek_object_release(vm);
+  __atomic_fetch_sub(&calling, 1, __ATOMIC_RELAXED);
 }
 
 static void calls_and_swaps_at_once(void) {
@@ -70,9 +75,12 @@ static void calls_and_swaps_at_once(void) {
   ek_thread threads[THREADS];
   CHECK(load_program(&calls_a_kernel, &executable) == 0);
   CHECK(swap(executable, "kernel", 1) == 0);
+  calling = THREADS;
   for (int i = 0; i < THREADS; i++)
     CHECK(ek_thread_start(&threads[i], call_often, executable, -1) == 0);
-  for (int i = 0; i < SWAPS; i++) CHECK(swap(executable, "kernel", 1 + i % 2) == 0);
+  for (int i = 1; __atomic_load_n(&calling, __ATOMIC_RELAXED) != 0; i++) {
+    CHECK(swap(executable, "kernel", 1 + i % 2) == 0);
+  }
   for (int i = 0; i < THREADS; i++) ek_thread_join(threads[i]);
   CHECK(alive > 1);            /* a run might be in them */
   ek_object_release(executable);
@@ -98,7 +106,8 @@ static void what_is_given_before_linking_may_change(void) {
   CHECK(alive == 0);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  calls_per_thread = (argc > 2 ? atoll(argv[2]) : 2000) / THREADS;
   what_is_given_before_linking_may_change();
   calls_and_swaps_at_once();
   return 0;

@@ -329,6 +329,33 @@ static void bad_definitions_are_refused(void) {
               "define type 'test.Late': 'test.Early', derived from it, is defined already");
 }
 
+/* An error's cause may be anything: an object that registers a type when it goes. */
+static void registering_deleter(void *self, int flags) {
+  if (flags & EK_DELETE_CONTENT) CHECK(ek_type_register("test.Late", EK_OBJECT) > 0);
+  ek_object_plain_deleter(self, flags);
+}
+
+static void fail_with_such_a_cause(void) {
+  ek_error("ValueError", "one that is pending");
+  ek_object *error = ek_error_take();
+  ((ek_error_object *)(void *)error)->cause =
+      ek_object_alloc(sizeof(ek_object), EK_OBJECT, registering_deleter);
+  ek_error_set(error);
+  ek_object_release(error);
+}
+
+static void errors_are_set_outside_the_lock(void) {
+  ek_field bad = {"", NULL, EK_ANY, 0, 0, 0, NULL, NULL, {0, 0, {0}}};
+  ek_type_def def = {0, NULL, NULL, &bad, NULL, 1, 0, NULL};
+  int32_t type = ek_type_register("test.Bad", EK_OBJECT);
+  fail_with_such_a_cause();
+  CHECK_ERROR(ek_type_define(type, &def), "ValueError",
+              "define type 'test.Bad': field '': the name is empty");
+  fail_with_such_a_cause();
+  CHECK_ERROR(ek_type_define(point_type(), &def), "ValueError",
+              "define type 'test.Point': it is defined already");
+}
+
 int main(void) {
   fields_are_read_and_written_by_name();
   wrong_values_are_refused();
@@ -339,5 +366,6 @@ int main(void) {
   objects_are_built_whole();
   methods_are_functions();
   bad_definitions_are_refused();
+  errors_are_set_outside_the_lock();
   return 0;
 }

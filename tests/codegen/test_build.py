@@ -149,3 +149,18 @@ def test_names_of_c_are_free_for_buffers(name: str) -> None:
     given, out = np.linspace(0, 9, 20), np.zeros(20)
     module["main"](given, out)
     np.testing.assert_array_equal(out, np.floor(np.sqrt(given)))
+
+
+def test_names_that_mean_something_in_c() -> None:
+    x = te.placeholder((SizeVar("n"), 4), name="NAN")
+    y = te.compute(x.shape, lambda i, j: x[i, j] * 2.0, name="INT64_MIN")
+    for name in ("double", "for", "exp", "M_PI"):
+        module = build(te.create_prim_func([x, y], name), "c", cache=NO_CACHE)
+        assert module.names() == [name] and run(module, name).max() == 2.0
+
+
+def test_two_functions_of_one_symbol_are_refused() -> None:
+    module = IRModule({"double": scaled(2.0, "main"), "triple": scaled(3.0, "main")})
+    message = "'double' and 'triple' are both exported as 'main', by their attribute"
+    with pytest.raises(CompileError, match=message):
+        build(module, "llvm", cache=NO_CACHE)

@@ -10,6 +10,7 @@ import pytest
 import ekiden
 from ekiden import relay, runtime
 from ekiden.backend.graph.graph import Graph
+from ekiden.backend.graph.read import read_graph
 from ekiden.contrib import graph_executor
 from ekiden.contrib.debugger import debug_executor
 from ekiden.contrib.graph_executor import GraphModule
@@ -323,3 +324,13 @@ def test_evaluating_with_the_graph_executor() -> None:
     first, (second,) = run(np.ones(2, "float32"))
     assert first.numpy().tolist() == [1, 1]
     assert second.numpy().tolist() == [-1, -1]
+
+
+def test_a_constant_takes_no_input_s_name() -> None:
+    x, y = relay.var("p0", shape=(4,)), relay.var("p0_1", shape=(4,))
+    both = relay.exp(x) + relay.exp(y) + relay.const(np.full(4, 2, "float32"))
+    compiled = ekiden.compile(relay.IRModule.from_expr(relay.Function([x, y], both)))
+    graph, params = read_graph(compiled.raw)
+    names = [node.name for node in graph.nodes]
+    assert len(set(names)) == len(names) and names[:2] == ["p0", "p0_1"]
+    assert not params.keys() & {"p0", "p0_1"} and params.keys() <= set(names)

@@ -13,6 +13,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, Var, const
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, IndexRangeError
+from ekiden.script import tir as T
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
@@ -200,3 +201,20 @@ def test_rows_whose_length_a_run_tells(opencl: Device) -> None:
     for size in (5, 9000):
         given = np.random.default_rng(size).standard_normal((3, size)).astype("float32")
         np.testing.assert_array_equal(exe(given).numpy(), np.sort(given, 1))
+
+
+def test_loops_over_one_axis_of_other_lengths(opencl: Device) -> None:
+    """Threads are as many as the longest has steps; in the others the rest write nothing."""
+
+    @T.prim_func
+    def f(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
+        for _ in T.thread_binding(1, "blockIdx.x"):
+            for long in T.thread_binding(64, "threadIdx.x"):
+                b[long] = a[long]
+            for short in T.thread_binding(32, "threadIdx.x"):
+                b[short] = a[short] * T.float32(2)
+
+    x = ekiden.runtime.nd.array(np.ones(64, "float32"), opencl)
+    y = ekiden.runtime.nd.array(np.zeros(64, "float32"), opencl)
+    ekiden.build(f, Target("opencl"), name="f")["f"](x, y)
+    assert y.numpy().tolist() == [2.0] * 32 + [1.0] * 32

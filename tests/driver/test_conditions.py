@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -94,3 +96,15 @@ def test_functions_that_are_called_are_checked_too() -> None:
     assert exe(np.ones((1, 10), np.float32), weight).shape == (1, 5)
     with pytest.raises(InputError, match="nn.dense .* needs k == 10; k is 7"):
         exe(np.ones((1, 7), np.float32), weight)
+
+
+def test_a_size_that_is_no_multiple_is_refused() -> None:
+    """A dimension that is an expression of a symbol which no other shows."""
+    text = "%x: Tensor[(n * 2, 3), float32], %y: Tensor[(m * 3 + n,), float32]"
+    module = relay.parse(f'#[version = "0.0.5"]\ndef @main({text}) {{ (exp(%x), exp(%y)) }}')
+    exe = ekiden.compile(module)
+    found = exe(np.zeros((4, 3), "float32"), np.zeros(8, "float32"))
+    assert isinstance(found, tuple) and [t.shape for t in found] == [(4, 3), (8,)]
+    for rows, columns, wrong in ((5, 8, "0 of 'x' to be n * 2; it is 5"), (4, 9, "0 of 'y' to be")):
+        with pytest.raises(InputError, match=re.escape(wrong)):
+            exe(np.zeros((rows, 3), "float32"), np.zeros(columns, "float32"))

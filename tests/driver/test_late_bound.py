@@ -140,3 +140,10 @@ def test_bytes_of_a_file_without_constants_can_be_cut_anywhere() -> None:
     for end in range(0, len(data), 101):
         with pytest.raises(LoadError):
             runtime.Executable.from_bytes(data[:end])
+
+
+def test_the_number_of_threads_stays_when_constants_are_moved() -> None:
+    exe = model()
+    exe.num_threads = 3
+    exe.get_late_bound_consts(byte_limit=1000)
+    assert exe.num_threads == 3

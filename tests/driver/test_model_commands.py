@@ -140,9 +140,10 @@ def test_comparisons() -> None:
     tolerance = comparison.Tolerance(rtol=1e-4, atol=1e-6, of_range=1e-5)
     one, nan = np.ones(2, np.float32), np.array([np.nan, 1], np.float32)
     far, long = np.array([1, 1.1], np.float32), np.ones(3, np.float32)
-    whole = np.array([1, 2])
+    whole, inf = np.array([1, 2]), np.array([np.inf, 1], np.float32)
     for found, wanted, agrees in [
         (one, one, True), (one, far, False), (nan, nan, True), (nan, one, False),
+        (nan, inf, False), (inf, nan, False), (inf, inf, True), (inf, -inf, False),
         (one, long, False), (whole, whole, True), (whole, whole + 1, False), (one, whole, False),
     ]:  # fmt: skip
         assert comparison.compare("node", "t", found, wanted, tolerance).agrees is agrees
@@ -178,3 +179,29 @@ def test_doctor_says_what_mends(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["broken", "kernel", "cache", "OSError:", "no", "room"]
     assert lines[1].strip() == "make room"
+
+
+def test_commands_on_texts_and_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [helper.make_tensor_value_info(name, 8, ["n"]) for name in ("a", "b", "c")]
+    rows = helper.make_tensor_sequence_value_info("rows", 1, ["n", 2])
+    parts = helper.make_tensor_sequence_value_info("parts", 1, ["n", 2])
+    models = {
+        "texts": ([helper.make_node("StringConcat", ["a", "b"], ["c"])], texts[:2], texts[2:]),
+        "rows": ([helper.make_node("SequenceErase", ["rows", "at"], ["parts"])], [rows], [parts]),
+    }
+    first = helper.make_tensor("at", 7, [], [0])
+    for name, (nodes, inputs, outputs) in models.items():
+        graph = helper.make_graph(nodes, name, inputs, outputs, [first][: name == "rows"])
+        opset = [helper.make_opsetid("", 20)]
+        onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), f"{name}.onnx")
+        assert main(["bench", f"{name}.onnx", "--seconds", "0.01"]) == 0
+        assert main(["verify", f"{name}.onnx"]) == 0
+    told = capsys.readouterr().out
+    assert "a string[1], b string[1]" in told and "rows [float32[1, 2], float32[1, 2]]" in told
+    np.save("a.npy", np.array(["one", "two"]))
+    given = ["--input", "a=a.npy", "--input", "b=a.npy", "--output-dir", "."]
+    assert main(["run", "texts.onnx", *given]) == 0
+    assert np.load("output0.npy").tolist() == ["oneone", "twotwo"]

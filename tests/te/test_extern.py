@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from te_programs import evaluate
 
 from ekiden import te, tir
 from ekiden.ir.prim import const
+from ekiden.te.range_check import check_site, range_check
 
 pytestmark = pytest.mark.quick
 
@@ -140,3 +143,26 @@ def test_tags_of_a_scope() -> None:
         te.tag_scope("b"),
     ):
         pass
+
+
+def test_scopes_are_their_thread_s() -> None:
+    """Of a tag, and of the operator that checks are said to be of."""
+    data = te.placeholder((4,), name="x")
+
+    def elsewhere() -> tuple[str, int | None]:
+        with te.tag_scope("other"), check_site(7):
+            inside.set()
+            left.wait()
+            made = te.compute((4,), lambda i: data[i])
+            return made.op.tag, range_check("x", data, 0, 1).site
+
+    inside, left = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(elsewhere)
+        inside.wait()
+        with te.tag_scope("own"), check_site(3):
+            assert te.compute((4,), lambda i: data[i]).op.tag == "own"
+            assert range_check("x", data, 0, 1).site == 3
+            left.set()
+            assert other.result() == ("other", 7)
+    assert te.compute((4,), lambda i: data[i]).op.tag == ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from te_programs import evaluate
@@ -172,3 +175,25 @@ def test_what_is_refused() -> None:
         ranks(a)
     with pytest.raises(ParseError, match="takes 2 arguments, got 1"):
         outer(a)
+
+
+BOTH_ARE_IN, ONE_IS_OUT = threading.Barrier(2), threading.Event()
+
+
+@te.hybrid.script
+def meeting(a, is_last):  # type: ignore[no-untyped-def]
+    """Runs as Python alone."""
+    BOTH_ARE_IN.wait()
+    if is_last:
+        ONE_IS_OUT.wait()
+    return output_tensor(a.shape, a.dtype)
+
+
+def test_scripts_run_as_python_at_the_same_time() -> None:
+    """The end of one takes no names from the other."""
+    with ThreadPoolExecutor(2) as pool:
+        last = pool.submit(meeting, np.ones(3), True)
+        assert pool.submit(meeting, np.ones(3), False).result().shape == (3,)
+        ONE_IS_OUT.set()
+        assert last.result().shape == (3,)
+    assert "output_tensor" not in globals()

@@ -416,3 +416,17 @@ def test_sums_over_as_many_as_the_element_says() -> None:
     s[b].parallel(b.op.axis[0])
     x = numbers(10)
     np.testing.assert_array_equal(run(s, [a, b], x), [x[:n].sum() for n in range(10)])
+
+
+def test_what_is_written_to_a_cache_keeps_the_order_of_its_sums() -> None:
+    a = te.placeholder((8, 8), name="a")
+    k = te.reduce_axis((0, 8), "k")
+    c = te.compute((8,), lambda i: te.sum(a[i, k], k), name="c")
+    s = te.create_schedule(c.op)
+    outer, inner = s[c].split(k, 4)
+    s[c].reorder(inner, outer)
+    kept = s[s.cache_write(c, "local")]
+    assert [x.var.name for x in kept.leaf_iter_vars] == ["i.c", "k.inner", "k.outer"]
+    kept.fuse(inner, outer)
+    with pytest.raises(ScheduleError, match="is not among its axes"):
+        kept.fuse(outer, inner)

@@ -14,6 +14,7 @@ import test_movement_operators
 import test_network_operators
 from topi_cases import BACKENDS, Array, Case, case, check, every_backend, integers, normal
 
+import ekiden
 from ekiden import te, topi
 
 ROOT = Path(__file__).parents[2]
@@ -237,6 +238,21 @@ def sparse() -> Iterator[Case]:
         build=lambda i, v, d: topi.sparse.sparse_fill_empty_rows(i, v, (4, 5), d),
         expected=(filled, full, np.array([False, True, False, True]), np.array([5], "int32")),
     )
+
+
+def test_empty_rows_are_filled_in_one_walk() -> None:
+    """Where all elements were looked at for each row, this took 10**10 steps."""
+    rows = 100_000
+    places = np.stack([2 * np.arange(rows), np.arange(rows) % 4], 1)
+    values, fill = np.ones(rows, "float32"), np.array(9, "float32")
+    given = [te.placeholder(a.shape, str(a.dtype), "x") for a in (places, values, fill)]
+    made = topi.sparse.sparse_fill_empty_rows(given[0], given[1], (2 * rows, 5), given[2])
+    outs = [np.zeros([d.value for d in t.shape], t.dtype) for t in made]
+    module = ekiden.build(te.create_prim_func([*given, *made], "fill"))
+    module["fill"](places, values, fill, *outs)
+    assert np.array_equal(outs[0][: 2 * rows, 0], np.arange(2 * rows))
+    assert np.array_equal(outs[1][: 2 * rows], np.tile(np.array([1, 9], "float32"), rows))
+    assert np.array_equal(outs[2], np.tile([False, True], rows)) and outs[3] == 2 * rows
 
 
 def walk(data: Array, root: int, nodes: tuple[Array, ...]) -> list[int]:

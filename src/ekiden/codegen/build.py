@@ -163,6 +163,14 @@ def _functions(program: PrimFunc | IRModule, name: str | None) -> list[PrimFunc]
             f"build: expected a module of PrimFuncs, got {', '.join(others) or 'an empty one'}; "
             "ekiden.compile takes Relay functions"
         )
+    symbols: dict[str, str] = {}
+    for func, hint in zip(funcs, found, strict=True):
+        other = symbols.setdefault(func.name, hint)
+        if other != hint:
+            raise CompileError(
+                f"build: '{other}' and '{hint}' are both exported as '{func.name}', by their "
+                "attribute global_symbol: give each its own"
+            )
     return funcs
 
 

@@ -278,7 +278,7 @@ def compare(
         text = f"{different} of {ours.size} elements differ" if different else ""
         return Comparison(node, name, not different, float(different), text)
     x, y = ours.astype(np.float64), theirs.astype(np.float64)
-    fits = (np.isfinite(x) == np.isfinite(y)) & ((x == y) | np.isfinite(x) | np.isnan(x))
+    fits = (x == y) | (np.isfinite(x) & np.isfinite(y)) | (np.isnan(x) & np.isnan(y))
     x, y = x[np.isfinite(y) & fits], y[np.isfinite(y) & fits]
     limit = tolerance.atol + tolerance.rtol * np.abs(y) + 1e-30
     limit = limit + tolerance.of_range * np.abs(y).max(initial=0.0)

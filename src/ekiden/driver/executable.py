@@ -98,12 +98,17 @@ class Held:
         weakref.finalize(self, upgrade.stop)
 
     def _replace(self, raw: runtime.Executable) -> None:
-        threads = runtime.get_global_func("ek.executable.num_threads")
-        if own := threads(self.program.raw):
-            threads(raw, own)
+        _keep_threads(self.program.raw, raw)
         program = Program(raw)
         program.machines  # noqa: B018  # before any call needs them
         self.program = program
+
+
+def _keep_threads(old: runtime.Executable, new: runtime.Executable) -> None:
+    """What was set of the threads of one executable holds for the one in its place."""
+    threads = runtime.get_global_func("ek.executable.num_threads")
+    if own := threads(old):
+        threads(new, own)
 
 
 class Executable:
@@ -411,7 +416,9 @@ class Executable:
 
     def get_late_bound_consts(self, byte_limit: int = 0) -> dict[str, runtime.Tensor]:
         """The same, but give the constants by name."""
-        raw, moved = late_bound.split(self._whole(), byte_limit)
+        whole = self._whole()
+        raw, moved = late_bound.split(whole, byte_limit)
+        _keep_threads(whole, raw)
         self._held = Held(Program(raw))
         return moved
 

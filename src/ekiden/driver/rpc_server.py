@@ -25,8 +25,7 @@ SIZE_FLAGS = (
 _ALWAYS = (
     "-std=gnu11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64",
     "-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))',
-    "-fvisibility=hidden", "-DEK_NO_DEBUG", "-DEK_NO_ENGINES",
-    "-DEK_NO_OVERLAP", "-DNDEBUG",
+    "-fvisibility=hidden", "-DEK_SMALL", "-DNDEBUG",
 )  # fmt: skip
 _OF_ARCHITECTURE = {"aarch64": ("-mno-outline-atomics", "-mcmodel=tiny")}
 """What keeps it small there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 
 from ekiden.arith import Analyzer
@@ -36,7 +37,7 @@ KIND = "IndexRangeError"
 """The error of a check of indices."""
 NUMERIC = "LinAlgError"
 """The error of a check of what a decomposition says of its matrices."""
-_SITES: list[int | None] = [None]
+_SITE: ContextVar[int | None] = ContextVar("site", default=None)
 
 
 @node("te.RangeCheck")
@@ -95,11 +96,11 @@ def message(subject: str, rank: int, bound: str, problem: str = "") -> str:
 @contextmanager
 def check_site(number: int | None) -> Iterator[None]:
     """Checks made within say that they are those of the operator of this number."""
-    _SITES.append(number)
+    token = _SITE.set(number)
     try:
         yield
     finally:
-        _SITES.pop()
+        _SITE.reset(token)
 
 
 def range_check(
@@ -112,13 +113,13 @@ def range_check(
 ) -> RangeCheck:
     """A check of any numbers: a length, a coordinate."""
     least, end = (cast(convert(e, "int64"), "int64") for e in (low, high))
-    return RangeCheck(subject, values, least, end, bound, tuple(shown), _SITES[-1])
+    return RangeCheck(subject, values, least, end, bound, tuple(shown), _SITE.get())
 
 
 def info_check(subject: str, info: Tensor, problem: str) -> RangeCheck:
     """A check of what a decomposition says of each of its matrices: 0 where all is well."""
     low, high = const(0, "int64"), const(1, "int64")
-    return RangeCheck(subject, info, low, high, site=_SITES[-1], kind=NUMERIC, problem=problem)
+    return RangeCheck(subject, info, low, high, site=_SITE.get(), kind=NUMERIC, problem=problem)
 
 
 def index_check(

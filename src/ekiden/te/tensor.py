@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import NoReturn, cast, overload
@@ -350,7 +351,7 @@ def compute_op(
     axis = tuple(IterVar(Var(n), d, IterKind.SPATIAL) for n, d in zip(names, dims, strict=True))
     bodies = _bodies(name, fcompute(*(a.var for a in axis)))
     _check_reduce(name, bodies)
-    op = ComputeOp(name, tag or _TAGS[-1], dict(attrs or {}), axis, bodies)
+    op = ComputeOp(name, tag or _TAG.get() or "", dict(attrs or {}), axis, bodies)
     return tuple(Tensor(op, n, dims, body.dtype) for n, body in enumerate(bodies))
 
 
@@ -391,7 +392,7 @@ def compute(
     return found[0] if len(found) == 1 else found
 
 
-_TAGS: list[str] = [""]
+_TAG: ContextVar[str | None] = ContextVar("tag", default=None)
 
 
 class tag_scope(ContextDecorator):  # noqa: N801
@@ -405,13 +406,13 @@ class tag_scope(ContextDecorator):  # noqa: N801
         self.tag = tag
 
     def __enter__(self) -> tag_scope:
-        if len(_TAGS) > 1:
+        if _TAG.get() is not None:
             raise ValueError("tag_scope: scopes must not nest")
-        _TAGS.append(self.tag)
+        _TAG.set(self.tag)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _TAGS.pop()
+        _TAG.set(None)
 
 
 def extern_op(

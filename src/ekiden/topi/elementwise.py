@@ -268,8 +268,9 @@ def _check_fixed_point(name: str, x: Tensor) -> None:
 
 
 def q_multiply_shift(value: PrimExpr, multiplier: PrimExpr, shift: PrimExpr) -> PrimExpr:
-    """(value << max(shift, 0)) * multiplier / 2**(31 - min(shift, 0)), rounded half up."""
-    left, right = maximum(shift, 0), maximum(-shift, 0) + 31
+    """(value << max(shift, 0)) * multiplier / 2**(31 - min(shift, 0)), rounded half up. No product
+    is above 2**62, so that 2**63 divides it as larger numbers do."""
+    left, right = maximum(shift, 0), minimum(maximum(-shift, 0) + 31, 63)
     scaled = call_intrin("left_shift", cast_scalar(value, "int64"), left) * multiplier
     half = call_intrin("left_shift", const(1, "int64"), right - 1)
     return cast_scalar(call_intrin("right_shift", scaled + half, right), "int32")

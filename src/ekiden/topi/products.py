@@ -8,14 +8,14 @@ from ekiden import te
 from ekiden.ir.prim import PrimExpr, Var, cast
 from ekiden.te import Tensor
 from ekiden.topi.broadcast import broadcast_indices
-from ekiden.topi.reduce import accumulator
+from ekiden.topi.reduce import accumulator, narrowed
 from ekiden.topi.shape import (
     Shape,
-    as_dim,
+    broadcast_dim,
     broadcast_shape,
-    equal,
     known,
     normalize_axis,
+    unify_dim,
 )
 
 
@@ -29,9 +29,10 @@ def matmul(a: Tensor, b: Tensor, transp_a: bool = False, transp_b: bool = False)
         raise ValueError(f"matmul: expected matrices that broadcast, got {a.shape} and {b.shape}")
     rows, depth = a.shape[-2:][::-1] if transp_a else a.shape[-2:]
     inner, columns = b.shape[-2:][::-1] if transp_b else b.shape[-2:]
-    if None not in (known(depth), known(inner)) and not equal(depth, inner):
+    joint = unify_dim(depth, inner)
+    if joint is None:
         raise ValueError(f"matmul: {known(depth)} columns and {known(inner)} rows do not match")
-    k, count = te.reduce_axis((0, depth), "k"), len(batch)
+    k, count = te.reduce_axis((0, joint), "k"), len(batch)
     wide = accumulator(a.dtype)
 
     def body(*i: Var) -> PrimExpr:
@@ -43,13 +44,7 @@ def matmul(a: Tensor, b: Tensor, transp_a: bool = False, transp_b: bool = False)
         return te.sum(cast(x, wide) * cast(y, wide), k)
 
     total = te.compute((*batch, rows, columns), body, name="matmul", tag="matmul_nd")
-    return _narrow(total, a.dtype)
-
-
-def _narrow(total: Tensor, dtype: str) -> Tensor:
-    if total.dtype == dtype:
-        return total
-    return te.compute(total.shape, lambda *i: cast(total[i], dtype), name="cast", tag="elemwise")
+    return narrowed(total, a.dtype)
 
 
 def tensordot(a: Tensor, b: Tensor, axes: int | Sequence[Sequence[int]] = 2) -> Tensor:
@@ -104,11 +99,11 @@ def _extents(labels: Sequence[Sequence[str]], operands: Sequence[Tensor]) -> dic
     found: dict[str, PrimExpr] = {}
     for names, tensor in zip(labels, operands, strict=True):
         for name, dim in zip(names, tensor.shape, strict=True):
-            old = found.get(name)
-            if old is None or known(old) == 1:
-                found[name] = dim
-            elif None not in (known(old), known(dim)) and known(dim) not in (1, known(old)):
+            joint = broadcast_dim(found.get(name, dim), dim)
+            if joint is None:
+                old = found[name]
                 raise ValueError(f"einsum: axis {name!r} has extents {known(old)} and {known(dim)}")
+            found[name] = joint
     return found
 
 
@@ -136,17 +131,14 @@ def einsum(subscripts: str, *operand: Tensor | Sequence[Tensor]) -> Tensor:
         values: dict[str, PrimExpr] = {**dict(zip(output, i, strict=True)), **axes}
         total: PrimExpr | None = None
         for names, tensor in zip(labels, many, strict=True):
-            at = [
-                as_dim(0) if known(d) == 1 else values[n]
-                for n, d in zip(names, tensor.shape, strict=True)
-            ]
-            factor = cast(tensor[at], wide)
+            here, joint = [values[n] for n in names], tuple(extents[n] for n in names)
+            factor = cast(tensor[broadcast_indices(here, tensor.shape, joint)], wide)
             total = factor if total is None else total * factor
         assert total is not None
         return te.sum(total, list(axes.values()))
 
     shape: Shape = tuple(extents[n] for n in output)
-    return _narrow(te.compute(shape, body, name="einsum", tag="einsum"), dtype)
+    return narrowed(te.compute(shape, body, name="einsum", tag="einsum"), dtype)
 
 
 __all__ = ["einsum", "matmul", "tensordot"]

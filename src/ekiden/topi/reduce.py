@@ -8,6 +8,7 @@ combining does not matter.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Sequence
 
 from ekiden import te
@@ -21,13 +22,14 @@ from ekiden.ir.prim import (
     binary,
     cast,
     const,
+    int_range,
     is_const,
     maximum,
     minimum,
 )
 from ekiden.te import Tensor
 from ekiden.topi.elementwise import as_bool, convert_scalar, elementwise
-from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, equal, normalize_axes, product
+from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, equal, known, normalize_axes, product
 
 Axes = int | Sequence[int] | None
 
@@ -98,9 +100,12 @@ def sum(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     wide = accumulator(data.dtype)
     axes = normalize_axes(axis, data.ndim, "sum")
     total = reduce(data, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
-    if wide == data.dtype:
-        return total
-    return elementwise(total, lambda v: cast(v, data.dtype), "cast")
+    return narrowed(total, data.dtype)
+
+
+def narrowed(total: Tensor, dtype: str) -> Tensor:
+    """What was added up in an `accumulator`, rounded once to the dtype that it is for."""
+    return total if total.dtype == dtype else elementwise(total, lambda v: cast(v, dtype), "cast")
 
 
 def prod(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -118,12 +123,24 @@ def min(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return reduce(data, normalize_axes(axis, data.ndim, "min"), keepdims, te.min, "min")
 
 
+def _mean_accumulator(dtype: str, count: PrimExpr) -> str:
+    """`accumulator`; of integers one that holds the sum of so many, which unlike that of `sum` may
+    not wrap around."""
+    wide = accumulator(dtype)
+    ends, room = int_range(dtype), int_range(wide)
+    if dtype == "bool" or ends is None or room is None:
+        return wide
+    number = known(count)
+    fits = number is not None and number * builtins.max(map(builtins.abs, ends)) <= room[1]
+    return wide if fits or wide == "uint64" else "int64"
+
+
 def mean(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The sum divided by the number of elements; integers divide as C does."""
-    wide = accumulator(data.dtype)
     axes = normalize_axes(axis, data.ndim, "mean")
-    total = reduce(data, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
     count = product([data.shape[a] for a in axes])
+    wide = _mean_accumulator(data.dtype, count)
+    total = reduce(data, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
     if not dt.is_float(data.dtype):
         count = maximum(count, 1)
     return elementwise(total, lambda v: cast(v / cast(count, wide), data.dtype), "mean")
@@ -220,7 +237,8 @@ def variance(
 
 
 def collapse_sum(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
-    """The sum over the axes along which `target_shape` broadcasts to the shape of `data`.
+    """The sum over the axes along which `target_shape` broadcasts to the shape of `data`, in the
+    `accumulator` of its dtype.
 
     Raises ValueError when it does not.
     """
@@ -234,13 +252,14 @@ def collapse_sum(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
             if not is_const(kept, 1):
                 raise ValueError(f"collapse_sum: {wanted} does not broadcast to {data.shape}")
             axes.append(extra + at)
-    variables = reduce_axes(data.shape, axes)
+    variables, wide = reduce_axes(data.shape, axes), accumulator(data.dtype)
 
     def body(*i: PrimExpr) -> PrimExpr:
         at = source_indices((*[as_dim(0)] * extra, *i), variables, axes, data.ndim, True)
-        return te.sum(data[at], variables)
+        return te.sum(cast(data[at], wide), variables)
 
-    return te.compute(wanted, body, name="collapse_sum", tag="reduce")
+    total = te.compute(wanted, body, name="collapse_sum", tag="reduce")
+    return narrowed(total, data.dtype)
 
 
 __all__ = [

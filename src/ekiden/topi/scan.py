@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden import te
+from ekiden.ir import dtype as dt
 from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, minimum
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
+from ekiden.topi.elementwise import elementwise
+from ekiden.topi.reduce import accumulator
 from ekiden.topi.rule.loops import Axis, estimate, parallel_outer
 from ekiden.topi.shape import normalize_axis, product
 from ekiden.topi.transform import reshape
@@ -85,8 +88,9 @@ def cumsum(
     dtype: str | None = None,
     exclusive: bool | None = None,
 ) -> Tensor:
-    """Running sums along an axis (None: of the flattened data); see scanop."""
-    return scanop(data, lambda a, b: a + b, 0, "cumsum", axis, dtype, exclusive)
+    """Running sums along an axis (None: of the flattened data); see scanop. Those of narrow floats
+    are added up in float32, and each is rounded once."""
+    return _scanned(data, lambda a, b: a + b, 0, "cumsum", axis, dtype, exclusive)
 
 
 def cumprod(
@@ -95,8 +99,24 @@ def cumprod(
     dtype: str | None = None,
     exclusive: bool | None = None,
 ) -> Tensor:
-    """Running products along an axis (None: of the flattened data); see scanop."""
-    return scanop(data, lambda a, b: a * b, 1, "cumprod", axis, dtype, exclusive)
+    """Running products along an axis (None: of the flattened data); see scanop. Those of narrow
+    floats are as cumsum's."""
+    return _scanned(data, lambda a, b: a * b, 1, "cumprod", axis, dtype, exclusive)
+
+
+def _scanned(
+    data: Tensor,
+    binop: Combine,
+    start: int,
+    name: str,
+    axis: int | None,
+    dtype: str | None,
+    exclusive: bool | None,
+) -> Tensor:
+    kind = dtype or data.dtype
+    wide = accumulator(kind) if dt.is_float(kind) else kind
+    found = scanop(data, binop, start, name, axis, wide, exclusive)
+    return found if wide == kind else elementwise(found, lambda v: cast(v, kind), "cast")
 
 
 __all__ = ["cumprod", "cumsum", "scanop"]

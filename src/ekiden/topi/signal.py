@@ -9,6 +9,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
+from ekiden.topi.reduce import accumulator, narrowed
 from ekiden.topi.shape import (
     Dim,
     as_dim,
@@ -35,7 +36,7 @@ def dft(re_data: Tensor, im_data: Tensor, inverse: bool) -> list[Tensor]:
     """
     expect_shape("dft", "im_data", im_data.shape, re_data.shape)
     expect_least("dft", "re_data", re_data.shape[-1:], (1,))
-    size, dtype = re_data.shape[-1], re_data.dtype
+    size, dtype = re_data.shape[-1], accumulator(re_data.dtype)
     sign = 1.0 if inverse else -1.0
 
     def part(imaginary: bool) -> Tensor:
@@ -46,14 +47,16 @@ def dft(re_data: Tensor, im_data: Tensor, inverse: bool) -> list[Tensor]:
             """The sum over k of (re + i im)(cos + i sin) of the angle."""
             angle = _angle(i[-1] * k, size, dtype, sign)
             c, s = call_intrin("cos", angle), call_intrin("sin", angle)
-            re, im = re_data[(*i[:-1], k)], im_data[(*i[:-1], k)]
+            re, im = (cast(part[(*i[:-1], k)], dtype) for part in (re_data, im_data))
             return te.sum(re * s + im * c if imaginary else re * c - im * s, k)
 
         total = te.compute(re_data.shape, body, name="dft", tag="dft")
-        if not inverse:
-            return total
         count = cast(size, dtype)
-        return te.compute(total.shape, lambda *i: total[i] / count, name="idft", tag="elemwise")
+        if inverse:
+            found = te.compute(total.shape, lambda *i: total[i] / count, "idft", "elemwise")
+        else:
+            found = total
+        return narrowed(found, re_data.dtype)
 
     return [part(False), part(True)]
 
@@ -83,7 +86,7 @@ def stft(
     frames = tidy((length - n_fft) // hop_length + 1)
     bins = n_fft // 2 + 1 if onesided else n_fft
     shape = as_shape(output_shape) if output_shape else (batch, as_dim(bins), frames, as_dim(2))
-    pad, dtype = (n_fft - win_length) // 2, data.dtype
+    pad, dtype = (n_fft - win_length) // 2, accumulator(data.dtype)
     scale = 1 / math.sqrt(n_fft) if normalized else 1.0
     k = te.reduce_axis((0, win_length), "k")
 
@@ -92,10 +95,10 @@ def stft(
         at = k + pad
         angle = _angle(f * at, as_dim(n_fft), dtype, -1.0)
         wave = Select(part.equal(0), call_intrin("cos", angle), call_intrin("sin", angle), dtype)
-        value = data[b, frame * hop_length + at] * cast(window[k], dtype)
+        value = cast(data[b, frame * hop_length + at], dtype) * cast(window[k], dtype)
         return te.sum(value * wave * const(scale, dtype), k)
 
-    return te.compute(shape, body, name="stft", tag="stft")
+    return narrowed(te.compute(shape, body, name="stft", tag="stft"), data.dtype)
 
 
 __all__ = ["dft", "stft"]

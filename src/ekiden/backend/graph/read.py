@@ -68,8 +68,12 @@ class _Reader:
 
     def name(self, wanted: str) -> str:
         """A name that no other node has."""
-        count = self._names[wanted] = self._names.get(wanted, -1) + 1
-        return f"{wanted}_{count}" if count else wanted
+        name = wanted
+        while name in self._names:
+            self._names[wanted] += 1
+            name = f"{wanted}_{self._names[wanted]}"
+        self._names[name] = 0
+        return name
 
     def argument(
         self, name: str, shape: tuple[int, ...], dtype: str, constant: int | None = None

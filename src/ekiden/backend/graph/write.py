@@ -30,7 +30,7 @@ class _Writer:
         self.is_shared = is_shared
         self.code: list[Instruction] = []
         self.constants: list[np.ndarray] = []
-        self.primitives: list[str] = []
+        self.primitives: dict[str, int] = {}
         arguments = graph.arguments
         self.registers: dict[Entry, int] = {(n, 0): i for i, n in enumerate(arguments)}
         self.count = len(arguments)
@@ -94,9 +94,7 @@ class _Writer:
         return self._into("LoadConst", const_index=len(self.constants) - 1)
 
     def _primitive(self, name: str) -> int:
-        if name not in self.primitives:
-            self.primitives.append(name)
-        return self.primitives.index(name)
+        return self.primitives.setdefault(name, len(self.primitives))
 
     def _tensor(self, entry: Entry, output: Output) -> int:
         key = self._key(entry, output)
@@ -133,7 +131,7 @@ def write_graph(graph: Graph, *, every_entry: bool = False) -> bytes:
             "limits": {},
         }
     }
-    return write_executable([main], writer.constants, writer.primitives, b"", metadata)
+    return write_executable([main], writer.constants, list(writer.primitives), b"", metadata)
 
 
 def _describe(graph: Graph, entry: Entry) -> dict[str, object]:

@@ -9,7 +9,7 @@ solves something.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ekiden.arith import Analyzer, prove_equal, simplify, substitute
@@ -66,6 +66,7 @@ def sources(function: Function, dims: Dims) -> Sources:
     checks = tuple(
         Check.of(each).map(lambda e: simplest(replace(e, solved))) for each in dims.constraints
     )
+    checks = (*_divisions(function, found, shown, solved), *checks)
     needed = {v for e in (*exprs, *(c.condition for c in checks)) for v in free_vars(e)}
     used: list[Source] = []
     for each in found:
@@ -79,6 +80,29 @@ def sources(function: Function, dims: Dims) -> Sources:
             f"allocating memory: no parameter of the function has the dimension {names}"
         )
     return Sources(tuple(used), exprs, checks)
+
+
+def _divisions(
+    function: Function,
+    found: Sequence[Source],
+    shown: Mapping[Var, PrimExpr],
+    solved: Mapping[Var, PrimExpr],
+) -> list[Check]:
+    """That dimensions which symbols are computed from are what these make of them: of 5 elements
+    along n * 2 there is no n.
+    """
+    made: list[Check] = []
+    for source in found:
+        for axis, name in enumerate(source.kind.shape):
+            dim = shown.get(name) if isinstance(name, Var) else None
+            if dim is None or solved.keys().isdisjoint(free_vars(dim)):
+                continue
+            value = simplify(substitute(dim, solved))
+            if not prove_equal(value, name):
+                where = f"dimension {axis} of '{function.params[source.path[0]].name_hint}'"
+                text = f"run: expected {where} to be {prim_text(dim)}"
+                made.append(Check(name.equal(value), text, {"it": name}))
+    return made
 
 
 def _tensors(path: tuple[int, ...], kind: Type) -> list[tuple[tuple[int, ...], TensorType]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ekiden.codegen.c.helpers import Helpers
+from ekiden.codegen.c.types import KEYWORDS, is_macro_like
 from ekiden.codegen.common import (
     addressed,
     check_compiled,
@@ -50,15 +51,6 @@ LONGEST = 96
 PLAIN = frozenset(("int32", "int64", "uint32", "uint64", "float32", "float64"))
 """Types on which C's own operators mean what the nodes mean."""
 _INFIX = {"and": "&&", "or": "||"}
-KEYWORDS = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if "
-    "inline int long register restrict return short signed sizeof static struct switch typedef "
-    "union unsigned void volatile while bool true false lane self args nargs ret status main "
-    "y0 y1 yn j0 j1 jn gamma exp log sin cos tan pow index signal time div abs floor ceil trunc "
-    "rint fabs sqrt copysign fma floorf ceilf truncf rintf fabsf sqrtf copysignf fmaf memcpy "
-    "memset memmove".split()
-)
-"""Names that mean something else in C: a buffer called `floor` is not one there."""
 
 
 class ExpressionWriter:
@@ -84,6 +76,7 @@ class ExpressionWriter:
         """A C identifier not used before in this function."""
         clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in hint) or "v"
         clean = f"_{clean}" if clean[0].isdigit() else clean
+        clean = clean.lower() if is_macro_like(clean) else clean
         count = self._taken.get(clean, 0)
         name = clean
         while name in self._used or name in KEYWORDS:

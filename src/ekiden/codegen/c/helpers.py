@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ekiden.codegen.c.types import C, Syntax, c_type, constant
+from ekiden.codegen.c.types import KEYWORDS, C, Syntax, c_type, constant, is_macro_like
 from ekiden.codegen.c.vectors import NoVectorsError
 from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
@@ -171,7 +171,8 @@ def _escaped(byte: int) -> str:
 def c_symbol(name: str) -> str:
     """A C identifier for the symbol of a function."""
     clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-    return f"ek_{clean}" if clean[0].isdigit() or clean == "main" else clean
+    is_taken = clean[0].isdigit() or clean in KEYWORDS or is_macro_like(clean)
+    return f"ek_{clean}" if is_taken else clean
 
 
 def asm_label(name: str) -> str:

@@ -25,6 +25,22 @@ C_TYPES: dict[str, str] = {
 # fmt: on
 
 
+KEYWORDS = frozenset(
+    "auto break case char const continue default do double else enum extern float for goto if "
+    "inline int long register restrict return short signed sizeof static struct switch typedef "
+    "union unsigned void volatile while bool true false lane self args nargs ret status main "
+    "y0 y1 yn j0 j1 jn gamma exp log sin cos tan pow index signal time div abs floor ceil trunc "
+    "rint fabs sqrt copysign fma floorf ceilf truncf rintf fabsf sqrtf copysignf fmaf memcpy "
+    "memset memmove asm typeof linux unix".split()
+)
+"""Names that mean something else in C: a buffer called `floor` is not one there."""
+
+
+def is_macro_like(name: str) -> bool:
+    """Whether a name may be a macro of C's headers: `NAN`, `INT64_MIN`, `M_PI`."""
+    return len(name) > 2 and name.isupper()
+
+
 def c_type(dtype: str) -> str:
     """The type of one lane in a variable."""
     return C_TYPES[dt.carrier(dt.element(dtype))]

@@ -14,18 +14,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ekiden.arith import prove_equal
 from ekiden.codegen.common import DEVICE_ID, DEVICE_TYPE
 from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.device.printer import free_things
 from ekiden.codegen.device.texts import print_for
 from ekiden.ir import dtype as dt
+from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, cast, const, maximum
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.transform import Sequential
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
-from ekiden.tir.stmt import Evaluate, For, LetStmt, PrimFunc, Stmt
+from ekiden.tir.stmt import Evaluate, For, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.transform import split_host_device
 from ekiden.tir.transform.pipeline import AFTER_SPLIT, BEFORE_SPLIT
 from ekiden.tir.transform.split_host_device import is_device_loop
@@ -55,7 +57,11 @@ def split_program(func: PrimFunc, target: Target) -> Split:
         for name, f in parts.functions.items()
         if isinstance(f, PrimFunc) and name.name_hint != func.name
     }
-    lowered = Sequential(AFTER_SPLIT, name="tir.after_split")(parts)
+    guarded: dict[GlobalVar | str, BaseFunc] = {
+        name: _Guards(grids[name.name_hint]).function(f) if name.name_hint in grids else f
+        for name, f in parts.functions.items()
+    }
+    lowered = Sequential(AFTER_SPLIT, name="tir.after_split")(IRModule(guarded))
     kernels, calls = [], {}
     for name, each in lowered.functions.items():
         if name.name_hint == func.name:
@@ -112,6 +118,30 @@ def _grid(kernel: PrimFunc) -> Grid:
         known = found.get(axis)
         found[axis] = s.extent if known is None or known is s.extent else maximum(known, s.extent)
     return found
+
+
+class _Guards(StmtMutator):
+    """All loops of a kernel over one axis have as many steps as there are threads, and guards where
+    they had less."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def function(self, func: BaseFunc) -> BaseFunc:
+        """A kernel with what its shorter loops do within guards."""
+        assert isinstance(func, PrimFunc)
+        return func.with_fields(body=self.visit(func.body))
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """A loop over threads that are more than its steps: the others do nothing."""
+        made = super().visit_for(stmt)
+        if not is_device_loop(stmt) or not isinstance(made, For):
+            return made
+        whole = self._grid[str((stmt.annotations or {})["thread"])]
+        if prove_equal(made.extent, whole):
+            return made
+        body = IfThenElse(made.loop_var < made.extent, made.body)
+        return made.with_fields(extent=whole, body=body)
 
 
 @dataclass(frozen=True, slots=True)

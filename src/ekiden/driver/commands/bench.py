@@ -8,6 +8,8 @@ import statistics
 import time
 from collections.abc import Mapping
 
+import numpy as np
+
 from ekiden import runtime
 from ekiden.driver.commands.options import (
     FILE,
@@ -39,6 +41,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_remote(parser)
 
 
+def _described(given: object) -> str:
+    """An input's dtype and shape; of a sequence those of each element."""
+    if isinstance(given, list):
+        return f"[{', '.join(map(_described, given))}]"
+    array = np.asarray(given)
+    kind = "string" if array.dtype.kind == "U" else str(array.dtype)
+    return f"{kind}{list(array.shape)}"
+
+
 def run(options: argparse.Namespace) -> int:
     """Time whole calls from Python on random inputs; print the minimum, median and 90th
     percentile.
@@ -52,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     times = _times(executable, feed, options.seconds)
     times.sort()
     low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
-    shapes = {n: f"{a.dtype}{list(a.shape)}" for n, a in feed.items()}
+    shapes = {name: _described(given) for name, given in feed.items()}
     threads = None if options.remote is not None else runtime.num_threads()
     if options.json:
         made = {

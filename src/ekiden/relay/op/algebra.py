@@ -14,6 +14,7 @@ import numpy as np
 
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern, Precision
 from ekiden.relay.expr import Call, Expr, Tuple, TupleWrapper, const
@@ -28,6 +29,7 @@ from ekiden.relay.op.reduce import max as largest_of
 from ekiden.relay.op.reduce import sum as sum_of
 from ekiden.relay.op.reshape import squeeze
 from ekiden.topi.broadcast import broadcast_to as repeated
+from ekiden.topi.reduce import accumulator
 from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape
 from ekiden.topi.transform import MOST
 
@@ -127,7 +129,7 @@ class FixedPointMultiplyPerAxisAttrs(Attrs):
 
 def _multiplied(data: Array, multiplier: int, shift: int) -> Array:
     """data * multiplier * 2**(shift - 31), rounded half up, in integers."""
-    left, right = max(shift, 0), 31 - min(shift, 0)
+    left, right = max(shift, 0), min(31 - min(shift, 0), 63)
     scaled = (data.astype(np.int64) << left) * multiplier
     return np.asarray((scaled + (1 << (right - 1))) >> right).astype(np.int32)
 
@@ -185,7 +187,8 @@ def _meshgrid(attrs: MeshgridAttrs, *vectors: Array) -> tuple[Array, ...]:
 def _collapsed(data: Array, shape: Sequence[int]) -> Array:
     extra = data.ndim - len(shape)
     axes = (*range(extra), *(extra + n for n, d in enumerate(shape) if d == 1))
-    return np.asarray(data.sum(axes).reshape(shape)).astype(data.dtype)
+    wide = data.astype(to_numpy(accumulator(str(data.dtype))))
+    return np.asarray(wide.sum(axes, dtype=wide.dtype).reshape(shape)).astype(data.dtype)
 
 
 declare("einsum", ("data",), lambda attrs, *x: topi.einsum(attrs.equation, *x),

@@ -26,7 +26,6 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
 from ekiden.te import Tensor
-from ekiden.topi.reduce import accumulator
 from ekiden.topi.shape import Shape, as_dim, expect_least, normalize_axes
 
 
@@ -261,7 +260,8 @@ def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     """NumPy's mean; the sum of integers is divided as C does."""
     if is_float(str(data.dtype)):
         return np.asarray(np.mean(data, axis=axis, keepdims=keepdims))
-    total = np.sum(data, axis=axis, keepdims=keepdims, dtype=accumulator(str(data.dtype)))
+    wide = np.uint64 if data.dtype == np.uint64 else np.int64
+    total = np.sum(data, axis=axis, keepdims=keepdims, dtype=wide)
     count = data.size // (total.size or 1) or 1
     whole = np.floor_divide(total, count)
     toward_zero = (total < 0) & (whole * count != total)

@@ -3,8 +3,8 @@
     cumsum(x)[i] = sum over j <= i of x[j];   exclusive: over j < i, which begins with 0
 
 cumprod likewise, where nothing is 1. Without an axis the data are one row. Sums are taken from the
-first to the last element, in the dtype of the result: of float32 their error grows with the length,
-as NumPy's does.
+first to the last element, in the dtype of the result, or of float16 and bfloat16 in float32, with
+each rounded once: of float32 their error grows with the length, as NumPy's does.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import numpy as np
 
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
 from ekiden.te import Tensor
+from ekiden.topi.reduce import accumulator
 from ekiden.topi.shape import normalize_axis, product
 
 
@@ -56,7 +58,9 @@ def _reference(
         """Running results; `exclusive` ones are those of the element before, the first the
         identity.
         """
-        found = function(data, attrs.axis, dtype=attrs.dtype or data.dtype)
+        dtype = str(attrs.dtype or data.dtype)
+        wide = to_numpy(accumulator(dtype) if is_float(dtype) else dtype)
+        found = function(data.astype(wide), attrs.axis, dtype=wide).astype(to_numpy(dtype))
         if not attrs.exclusive:
             return np.asarray(found)
         axis = attrs.axis or 0

@@ -13,6 +13,7 @@ import operator
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 
 import numpy as np
 
@@ -89,7 +90,7 @@ _KINDS = {
 class HybridFunction:
     """A function under `@te.hybrid.script`."""
 
-    def __init__(self, function: Callable[..., object]) -> None:
+    def __init__(self, function: FunctionType) -> None:
         functools.update_wrapper(self, function)
         lines, first = inspect.getsourcelines(function)
         text = textwrap.dedent("".join(lines))
@@ -103,17 +104,14 @@ class HybridFunction:
         """Tensors where an argument is one of te; else what the Python function gives."""
         if any(isinstance(a, (Tensor, Var)) for a in args):
             return _compile(self, args)
-        names = self._function.__globals__
-        added = {n: v for n, v in HYBRID_GLOBALS.items() if n not in names}
-        names.update(added)
-        try:
-            return self._function(*args)
-        finally:
-            for name in added:
-                del names[name]
+        own = self._function
+        names = {**HYBRID_GLOBALS, **own.__globals__}  # the function's own stay as they are
+        run = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
+        run.__kwdefaults__ = own.__kwdefaults__
+        return run(*args)
 
 
-def script(pyfunc: Callable[..., object]) -> HybridFunction:
+def script(pyfunc: FunctionType) -> HybridFunction:
     """The decorator: see `ekiden.te.hybrid`."""
     return HybridFunction(pyfunc)
 

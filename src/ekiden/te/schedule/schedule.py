@@ -268,6 +268,10 @@ def _replay_leaves(stage: Stage) -> None:
             at = leaves.index(step.outer)
             leaves[at : at + 2] = [step.fused]
             stage.all_iter_vars.append(step.fused)
+        elif isinstance(step, Reorder):
+            places = sorted(map(leaves.index, step.order))
+            for place, axis in zip(places, step.order, strict=True):
+                leaves[place] = axis
 
 
 def _written_through(op: ComputeOp, stage: Stage, scope: str) -> tuple[ComputeOp, ComputeOp]:

@@ -10,6 +10,7 @@ from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.topi.layout import permute
 from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
+from ekiden.topi.reduce import accumulator, narrowed
 from ekiden.topi.shape import as_dim, expect_positive, expect_shape, tidy, window_extent
 
 Ints = int | Sequence[int]
@@ -84,6 +85,7 @@ def _deformable(
         wanted = permute((n, taps_of, rows, columns), "NCHW", layout)
         expect_shape(name, "mask", mask.shape, wanted)
     dtype = out_dtype or data.dtype
+    wide = accumulator(dtype)
     y_axis, x_axis = layout.index("H"), layout.index("W")
     sampled_shape = (n, c, kh, kw, rows, columns)
     each = tidy(c // deformable_groups)
@@ -111,10 +113,11 @@ def _deformable(
         b, o, y, x = permute(i, layout, "NCHW")
         channel = ci if groups == 1 else o // per_out * per_group + ci
         factor = kernel[permute((o, ci, ky, kx), "OIHW", kernel_layout)]
-        return te.sum(cast(sampled[b, channel, ky, kx, y, x], dtype) * cast(factor, dtype), taps)
+        return te.sum(cast(sampled[b, channel, ky, kx, y, x], wide) * cast(factor, wide), taps)
 
     shape = permute((n, out, rows, columns), "NCHW", layout)
-    return te.compute(shape, body, name="deformable_conv2d", tag="deformable_conv2d")
+    total = te.compute(shape, body, name="deformable_conv2d", tag="deformable_conv2d")
+    return narrowed(total, dtype)
 
 
 def deformable_conv2d_nchw(
@@ -189,6 +192,7 @@ def correlation_nchw(
         te.reduce_axis((0, d), a) for d, a in ((c, "c"), (kernel_size, "ky"), (kernel_size, "kx"))
     ]
     channel, ky, kx = taps
+    wide = accumulator(data1.dtype)
 
     def load(data: Tensor, b: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
         conditions = [y >= 0, y < h, x >= 0, x < w]
@@ -202,11 +206,12 @@ def correlation_nchw(
         moved = load(data2, b, y + (d // side - reach) * stride2, x + (d % side - reach) * stride2)
         difference = a - moved
         apart = Select(difference < 0.0, -difference, difference, a.dtype)
-        return te.sum(a * moved if is_multiply else apart, taps)
+        return te.sum(cast(a, wide) * cast(moved, wide) if is_multiply else cast(apart, wide), taps)
 
     total = te.compute((n, side * side, rows, columns), body, name="matches", tag="correlation")
-    count = cast(c * (kernel_size * kernel_size), data1.dtype)
-    return te.compute(total.shape, lambda *i: total[i] / count, name="correlation", tag="elemwise")
+    count = cast(c * (kernel_size * kernel_size), wide)
+    mean = lambda *i: cast(total[i] / count, data1.dtype)  # noqa: E731
+    return te.compute(total.shape, mean, name="correlation", tag="elemwise")
 
 
 __all__ = ["correlation_nchw", "deformable_conv2d_nchw", "deformable_conv2d_nhwc"]

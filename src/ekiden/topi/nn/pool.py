@@ -92,12 +92,16 @@ class Window:
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether a window may lie in the padding alone: its maximum is the lowest value, its mean
-        0.
+        """Whether the taps of a window may all lie in the padding: its maximum is the lowest value,
+        its mean 0. Taps that are apart may have the data between them, and data that may be empty
+        are in none.
         """
-        reach = [(k - 1) * d + 1 for k, d in zip(self.pool_size, self.dilation, strict=True)]
-        around = zip(self.before, self.after, reach, strict=True)
-        return any(before >= wide or after >= wide for before, after, wide in around)
+        sizes = [known(self.data.shape[axis]) for axis in self.axes]
+        rows = zip(self.before, self.after, self.pool_size, self.dilation, sizes, strict=True)
+        return any(
+            before + after > 0 and (before >= taps or after >= taps or step > 1 or not size)
+            for before, after, taps, step, size in rows
+        )
 
     def count(self, indices: Sequence[PrimExpr], include_pad: bool) -> PrimExpr:
         """How many taps of a window count, at least one."""

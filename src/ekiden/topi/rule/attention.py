@@ -48,7 +48,7 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.topi.rule.by_hand import make_buffers, tiled_function
+from ekiden.topi.rule.by_hand import extern_buffers, tiled_function
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, Value, steps_down
 from ekiden.topi.rule.dense import UNROLLS
 from ekiden.topi.rule.family import Family, size_of
@@ -566,14 +566,11 @@ def attention(
     decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "attention"."""
-    op = outputs[0].op
-    assert isinstance(op, te.ExternOp)
     heads, _, _ = sizes_of(outputs[0])
-    buffers = make_buffers(inputs, outputs)
+    buffers, operands, (result,) = extern_buffers(inputs, outputs)
     cut = Cut(**dict(decision))  # type: ignore[arg-type]  # a field for each choice
-    lanes = target.lanes("float32")
-    operands, shuffles = [buffers[t] for t in op.inputs], target.has("shuffles")
-    made = Attention(heads, operands, buffers[outputs[0]], lanes, cut, shuffles)
+    lanes, shuffles = target.lanes("float32"), target.has("shuffles")
+    made = Attention(heads, operands, result, lanes, cut, shuffles)
     return tiled_function(name, buffers, made.body(), len(outputs))
 
 

@@ -21,6 +21,19 @@ def make_buffers(
     return {t: Buffer(name, t.whole_shape, t.dtype) for t, name in named}
 
 
+def extern_buffers(
+    inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]
+) -> tuple[dict[te.Tensor, Buffer], list[Buffer], list[Buffer]]:
+    """The parameters of a kernel around statements, then those of them that the operation reads and
+    those that it writes, each in its own order.
+    """
+    op = outputs[0].op
+    assert isinstance(op, te.ExternOp)
+    buffers = make_buffers(inputs, outputs)
+    results = [buffers[t] for t in sorted(outputs, key=lambda t: t.value_index)]
+    return buffers, [buffers[t] for t in op.inputs], results
+
+
 def product(dims: Sequence[PrimExpr]) -> PrimExpr:
     """The number of elements of a shape."""
     total: PrimExpr = const(1)
@@ -49,4 +62,4 @@ def tiled_function(
     return PrimFunc((*buffers.values(),), body, attrs)
 
 
-__all__ = ["make_buffers", "product", "tiled_function", "unflatten"]
+__all__ = ["extern_buffers", "make_buffers", "product", "tiled_function", "unflatten"]

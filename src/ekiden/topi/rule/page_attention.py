@@ -8,7 +8,7 @@ from ekiden import te
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule.by_hand import make_buffers, tiled_function
+from ekiden.topi.rule.by_hand import extern_buffers, tiled_function
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.model import most_rows
@@ -54,13 +54,11 @@ def paged_attention(
     decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "paged_attention"."""
-    op = outputs[0].op
-    pages = op.attrs["pages"]
-    assert isinstance(op, te.ExternOp) and isinstance(pages, Pages)
-    buffers = make_buffers(inputs, outputs)
-    cut = Cut(decision.number("rows"), decision.number("vectors"))
-    operands, lanes = [buffers[t] for t in op.inputs], target.lanes("float32")
-    made = paged_attention_of(pages, operands, buffers[outputs[0]], lanes, cut, target.has(DOT4))
+    pages = outputs[0].op.attrs["pages"]
+    assert isinstance(pages, Pages)
+    buffers, operands, (result,) = extern_buffers(inputs, outputs)
+    cut, lanes = Cut(decision.number("rows"), decision.number("vectors")), target.lanes("float32")
+    made = paged_attention_of(pages, operands, result, lanes, cut, target.has(DOT4))
     body = tiled_function(name, buffers, made.body(), len(outputs))
     return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others
 

@@ -51,7 +51,7 @@ from ekiden.tir.stmt import (
 )
 from ekiden.topi.cells import Cell, VectorMaths
 from ekiden.topi.nn.weights import WORD
-from ekiden.topi.rule.by_hand import make_buffers
+from ekiden.topi.rule.by_hand import extern_buffers, tiled_function
 from ekiden.topi.rule.decision import Decision, Fixed, Space
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.tiles import KLoop, Listed, Tile, balanced_rows, compute_tile
@@ -419,21 +419,13 @@ def recurrent(
     decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "recurrent": all outputs of one layer."""
-    anchor = outputs[0]
-    cell = anchor.op.attrs["cell"]
+    cell = outputs[0].op.attrs["cell"]
     assert isinstance(cell, Cell)
-    assert isinstance(anchor.op, te.ExternOp)
-    buffers = make_buffers(inputs, outputs)
-    operands = [buffers[t] for t in anchor.op.inputs]
-    results = [buffers[t] for t in sorted(outputs, key=lambda t: t.value_index)]
+    buffers, operands, results = extern_buffers(inputs, outputs)
     layer = Layer(cell, operands, results, target.lanes("float32"), target.cores, decision)
-    attrs = {
-        "global_symbol": name,
-        "num_outputs": len(outputs),
-        "tir.tiled": 1,
-        "tir.flush_subnormals": 1,  # gates that stay shut make states decay through them
-    }
-    return PrimFunc((*buffers.values(),), layer.body(), attrs)
+    made = tiled_function(name, buffers, layer.body(), len(outputs))
+    # gates that stay shut make states decay through subnormal numbers
+    return made.with_attr({"tir.flush_subnormals": 1})
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:

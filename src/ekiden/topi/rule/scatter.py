@@ -33,7 +33,7 @@ from ekiden.target import Target
 from ekiden.te.range_check import from_either_end
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, Prefetch, PrimFunc, Stmt, seq
-from ekiden.topi.rule.by_hand import make_buffers
+from ekiden.topi.rule.by_hand import extern_buffers
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial, vectorized
@@ -170,12 +170,10 @@ def scatter(
     decision: Decision,
 ) -> PrimFunc:
     """The rule for tag "scatter"."""
-    op = outputs[0].op
-    slices = op.attrs["slices"]
-    assert isinstance(slices, Slices) and isinstance(op, te.ExternOp)
-    buffers = make_buffers(inputs, outputs)
-    given = [buffers[t] for t in op.inputs]
-    body = slices.body(given, buffers[outputs[0]], decision.number("ahead"))
+    slices = outputs[0].op.attrs["slices"]
+    assert isinstance(slices, Slices)
+    buffers, operands, (result,) = extern_buffers(inputs, outputs)
+    body = slices.body(operands, result, decision.number("ahead"))
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc((*buffers.values(),), body, attrs)
 

@@ -37,7 +37,7 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.attention import Heads, Operand, sizes_of
-from ekiden.topi.rule.by_hand import make_buffers, tiled_function
+from ekiden.topi.rule.by_hand import extern_buffers, tiled_function
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
@@ -332,13 +332,10 @@ def build(
     decision: Decision,
 ) -> PrimFunc:
     """The kernel of an attention."""
-    op = outputs[0].op
-    assert isinstance(op, te.ExternOp)
-    buffers = make_buffers(inputs, outputs)
-    given = [buffers[t] for t in op.inputs]
-    heads = op.attrs["heads"]
+    heads = outputs[0].op.attrs["heads"]
     assert isinstance(heads, Heads)
-    made = _Kernel(heads, given, buffers[outputs[0]], decision)
+    buffers, operands, (result,) = extern_buffers(inputs, outputs)
+    made = _Kernel(heads, operands, result, decision)
     return tiled_function(name, buffers, made.body(), len(outputs))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden import te
+from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.te.range_check import (
@@ -23,6 +24,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.layout import permute
+from ekiden.topi.reduce import accumulator
 from ekiden.topi.shape import Dim, as_dim, as_shape, expect_shape, known, product, tidy
 
 
@@ -60,6 +62,7 @@ def _rows(
     """out[row, column] = sum over a row's elements of data * dense[index, column] (+ extra)."""
     data, indices, indptr = sparse
     rows, columns = (1, 0) if transposed else (0, 1)
+    wide = accumulator(data.dtype)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Rows in parallel. Positions are held inside of the dense matrix, whatever they are."""
@@ -70,13 +73,14 @@ def _rows(
             begin, end = (ib.let("k", cast(starts[row + n], "int64")) for n in (0, 1))
             with ib.for_range(0, shape[columns], "column") as column:
                 at = (column, row) if transposed else (row, column)
-                total = ib.allocate(data.dtype, 1, "total", "local")
-                total[0] = const(0, data.dtype) if extra is None else ib.buffer_ptr(ins[4])[at]
+                total = ib.allocate(wide, 1, "total", "local")
+                first = const(0, wide) if extra is None else cast(ib.buffer_ptr(ins[4])[at], wide)
+                total[0] = first
                 with ib.for_range(begin, end, "k") as k:
                     where = from_either_end(places[k], dense.shape[1 if transposed else 0])
                     load = factor[(column, where) if transposed else (where, column)]
-                    ib.increase(total, 0, values[k] * load)
-                out[at] = total[0]
+                    ib.increase(total, 0, cast(values[k], wide) * cast(load, wide))
+                out[at] = cast(total[0], data.dtype)
         return ib.get()
 
     inputs = [data, indices, indptr, dense, *([] if extra is None else [extra])]
@@ -119,9 +123,10 @@ def sparse_dense(
 
 
 def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Tensor:
-    _, high, wide = data.shape
+    _, high, width = data.shape
+    wide = accumulator(data.dtype)
     blocks = tidy(indptr.shape[0] - 1)
-    shape, count = (x.shape[0], tidy(blocks * high)), tidy(x.shape[1] // wide)
+    shape, count = (x.shape[0], tidy(blocks * high)), tidy(x.shape[1] // width)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Blocks of rows in parallel."""
@@ -131,13 +136,14 @@ def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Te
         with ib.for_range(0, blocks, "block", kind="parallel") as block:
             begin, end = (ib.let("k", cast(starts[block + n], "int64")) for n in (0, 1))
             with ib.for_range(0, shape[0], "row") as row, ib.for_range(0, high, "r") as r:
-                total = ib.allocate(data.dtype, 1, "total", "local")
-                total[0] = const(0, data.dtype)
+                total = ib.allocate(wide, 1, "total", "local")
+                total[0] = const(0, wide)
                 with ib.for_range(begin, end, "k") as k:
-                    first = ib.let("first", from_either_end(places[k], count) * wide)
-                    with ib.for_range(0, wide, "c") as c:
-                        ib.increase(total, 0, values[k, r, c] * factor[row, first + c])
-                out[row, block * high + r] = total[0]
+                    first = ib.let("first", from_either_end(places[k], count) * width)
+                    with ib.for_range(0, width, "c") as c:
+                        term = cast(values[k, r, c], wide) * cast(factor[row, first + c], wide)
+                        ib.increase(total, 0, term)
+                out[row, block * high + r] = cast(total[0], data.dtype)
         return ib.get()
 
     attrs = _checks("sparse_dense", (data, indices, indptr), count)
@@ -345,15 +351,14 @@ def sparse_fill_empty_rows(
         state[0] = 0
         state[1] = 0
         with ib.for_range(0, rows, "row") as row:
-            start, first = ib.let("start", state[1]), ib.let("first", state[0])
-            with ib.for_range(first, count, "k") as k:
-                here = cast(places[k, 0], "int64")
-                with ib.if_scope(te.all(k.equal(state[0]), here <= row)):
-                    for d in range(axes):
-                        new_places[state[1], d] = places[k, d]
-                    new_values[state[1]] = values[k]
-                    ib.increase(state, 1)
-                    ib.increase(state, 0)
+            start, k = ib.let("start", state[1]), state[0]
+            is_here = if_then_else(k < count, cast(places[k, 0], "int64") <= row, const(False))
+            with ib.while_loop(is_here):
+                for d in range(axes):
+                    new_places[state[1], d] = places[k, d]
+                new_values[state[1]] = values[k]
+                ib.increase(state, 1)
+                ib.increase(state, 0)
             with ib.if_scope(start.equal(state[1])):
                 new_places[start, 0] = row
                 for d in range(1, axes):
