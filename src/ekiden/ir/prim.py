@@ -321,7 +321,7 @@ def _truncated_div(a: float, b: float) -> float:
     return a / b
 
 
-# As codegen's: a NaN of either side is the result, where Python's min and max keep one of the first.
+# As codegen's: a NaN of either side is the result; Python's min and max keep one of the first alone.
 def _lesser(a: float, b: float) -> float:
     return b if b < a or b != b else a
 
@@ -752,8 +752,8 @@ def int_range(dtype: str) -> tuple[int, int] | None:
     return (0, 2**count - 1) if sign else (-(2 ** (count - 1)), 2 ** (count - 1) - 1)
 
 
-# Double precision rounded once is what a machine computes in a narrower dtype: 53 bits are more than
-# twice 24 and two.
+# Double precision rounded once is what a machine computes in a narrower dtype: 53 bits are more
+# than twice 24 and two.
 def fold_numbers(
     kind: type[BinaryExpr], a: float, b: float, operands: str, result: str
 ) -> int | float:
