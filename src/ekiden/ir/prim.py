@@ -321,7 +321,7 @@ def _truncated_div(a: float, b: float) -> float:
     return a / b
 
 
-# As codegen's: a NaN of either side is the result; Python's min and max keep one of the first alone.
+# As codegen's: a NaN of either side is the result; Python's min and max keep the first operand.
 def _lesser(a: float, b: float) -> float:
     return b if b < a or b != b else a
 
