@@ -40,9 +40,11 @@ def erf(m: FloatMath, x: Operand) -> Operand:
 
 
 def _single(m: FloatMath, x: Operand) -> Operand:
-    x = m.clamp(x, -LAST, LAST)
-    square = m.mul(x, x)
-    return m.div(m.mul(x, m.polynomial(square, P)), m.polynomial(square, Q))
+    square, limit = m.mul(x, x), m.const(LAST)
+    found = m.div(m.mul(x, m.polynomial(square, P)), m.polynomial(square, Q))
+    # the fit ends a rounding below 1, by which x * (1 + erf(x)) of -1e30 would be -6e22
+    is_far = m.b.compare("oge", m.dtype, m.abs(x), limit)
+    return m.select(is_far, m.copysign(m.const(1.0), x), found)
 
 
 def _double(m: FloatMath, x: Operand) -> Operand:
