@@ -218,3 +218,12 @@ def test_an_operation_can_be_taught() -> None:
         np.testing.assert_array_equal(ekiden.compile(program)(ROW).numpy(), ROW * ROW)
     finally:
         TABLE.pop(name, None)
+
+
+def test_floats_beyond_integers_become_their_ends() -> None:
+    kinds = ["int8", "uint8", "int16", "int32", "uint32", "bool"]
+    x = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, 5e9, 300, -129, -1.5, 127.9, 0], np.float32)
+    agree(lambda x: tuple(x.astype(k) for k in kinds), x, exact=True)
+    with np.errstate(over="ignore"):
+        halves = x.astype(np.float16)
+    agree(lambda x: tuple(x.astype(k) for k in kinds), halves, exact=True)

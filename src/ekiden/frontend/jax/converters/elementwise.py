@@ -9,13 +9,14 @@ import numpy as np
 from ekiden.frontend.common import arithmetic
 from ekiden.frontend.common.arithmetic import Rule
 from ekiden.frontend.common.complex import divided, exponential, multiplied
-from ekiden.frontend.common.functions import atan2, expm1, fmod, log1p
+from ekiden.frontend.common.functions import atan2, expm1, fmod, log1p, whole
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.jax.converters.complex import absolute, binary, compare, convert, log, unary
 from ekiden.frontend.jax.node import ComplexRule, Converter, Node, Row, own, per_part
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float, itemsize
 from ekiden.ir.op import Array
+from ekiden.ir.prim import int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -194,6 +195,8 @@ def _convert(node: Node) -> Result:
         return node.value(0)
     if wanted == "bool":
         return op.not_equal(node.expr(0), const(0, dtype))
+    if is_float(dtype) and int_range(wanted) is not None:
+        return whole(node.expr(0), dtype, wanted)
     return op.cast(node.expr(0), wanted)
 
 
