@@ -316,7 +316,7 @@ def test_places_of_maxima_are_places_of_data(strides: list[int], dilations: list
     options = {"kernel_shape": [3, 2], "strides": strides, "dilations": dilations}
     node = helper.make_node("MaxPool", ["x"], ["y", "at"], pads=[2, 1, 2, 1], **options)
     found, at = interpret(graph_model([node], {"x": x}, ["y", "at"]), [x])
-    assert 0 <= at.min() and at.max() < x.size
+    assert at.min() >= 0 and at.max() < x.size
     np.testing.assert_array_equal(x.ravel()[at], found)
 
 
