@@ -133,3 +133,27 @@ def test_views_by_steps_of_other_views() -> None:
     )
     with pytest.raises(UnsupportedError, match="has not all elements of its memory"):
         agree((lambda x: x[:, :, ::2].as_strided((2, 2), (1, 5)),), x)
+
+
+def test_images_of_one_and_three_axes_by_factors() -> None:
+    """Pixels lie where the factor says, not the quotient of the sizes: 5 * 1.7 are 8."""
+    row, volume = torch.arange(10.0).reshape(1, 2, 5), torch.arange(120.0).reshape(1, 2, 3, 4, 5)
+    factors = (1.7, 0.6, 1.3)
+    agree(
+        (
+            *(
+                lambda x, v, m=m: F.interpolate(x, scale_factor=1.7, mode=m)
+                for m in ("nearest", "linear", "nearest-exact")
+            ),
+            *(
+                lambda x, v, m=m: F.interpolate(v, scale_factor=factors, mode=m)
+                for m in ("nearest", "trilinear", "nearest-exact")
+            ),
+            lambda x, v: F.interpolate(x, scale_factor=0.55, mode="linear"),
+            lambda x, v: F.interpolate(
+                x, scale_factor=1.7, mode="linear", recompute_scale_factor=True
+            ),
+        ),
+        row,
+        volume,
+    )

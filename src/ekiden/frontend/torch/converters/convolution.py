@@ -147,8 +147,8 @@ def _places(node: Node, x: Value, window: Ints, steps: Ints, sides: Ints, gaps: 
         )
         for tap in taps
     ]  # fmt: skip
-    best = op.cast(op.argmax(op.stack(parts, axis=0), axis=0, keepdims=False), "int64")
-    best, zero, one = node.scope.spanned(best), const(0, "int64"), const(1, "int64")
+    place = op.cast(op.argmax(op.stack(parts, axis=0), axis=0, keepdims=False), "int64")
+    best, zero, one = node.scope.spanned(place), const(0, "int64"), const(1, "int64")
     found: list[Expr] = []
     firsts: list[Expr] = []
     for axis in range(rank):
@@ -166,13 +166,22 @@ def _places(node: Node, x: Value, window: Ints, steps: Ints, sides: Ints, gaps: 
         firsts.append(op.add(start, op.multiply(op.add(outside, one), gap)))
     extents = [node.of(e, "int64") for e in shape[lead:]]
     if any(sides):
-        inside = node.scope.spanned(reduce(op.logical_and, [
-            op.logical_and(op.greater_equal(at, zero), op.less(at, extent))
-            for at, extent in zip(found, extents, strict=True)
-        ]))  # fmt: skip
-        found = [op.where(inside, at, first) for at, first in zip(found, firsts, strict=True)]
-    return reduce(lambda flat, pair: op.add(op.multiply(flat, pair[1]), pair[0]),
-                  zip(found, extents, strict=True), zero)  # fmt: skip
+        found = _inside(node, found, firsts, extents)
+    flat: Expr = zero
+    for at, extent in zip(found, extents, strict=True):
+        flat = op.add(op.multiply(flat, extent), at)
+    return flat
+
+
+def _inside(
+    node: Node, found: Sequence[Expr], firsts: Sequence[Expr], extents: Sequence[Expr]
+) -> list[Expr]:
+    """Places along each axis, the first of a window's where one of them is outside of the data."""
+    zero, tests = const(0, "int64"), list[Expr]()
+    for at, extent in zip(found, extents, strict=True):
+        tests.append(op.logical_and(op.greater_equal(at, zero), op.less(at, extent)))
+    inside = node.scope.spanned(reduce(op.logical_and, tests))
+    return [op.where(inside, at, first) for at, first in zip(found, firsts, strict=True)]
 
 
 def _reached(node: Node, x: Value, window: Ints, steps: Ints, sides: Ints) -> list[tuple[int, Dim]]:

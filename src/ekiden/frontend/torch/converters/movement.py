@@ -285,7 +285,8 @@ def _memory_of(node: Node, rank: int) -> tuple[list[int], int]:
         node.unsupported("as_strided of a view that begins at a symbolic place")
     if meta.is_contiguous():
         return list(range(rank)), begin
-    order = sorted(range(rank), key=lambda axis: -int(meta.stride(axis)))
+    steps = [int(step) for step in meta.stride()]
+    order = sorted(range(rank), key=lambda axis: -steps[axis])
     if not meta.permute(order).is_contiguous():
         node.unsupported("as_strided of a view that has not all elements of its memory")
     return order, begin

@@ -120,10 +120,12 @@ def _batch_norm_training(
     shape, dtype = x.type.shape, _wide(x.type.dtype)
     axes = [0, *range(2, len(shape))]
     if dtype != x.type.dtype:
-        x, weight, bias = (
-            None if v is None else node.value_of(node.scope.spanned(node.of(v, dtype)))
-            for v in (x, weight, bias)
-        )  # type: ignore[assignment]
+
+        def widened(value: Value) -> Value:
+            return node.value_of(node.scope.spanned(node.of(value, dtype)))
+
+        x = widened(x)
+        weight, bias = (None if v is None else widened(v) for v in (weight, bias))
     data = node.of(x)
     mean = op.mean(data, axis=axes, keepdims=False)
     variance = op.variance(data, axis=axes, keepdims=False)
