@@ -507,3 +507,22 @@ def test_elements_of_batches() -> None:
         return [tf.gather(x, i, axis=axis, batch_dims=1) for axis in (1, 2, -1)]
 
     check(function, [((None, 5, 6, 3), tf.float32), ((None, 2), tf.int32)], [x, i])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_transposed_convolutions_with_paddings_of_their_own(stride: int) -> None:
+    weight, extent = floats(3, 3, 5, 4), 7 * stride + 3
+
+    def function(x: Model) -> Model:
+        shape = [2, extent - 3, extent - 1, 5]
+        pads = [[0, 0], [1, 2], [0, 1], [0, 0]]
+        return tf.nn.conv2d_transpose(x, weight, shape, stride, pads)
+
+    check(function, [((2, 8, 8, 4), tf.float32)], [floats(2, 8, 8, 4)])
+
+
+def test_maxima_over_channels_are_refused() -> None:
+    function = tf.function(lambda x: tf.nn.max_pool(x, [1, 1, 1, 2], [1, 1, 1, 2], "VALID"))
+    concrete = function.get_concrete_function(tf.TensorSpec([1, 4, 4, 4]))
+    with pytest.raises(UnsupportedError, match="must be 1 for the batch and the channels"):
+        ekiden.compile(concrete)

@@ -201,7 +201,7 @@ ROWS = (
     Row("Maximum",           _binary(op.maximum), plain(rules.maximum)),
     Row("Minimum",           _binary(op.minimum), plain(rules.minimum)),
     Row("Pow",               _binary(op.power)),
-    Row("Atan2",             lambda node: atan2(*node.exprs(), node.dtype(0))),
+    Row("Atan2",             lambda node: atan2(node.expr(0), node.expr(1), node.dtype(0))),
     Row("SquaredDifference", _squared_difference),
     Row("AddN",              _add_n),
     *(Row(n, _bias_add) for n in ("BiasAdd", "BiasAddV1")),
