@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ekiden.arith.analyzer import simplify
 from ekiden.ir import prim_visitor
@@ -68,7 +69,8 @@ def _value(expr: PrimExpr, inside: list[Number], values: Mapping[Var, int]) -> N
         case Select() | Intrinsic(op="if_then_else"):
             return inside[1] if inside[0] else inside[2]
         case Intrinsic(op=name) if is_float(expr.dtype) and name in INTRINSICS:
-            return as_held(float(INTRINSICS[name].reference(*_typed(expr, inside))), expr.dtype)
+            found: Any = INTRINSICS[name].reference(*_typed(expr, inside))
+            return as_held(float(found), expr.dtype)
         case _:
             raise ValueError(
                 f"evaluate: no value for {expr!r}; known are {sorted(v.name for v in values)}"
@@ -77,10 +79,7 @@ def _value(expr: PrimExpr, inside: list[Number], values: Mapping[Var, int]) -> N
 
 def _typed(expr: Intrinsic, inside: Sequence[Number]) -> list[object]:
     """Arguments as NumPy has them in their dtypes."""
-    return [
-        to_numpy(a.dtype).type(v) if isinstance(a, PrimExpr) else v
-        for a, v in zip(expr.args, inside, strict=True)
-    ]
+    return [to_numpy(a.dtype).type(v) for a, v in zip(expr.args, inside, strict=True)]
 
 
 def _cast(value: Number, expr: Cast) -> Number:

@@ -159,7 +159,9 @@ def _folded(call: Call) -> RelayExpr | None:
     if len(values) < len(call.args):
         return call
     if row.linear is Linear.NO:
-        return call if row.reference is None else Constant(row.reference(call.attrs, *values))
+        if row.reference is None:
+            return call
+        return Constant(np.asarray(row.reference(call.attrs, *values)))
     left, right = values
     if row.linear is Linear.SCALES:
         made = merged_product(left, right)
