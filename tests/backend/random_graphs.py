@@ -40,7 +40,7 @@ SIZES = (0, 1, 2, 3, 5, 8, 17)
 """What a symbol is at run time."""
 MOST = 20_000
 """Elements of a tensor, at most."""
-ROUNDINGS = 4
+ROUNDINGS = 16
 """How far a float is moved, in units of its last place."""
 PHASES = (0.3, 1.7, 4.1)
 LOOSE = {"float16": 4e-3, "float32": 3e-6, "float64": 1e-12}
