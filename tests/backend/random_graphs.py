@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -170,7 +171,8 @@ def differences(graph: Graph, numbers: np.random.Generator, runs: int = 2) -> It
     executables = [(tier, ekiden.compile(module, tier=tier)) for tier in TIERS]
     for _ in range(runs):
         data = draw_data(graph, numbers)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy's, of the mean of nothing
             wanted = _run(lambda data=data: exact.evaluate("main", *data))  # type: ignore[misc]
             near = [_run(lambda m=m, data=data: m.evaluate("main", *data)) for m in moved]  # type: ignore[misc]
         for tier, exe in executables:
