@@ -58,6 +58,7 @@ def _resized(
         )  # fmt: skip
 
     out, data = node.out_shape, node.of(x)
+    made: Expr
     if scales is None:
         return resized(data, rank, out[2:])
     if rank == 2:
@@ -67,12 +68,12 @@ def _resized(
         return op.squeeze(wide, [2])
     # along each axis by itself: planes, then what lies behind each other
     batch, channels, depth, height, width = x.type.shape
-    planes = op.reshape(data, (batch, channels * depth, height, width), allowzero=True)
-    planes = resized(planes, 2, out[3:], scales=list(scales[1:]))
+    made = op.reshape(data, (batch, channels * depth, height, width), allowzero=True)
+    made = resized(made, 2, out[3:], scales=list(scales[1:]))
     flat = tidy(out[3] * out[4])
-    behind = op.reshape(planes, (batch, channels, depth, flat), allowzero=True)
-    behind = resized(behind, 2, (out[2], flat), scales=[scales[0], 1.0])
-    return op.reshape(behind, out, allowzero=True)
+    made = op.reshape(made, (batch, channels, depth, flat), allowzero=True)
+    made = resized(made, 2, (out[2], flat), scales=[scales[0], 1.0])
+    return op.reshape(made, out, allowzero=True)
 
 
 _METHODS = ("bilinear", "nearest", "bicubic")
