@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import ekiden
 from ekiden import relay
 from ekiden.frontend.torch.export import decomposed, exported
 from ekiden.frontend.torch.program import import_program
@@ -88,6 +89,17 @@ def test_statistics_of_float16_are_wide() -> None:
         x,
         rtol=4e-3,
     )
+
+
+def test_a_slope_that_training_draws_is_their_middle() -> None:
+    model, x = (
+        Apply((lambda x: F.rrelu(x, 0.1, 0.3), lambda x: F.rrelu(x, 1.0, 3.0))),
+        torch.ones(5),
+    )
+    for mine, theirs in zip(ekiden.compile(model, (x,))(-x), model(-x), strict=True):
+        torch.testing.assert_close(torch.from_dlpack(mine), theirs)
+    with pytest.raises(UnsupportedError, match="slopes that are drawn"):
+        agree((lambda x: F.rrelu(x, training=True),), torch.randn(5))
 
 
 def test_running_extremes() -> None:

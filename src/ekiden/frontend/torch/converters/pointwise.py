@@ -372,6 +372,16 @@ def _leaky_relu(node: Node, x: Value, negative_slope: float = 0.01) -> Expr:
     return op.nn.leaky_relu(node.of(x), alpha=float(negative_slope))
 
 
+def _rrelu(
+    node: Node, x: Value, noise: Value, lower: float = 1 / 8, upper: float = 1 / 3,
+    training: bool = False, generator: object = None,
+) -> list[Expr | Value | None]:  # fmt: skip
+    """In inference, where the slope is the middle of those that training draws."""
+    if training:
+        node.unsupported("slopes that are drawn, as training does")
+    return [op.nn.leaky_relu(node.of(x), alpha=(float(lower) + float(upper)) / 2), noise]
+
+
 def _softplus(node: Node, x: Value, beta: float = 1, threshold: float = 20) -> Expr:
     dtype, data = node.out_dtype, node.of(x)
     scaled = op.multiply(data, const(beta, dtype))
@@ -489,6 +499,7 @@ ROWS: tuple[Row, ...] = (
     ("silu", _silu),
     ("elu", _elu),
     ("leaky_relu", _leaky_relu),
+    ("rrelu_with_noise_functional", _rrelu),
     ("softplus", _softplus),
     ("hardtanh", _hardtanh),
     ("hardsigmoid", _hardsigmoid),
