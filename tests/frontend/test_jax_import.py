@@ -218,3 +218,26 @@ def test_an_operation_can_be_taught() -> None:
         np.testing.assert_array_equal(ekiden.compile(program)(ROW).numpy(), ROW * ROW)
     finally:
         TABLE.pop(name, None)
+
+
+def test_floats_beyond_integers_become_their_ends() -> None:
+    kinds = ["int8", "uint8", "int16", "int32", "uint32", "bool"]
+    x = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, 5e9, 300, -129, -1.5, 127.9, 0], np.float32)
+    agree(lambda x: tuple(x.astype(k) for k in kinds), x, exact=True)
+    with np.errstate(over="ignore"):
+        halves = x.astype(np.float16)
+    agree(lambda x: tuple(x.astype(k) for k in kinds), halves, exact=True)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
+def test_integers_at_their_ends(dtype: str) -> None:
+    """Divided by 0, and shifted by the width and more, or by less than nothing."""
+    ends = np.iinfo(dtype)
+    some = np.array([ends.min, ends.max, 0, 1, 7, 31, 100, ends.max - 1], dtype)
+    x, y = np.repeat(some, some.size), np.tile(some, some.size)
+
+    def function(x: Any, y: Any) -> Any:  # noqa: ANN401
+        shifts = lax.shift_left, lax.shift_right_logical, lax.shift_right_arithmetic
+        return lax.div(x, y), lax.rem(x, y), x // y, x % 7, *(shift(x, y) for shift in shifts)
+
+    agree(function, x, y, exact=True)

@@ -184,6 +184,19 @@ MORE = [
         constants=(3,),
         reference=True,
     ),
+    case("Shrink", WHOLE, attrs={"lambd": 2.5, "bias": 1.5}),
+    case("Shrink", np.array([3, 200, 1], np.uint8), attrs={"lambd": 1.5, "bias": 0.5}),
+    case("ReduceL2", WHOLE, attrs={"axes": [1]}),
+    case("ReduceLogSum", np.abs(WHOLE), attrs={"axes": [0]}),
+    case("ReduceLogSumExp", WHOLE, attrs={"axes": [1]}),
+    case(
+        "LayerNormalization",
+        (300 * X).astype(np.float16),
+        np.ones(4, np.float16),
+        np.zeros(4, np.float16),
+        outputs=3,
+        rtol=1e-3,
+    ),
 ]
 
 
@@ -292,6 +305,19 @@ def test_the_axis_of_a_transform_comes_at_run_time() -> None:
     for axis in (0, 1, -2):
         inputs = [normal(2, 3, 4, 1), None, np.array(axis)]
         check_node("DFT", inputs, opset=20, reference=True)
+
+
+@pytest.mark.parametrize("strides", [[1, 1], [2, 3]])
+@pytest.mark.parametrize("dilations", [[1, 1], [2, 1]])
+def test_places_of_maxima_are_places_of_data(strides: list[int], dilations: list[int]) -> None:
+    """Also where all of a window is -inf, as its border is."""
+    x = np.full((1, 2, 5, 6), -np.inf, np.float32)
+    x[0, 1, 2:, 3:] = normal(3, 3)
+    options = {"kernel_shape": [3, 2], "strides": strides, "dilations": dilations}
+    node = helper.make_node("MaxPool", ["x"], ["y", "at"], pads=[2, 1, 2, 1], **options)
+    found, at = interpret(graph_model([node], {"x": x}, ["y", "at"]), [x])
+    assert at.min() >= 0 and at.max() < x.size
+    np.testing.assert_array_equal(x.ravel()[at], found)
 
 
 def test_affine_grid_of_a_size_by_data() -> None:

@@ -433,3 +433,96 @@ def test_a_singular_matrix_is_named() -> None:
     concrete = tf.function(tf.linalg.inv).get_concrete_function(tf.TensorSpec((2, 2), name="x"))
     with pytest.raises(LinAlgError, match="pivot 2 is 0: the matrix is singular"):
         ekiden.compile(concrete)(np.ones((2, 2), np.float32))
+
+
+EDGES = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 0.1, -2.5, 4, 9, -20, 30], np.float32)
+
+
+def test_edges_of_functions() -> None:
+    """What is no number, ends, results that cancel out, numbers beside those that are whole."""
+
+    def of_one(x: Model) -> Model:
+        return (
+            tf.math.erfc(x),
+            tf.nn.softplus(x),
+            tf.math.log1p(x),
+            tf.math.expm1(x),
+            tf.nn.relu6(x),
+        )
+
+    def of_two(x: Model, y: Model) -> Model:
+        return tf.math.floordiv(x, y), tf.math.floormod(x, y), tf.math.atan2(x, y)
+
+    x, y = np.repeat(EDGES, EDGES.size), np.tile(EDGES, EDGES.size)
+    exe = ekiden.compile(tf.function(of_one).get_concrete_function(tf.TensorSpec([None])))
+    for have, want in zip(arrays(exe(EDGES)), arrays(of_one(EDGES)), strict=True):
+        np.testing.assert_allclose(have, want, rtol=2e-6)
+    check(of_two, [((None,), tf.float32)] * 2, [x, y])
+
+
+def test_edges_of_extremes_and_means() -> None:
+    def function(x: Model, i: Model) -> Model:
+        places = tf.argmax(x, 1), tf.argmin(x, 1)
+        return (*places, tf.reduce_mean(i), tf.reduce_mean(i, 0, keepdims=True))
+
+    x = np.array([[1, np.nan, 3], [np.nan, -1, -np.inf], [np.nan] * 3], np.float32)
+    i = np.array([[-3, 4], [-4, 1], [-4, 3]], np.int32)
+    check(function, [((None, 3), tf.float32), ((None, 2), tf.int32)], [x, i])
+
+
+def test_edges_of_shifts() -> None:
+    def function(x: Model, by: Model) -> Model:
+        return tf.bitwise.left_shift(x, by), tf.bitwise.right_shift(x, by)
+
+    x, by = np.array([1, 1, -8, 8, 5], np.int32), np.array([32, -1, 40, 31, 1], np.int32)
+    check(function, [((None,), tf.int32)] * 2, [x, by])
+
+
+@pytest.mark.parametrize("size", [(9, 13), (3, 4)])
+def test_edges_of_cubic_images(size: tuple[int, int]) -> None:
+    """Weights outside of the image are none; TensorFlow has 1,024 of them for a pixel."""
+    x = RNG.random((1, 5, 7, 2)).astype(np.float32)
+    names = [tf.TensorSpec(x.shape)]
+
+    def function(x: Model) -> Model:
+        return tf.image.resize(x, size, method="bicubic")
+
+    exe = ekiden.compile(tf.function(function).get_concrete_function(*names))
+    np.testing.assert_allclose(arrays(exe(x))[0], arrays(function(x))[0], atol=2e-3)
+
+
+def test_numbers_in_even_steps() -> None:
+    check(lambda x: tf.linspace(x[0], x[1], 7), [((2,), tf.float32)], [np.array([1e8, 1], "f4")])
+    concrete = tf.function(lambda x: tf.linspace(x[0], x[1], 7)).get_concrete_function(
+        tf.TensorSpec([2], tf.float64)
+    )
+    x = np.array([0.1, 0.7])
+    np.testing.assert_allclose(arrays(ekiden.compile(concrete)(x))[0], np.linspace(*x, 7), 1e-14)
+
+
+def test_elements_of_batches() -> None:
+    x, i = floats(2, 5, 6, 3), np.array([[1, 0], [2, 1]], np.int32)
+
+    def function(x: Model, i: Model) -> Model:
+        return [tf.gather(x, i, axis=axis, batch_dims=1) for axis in (1, 2, -1)]
+
+    check(function, [((None, 5, 6, 3), tf.float32), ((None, 2), tf.int32)], [x, i])
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_transposed_convolutions_with_paddings_of_their_own(stride: int) -> None:
+    weight, extent = floats(3, 3, 5, 4), 7 * stride + 3
+
+    def function(x: Model) -> Model:
+        shape = [2, extent - 3, extent - 1, 5]
+        pads = [[0, 0], [1, 2], [0, 1], [0, 0]]
+        return tf.nn.conv2d_transpose(x, weight, shape, stride, pads)
+
+    check(function, [((2, 8, 8, 4), tf.float32)], [floats(2, 8, 8, 4)])
+
+
+def test_maxima_over_channels_are_refused() -> None:
+    function = tf.function(lambda x: tf.nn.max_pool(x, [1, 1, 1, 2], [1, 1, 1, 2], "VALID"))
+    concrete = function.get_concrete_function(tf.TensorSpec([1, 4, 4, 4]))
+    with pytest.raises(UnsupportedError, match="must be 1 for the batch and the channels"):
+        ekiden.compile(concrete)

@@ -401,3 +401,56 @@ def test_tvms_signature() -> None:
         relay.frontend.from_tflite(data, dtype_dict={"t0": "int8"})
     with pytest.raises(CompileError, match="op_converter: classes of converters are not taken"):
         relay.frontend.from_tflite(data, op_converter=int)
+
+
+EDGES = np.array([-np.inf, -1e30, -100, -3, -0.5, -1e-8, 0, 0.1, 1, 7, 100], np.float32)
+
+
+@pytest.mark.parametrize("code", ["ELU", "SIGN", "TANH"])
+def test_edges_of_functions(code: str) -> None:
+    data, args = one(code, [EDGES], Spec(EDGES.shape))
+    np.testing.assert_allclose(run(data, *args)[0], litert(data, *args)[0], rtol=1e-6)
+
+
+def test_the_error_function_ends_at_one() -> None:
+    data, args = one("GELU", [EDGES[1:]], Spec((10,)), ("GeluOptions", {"Approximate": False}))
+    np.testing.assert_allclose(run(data, *args)[0], litert(data, *args)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_quotients_of_floats_are_rounded_down() -> None:
+    a, b = np.array([1, -1, 7, -7, 3], np.float32), np.array([0.1, np.inf, -2, 2, 0.3], np.float32)
+    check(*one("FLOOR_DIV", [a, b], Spec((5,))), exact=True)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
+def test_floats_beyond_integers_are_cut_off(dtype: str) -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, 300, -129, -1.5, 127.9], np.float32)
+    kinds = {"int8": 9, "uint8": 3, "int16": 7, "int32": 2}
+    table = ("CastOptions", {"InDataType": 0, "OutDataType": kinds[dtype]})
+    check(*one("CAST", [x], Spec(x.shape, dtype), table), exact=True)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_means_of_integers(dtype: str) -> None:
+    x = np.array([[-3, 4, 2**30, 2**30], [-4, 1, 0, -8]], dtype)
+    table = ("ReducerOptions", {"KeepDims": 0})
+    check(*one("MEAN", [x, ints(1)], Spec((2,), dtype), table, (1,)), exact=True)
+
+
+def test_places_of_extremes_beside_what_is_no_number() -> None:
+    x = np.array([[1, np.nan, 3], [2, -1, np.nan]], np.float32)
+    table = {"OutputType": 2}
+    check(*one("ARG_MAX", [x, ints(1)], Spec((2,), "int32"), ("ArgMaxOptions", table), (1,)))
+    check(*one("ARG_MIN", [x, ints(1)], Spec((2,), "int32"), ("ArgMinOptions", table), (1,)))
+
+
+def test_elements_of_batches() -> None:
+    x, i = floats(2, 5, 6, 3), np.array([[1, 0], [2, 4]], np.int32)
+    for axis, shape in ((1, (2, 2, 6, 3)), (2, (2, 5, 2, 3)), (-1, (2, 5, 6, 2))):
+        table = ("GatherOptions", {"Axis": axis, "BatchDims": 1})
+        check(*one("GATHER", [x, i % 3 if axis == -1 else i], Spec(shape), table), exact=True)
+
+
+def test_a_shape_with_a_zero() -> None:
+    x = np.zeros((3, 0), np.float32)
+    check(*one("RESHAPE", [x, ints(0, 5)], Spec((0, 5)), None, (1,)), exact=True)

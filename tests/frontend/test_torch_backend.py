@@ -350,3 +350,36 @@ def test_numbers_whose_chances_are_data_are_named(caplog: pytest.LogCaptureFixtu
         found = torch.compile(function, backend="ekiden")(torch.randn(3, 5))
     assert found.shape == (3, 2)
     assert "aten.multinomial.default" in caplog.text
+
+
+@alike(2)
+@pytest.mark.parametrize(
+    ("labels", "lengths", "options"),
+    [
+        ([[1, 1, 3, 5], [2, 4, 1, 2], [5, 5, 5, 5]], ([9, 7, 3], [4, 3, 4]),
+         {"reduction": "none", "zero_infinity": True}),
+        ([[1, 1, 3], [2, 4, 1], [5, 5, 5]], ([9, 7, 6], [3, 0, 3]), {"reduction": "mean"}),
+        ([1, 1, 3, 5, 2, 4, 5], ([9, 7, 6], [4, 2, 1]), {"reduction": "sum"}),
+        ([[1, 1, 3, 5], [2, 4, 1, 2], [5, 5, 5, 5]], ([9, 7, 3], [4, 3, 4]),
+         {"reduction": "none"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_data", [False, True])
+def test_gradient_of_losses_of_labels_without_places(
+    labels: list[object], lengths: tuple[list[int], list[int]], options: object, is_data: bool
+) -> None:
+    """Equal neighbours, targets that are empty, too long for their input (NaN, or 0 where it is
+    asked for), one after the other; in double precision."""
+    targets = torch.tensor(labels)
+    given = [torch.tensor(n) if is_data else n for n in lengths]
+    x = torch.randn(9, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    x.requires_grad_()
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return F.ctc_loss(x.log_softmax(2), targets, *given, **options)
+
+    wanted, found = loss(x), torch.compile(loss, backend="ekiden")(x)
+    torch.testing.assert_close(found, wanted)
+    grads = [torch.autograd.grad(made.sum(), x)[0] for made in (found, wanted)]
+    torch.testing.assert_close(*grads, equal_nan=True, rtol=1e-10, atol=1e-12)
+    assert not backend.counters["eager"], "both graphs are compiled"

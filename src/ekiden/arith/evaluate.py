@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from ekiden.arith.analyzer import simplify
 from ekiden.ir import prim_visitor
@@ -23,6 +22,8 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
+    as_held,
+    fold_numbers,
 )
 from ekiden.ir.prim_visitor import children, post_order
 
@@ -32,15 +33,16 @@ def substitute(expr: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
     return simplify(prim_visitor.substitute(expr, dict(values)))
 
 
-Number = int | float | np.floating[Any]
-"""Floats have the width that the expression says: 0.7 as float32 is not 0.7 as float64."""
+Number = int | float
+"""As the expression's dtype holds it: 0.7 as float32 is not 0.7 as float64."""
 
 
 def evaluate(expr: PrimExpr, values: Mapping[Var, int]) -> int:
     """The integer that an expression is when variables have these values; floats inside it are
-    rounded as its types say.
+    rounded and integers wrap around as its types say.
 
-    Raises ValueError for a variable without one or a division by zero.
+    Raises ValueError for a variable without one, a division by zero, and where a float becomes an
+    integer that has no value for it.
     """
     done: dict[int, Number] = {}
     for each in post_order(expr):
@@ -53,7 +55,7 @@ def _value(expr: PrimExpr, inside: list[Number], values: Mapping[Var, int]) -> N
         case IntImm():
             return expr.value
         case FloatImm():
-            return _rounded(expr.value, expr.dtype)
+            return as_held(expr.value, expr.dtype)
         case Var() if expr in values:
             return values[expr]
         case And() | Or():
@@ -63,28 +65,37 @@ def _value(expr: PrimExpr, inside: list[Number], values: Mapping[Var, int]) -> N
         case Not():
             return not inside[0]
         case Cast():
-            return _rounded(inside[0], expr.dtype)
+            return _cast(inside[0], expr)
         case Select() | Intrinsic(op="if_then_else"):
             return inside[1] if inside[0] else inside[2]
         case Intrinsic(op=name) if is_float(expr.dtype) and name in INTRINSICS:
-            return _rounded(INTRINSICS[name].reference(*inside), expr.dtype)
+            found: Any = INTRINSICS[name].reference(*_typed(expr, inside))
+            return as_held(float(found), expr.dtype)
         case _:
             raise ValueError(
                 f"evaluate: no value for {expr!r}; known are {sorted(v.name for v in values)}"
             )
 
 
-def _rounded(value: object, dtype: str) -> Number:
-    """A number as one of a type: floats by its width, towards zero for integers."""
-    if not is_float(dtype):
-        return int(value)  # type: ignore[call-overload, no-any-return]
-    return to_numpy(dtype).type(value)  # type: ignore[return-value]
+def _typed(expr: Intrinsic, inside: Sequence[Number]) -> list[object]:
+    """Arguments as NumPy has them in their dtypes."""
+    return [to_numpy(a.dtype).type(v) for a, v in zip(expr.args, inside, strict=True)]
+
+
+def _cast(value: Number, expr: Cast) -> Number:
+    """A number in another dtype: towards zero for integers."""
+    if is_float(expr.dtype):
+        return as_held(value, expr.dtype)
+    if expr.dtype == "bool":
+        return value != 0
+    if not math.isfinite(value):
+        raise ValueError(f"evaluate: {value} has no value as {expr.dtype} in {expr!r}")
+    return as_held(int(value), expr.dtype)
 
 
 def _fold(expr: BinaryExpr, inside: list[Number]) -> Number:
     try:
-        found = type(expr).fold(*inside)
+        return fold_numbers(type(expr), inside[0], inside[1], expr.a.dtype, expr.dtype)
     except ZeroDivisionError:
         # A side of a Select that is not chosen may divide by zero.
         return 0
-    return _rounded(found, expr.dtype) if is_float(expr.dtype) else int(found)

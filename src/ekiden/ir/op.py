@@ -264,7 +264,8 @@ class OpDef:
     constants, the function of relay.op of its name without "dyn." takes them for attributes
     (DynamicToStatic). homogeneous: of one tensor, f(x * s) = f(x) * s for s > 0. boxes: which
     box of the one argument each result is, where results are nothing else (SliceInPlace). hint: its
-    result is its argument, of any type, and there is no kernel (ExpandOps).
+    result is its argument, of any type, and there is no kernel (ExpandOps). expanded: it stands for
+    other operators on quantised tensors and has no kernel (qnn.transform.CanonicalizeOps).
     """
 
     name: str
@@ -306,6 +307,7 @@ class OpDef:
     homogeneous: bool = False
     boxes: BoxesOf | None = None
     hint: bool = False
+    expanded: bool = False
     description: str = ""
     result: str = ""
 

@@ -16,6 +16,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Union
 
+import numpy as np
+
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import NODE_TYPES, Node, freeze, ignored, node
 from ekiden.runtime.errors import ExpressionError
@@ -319,6 +321,15 @@ def _truncated_div(a: float, b: float) -> float:
     return a / b
 
 
+# As codegen's: a NaN of either side is the result; Python's min and max keep the first operand.
+def _lesser(a: float, b: float) -> float:
+    return b if b < a or b != b else a
+
+
+def _greater(a: float, b: float) -> float:
+    return b if b > a or b != b else a
+
+
 @node("tir.Add")
 class Add(BinaryExpr):
     """`a + b`."""
@@ -393,7 +404,7 @@ class Min(BinaryExpr):
     b: PrimExpr
     dtype: str = ""
     symbol = "min"
-    fold = staticmethod(min)
+    fold = staticmethod(_lesser)
 
 
 @node("tir.Max")
@@ -404,7 +415,7 @@ class Max(BinaryExpr):
     b: PrimExpr
     dtype: str = ""
     symbol = "max"
-    fold = staticmethod(max)
+    fold = staticmethod(_greater)
 
 
 @node("tir.EQ")
@@ -670,8 +681,10 @@ def _cast_number(value: IntImm | FloatImm, dtype: str) -> PrimExpr:
     if dtype == "bool":
         return const(bool(value.value), dtype)
     ends = int_range(dtype)
-    if ends is None or isinstance(value, IntImm):
-        return const(_wrapped(value.value, dtype), dtype)
+    if isinstance(value, IntImm):
+        return const(as_held(value.value, dtype), dtype)
+    if ends is None:
+        return const(as_held(as_held(value.value, value.dtype), dtype), dtype)
     fits = math.isfinite(value.value) and ends[0] <= int(value.value) <= ends[1]
     return const(value.value, dtype) if fits else Cast(value, dtype)
 
@@ -706,8 +719,6 @@ def _in_lanes(a: PrimExpr, other: str) -> PrimExpr:
     return NODE_TYPES["tir.Broadcast"](a, lanes, dt.with_lanes(a.dtype, lanes))  # type: ignore[call-arg,return-value]
 
 
-# Floats fold in double precision and are rounded to their dtype where they are used; a sum of two
-# constants of float32 may so differ in the last bit from what a machine would have added.
 def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     """`kind(a, b)` with constants folded and 0 and 1 absorbed.
 
@@ -726,7 +737,7 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
         divides_by_zero = kind in (Div, FloorDiv, FloorMod) and b.value == 0
         if not divides_by_zero:
-            return const(_wrapped(kind.fold(a.value, b.value), result), result)
+            return const(fold_numbers(kind, a.value, b.value, a.dtype, result), result)
     absorbed = _absorb(kind, a, b)
     return kind(a, b, result) if absorbed is None else absorbed
 
@@ -741,9 +752,23 @@ def int_range(dtype: str) -> tuple[int, int] | None:
     return (0, 2**count - 1) if sign else (-(2 ** (count - 1)), 2 ** (count - 1) - 1)
 
 
+# Double precision rounded once is what a machine computes in a narrower dtype: 53 bits are more
+# than twice 24 and two.
+def fold_numbers(
+    kind: type[BinaryExpr], a: float, b: float, operands: str, result: str
+) -> int | float:
+    """What `kind` gives for two numbers of a dtype. Raises ZeroDivisionError."""
+    if dt.is_float(operands):
+        a, b = as_held(a, operands), as_held(b, operands)
+    return as_held(kind.fold(a, b), result)
+
+
 # Of signed integers too: the language has no overflow that is undefined.
-def _wrapped(value: float, dtype: str) -> float:
-    """What an operation on numbers of a dtype gives: integers begin anew past their ends."""
+def as_held(value: float, dtype: str) -> int | float:
+    """A number as a dtype holds it: floats rounded, integers begin anew past their ends."""
+    if dt.is_float(dtype):
+        with np.errstate(all="ignore"):
+            return float(dt.to_numpy(dtype).type(value))
     ends = int_range(dtype)
     if ends is None or ends[0] <= value <= ends[1]:
         return value

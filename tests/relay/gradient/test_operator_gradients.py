@@ -211,6 +211,14 @@ EDGES = [
     ("%a: Tensor[(1, 1, 1, 2), float16], %b: Tensor[(1, 1, 1, 1), float16]",
      'nn.conv2d(%a, %b, out_dtype="float32")', [[[[[1, 2]]]], [[[[3]]]]],
      [[[[[3, 3]]]], [[[[3]]]]]),
+    ("%a: Tensor[(4, 3), float32]", "prod(%a, axis=[1])",
+     [[[0, 2, 3], [0, 0, 3], [4, -1, 0], [2, 3, 4]]],
+     [[[6, 0, 0], [0, 0, 0], [0, 0, -4], [12, 8, 6]]]),
+    ("%a: Tensor[(3,), float32]", "prod(%a)", [[5, 0, 2]], [[0, 10, 0]]),
+    ("%a: Tensor[(2,), float32], %b: Tensor[(2,), float32]",
+     'multiply(take(%a, zeros(shape=[2], dtype="int32"), axis=0), %b)',
+     [[1, 2], [np.inf, 1]], [[np.inf, 0], [1, 1]]),
+    ("%a: Tensor[(131072,), float16]", "mean(%a)", [[1] * 131072], [[2**-17] * 131072]),
 ]  # fmt: skip
 
 

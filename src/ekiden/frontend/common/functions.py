@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ekiden.ir.dtype import is_float
+from ekiden.ir.prim import as_held, int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -26,6 +29,55 @@ def log1p(x: Expr, dtype: str) -> Expr:
     near = op.divide(op.multiply(op.log(u), x), op.subtract(u, one))
     far = op.logical_or(op.greater(op.abs(x), one), op.isnan(x))
     return op.where(op.equal(u, one), x, op.where(far, op.log(u), near))
+
+
+def whole(x: Expr, dtype: str, wanted: str, of_none: float = 0) -> Expr:
+    """Floats as integers, cut off: the ends for what is beyond them, `of_none` for what is no
+    number. The float behind the largest is a power of two, which is exact.
+    """
+    ends = int_range(wanted)
+    assert ends is not None, f"{wanted} are no integers"
+    least, largest = (const(np.array(end, wanted)) for end in ends)
+    none = op.isnan(x)
+    found = op.cast(op.where(none, const(0, dtype), x), wanted)
+    above = op.greater_equal(x, const(as_held(ends[1] + 1, dtype), dtype))
+    below = op.less_equal(x, const(as_held(ends[0], dtype), dtype))
+    found = op.where(above, largest, op.where(below, least, found))
+    return found if of_none == 0 else op.where(none, const(np.array(of_none, wanted)), found)
+
+
+def erfc(x: Expr, dtype: str) -> Expr:
+    """1 - erf(x), which keeps its digits where it is small: from 1 on by others, in float64."""
+    wide = op.cast(x, "float64")
+    far = op.maximum(wide, const(1.0, "float64"))
+    factor = _erfc_fraction(far) if dtype == "float64" else _erfc_series(far)
+    tail = op.multiply(op.exp(op.negative(op.multiply(far, far))), factor)
+    near = op.subtract(const(1, dtype), op.erf(x))
+    return op.where(op.greater(x, const(1, dtype)), op.cast(tail, dtype), near)
+
+
+_SERIES = (
+    0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418,
+    0.37409196, 1.00002368, -1.26551223,
+)  # fmt: skip
+
+
+def _erfc_series(x: Expr) -> Expr:
+    """exp(x x) erfc(x) to 1.2e-7 (Numerical Recipes, erfcc): t exp(p(t)), t = 1 / (1 + x / 2)."""
+    one, half = const(1.0, "float64"), const(0.5, "float64")
+    t = op.divide(one, op.add(one, op.multiply(x, half)))
+    sums: Expr = const(_SERIES[0], "float64")
+    for each in _SERIES[1:]:
+        sums = op.add(op.multiply(sums, t), const(each, "float64"))
+    return op.multiply(t, op.exp(sums))
+
+
+def _erfc_fraction(x: Expr) -> Expr:
+    """exp(x x) erfc(x) by its continued fraction (DLMF 7.9.3)."""
+    found = x
+    for k in range(120, 0, -1):
+        found = op.add(x, op.divide(const(k / 2, "float64"), found))
+    return op.divide(const(1 / math.sqrt(math.pi), "float64"), found)
 
 
 def fmod(dtype: str, x: Expr, y: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""Matrix products of any ranks, of expressions."""
+"""Matrix products of any ranks, and elements of batches, of expressions."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def _flat(node: Node, expr: Expr, batch: Shape) -> Expr:
     if len(shape) != len(batch) + 2 or not all(equal(d, e) for d, e in pairs):
         expr = op.broadcast_to(expr, (*batch, *shape[-2:]))
     return op.reshape(expr, (product(batch), *shape[-2:]), True)
+
+
+def taken(node: Node, data: Expr, indices: Expr, axis: int, batch: int) -> Expr:
+    """Elements of an axis at indices, whose first axes, `batch` of them, are those of the data."""
+    if not batch:
+        return op.take(data, indices, axis=axis)
+    rank, width = len(node.typed(data).shape), len(node.typed(indices).shape)
+    order = [*range(batch), axis, *range(batch, axis), *range(axis + 1, rank)]
+    turned = data if axis == batch else op.transpose(data, order)
+    found = op.gather_nd(turned, op.expand_dims(indices, 0), batch_dims=batch, index_rank=1)
+    if axis == batch:
+        return found
+    lead = list(range(width, width + axis - batch))
+    tail = range(width + axis - batch, width + rank - batch - 1)
+    return op.transpose(found, [*range(batch), *lead, *range(batch, width), *tail])

@@ -8,8 +8,10 @@ a mean, to those that are the extreme in equal shares for max and min, so that t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr
@@ -17,7 +19,6 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Tuple, const
 from ekiden.relay.gradient.helpers import (
     broadcast_like,
-    rows_of,
     scalar,
     shape_like,
     shaped,
@@ -64,20 +65,27 @@ def _mean(call: Call, grad: Expr) -> Sequence[Expr]:
     attrs = call.attrs
     assert isinstance(attrs, ReduceAttrs)
     axes = reduced_axes("mean", attrs, len(tensor(x).shape))
-    share = op.divide(grad, number_of(x, axes))
+    share = over_number(grad, x, axes)
     return [broadcast_like(_with_reduced_axes(call, share), x)]
 
 
-def number_of(x: Expr, axes: Sequence[int]) -> Expr:
-    """How many elements x has along axes, as a scalar of its dtype; symbolic sizes are counted."""
-    product = 1
-    for axis in axes:
-        size = known(tensor(x).shape[axis])
-        if size is None:
-            shape = [tensor(x).shape[a] for a in axes]
-            return op.sum(op.ones(shape, tensor(x).dtype))
-        product *= size
-    return scalar(float(product), x)
+def over_number(value: Expr, x: Expr, axes: Sequence[int], less: int = 0) -> Expr:
+    """A value of the dtype of x over how many elements x has along axes, `less` ones left out;
+    symbolic sizes are counted. In float32 where the dtype has 16 bits: float16 ends at 65504, and
+    bfloat16 rounds 257 to 256.
+    """
+    dtype = tensor(x).dtype
+    wide = "float32" if itemsize(dtype) < 4 else dtype
+    sizes = [known(tensor(x).shape[axis]) for axis in axes]
+    whole = [size for size in sizes if size is not None]
+    if len(whole) == len(sizes):
+        number: Expr = const(float(math.prod(whole) - less), wide)
+    else:
+        ones = op.sum(op.ones([tensor(x).shape[a] for a in axes], wide))
+        number = op.subtract(ones, const(float(less), wide)) if less else ones
+    if wide == dtype:
+        return op.divide(value, number)
+    return op.cast(op.divide(op.cast(value, wide), number), dtype)
 
 
 def _extreme(call: Call, grad: Expr) -> Sequence[Expr]:
@@ -97,9 +105,22 @@ register_gradient("min", _extreme)
 
 @register_gradient("prod")
 def _prod(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Of arguments without zeros: the product over each one."""
+    """The product of the others: the product over each one. Of two zeros and more it is 0 for all,
+    of one for all others.
+    """
     (x,) = call.args
-    return [op.divide(_with_reduced_axes(call, op.multiply(grad, call)), x)]
+    attrs = call.attrs
+    assert isinstance(attrs, ReduceAttrs)
+    axes = reduced_axes("prod", attrs, len(tensor(x).shape))
+    zero, one = scalar(0.0, x), scalar(1.0, x)
+    is_zero = op.equal(x, zero)
+    count = op.sum(op.cast(is_zero, "int32"), axis=axes, keepdims=True)
+    without = op.where(is_zero, one, x)
+    product = op.prod(without, axis=axes, keepdims=True)
+    at_zero = op.where(op.equal(count, const(1, "int32")), product, zero)
+    beside = op.where(op.equal(count, const(0, "int32")), op.divide(product, without), zero)
+    others = op.where(is_zero, at_zero, beside)
+    return [op.multiply(_with_reduced_axes(call, grad), others)]
 
 
 @register_gradient("cumsum")
@@ -124,11 +145,9 @@ def _variance(call: Call, grad: Expr) -> Sequence[Expr]:
     if not attrs.keepdims:
         for axis in axes:
             grad = op.expand_dims(grad, axis)
-    count = number_of(x, axes)
-    if attrs.unbiased:
-        count = op.subtract(count, scalar(1.0, x))
     away = op.subtract(x, op.mean(x, axis=axes, keepdims=True))
-    return [op.multiply(op.divide(op.multiply(grad, scalar(2.0, x)), count), away)]
+    share = over_number(op.multiply(grad, scalar(2.0, x)), x, axes, int(attrs.unbiased))
+    return [op.multiply(share, away)]
 
 
 def _reshaped(call: Call, grad: Expr) -> Sequence[Expr | None]:
@@ -278,30 +297,25 @@ def _apart(grad: Expr, axis: int, step: int, shape: Sequence[PrimExpr], zero: Ex
 
 @register_gradient("take")
 def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """A product with the one-hot indices adds up what was taken several times: g_x = onehot(i)^T g.
-    It takes indices times extent products, where a scatter would take one addition for each element
-    but waits for those before it; of a large vocabulary the scatter is the better one (gather_nd).
-    """
+    """Add up at each index what was taken there, as often as it was."""
     data, indices = call.args
     attrs = call.attrs
     assert isinstance(attrs, TakeAttrs)
     if attrs.batch_dims:
         raise ValueError(f"batch_dims {attrs.batch_dims}")
-    shape = tensor(data).shape
+    zeros = op.zeros_like(data)
     if attrs.axis is None:
-        shape = (_product(shape),)
+        zeros = op.reshape(zeros, (-1,))
+    shape = tensor(data).shape if attrs.axis is not None else (_product(tensor(data).shape),)
     axis = (attrs.axis or 0) % len(shape)
-    rest = (*shape[:axis], *shape[axis + 1 :])
-    rank, last = len(tensor(indices).shape), len(tensor(call).shape)
-    order = [*range(axis, axis + rank), *range(axis), *range(axis + rank, last)]
-    if order != [*range(last)]:
-        grad = op.transpose(grad, order)
-    at = op.reshape(_in_range(indices, shape[axis], attrs.mode), (-1,))
-    dtype = tensor(data).dtype
-    hot = op.one_hot(at, scalar(1.0, data), scalar(0.0, data), shape[axis], 0, dtype)
-    rows = rows_of(grad, (*tensor(indices).shape, _product(rest)))
-    summed: Expr = op.nn.matmul(hot, rows)
-    summed = shaped(summed, (shape[axis], *rest))
+    if axis:
+        rank, last = len(tensor(indices).shape), len(tensor(call).shape)
+        zeros = op.transpose(zeros, [axis, *range(axis), *range(axis + 1, len(shape))])
+        grad = op.transpose(
+            grad, [*range(axis, axis + rank), *range(axis), *range(axis + rank, last)]
+        )
+    at = op.expand_dims(_in_range(indices, shape[axis], attrs.mode), 0)
+    summed = op.scatter_nd(zeros, at, grad, "add")
     if axis:
         summed = op.transpose(summed, [*range(1, axis + 1), 0, *range(axis + 1, len(shape))])
     return [shape_like(summed, data) if attrs.axis is None else summed, None]

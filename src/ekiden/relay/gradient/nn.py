@@ -34,7 +34,7 @@ from ekiden.relay.gradient.helpers import (
     shaped,
     tensor,
 )
-from ekiden.relay.gradient.movement import number_of
+from ekiden.relay.gradient.movement import over_number
 from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.nn.dense import BatchMatmulAttrs, MatmulAttrs
 from ekiden.relay.op.nn.geometry import AvgPool2DAttrs, Conv2DAttrs, MaxPool2DAttrs
@@ -146,10 +146,9 @@ def _along(vector: Expr, axis: int, rank: int) -> Expr:
 
 def _standardized(x: Expr, grad: Expr, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
     """(x̂, dx) of x̂ = (x - mean) / sqrt(variance + epsilon) over axes, of gradient `grad`."""
-    number = number_of(x, axes)
 
     def mean(value: Expr) -> Expr:
-        return op.divide(op.sum(value, axis=axes, keepdims=True), number)
+        return over_number(op.sum(value, axis=axes, keepdims=True), x, axes)
 
     centred = op.subtract(x, mean(x))
     inverse = op.rsqrt(op.add(mean(op.multiply(centred, centred)), scalar(epsilon, x)))
@@ -376,7 +375,7 @@ def _image_axes(call: Call) -> list[int]:
 @register_gradient("nn.global_avg_pool2d")
 def _global_avg_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
     (x,) = call.args
-    return [broadcast_like(op.divide(grad, number_of(x, _image_axes(call))), x)]
+    return [broadcast_like(over_number(grad, x, _image_axes(call)), x)]
 
 
 @register_gradient("nn.global_max_pool2d")
@@ -391,7 +390,7 @@ def _global_max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
 def _cross_entropy(call: Call, grad: Expr) -> Sequence[Expr]:
     """Of -sum(y * log(x)) / batch: -y / x / batch and -log(x) / batch."""
     x, y = call.args
-    share = op.negative(op.divide(grad, number_of(x, (0,))))
+    share = op.negative(over_number(grad, x, (0,)))
     return [op.multiply(share, op.divide(y, x)), op.multiply(share, op.log(x))]
 
 
@@ -399,5 +398,5 @@ def _cross_entropy(call: Call, grad: Expr) -> Sequence[Expr]:
 def _cross_entropy_with_logits(call: Call, grad: Expr) -> Sequence[Expr]:
     """Of -sum(y * x) / batch: -y / batch and -x / batch."""
     x, y = call.args
-    share = op.negative(op.divide(grad, number_of(x, (0,))))
+    share = op.negative(over_number(grad, x, (0,)))
     return [op.multiply(share, y), op.multiply(share, x)]

@@ -61,6 +61,7 @@ def declare(
             reference=reference,
             result=result,
             quantizes=quantizes,
+            expanded=True,
             macs=None if real is None else real.macs,
             weight_layouts={} if real is None else real.weight_layouts,
             borders=Borders.NO if real is None else real.borders,

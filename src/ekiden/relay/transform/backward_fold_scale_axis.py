@@ -16,6 +16,7 @@ Of a sum both sides take the factor; where they are convolutions both, both weig
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ekiden.ir.expr import RelayExpr
@@ -23,9 +24,11 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Linear
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
+from ekiden.relay import op
 from ekiden.relay.expr import Call
 from ekiden.relay.transform.fold_scale_axis import row_of
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.merged_constants import merged_product, scaled_terms
 from ekiden.relay.transform.scaled_axes import (
     Axes,
     Scale,
@@ -67,6 +70,8 @@ class _Folder:
         self.factors: dict[RelayExpr, Scale] = {}
         self.dropped: dict[RelayExpr, int] = {}
         """A multiplication that is not needed any more -> which argument stands for it."""
+        self.stopped: dict[RelayExpr, Scale] = {}
+        """What a factor came down to and cannot go into: it is multiplied with there."""
 
     def run(self) -> RelayExpr:
         """The folded graph."""
@@ -108,7 +113,9 @@ class _Folder:
         row, factor = row_of(expr), self.factors.get(expr)
         if not isinstance(expr, Call) or row is None:
             return
-        if factor is not None:
+        if factor is not None and self._scaled(expr, expr.args, factor) is None:
+            self.stopped[expr] = self.factors.pop(expr)
+        elif factor is not None:
             for at in self.taken[expr].places:
                 self.factors[expr.args[at]] = factor
         elif row.linear is Linear.SCALES:
@@ -131,19 +138,32 @@ class _Folder:
             assert isinstance(expr, Call)
             return new[expr.args[self.dropped[expr]]]
         made, factor = with_children(expr, new), self.factors.get(expr)
+        if expr in self.stopped:
+            return op.multiply(made, self.stopped[expr].along(expr, self.taken[expr].axes).expr)
         if factor is None:
             return made
         assert isinstance(expr, Call) and isinstance(made, Call)
+        args = self._scaled(expr, made.args, factor)
+        assert args is not None, "what cannot take its factor is stopped"
+        return made.with_fields(args=args)
+
+    def _scaled(
+        self, expr: Call, args: Sequence[RelayExpr], factor: Scale
+    ) -> tuple[RelayExpr, ...] | None:
+        """Arguments, the weight or what is added among them times the factor; None where constants
+        leave the range of their dtype."""
         if (channels := channels_of(expr)) is not None:
             near = factor.along(expr.args[1], channels.written_in_weight)
-            return made.with_fields(args=(made.args[0], times(made.args[1], near)))
+            weight = times(args[1], near, scaled_terms)
+            return None if weight is None else (args[0], weight)
         taken = self.taken[expr]
         if len(taken.places) == len(expr.args):
-            return made
+            return tuple(args)
         (at,) = taken.places
-        args = list(made.args)
-        args[1 - at] = times(args[1 - at], beside(expr, at, factor, taken.axes))
-        return made.with_fields(args=tuple(args))
+        other = times(args[1 - at], beside(expr, at, factor, taken.axes), merged_product)
+        if other is None:
+            return None
+        return (other, args[at]) if at else (args[at], other)
 
 
 @module_pass(name="BackwardFoldScaleAxis", opt_level=3, required=(InferType(),))

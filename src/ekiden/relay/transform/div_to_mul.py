@@ -12,13 +12,15 @@ from ekiden.ir.transform import Pass
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.calls import call_pass
+from ekiden.relay.transform.merged_constants import merged_quotient
 
 
 def _divide(call: Call) -> RelayExpr | None:
     data, by = call.args
     if not isinstance(by, Constant) or by.data.dtype.kind != "f" or not np.all(by.data):
         return None
-    return op.multiply(data, Constant(np.reciprocal(by.data)))
+    inverse = merged_quotient(np.ones_like(by.data), by.data)
+    return None if inverse is None else op.multiply(data, Constant(inverse))
 
 
 def DivToMul() -> Pass:  # noqa: N802

@@ -290,7 +290,7 @@ def _fold_quantised(body: RelayExpr) -> RelayExpr:
         """A qnn call on constants becomes the constant that its reference gives."""
         if not isinstance(new, Call) or not isinstance(new.op, Op):
             return new
-        if not new.op.name.startswith("qnn.") or not all(map(_is_constant, new.args)):
+        if not new.op.definition.expanded or not all(map(_is_constant, new.args)):
             return new
         kind = old.checked_type
         assert isinstance(kind, TensorType)

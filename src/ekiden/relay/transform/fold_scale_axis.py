@@ -6,7 +6,8 @@
     add(add(%x, a), b)                  ->  add(%x, a + b)
     subtract(%x, a)                     ->  add(%x, -a)
     nn.bias_add(%x, b, axis)            ->  add(%x, b along axis)
-Only for floating point, constants a, b, s, W, and where the constant does not widen the result.
+Only for floating point, constants a, b, s, W, where the constant does not widen the result and what
+is merged keeps its range (merged_constants.py).
 
     s * (W x + b) = (s W) x + s b        s per output channel: a row of W
 
@@ -35,6 +36,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.merged_constants import merged_product, merged_sum, scaled_terms
 from ekiden.relay.transform.scopes import (
     evaluation_order,
     map_functions,
@@ -125,7 +127,9 @@ class _Folder:
         if op_of(data) == "add" and self.uses.get(data) == 1:
             assert isinstance(data, Call)
             if isinstance(data.args[1], Constant) and data.args[1].data.ndim == value.ndim:
-                return self._add(data.args[0], data.args[1].data + value)
+                total = merged_sum(data.args[1].data, value)
+                if total is not None:
+                    return self._add(data.args[0], total)
         return self._made(op.add(data, Constant(value)))
 
     def _multiply(self, data: RelayExpr, value: Array) -> RelayExpr:
@@ -139,12 +143,14 @@ class _Folder:
         linear, last = _linear(data), data.args[-1]
         if isinstance(last, Constant) and last.data.ndim == value.ndim:
             if linear is Linear.SCALES:
-                return self._multiply(data.args[0], value * last.data)
+                product = merged_product(last.data, value)
+                return None if product is None else self._multiply(data.args[0], product)
             if linear is Linear.SHIFTS:
-                inner = self._absorbed(data.args[0], value)
-                if inner is None:
+                shift = merged_product(last.data, value)
+                inner = None if shift is None else self._absorbed(data.args[0], value)
+                if inner is None or shift is None:
                     return None
-                return self._made(op.add(inner, Constant(last.data * value)))
+                return self._made(op.add(inner, Constant(shift)))
         scaled = _scale_weight(data, value)
         return None if scaled is None else self._made(scaled)
 
@@ -175,8 +181,11 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
     if any(d != 1 for i, d in enumerate(value.shape) if i != axis):
         return None
     scale = value.reshape([-1 if i == weight_axis else 1 for i in range(weight.ndim)])
-    scaled = np.ascontiguousarray(weight * scale.astype(weight.dtype))
-    return call.with_fields(args=(call.args[0], Constant(scaled, span=call.args[1].span)))
+    scaled = scaled_terms(weight, scale)
+    if scaled is None:
+        return None
+    made = Constant(np.ascontiguousarray(scaled), span=call.args[1].span)
+    return call.with_fields(args=(call.args[0], made))
 
 
 def _fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:

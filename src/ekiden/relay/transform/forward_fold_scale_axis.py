@@ -23,8 +23,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Linear
@@ -34,6 +32,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.fold_scale_axis import row_of
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.merged_constants import merged_quotient, scaled_terms
 from ekiden.relay.transform.scaled_axes import (
     Axes,
     Scale,
@@ -122,7 +121,10 @@ class _Folder:
         scale = self.scales[scaled[0]]
         if (channels := channels_of(expr)) is not None:
             near = channels.scaled_as_read(expr.args[1], scale)
-            weight = times(self.new[expr.args[1]], near)
+            weight = times(self.new[expr.args[1]], near, scaled_terms)
+            if weight is None:
+                data = self._put_back(expr.args[0], scale, channels.read)
+                return expr.with_fields(args=(data, self.new[expr.args[1]]))
             return expr.with_fields(args=(self.new[expr.args[0]], weight))
         if row.homogeneous:
             self.scales[expr] = scale
@@ -145,18 +147,21 @@ class _Folder:
                 return self.new[call.args[at]]
         return None
 
+    def _put_back(self, data: RelayExpr, scale: Scale, axes: Axes) -> RelayExpr:
+        """Data that lacks a scale, with it."""
+        return op.multiply(self.new[data], scale.along(data, axes).expr)
+
     def _shifted(self, call: Call, at: int, scale: Scale, wanted: _Wanted) -> RelayExpr:
         """A sum without the scale of its data: what is added is divided by it. Where that is no
-        number the scale stays before the sum."""
+        number of full precision the scale stays before the sum."""
         data, other = self.new[call.args[at]], self.new[call.args[1 - at]]
         near = beside(call, at, scale, wanted.axes)
         if isinstance(other, Constant) and near.value is not None:
-            with np.errstate(all="ignore"):
-                divided = (other.data / near.value).astype(other.data.dtype)
-            if not np.all(np.isfinite(divided)):
-                data = op.multiply(data, scale.along(call, wanted.axes).expr)
+            divided = merged_quotient(other.data, near.value)
+            if divided is None:
+                data = self._put_back(call.args[at], scale, wanted.axes)
                 return call.with_fields(args=_pair(at, data, other))
-            other = Constant(divided)
+            other = Constant(divided.astype(other.data.dtype))
         else:
             other = op.divide(other, near.expr)
         self.scales[call] = scale

@@ -7,7 +7,7 @@ conv2d(x, w) * s' = conv2d(x, s * w), where it meets a weight it is multiplied w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,11 +60,17 @@ class Scale:
         return Scale(typed(made), value)
 
 
-def times(data: RelayExpr, scale: Scale) -> RelayExpr:
-    """`data` times a scale that is along its axes: a constant where both are."""
+Merge = Callable[[Array, Array], Array | None]
+"""merged_product or scaled_terms."""
+
+
+def times(data: RelayExpr, scale: Scale, merge: Merge) -> RelayExpr | None:
+    """`data` times a scale that is along its axes: a constant where both are, None where that
+    leaves the range of its dtype.
+    """
     if isinstance(data, Constant) and scale.value is not None:
-        product = data.data * scale.value.astype(data.data.dtype)
-        return Constant(np.ascontiguousarray(product), span=data.span)
+        product = merge(data.data, scale.value.astype(data.data.dtype))
+        return None if product is None else Constant(np.ascontiguousarray(product), span=data.span)
     return op.multiply(data, scale.expr)
 
 

@@ -11,6 +11,8 @@ obey the laws of algebra, but an order does not: abs(-x) of unsigned x is no |x|
 caller sees to: a result of another shape or dtype than the call had is not taken, so that a rule
 need not ask which of its operands broadcasts.
 
+Constants are merged where the result keeps its range (merged_constants.py): x * 1e30 * 1e30 stays.
+
 Where rules could undo each other they would run to MAX_STEPS; each makes the program smaller, or
 moves constants outwards, or names a cheaper operator.
 """
@@ -29,7 +31,7 @@ import numpy as np
 from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float, is_int, itemsize
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import OPS, Op
+from ekiden.ir.op import OPS, Linear, Op
 from ekiden.ir.prim import IntImm, PrimExpr, int_range, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
@@ -40,6 +42,7 @@ from ekiden.relay.op.create import FILLED
 from ekiden.relay.op.nn.pad import PadAttrs
 from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
+from ekiden.relay.transform.merged_constants import merged_product, merged_sum
 from ekiden.relay.transform.row_indices import gathered, scattered
 from ekiden.topi.shape import as_dim, as_shape
 
@@ -134,26 +137,37 @@ class _Equation:
             return None
         return self._expression(self._right, found)
 
-    def _expression(self, tree: ast.expr, found: NodeMap) -> RelayExpr:
+    def _expression(self, tree: ast.expr, found: NodeMap) -> RelayExpr | None:
         if isinstance(tree, ast.Name):
             return found[self._names[tree.id]][0]
         if isinstance(tree, ast.Call):
             args = [self._expression(a, found) for a in tree.args]
-            return _folded(Call(op.get(ast.unparse(tree.func)), tuple(args)))
+            known = tuple(a for a in args if a is not None)
+            made = Call(op.get(ast.unparse(tree.func)), known)
+            return _folded(made) if len(known) == len(args) else None
         some = next(iter(self._names.values()))
         kind = found[some][0].checked_type
         assert isinstance(kind, TensorType)
         return const(ast.literal_eval(tree), kind.dtype)
 
 
-def _folded(call: Call) -> RelayExpr:
-    """A call of constants is computed."""
+def _folded(call: Call) -> RelayExpr | None:
+    """A call of constants is computed; None where it leaves its dtype's range."""
     assert isinstance(call.op, Op)
-    reference = call.op.definition.reference
+    row = call.op.definition
     values = [a.data for a in call.args if isinstance(a, Constant)]
-    if reference is None or len(values) < len(call.args):
+    if len(values) < len(call.args):
         return call
-    return Constant(np.asarray(reference(call.attrs, *values)))
+    if row.linear is Linear.NO:
+        if row.reference is None:
+            return call
+        return Constant(np.asarray(row.reference(call.attrs, *values)))
+    left, right = values
+    if row.linear is Linear.SCALES:
+        made = merged_product(left, right)
+    else:
+        made = merged_sum(left, -right if row.linear is Linear.SHIFTS_BACK else right)
+    return None if made is None else Constant(made)
 
 
 def _made_of_one_number() -> DFPattern:

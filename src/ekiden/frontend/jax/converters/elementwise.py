@@ -9,13 +9,14 @@ import numpy as np
 from ekiden.frontend.common import arithmetic
 from ekiden.frontend.common.arithmetic import Rule
 from ekiden.frontend.common.complex import divided, exponential, multiplied
-from ekiden.frontend.common.functions import atan2, expm1, fmod, log1p
+from ekiden.frontend.common.functions import atan2, expm1, fmod, log1p, whole
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.jax.converters.complex import absolute, binary, compare, convert, log, unary
 from ekiden.frontend.jax.node import ComplexRule, Converter, Node, Row, own, per_part
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float, itemsize
 from ekiden.ir.op import Array
+from ekiden.ir.prim import int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -84,7 +85,17 @@ def _not(node: Node) -> Expr:
 
 
 def _remainder(node: Node) -> Expr:
-    return fmod(node.dtype(0), *operands(node))
+    """Of integers by 0 what is divided."""
+    x, y = operands(node)
+    found = fmod(node.dtype(0), x, y)
+    return found if _never_zero(node) else op.where(op.equal(y, const(0, node.dtype(0))), x, found)
+
+
+def _never_zero(node: Node) -> bool:
+    """Whether the divisor is of floats, or known not to be 0."""
+    given = node.value(1).array
+    is_known = given is not None and given.dtype != np.object_
+    return is_float(node.dtype(0)) or (is_known and bool(np.all(given)))
 
 
 def _atan2(node: Node) -> Expr:
@@ -92,8 +103,13 @@ def _atan2(node: Node) -> Expr:
 
 
 def _divide(node: Node) -> Expr:
-    x, y = operands(node)
-    return (op.divide if is_float(node.dtype(0)) else op.trunc_divide)(x, y)
+    """Of integers by 0 all bits are set, as XLA has them."""
+    (x, y), dtype = operands(node), node.dtype(0)
+    if is_float(dtype):
+        return op.divide(x, y)
+    found = op.trunc_divide(x, y)
+    ones = const(np.array(-1).astype(dtype))
+    return found if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), ones, found)
 
 
 def _power(node: Node) -> Expr:
@@ -138,14 +154,15 @@ def _shift(function: Binary, is_logical: bool, is_kept: bool = False) -> Convert
         """
         x, count = operands(node)
         dtype = node.dtype(0)
-        plain = _unsigned(dtype) if is_logical else dtype
+        plain = _unsigned(dtype) if is_logical else dtype.removeprefix("u")
         width = _bits(dtype)
         given = node.value(1).array
         x = x if plain == dtype else op.reinterpret(x, plain)
-        by = count if plain == dtype else op.cast(count, plain)
         inside = given is not None and bool(np.all((given >= 0) & (given < width)))
-        if not inside:
-            by = op.minimum(by, const(width - 1, plain))
+        by = count
+        if not inside:  # counts below 0 are large as well
+            by = op.minimum(op.cast(by, _unsigned(dtype)), const(width - 1, _unsigned(dtype)))
+        by = by if node.scope.typed(by).dtype == plain else op.cast(by, plain)
         found = function(x, by)
         found = found if plain == dtype else op.reinterpret(found, dtype)
         if inside or is_kept:
@@ -194,6 +211,8 @@ def _convert(node: Node) -> Result:
         return node.value(0)
     if wanted == "bool":
         return op.not_equal(node.expr(0), const(0, dtype))
+    if is_float(dtype) and int_range(wanted) is not None:
+        return whole(node.expr(0), dtype, wanted)
     return op.cast(node.expr(0), wanted)
 
 

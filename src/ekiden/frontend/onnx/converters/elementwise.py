@@ -267,10 +267,14 @@ def _thresholded_relu(node: Node) -> Expr:
 
 
 def _shrink(node: Node) -> Expr:
-    x, zero = node.expr(0), number(node, 0)
-    bias, limit = number(node, node.get_float("bias", 0.0)), node.get_float("lambd", 0.5)
-    above = op.where(op.greater(x, number(node, limit)), op.subtract(x, bias), zero)
-    return op.where(op.less(x, number(node, -limit)), op.add(x, bias), above)
+    """Of integers too the bias and the limit are floats; what they give is cut off."""
+    kind = node.dtype(0)
+    wide = kind if is_float(kind) else "float64"
+    x = node.expr(0) if wide == kind else op.cast(node.expr(0), wide)
+    bias, limit = const(node.get_float("bias", 0.0), wide), node.get_float("lambd", 0.5)
+    above = op.where(op.greater(x, const(limit, wide)), op.subtract(x, bias), const(0, wide))
+    found = op.where(op.less(x, const(-limit, wide)), op.add(x, bias), above)
+    return found if wide == kind else op.cast(found, kind)
 
 
 def _is_inf(node: Node) -> Expr:

@@ -16,7 +16,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.elementwise import number
 from ekiden.frontend.onnx.converters.random import generator
 from ekiden.frontend.onnx.node import Converter, Node, Row
-from ekiden.ir.dtype import to_numpy
+from ekiden.ir.dtype import itemsize, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import Shape, as_ints, equal, known, product
@@ -64,11 +64,13 @@ def _layer_norm(node: Node) -> Result:
     axes = list(range(axis, len(shape)))
     outputs: list[Expr | Value | None] = [_normalized(node, shape, axis, epsilon)]
     if node.wants(1) or node.wants(2):
-        data = node.expr(0)
+        kind = node.dtype(0)
+        wide = "float32" if itemsize(kind) < 4 else kind  # as `stash_type` 1 says
+        data = node.expr(0) if wide == kind else op.cast(node.expr(0), wide)
         mean = op.mean(data, axis=axes, keepdims=True)
         centred = op.subtract(data, mean)
         variance = op.mean(op.multiply(centred, centred), axis=axes, keepdims=True)
-        outputs += [mean, op.rsqrt(op.add(variance, number(node, epsilon)))]
+        outputs += [mean, op.rsqrt(op.add(variance, const(epsilon, wide)))]
     return outputs
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import product as every
 
 import numpy as np
@@ -18,6 +19,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.onnx.converters.window import Window, padded, read_window
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import is_float
+from ekiden.ir.op import Array
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -84,18 +86,32 @@ def _places(node: Node, window: Window) -> Expr:
     order = list(range(rank))
     if node.get_int("storage_order", 0):
         order.reverse()
-    flat: Expr = const(0, "int64")
-    for axis in order:
-        _, stride, dilation = steps[axis]
+    places, firsts = [], []
+    for axis, (kernel, stride, dilation) in enumerate(steps):
         starts = np.arange(counts[axis]) * stride - padding[axis]
         shape = [1] * (2 + rank)
         shape[2 + axis] = counts[axis]
         offsets = const((taps[:, axis] * dilation).astype(np.int64))
-        at = op.add(const(starts.reshape(shape)), op.take(offsets, chosen, axis=0))
-        flat = op.add(op.multiply(flat, const(extents[axis], "int64")), at)
+        places.append(op.add(const(starts.reshape(shape)), op.take(offsets, chosen, axis=0)))
+        firsts.append(_first_inside(starts, kernel, dilation).reshape(shape))
+    if any(padding):  # of a window that is -inf alone the first place is one of the border
+        inside = reduce(op.logical_and, [
+            op.logical_and(op.greater_equal(p, const(0, "int64")), op.less(p, const(e, "int64")))
+            for p, e in zip(places, extents, strict=True)
+        ])  # fmt: skip
+        places = [op.where(inside, p, const(f)) for p, f in zip(places, firsts, strict=True)]
+    flat: Expr = const(0, "int64")
+    for axis in order:
+        flat = op.add(op.multiply(flat, const(extents[axis], "int64")), places[axis])
     planes = product(node.shape(0)[:2])
     first = op.multiply(op.arange(0, planes, 1, "int64"), const(int(np.prod(extents)), "int64"))
     return op.add(flat, op.reshape(first, (*node.shape(0)[:2], *[1] * rank), allowzero=True))
+
+
+def _first_inside(starts: Array, kernel: int, dilation: int) -> Array:
+    """The first element of each window along an axis that is no padding before it."""
+    skipped = np.maximum(-(starts // dilation), 0)
+    return np.asarray(starts + np.minimum(skipped, kernel - 1) * dilation)
 
 
 def _lp_pool(node: Node) -> Expr:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Converter, Node, Row
+from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
@@ -30,9 +31,10 @@ def _reduce(
     function: Reduce,
     prepare: Callable[[Expr], Expr] | None = None,
     finish: Callable[[Expr], Expr] | None = None,
+    floats: bool = False,
 ) -> Converter:
     """`prepare` is done to each element before, `finish` to each result: also where no axis is
-    reduced.
+    reduced. floats: of integers the whole is computed with floats, which are cut off at the end.
     """
 
     def convert(node: Node) -> Expr | Value:
@@ -40,10 +42,16 @@ def _reduce(
         axes = reduced_axes(node)
         if axes is None and prepare is None and finish is None:
             return node.value(0)
-        data = node.expr(0) if prepare is None else prepare(node.expr(0))
+        kind = node.dtype(0)
+        is_cut = (floats or finish is not None) and not is_float(kind)
+        data = op.cast(node.expr(0), "float64") if is_cut and floats else node.expr(0)
+        data = data if prepare is None else prepare(data)
         if axes is not None:
             data = function(data, axes, bool(node.get_int("keepdims", 1)))
-        return data if finish is None else finish(data)
+        if is_cut and not floats:
+            data = op.cast(data, "float64")
+        found = data if finish is None else finish(data)
+        return op.cast(found, kind) if is_cut else found
 
     return convert
 
@@ -97,7 +105,7 @@ ROWS = (
     Row("ReduceL2",        _reduce(_simple(op.sum), _square, op.sqrt), attributes=_ATTRIBUTES),
     Row("ReduceSumSquare", _reduce(_simple(op.sum), _square),  attributes=_ATTRIBUTES),
     Row("ReduceLogSum",    _reduce(_simple(op.sum), None, op.log), attributes=_ATTRIBUTES),
-    Row("ReduceLogSumExp", _reduce(_log_sum_exp),              attributes=_ATTRIBUTES),
+    Row("ReduceLogSumExp", _reduce(_log_sum_exp, floats=True), attributes=_ATTRIBUTES),
     Row("ArgMax",          _arg(op.argmax), attributes="axis keepdims select_last_index"),
     Row("ArgMin",          _arg(op.argmin), attributes="axis keepdims select_last_index"),
 )

@@ -9,8 +9,9 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.formulas import rounded_to_even
+from ekiden.frontend.common.functions import atan2, erfc, expm1, log1p
 from ekiden.frontend.tensorflow.node import Converter, Node, Row, plain
-from ekiden.ir.dtype import is_float
+from ekiden.ir.dtype import is_float, itemsize
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -61,6 +62,16 @@ def _add_n(node: Node) -> Expr:
     return total
 
 
+def _shift(function: Callable[[Expr, Expr], Expr]) -> Converter:
+    """By as many bits as there are to shift, at most, and not by less than none."""
+
+    def convert(node: Node) -> Expr:
+        """The shift in the dtype of both."""
+        return function(node.expr(0), op.clip(node.expr(1), 0, 8 * itemsize(node.dtype(0)) - 1))
+
+    return convert
+
+
 def _bias_add(node: Node) -> Expr:
     """The bias along the axis of the channels."""
     axis = 1 if node.text("data_format", "NHWC").startswith("NC") else node.rank(0) - 1
@@ -83,7 +94,7 @@ def _selu(node: Node) -> Expr:
 def _softplus(node: Node) -> Expr:
     """max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
     x = node.expr(0)
-    rest = op.log(op.add(op.exp(op.negative(op.abs(x))), _number(node, 1)))
+    rest = log1p(op.exp(op.negative(op.abs(x))), node.dtype(0))
     return op.add(op.maximum(x, _number(node, 0)), rest)
 
 
@@ -93,28 +104,13 @@ def _softsign(node: Node) -> Expr:
 
 
 def _erfc(node: Node) -> Expr:
-    return op.subtract(_number(node, 1), op.erf(node.expr(0)))
+    return erfc(node.expr(0), node.dtype(0))
 
 
-def _expm1(node: Node) -> Expr:
-    """tanh(x / 2) * (exp(x) + 1), which is exact near 0."""
-    x = node.expr(0)
-    half = op.tanh(op.multiply(x, _number(node, 0.5)))
-    near = op.multiply(half, op.add(op.exp(x), _number(node, 1)))
-    is_near = op.less(op.abs(x), _number(node, 0.5))
-    return op.where(is_near, near, op.subtract(op.exp(x), _number(node, 1)))
-
-
-def _log1p(node: Node) -> Expr:
-    """log(u) * x / (u - 1) of u = 1 + x as rounded, which is exact near 0 (Kahan)."""
-    x, one = node.expr(0), _number(node, 1)
-    u = op.add(x, one)
-    difference = op.subtract(u, one)
-    is_zero = op.equal(difference, _number(node, 0))
-    safe = op.where(is_zero, one, difference)
-    near = op.multiply(op.log(u), op.divide(x, safe))
-    is_near = op.less(op.abs(x), _number(node, 0.5))
-    return op.where(is_zero, x, op.where(is_near, near, op.log(u)))
+def _floor_div(node: Node) -> Expr:
+    """Of floats the quotient as it is rounded, rounded down: 1 / 0.1 is 10."""
+    x, y = node.expr(0), node.expr(1)
+    return op.floor(op.divide(x, y)) if is_float(node.dtype(0)) else op.floor_divide(x, y)
 
 
 def _square(node: Node) -> Expr:
@@ -136,16 +132,6 @@ def _leaky_relu(node: Node) -> Expr:
 
 def _clip(node: Node) -> Expr:
     return op.minimum(op.maximum(node.expr(0), node.expr(1)), node.expr(2))
-
-
-def _atan2(node: Node) -> Expr:
-    y, x, zero = node.expr(0), node.expr(1), _number(node, 0)
-    is_zero = op.equal(x, zero)
-    angle = op.atan(op.divide(y, op.where(is_zero, _number(node, 1), x)))
-    pi = _number(node, np.pi)
-    turned = op.where(op.less(y, zero), op.subtract(angle, pi), op.add(angle, pi))
-    upright = op.multiply(op.sign(y), _number(node, np.pi / 2))
-    return op.where(is_zero, upright, op.where(op.less(x, zero), turned, angle))
 
 
 def _round(node: Node) -> Expr:
@@ -209,13 +195,13 @@ ROWS = (
     Row("DivNoNan",          _div_no_nan),
     Row("MulNoNan",          _multiply_no_nan),
     Row("Xlogy",             _xlogy),
-    Row("FloorDiv",          _binary(op.floor_divide), _floor_div_rule),
+    Row("FloorDiv",          _floor_div, _floor_div_rule),
     *(Row(n, _binary(op.floor_mod), plain(rules.floor_mod)) for n in ("FloorMod",)),
     *(Row(n, _binary(op.trunc_mod)) for n in ("Mod", "TruncateMod")),
     Row("Maximum",           _binary(op.maximum), plain(rules.maximum)),
     Row("Minimum",           _binary(op.minimum), plain(rules.minimum)),
     Row("Pow",               _binary(op.power)),
-    Row("Atan2",             _atan2),
+    Row("Atan2",             lambda node: atan2(node.expr(0), node.expr(1), node.dtype(0))),
     Row("SquaredDifference", _squared_difference),
     Row("AddN",              _add_n),
     *(Row(n, _bias_add) for n in ("BiasAdd", "BiasAddV1")),
@@ -232,8 +218,8 @@ ROWS = (
     Row("BitwiseOr",         _binary(op.bitwise_or)),
     Row("BitwiseXor",        _binary(op.bitwise_xor)),
     Row("Invert",            _unary(op.bitwise_not)),
-    Row("LeftShift",         _binary(op.left_shift)),
-    Row("RightShift",        _binary(op.right_shift)),
+    Row("LeftShift",         _shift(op.left_shift)),
+    Row("RightShift",        _shift(op.right_shift)),
     Row("Abs",               _unary(op.abs)),
     Row("Neg",               _unary(op.negative), plain(rules.negative)),
     Row("Sign",              _unary(op.sign)),
@@ -244,9 +230,9 @@ ROWS = (
     Row("Rsqrt",             _unary(op.rsqrt)),
     *(Row(n, _reciprocal) for n in ("Reciprocal", "Inv")),
     Row("Exp",               _unary(op.exp)),
-    Row("Expm1",             _expm1),
+    Row("Expm1",             lambda node: expm1(node.expr(0), node.dtype(0))),
     Row("Log",               _unary(op.log)),
-    Row("Log1p",             _log1p),
+    Row("Log1p",             lambda node: log1p(node.expr(0), node.dtype(0))),
     Row("Erf",               _unary(op.erf)),
     Row("Erfc",              _erfc),
     Row("Sin",               _unary(op.sin)),

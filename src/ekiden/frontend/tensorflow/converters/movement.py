@@ -10,7 +10,7 @@ from ekiden.frontend.common.arithmetic import SMALL
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import known
 from ekiden.frontend.tensorflow.node import Node, Row
-from ekiden.ir.dtype import is_float
+from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import known as number
@@ -186,8 +186,9 @@ def _lin_space(node: Node) -> Expr:
     (count,) = node.axes(2, "num")
     start, stop = node.expr(0), node.expr(1)
     steps = np.arange(count) / max(count - 1, 1)
-    part = const(steps.astype(np.float32), node.dtype(0))
-    return op.add(start, op.multiply(op.subtract(stop, start), part))
+    part = const(steps.astype(to_numpy(node.dtype(0))))
+    made = op.add(start, op.multiply(op.subtract(stop, start), part))
+    return op.where(const(steps == 1), stop, made)  # the last one is not rounded
 
 
 def _unique(node: Node) -> list[Expr]:
@@ -221,7 +222,8 @@ def _resize(method: str) -> Row:
 
     def convert(node: Node) -> Expr:
         """Resizing of NHWC images; kernels other than the nearest give floats, as TensorFlow's do.
-        Its cubic kernel has a = -0.5 where pixels have centres, else -0.75.
+        Its cubic kernel has a = -0.5 where pixels have centres, without weights for what is outside
+        of the image, else -0.75.
         """
         mode = "half_pixel" if node.flag("half_pixel_centers") else "asymmetric"
         mode = "align_corners" if node.flag("align_corners") else mode
@@ -234,6 +236,7 @@ def _resize(method: str) -> Row:
             data, node.dims(1, "size"), layout="NHWC", method=method,
             coordinate_transformation_mode=mode, rounding_method=rounding,
             cubic_alpha=-0.5 if mode == "half_pixel" else -0.75,
+            cubic_exclude=mode == "half_pixel",
         )  # fmt: skip
 
     return Row(f"Resize{name[method]}", convert)

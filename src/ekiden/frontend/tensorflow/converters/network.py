@@ -21,8 +21,14 @@ def _layout(node: Node, default: str = "NHWC") -> str:
 
 
 def _along(node: Node, name: str, layout: str) -> tuple[int, ...]:
-    """What an attribute says of the axes of the image; 1 where it is not given."""
+    """What an attribute says of the axes of the image; 1 where it is not given.
+
+    Gives up where it says something of the others: maxima over channels.
+    """
     found = node.ints(name)
+    others = [found[a] for a in range(len(found)) if a not in _SPATIAL[layout]]
+    if any(each != 1 for each in others):
+        node.unsupported(f"'{name}' {list(found)} must be 1 for the batch and the channels")
     return tuple(found[a] for a in _SPATIAL[layout]) if found else (1,) * (len(layout) - 2)
 
 
@@ -100,21 +106,23 @@ def _transposed(node: Node) -> Expr:
     spatial = _SPATIAL[layout]
     stated = node.dims(0, "input_sizes")
     height, width, out, _ = _weight_shape(node, 1)
-    strides = _along(node, "strides", layout)
+    strides, gaps = _along(node, "strides", layout), _along(node, "dilations", layout)
+    pairs = node.ints("explicit_paddings") if node.text("padding") == "EXPLICIT" else ()
     sides, more = [], []
-    for axis, size, step in zip(spatial, (height, width), strides, strict=True):
+    for axis, size, step, gap in zip(spatial, (height, width), strides, gaps, strict=True):
         extent, wanted = known(node.shape(2)[axis]), stated[axis]
         if extent is None or not isinstance(wanted, int):
             node.unsupported("the image must have known extents")
-        whole = (extent - 1) * step + size
+        whole = (extent - 1) * step + (size - 1) * gap + 1
         cut = max(whole - wanted, 0) if node.text("padding") == "SAME" else 0
-        sides.append((cut // 2, cut - cut // 2))
-        more.append(wanted - whole + cut)
+        side = (pairs[2 * axis], pairs[2 * axis + 1]) if pairs else (cut // 2, cut - cut // 2)
+        sides.append(side)
+        more.append(wanted - whole + sum(side))
     (top, bottom), (left, right) = sides
     data = node.expr(2) if layout == "NCHW" else op.transpose(node.expr(2), (0, 3, 1, 2))
     made = op.nn.conv2d_transpose(
         data, op.transpose(node.expr(1), (3, 2, 0, 1)), strides, (top, left, bottom, right),
-        channels=out, kernel_size=(height, width), output_padding=tuple(more),
+        channels=out, kernel_size=(height, width), output_padding=tuple(more), dilation=gaps,
     )  # fmt: skip
     return made if layout == "NCHW" else op.transpose(made, (0, 2, 3, 1))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.formulas import mean
 from ekiden.frontend.tensorflow.node import Converter, Evaluator, Node, Row
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float
@@ -24,15 +26,17 @@ def _axes(node: Node) -> tuple[int, ...]:
     return tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.axes(1)))
 
 
-def _reduce(function: Callable[..., Expr], floats_alone: bool = False) -> Converter:
+def _reduce(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
         """The reduction along constant axes; without any the input itself."""
-        if floats_alone and not is_float(node.dtype(0)):
-            node.unsupported(f"its input is {node.dtype(0)}, a float is expected")
         axes = _axes(node)
         return function(node.expr(0), axis=axes, keepdims=_keeps(node)) if axes else node.expr(0)
 
     return convert
+
+
+def _mean(node: Node) -> Expr:
+    return _reduce(partial(mean, node))(node)  # type: ignore[return-value]
 
 
 def _rule(function: Callable[..., object]) -> Evaluator:
@@ -53,12 +57,15 @@ def _euclidean(data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
     return op.sqrt(op.sum(op.multiply(data, data), axis=axis, keepdims=keepdims))
 
 
-def _arg(function: Callable[..., Expr]) -> Converter:
+def _arg(function: Callable[..., Expr], worst: float) -> Converter:
     def convert(node: Node) -> Expr:
         """The position in the dtype that the operator names; axis 0 where it has no second
         input."""
         (axis,) = node.axes(1, "dimension") if len(node.inputs) > 1 else (0,)
-        found = function(node.expr(0), axis=node.axis(axis, node.rank(0)))
+        data, dtype = node.expr(0), node.dtype(0)
+        if is_float(dtype):  # what is no number is no extreme
+            data = op.where(op.isnan(data), const(worst, dtype), data)
+        found = function(data, axis=node.axis(axis, node.rank(0)))
         return op.cast(found, node.dtype_of("output_type", "int64"))
 
     return convert
@@ -92,7 +99,7 @@ def _l2_loss(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    Row("Mean",          _reduce(op.mean, floats_alone=True)),
+    Row("Mean",          _mean),
     Row("Sum",           _reduce(op.sum),  _rule(operator.add)),
     Row("Prod",          _reduce(op.prod), _rule(operator.mul)),
     Row("Max",           _reduce(op.max),  _rule(prim.maximum)),
@@ -100,8 +107,8 @@ ROWS = (
     Row("Any",           _reduce(op.any)),
     Row("All",           _reduce(op.all)),
     Row("EuclideanNorm", _reduce(_euclidean)),
-    Row("ArgMax",        _arg(op.argmax)),
-    Row("ArgMin",        _arg(op.argmin)),
+    Row("ArgMax",        _arg(op.argmax, -np.inf)),
+    Row("ArgMin",        _arg(op.argmin, np.inf)),
     Row("Cumsum",        _cumulative(op.cumsum)),
     Row("Cumprod",       _cumulative(op.cumprod)),
     Row("Softmax",       _softmax),

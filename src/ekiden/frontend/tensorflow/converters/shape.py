@@ -10,6 +10,7 @@ from tensorflow.python.framework import tensor_util
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.arithmetic import lift
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.products import taken
 from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.value import Value, constant, known
 from ekiden.frontend.tensorflow.node import Node, Row
@@ -110,7 +111,7 @@ def _gather(node: Node) -> Expr:
     batch = node.number("batch_dims")
     batch = batch + node.rank(1) if batch < 0 else batch
     axis = node.axis(axis, node.rank(0))
-    return op.take(node.expr(0), node.expr(1), axis=axis, batch_dims=batch)
+    return taken(node, node.expr(0), node.expr(1), axis, batch)
 
 
 def _expand_rule(node: Node, inputs: Sequence[Array]) -> Array | None:

@@ -10,11 +10,13 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.formulas import rounded_to_even
+from ekiden.frontend.common.functions import expm1, whole
 from ekiden.frontend.tflite.converters import integer_elementwise as integer
 from ekiden.frontend.tflite.load import DTYPES
 from ekiden.frontend.tflite.node import Converter, Node, Row, plain
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
+from ekiden.ir.prim import int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -37,6 +39,14 @@ def _div(node: Node) -> Expr:
     return node.activated(divide(node.expr(0), node.expr(1)))
 
 
+def _floor_div(node: Node) -> Expr:
+    """Of floats their quotient in float64, rounded down: -1 by infinity is -0."""
+    x, y = node.exprs()
+    if not is_float(node.dtype(0)):
+        return op.floor_divide(x, y)
+    return op.cast(op.floor(op.divide(op.cast(x, "float64"), op.cast(y, "float64"))), node.dtype(0))
+
+
 def _number(node: Node, value: float) -> Expr:
     return const(value, node.dtype(0))
 
@@ -50,7 +60,7 @@ def _add_n(node: Node) -> Expr:
 
 def _elu(node: Node) -> Expr:
     x = node.expr(0)
-    below = op.subtract(op.exp(op.minimum(x, _number(node, 0))), _number(node, 1))
+    below = expm1(op.minimum(x, _number(node, 0)), node.dtype(0))
     return op.where(op.less(x, _number(node, 0)), below, x)
 
 
@@ -109,6 +119,9 @@ def _cast(node: Node) -> Expr:
         return op.stack([real, op.zeros_like(real)], axis=-1)
     if is_float(node.dtype(0)) and wanted == "bool":
         return op.not_equal(node.expr(0), _number(node, 0))
+    ends = int_range(wanted) if is_float(source) else None
+    if ends is not None:  # what is no number is the largest, as LiteRT has it
+        return whole(node.expr(0), source, wanted, ends[1])
     return op.cast(node.expr(0), wanted)
 
 
@@ -145,7 +158,7 @@ ROWS = (
         rule=plain(rules.multiply)),
     Row("DIV",                _div, rule=plain(rules.divide)),
     Row("ADD_N",              _add_n),
-    Row("FLOOR_DIV",          _binary(op.floor_divide), rule=_floor_divide_rule),
+    Row("FLOOR_DIV",          _floor_div, rule=_floor_divide_rule),
     Row("FLOOR_MOD",          _binary(op.floor_mod), rule=plain(rules.floor_mod)),
     Row("MAXIMUM",            _binary(op.maximum), integer=integer.same_scales(op.maximum),
         rule=plain(rules.maximum)),

@@ -8,6 +8,7 @@ import numpy as np
 
 from ekiden.frontend.common.arithmetic import SMALL, lift
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.products import taken
 from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.value import Value, known
 from ekiden.frontend.tflite.integer import levels
@@ -31,7 +32,7 @@ def _reshape(node: Node) -> Result:
     value = node.value(0)
     if value.is_known and all(isinstance(d, int) for d in shape):
         return known(value.elements.reshape(tuple(map(int, shape))), node.dtype(0))  # type: ignore[arg-type]
-    return op.reshape(node.expr(0), shape)
+    return op.reshape(node.expr(0), shape, allowzero=0 in shape)
 
 
 def _transpose(node: Node) -> Expr:
@@ -136,7 +137,7 @@ def _range(node: Node) -> Expr:
 def _gather(node: Node) -> Expr:
     axis, batch = node.axis(node.option("Axis"), node.rank(0)), int(node.option("BatchDims"))
     batch = batch + node.rank(1) if batch < 0 else batch
-    return op.take(node.expr(0), node.expr(1), axis=axis, batch_dims=batch)
+    return taken(node, node.expr(0), node.expr(1), axis, batch)
 
 
 def _gather_nd(node: Node) -> Expr:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.formulas import mean
 from ekiden.frontend.tflite.converters import integer_reduction as integer
 from ekiden.frontend.tflite.load import DTYPES
 from ekiden.frontend.tflite.node import Converter, Evaluator, Node, Row
@@ -18,11 +20,9 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def _reduce(function: Callable[..., Expr], floats_alone: bool = False) -> Converter:
+def _reduce(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
         """The reduction along constant axes, each once; without any the input itself."""
-        if floats_alone and not is_float(node.dtype(0)):
-            node.unsupported(f"{node.ins[0]} has the dtype {node.dtype(0)}, a float is expected")
         axes = tuple(node.axis(a, node.rank(0)) for a in node.axes(1))
         if not axes:
             return node.expr(0)
@@ -32,11 +32,20 @@ def _reduce(function: Callable[..., Expr], floats_alone: bool = False) -> Conver
     return convert
 
 
-def _arg(function: Callable[..., Expr]) -> Converter:
+def _mean(node: Node) -> Expr:
+    return _reduce(partial(mean, node))(node)  # type: ignore[return-value]
+
+
+def _arg(function: Callable[..., Expr], worst: float) -> Converter:
     def convert(node: Node) -> Expr:
-        """The position in the dtype that the option OutputType names."""
+        """The position in the dtype that the option OutputType names; what is no number is no
+        extreme.
+        """
         (axis,) = node.axes(1, "axis")
-        found = function(node.expr(0), axis=node.axis(axis, node.rank(0)))
+        data, dtype = node.expr(0), node.dtype(0)
+        if node.ins[0] is not None and is_float(node.ins[0].dtype):  # levels are numbers
+            data = op.where(op.isnan(data), const(worst, dtype), data)
+        found = function(data, axis=node.axis(axis, node.rank(0)))
         return op.cast(found, DTYPES[node.option("OutputType", 2)])
 
     return convert
@@ -93,7 +102,7 @@ def _reduced(function: Callable[..., object]) -> Evaluator:
 
 # fmt: off
 ROWS = (
-    Row("MEAN",                         _reduce(op.mean, floats_alone=True), integer=integer.mean),
+    Row("MEAN",                         _mean, integer=integer.mean),
     Row("SUM",                          _reduce(op.sum), integer=integer.total,
         rule=_reduced(operator.add)),
     Row("REDUCE_PROD",                  _reduce(op.prod), rule=_reduced(operator.mul)),
@@ -101,8 +110,8 @@ ROWS = (
     Row("REDUCE_MIN",                   _reduce(op.min), rule=_reduced(prim.minimum)),
     Row("REDUCE_ANY",                   _reduce(op.any)),
     Row("REDUCE_ALL",                   _reduce(op.all)),
-    Row("ARG_MAX",                      _arg(op.argmax)),
-    Row("ARG_MIN",                      _arg(op.argmin)),
+    Row("ARG_MAX",                      _arg(op.argmax, -np.inf)),
+    Row("ARG_MIN",                      _arg(op.argmin, np.inf)),
     Row("SOFTMAX",                      _softmax, integer=integer.softmax),
     Row("LOG_SOFTMAX",                  _log_softmax),
     Row("CUMSUM",                       _cumsum),

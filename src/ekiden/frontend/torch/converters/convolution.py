@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from itertools import product as every
 
 import numpy as np
@@ -114,7 +115,9 @@ def _max_pool(rank: int) -> Converter:
 
 
 def _places(node: Node, x: Value, window: Ints, steps: Ints, sides: Ints, gaps: Ints) -> Expr:
-    """Flat positions of maxima: the taps of every window side by side, the first of the largest."""
+    """Flat positions of maxima: the taps of every window side by side, the first of the largest; of
+    a window that is -inf alone, as its border is, the first of the data.
+    """
     rank = len(window)
     shape = x.type.shape
     lead = len(shape) - rank
@@ -144,8 +147,10 @@ def _places(node: Node, x: Value, window: Ints, steps: Ints, sides: Ints, gaps: 
         )
         for tap in taps
     ]  # fmt: skip
-    best = op.cast(op.argmax(op.stack(parts, axis=0), axis=0, keepdims=False), "int64")
-    flat = op.full(const(0, "int64"), node.typed(best).shape, dtype="int64")
+    place = op.cast(op.argmax(op.stack(parts, axis=0), axis=0, keepdims=False), "int64")
+    best, zero, one = node.scope.spanned(place), const(0, "int64"), const(1, "int64")
+    found: list[Expr] = []
+    firsts: list[Expr] = []
     for axis in range(rank):
         offsets = np.array([tap[axis] * gaps[axis] for tap in taps], np.int64)
         own = op.take(const(offsets), best, axis=0)
@@ -155,9 +160,28 @@ def _places(node: Node, x: Value, window: Ints, steps: Ints, sides: Ints, gaps: 
         start = op.subtract(start, const(sides[axis], "int64"))
         wide = rank - 1 - axis
         start = op.expand_dims(start, axis=1, num_newaxis=wide) if wide else start
-        below = node.of(product(shape[lead + axis + 1 :]), "int64")
-        flat = op.add(flat, op.multiply(op.add(own, start), below))
+        found.append(node.scope.spanned(op.add(own, start)))
+        gap = const(gaps[axis], "int64")
+        outside = op.floor_divide(op.subtract(op.maximum(op.negative(start), zero), one), gap)
+        firsts.append(op.add(start, op.multiply(op.add(outside, one), gap)))
+    extents = [node.of(e, "int64") for e in shape[lead:]]
+    if any(sides):
+        found = _inside(node, found, firsts, extents)
+    flat: Expr = zero
+    for at, extent in zip(found, extents, strict=True):
+        flat = op.add(op.multiply(flat, extent), at)
     return flat
+
+
+def _inside(
+    node: Node, found: Sequence[Expr], firsts: Sequence[Expr], extents: Sequence[Expr]
+) -> list[Expr]:
+    """Places along each axis, the first of a window's where one of them is outside of the data."""
+    zero, tests = const(0, "int64"), list[Expr]()
+    for at, extent in zip(found, extents, strict=True):
+        tests.append(op.logical_and(op.greater_equal(at, zero), op.less(at, extent)))
+    inside = node.scope.spanned(reduce(op.logical_and, tests))
+    return [op.where(inside, at, first) for at, first in zip(found, firsts, strict=True)]
 
 
 def _reached(node: Node, x: Value, window: Ints, steps: Ints, sides: Ints) -> list[tuple[int, Dim]]:

@@ -9,6 +9,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
+from ekiden.topi.shape import tidy
 
 _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 _RESIZE = {1: op.image.resize1d, 2: op.image.resize2d, 3: op.image.resize3d}
@@ -50,14 +51,29 @@ def _resized(
     node: Node, x: Value, rank: int, method: str, mode: str, rounding: str,
     scales: Sequence[float] | None,
 ) -> Expr:  # fmt: skip
-    size: Any = node.out_shape[2:]
-    named: dict[str, Any] = {"cubic_alpha": -0.75}
-    if rank == 2 and scales is not None:
-        named["scales"] = list(scales)
-    return _RESIZE[rank](
-        node.of(x), size=size, layout=_LAYOUTS[rank], method=method,
-        coordinate_transformation_mode=mode, rounding_method=rounding, **named,
-    )  # fmt: skip
+    def resized(data: Expr, axes: int, size: Any, **more: Any) -> Expr:  # noqa: ANN401
+        return _RESIZE[axes](
+            data, size=size, layout=_LAYOUTS[axes], method=method, cubic_alpha=-0.75,
+            coordinate_transformation_mode=mode, rounding_method=rounding, **more,
+        )  # fmt: skip
+
+    out, data = node.out_shape, node.of(x)
+    made: Expr
+    if scales is None:
+        return resized(data, rank, out[2:])
+    if rank == 2:
+        return resized(data, 2, out[2:], scales=list(scales))
+    if rank == 1:
+        wide = resized(op.expand_dims(data, 2), 2, (1, out[2]), scales=[1.0, *scales])
+        return op.squeeze(wide, [2])
+    # along each axis by itself: planes, then what lies behind each other
+    batch, channels, depth, height, width = x.type.shape
+    made = op.reshape(data, (batch, channels * depth, height, width), allowzero=True)
+    made = resized(made, 2, out[3:], scales=list(scales[1:]))
+    flat = tidy(out[3] * out[4])
+    made = op.reshape(made, (batch, channels, depth, flat), allowzero=True)
+    made = resized(made, 2, (out[2], flat), scales=[scales[0], 1.0])
+    return op.reshape(made, out, allowzero=True)
 
 
 _METHODS = ("bilinear", "nearest", "bicubic")

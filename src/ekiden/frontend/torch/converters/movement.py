@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.complex import per_part
@@ -270,13 +272,39 @@ def _unfold(node: Node, x: Value, dim: int, size: int, step: int) -> Expr:
     return op.transpose(taken, axes=[*order, axis + 1])
 
 
+def _memory_of(node: Node, rank: int) -> tuple[list[int], int]:
+    """The axes of the first input from the largest step in memory to the smallest, and where its
+    elements begin there. Raises Unsupported where it is not all of a part of the memory.
+    """
+    source = node.fx.args[0]
+    meta = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
+    if not isinstance(meta, torch.Tensor):
+        return list(range(rank)), 0
+    begin = meta.storage_offset()
+    if not isinstance(begin, int):
+        node.unsupported("as_strided of a view that begins at a symbolic place")
+    if meta.is_contiguous():
+        return list(range(rank)), begin
+    steps = [int(step) for step in meta.stride()]
+    order = sorted(range(rank), key=lambda axis: -steps[axis])
+    if not meta.permute(order).is_contiguous():
+        node.unsupported("as_strided of a view that has not all elements of its memory")
+    return order, begin
+
+
+def _transposed(data: Expr, order: Sequence[int]) -> Expr:
+    return data if list(order) == sorted(order) else op.transpose(data, axes=list(order))
+
+
 def _as_strided(
     node: Node, x: Value, size: Sequence[object], stride: Sequence[object], offset: object = 0
 ) -> Expr:
-    """By flat places, as if the input were contiguous: other views of it do not reach here."""
+    """By places in the memory that PyTorch has the input in."""
     sizes, strides = node.sizes(size), node.sizes(stride)
-    flat = op.reshape(node.of(x), (-1,))
-    places: Expr = node.of(0 if offset is None else node.size(offset), "int64")
+    order, begin = _memory_of(node, len(x.type.shape))
+    flat = op.reshape(_transposed(node.of(x), order), (-1,))
+    first = 0 if offset is None else tidy(as_dim(node.size(offset)) - begin)
+    places: Expr = node.of(first, "int64")
     for at, (extent, step) in enumerate(zip(sizes, strides, strict=True)):
         steps = op.multiply(op.arange(0, extent, 1, dtype="int64"), node.of(step, "int64"))
         after = len(sizes) - 1 - at

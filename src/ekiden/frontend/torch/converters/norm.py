@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Converter, Node, Row
-from ekiden.ir.dtype import to_numpy
+from ekiden.ir.dtype import itemsize, to_numpy
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
@@ -48,11 +48,18 @@ def _layer_norm(
     return outputs
 
 
+def _wide(dtype: str) -> str:
+    """The dtype of statistics: float16 ends before squares of 256 do."""
+    return "float32" if itemsize(dtype) < 4 else dtype
+
+
 def _statistics(data: Expr, axes: Sequence[int], eps: float, dtype: str) -> tuple[Expr, Expr]:
+    wide = _wide(dtype)
+    data = data if wide == dtype else op.cast(data, wide)
     mean = op.mean(data, axis=list(axes), keepdims=True)
     centred = op.subtract(data, mean)
     variance = op.mean(op.multiply(centred, centred), axis=list(axes), keepdims=True)
-    return mean, op.rsqrt(op.add(variance, const(eps, dtype)))
+    return mean, op.rsqrt(op.add(variance, const(eps, wide)))
 
 
 def _group_norm(
@@ -110,8 +117,15 @@ def _batch_norm_training(
     assert isinstance(momentum, float) and isinstance(eps, float)
     if not training:
         node.unsupported("running statistics that are not used for the result")
-    shape, dtype = x.type.shape, x.type.dtype
+    shape, dtype = x.type.shape, _wide(x.type.dtype)
     axes = [0, *range(2, len(shape))]
+    if dtype != x.type.dtype:
+
+        def widened(value: Value) -> Value:
+            return node.value_of(node.scope.spanned(node.of(value, dtype)))
+
+        x = widened(x)
+        weight, bias = (None if v is None else widened(v) for v in (weight, bias))
     data = node.of(x)
     mean = op.mean(data, axis=axes, keepdims=False)
     variance = op.variance(data, axis=axes, keepdims=False)
@@ -123,7 +137,7 @@ def _batch_norm_training(
         factor = _unbiased(node, size, dtype)
         news = (mean, op.multiply(variance, factor))
         for old, new in zip(running, news, strict=True):
-            kept = op.multiply(node.of(old), const(1 - momentum, dtype))
+            kept = op.multiply(node.of(old, dtype), const(1 - momentum, dtype))
             outputs.append(op.add(kept, op.multiply(new, const(momentum, dtype))))
     return outputs
 

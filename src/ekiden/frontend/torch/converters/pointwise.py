@@ -14,7 +14,7 @@ from ekiden.frontend.torch.complex import bilinear, own, per_part
 from ekiden.frontend.torch.converters import complex as of_complex
 from ekiden.frontend.torch.node import Converter, Node, Operand, Row
 from ekiden.frontend.torch.symbols import Scalar
-from ekiden.ir.dtype import is_float, is_int
+from ekiden.ir.dtype import is_float, is_int, is_unsigned, itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -123,16 +123,24 @@ def _divide(node: Node, a: Operand, b: Operand, rounding_mode: str | None = None
 
 
 def _floor_divided(dtype: str, x: Expr, y: Expr) -> Expr:
-    """As Python's: the quotient of what the remainder leaves, rounded; where y is 0 it is x / y."""
+    """As Python's: the quotient of what the remainder leaves, rounded, one less where the signs
+    differ; where y is 0 it is x / y. By infinity it is 0 or -1.
+    """
     if not is_float(dtype):
         return op.floor_divide(x, y)
-    quotient = op.divide(op.subtract(x, _python_mod(dtype, x, y)), y)
+    rest, zero, one = fmod(dtype, x, y), const(0, dtype), const(1, dtype)
+    quotient = op.divide(op.subtract(x, rest), y)
+    quotient = op.where(_is_below(rest, y, zero), op.subtract(quotient, one), quotient)
     down = op.floor(quotient)
-    half = const(0.5, dtype)
-    near = op.where(
-        op.greater(op.subtract(quotient, down), half), op.add(down, const(1, dtype)), down
-    )
-    return op.where(op.equal(y, const(0, dtype)), op.divide(x, y), near)
+    is_next = op.greater(op.subtract(quotient, down), const(0.5, dtype))
+    near = op.where(is_next, op.add(down, one), down)
+    return op.where(op.equal(y, zero), op.divide(x, y), near)
+
+
+def _is_below(rest: Expr, y: Expr, zero: Expr) -> Expr:
+    """Where a remainder with the sign of what is divided has another sign than the divisor."""
+    other_sign = op.not_equal(op.less(rest, zero), op.less(y, zero))
+    return op.logical_and(op.not_equal(rest, zero), other_sign)
 
 
 def _floor_divide(node: Node, a: Operand, b: Operand) -> Expr:
@@ -145,10 +153,8 @@ def _python_mod(dtype: str, x: Expr, y: Expr) -> Expr:
     """With the sign of the divisor."""
     if not is_float(dtype):
         return op.floor_mod(x, y)
-    found, zero = fmod(dtype, x, y), const(0, dtype)
-    other_sign = op.not_equal(op.less(found, zero), op.less(y, zero))
-    wrong = op.logical_and(op.not_equal(found, zero), other_sign)
-    return op.where(wrong, op.add(found, y), found)
+    found = fmod(dtype, x, y)
+    return op.where(_is_below(found, y, const(0, dtype)), op.add(found, y), found)
 
 
 def _remainder(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
@@ -179,11 +185,11 @@ def _power(node: Node, a: Operand, b: Operand) -> Expr:
 
 def _integer_power(node: Node, x: Expr, b: Operand, dtype: str) -> Expr:
     """By squaring, as numbers wrap around; a negative exponent leaves 1, -1 and 0."""
-    y = node.of(b, dtype)
+    y = node.of(b, dtype)  # of a number too large for it the lowest bits, which are not asked for
     one, zero = const(1, dtype), const(0, dtype)
     found, square = op.add(op.multiply(x, zero), one), x
-    bits = 6 if dtype in ("int64", "uint64") else 5
-    bits = int(math.log2(int(b) + 1)) + 1 if isinstance(b, int) and b >= 0 else bits
+    bits = 8 * itemsize(dtype) - (not is_unsigned(dtype))
+    bits = int(b).bit_length() if isinstance(b, int) and b >= 0 else bits
     for bit in range(bits):
         taken = op.not_equal(op.bitwise_and(y, const(1 << bit, dtype)), zero)
         found = op.where(taken, op.multiply(found, square), found)
@@ -276,7 +282,11 @@ def _copysign(node: Node, a: Operand, b: Operand) -> Expr:
 
 
 def _sign(node: Node, x: Value) -> Result:
-    return x if x.type.dtype == "bool" else op.sign(node.of(x))
+    """That of what is no number is 0, as PyTorch counts what it is above and below."""
+    dtype = x.type.dtype
+    if not is_float(dtype):
+        return x if dtype == "bool" else op.sign(node.of(x))
+    return op.where(op.isnan(node.of(x)), const(0, dtype), op.sign(node.of(x)))
 
 
 def _abs(node: Node, x: Value) -> Result:
@@ -362,6 +372,16 @@ def _leaky_relu(node: Node, x: Value, negative_slope: float = 0.01) -> Expr:
     return op.nn.leaky_relu(node.of(x), alpha=float(negative_slope))
 
 
+def _rrelu(
+    node: Node, x: Value, noise: Value, lower: float = 1 / 8, upper: float = 1 / 3,
+    training: bool = False, generator: object = None,
+) -> list[Expr | Value | None]:  # fmt: skip
+    """In inference, where the slope is the middle of those that training draws."""
+    if training:
+        node.unsupported("slopes that are drawn, as training does")
+    return [op.nn.leaky_relu(node.of(x), alpha=(float(lower) + float(upper)) / 2), noise]
+
+
 def _softplus(node: Node, x: Value, beta: float = 1, threshold: float = 20) -> Expr:
     dtype, data = node.out_dtype, node.of(x)
     scaled = op.multiply(data, const(beta, dtype))
@@ -396,8 +416,8 @@ def _threshold(node: Node, x: Value, threshold: float, value: float) -> Expr:
 
 def _threshold_backward(node: Node, grad: Value, x: Value, threshold: float) -> Expr:
     dtype = node.out_dtype
-    kept = op.greater(node.of(x), node.of(threshold, x.type.dtype))
-    return op.where(kept, node.of(grad, dtype), const(0, dtype))
+    below = op.less_equal(node.of(x), node.of(threshold, x.type.dtype))
+    return op.where(below, const(0, dtype), node.of(grad, dtype))
 
 
 def _to_copy(node: Node, x: Value, **_: object) -> Result:
@@ -479,6 +499,7 @@ ROWS: tuple[Row, ...] = (
     ("silu", _silu),
     ("elu", _elu),
     ("leaky_relu", _leaky_relu),
+    ("rrelu_with_noise_functional", _rrelu),
     ("softplus", _softplus),
     ("hardtanh", _hardtanh),
     ("hardsigmoid", _hardsigmoid),

@@ -13,7 +13,7 @@ from ekiden.frontend.torch.complex import per_part
 from ekiden.frontend.torch.dtype import array_of
 from ekiden.frontend.torch.node import Converter, Node, Row
 from ekiden.frontend.torch.symbols import Scalar
-from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.dtype import is_float, itemsize, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import known, product
@@ -124,8 +124,10 @@ def _var_mean(
 def _moments(
     node: Node, x: Value, dim: Axes, correction: object, keepdim: bool
 ) -> tuple[Expr, Expr]:
-    """The variance and the mean: the sum of squared differences over n - correction."""
-    dtype = node.out_dtype
+    """The variance and the mean: the sum of squared differences over n - correction. In float32
+    where the dtype has 16 bits, which end before such sums and counts do.
+    """
+    dtype = "float32" if itemsize(node.out_dtype) < 4 else node.out_dtype
     if isinstance(dim, bool):  # var.default(x, unbiased)
         dim, correction = None, dim
     if isinstance(correction, bool):
@@ -191,32 +193,43 @@ def _topk(
     return [TupleGetItem(found, 0), TupleGetItem(found, 1)]
 
 
-def _cum_extreme(is_max: bool) -> Converter:
-    """The running extreme and its last place: of each prefix, by comparing all pairs."""
+def _cum_extreme(beyond: Callable[[Expr, Expr], Expr]) -> Converter:
+    """The running extreme and its last place, where `beyond` says what is at least as extreme."""
 
     def convert(node: Node, x: Value, dim: int) -> list[Expr | Value | None]:
-        """An extreme for each prefix of the axis, whose extent must be known; of floats, of at most
-        64.
+        """Each element joined with those 1, 2, 4, ... before it, as many as the axis has, whose
+        extent must be known. A NaN is the extreme of all that has one.
         """
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
-        rank = len(x.type.shape)
-        axis = node.axis(dim, rank)
+        axis = node.axis(dim, len(x.type.shape))
         (extent,) = node.static(x.type.shape[axis : axis + 1], "the axis")
-        data, dtype = _numbers(node, x), x.type.dtype
-        values, places = [], []
-        for end in range(extent):
-            part = op.strided_slice(data, begin=[0], end=[end + 1], axes=[axis])
-            whole = op.max if is_max else op.min
-            values.append(whole(part, axis=axis, keepdims=True))
-            place = op.argmax if is_max else op.argmin
-            at = place(part, axis=axis, keepdims=True, select_last_index=True)
-            places.append(op.cast(at, "int64"))
-        if is_float(dtype) and extent > 64:
-            node.unsupported("an axis longer than 64")
-        return [op.concatenate(values, axis=axis), op.concatenate(places, axis=axis)]
+        values = node.scope.spanned(_numbers(node, x))
+        behind = (1,) * (len(x.type.shape) - axis - 1)
+        numbers = const(np.arange(extent).reshape(-1, *behind))
+        places = node.scope.spanned(op.broadcast_to(numbers, x.type.shape))
+        step = 1
+        while step < extent:
+            pairs = [(_part(e, axis, 0, extent - step), _part(e, axis, step, extent))
+                     for e in (values, places)]  # fmt: skip
+            (earlier, later), _ = pairs
+            is_later = beyond(later, earlier)
+            if is_float(x.type.dtype):
+                is_later = op.logical_and(is_later, op.logical_not(op.isnan(earlier)))
+                is_later = op.logical_or(op.isnan(later), is_later)
+            is_later = node.scope.spanned(is_later)
+            values, places = (
+                op.concatenate([_part(e, axis, 0, step), op.where(is_later, new, old)], axis=axis)
+                for e, (old, new) in zip((values, places), pairs, strict=True)
+            )
+            step *= 2
+        return [values, places]
 
     return convert
+
+
+def _part(data: Expr, axis: int, begin: int, end: int) -> Expr:
+    return op.strided_slice(data, [begin], [end], axes=[axis])
 
 
 def lowest(dtype: str) -> float | int:
@@ -272,8 +285,8 @@ ROWS: tuple[Row, ...] = (
     ("var_mean", _var_mean),
     ("cumsum", _cumulative(op.cumsum), per_part),
     ("cumprod", _cumulative(op.cumprod)),
-    ("cummax", _cum_extreme(True)),
-    ("cummin", _cum_extreme(False)),
+    ("cummax", _cum_extreme(op.greater_equal)),
+    ("cummin", _cum_extreme(op.less_equal)),
     ("sort", _sort),
     ("topk", _topk),
     ("histc", _histc),

@@ -1,0 +1,81 @@
+"""Numbers that fold and evaluate are those that a machine computes in their dtypes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ekiden.arith import evaluate
+from ekiden.ir.prim import (
+    Add,
+    Cast,
+    FloatImm,
+    IntImm,
+    Max,
+    Min,
+    Mul,
+    Select,
+    Sub,
+    Var,
+    binary,
+    cast,
+    const,
+)
+
+pytestmark = pytest.mark.quick
+
+X = Var("x", "int32")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint64"])
+def test_integers_wrap(dtype: str) -> None:
+    x, ends = Var("x", dtype), np.iinfo(dtype)
+    assert evaluate(Add(x, const(1, dtype)), {x: int(ends.max)}) == ends.min
+    assert evaluate(Sub(x, const(1, dtype)), {x: int(ends.min)}) == ends.max
+    wide = 123456789123456789
+    n = Var("n", "int64")
+    assert evaluate(Cast(n, dtype), {n: wide}) == np.int64(wide).astype(dtype)
+
+
+def test_a_float_that_no_integer_is_has_no_value() -> None:
+    big = Mul(Cast(X, "float32"), const(1e38, "float32"))
+    with pytest.raises(ValueError, match="inf has no value as int32"):
+        evaluate(Cast(big, "int32"), {X: 100})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_float_folds_in_its_dtype(dtype: str) -> None:
+    kind = np.dtype(dtype).type
+    a, b, c = kind(0.1), kind(0.2), kind(1e-3)
+    found = const(0.1, dtype) + const(0.2, dtype) + const(1e-3, dtype)
+    assert isinstance(found, FloatImm) and found.value == float(a + b + c)
+    product = const(0.1, dtype) * const(0.7, dtype)
+    assert isinstance(product, FloatImm) and product.value == float(kind(0.1) * kind(0.7))
+
+
+def test_a_float_that_leaves_its_dtype_is_infinite() -> None:
+    found = const(1e30, "float32") * const(1e30, "float32")
+    assert isinstance(found, FloatImm) and found.value == math.inf
+
+
+def test_a_cast_rounds_both_ways() -> None:
+    found = cast(cast(const(0.1, "float64"), "float32"), "float64")
+    assert isinstance(found, FloatImm) and found.value == float(np.float32(0.1))
+    compared = const(0.1, "float32").equal(cast(const(0.1, "float64"), "float32"))
+    assert isinstance(compared, IntImm) and compared.value == 1
+
+
+@pytest.mark.parametrize("kind", [Min, Max])
+@pytest.mark.parametrize("pair", [(math.nan, 1.0), (1.0, math.nan)])
+def test_a_nan_of_either_side_is_the_extreme(
+    kind: type[Min | Max], pair: tuple[float, float]
+) -> None:
+    found = binary(kind, const(pair[0], "float32"), const(pair[1], "float32"))
+    assert isinstance(found, FloatImm) and math.isnan(found.value)
+
+
+def test_the_other_side_of_a_choice_may_divide_by_zero() -> None:
+    chosen = Select(X > 0, const(8, "int32") // X, const(-1, "int32"))
+    assert evaluate(chosen, {X: 0}) == -1 and evaluate(chosen, {X: 3}) == 2

@@ -1,0 +1,256 @@
+"""Random graphs of operators, compiled beside the interpreter.
+
+    python tests/backend/random_graphs.py --graphs 1000 --seed 1
+    python tests/backend/random_graphs.py --seed 1 --number 12     a find again, with its program
+
+A graph is a list of steps over inputs of all dtypes, shapes that are numbers, symbols or 0, and
+data with NaN, infinities and the ends of dtypes. It is right when both tiers of the compiler give
+what the interpreter gives, or when all refuse it.
+
+How near a result must be is measured: the interpreter runs the same steps with each float moved by
+some roundings, another for each element, and where that moves a result, compiled code may give as
+much another one. So a sum that cancels out, or a number next to where it is rounded to a level,
+asks for no more than it says; what stays as it is must be so in compiled code too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from graph_steps import STEPS, Pick, Step, Value
+
+import ekiden
+from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array
+from ekiden.ir.prim import SizeVar
+from ekiden.relay import Function, Tuple, Var, const, infer_type, op, var
+from ekiden.relay.expr import Expr
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.printer import astext as text
+from ekiden.relay.transform.calls import typed
+from ekiden.runtime.errors import EkidenError, IndexRangeError
+
+DTYPES = ("float32", "float32", "float32", "float16", "int8", "int32", "int64", "bool")
+SIZES = (0, 1, 2, 3, 5, 8, 17)
+"""What a symbol is at run time."""
+MOST = 20_000
+"""Elements of a tensor, at most."""
+ROUNDINGS = 16
+"""How far a float is moved, in units of its last place."""
+PHASES = (0.3, 1.7, 4.1)
+LOOSE = {"float16": 4e-3, "float32": 3e-6, "float64": 1e-12}
+"""What a float may be off beside what is measured: functions are not rounded exactly."""
+TIERS = ("full", "quick")
+
+
+@dataclass
+class Graph:
+    """Inputs, steps over them and over earlier ones, and which of all are results."""
+
+    inputs: list[tuple[tuple[int | SizeVar, ...], str]]
+    steps: list[Step] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+
+    def params(self) -> list[Var]:
+        """The inputs as variables whose types are known."""
+        found = [var(f"x{n}", shape=s, dtype=t) for n, (s, t) in enumerate(self.inputs)]
+        for each in found:
+            assert each.type_annotation is not None
+            each.set_checked_type(each.type_annotation)
+        return found
+
+    def function(self, phase: float | None = None) -> Function:
+        """The program; with a phase one whose floats are moved."""
+        params = self.params()
+        values: list[Expr] = [_moved(p, phase) for p in params]
+        for step in self.steps:
+            made = step.typed(*(values[i] for i in step.args))
+            values.append(_moved(made, phase) if step.rounds else made)
+        return Function(params, Tuple(tuple(values[i] for i in self.results)))
+
+
+def _moved(x: Expr, phase: float | None) -> Expr:
+    dtype = Value.of(0, x).dtype
+    if phase is None or not is_float(dtype):
+        return x
+    wide = op.cast(x, "float64")
+    wave = op.sin(op.add(op.multiply(wide, const(1e3, "float64")), const(phase, "float64")))
+    unit = float(np.finfo(to_numpy(dtype)).eps) * ROUNDINGS
+    factor = op.add(const(1.0, "float64"), op.multiply(wave, const(unit, "float64")))
+    moved = op.cast(op.multiply(wide, factor), dtype)
+    return typed(op.where(op.isfinite(x), moved, x))
+
+
+def draw_graph(numbers: np.random.Generator) -> Graph:
+    """Inputs and up to a dozen steps."""
+    pick, n = Pick(numbers), SizeVar("n", "int64")
+    graph = Graph([])
+    for _ in range(pick.between(1, 4)):
+        rank = pick.one((0, 1, 2, 2, 3, 4, 4))
+        shape: list[int | SizeVar] = [pick.one((1, 2, 3, 4, 4, 6)) for _ in range(rank)]
+        if shape and pick.often(0.3):
+            shape[0] = n
+        elif shape and pick.often(0.07):
+            shape[pick.between(0, rank)] = 0
+        graph.inputs.append((tuple(shape), pick.one(DTYPES)))
+    pool = [Value.of(i, p) for i, p in enumerate(graph.params())]
+    wanted, used = pick.between(3, 13), set[int]()
+    for _ in range(8 * wanted):
+        if len(graph.steps) == wanted:
+            break
+        step = pick.one(STEPS)(pick, pool)
+        made = None if step is None else _typed(step, pool)
+        if step is None or made is None:
+            continue
+        pool.append(Value.of(len(pool), made))
+        graph.steps.append(step)
+        used |= set(step.args)
+    graph.results = [v.index for v in pool if v.index not in used][-4:] or [pool[-1].index]
+    return graph
+
+
+def _typed(step: Step, pool: Sequence[Value]) -> Expr | None:
+    """What a step gives; None for what has no type, or too many elements."""
+    try:
+        made = step.typed(*(pool[i].expr for i in step.args))
+    except (EkidenError, ValueError):  # of what a relation refuses, which inference names
+        return None
+    sizes = [d if isinstance(d, int) else 17 for d in Value.of(0, made).shape]
+    return made if np.prod(sizes, dtype=float) <= MOST else None
+
+
+def draw_data(graph: Graph, numbers: np.random.Generator) -> list[Array]:
+    """Arrays for the inputs; some have numbers that are none, or the ends of their dtype."""
+    pick = Pick(numbers)
+    size, found = pick.one(SIZES), []
+    for shape, dtype in graph.inputs:
+        extents = [d if isinstance(d, int) else size for d in shape]
+        data = np.round(numbers.normal(size=extents) * pick.one((1, 3, 20)), pick.one((0, 1, 6)))
+        array = (data > 0) if dtype == "bool" else data.astype(to_numpy(dtype))
+        array = np.array(array)
+        if pick.often(0.35) and dtype != "bool" and array.size:
+            hits = numbers.random(extents) < 0.25
+            array[hits] = numbers.choice(_ends(dtype), int(hits.sum()))
+        found.append(array)
+    return found
+
+
+def _ends(dtype: str) -> Array:
+    if not is_float(dtype):
+        ends = np.iinfo(dtype)
+        return np.array([ends.min, ends.max, 0, ends.max - 1], dtype)
+    limits = np.finfo(dtype)
+    many = [np.nan, np.inf, -np.inf, 0.0, -0.0, limits.max, limits.min, limits.tiny]
+    return np.array([*many, limits.smallest_subnormal, 0.5, -1.5], dtype)
+
+
+Outcome = list[Array] | Exception
+
+
+def _run(call: Callable[[], object]) -> Outcome:
+    try:
+        found = call()
+    except (EkidenError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+        return error
+    many = found if isinstance(found, (tuple, list)) else [found]
+    return [np.asarray(a) for a in many]
+
+
+def differences(graph: Graph, numbers: np.random.Generator, runs: int = 2) -> Iterator[str]:
+    """What is wrong with a graph: a line for each result that is."""
+    module = infer_type(IRModule.from_expr(graph.function()))
+    exact, moved = Interpreter(module), [
+        Interpreter(infer_type(IRModule.from_expr(graph.function(p)))) for p in PHASES
+    ]  # fmt: skip
+    executables = [(tier, ekiden.compile(module, tier=tier)) for tier in TIERS]
+    for _ in range(runs):
+        data = draw_data(graph, numbers)
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy's, of the mean of nothing
+            wanted = _run(lambda data=data: exact.evaluate("main", *data))  # type: ignore[misc]
+            near = [_run(lambda m=m, data=data: m.evaluate("main", *data)) for m in moved]  # type: ignore[misc]
+        for tier, exe in executables:
+            found = _run(lambda exe=exe, data=data: exe(*data))  # type: ignore[misc]
+            for line in _compared(found, wanted, near):
+                yield f"{tier}: {line} of {[(a.shape, str(a.dtype)) for a in data]}"
+
+
+def _compared(found: Outcome, wanted: Outcome, near: Sequence[Outcome]) -> Iterator[str]:
+    if isinstance(wanted, IndexRangeError):
+        return  # a kernel whose result has no elements reads none that it had to refuse
+    if isinstance(wanted, Exception) or isinstance(found, Exception):
+        if not (isinstance(wanted, Exception) and isinstance(found, Exception)):
+            shown = [f"{type(o).__name__}: {o}" if isinstance(o, Exception) else "a result"
+                     for o in (found, wanted)]  # fmt: skip
+            yield f"{shown[0]}, where the interpreter gives {shown[1]}"
+        return
+    others = [n for n in near if not isinstance(n, Exception)]
+    for at, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            yield f"result {at} is {mine.dtype}{mine.shape}, not {theirs.dtype}{theirs.shape}"
+            continue
+        wrong = _wrong(mine, theirs, [n[at] for n in others])
+        if wrong.any():
+            place = tuple(np.argwhere(wrong)[0].tolist())
+            yield f"result {at} at {place}: {mine[place]!r}, not {theirs[place]!r}"
+
+
+def _wrong(mine: Array, theirs: Array, near: Sequence[Array]) -> Array:
+    """Where results are further apart than roundings move them."""
+    with np.errstate(all="ignore"):
+        a, b = mine.astype(np.float64), theirs.astype(np.float64)
+        spread = np.zeros_like(b)
+        for other in near:
+            c = other.astype(np.float64)
+            same = (b == c) | (np.isnan(b) & np.isnan(c))
+            moved = np.where(same, 0.0, np.abs(b - c))
+            spread = np.maximum(spread, np.where(np.isnan(moved), np.inf, moved))
+        loose = LOOSE.get(str(theirs.dtype), 0.0)
+        least = 4 * float(np.finfo(theirs.dtype).eps) if loose else 0.0
+        allowed = 8 * spread + loose * np.abs(b) + least
+        equal = (a == b) | (np.isnan(a) & np.isnan(b)) | (mine == theirs)
+        return np.asarray(~(equal | (np.abs(a - b) <= allowed) | np.isinf(spread)))
+
+
+def numbers_of(seed: int, number: int) -> np.random.Generator:
+    """The random numbers of one graph."""
+    return np.random.default_rng((seed, number))
+
+
+def check(seed: int, number: int, runs: int = 2) -> list[str]:
+    """What is wrong with one graph."""
+    numbers = numbers_of(seed, number)
+    return list(differences(draw_graph(numbers), numbers, runs))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The finds of many graphs, one a line; of one, the program too."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--graphs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--number", type=int)
+    given = parser.parse_args(arguments)
+    chosen = range(given.graphs) if given.number is None else [given.number]
+    finds = 0
+    for number in chosen:
+        if given.number is not None:
+            print(text(draw_graph(numbers_of(given.seed, number)).function()))
+        try:
+            found = check(given.seed, number)
+        except Exception as error:  # whatever it is, it is a find
+            found = [f"{type(error).__name__}: {str(error)[:400]}"]
+        finds += bool(found)
+        for line in found:
+            print(f"seed {given.seed} number {number}: {line}", flush=True)
+    print(f"{len(chosen)} graphs, {finds} with finds")
+    return min(finds, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,23 @@
+"""Random graphs of operators: both tiers of the compiler give what the interpreter gives."""
+
+from __future__ import annotations
+
+import pytest
+from random_graphs import check
+
+from long_runs import LONG
+
+FEW = 12
+
+
+@pytest.mark.parametrize("number", range(FEW))
+def test_a_few_graphs(number: int) -> None:
+    assert check(0, number, runs=1) == []
+
+
+@LONG
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_many_graphs(seed: int) -> None:
+    """150 of each seed."""
+    found = [(number, line) for number in range(150) for line in check(seed, number)]
+    assert found == []

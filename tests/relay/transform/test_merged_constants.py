@@ -1,0 +1,115 @@
+"""Constants that passes merge keep their range: x * 1e30 * 1e30 is no x * inf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+from pass_checks import assert_same_meaning, calls, program
+
+from ekiden.ir.transform import Pass
+from ekiden.relay.transform import (
+    BackwardFoldScaleAxis,
+    DivToMul,
+    FoldScaleAxis,
+    ForwardFoldScaleAxis,
+    SimplifyExpr,
+)
+from ekiden.relay.transform.merged_constants import (
+    merged_product,
+    merged_quotient,
+    merged_sum,
+    scaled_terms,
+)
+
+pytestmark = pytest.mark.quick
+
+CHAINS = [  # an expression of x, of x where the merged constant would give another number
+    ("multiply(multiply(%x, 1e30f), 1e30f)", [1e-30, 0.0, -1e-25]),
+    ("multiply(multiply(%x, 1e-30f), 1e-30f)", [1e38, 1.0, 0.0]),
+    ("multiply(multiply(%x, 1e-30f), 1e-12f)", [1e38, 1.0, 0.0]),
+    ("add(add(%x, 3e38f), 3e38f)", [-3e38, 0.0, 1.0]),
+    ("subtract(subtract(%x, 3e38f), 3e38f)", [3e38, 0.0, 1.0]),
+    ("multiply(add(%x, 1e30f), 1e30f)", [-1e30, 0.0, 1.0]),
+]
+
+
+@pytest.mark.parametrize("make", [FoldScaleAxis, SimplifyExpr])
+@pytest.mark.parametrize(("text", "values"), CHAINS)
+def test_a_chain_keeps_its_values(text: str, values: list[float], make: Callable[[], Pass]) -> None:
+    before = program(f"def @main(%x: Tensor[(3,), float32]) {{ {text} }}")
+    assert_same_meaning(before, make()(before), [np.array(values, np.float32)])
+
+
+@pytest.mark.parametrize("make", [FoldScaleAxis, SimplifyExpr])
+def test_what_stays_in_range_is_merged(make: Callable[[], Pass]) -> None:
+    text = "def @main(%x: Tensor[(3,), float32]) { multiply(multiply(%x, 1e30f), 1e-30f) }"
+    assert len(calls(make()(program(text)))) < 2
+
+
+@pytest.mark.parametrize("divisor", ["1e-40f", "3e38f"])
+def test_a_division_without_an_inverse_stays(divisor: str) -> None:
+    before = program(f"def @main(%x: Tensor[(2,), float32]) {{ divide(%x, {divisor}) }}")
+    after = DivToMul()(before)
+    assert calls(after) == ["divide"]
+
+
+CONV = """def @main(%x: Tensor[(1, 2, 4, 4), float16], %w: Tensor[(3, 2, 1, 1), float16],
+                    %s: Tensor[(C, 1, 1), float16], %b: Tensor[(C, 1, 1), float16]) { BODY }"""
+
+FOLDS = [  # pass, body, channels of the scale, weight, scale, bias, x
+    (FoldScaleAxis, "multiply(nn.conv2d(%x, %w), %s)", 3, 3e4, 8, 1, 2**-14),
+    (BackwardFoldScaleAxis, "multiply(nn.conv2d(%x, %w), %s)", 3, 3e4, 8, 1, 2**-14),
+    (BackwardFoldScaleAxis, "multiply(nn.conv2d(%x, %w), %s)", 3, 2**-13, 2**-13, 1, 2**13),
+    (BackwardFoldScaleAxis, "multiply(nn.relu(nn.conv2d(%x, %w)), %s)", 3, 3e4, 8, 1, 2**-14),
+    (FoldScaleAxis, "multiply(add(nn.conv2d(%x, %w), %b), %s)", 3, 2, 8, -3e4, 7500),
+    (BackwardFoldScaleAxis, "multiply(add(nn.conv2d(%x, %w), %b), %s)", 3, 2, 8, -3e4, 7500),
+    (ForwardFoldScaleAxis, "nn.conv2d(multiply(%x, %s), %w)", 2, 3e4, 8, 1, 2**-14),
+    (ForwardFoldScaleAxis, "nn.conv2d(nn.relu(multiply(%x, %s)), %w)", 2, 3e4, 8, 1, 2**-14),
+    (ForwardFoldScaleAxis, "nn.conv2d(add(multiply(%x, %s), %b), %w)", 2, 1, 2**-8, 1e4, 2),
+    (ForwardFoldScaleAxis, "nn.conv2d(add(multiply(%x, %s), %b), %w)", 2, 1, 1e4, 2**-8, 2),
+]
+
+
+@pytest.mark.parametrize(("make", "body", "channels", "w", "s", "b", "x"), FOLDS)
+def test_a_weight_keeps_its_values(
+    make: Callable[[], Pass], body: str, channels: int, w: float, s: float, b: float, x: float
+) -> None:
+    text = CONV.replace("C,", f"{channels},").replace("BODY", body)
+    scale = np.full((channels, 1, 1), s, np.float16)
+    shift = np.full((channels, 1, 1), b, np.float16)
+    before = program(text, w=np.full((3, 2, 1, 1), w, np.float16), s=scale, b=shift)
+    after = make()(before)
+    assert "multiply" in calls(after)
+    assert_same_meaning(before, after, [np.full((1, 2, 4, 4), x, np.float16)])
+
+
+def test_a_channel_that_training_brought_to_zero_does_not_keep_a_scale_out() -> None:
+    text = CONV.replace("C,", "3,").replace("float16", "float32")
+    weight = np.ones((3, 2, 1, 1), np.float32)
+    weight[1] = 1e-25
+    scale = np.array([1, 1e-20, 1], np.float32).reshape(3, 1, 1)
+    body = text.replace("BODY", "multiply(nn.conv2d(%x, %w), %s)")
+    assert calls(FoldScaleAxis()(program(body, w=weight, s=scale, b=scale))) == ["nn.conv2d"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ml_dtypes.bfloat16])
+def test_ends_of_a_dtype(dtype: str) -> None:
+    ends = ml_dtypes.finfo(dtype)
+    top, tiny, one = (np.asarray(v, dtype) for v in (ends.max, ends.tiny, 1))
+    half, zero = np.asarray(0.5, dtype), np.asarray(0, dtype)
+    assert merged_sum(top, top) is None and merged_sum(top, -top) == 0
+    assert merged_product(top, top) is None and merged_product(tiny, tiny) is None
+    assert merged_product(tiny, half) is None and merged_product(tiny, one) == tiny
+    assert (
+        merged_product(tiny, zero) == 0 and merged_product(np.asarray(np.inf, dtype), one) == np.inf
+    )
+    assert merged_quotient(tiny, top) is None and merged_quotient(top, tiny) is None
+    assert scaled_terms(np.asarray([1, ends.tiny], dtype), half) is not None
+
+
+def test_integers_wrap() -> None:
+    top = np.asarray(127, np.int8)
+    assert merged_sum(top, top) == -2 and merged_product(top, top) == 1
