@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +24,7 @@ from ekiden.ir.type import Type, with_dims
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, TypeInferenceError
 from ekiden.runtime.late import Table, load_postponed
+from ekiden.runtime.late_methods import dataclass
 
 _V = TypeVar("_V")
 

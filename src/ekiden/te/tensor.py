@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import NoReturn, cast, overload
 
@@ -18,6 +17,7 @@ from ekiden.ir.node import Node, node
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, convert
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
 from ekiden.tir.expr import Buffer, BufferLoad

@@ -16,7 +16,6 @@ Of a sum both sides take the factor; where they are convolutions both, both weig
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -44,6 +43,7 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

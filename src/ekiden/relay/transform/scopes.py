@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -38,6 +38,7 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.visitor import children, rebuild
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(slots=True, eq=False)

@@ -22,7 +22,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,6 +40,7 @@ from ekiden.relay.op.nn.pad import PadAttrs
 from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.row_indices import gathered, scattered
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import as_dim, as_shape
 
 Make = Callable[[NodeMap], RelayExpr | None]

@@ -12,7 +12,6 @@ import inspect
 import operator
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -47,6 +46,7 @@ from ekiden.ir.prim import (
     logical_and,
 )
 from ekiden.runtime.errors import ParseError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te.hybrid.runtime import CASTS, HYBRID_GLOBALS, MATH
 from ekiden.te.tensor import Tensor, extern_op
 from ekiden.tir.expr import Buffer, BufferLoad
