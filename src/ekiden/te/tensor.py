@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from numbers import Integral, Real
 from typing import NoReturn, cast, overload
+from weakref import WeakKeyDictionary
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
@@ -95,8 +96,15 @@ class ComputeOp(Operation):
     @property
     def input_tensors(self) -> list[Tensor]:
         """The tensors it reads, each once, in order of appearance."""
-        loads = (e for e in post_order(*self.body) if isinstance(e, ProducerLoad))
-        return list(dict.fromkeys(e.producer for e in loads))
+        found = _READ.get(self)
+        if found is None:
+            loads = (e for e in post_order(*self.body) if isinstance(e, ProducerLoad))
+            found = _READ[self] = tuple(dict.fromkeys(e.producer for e in loads))
+        return list(found)
+
+
+_READ: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDictionary()
+"""What computations read: asked for each time that a graph is walked."""
 
 
 @node("te.ExternOp")
