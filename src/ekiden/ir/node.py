@@ -37,7 +37,7 @@ from ekiden.runtime.late_methods import (
 
 _N = TypeVar("_N", bound="Node")
 
-NODE_TYPES: Table[type[Node]] = Table()
+NODE_TYPES: Table[str, type[Node]] = Table()
 """Every node class by type key; what JSON loading looks names up in."""
 
 

@@ -313,8 +313,8 @@ class OpDef:
 
 OP_ATTRS: dict[str, dict[str, object]] = {}
 """What users attach to operators: attribute name -> operator name -> value."""
-OPS: Table[OpDef] = Table()
-OP_NODES: Table[Op] = Table()
+OPS: Table[str, OpDef] = Table()
+OP_NODES: Table[str, Op] = Table()
 """Every operator by its name: those of Relay, and "tir.exp" and the like of loop programs."""
 
 

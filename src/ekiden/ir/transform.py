@@ -49,7 +49,7 @@ LOG = logging.getLogger(__name__)
 Transform = Callable[[IRModule, PassContext], IRModule]
 """What a pass does; it gets the context it runs under and makes a new module."""
 
-_FACTORIES: Table[Callable[[], Pass]] = Table()
+_FACTORIES: Table[str, Callable[[], Pass]] = Table()
 
 
 def register_pass(name: str, factory: Callable[[], Pass]) -> None:
