@@ -23,7 +23,7 @@ from collections.abc import (
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 __all__ = ["Late", "Table", "lend", "load_postponed", "names_from", "names_in", "postpone"]
 
@@ -60,8 +60,9 @@ class Table(dict[_K, _V]):
 
     def _look(self, key: object) -> bool:
         """Whether there is such a row, once what makes it is imported."""
-        if isinstance(key, Hashable) and key in self.homes:
-            self.load(self.homes[key])
+        home = cast(Mapping[object, str], self.homes).get(key)
+        if home is not None:
+            self.load(home)
         if not super().__contains__(key):
             self.load_rest()
         return super().__contains__(key)

@@ -71,8 +71,9 @@ def register(
     def add(convert: Converter) -> Converter:
         """Sets the row of the version, and has the converter remembered as the user's own."""
         key = ("" if domain == "ai.onnx" else domain, op)
-        others = tuple(r for r in TABLE.get(key, ()) if r.since != since)
-        if len(others) < len(TABLE.get(key, ())) and not override:
+        have = TABLE.get(key) or ()
+        others = tuple(r for r in have if r.since != since)
+        if len(others) < len(have) and not override:
             raise ValueError(
                 f"register {op!r} of domain {domain!r}: version {since} is there; "
                 "say override=True to replace it"

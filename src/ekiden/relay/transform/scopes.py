@@ -71,8 +71,9 @@ def is_atom(expr: RelayExpr) -> bool:
     """Whether an expression needs no evaluation: a name, an operator, a constructor, a primitive
     function.
     """
-    kind = type(expr)
-    return kind in _ATOMS or (kind is Function and expr.attr("Primitive") is not None)
+    if isinstance(expr, Function):
+        return expr.attr("Primitive") is not None
+    return type(expr) in _ATOMS
 
 
 _ATOMS = frozenset((Var, GlobalVar, Op, Constructor))
