@@ -17,7 +17,8 @@ caches of modules are as after an installation: one round before them fills thes
 manifest comes through the `fetch_models.py` beside it; inputs of others are random, a size that has
 no number is 1, or as `--dim NAME=SIZE` says. Answers that differ from ONNX Runtime's are marked. A
 peer that cannot run a model says so in its row, and means are of the models that it runs.
-Given `--python` of another checkout, that one is measured in turns with this one.
+Given `--python` of another checkout, that one is measured in turns with this one. `--only-first`
+measures nothing that comes after the first answer.
 """
 
 from __future__ import annotations
@@ -292,7 +293,7 @@ def one_model(
                 cache = str(Path(folder, f"{name}{turn}"))
                 try:
                     found, answers[name] = first_and_second(
-                        python, name.rpartition(" ")[2], path, options.threads, feed_file, cache
+                        python, name.rpartition(" ")[2], path, options, feed_file, cache
                     )
                 except EngineError as reason:
                     refused[name] = str(reason)
@@ -307,11 +308,12 @@ def one_model(
 
 
 def first_and_second(
-    python: str, engine: str, path: Path, threads: int, feed: Path, cache: str
+    python: str, engine: str, path: Path, options: argparse.Namespace, feed: Path, cache: str
 ) -> tuple[Figures, list[np.ndarray]]:
     """As `measure`, for Ekiden with the figures of a second start."""
-    found, answer = measure(python, engine, path, threads, feed, cache)
-    if engine in TIERS:
+    threads = options.threads
+    found, answer = measure(python, engine, path, threads, feed, cache, second=options.only_first)
+    if engine in TIERS and not options.only_first:
         again, _ = measure(python, engine, path, threads, feed, cache, second=True)
         found["second"] = again["first"]
         found["second_import"] = again["import"]
@@ -343,6 +345,20 @@ def line(model: str, engine: str, row: Figures) -> str:
     return text + (f"  WRONG: {wrong:.1f} times the tolerance" if not wrong <= 1 else "")
 
 
+def ratios(both: Sequence[tuple[Figures, Figures]]) -> Iterator[tuple[str, list[float]]]:
+    """What of Ekiden's is compared with a peer's, over that, by model."""
+    yield "first answer", [own["first"] / other["first"] for own, other in both]
+    if all("second" in own for own, _ in both):
+        yield "second start", [own["second"] / other["first"] for own, other in both]
+        yield (
+            "with imports",
+            [
+                (own["second"] + own["second_import"]) / (other["first"] + other["import"])
+                for own, other in both
+            ],
+        )
+
+
 def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
     """Geometric means of what Ekiden's tiers are against the peers, and against full speed."""
     mean = statistics.geometric_mean
@@ -351,27 +367,23 @@ def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
     for subject in subjects:
         for peer in PEERS:
             both = [(row[subject], row[peer]) for row in rows if peer in row]
-            ratios = {
-                "first answer": [own["first"] / other["first"] for own, other in both],
-                "second start": [own["second"] / other["first"] for own, other in both],
-                "with imports": [
-                    (own["second"] + own["second_import"]) / (other["first"] + other["import"])
-                    for own, other in both
-                ],
-            }
-            texts = [f"{n} {mean(r):.2f} (worst {max(r):.2f})" for n, r in ratios.items() if r]
+            texts = [f"{n} {mean(r):.2f} (worst {max(r):.2f})" for n, r in ratios(both) if r]
             if texts:
                 yield f"{subject} over {peer}, {len(both)} models: {', '.join(texts)}"
-        speeds = [row[subject]["ms"] / row[subject]["early_ms"] for row in rows]
-        late = [row[subject]["full"] for row in rows]
         firsts = [row[subject]["first"] for row in rows]
         yield f"{subject}: first answer after {mean(firsts):.2f} s (worst {max(firsts):.2f})"
-        yield f"  at {mean(speeds):.2f} of full speed (worst {min(speeds):.2f})"
-        yield f"  which comes {statistics.median(late):.1f} s later (worst {max(late):.1f})"
+        speeds = [
+            row[subject]["ms"] / row[subject]["early_ms"] for row in rows if "ms" in row[subject]
+        ]
+        late = [row[subject]["full"] for row in rows if "full" in row[subject]]
+        if late:
+            yield f"  at {mean(speeds):.2f} of full speed (worst {min(speeds):.2f})"
+            yield f"  which comes {statistics.median(late):.1f} s later (worst {max(late):.1f})"
     for subject in subjects:
         if f"other {subject}" in rows[0]:
-            cpu = [row[subject]["cpu"] / row[f"other {subject}"]["cpu"] for row in rows]
-            yield f"{subject} over the other's: cpu {mean(cpu):.3f} (worst {max(cpu):.3f})"
+            for what in ("cpu", "first"):
+                each = [row[subject][what] / row[f"other {subject}"][what] for row in rows]
+                yield f"{subject} over the other's: {what} {mean(each):.3f} (worst {max(each):.3f})"
 
 
 def main(arguments: list[str]) -> int:
@@ -389,6 +401,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--engines", nargs="+", default=["quick", *PEERS], choices=ENGINES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only-first", action="store_true")
     parser.add_argument("--python", help="of another checkout")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)

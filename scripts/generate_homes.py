@@ -1,5 +1,5 @@
-"""Write which module each name of a package stands in, and which each operator of Relay is declared
-in, so that programs import those alone whose names they use.
+"""Write which module each name of a package stands in, which each operator of Relay is declared in
+and which each of ONNX is converted in, so that programs import those alone whose names they use.
 
     python scripts/generate_homes.py [--check]
 
@@ -33,6 +33,8 @@ PACKAGES = (
 )
 OPERATORS = "ekiden.relay.op"
 """The package beside whose names the operators stand."""
+CONVERTERS = "ekiden.frontend.onnx.converters"
+"""The package whose modules have rows for operators of ONNX."""
 
 
 def offered(package: str) -> Iterator[tuple[str, str]]:
@@ -86,6 +88,23 @@ def declared() -> dict[str, str]:
     return {name: home for name, home in found.items() if home.startswith("ekiden.relay.")}
 
 
+def converted() -> str:
+    """The file that says which operators of ONNX each family converts."""
+    homes: dict[str, str] = {}
+    for file in sorted(path_of(CONVERTERS).parent.glob("*.py")):
+        if file.stem in ("__init__", "homes"):
+            continue
+        for row in getattr(import_module(f"{CONVERTERS}.{file.stem}"), "ROWS", ()):
+            name = f"{row.domain}:{row.op_type}" if row.domain else row.op_type
+            if homes.setdefault(name, file.stem) != file.stem:
+                raise ValueError(f"rows of {name} in {homes[name]} and {file.stem}")
+    said = (
+        '"""Which operators of ONNX each family converts. Made by scripts/generate_homes.py."""\n'
+    )
+    rows = grouped(CONVERTERS, ((home, name) for name, home in homes.items()))
+    return "\n".join([said, table("ROWS", rows, "Family -> its operators, behind their domain.")])
+
+
 def table(name: str, rows: Mapping[str, list[str]], what: str) -> str:
     """A table of modules and names as Python."""
     lines = [f"{name} = {{"]
@@ -125,9 +144,12 @@ def main() -> int:
         for package in (*PACKAGES, OPERATORS):
             path_of(package).write_text(text_of(package, {} if package == OPERATORS else None))
     status = 0
-    for package in (*PACKAGES, OPERATORS):
+    for package in (*PACKAGES, OPERATORS, CONVERTERS):
         path = path_of(package)
-        text = text_of(package, declared() if package == OPERATORS else None)
+        if package == CONVERTERS:
+            text = converted()
+        else:
+            text = text_of(package, declared() if package == OPERATORS else None)
         if not check:
             path.write_text(text)
         elif not path.is_file() or path.read_text() != text:

@@ -140,6 +140,14 @@ def test_import_ekiden_loads_nothing() -> None:
     assert {name for name in modules if name.startswith("ekiden.")} == set()
 
 
+def test_an_import_loads_what_the_model_has() -> None:
+    """Neither converters of operators that it has not, nor what schedules are made with."""
+    modules = imported_by("import ekiden; from ekiden.frontend.onnx import register; import onnx")
+    modules |= imported_by("import ekiden.driver.build, ekiden.topi.rule.dense")
+    assert not [name for name in modules if name.startswith("ekiden.tir.schedule.")]
+    assert not modules & {f"ekiden.frontend.onnx.converters.{n}" for n in ("text", "ml_models")}
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'ekiden' has no attribute 'nothing'"):
         ekiden.nothing  # noqa: B018

@@ -9,7 +9,7 @@ equation d * y = c for each pivot; x = V y. Names follow TVM's `arith.solve_line
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.int_set import IntervalSet
@@ -17,6 +17,7 @@ from ekiden.arith.linear import LinearForm, conjuncts, linear_form
 from ekiden.ir.prim import EQ, LE, LT, PrimExpr, Sub, Var, binary, const, is_const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.range import Range
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ An end that is None is infinite. Sets are boxes: a set that is not an interval i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden.ir import prim
@@ -34,6 +33,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, post_order, same
 from ekiden.ir.range import Range
+from ekiden.runtime.late_methods import dataclass
 
 # Over-estimates: a set holds every value that may come, and may hold more. So a question "is it
 # never below 0" may be answered by a set, and "does it reach 5" may not. Variables are taken one at

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import TypeAlias
 
@@ -48,6 +48,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, free_vars, post_order, rewrite, same, substitute
 from ekiden.ir.range import Range
+from ekiden.runtime.late_methods import dataclass
 
 Size: TypeAlias = int | PrimExpr
 """A whole number, or a symbolic one."""

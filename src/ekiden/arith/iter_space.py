@@ -5,7 +5,6 @@ division of a space into outer and inner iterators.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.iter_map import (
@@ -26,6 +25,7 @@ from ekiden.ir.prim import (
     logical_and,
 )
 from ekiden.ir.range import Range
+from ekiden.runtime.late_methods import dataclass
 
 
 def normalize_to_iter_sum(index: PrimExpr, input_iters: Mapping[Var, Range]) -> IterSum:

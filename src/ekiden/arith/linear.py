@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.int_set import EVERYTHING, NOTHING, End, IntervalSet, eval_set, interval
@@ -31,6 +31,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, post_order
 from ekiden.ir.range import Range
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -28,6 +27,7 @@ from ekiden.ir.prim import (
     const,
 )
 from ekiden.ir.prim_visitor import children, same
+from ekiden.runtime.late_methods import dataclass
 
 Match: TypeAlias = dict[str, PrimExpr]
 Prove: TypeAlias = Callable[[PrimExpr], bool]

@@ -18,7 +18,7 @@ proved by z3 in the tests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

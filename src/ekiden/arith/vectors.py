@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
 from ekiden.ir import prim
 from ekiden.ir.node import NODE_TYPES
 from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr, binary, const
+from ekiden.runtime.late_methods import dataclass
 
 Modular = Callable[[PrimExpr], tuple[int, int]]
 """(coeff, base) of an integer: see Analyzer.modular_set."""

@@ -14,7 +14,6 @@ such functions: they are made by a user who annotates and partitions, never by d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.json import load_json, save_json
@@ -23,6 +22,7 @@ from ekiden.relay.expr import Function
 from ekiden.runtime import Module, get_global_func, register_func
 from ekiden.runtime.engines import kept_for
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 Kernel = Callable[..., object]
 """What computes a function: called with its inputs and the tensors it writes."""

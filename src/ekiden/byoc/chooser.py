@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,6 +20,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import EkidenError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.timing import least_in_turns
 
 __all__ = ["Choice", "choose"]

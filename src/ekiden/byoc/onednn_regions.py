@@ -7,7 +7,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Any
 
@@ -19,6 +19,7 @@ from ekiden.relay.expr import Call, Constant, Function
 from ekiden.relay.transform.merge_composite import Entry
 from ekiden.runtime.engines import load_region
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["OneDnnEngine"]
 

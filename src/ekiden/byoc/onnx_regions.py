@@ -5,7 +5,6 @@ such models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ekiden.relay.expr import Call, Constant, Function
 from ekiden.relay.transform.merge_composite import Entry
 from ekiden.runtime.engines import load_region
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 OPSET, IR_VERSION = 17, 8
 

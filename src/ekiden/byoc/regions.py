@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -16,6 +15,7 @@ from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.merge_composite import Entry
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Region", "Row", "patterns_of", "results_of", "tensor_of"]
 

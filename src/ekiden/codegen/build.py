@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, load_device_code, load_image
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc, Stmt

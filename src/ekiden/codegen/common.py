@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import row_of
@@ -26,6 +25,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.runtime.dtypes import dtype_code
 from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from ekiden.codegen import llvm
@@ -25,6 +24,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.ir.pass_context import PassContext, phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 Progress = Callable[[int, int, str], None]
 """Called with (kernels done, kernels in all, name of the one just done)."""

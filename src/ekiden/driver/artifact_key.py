@@ -14,7 +14,6 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from ekiden.ir.extensions import is_extended
 from ekiden.ir.known import known, state_of
 from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
 from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
     from concurrent import futures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 
 from ekiden import runtime
@@ -19,6 +19,7 @@ from ekiden.ir.pass_context import COSTS, with_options
 from ekiden.relay.transform.plan_devices import said_places
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, EkidenError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.profile import Peak
 from ekiden.runtime.timing import least_in_turns
 from ekiden.target import Target

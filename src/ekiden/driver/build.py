@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -34,6 +33,7 @@ from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.engines import text_of
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
 from ekiden.target.virtual_device import Targets, compilation_config
 

@@ -13,7 +13,6 @@ import json
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +21,7 @@ from ekiden.codegen.cache import checked_code, compiler_folder
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 from ekiden.runtime.files import PathName, files_below, named, shrink, write_whole
+from ekiden.runtime.late_methods import dataclass
 
 VERSION = 1
 """Of packed caches. Files of another version are refused."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from html import escape
 from importlib import import_module
 from math import inf, isfinite
@@ -26,6 +26,7 @@ from ekiden.quantization.judge import signal_to_noise
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.files import PathName
 from ekiden.runtime.html import table
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["ENGINES", "Comparison", "Tolerance", "Verification", "verify"]
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,6 +14,7 @@ from ekiden.driver.lowering import build
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Var, const
 from ekiden.runtime import Device, empty, get_global_func, tensor
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.target.kinds import KINDS
 from ekiden.tir.expr import Buffer, BufferLoad

@@ -17,7 +17,6 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import ALIGNMENT, Bytes, function_names, metadata_of
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import variants
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
 from ekiden.target import Target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ekiden.backend.crt.emit import prefix_of
 from ekiden.backend.crt.kernels import Kernels
@@ -23,6 +23,7 @@ from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.target.target import TargetLike
 from ekiden.target.triple import MICRO

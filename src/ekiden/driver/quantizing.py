@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -19,6 +18,7 @@ from ekiden.quantization.plan import QuantPlan, Recipe
 from ekiden.quantization.rewrite import rewrite, smoothed, upgraded
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName, write_to
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Quantized", "quantize"]
 

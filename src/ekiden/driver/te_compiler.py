@@ -11,7 +11,6 @@ What a strategy offers for an operator is asked for with `get_valid_implementati
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from ekiden.backend.kernels import lower_primitive
@@ -26,6 +25,7 @@ from ekiden.relay.op.strategy import OpImplementation, own_lowering, strategy_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.runtime import PackedFunc
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target, TargetLike
 from ekiden.target.target import target_or_current
 from ekiden.te import Tensor

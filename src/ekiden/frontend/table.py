@@ -10,7 +10,6 @@ import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
@@ -21,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.installed import version_of
 from ekiden.runtime.errors import CompileError, ImportModelError
+from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
     from ekiden.frontend.common.imported import ImportedModule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import zip_longest
 
 import numpy as np
@@ -12,6 +12,7 @@ from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
 from ekiden.ir.structural import nodes_in, open_module, plan_of, structural_equal
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.object_path import (
     MapValuePath,
     MissingArrayElementPath,

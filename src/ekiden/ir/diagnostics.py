@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 
 class DiagnosticLevel(IntEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TextIO
 
@@ -17,6 +17,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
 from ekiden.runtime.errors import EkidenError
 from ekiden.runtime.files import PathName, write_text
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = [
     "DumpIR",

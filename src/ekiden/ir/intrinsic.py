@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.op import OP_ATTRS, register_name
 from ekiden.ir.prim import ExprLike, Intrinsic, OpName, PrimExpr, const, convert, is_const
 from ekiden.runtime import get_global_func
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,21 +15,29 @@ Identity is the default equality. `ekiden.ir.structural` compares meaning. A nod
 from __future__ import annotations
 
 import dataclasses
-import reprlib
 import typing
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
 from ekiden.runtime import define_node_class, set_node_hooks
 from ekiden.runtime.late import Table
+from ekiden.runtime.late_methods import (
+    delete_attribute,
+    field_values,
+    fields_in,
+    initialize_late,
+    repr_of,
+    set_attribute,
+    set_field_values,
+)
 
 _N = TypeVar("_N", bound="Node")
 
-NODE_TYPES: Table[type[Node]] = Table()
+NODE_TYPES: Table[str, type[Node]] = Table()
 """Every node class by type key; what JSON loading looks names up in."""
 
 
@@ -39,32 +47,10 @@ class Node:
     __slots__ = ("__weakref__",)
     type_key: ClassVar[str] = "ir.Node"
 
-    def __setattr__(self, name: str, value: object) -> None:
-        """Raises FrozenInstanceError for a node, and for its fields in a class made of one."""
-        kind = type(self)
-        if "__dataclass_fields__" in vars(kind) or name in getattr(
-            kind, "__dataclass_fields__", ()
-        ):
-            raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-        object.__setattr__(self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        """Raises FrozenInstanceError, as assigning does."""
-        kind = type(self)
-        if "__dataclass_fields__" in vars(kind) or name in getattr(
-            kind, "__dataclass_fields__", ()
-        ):
-            raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-        object.__delattr__(self, name)
-
-    def __getstate__(self) -> list[object]:
-        """The values of the fields: what copies and pickles have."""
-        return [getattr(self, field.name) for field in fields_of(self)]
-
-    def __setstate__(self, state: list[object]) -> None:
-        """Take the values of the fields."""
-        for field, value in zip(fields_of(self), state, strict=True):
-            object.__setattr__(self, field.name, value)
+    __setattr__ = set_attribute
+    __delattr__ = delete_attribute
+    __getstate__ = field_values
+    __setstate__ = set_field_values
 
     def with_fields(self: _N, **changes: object) -> _N:
         """A copy with some fields replaced; the node itself if nothing differs by identity."""
@@ -107,20 +93,17 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
     """Make a class a frozen, slotted dataclass and register it under `type_key`.
 
     Raises ValueError when the key is taken.
-
-    The dataclass's own `frozen=True` would compile four functions for each class, half of the time
-    that importing Ekiden takes; Node has three of them for all.
     """
 
     def register(cls: type[_N]) -> type[_N]:
         """The class with slots, an initializer of its own fields and its place in NODE_TYPES.
         Raises ValueError when the key is taken.
         """
-        made = dataclasses.dataclass(slots=True, init=False, eq=False, repr=False)(cls)
+        made = fields_in(cls, slots=True)
         if "__init__" not in vars(cls):
-            made.__init__ = _initializer(made)  # type: ignore[method-assign]
+            initialize_late(made, frozen=True)
         if not hasattr(cls, "astext") and "__repr__" not in vars(cls):
-            made.__repr__ = _repr  # type: ignore[method-assign]
+            made.__repr__ = repr_of  # type: ignore[method-assign]
         made.type_key = type_key
         if NODE_TYPES.has(type_key):
             raise ValueError(f"node type {type_key!r}: already made by {NODE_TYPES[type_key]!r}")
@@ -129,42 +112,6 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
         return made
 
     return register
-
-
-@reprlib.recursive_repr()
-def _repr(self: Node) -> str:
-    """As dataclasses write it: `Conv2DAttrs(strides=(1, 1), ...)`."""
-    shown = (f"{f.name}={getattr(self, f.name)!r}" for f in fields_of(self) if f.repr)
-    return f"{type(self).__qualname__}({', '.join(shown)})"
-
-
-def _initializer(cls: type[Node]) -> Callable[..., None]:
-    """The constructor of a node class: fields are set by their slots, past `__setattr__`; those
-    that are `InitVar` go to `__post_init__`.
-    """
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    assert all(f.init and f.default_factory is dataclasses.MISSING for f in fields), cls
-    rows: Mapping[str, dataclasses.Field[Any]] = cls.__dataclass_fields__  # type: ignore[attr-defined]
-    extra = [f for f in rows.values() if str(f.type).startswith(("InitVar", "dataclasses.InitVar"))]
-    given = [f for f in rows.values() if f in fields or f in extra]
-    names: dict[str, object] = {f"_set_{f.name}": getattr(cls, f.name).__set__ for f in fields}
-    parameters = []
-    for field in sorted(given, key=lambda f: bool(f.kw_only)):
-        if field.kw_only and "*" not in parameters:
-            parameters.append("*")
-        if field.default is dataclasses.MISSING:
-            parameters.append(field.name)
-        else:
-            names[f"_default_{field.name}"] = field.default
-            parameters.append(f"{field.name}=_default_{field.name}")
-    body = [f"_set_{f.name}(self, {f.name})" for f in fields]
-    if hasattr(cls, "__post_init__"):
-        body.append(f"self.__post_init__({', '.join(f.name for f in extra)})")
-    exec(f"def __init__(self, {', '.join(parameters)}): {'; '.join(body) or 'pass'}", names)
-    made = cast(Callable[..., None], names["__init__"])
-    made.__annotations__ = {f.name: f.type for f in given} | {"return": None}
-    made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
-    return made
 
 
 def _keys(cls: type) -> list[str]:

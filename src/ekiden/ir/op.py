@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +24,7 @@ from ekiden.ir.type import Type, with_dims
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, TypeInferenceError
 from ekiden.runtime.late import Table, load_postponed
+from ekiden.runtime.late_methods import dataclass
 
 _V = TypeVar("_V")
 
@@ -314,8 +315,8 @@ class OpDef:
 
 OP_ATTRS: dict[str, dict[str, object]] = {}
 """What users attach to operators: attribute name -> operator name -> value."""
-OPS: Table[OpDef] = Table()
-OP_NODES: Table[Op] = Table()
+OPS: Table[str, OpDef] = Table()
+OP_NODES: Table[str, Op] = Table()
 """Every operator by its name: those of Relay, and "tir.exp" and the like of loop programs."""
 
 

@@ -11,12 +11,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ekiden.runtime.errors import PassError
 from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
     import difflib

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Literal
 
@@ -25,6 +25,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node, fields_of
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.runtime import Object, register_func
+from ekiden.runtime.late_methods import dataclass
 
 Row = tuple[object, ...]
 FreeVars = Literal["identity", "order"]

@@ -16,10 +16,11 @@ import json
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassInfo, PassInstrument
+from ekiden.runtime.late_methods import dataclass
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

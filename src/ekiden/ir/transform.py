@@ -16,7 +16,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import overload
 
 from ekiden.ir.expr import BaseFunc
@@ -26,6 +25,7 @@ from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, regist
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import EkidenError, PassError
 from ekiden.runtime.late import Table
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = [
     "FunctionPass",
@@ -49,7 +49,7 @@ LOG = logging.getLogger(__name__)
 Transform = Callable[[IRModule, PassContext], IRModule]
 """What a pass does; it gets the context it runs under and makes a new module."""
 
-_FACTORIES: Table[Callable[[], Pass]] = Table()
+_FACTORIES: Table[str, Callable[[], Pass]] = Table()
 
 
 def register_pass(name: str, factory: Callable[[], Pass]) -> None:

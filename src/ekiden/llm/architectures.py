@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from ekiden.llm.rope import Rope, read_rope
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["ARCHITECTURES", "Architecture", "DecoderConfig", "read_config"]
 

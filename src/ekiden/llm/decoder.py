@@ -16,8 +16,6 @@ cache and fills again, so that nobody else refers to it and it is changed where 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -43,6 +41,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.transform.remove_unused_functions import ENTRIES
 from ekiden.relay.ty import RefType
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.rule.page_planes import Plane
 
 __all__ = ["FORWARD", "Layout", "cache_shape", "decoder_module"]

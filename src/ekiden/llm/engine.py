@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import index
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from ekiden.llm.grammar import Grammar
 from ekiden.llm.pages import Pages
 from ekiden.llm.sampling import Sampling
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
     from ekiden.llm.model import Model

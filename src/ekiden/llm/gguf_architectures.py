@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from ekiden.llm.gguf_file import GGUFFile
 from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "config_of", "renamed", "undone"]
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from ekiden.llm.weights import PLAIN, Weight, bytes_of
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 
 __all__ = ["Entry", "GGUFFile", "write_gguf"]

@@ -8,13 +8,13 @@ left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.frontend.onnx.regex import RegexError, automaton
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Grammar"]
 

@@ -6,7 +6,6 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Pieces, Tokenizer
 from ekiden.llm.weights import Checkpoint
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.vm import VirtualMachine
 from ekiden.topi.rule.page_planes import FORMATS
 

@@ -21,8 +21,6 @@ them or without.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.llm.architectures import DecoderConfig
@@ -30,6 +28,7 @@ from ekiden.llm.decoder import FORWARD, Layout, cache_shape, decoder_module
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay.parser import parse
 from ekiden.relay.transform.remove_unused_functions import ENTRIES
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["DECODE", "DRAFT", "PREFILL", "SETTINGS", "SPECULATE", "Draft", "program"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Rope", "read_rope"]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from ekiden.llm.weights import PLAIN, Weight, bytes_of
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["SafetensorsCheckpoint", "SafetensorsFile", "write_safetensors"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ekiden.llm.grammar import Grammar
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Sampling"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 
 __all__ = ["PLAIN", "Checkpoint", "Weight", "bytes_of"]

@@ -11,7 +11,6 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from ekiden.driver.micro import MicroProgram
@@ -19,6 +18,7 @@ from ekiden.driver.model_library import library_files
 from ekiden.micro.stack import Calls
 from ekiden.micro.templates import C_FLAGS, FPUS
 from ekiden.runtime.errors import ExportError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target.triple import MICRO
 
 NOBITS, ALLOCATED, WRITABLE = 8, 2, 1

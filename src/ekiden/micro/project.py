@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from ekiden.rpc.channel import Stream
 from ekiden.rpc.client import start_program
 from ekiden.runtime.errors import ExportError, InputError, LoadError
 from ekiden.runtime.files import PathName, named
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.paths import micro_source_dir, server_source_dir
 
 Options = Mapping[str, object]

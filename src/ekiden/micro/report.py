@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from numpy.typing import ArrayLike
 
 from ekiden.driver.micro import MicroProgram
 from ekiden.micro.footprint import Footprint, footprint
 from ekiden.micro.project import GeneratedProject, Sizes
 from ekiden.micro.session import Session
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ekiden.runtime.errors import ExportError
+from ekiden.runtime.late_methods import dataclass
 
 _REGISTERS = re.compile(r"\{([^}]*)\}")
 _PUSH = re.compile(r"\t(v?push|stmdb(?:\.w)?\tsp!,)")

@@ -9,7 +9,7 @@ refused by the tensor's name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import onnx
@@ -17,6 +17,7 @@ import onnx
 from ekiden.ir.op import Array
 from ekiden.quantization.ranges import Histogram
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Compile", "Feeds", "Observed", "observe", "read_feeds", "tensors_of"]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx
 from onnx import numpy_helper
 
 from ekiden.frontend.onnx.load import sorted_nodes
 from ekiden.ir.op import Array
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Layer", "find_layers"]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ekiden.quantization.ranges import METHODS
 from ekiden.quantization.rounding import ROUNDINGS
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.html import table
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["KINDS", "LayerPlan", "QuantPlan", "Recipe"]
 

@@ -8,11 +8,12 @@ the least mean squared error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from ekiden.ir.op import Array
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["METHODS", "Histogram", "Method", "scale_and_point"]
 

@@ -11,11 +11,11 @@ becomes the integer beside it, as long as that makes the error less. It is the q
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from ekiden.ir.op import Array
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["ROUNDINGS", "Rounding", "squared_error"]
 

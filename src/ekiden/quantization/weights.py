@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +11,7 @@ from ekiden.ir.op import Array
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import Recipe
 from ekiden.quantization.rounding import ROUNDINGS, Ends, squared_error
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Integers", "aware_factor", "bias_shift", "integers_of", "nibbles_of"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import ParseError, TypeInferenceError
+from ekiden.runtime.late_methods import dataclass
 
 PUNCTUATION = "=> -> == != <= >= ( ) { } [ ] , ; : = . + - * / < > ?".split()
 

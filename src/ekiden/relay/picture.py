@@ -9,13 +9,14 @@ reads them; what is bound by `let` is drawn where it is used.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from html import escape
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Constant, Function, Let, Tuple, TupleGetItem, Var
 from ekiden.relay.visitor import CHILDREN, post_order
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["MOST", "draw"]
 

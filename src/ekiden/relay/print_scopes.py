@@ -4,7 +4,7 @@ all its uses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.relay.expr import (
     Call,
@@ -20,6 +20,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
 )
 from ekiden.relay.visitor import ATOMS
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(slots=True, eq=False)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.type import FuncType, Type
 from ekiden.relay.expr import Expr, Function, If, Let, Var, var
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(slots=True)

@@ -5,12 +5,13 @@ algebraic data types, mutable cells, and functions with the frames that they wer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Union
 
 from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.relay.expr import Constructor, Expr, Function
+from ekiden.runtime.late_methods import dataclass
 
 Symbols = dict[PrimVar, int]
 

@@ -17,11 +17,11 @@ import ssl
 import stat
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from ekiden.rpc.errors import RPCError
 from ekiden.runtime.files import PathName, check_folder, named
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Key", "client_socket", "is_loopback", "make_key", "server_socket"]
 

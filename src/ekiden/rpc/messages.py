@@ -6,8 +6,9 @@ docs/rpc.md is written from these tables, and so is the C side's `ek_rpc_table.h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+from ekiden.runtime.late_methods import dataclass
 
 MAGIC = 0x0043_5052_4B45_8901
 """What HELLO begins with: bytes 01 89 EKRPC 00."""

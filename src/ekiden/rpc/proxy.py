@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 from collections import defaultdict
-from dataclasses import dataclass
 
 from ekiden.rpc.client import dial, open_session
 from ekiden.rpc.endpoint import Endpoint
@@ -18,6 +17,7 @@ from ekiden.rpc.server import listen
 from ekiden.rpc.websocket import require_websockets, start_web
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Proxy"]
 

@@ -14,11 +14,11 @@ import signal
 import struct
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import ekiden
 from ekiden.rpc.errors import RPCError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Limits", "die_with_parent", "enter", "missing"]
 

@@ -24,7 +24,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,6 +39,7 @@ from ekiden.rpc.wire import Plain, write_body
 from ekiden.runtime import load_module, memory_limit
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Background", "Limits", "Server", "fork", "has_parent", "listen"]
 

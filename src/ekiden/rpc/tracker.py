@@ -14,7 +14,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypedDict, TypeVar, cast
 
@@ -24,6 +23,7 @@ from ekiden.rpc.errors import FrameError, RPCError, RPCSessionTimeoutError
 from ekiden.rpc.messages import Kind
 from ekiden.rpc.pool import Hub, Peer
 from ekiden.runtime.files import PathName
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Tracker", "TrackerSession", "connect_tracker"]
 

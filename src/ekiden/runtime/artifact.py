@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from binascii import crc32
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ekiden.runtime._core import Executable, empty, get_global_func, tensor
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.layout import Section
 from ekiden.runtime.metadata import read_metadata
 

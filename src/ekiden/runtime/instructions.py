@@ -7,11 +7,12 @@ first.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from ekiden.runtime.dtypes import dtype_code, dtype_name
 from ekiden.runtime.errors import InternalError, LoadError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.opcodes import BY_NAME, OPCODES, Opcode, operand_words
 
 __all__ = ["Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import (
     Callable,
+    Hashable,
     ItemsView,
     Iterable,
     Iterator,
@@ -22,10 +23,11 @@ from collections.abc import (
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 __all__ = ["Late", "Table", "lend", "load_postponed", "names_from", "names_in", "postpone"]
 
+_K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 _POSTPONED: list[str] = []
@@ -43,7 +45,7 @@ def load_postponed() -> None:
         import_module(_POSTPONED.pop())
 
 
-class Table(dict[str, _V]):
+class Table(dict[_K, _V]):
     """A table that modules fill when they are imported: before it says that there is no such row,
     or all its rows, what was put off is imported: the module alone that makes the row, where
     `homes` knows it. `has` and `rows` say what it has now.
@@ -53,59 +55,68 @@ class Table(dict[str, _V]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.homes: Mapping[str, str] = {}
+        self.homes: Mapping[_K, str] = {}
         """Row -> the module that makes it."""
 
     def _look(self, key: object) -> bool:
         """Whether there is such a row, once what makes it is imported."""
-        if isinstance(key, str) and key in self.homes:
-            import_module(self.homes[key])
+        home = cast(Mapping[object, str], self.homes).get(key)
+        if home is not None:
+            self.load(home)
         if not super().__contains__(key):
-            load_postponed()
+            self.load_rest()
         return super().__contains__(key)
 
-    def __missing__(self, key: str) -> _V:
+    def load(self, home: str) -> None:
+        """Have the rows of a module."""
+        import_module(home)
+
+    def load_rest(self) -> None:
+        """Have all rows."""
+        load_postponed()
+
+    def __missing__(self, key: _K) -> _V:
         """The row. Raises KeyError."""
         if self._look(key):
             return self[key]
         raise KeyError(key)
 
-    def has(self, key: str) -> bool:
+    def has(self, key: _K) -> bool:
         """Whether the row is there now: for who adds it, as while modules are imported."""
         return super().__contains__(key)
 
-    def rows(self) -> ItemsView[str, _V]:
+    def rows(self) -> ItemsView[_K, _V]:
         """What is there now: a program has nothing whose row is not."""
         return super().items()
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or self._look(key)
 
-    def get(self, key: str, default: _V | None = None) -> _V | None:  # type: ignore[override]
+    def get(self, key: _K, default: _V | None = None) -> _V | None:  # type: ignore[override]
         """The row, or the default."""
         return super().get(key, default) if key in self else default
 
-    def __iter__(self) -> Iterator[str]:
-        load_postponed()
+    def __iter__(self) -> Iterator[_K]:
+        self.load_rest()
         return super().__iter__()
 
     def __len__(self) -> int:
-        load_postponed()
+        self.load_rest()
         return super().__len__()
 
-    def keys(self) -> KeysView[str]:  # type: ignore[override]
+    def keys(self) -> KeysView[_K]:  # type: ignore[override]
         """The names of all rows."""
-        load_postponed()
+        self.load_rest()
         return super().keys()
 
     def values(self) -> ValuesView[_V]:  # type: ignore[override]
         """All rows."""
-        load_postponed()
+        self.load_rest()
         return super().values()
 
-    def items(self) -> ItemsView[str, _V]:  # type: ignore[override]
+    def items(self) -> ItemsView[_K, _V]:  # type: ignore[override]
         """All rows with their names."""
-        load_postponed()
+        self.load_rest()
         return super().items()
 
 

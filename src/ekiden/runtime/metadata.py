@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, cast
 
 from ekiden.runtime.dtypes import dtype_code
 from ekiden.runtime.errors import InternalError, LoadError
+from ekiden.runtime.late_methods import dataclass
 
 ANY_OBJECT = "object"
 """The dtype of an input or output that is not a tensor."""

@@ -8,8 +8,9 @@ A path holds its last step and the path before it, so a long one costs no more t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
+
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,7 @@
 Generated from runtime/src/vm_opcodes.def by scripts/generate_opcodes.py. Do not edit.
 """
 
-from dataclasses import dataclass
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from types import MappingProxyType
 from typing import NamedTuple, cast
@@ -21,6 +21,7 @@ from ekiden.runtime._core import Executable, Module, get_global_func, num_thread
 from ekiden.runtime.expression import evaluate
 from ekiden.runtime.flame import Bar, flame
 from ekiden.runtime.html import folded, table
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.layout import Event
 from ekiden.runtime.opcodes import OPCODES, Opcode, operand_words
 

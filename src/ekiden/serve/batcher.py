@@ -21,11 +21,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from ekiden.runtime.errors import EkidenError, RequestError, RunLimitError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.serve.datatypes import Array
 from ekiden.serve.reasons import refusal
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -17,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.serve.engine import Engine
 from ekiden.serve.generation import Generation
 from ekiden.serve.http_messages import read_json

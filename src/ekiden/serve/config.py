@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from ekiden.runtime.errors import ServeError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = [
     "Batching", "Limits", "ModelConfig", "Sequences", "ServerConfig", "TextConfig",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from ml_dtypes import bfloat16
 
 from ekiden.runtime.errors import RequestError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import TEXT
 
 Array: TypeAlias = npt.NDArray[Any]

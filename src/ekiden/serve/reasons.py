@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ekiden.runtime.errors import (
     BoundsError,
     DeviceError,
@@ -15,6 +13,7 @@ from ekiden.runtime.errors import (
     RunError,
     RunLimitError,
 )
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from ekiden.driver.executable import Executable
 from ekiden.driver.inputs import random_inputs
 from ekiden.frontend.table import is_model_file
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.serve.batcher import Batcher, Run, Runners, Work
 from ekiden.serve.config import ModelConfig, read_model_config
 from ekiden.serve.datatypes import Array

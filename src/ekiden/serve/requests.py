@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.runtime.errors import RequestError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.serve.datatypes import LARGEST, Array
 from ekiden.serve.signature import Signature
 

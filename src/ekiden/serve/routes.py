@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ekiden.runtime.errors import RequestError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["READ", "Route", "Routes"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from ekiden.driver.executable import Executable
 from ekiden.runtime import load_param_dict, save_param_dict
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError, ServeError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.serve.datatypes import Array
 from ekiden.serve.signature import Port, Signature, output_arrays
 

@@ -5,13 +5,13 @@ together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from ekiden import runtime
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import TensorInfo
 from ekiden.serve.datatypes import BY_DTYPE, Array, Datatype
 

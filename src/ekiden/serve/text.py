@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Message", "Piece", "Sampling", "TextModel", "find_text_model"]
 

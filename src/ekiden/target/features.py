@@ -7,7 +7,8 @@ needs is looked up in the same rows on the machine that loads it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from ekiden.runtime.late_methods import dataclass
 
 X86, ARM, RISCV, WASM, CORTEX_M = "x86-64", "aarch64", "riscv64", "wasm32", "cortex-m"
 ARMV7 = "armv7"

@@ -5,8 +5,9 @@ known by name alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target.features import UNUSED
 
 CPU = 1

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ekiden.runtime import get_global_func
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target.features import ARM, ARMV7, BY_FLAG, RISCV, X86, closure
 from ekiden.target.processors import (
     GENERIC,

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target.features import ARM, ARMV7, CORTEX_M, RISCV, WASM, X86
 
 KB = 1 << 10

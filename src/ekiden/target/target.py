@@ -15,12 +15,13 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 from ekiden.ir import dtype as dt
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import facts as target_facts
 from ekiden.target.config import Config, read_config, written
 from ekiden.target.device_facts import ASKED, device_facts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeGuard
 
 from ekiden.ir.node import Node, freeze, ignored, node
@@ -12,6 +11,7 @@ from ekiden.ir.pass_context import FALLBACK, PassContext
 from ekiden.ir.prim import IntImm
 from ekiden.runtime import Device, device
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target.kinds import KINDS
 from ekiden.target.target import Target, TargetLike, target_or_current
 

@@ -10,15 +10,16 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import NoReturn, cast, overload
+from weakref import WeakKeyDictionary
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, convert
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
 from ekiden.tir.expr import Buffer, BufferLoad
@@ -96,8 +97,15 @@ class ComputeOp(Operation):
     @property
     def input_tensors(self) -> list[Tensor]:
         """The tensors it reads, each once, in order of appearance."""
-        loads = (e for e in post_order(*self.body) if isinstance(e, ProducerLoad))
-        return list(dict.fromkeys(e.producer for e in loads))
+        found = _READ.get(self)
+        if found is None:
+            loads = (e for e in post_order(*self.body) if isinstance(e, ProducerLoad))
+            found = _READ[self] = tuple(dict.fromkeys(e.producer for e in loads))
+        return list(found)
+
+
+_READ: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDictionary()
+"""What computations read: asked for each time that a graph is walked."""
 
 
 @node("te.ExternOp")

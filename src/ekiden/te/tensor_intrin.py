@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ekiden.ir.prim import PrimExpr, Var
 from ekiden.runtime.errors import ScheduleError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor
 from ekiden.tir.expr import Buffer, decl_buffer

@@ -14,7 +14,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import FUSE_DEPTH, PassContext
 from ekiden.relay.backend import Executor, Runtime
 from ekiden.runtime.errors import CompileError, InputError, RunError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import TargetLike
 
 Array = NDArray[Any]

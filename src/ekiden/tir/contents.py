@@ -3,11 +3,11 @@ skipped, and walks for one buffer do not enter what does not touch it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, DeclBuffer, Prefetch, Stmt
 from ekiden.tir.visitor import expressions, post_order, sub_statements, walk

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, reduce
 
 from ekiden.ir import dtype as dt
@@ -24,6 +23,7 @@ from ekiden.ir.prim import (
     numbers_beside,
 )
 from ekiden.runtime.errors import ExpressionError
+from ekiden.runtime.late_methods import dataclass
 
 FRAGMENTS = ("wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
 """Matrices that the threads of a warp hold together, which calls alone read and write."""

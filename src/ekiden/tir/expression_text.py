@@ -9,7 +9,6 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import result_dtype
@@ -44,6 +43,7 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.ir.prim_visitor import children, post_order
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 from ekiden.tir.regions import BufferRegion
 

@@ -7,7 +7,6 @@ are written by `expression_text`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import (
@@ -19,6 +18,7 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.expression_text import RESERVED, Expressions, Names, quoted

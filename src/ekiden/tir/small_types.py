@@ -6,11 +6,10 @@ by their value, floats by their bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import EQ, PrimExpr, Select, binary, cast, const
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ they can be proved wrong: what is not flagged is not thereby right.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from ekiden.arith import Analyzer
@@ -31,6 +30,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, free_vars, post_order, same, substitute
 from ekiden.runtime.errors import VerifyError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import SCOPES, Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, lanes_text
 from ekiden.tir.printer import text_and_lines
 from ekiden.tir.stmt import (

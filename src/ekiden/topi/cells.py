@@ -16,13 +16,13 @@ reference on arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import Div, Max, Min, PrimExpr, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import broadcast
 
 Value: TypeAlias = Any

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr, IntImm
 from ekiden.ir.prim_visitor import post_order
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc, Stmt
 from ekiden.tir.visitor import sub_statements

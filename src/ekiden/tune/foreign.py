@@ -16,7 +16,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +23,7 @@ from ekiden import tir
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.errors import EkidenError, LoadError, ScheduleError
 from ekiden.runtime.files import PathName, named
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Decision
 from ekiden.tune.candidate import Candidate

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import cast
 
 from ekiden.runtime import environment
 from ekiden.runtime.errors import EkidenError, InputError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import NAME
 from ekiden.tune.records import processor

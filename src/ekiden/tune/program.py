@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden import tir
 from ekiden.arith import simplify
@@ -18,6 +18,7 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.runtime.errors import CompileError, ScheduleError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc

@@ -15,7 +15,7 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -24,6 +24,7 @@ from filelock import FileLock
 from ekiden import __version__
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import PathName, check_folder, named, write_text
+from ekiden.runtime.late_methods import dataclass
 
 FORMAT = 1
 """Of a record; a higher one is of a later version, and left alone."""

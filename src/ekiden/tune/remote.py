@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import cast
 
 from ekiden import rpc
@@ -20,6 +20,7 @@ from ekiden.ir.pass_context import RECORDS, with_options
 from ekiden.relay.expr import Call, Function, Var
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.runtime.errors import EkidenError, ScheduleError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
 from ekiden.tune.candidate import Candidate

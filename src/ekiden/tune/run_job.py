@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from ekiden import runtime
 from ekiden.ir.dtype import to_numpy
 from ekiden.runtime.errors import EkidenError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tune.code import load
 from ekiden.tune.wire import Head, Message
 

@@ -10,10 +10,10 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ekiden.runtime.errors import CompileError, InputError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.cost_model import CostModel, Features
 from ekiden.tune.records import Records

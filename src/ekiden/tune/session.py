@@ -6,10 +6,11 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.measure import Measurer, NoDefaultError, Outcome
 from ekiden.tune.records import Best, Record, Records, Trial

@@ -11,11 +11,11 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 
 from ekiden import tir
 from ekiden.runtime.errors import CompileError, ScheduleError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.schedule.trace import SAMPLING, BlockRV, Instruction, Trace
 from ekiden.tir.stmt import PrimFunc

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Value
 from ekiden.tune.candidate import Candidate
 

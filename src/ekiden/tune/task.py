@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 from ekiden.arith import simplify
@@ -23,6 +23,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.tensor import Tensor

@@ -22,12 +22,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias, cast
 
 from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_digest
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import TargetLike, target_or_current
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.schedule import Schedule

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tune.wire import Head, Message, Reader, send
 
 START = 120.0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from ekiden.backend.aot.emit import PREFIX, emit_functions
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen import llvm
 from ekiden.codegen.parallel import LOCK
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.target.features import WASM
 

@@ -12,7 +12,6 @@ bodies are called.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from ekiden.backend.aot.facts import Fact, Facts, after, at_entry
 from ekiden.backend.vm.operands import jumps
@@ -21,6 +20,7 @@ from ekiden.codegen.llvm.builder import Builder, Module
 from ekiden.runtime import layout
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.instructions import Instruction, Operand, encode
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.layout import Native, Native32, Tensor, TypeIndex, Value
 from ekiden.target import Target
 

@@ -9,9 +9,9 @@ question whether it may be written to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ekiden.runtime.instructions import Instruction, Operand
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.opcodes import BY_NAME
 
 

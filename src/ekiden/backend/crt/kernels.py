@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.backend.crt.module import Kernel, Parameter
 from ekiden.backend.external import is_external
@@ -18,6 +18,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.tir.transform.narrow_data_type import narrow_data_type

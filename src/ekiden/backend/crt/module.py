@@ -9,13 +9,14 @@ lies. C and the metadata of a model library are made from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 import numpy as np
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.op import Array
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 
 ALIGNMENT = 16

@@ -13,7 +13,7 @@ twice is copied as a last step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
 
 from ekiden.backend.crt.kernels import Kernels
@@ -39,6 +39,7 @@ from ekiden.relay.transform.storage_in_place import merge_in_place
 from ekiden.relay.transform.storage_lifetimes import Lifetimes, Request, is_alias, op_name
 from ekiden.relay.transform.storage_places import place_in
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 ALGORITHMS = ("", "greedy_by_size", "greedy_by_conflicts", "hill_climb")
 """Names of ways to plan memory in TVM; for each the one way here stands."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from ekiden.runtime.dtypes import dtype_code, dtype_name
 from ekiden.runtime.errors import InternalError, LoadError
+from ekiden.runtime.late_methods import dataclass
 
 RESHAPE = "__nop"
 """The function of a node that gives its input another shape."""

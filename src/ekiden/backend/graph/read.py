@@ -9,7 +9,7 @@ instruction's name: graphs are straight lines of static shapes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
 from ekiden.runtime import Executable, Tensor
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.instructions import Instruction, decode, dtype_name
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import ANY_OBJECT, tensor_infos
 from ekiden.runtime.opcodes import BY_NAME
 

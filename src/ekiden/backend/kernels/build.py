@@ -12,7 +12,7 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
@@ -41,6 +41,7 @@ from ekiden.relay.op.strategy import version_of
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc

@@ -152,6 +152,8 @@ class Sizes:
 
     def has(self, expr: PrimExpr) -> bool:
         """Whether an expression is of symbols and numbers alone."""
+        if isinstance(expr, IntImm):
+            return True
         for each in post_order(expr):
             if isinstance(each, Var):
                 if each not in self._symbols:
@@ -162,6 +164,8 @@ class Sizes:
 
     def of(self, expr: PrimExpr) -> int:
         """The number of a size. Raises NoGeneralFormError for what is none."""
+        if isinstance(expr, (IntImm, Var)):
+            return self._one(expr, ())
         known: dict[int, int] = {}
         for each in post_order(expr):
             known[id(each)] = self._one(each, [known[id(c)] for c in children(each)])

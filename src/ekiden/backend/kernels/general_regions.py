@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden import te
 from ekiden.arith import simplify
@@ -25,6 +25,7 @@ from ekiden.ir.prim import (
     is_const,
     minimum,
 )
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.cells import Cell
 from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.attention import Heads

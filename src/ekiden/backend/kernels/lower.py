@@ -14,7 +14,7 @@ program, which the cache of kernels counts on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ekiden import te
@@ -33,6 +33,7 @@ from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.te.range_check import check_site
 from ekiden.tir.expr import Buffer

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden.backend.kernels.lower import Given
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.stmt import IfThenElse, PrimFunc
 from ekiden.tir.visitor import rename
 

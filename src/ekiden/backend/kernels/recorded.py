@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from ekiden.backend.kernels.lower import choose_primitive, described, display_name
@@ -17,6 +17,7 @@ from ekiden.ir.pass_context import RECORDS, PassContext
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.topi.rule.decision import Decision, Fixed, check_fixed
 

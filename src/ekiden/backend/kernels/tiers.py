@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.arith import simplify
 from ekiden.backend.kernels.facts import unpacked
@@ -25,6 +25,7 @@ from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.manifest_alloc import tensor_types
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from ekiden.backend.vm.emit import Emitter, Scope
@@ -14,6 +14,7 @@ from ekiden.ir.node import Node
 from ekiden.ir.type import GlobalTypeVar
 from ekiden.relay.analysis.matches import pattern_text
 from ekiden.relay.expr import Constructor, If, Match, TypeData
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Choices", "Parts"]
 

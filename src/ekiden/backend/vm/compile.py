@@ -26,7 +26,7 @@ vectors of stages before it (dims.py); allocations and reshapes name a vector an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -82,6 +82,7 @@ from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.instructions import make
 from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import CALL_CLOSURE
 from ekiden.target import Target, VirtualDevice
 from ekiden.target.virtual_device import PARAM_PLACES

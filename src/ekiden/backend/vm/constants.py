@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from ekiden.ir.op import Array
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["ConstantPool"]
 

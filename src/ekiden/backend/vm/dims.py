@@ -16,7 +16,7 @@ taken asks for nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.ir.expr import RelayExpr
@@ -33,6 +33,7 @@ from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs, ReshapeTensorAttr
 from ekiden.relay.transform.chains import unchain
 from ekiden.relay.transform.scopes import bodies
 from ekiden.relay.visitor import type_post_order
+from ekiden.runtime.late_methods import dataclass
 
 
 def is_static(exprs: Sequence[PrimExpr]) -> bool:

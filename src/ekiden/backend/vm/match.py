@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.type import GlobalTypeVar
 from ekiden.relay.expr import (
@@ -28,6 +28,7 @@ from ekiden.relay.expr import (
     PatternWildcard,
     Var,
 )
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Leaf", "Path", "Test", "decision_tree", "look", "tuple_places"]
 

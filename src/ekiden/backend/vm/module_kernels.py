@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import Kernels, build_kernels
@@ -19,6 +19,7 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 
 

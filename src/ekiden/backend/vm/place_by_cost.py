@@ -15,7 +15,7 @@ places is a minimum cut.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 
 from ekiden.backend.kernels.flops import count_flops
@@ -45,6 +45,7 @@ from ekiden.relay.transform.fuse_ops import alone, is_primitive_call
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order, map_functions, on_body, rewrite_graph
 from ekiden.relay.visitor import children
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import CompilationConfig
 from ekiden.target.virtual_device import HOST, VirtualDevice
 

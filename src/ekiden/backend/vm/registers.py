@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.backend.vm.operands import jumps, may_move, reads, rename, with_jumps, writes
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.instructions import Instruction, make
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["allocate"]
 

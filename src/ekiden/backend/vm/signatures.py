@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.prim import (
     Add,
@@ -25,6 +25,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.dtypes import dtype_code
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.layout import DimWord, TypeLimit, TypeWord
 
 ANY_DIM = -(2**63)

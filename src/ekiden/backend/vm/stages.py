@@ -10,7 +10,6 @@ solves something.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import Analyzer, prove_equal, simplify, substitute
 from ekiden.backend.kernels.lower import Check, shape_function
@@ -25,6 +24,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 

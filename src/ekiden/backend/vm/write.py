@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ekiden.runtime.artifact import (
 )
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.instructions import Instruction, dtype_code, encode
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.layout import Section
 
 __all__ = [

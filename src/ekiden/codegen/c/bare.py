@@ -6,8 +6,6 @@ error with a message is a status other than 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ekiden.codegen.c.dots import Dots
 from ekiden.codegen.c.dots_writer import NEXT, DotsWriter
 from ekiden.codegen.c.helium import HeliumSyntax
@@ -18,6 +16,7 @@ from ekiden.codegen.common import dimensions, in_place
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, StringImm
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, For, Prefetch, PrimFunc, Stmt
 from ekiden.tir.transform import remove_no_op

@@ -6,12 +6,13 @@ for k in n: b = words of B[k]; a = word of A[k] in all lanes; acc[0] = dot4_u8s8
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import substitute
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, For, LetStmt, SeqStmt, Stmt
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ekiden.codegen.c.types import C
 from ekiden.codegen.c.vectors import Kind, NoVectorsError, VectorSyntax
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Div, Max, Min
+from ekiden.runtime.late_methods import dataclass
 
 LANES = 4
 HEAD = """\

@@ -8,7 +8,6 @@ They are written by the same emitters as LLVM's instructions (`codegen.llvm.oper
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ekiden.codegen.c.types import KEYWORDS, C, Syntax, c_type, constant, is_macro_like
 from ekiden.codegen.c.vectors import NoVectorsError
@@ -20,6 +19,7 @@ from ekiden.codegen.llvm.software import WITHOUT
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 
 # fmt: off

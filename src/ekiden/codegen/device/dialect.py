@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ekiden.codegen.c.helpers import Form
 from ekiden.codegen.c.types import Syntax
 from ekiden.codegen.c.vectors import VectorSyntax
 from ekiden.codegen.device import wgsl
+from ekiden.runtime.late_methods import dataclass
 
 AXES = ("x", "y", "z")
 

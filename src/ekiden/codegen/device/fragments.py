@@ -11,11 +11,11 @@ is PTX, which needs no header of CUDA's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import FRAGMENTS, Buffer, BufferAddress
 from ekiden.tir.stmt import Evaluate, Stmt
 from ekiden.tir.visitor import walk

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from ekiden.runtime.late_methods import dataclass
 
 MAGIC = b"EKDEVC\0\1"
 

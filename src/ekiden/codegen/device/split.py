@@ -12,7 +12,6 @@ buffers between kernels. Buffers that it allocates are memory of the device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import prove_equal
 from ekiden.codegen.common import DEVICE_ID, DEVICE_TYPE
@@ -26,6 +25,7 @@ from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, cast, const, max
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.transform import Sequential
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import Evaluate, For, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.transform import split_host_device

@@ -4,9 +4,10 @@ code."""
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.late_methods import dataclass
 
 SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL = 2, 4, 8, 9
 SHF_ALLOC, SHF_EXECUTE = 2, 4

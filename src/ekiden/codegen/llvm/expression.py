@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from ekiden.codegen.common import (
     addressed,
@@ -40,6 +39,7 @@ from ekiden.ir.prim import (
     Var,
 )
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 
 

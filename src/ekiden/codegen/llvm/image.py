@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ekiden.codegen.llvm import elf, wasm
 from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
 from ekiden.runtime.errors import InternalError, LoadError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.layout import ABI_SERVICES, SERVICES
 from ekiden.runtime.opcodes import OPCODES
 from ekiden.target import Target

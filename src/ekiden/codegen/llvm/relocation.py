@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.late_methods import dataclass
 
 # Image code is loaded anywhere and never patched, so only references relative to their own place
 # are taken: everything else is an error here, and not one that shows when the image is called.

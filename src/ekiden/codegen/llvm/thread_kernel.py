@@ -11,7 +11,6 @@ ends its thread, as in CUDA C.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ekiden.codegen.llvm.builder import Module, Operand
@@ -23,6 +22,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import FRAGMENTS, Buffer
 from ekiden.tir.stmt import AssertStmt, Evaluate, For, ForKind, PrimFunc, Stmt

@@ -9,9 +9,10 @@ as globals (`GOT.mem`). What an image exports are the first of its places in the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.late_methods import dataclass
 
 MAGIC = b"\0asm\1\0\0\0"
 CUSTOM, TYPE, IMPORT, FUNCTION, ELEMENT, CODE, DATA = 0, 1, 2, 3, 9, 10, 11

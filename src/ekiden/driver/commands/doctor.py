@@ -12,7 +12,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.driver.device_peak import measure_device
 from ekiden.driver.library import export_library
 from ekiden.driver.peak import measure_peak
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 
 BROKEN = 3

@@ -7,12 +7,11 @@ type says them), and a condition that must hold before anything after it is comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ekiden.ir import prim
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.span import Span
 from ekiden.relay.expr import Expr, If, Let, Match, Tuple, Var
+from ekiden.runtime.late_methods import dataclass
 
 
 def fail(reason: str) -> Expr:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import Parts
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True)

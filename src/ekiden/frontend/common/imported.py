@@ -7,13 +7,14 @@ one thing; this is their one table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay.transform.remove_unused_functions import ENTRIES
+from ekiden.runtime.late_methods import dataclass
 
 INITIAL = "initial_state"
 """The function that gives what is kept between runs before the first: one value, or a tuple."""

@@ -13,7 +13,6 @@ copied more than once when they are put together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -30,6 +29,7 @@ from ekiden.ir.type import FuncType, TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Function, If, Let, Tuple, TupleGetItem, Var, const
 from ekiden.relay.op import sequence
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import is_any
 
 

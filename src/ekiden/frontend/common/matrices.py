@@ -5,11 +5,10 @@ Matrices are the last two axes; their shapes are given beside them, as importers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ekiden.ir.prim import maximum, minimum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Shape, as_attr, tidy
 
 SINGULAR = "is 0: the matrix is singular"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TypeAlias
 
 from ekiden.runtime.errors import ImportModelError
+from ekiden.runtime.late_methods import dataclass
 
 Dims: TypeAlias = Sequence[int | str | None]
 Shapes: TypeAlias = Mapping[str, Dims | Sequence[Dims] | None]

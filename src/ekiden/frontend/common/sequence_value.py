@@ -52,6 +52,23 @@ class NoTensor(Value):
         return super().__getattribute__(name)
 
 
+class MapValue(NoTensor):
+    """A list of dictionaries, one for each row of a matrix: what its columns are called."""
+
+    __slots__ = ("keys",)
+    what = "a sequence of maps"
+
+    def __init__(self, expr: Expr, keys: Sequence[int | str]) -> None:
+        self.array = self.symbols = self.hint = None
+        self.expr, self.keys = expr, tuple(keys)
+
+    @property
+    def kind(self) -> Type:
+        """The type of the matrix."""
+        assert self.expr is not None
+        return self.expr.checked_type
+
+
 class Absent(NoTensor):
     """An optional value that is not there."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ekiden.runtime.late_methods import dataclass
 
 Dim = int | str
 

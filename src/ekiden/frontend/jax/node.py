@@ -6,7 +6,6 @@ import linecache
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxlib.mlir import ir
@@ -21,6 +20,7 @@ from ekiden.frontend.common.waves import Parts
 from ekiden.frontend.jax.dtype import array_of, extents_of, part_dtype_of
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Dim, known
 
 if TYPE_CHECKING:

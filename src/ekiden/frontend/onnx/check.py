@@ -71,7 +71,8 @@ def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
 def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
     """The row of the converter table for a node; None if there is none for its version."""
     version = schema_version(node, versions)
-    rows = [r for r in TABLE.get((domain_of(node), node.op_type), ()) if r.since <= version]
+    every = TABLE.get((domain_of(node), node.op_type)) or ()
+    rows = [r for r in every if r.since <= version]
     return max(rows, key=lambda r: r.since) if rows else None
 
 

@@ -5,6 +5,7 @@ in order, each through its row of the converter table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -15,7 +16,6 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import CHAIN, Walk
 from ekiden.frontend.onnx.check import domain_of, find_row, problems_of, schema_version
-from ekiden.frontend.onnx.converters.text import convert_text
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.function_body import body, defined_by
 from ekiden.frontend.onnx.load import Functions, key_of, names_read, sorted_nodes
@@ -23,6 +23,12 @@ from ekiden.frontend.onnx.node import Attributes, Node, Row, describe
 from ekiden.frontend.onnx.shape_value import evaluate, fold, followed
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.frontend.onnx.converters import text
+else:
+    text = Late("ekiden.frontend.onnx.converters.text")
 
 
 class Shared(Walk):
@@ -152,7 +158,7 @@ class Graph:
             self.value,
             self._makers,
         )
-        result = convert_text(node, row) if has_text(node) else _apply(row, node)
+        result = text.convert_text(node, row) if has_text(node) else _apply(row, node)
         self.values.update(self.shared.outputs(result, proto.output))
         first = proto.output[0] if proto.output else ""
         if first in self.values:

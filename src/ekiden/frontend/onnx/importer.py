@@ -12,12 +12,11 @@ from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
 from ekiden.frontend.common.options import Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.sequence_value import Absent, SequenceValue, sequence_of
+from ekiden.frontend.common.sequence_value import Absent, MapValue, SequenceValue, sequence_of
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name
 from ekiden.frontend.onnx.check import check_operators
-from ekiden.frontend.onnx.converters.ml_features import MapValue
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.graph import Graph, Shared
 from ekiden.frontend.onnx.load import (

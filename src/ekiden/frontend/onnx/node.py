@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NoReturn, Self, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.ir.op import Array
+from ekiden.runtime.late_methods import dataclass
 
 Attribute: TypeAlias = (
     int

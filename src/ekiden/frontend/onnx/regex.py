@@ -9,12 +9,13 @@ the byte before was, and a move knows the one behind.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
 from ekiden.ir.op import Array
+from ekiden.runtime.late_methods import dataclass
 
 Ranges: TypeAlias = "tuple[tuple[int, int], ...]"
 Tree: TypeAlias = "tuple[object, ...]"

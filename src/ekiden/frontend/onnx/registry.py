@@ -2,56 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from importlib import import_module
 
-from ekiden.frontend.onnx.converters import (
-    cast,
-    contrib,
-    contrib_attention,
-    contrib_quantize,
-    control,
-    convolution,
-    elementwise,
-    image,
-    linear,
-    ml_features,
-    ml_models,
-    movement,
-    norm,
-    placing,
-    pool,
-    quantize,
-    random,
-    recurrent,
-    reduction,
-    sequence,
-    shape,
-    signal,
-    text,
-    training,
-)
+from ekiden.frontend.onnx.converters.homes import ROWS
 from ekiden.frontend.onnx.node import Converter, Row
 from ekiden.ir.extensions import note_extension
+from ekiden.runtime.late import Table
 
-FAMILIES = (
-    elementwise, cast, reduction, shape, movement, placing, linear, convolution, pool, norm,
-    quantize, recurrent, image, signal, random, training, control, sequence,
-    contrib, contrib_attention, contrib_quantize,
-    text, ml_features, ml_models,
-)  # fmt: skip
+FAMILIES = "ekiden.frontend.onnx.converters"
 
 
-def _table(rows: Iterable[Row]) -> dict[tuple[str, str], tuple[Row, ...]]:
-    found: dict[tuple[str, str], tuple[Row, ...]] = {}
-    for row in rows:
-        key = (row.domain, row.op_type)
-        have = found.get(key, ())
-        assert all(r.since != row.since for r in have), f"{key} since {row.since} has two rows"
-        found[key] = (*have, row)
-    return found
+class Converters(Table[tuple[str, str], tuple[Row, ...]]):
+    """The rows of those families whose operators were asked for; all rows where it is asked which
+    there are."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.homes = {key_of(op): home for home, ops in ROWS.items() for op in ops.split()}
+
+    def load(self, home: str) -> None:
+        """Have the rows of a family; threads may at the same time, and what a user has registered
+        stays.
+        """
+        found: dict[tuple[str, str], tuple[Row, ...]] = {}
+        for row in import_module(f"{FAMILIES}.{home}").ROWS:
+            key = (row.domain, row.op_type)
+            have = found.get(key, ())
+            assert all(r.since != row.since for r in have), f"{key} since {row.since} has two rows"
+            found[key] = (*have, row)
+        for key, rows in found.items():
+            self.setdefault(key, rows)
+
+    def load_rest(self) -> None:
+        """Have the rows of all families."""
+        for home in ROWS:
+            self.load(home)
 
 
-TABLE = _table(row for family in FAMILIES for row in family.ROWS)
+def key_of(op: str) -> tuple[str, str]:
+    """Domain and operator, as "domain:Operator" says them; ONNX's own have no domain there."""
+    domain, _, name = op.rpartition(":")
+    return domain, name
+
+
+TABLE = Converters()
 """(domain, operator) -> its rows; what ONNX itself defines has the domain ""."""
 
 
@@ -74,8 +71,9 @@ def register(
     def add(convert: Converter) -> Converter:
         """Sets the row of the version, and has the converter remembered as the user's own."""
         key = ("" if domain == "ai.onnx" else domain, op)
-        others = tuple(r for r in TABLE.get(key, ()) if r.since != since)
-        if len(others) < len(TABLE.get(key, ())) and not override:
+        have = TABLE.get(key) or ()
+        others = tuple(r for r in have if r.since != since)
+        if len(others) < len(have) and not override:
             raise ValueError(
                 f"register {op!r} of domain {domain!r}: version {since} is there; "
                 "say override=True to replace it"

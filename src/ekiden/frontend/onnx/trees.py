@@ -5,12 +5,11 @@ Everything here is done for all nodes at once: an ensemble may have millions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.ir.op import Array
+from ekiden.runtime.late_methods import dataclass
 
 MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
 """What a node asks, by the number that TreeEnsemble gives it."""

@@ -10,7 +10,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 from ekiden.frontend.common.libraries import check_readable, told_by
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.runtime.errors import CompileError, ImportModelError
+from ekiden.runtime.late_methods import dataclass
 
 Proto: TypeAlias = Any
 """A message of TensorFlow's protocol buffers, which has no types."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden.frontend.common import node as common
@@ -11,6 +10,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tensorflow.load import Proto, dims_of, dtype_name
 from ekiden.ir.op import Array
+from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
     from ekiden.frontend.tensorflow.graph import Graph

@@ -9,10 +9,10 @@ control flow v1 and the choices of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.tensorflow.load import Graph, Proto, tensor_name
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ they differ from the reference kernels, and so from these, by one step in a numb
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn.rescale import times, times_array
+from ekiden.runtime.late_methods import dataclass
 
 DTYPES = ("int8", "uint8")
 """Those of the integer kernels that are here."""

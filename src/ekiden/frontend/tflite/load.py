@@ -9,7 +9,6 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ from ekiden.frontend.tflite.sparse import densified
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import ImportModelError
+from ekiden.runtime.late_methods import dataclass
 
 IDENTIFIER = b"TFL3"
 Table: TypeAlias = Any

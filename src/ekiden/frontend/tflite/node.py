@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,6 +14,7 @@ from ekiden.frontend.tflite.load import BYTES, Operation, Tensor
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import known
 
 if TYPE_CHECKING:

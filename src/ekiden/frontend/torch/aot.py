@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -16,6 +15,7 @@ from ekiden.frontend.torch.draws import Draw, is_draw, places_of
 from ekiden.frontend.torch.program import Importer, as_value
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import UnsupportedError
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ randperm, bernoulli by a number. Numbers whose chances are data (multinomial) ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 
 from ekiden.frontend.torch.symbols import plain_name
+from ekiden.runtime.late_methods import dataclass
 
 Places = Mapping[str, tuple[int, int | None]]
 """A symbol -> the argument that it can be read from, and which axis of it; None for a number."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 from ekiden.quantization.ranges import METHODS
 from ekiden.relay.qnn.config import ROUNDINGS
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["QAnnotateKind", "QConfig", "current_qconfig", "kind2str", "qconfig"]
 

@@ -8,7 +8,6 @@ an empty matrix that no clause fills is a case that is missing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import (
@@ -20,6 +19,7 @@ from ekiden.relay.expr import (
     PatternWildcard,
     TypeData,
 )
+from ekiden.runtime.late_methods import dataclass
 
 Row = tuple[Pattern, ...]
 

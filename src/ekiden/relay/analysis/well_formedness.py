@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
@@ -21,6 +21,7 @@ from ekiden.relay.visitor import (
     types_in,
 )
 from ekiden.runtime.errors import InternalError
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(slots=True, eq=False)

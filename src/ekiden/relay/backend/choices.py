@@ -7,10 +7,11 @@ not done here is refused where code would be made: see `refused`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 Option = tuple[type, object]
 """The type of an option's value, and what it is where nobody says; None: it is not set."""

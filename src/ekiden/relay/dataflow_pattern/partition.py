@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.op import Op
@@ -17,6 +16,7 @@ from ekiden.relay.dataflow_pattern.matcher import NodeMap, Users, find_match, us
 from ekiden.relay.expr import Call, Constant, Constructor, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.scopes import with_children
 from ekiden.relay.visitor import binders, children, post_order
+from ekiden.runtime.late_methods import dataclass
 
 OPEN = (p.WildcardPattern, p.VarPattern)
 """What these match stays outside of the function and becomes an argument."""

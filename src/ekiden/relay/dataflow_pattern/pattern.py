@@ -9,13 +9,14 @@ A pattern object that stands in several places must match the same expression in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import get
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import Type
+from ekiden.runtime.late_methods import dataclass
 
 
 class DFPattern:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from ekiden.ir.op import OP_ATTRS, get, registrar
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import Type
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.te import Tensor
 

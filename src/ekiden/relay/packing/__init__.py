@@ -5,7 +5,6 @@ looks up. One file per family of operators; a rule gives the call itself where i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden.ir.expr import RelayExpr
@@ -14,6 +13,7 @@ from ekiden.relay.packing.common import dtype_of
 from ekiden.relay.packing.conv import conv, conv_transpose, conv_words, depthwise_bytes
 from ekiden.relay.packing.dense import dense, dense_words
 from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 
 if TYPE_CHECKING:

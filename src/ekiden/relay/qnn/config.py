@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 ROUNDINGS = ("UPWARD", "TONEAREST")
 """Of values midway between two whole numbers: to the larger one, or away from zero."""

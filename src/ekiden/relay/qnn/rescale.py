@@ -14,7 +14,6 @@ Networks for Efficient Integer-Arithmetic-Only Inference", 2017).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -65,6 +64,7 @@ from ekiden.relay.qnn.config import (
     current_requantize_config,
 )
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 POINT = 31
 """Bits behind the point of a multiplier."""

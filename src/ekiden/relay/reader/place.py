@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from typing import NoReturn
 
 from ekiden.ir.span import Span
 from ekiden.relay.lexer import Source
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ it, and its result; constants are not counted. TVM's pass of this name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import RelayExpr
@@ -24,6 +24,7 @@ from ekiden.relay.transform.chains import Chain, unchain
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import bodies, evaluation_order, operands, with_children
 from ekiden.runtime.errors import PassError
+from ekiden.runtime.late_methods import dataclass
 
 Roots = frozenset[Var]
 """Variables whose tensors a value has: itself, or those that a tuple or a field stands for."""

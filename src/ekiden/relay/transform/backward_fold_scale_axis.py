@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -47,6 +46,7 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ A chain of 100,000 lets is as deep an expression; a list of them needs no recurs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Let, Var
 from ekiden.relay.transform.scopes import bodies, with_children
+from ekiden.runtime.late_methods import dataclass
 
 Binding = tuple[Var, RelayExpr]
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -41,6 +40,7 @@ from ekiden.relay.transform.scopes import (
     operands,
     rewrite_graph,
 )
+from ekiden.runtime.late_methods import dataclass
 
 Key = tuple[object, ...]
 FEW_ROWS = 8

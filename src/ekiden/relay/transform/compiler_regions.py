@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
@@ -11,6 +11,7 @@ from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.annotate_target import inside, mark_of
 from ekiden.relay.transform.scopes import evaluation_order, is_atom
 from ekiden.relay.visitor import children
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(eq=False, slots=True)

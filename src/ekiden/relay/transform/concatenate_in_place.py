@@ -29,7 +29,7 @@ parts are asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -55,6 +55,7 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.rule.families import strided
 
 LINE = 64

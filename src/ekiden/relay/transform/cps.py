@@ -24,7 +24,7 @@ continuation on, so that tail calls stay such.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -61,6 +61,7 @@ from ekiden.relay.visitor import (
     type_post_order,
 )
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 SUFFIX = "_cps"
 """What the names of functions in this style end in, where those without it stand beside them."""

@@ -14,7 +14,7 @@ Programming Languages, 1972).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -53,6 +53,7 @@ from ekiden.relay.visitor import (
     type_children,
 )
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 
 def monomorphize(module: IRModule, entry: str = "main") -> IRModule:

@@ -19,7 +19,6 @@ evaluation. Union by reference and path shortening make it nearly linear (Joined
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -50,6 +49,7 @@ from ekiden.relay.transform.joined import Joined
 from ekiden.relay.transform.scopes import evaluation_order, is_atom
 from ekiden.relay.visitor import children, pattern_vars
 from ekiden.runtime import Device
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target.virtual_device import HOST, PARAM_PLACES, RESULT_PLACE, VirtualDevice, Where
 from ekiden.tir.expr import Buffer, BufferLoad
 

@@ -13,7 +13,6 @@ of single sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, SizeVar, const
@@ -25,6 +24,7 @@ from ekiden.relay.expr import const as constant
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Dim, as_dim
 
 

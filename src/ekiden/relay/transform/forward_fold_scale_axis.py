@@ -21,7 +21,7 @@ weight has it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -50,6 +50,7 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

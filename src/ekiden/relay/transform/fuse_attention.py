@@ -26,7 +26,7 @@ which would move the transpositions away from the products.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +46,7 @@ from ekiden.relay.transform.calls import typed
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
     from ekiden.relay.op.nn import attention as attention_op

@@ -31,7 +31,7 @@ of a convolution whose kernels hold whole windows in their tiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
@@ -55,6 +55,7 @@ from ekiden.relay.transform.scopes import (
     operands,
     with_children,
 )
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.rule.families import has_ending
 
 

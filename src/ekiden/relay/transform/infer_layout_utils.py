@@ -19,7 +19,6 @@ wrong result, a kept one costs a transformation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ import numpy as np
 from ekiden.ir.op import OP_ATTRS, OPS, Op, OpPattern
 from ekiden.ir.prim import IntImm, is_const
 from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.layout import parse
 
 Layout = str | None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Self
+
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(eq=False, slots=True)

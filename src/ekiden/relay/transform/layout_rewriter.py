@@ -16,7 +16,7 @@ tensor both get one copy. The result of the whole has the layout that it had.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ekiden.ir.expr import RelayExpr
@@ -29,6 +29,7 @@ from ekiden.relay.transform.infer_layout_utils import Layout, infer_layouts, pri
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.relay.visitor import children, rebuild
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te import Tensor, placeholder
 
 

@@ -34,7 +34,6 @@ alive around its call is not known.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from ekiden.arith import simplify
 from ekiden.ir.expr import RelayExpr
@@ -54,6 +53,7 @@ from ekiden.relay.transform.scopes import bodies, on_body, with_children
 from ekiden.relay.transform.storage_in_place import merge_in_place
 from ekiden.relay.transform.storage_lifetimes import Block, Lifetimes, Request, op_name, run_of
 from ekiden.relay.transform.storage_places import ALIGNMENT, place_all
+from ekiden.runtime.late_methods import dataclass
 
 Stretch = tuple[Block, int, int]
 """A block, how many barriers stand before the stretch, and the device of an arena of it."""

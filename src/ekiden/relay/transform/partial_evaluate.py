@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -67,6 +67,7 @@ from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.relay.transform.to_a_normal_form import to_a_normal_form
 from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
+from ekiden.runtime.late_methods import dataclass
 
 MAX_DEPTH = 5_000
 """Calls that are unrolled inside each other, before the rest is left as it is."""

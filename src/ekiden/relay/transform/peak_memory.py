@@ -9,7 +9,6 @@ of their own, so that the greater of them counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
@@ -20,6 +19,7 @@ from ekiden.relay.expr import Constructor, Function
 from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.storage_lifetimes import Lifetimes
 from ekiden.relay.transform.storage_places import round_up
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ conv2d(x, w) * s' = conv2d(x, s * w), where it meets a weight it is multiplied w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Var
 from ekiden.relay.transform.calls import typed
 from ekiden.relay.transform.fold_scale_axis import row_of, same_shape
+from ekiden.runtime.late_methods import dataclass
 
 Axes = tuple[int, ...]
 

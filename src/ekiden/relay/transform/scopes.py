@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -38,6 +38,7 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.visitor import children, rebuild
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +73,10 @@ def is_atom(expr: RelayExpr) -> bool:
     """
     if isinstance(expr, Function):
         return expr.attr("Primitive") is not None
-    return isinstance(expr, (Var, GlobalVar, Op, Constructor))
+    return type(expr) in _ATOMS
+
+
+_ATOMS = frozenset((Var, GlobalVar, Op, Constructor))
 
 
 def needs_place(expr: RelayExpr) -> bool:
@@ -80,40 +84,42 @@ def needs_place(expr: RelayExpr) -> bool:
     return not isinstance(expr, Constant) and not is_atom(expr)
 
 
-def operands(expr: RelayExpr) -> list[RelayExpr]:
+def _call_operands(call: Call) -> tuple[RelayExpr, ...]:
+    op = call.op
+    return call.args if is_atom(op) and type(op) is not Var else (op, *call.args)
+
+
+# fmt: off
+_OPERANDS: dict[type, Callable[..., tuple[RelayExpr, ...]]] = {
+    Call:         _call_operands,
+    Tuple:        lambda e: e.fields,
+    TupleGetItem: lambda e: (e.tuple_value,),
+    RefCreate:    lambda e: (e.value,),
+    Let:          lambda e: (e.value,),
+    If:           lambda e: (e.cond,),
+    Match:        lambda e: (e.data,),
+    RefRead:      lambda e: (e.ref,),
+    RefWrite:     lambda e: (e.ref, e.value),
+}
+_BODIES: dict[type, Callable[..., tuple[RelayExpr, ...]]] = {
+    If:           lambda e: (e.true_branch, e.false_branch),
+    Let:          lambda e: (e.body,),
+    Match:        lambda e: tuple(c.rhs for c in e.clauses),
+    Function:     lambda e: () if is_atom(e) else (e.body,),
+}
+# fmt: on
+
+
+def operands(expr: RelayExpr) -> tuple[RelayExpr, ...]:
     """What an expression needs evaluated in its own scope."""
-    match expr:
-        case Call(op=op, args=args):
-            return [*args] if is_atom(op) and not isinstance(op, Var) else [op, *args]
-        case Tuple(fields=fields):
-            return list(fields)
-        case TupleGetItem(tuple_value=value) | RefCreate(value=value) | Let(value=value):
-            return [value]
-        case If(cond=cond):
-            return [cond]
-        case Match(data=data):
-            return [data]
-        case RefRead(ref=ref):
-            return [ref]
-        case RefWrite(ref=ref, value=value):
-            return [ref, value]
-        case _:
-            return []
+    read = _OPERANDS.get(type(expr))
+    return () if read is None else read(expr)
 
 
-def bodies(expr: RelayExpr) -> list[RelayExpr]:
+def bodies(expr: RelayExpr) -> tuple[RelayExpr, ...]:
     """The results of the scopes that an expression opens."""
-    match expr:
-        case If(true_branch=true_branch, false_branch=false_branch):
-            return [true_branch, false_branch]
-        case Let(body=body):
-            return [body]
-        case Match(clauses=clauses):
-            return [c.rhs for c in clauses]
-        case Function(body=body) if not is_atom(expr):
-            return [body]
-        case _:
-            return []
+    read = _BODIES.get(type(expr))
+    return () if read is None else read(expr)
 
 
 def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
@@ -122,19 +128,23 @@ def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
     """
     order: list[RelayExpr] = []
     seen: set[int] = set()
-    stack: list[tuple[RelayExpr, bool]] = [(root, False)]
+    opened: list[RelayExpr] = []
+    stack: list[RelayExpr | None] = [root]
     while stack:
-        expr, ready = stack.pop()
-        if ready:
-            order.append(expr)
+        expr = stack.pop()
+        if expr is None:
+            order.append(opened.pop())
             continue
         if id(expr) in seen:
             continue
         seen.add(id(expr))
-        stack.append((expr, True))
-        for child in reversed([*operands(expr), *bodies(expr)]):
-            if id(child) not in seen:
-                stack.append((child, False))
+        inside = operands(expr) + bodies(expr)
+        if inside:
+            opened.append(expr)
+            stack.append(None)
+            stack.extend(inside[::-1])
+        else:
+            order.append(expr)
     return order
 
 

@@ -24,7 +24,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,6 +43,7 @@ from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.merged_constants import merged_product, merged_sum
 from ekiden.relay.transform.row_indices import gathered, scattered
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import as_dim, as_shape
 
 Make = Callable[[NodeMap], RelayExpr | None]

@@ -19,7 +19,7 @@ is cut have one element, and all behind it are whole.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -37,6 +37,7 @@ from ekiden.relay.transform.chains import Binding, Chain, map_chains
 from ekiden.relay.transform.memory_plan import known_at_entry
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.relay.transform.storage_lifetimes import Lifetimes, op_name
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.slice import Range
 
 

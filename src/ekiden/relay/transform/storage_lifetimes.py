@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.op import Memory, Op
@@ -33,6 +33,7 @@ from ekiden.relay.op.memory import AllocStorageAttrs
 from ekiden.relay.transform.chains import Chain, unchain
 from ekiden.relay.transform.scopes import bodies, evaluation_order, operands
 from ekiden.relay.visitor import pattern_vars
+from ekiden.runtime.late_methods import dataclass
 
 Span = tuple[int, int]
 """The first position and the last."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right, insort
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.arith import Analyzer, evaluate, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const, maximum
@@ -30,6 +30,7 @@ from ekiden.ir.structural import structural_key
 from ekiden.ir.text import prim_text
 from ekiden.relay.transform.kernel_order import KernelOrder
 from ekiden.relay.transform.storage_lifetimes import Request, Span, exclude_each_other
+from ekiden.runtime.late_methods import dataclass
 
 ALIGNMENT = 64
 LONGEST = 20_000

@@ -12,7 +12,6 @@ import inspect
 import operator
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import FunctionType
 
 import numpy as np
@@ -48,6 +47,7 @@ from ekiden.ir.prim import (
     logical_and,
 )
 from ekiden.runtime.errors import ParseError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te.hybrid.runtime import CASTS, HYBRID_GLOBALS, MATH
 from ekiden.te.tensor import Tensor, extern_op
 from ekiden.tir.expr import Buffer, BufferLoad

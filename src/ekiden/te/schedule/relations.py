@@ -6,12 +6,13 @@ an `IterVar` of a computation or of a step, or a `ReduceAxis`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from ekiden.ir.node import Node, node
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, Var, const
 from ekiden.ir.range import Range
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te.reducer import ReduceAxis
 from ekiden.te.tensor import Operation
 from ekiden.tir.stmt import IterKind, IterVar

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import (
@@ -22,6 +21,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.schedule.check import single_store
 from ekiden.tir.schedule.loops import require_plain

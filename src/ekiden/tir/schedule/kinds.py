@@ -10,7 +10,6 @@ opaque      anything else: nearly every primitive refuses it, saying why it is n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from ekiden.arith import determines
@@ -30,6 +29,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_key
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.regions import all_accesses
 from ekiden.tir.schedule.program import (

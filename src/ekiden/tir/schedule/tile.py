@@ -12,7 +12,7 @@ and nobody else does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ekiden.arith import evaluate
 from ekiden.ir import dtype as dt
@@ -27,6 +27,7 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import BufferLoad, broadcast
 from ekiden.tir.schedule.kinds import REDUCTION, reduce_loops, require_kind, update_of
 from ekiden.tir.schedule.program import (

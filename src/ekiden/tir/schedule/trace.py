@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, TypeAlias
 
 from ekiden.ir.json import load_json, save_json
@@ -18,6 +18,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.html import PYTHON, coloured, styled
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.index_map import IndexMap, expr_text, index_map_text
 
 

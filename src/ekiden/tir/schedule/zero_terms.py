@@ -5,7 +5,7 @@ that are not: what `skip_zeros` is told before it changes anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from math import prod
 
@@ -25,6 +25,7 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.schedule.kinds import COMPLETE, kind_of
 from ekiden.tir.schedule.program import Program, conditions, conjunction, written

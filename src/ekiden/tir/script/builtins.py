@@ -10,7 +10,6 @@ statements (`T.grid`, `T.block`, `T.axis.remap`, ...) has meaning only inside a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import ml_dtypes
@@ -37,6 +36,7 @@ from ekiden.ir.prim import (
     Var,
     const,
 )
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir import expr as tir_expr
 from ekiden.tir.op import address_of, assume

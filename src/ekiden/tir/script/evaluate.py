@@ -11,7 +11,6 @@ import builtins
 import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from ekiden.arith import simplify
@@ -20,6 +19,7 @@ from ekiden.ir import prim
 from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ParseError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, Bytes, Ramp
 from ekiden.tir.regions import BufferRegion
 from ekiden.tir.script import builtins as script

@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.errors import ScheduleError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.stmt import PrimFunc
 
 

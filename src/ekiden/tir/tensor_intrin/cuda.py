@@ -9,9 +9,8 @@ together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ekiden.ir.prim import const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.script import T
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.tensor_intrin import TensorIntrin

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ekiden.ir.prim import PrimExpr
 from ekiden.runtime.errors import ScheduleError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 

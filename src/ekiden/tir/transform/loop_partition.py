@@ -16,7 +16,6 @@ each, so that registers stay registers: `if n % 4 == 3: .. elif n % 4 == 2: .. e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import Analyzer
 from ekiden.ir.pass_context import LOOP_PARTITION, PassContext
@@ -41,6 +40,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt

@@ -17,12 +17,13 @@ not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm, Var
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import (
     Block,

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te import Tensor
 from ekiden.te.inline import STORED
 from ekiden.topi.layout import spatial

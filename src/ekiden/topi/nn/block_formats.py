@@ -14,11 +14,12 @@ Source: ggml-common.h and ggml-quants.c of llama.cpp; decoded bits are those of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ekiden.runtime.late_methods import dataclass
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32]

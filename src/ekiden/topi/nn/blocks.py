@@ -21,7 +21,6 @@ are none have scale 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -30,6 +29,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, Var, cast, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, from_either_end, index_check
 from ekiden.topi.nn.block_formats import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.ir.prim import (
@@ -16,6 +15,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded
 from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, expect_least, known, tidy

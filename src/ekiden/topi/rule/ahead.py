@@ -8,12 +8,12 @@ short to hide a second-level cache, and does not look beyond a panel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import LetStmt, Prefetch, Stmt
 from ekiden.topi.rule.tiles import Ahead

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
@@ -34,6 +33,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )  # fmt: skip
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (

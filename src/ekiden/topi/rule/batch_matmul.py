@@ -19,13 +19,13 @@ panels, the rows. Few rows are bound by memory, and read the matrix as it lies (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import (

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import (

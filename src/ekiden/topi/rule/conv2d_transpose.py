@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
 from ekiden.topi.rule.ahead import bound

@@ -13,11 +13,11 @@ are parts of one kernel row, as only along that the depth is contiguous.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.by_hand import product

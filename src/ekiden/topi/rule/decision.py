@@ -10,10 +10,10 @@ cached.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
 
 Value: TypeAlias = int | str
 """Of a choice: a number, or a word."""

@@ -20,14 +20,13 @@ the row tiles instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.target import Target
-from ekiden.tir.schedule.schedule import Schedule
-from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.rule.by_hand import product
@@ -58,6 +57,10 @@ from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.steps import Kernel, if_proved, program_of, replaced
 from ekiden.topi.rule.tiles import DYNAMIC_ROWS
 from ekiden.topi.rule.words import MADD, PAIR, dot_space, dots, matrix_dot, widen
+
+if TYPE_CHECKING:
+    from ekiden.tir.schedule.schedule import Schedule
+    from ekiden.tir.schedule.trace import BlockRV, LoopRV
 
 LINE = 16
 """Words of 4 bytes in a cache line."""

@@ -8,12 +8,12 @@ same kernel (`endings`), and whether results may be a part of longer rows (`writ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden import te
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.errors import CompileError, ScheduleError
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, check_fixed

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and, maximum
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.rule.epilogue import operands_of
 
 

@@ -13,7 +13,6 @@ outer axis of its data is turned in square tiles: 0.53 of ONNX Runtime's speed a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ekiden.arith import Analyzer, simplify
@@ -21,6 +20,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import EXPENSIVE
 from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Var, const, minimum
 from ekiden.ir.prim_visitor import post_order, rewrite, substitute
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
@@ -32,6 +31,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import children, post_order, rewrite, substitute
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, LetStmt, Stmt

@@ -20,12 +20,12 @@ The sums go through memory, from which vectors of them take what follows, as fro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import simplify
 from ekiden.ir.dtype import itemsize, with_lanes
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, minimum
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, ramp
 from ekiden.tir.stmt import (
     Allocate,

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Cache, Target
 from ekiden.topi.rule.decision import Choice, divisors
 from ekiden.topi.rule.family import NARROW, Product, narrowed

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ekiden import te
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.checks import with_checks

@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, IntImm, PrimExpr, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 
 SCALE = np.dtype("<f2")

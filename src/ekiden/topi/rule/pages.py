@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -42,6 +41,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (
     Allocate,

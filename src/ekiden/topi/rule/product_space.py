@@ -10,11 +10,10 @@ four vectors, and reaches 93 with two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.dtype import itemsize
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.topi.rule.by_hand import product
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down

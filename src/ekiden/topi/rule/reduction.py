@@ -11,12 +11,12 @@ left to right: of n numbers in m chains, errors grow by n / m steps instead of n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import LT, IntImm, PrimExpr, Select, Var, const, is_const
 from ekiden.ir.prim_visitor import post_order
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.te.reducer import COMBINE, identity
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor

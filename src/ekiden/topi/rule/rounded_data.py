@@ -8,7 +8,6 @@ total[row, group]  = sum of the bytes of a group
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Add, Cast, Div, IntImm, Max, Mul, PrimExpr, Var, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.ir import dtype as dt
@@ -29,6 +28,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )  # fmt: skip
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.te.range_check import from_either_end
 from ekiden.tir.expr import Buffer

@@ -13,7 +13,6 @@ is the schedule's to say; no family writes statements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden import te
@@ -21,6 +20,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Decision

@@ -17,12 +17,12 @@ stored once for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, minimum
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.topi.rule.family import size_of

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, maximum, minimum
 from ekiden.ir.prim_visitor import post_order, substitute
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Block, BufferStore, IterKind, Stmt

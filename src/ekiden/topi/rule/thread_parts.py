@@ -5,10 +5,10 @@ what follows it, and elements at places.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te.inline import Inliner, is_injective, post_order_tensors
 from ekiden.te.prim_func import BufferMap
 from ekiden.te.reducer import Reduce

@@ -5,11 +5,11 @@ multiplies by itself or from memory of the block, where all bring their share.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const, logical_and, minimum
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te.prim_func import allocated
 from ekiden.te.tensor import ComputeOp
 from ekiden.tir.expr import Buffer, BufferLoad

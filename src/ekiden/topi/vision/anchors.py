@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder

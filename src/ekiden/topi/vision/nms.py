@@ -6,10 +6,10 @@ Results are padded: the number of boxes that stay is data.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ekiden import te
 from ekiden.ir.prim import GE, PrimExpr, Select, binary, cast, const, logical_and
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder

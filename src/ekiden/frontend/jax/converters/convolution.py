@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jaxlib.mlir.dialects import stablehlo
@@ -13,6 +12,7 @@ from ekiden.frontend.jax.converters.movement import pad
 from ekiden.frontend.jax.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import as_attr, tidy
 
 _CALLS: Mapping[int, tuple[Callable[..., Expr], str, str]] = {

@@ -8,7 +8,6 @@ by indices of every element; the whole ones follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ekiden.frontend.jax.node import Node, Row, per_part
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Dim, as_attr, as_dim, equal, tidy
 from ekiden.topi.shape import known as number_of
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -17,6 +16,7 @@ from ekiden.frontend.jax.node import Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Dim, as_attr, as_dim, equal, known, tidy
 
 MOST = 4096

@@ -10,8 +10,6 @@ whose sums are exact, where those of the model's float32 are rounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ekiden.frontend.common.value import Value
@@ -20,6 +18,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
 from ekiden.relay.qnn import products as qnn
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import known
 
 BYTES = ("uint8", "int8")

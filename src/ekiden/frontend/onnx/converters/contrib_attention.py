@@ -7,7 +7,7 @@ All become nn.attention; masks become a bias that is added to the scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +20,7 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import PrimExpr, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import as_dim, equal, known
 
 HEADS_LAST = "bshd"

@@ -11,13 +11,12 @@ from itertools import pairwise
 import numpy as np
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.sequence_value import MapValue
 from ekiden.frontend.common.text_value import TextValue, rows, text_of
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
-from ekiden.ir.type import Type
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.runtime.text import encode, sorted_texts
@@ -26,23 +25,6 @@ from ekiden.topi.shape import Shape, known
 DOMAIN = "ai.onnx.ml"
 _END = 2**31 - 1
 """Beyond any extent."""
-
-
-class MapValue(NoTensor):
-    """A list of dictionaries, one for each row of a matrix: what its columns are called."""
-
-    __slots__ = ("keys",)
-    what = "a sequence of maps"
-
-    def __init__(self, expr: Expr, keys: Sequence[int | str]) -> None:
-        self.array = self.symbols = self.hint = None
-        self.expr, self.keys = expr, tuple(keys)
-
-    @property
-    def kind(self) -> Type:
-        """The type of the matrix."""
-        assert self.expr is not None
-        return self.expr.checked_type
 
 
 def shape_of(value: Value) -> Shape:

@@ -5,7 +5,6 @@ standard leaves open about labels and scores is as ONNX's reference has it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -18,6 +17,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import GT, IntImm, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import as_dim
 
 POSTS = {"post_transform": ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")}

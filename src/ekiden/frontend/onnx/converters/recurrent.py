@@ -15,7 +15,6 @@ is that of its last step; backwards it begins at its own end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +25,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
 from ekiden.relay.qnn import products as qnn
+from ekiden.runtime.late_methods import dataclass
 
 
 @dataclass(frozen=True, slots=True)

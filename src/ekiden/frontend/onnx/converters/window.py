@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ekiden.frontend.onnx.node import Node
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Dim, as_dim, ceil_div, known, tidy, windows_fit
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ekiden.frontend.tflite.node import Node
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import known
 
 SAME = 0

@@ -14,7 +14,6 @@ as PyTorch gives it: of log y that softmax made, whose own gradient keeps it as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 from ekiden.frontend.common.loop import Iteration, Loop, stacked
@@ -23,6 +22,7 @@ from ekiden.frontend.torch.node import Node, Row
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Dim, as_dim, tidy
 
 Lengths = Value | Sequence[int]
