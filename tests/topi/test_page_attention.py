@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from processor import processors
 
 import ekiden
 from ekiden import relay
@@ -18,6 +17,7 @@ from ekiden.topi.nn import paged_attention
 from ekiden.topi.rule import schedule
 from ekiden.topi.rule.page_planes import FORMATS, Format, Plane
 from ekiden.topi.rule.pages import Pages
+from processor import processors
 
 Array = np.ndarray
 HEADS, GROUPS, DEPTH, PAGE, PAGES, TOKENS = 2, 1, 40, 8, 3, 5

@@ -3,7 +3,7 @@
     dot4_u8s8   acc + a0*b0 + a1*b1 + a2*b2 + a3*b3          one instruction, or shifts and products
     madd_s16    acc + (a0*b0 + a2*b2) + (a1*b1 + a3*b3)      two sums of two products of int16
     madd_u8s8   acc + ((a0*b0 + a1*b1) + (a2*b2 + a3*b3))    the inner sums in int16
-    madd_s8s8   the same of bytes that both have a sign      by magnitudes of a, and b with its signs
+    madd_s8s8   the same of bytes that both have a sign      magnitudes of a, and b with its signs
     sum2_u8s8   the inner sums of the third alone, added up in int16
 
     amx_int8    the first, of matrices (matrix_tiles.py)
