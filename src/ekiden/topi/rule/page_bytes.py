@@ -74,6 +74,11 @@ class BytePages(PagedAttention):
         self.held = self.plane.format.held
 
     @property
+    def most_vectors(self) -> int:
+        """Of a tile of few rows: what is between words and sums takes registers."""
+        return self.cut.vectors if self.dot else super().most_vectors
+
+    @property
     def key_zero(self) -> int:
         """The same of keys."""
         return 128 if self.dot == DOT4 else 0
