@@ -235,6 +235,16 @@ def test_samples_are_cut_into_runs_of_the_models_size() -> None:
         ekiden.quantize(network(batch=2), DATA[:3])
 
 
+def test_a_size_of_minus_one_is_any() -> None:
+    """As PaddlePaddle's exporter writes it."""
+    model = network()
+    for port in (*model.graph.input, *model.graph.output):
+        port.type.tensor_type.shape.dim[0].dim_value = -1
+    found = ekiden.quantize(model, DATA[:32])
+    assert all(layer.snr for layer in found.plan.layers)
+    assert all(layer.kind == "static" for layer in found.plan.layers)
+
+
 def test_an_old_opset() -> None:
     found = ekiden.quantize(network(11), DATA)
     assert found.model.opset_import[0].version == 13 and len(found.plan.layers) == 4

@@ -52,6 +52,22 @@ def _dot4(total: object, a: object, b: object) -> object:
     return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
 
 
+def _signed_dot4(total: object, a: object, b: object) -> object:
+    """`_dot4` of bytes that have a sign in both words."""
+    left, right = (
+        np.asarray(x, np.int32)[..., None].view(np.int8).astype(np.int32) for x in (a, b)
+    )
+    return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
+
+
+def _pair_sums(total: object, a: object, b: object) -> object:
+    """Per half of words, the sum of the products of its two bytes and a number."""
+    left = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int16)
+    right = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int16)
+    pairs = (left * right).reshape(*left.shape[:-1], 2, 2).sum(-1, dtype=np.int16)
+    return np.asarray(total, np.int16) + pairs.reshape(np.shape(total))
+
+
 def _madd(total: object, a: object, b: object) -> object:
     """Per lane, the sum of the products of the two int16 of two words and a number."""
     left, right = (
@@ -167,6 +183,8 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
     IntrinsicDef("dot4_u8s8",    3, _dot4),           # acc + 4 products of bytes in words a, b
     IntrinsicDef("madd_u8s8",    3, _dot4),           # of bytes whose sums of two fit int16
+    IntrinsicDef("madd_s8s8",    3, _signed_dot4),    # the same, both with a sign; a or b not -128
+    IntrinsicDef("sum2_u8s8",    3, _pair_sums),      # acc int16 + 2 products of bytes, which fit
     IntrinsicDef("madd_s16",     3, _madd),           # acc + 2 products of int16 in words a, b
     IntrinsicDef("dot2_bf16",    3, _dot2),           # acc + 2 products of bfloat16 in words a, b
     # Registers that hold matrices of at most 16 rows of 64 bytes (x86-64's AMX), by number. shape:

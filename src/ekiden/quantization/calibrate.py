@@ -86,9 +86,9 @@ def _cut(
 
 
 def _first(port: onnx.ValueInfoProto) -> int:
-    """The first size of an input; 0 where it may be any."""
+    """The first size of an input; 0 where it may be any, which some exporters write as -1."""
     dims = port.type.tensor_type.shape.dim
-    return int(dims[0].dim_value) if dims else 0
+    return max(0, int(dims[0].dim_value)) if dims else 0
 
 
 def _feed(ports: Mapping[str, onnx.ValueInfoProto], run: object) -> dict[str, Array]:

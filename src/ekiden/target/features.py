@@ -205,6 +205,7 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "madd_s16":    {X86: ("",),                     WASM: ("simd128",)},
     "integers_256": {X86: ("avx2",)},
     "madd_u8s8":   {X86: ("ssse3",)},
+    "sign_s8":     {X86: ("ssse3",)},
     "dot4_u8s8":   {X86: ("avx512vnni", "avxvnni"), ARM: ("i8mm",)},
     "dot4_s8s8":   {X86: ("avxvnniint8",),          ARM: ("dotprod",)},
     "dot4_u8u8":   {X86: ("avxvnniint8",),          ARM: ("dotprod",)},
@@ -230,6 +231,7 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
 """fma: a * b + c rounded once. madd: the same rounded once or twice. broadcasts: loads of
 one number into all lanes. rounding: to whole numbers. float16: conversions. madd_s16: sums of two
 products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 bits (pmaddubsw).
+sign_s8: bytes with the signs of others (psignb).
 dot4_*: sums of four products of bytes into int32, exact. smlad: sums of two products of int16, and
 bytes that are widened two by two. helium: vectors of 128 bits, and sums of all products of two.
 dot2_bf16: of two of bfloat16 into float32. dot2_s16: pmaddwd that adds. i8mm: products of 2x8 and

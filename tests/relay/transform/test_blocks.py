@@ -108,7 +108,7 @@ def test_layers(row: BlockFormat, rows: int, units: int, how: str) -> None:
 
 @share(6)
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
-@pytest.mark.parametrize("cpu", ["znver4", "x86-64-v2", "neoverse-v1"])
+@pytest.mark.parametrize("cpu", ["znver4", "x86-64-v3", "x86-64-v2", "neoverse-v1"])
 def test_bytes_that_need_no_rounding_are_exact(row: BlockFormat, cpu: str) -> None:
     """Sums of products are those of whole numbers: every level against every byte, also where two
     products of bytes do not fit int16."""

@@ -146,6 +146,8 @@ INSTRUCTIONS: dict[tuple[str, str, int], str] = {
     ("madd_u8s8", "x86-64", 16): "llvm.x86.avx512.pmaddubs.w.512",
     ("madd_u8s8", "x86-64", 8): "llvm.x86.avx2.pmadd.ub.sw",
     ("madd_u8s8", "x86-64", 4): "llvm.x86.ssse3.pmadd.ub.sw.128",
+    ("sign_s8", "x86-64", 8): "llvm.x86.avx2.psign.b",
+    ("sign_s8", "x86-64", 4): "llvm.x86.ssse3.psign.b.128",
     ("madd_s16", "x86-64", 16): "llvm.x86.avx512.pmaddw.d.512",
     ("madd_s16", "x86-64", 8): "llvm.x86.avx2.pmadd.wd",
     ("madd_s16", "x86-64", 4): "llvm.x86.sse2.pmadd.wd",
@@ -187,15 +189,66 @@ def _dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Ope
 def _narrow_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
     """`_dot4` where the sums of the products of two neighbours fit int16."""
     lanes = dt.lanes(dtype)
-    name = _instruction(b, "madd_u8s8", lanes)
-    if name is None:
+    sums = _pairs(b, lanes, x, y)
+    if sums is None:
         return _dot4(b, dtype, total, x, y)
-    halves, bytes_ = f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
-    b.module.declare(name, halves, [bytes_, bytes_])
-    a, c = (b.convert("bitcast", dtype, f"int8x{4 * lanes}", o) for o in (x, y))
-    sums = b.pure(f"call {halves} @{name}({bytes_} {a}, {bytes_} {c})")
     ones = b.const(0x00010001, dtype)
     return _madd(b, dtype, total, b.convert("bitcast", f"int16x{2 * lanes}", dtype, sums), ones)
+
+
+def _pairs(b: Builder, lanes: int, x: Operand, y: Operand) -> Operand | None:
+    """The sums of two neighbouring products of bytes of int32 words: int16, of twice as many lanes;
+    None where there is no instruction."""
+    name = _instruction(b, "madd_u8s8", lanes)
+    if name is None:
+        return None
+    halves, bytes_ = f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
+    b.module.declare(name, halves, [bytes_, bytes_])
+    a, c = (_as_bytes(b, lanes, o) for o in (x, y))
+    return b.pure(f"call {halves} @{name}({bytes_} {a}, {bytes_} {c})")
+
+
+def _as_bytes(b: Builder, lanes: int, words: Operand) -> Operand:
+    return b.convert("bitcast", dt.with_lanes("int32", lanes), f"int8x{4 * lanes}", words)
+
+
+def _pair_sums(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+    """total + those sums, in int16."""
+    lanes = dt.lanes(dtype) // 2
+    sums = _pairs(b, lanes, x, y)
+    if sums is not None:
+        return b.binary("add", dtype, total, sums)
+    bytes_, wide = f"int8x{4 * lanes}", f"int16x{4 * lanes}"
+    left, right = (
+        b.convert(way, bytes_, wide, _as_bytes(b, lanes, o))
+        for way, o in (("zext", x), ("sext", y))
+    )
+    products = b.convert("bitcast", wide, f"int32x{2 * lanes}", b.binary("mul", wide, left, right))
+    upper = b.binary("lshr", f"int32x{2 * lanes}", products, b.const(16, f"int32x{2 * lanes}"))
+    for part in (products, upper):
+        total = b.binary("add", dtype, total, b.convert("trunc", f"int32x{2 * lanes}", dtype, part))
+    return total
+
+
+def _signed_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+    """`_dot4` of bytes that have a sign in both words, by magnitudes of the first and the second
+    with their signs."""
+    lanes = dt.lanes(dtype)
+    kind = f"int8x{4 * lanes}"
+    a, c = (_as_bytes(b, lanes, o) for o in (x, y))
+    never = b.const(False, "bool")
+    magnitude = b.call(f"llvm.abs.v{4 * lanes}i8", kind, [(kind, a), ("bool", never)])
+    name = _instruction(b, "sign_s8", lanes)
+    if name is not None:
+        bytes_ = f"<{4 * lanes} x i8>"
+        b.module.declare(name, bytes_, [bytes_, bytes_])
+        turned = b.pure(f"call {bytes_} @{name}({bytes_} {c}, {bytes_} {a})")
+    else:
+        zero = b.const(0, kind)
+        is_below = b.compare("slt", kind, a, zero)
+        turned = b.select(is_below, kind, b.binary("sub", kind, zero, c), c, 4 * lanes)
+    left, right = (b.convert("bitcast", kind, dtype, o) for o in (magnitude, turned))
+    return _narrow_dot4(b, dtype, total, left, right)
 
 
 def _madd(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
@@ -269,7 +322,8 @@ FLOAT: dict[str, Callable[..., Operand]] = {
 TESTS = ("isnan", "isinf")
 INTEGER: dict[str, Callable[..., Operand]] = {
     "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"),
-    "dot4_u8s8": _dot4, "madd_u8s8": _narrow_dot4, "madd_s16": _madd, "dot2_bf16": _dot2,
+    "dot4_u8s8": _dot4, "madd_u8s8": _narrow_dot4, "madd_s8s8": _signed_dot4,
+    "sum2_u8s8": _pair_sums, "madd_s16": _madd, "dot2_bf16": _dot2,
     "left_shift": _left_shift, "right_shift": _right_shift,
 }
 # fmt: on

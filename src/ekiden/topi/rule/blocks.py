@@ -7,6 +7,9 @@ for each panel of rows of the weight, in parallel; for each tile of rows of the 
       t[i, v] += four bytes of a . levels of b[v], of the bits of a word or of several
     acc[i, v] += step[i, 32 values] * scale[group, v] * t[i, v]
     acc[i, v] += step[i, 32 values] * total[i, group] * offset[group, v]
+
+Where sums of two products must fit int16 (words.py), so do those of a whole group of few bits: t is
+int16, and the least level is added behind the loop. Levels of eight bits have a sign there.
 """
 
 from __future__ import annotations
@@ -47,9 +50,9 @@ from ekiden.topi.rule.decision import Choice, Decision, Fixed
 from ekiden.topi.rule.epilogue import find_anchor
 from ekiden.topi.rule.family import Family, Product, narrowed
 from ekiden.topi.rule.model import LINE
-from ekiden.topi.rule.rounded_data import RoundedData
+from ekiden.topi.rule.rounded_data import LEVELS, RoundedData
 from ekiden.topi.rule.word_panels import WordPanels, operands_of, rows_in_registers, space
-from ekiden.topi.rule.words import DOT4, NARROW_DOT
+from ekiden.topi.rule.words import DOT4, NARROW_DOT, SHORT_DOT, SIGNED_DOT, exact_dot
 
 TAG = "dense_blocks_pack"
 SPARE = 6
@@ -61,6 +64,8 @@ weight of 32 MB, now 1.5, sixteen 7.1 and 6.0, one and two the same)."""
 STEPS = UNIT // WORD
 NARROW_BITS = 7
 """Of levels whose products with bytes fit int16 two by two."""
+MOST, SIGN = (1 << 15) - 1, 1 << 7
+"""Of int16, and what bytes with a sign are less than those without."""
 
 
 class _Blocks(WordPanels):
@@ -84,7 +89,15 @@ class _Blocks(WordPanels):
             dt.with_lanes("int32", self.lanes),
             dt.with_lanes("float32", self.lanes),
         )
-        self.dot = DOT4 if target.has(DOT4) else NARROW_DOT
+        levels = self.of.format.levels
+        self.dot = exact_dot(target)
+        if self.dot == NARROW_DOT and levels.bits > NARROW_BITS:
+            self.dot = SIGNED_DOT
+        self.least = levels.least + (SIGN if self.dot == SIGNED_DOT else 0)
+        """Of a level, more than what is multiplied."""
+        most = ((1 << levels.bits) - 1) * int(LEVELS) * self.of.format.group // 2
+        self.is_short = self.dot == NARROW_DOT and most <= MOST
+        """Whether sums of a group fit int16."""
 
     def vector(self, at: PrimExpr, dtype: str) -> PrimExpr:
         """A vector of the weight's bytes as numbers of a type."""
@@ -141,16 +154,12 @@ class _Blocks(WordPanels):
         """In every lane."""
         return broadcast(const(value, "int32"), self.lanes)
 
-    def grown(self, total: PrimExpr, level: PrimExpr, data: PrimExpr) -> PrimExpr:
-        """A sum with the products of four levels and four bytes of the data."""
-        if self.dot == DOT4 or self.of.format.levels.bits <= NARROW_BITS:
-            return _intrin(self.dot, self.kind, total, level, data)
-        # The uppermost bit alone: 255 * 127 twice is more than int16 has.
-        top = self.bits(level, NARROW_BITS, 1, 0)
-        upper = _intrin(self.dot, self.kind, self.number(0), top, data)
-        upper = _intrin("left_shift", self.kind, upper, self.number(NARROW_BITS))
-        low = _intrin(self.dot, self.kind, total, self.bits(level, 0, NARROW_BITS, 0), data)
-        return low + upper
+    def factor(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
+        """Those levels as they are multiplied."""
+        found = self.level(words, step, v)
+        if self.dot != SIGNED_DOT:
+            return found
+        return _intrin("bitwise_xor", self.kind, found, self.number(SIGN * 0x01010101 - (1 << 32)))
 
     def block(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
@@ -206,7 +215,9 @@ class _Unit:
         """Of the unit in a row of the data."""
         self.groups = UNIT // kernel.of.format.group
         count = const(rows * vectors)
-        self.sums = Buffer("sums", (count,), kernel.kind, "register")
+        self.halves = dt.with_lanes("int16", 2 * kernel.lanes)
+        kind = self.halves if kernel.is_short else kernel.kind
+        self.sums = Buffer("sums", (count,), kind, "register")
         self.words: dict[tuple[int, int, int], Var] = {}
         self.scales: dict[tuple[int, int], list[Var]] = {}
 
@@ -251,13 +262,15 @@ class _Unit:
             grown = []
             for v in range(self.vectors):
                 n = const(i * self.vectors + v)
-                total = kernel.grown(self.sums[n], levels[v], value)
+                way = SHORT_DOT if kernel.is_short else kernel.dot
+                sums = self.sums[n]
+                total = _intrin(way, sums.dtype, sums, levels[v], value)
                 grown.append(BufferStore(self.sums, total, (n,)))
             taken = kernel.word(self.first + i, self.number * UNIT + step * WORD)
             made.append(LetStmt(value, taken, seq(*grown)))
         found = seq(*made)
         for v in reversed(range(self.vectors)):
-            found = LetStmt(levels[v], kernel.level(self.words, step, v), found)
+            found = LetStmt(levels[v], kernel.factor(self.words, step, v), found)
         return found
 
     def total(self, row: int, group: int) -> PrimExpr:
@@ -268,15 +281,32 @@ class _Unit:
 
     def begin(self, group: int) -> list[Stmt]:
         """The sums of a group: levels are counted from the least."""
-        least = self.kernel.of.format.levels.least
+        if self.kernel.is_short:
+            none = broadcast(const(0, "int16"), 2 * self.kernel.lanes)
+            count = self.rows * self.vectors
+            return [BufferStore(self.sums, none, (const(n),)) for n in range(count)]
         made: list[Stmt] = []
         for i in range(self.rows):
-            start = self.total(i, group) * const(least, "int32") if least else const(0, "int32")
             var = Var(f"t{i}", self.kernel.kind)
             places = range(i * self.vectors, (i + 1) * self.vectors)
             stores = [BufferStore(self.sums, var, (const(n),)) for n in places]
-            made.append(LetStmt(var, broadcast(start, self.kernel.lanes), seq(*stores)))
+            made.append(LetStmt(var, self.start(i, group), seq(*stores)))
         return made
+
+    def start(self, row: int, group: int) -> PrimExpr:
+        """What sums of a group begin with, in every lane."""
+        least = self.kernel.least
+        made = self.total(row, group) * const(least, "int32") if least else const(0, "int32")
+        return broadcast(made, self.kernel.lanes)
+
+    def sum_of(self, row: int, v: int, start: Var) -> PrimExpr:
+        """Of a group, in int32."""
+        found = self.sums[const(row * self.vectors + v)]
+        if not self.kernel.is_short:
+            return found
+        kind = self.kernel.kind
+        words = _intrin("reinterpret", kind, found)
+        return _intrin("madd_s16", kind, start, words, self.kernel.number(0x00010001))
 
     def end(self, group: int) -> Stmt:
         """The results grow by the sums of a group, scaled."""
@@ -284,6 +314,7 @@ class _Unit:
         has_offset = kernel.of.format.offset is not None
         steps = [Var(f"step{i}", kernel.real) for i in range(self.rows)]
         moved = [Var(f"moved{i}", kernel.real) for i in range(self.rows)]
+        starts = [Var(f"start{i}", kernel.kind) for i in range(self.rows)]
         made: list[Stmt] = []
         for v in range(self.vectors):
             column = const(self.column + v * kernel.lanes)
@@ -293,7 +324,7 @@ class _Unit:
             for i in range(self.rows):
                 n = const(i * self.vectors + v)
                 factor = Mul(steps[i], scales[0], kernel.real)
-                real = Cast(self.sums[n], kernel.real)
+                real = Cast(self.sum_of(i, v, starts[i]), kernel.real)
                 found = _intrin("fma", kernel.real, real, factor, self.acc[n])
                 if has_offset:
                     found = _intrin("fma", kernel.real, moved[i], scales[1], found)
@@ -311,6 +342,8 @@ class _Unit:
                 whole = step * cast(self.total(i, group), "float32")
                 found_all = LetStmt(moved[i], broadcast(whole, kernel.lanes), found_all)
             found_all = LetStmt(steps[i], broadcast(step, kernel.lanes), found_all)
+            if kernel.is_short:
+                found_all = LetStmt(starts[i], self.start(i, group), found_all)
         return found_all
 
 

@@ -16,14 +16,14 @@ from ekiden.topi.rule.page_bytes import BytePages
 from ekiden.topi.rule.page_nibbles import NibblePages
 from ekiden.topi.rule.page_planes import BY_DTYPE, TOGETHER
 from ekiden.topi.rule.pages import DENSE, LANES, Cut, PagedAttention, Pages
-from ekiden.topi.rule.words import DOT4
+from ekiden.topi.rule.words import exact_dot
 
 
 def paged_attention_of(
     pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int = LANES,
-    cut: Cut | None = None, dot: bool = False,
+    cut: Cut | None = None, dot: str = "",
 ) -> PagedAttention:  # fmt: skip
-    """The attention for the dtype of its cache; with `dot` the target multiplies words of bytes."""
+    """The attention for the dtype of its cache; `dot`: how the target multiplies words of bytes."""
     row = BY_DTYPE[inputs[1].dtype]
     if not row.group:
         return PagedAttention(pages, inputs, output, lanes, cut)
@@ -58,7 +58,7 @@ def paged_attention(
     assert isinstance(pages, Pages)
     buffers, operands, (result,) = extern_buffers(inputs, outputs)
     cut, lanes = Cut(decision.number("rows"), decision.number("vectors")), target.lanes("float32")
-    made = paged_attention_of(pages, operands, result, lanes, cut, target.has(DOT4))
+    made = paged_attention_of(pages, operands, result, lanes, cut, exact_dot(target))
     body = tiled_function(name, buffers, made.body(), len(outputs))
     return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others
 

@@ -3,12 +3,13 @@
     query    step[row] * bytes[row]                 as `rounded_data` has it, for all targets
     scores   sums of four products at once of a query's bytes and four places of a key
     shares   exp(scores - max) * a value's scale, of each page in steps of its greatest, 65,535 of
-             them or 255: two bytes or one, of which each multiplies four tokens at once
+             them (16,383) or 255: two bytes or one, of which each multiplies four tokens at once
 
 Four bytes of one lane are neighbours along what is summed (page_planes.py). Keys have a sign and
 the instruction wants one side without: 128 is added to each, and taken from the sums where these
-begin. Steps of a page keep what many small shares add up to: of a whole text in 255 steps those
-below a thousandth of the greatest would be lost.
+begin. Where sums of two products must fit int16 (words.py), keys lend their signs to the queries
+instead, and the bytes of shares have seven bits. Steps of a page keep what many small shares add up
+to: of a whole text in 255 steps those below a thousandth of the greatest would be lost.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from ekiden.tir.stmt import Allocate, BufferStore, LetStmt, Stmt, seq
 from ekiden.topi.rule.page_planes import TOGETHER
 from ekiden.topi.rule.pages import Cut, PagedAttention, Pages, Rows, number, serial
 from ekiden.topi.rule.rounded_data import LEAST, RoundedData
-from ekiden.topi.rule.words import DOT4
+from ekiden.topi.rule.words import DOT4, SIGNED_DOT
 
 SIGNS = 0x80808080 - (1 << 32)
 """What makes bytes with a sign 128 more, without one; as int32."""
@@ -51,18 +52,17 @@ ZERO = const(0)
 
 
 class BytePages(PagedAttention):
-    """One such attention; with `dot` products of bytes are an instruction of the target."""
+    """One such attention; `dot`: the target's instruction for products of bytes, if it has one."""
 
-    key_zero, value_zero = 128, 0
-    """What the levels of keys and of values are more than the numbers that they stand for, as
-    products of bytes take them."""
+    value_zero = 0
+    """What the levels of values are more than the numbers that they stand for, as products of bytes
+    take them."""
     share_bytes = 2
-    """Of a share: 65,535 steps, or 255."""
     has_inner_scales = False
     """Whether scales are within the sums, as there may be several."""
 
     def __init__(self, pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int,
-                 cut: Cut | None = None, dot: bool = False) -> None:  # fmt: skip
+                 cut: Cut | None = None, dot: str = "") -> None:  # fmt: skip
         super().__init__(pages, inputs, output, lanes, cut)
         self.dot = dot
         self.rounded = RoundedData.of(self.query, self.depth, self.plane.group)
@@ -74,9 +74,29 @@ class BytePages(PagedAttention):
         self.held = self.plane.format.held
 
     @property
+    def most_vectors(self) -> int:
+        """Of a tile of few rows: what is between words and sums takes registers."""
+        return self.cut.vectors if self.dot else super().most_vectors
+
+    @property
+    def key_zero(self) -> int:
+        """The same of keys."""
+        return 128 if self.dot == DOT4 else 0
+
+    @property
+    def key_dot(self) -> str:
+        """What multiplies keys by queries."""
+        return DOT4 if self.dot == DOT4 else SIGNED_DOT
+
+    @property
+    def share_bits(self) -> int:
+        """Of a byte of a share."""
+        return 8 if self.dot == DOT4 else 7
+
+    @property
     def steps(self) -> float:
         """Of the greatest share of a page."""
-        return float((1 << 8 * self.share_bytes) - 1)
+        return float((1 << self.share_bits * self.share_bytes) - 1)
 
     def body(self) -> Stmt:
         """Queries are rounded first."""
@@ -110,7 +130,9 @@ class BytePages(PagedAttention):
         return Cast(found, self.real)
 
     def key_parts(self, words: PrimExpr) -> list[PrimExpr]:
-        """Four numbers of a key in each lane, without a sign, of all that words hold."""
+        """Four numbers of a key in each lane, as products take them, of all that words hold."""
+        if not self.key_zero:
+            return [words]
         return [call_intrin("bitwise_xor", words, self.number(SIGNS), dtype=self.whole)]
 
     def value_parts(self, words: PrimExpr) -> list[PrimExpr]:
@@ -226,8 +248,8 @@ class BytePages(PagedAttention):
         made = []
         for v, b in enumerate(loaded):
             n = const(row * len(loaded) + v)
-            pair = (word, b) if is_share else (b, word)
-            value = call_intrin(DOT4, sums[n], *pair, dtype=self.whole)
+            way, pair = (self.dot, (word, b)) if is_share else (self.key_dot, (b, word))
+            value = call_intrin(way, sums[n], *pair, dtype=self.whole)
             made.append(BufferStore(sums, value, (n,)))
         return LetStmt(word, a, seq(*made))
 
@@ -302,8 +324,11 @@ class BytePages(PagedAttention):
         """A vector of shares, byte by byte."""
         made: list[Stmt] = []
         for part in range(self.share_bytes):
-            by = self.number(8 * (self.share_bytes - 1 - part))
+            by = self.number(self.share_bits * (self.share_bytes - 1 - part))
             value = call_intrin("right_shift", level, by, dtype=self.whole)
+            if self.share_bits < 8:
+                mask = self.number((1 << self.share_bits) - 1)
+                value = call_intrin("bitwise_and", value, mask, dtype=self.whole)
             at = self.share_at(self.share_bytes * line + part, const(u * self.lanes))
             byte = Cast(value, dt.with_lanes("uint8", self.lanes))
             made.append(self.store(self.shares, at, byte))
@@ -394,7 +419,7 @@ class BytePages(PagedAttention):
         first = self.share_bytes * row
         whole: PrimExpr = acc[const(first * vectors + v)]
         for lower in range(first + 1, first + self.share_bytes):
-            upper = call_intrin("left_shift", whole, self.number(8), dtype=self.whole)
+            upper = call_intrin("left_shift", whole, self.number(self.share_bits), dtype=self.whole)
             whole = Add(upper, acc[const(lower * vectors + v)], self.whole)
         if self.value_zero:
             whole = Add(whole, broadcast(self.bases[const(line)], self.lanes), self.whole)

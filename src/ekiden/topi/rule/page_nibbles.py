@@ -23,8 +23,13 @@ class NibblePages(BytePages):
     """One such attention."""
 
     key_zero = value_zero = 8
-    share_bytes = 1
+    share_bytes, share_bits = 1, 8
     has_inner_scales = True
+
+    @property
+    def key_dot(self) -> str:
+        """Products of two halves of bytes fit int16 by far."""
+        return self.dot
 
     def key_parts(self, words: PrimExpr) -> list[PrimExpr]:
         """The lower halves of bytes and the upper ones."""

@@ -137,6 +137,11 @@ class PagedAttention:
         self.plane = Plane(pages.page, self.depth, self.cache.dtype)
         self.stride = simplify(self.tables.shape[1] * pages.page + self.lanes)
 
+    @property
+    def most_vectors(self) -> int:
+        """Of a tile of few rows: as many as there are."""
+        return self.depth + self.pages.page
+
     # Vectors.
 
     def splat(self, value: PrimExpr | float) -> PrimExpr:
@@ -191,8 +196,9 @@ class PagedAttention:
         return seq(*zero, steps(body))
 
     def blocks(self, total: int, rows: int) -> list[tuple[int, int]]:
-        """(first column, vectors) of the tiles that some columns are cut into."""
-        wanted = max(1, min(self.cut.vectors, (self.cut.rows * self.cut.vectors) // rows))
+        """(first column, vectors) of the tiles that some columns are cut into: fewer rows have more
+        vectors, so that no sum waits for the one before it and more of a line is read at once."""
+        wanted = max(1, min(self.most_vectors, self.cut.rows * self.cut.vectors // rows))
         width = wanted * self.lanes
         return [(c, min(width, total - c) // self.lanes) for c in range(0, total, width)]
 

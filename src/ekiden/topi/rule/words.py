@@ -3,6 +3,8 @@
     dot4_u8s8   acc + a0*b0 + a1*b1 + a2*b2 + a3*b3          one instruction, or shifts and products
     madd_s16    acc + (a0*b0 + a2*b2) + (a1*b1 + a3*b3)      two sums of two products of int16
     madd_u8s8   acc + ((a0*b0 + a1*b1) + (a2*b2 + a3*b3))    the inner sums in int16
+    madd_s8s8   the same of bytes that both have a sign      magnitudes of a, and b with its signs
+    sum2_u8s8   the inner sums of the third alone, added up in int16
 
     amx_int8    the first, of matrices (matrix_tiles.py)
     amx_bf16    the same of words of two
@@ -43,6 +45,8 @@ from ekiden.topi.rule.matrix_tiles import BY_PANEL
 from ekiden.topi.rule.tiles import span
 
 DOT4, MADD, NARROW_DOT, PAIR = "dot4_u8s8", "madd_s16", "madd_u8s8", "dot2_bf16"
+SIGNED_DOT, SHORT_DOT = "madd_s8s8", "sum2_u8s8"
+"""The first is exact for all bytes of the first word and those from -127 on of the second."""
 MOST = 128
 """Of the sum of two neighbours of one sign: 255 times that fits int16."""
 EVEN = 0x00FF00FF
@@ -61,6 +65,12 @@ def dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
     if is_narrow and target.has(NARROW_DOT):
         ways.insert(0, NARROW_DOT)
     return (DOT4, *ways) if target.has(DOT4) else (*ways, DOT4)
+
+
+def exact_dot(target: Target) -> str:
+    """The instruction of a target for products of bytes without a sign by bytes with one: for all
+    bytes, or where sums of two products fit int16; "" where it has neither."""
+    return next((way for way in (DOT4, NARROW_DOT) if target.has(way)), "")
 
 
 def has_few_products(target: Target) -> bool:
@@ -162,8 +172,11 @@ __all__ = [
     "MADD",
     "NARROW_DOT",
     "PAIR",
+    "SHORT_DOT",
+    "SIGNED_DOT",
     "dot_space",
     "dots",
+    "exact_dot",
     "has_few_products",
     "matrix_dot",
     "narrowed_words",

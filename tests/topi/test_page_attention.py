@@ -1,0 +1,115 @@
+"""Attention over caches of few bits, on each class of processor: products of bytes are exact at the
+ends of their range, by whatever instruction."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay
+from ekiden.codegen.llvm import compile_object
+from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.target import Target
+from ekiden.te import placeholder
+from ekiden.tir.transform import lower
+from ekiden.topi.nn import paged_attention
+from ekiden.topi.rule import schedule
+from ekiden.topi.rule.page_planes import FORMATS, Format, Plane
+from ekiden.topi.rule.pages import Pages
+from processor import processors
+
+Array = np.ndarray
+HEADS, GROUPS, DEPTH, PAGE, PAGES, TOKENS = 2, 1, 40, 8, 3, 5
+
+
+def filled(row: Format, rng: np.random.Generator) -> tuple[Plane, Array]:
+    """A cache of one block whose numbers are at the ends of a format, or near, and its planes."""
+    of = Plane(PAGE, DEPTH, row.dtype)
+    planes = np.zeros((2, GROUPS, PAGES, of.size), row.dtype)
+    ends = np.array([row.least, row.most, row.least, row.most, 1, 0], np.float32)
+    for values in (0, 1):
+        for page in range(PAGES):
+            for token in range(PAGE):
+                given = rng.choice(ends, (GROUPS, DEPTH)) * np.float32(2.0**-9)
+                given[:, ::8] = row.least * np.float32(2.0**-9)  # every group has this scale
+                if token % 3 == 0:
+                    given = np.where(given == 0, given, np.float32(row.least * 2.0**-9))
+                of.write(planes[values, :, page], token, given, values)
+    return of, planes
+
+
+def expected(of: Plane, planes: Array, tokens: Array, positions: Array) -> Array:
+    """In float64."""
+    keys, values = (
+        of.read(planes[n], n).astype("float64").reshape(GROUPS, -1, DEPTH) for n in (0, 1)
+    )
+    made = np.zeros((TOKENS, HEADS, DEPTH))
+    for t, last in enumerate(positions):
+        for head in range(HEADS):
+            group = head // (HEADS // GROUPS)
+            seen = keys[group, : last + 1] @ tokens[t, head] / np.sqrt(DEPTH)
+            shares = np.exp(seen - seen.max())
+            made[t, head] = shares @ values[group, : last + 1] / shares.sum()
+    return made
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_bytes_at_their_ends(name: str) -> None:
+    rng = np.random.default_rng(1)
+    row = FORMATS[name]
+    of, planes = filled(row, rng)
+    cache = planes.reshape(1, 1, 2, GROUPS, PAGES * of.size)
+    # whole numbers of which each group has 127: rounding them to bytes loses nothing
+    tokens = rng.choice([-127.0, 127.0, 126.0, 3.0], (TOKENS, HEADS + 2 * GROUPS, DEPTH))
+    tokens[..., ::8] = 127
+    tokens = (tokens * 2.0**-6).astype("float32")
+    places = [0], [[*range(PAGES)]], [0] * TOKENS, [0, 6, 15, 20, 23]
+    ints = [np.array(each, "int32") for each in places]
+    wanted = expected(of, planes, tokens, ints[-1])
+    names = "layer", "tables", "sequences", "positions"
+    params = [relay.var("tokens", relay.TensorType(tokens.shape)),
+              relay.var("cache", relay.TensorType(cache.shape, row.dtype))]  # fmt: skip
+    params += [relay.var(n, relay.TensorType(each.shape, "int32"))
+               for n, each in zip(names, ints, strict=True)]  # fmt: skip
+    body = relay.op.nn.contrib_paged_attention(*params, page=PAGE)
+    module = relay.IRModule.from_expr(relay.Function(params, body))
+    largest = np.abs(of.read(planes[1], 1)).max()
+    steps = {"int8": (1 << 14) - 1, "int4": 255}[name]
+    most = (0.5 * PAGE * PAGES / steps + 1e-4) * 2 * largest
+    for target in processors():
+        found = ekiden.compile(module, target)(tokens, cache, *ints).numpy()
+        assert np.abs(found - wanted).max() <= most, target
+
+
+@pytest.mark.parametrize(
+    ("cpu", "name", "way"),
+    [
+        ("nehalem", "int4", "madd_u8s8"),
+        ("sandybridge", "int8", "madd_s8s8"),
+        ("skylake-avx512", "int8", "madd_s8s8"),
+        ("znver4", "int4", "dot4_u8s8"),
+    ],
+)
+def test_there_is_code_for_every_class(cpu: str, name: str, way: str) -> None:
+    """LLVM ends the process on an instruction that is not there; products of bytes are one where
+    there are any."""
+    target, row = Target(f"llvm -mcpu={cpu}"), FORMATS[name]
+    of = Plane(PAGE, DEPTH, row.dtype)
+    given = placeholder((1, HEADS + 2 * GROUPS, DEPTH), name="tokens")
+    cache = placeholder((1, 1, 2, GROUPS, PAGES * of.size), row.dtype, "cache")
+    shapes = {"layer": (1,), "tables": (1, PAGES), "sequences": (1,), "positions": (1,)}
+    places = [placeholder(shape, "int32", n) for n, shape in shapes.items()]
+    result = paged_attention(given, cache, places, Pages(PAGE))
+    func = lower(schedule([given, cache, *places], [result], target, "kernel"), target)
+    assert compile_object([func], target)
+    assert way in str(func)
+
+
+@pytest.mark.quick
+def test_what_products_of_bytes_stand_for() -> None:
+    words = np.array([-128, 127, 5, -1], np.int8), np.array([127, -127, 3, -2], np.int8)
+    a, b = (w.view(np.int32) for w in words)
+    assert INTRINSICS["madd_s8s8"].reference(7, a, b)[0] == 7 - 128 * 127 - 127 * 127 + 15 + 2
+    found = INTRINSICS["sum2_u8s8"].reference(np.array([1, 2], np.int16), a & 0x7F7F7F7F, b)
+    np.testing.assert_array_equal(found, [1 - 127 * 127, 2 + 15 - 254])
