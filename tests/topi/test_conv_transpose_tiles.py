@@ -151,4 +151,4 @@ def test_other_dtypes_are_left_to_the_default_rule() -> None:
     weight = te.placeholder((3, 3, 8, 1), "float64", name="weight")
     result = conv_transpose(data, weight, (2, 2), (1, 1, 1, 1), (1, 1), (1, 1), 8, "NHWC", "HWIO")
     assert result.op.tag == "depthwise_conv_transpose"
-    assert not rule.accepts(result)
+    assert not rule.accepts(result, TARGET)

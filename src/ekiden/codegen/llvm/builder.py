@@ -258,12 +258,17 @@ class Builder:
             f"call {kind} @{name}({places} {place}, i32 8, {bits} splat (i1 true), {kind} poison)"
         )
 
+    def has_scalef(self, dtype: str) -> bool:
+        """Whether `scalef` can be used: the instruction of AVX-512, on whole vectors."""
+        target = self.module.target
+        bits = dt.lanes(dtype) * 8 * dt.itemsize(dt.element(dtype))
+        return target is not None and target.has("scalef") and bits == 512
+
     def scalef(self, dtype: str, a: Operand, exponent: Operand) -> Operand | None:
         """`a * 2**floor(exponent)` by the instruction of AVX-512; None where it cannot be used."""
-        target, lanes = self.module.target, dt.lanes(dtype)
-        bits = lanes * 8 * dt.itemsize(dt.element(dtype))
-        if target is None or not target.has("scalef") or bits != 512:
+        if not self.has_scalef(dtype):
             return None
+        lanes = dt.lanes(dtype)
         mask, kind = f"i{lanes}", register_type(dtype)
         name = f"llvm.x86.avx512.mask.scalef.p{'s' if lanes == 16 else 'd'}.512"
         self.module.declare(name, kind, [kind, kind, kind, mask, "i32"])

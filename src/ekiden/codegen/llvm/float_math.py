@@ -101,8 +101,12 @@ class FloatMath:
 
     def clamp(self, x: Operand, low: float, high: float) -> Operand:
         """x within [low, high]; NaN stays."""
+        return self.at_most(self.at_least(x, low), high)
+
+    def at_least(self, x: Operand, low: float) -> Operand:
+        """The greater of two; NaN stays."""
         bottom = self.const(low)
-        return self.at_most(self.select(self.less(x, bottom), bottom, x), high)
+        return self.select(self.less(x, bottom), bottom, x)
 
     def at_most(self, x: Operand, high: float) -> Operand:
         """The lesser of two; NaN stays."""
@@ -142,6 +146,23 @@ class FloatMath:
         """2**n for an integer n in the normal range."""
         biased = self.int_op("add", n, self.int_const(BIAS[self.element]))
         return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
+
+    def rounded_power(self, x: Operand, factor: float) -> tuple[Operand, Operand]:
+        """(n, 2**n) for n = x * factor rounded, where that is a power in the normal range. A number
+        so large that its last bit stands for 1 is added: that bit and those above it are n, and
+        with the bias of exponents in it, shifted they are the power. Of NaN n is NaN."""
+        number = self.const(1.5 * 2.0**self.mantissa + BIAS[self.element])
+        flags, self.b.flags = self.b.flags, ""  # what rounding loses is meant
+        large = self.madd(x, self.const(factor), number)
+        n = self.sub(large, number)
+        self.b.flags = flags
+        power = self.int_op("shl", self.bits(large), self.int_const(self.mantissa))
+        return n, self.from_bits(power)
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether `scale` is one instruction."""
+        return self.b.has_scalef(self.dtype)
 
     def scale(self, x: Operand, n: Operand) -> Operand:
         """x * 2**n for a float n holding a small integer; subnormal results and overflow come out

@@ -62,6 +62,17 @@ def exp_within(m: FloatMath, x: Operand) -> Operand:
     return m.scale(exp_of_rest(m, r), n)
 
 
+def exp_normal(m: FloatMath, x: Operand) -> Operand:
+    """exp(x) for x in NORMAL, whose result no step on the way rounds to a subnormal number. NaN
+    stays."""
+    if m.has_scale:
+        return exp_within(m, x)
+    n, power = m.rounded_power(x, LOG2_E)
+    r = m.madd(n, m.const(-LN2_HIGH[m.element]), x)
+    r = m.madd(n, m.const(-LN2_LOW[m.element]), r)
+    return m.mul(exp_of_rest(m, r), power)
+
+
 def exp_of_rest(m: FloatMath, r: Operand) -> Operand:
     """exp(r) for |r| <= ln(2)/2. The square of r stands alone nowhere: it may be lost."""
     tail = m.madd(r, m.mul(r, m.polynomial(r, EXP[m.element])), r)
@@ -72,7 +83,7 @@ def sigmoid(m: FloatMath, x: Operand) -> Operand:
     """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), so that nothing overflows. Results below the
     least normal numbers are 0."""
     one, zero, (low, _) = m.const(1.0), m.const(0.0), NORMAL[m.element]
-    e = exp_within(m, m.clamp(m.neg(m.abs(x)), low, 0.0))
+    e = exp_normal(m, m.at_least(m.neg(m.abs(x)), low))
     e = m.select(m.less(x, m.const(low)), zero, e)
     return m.div(m.select(m.less(x, zero), e, one), m.add(one, e))
 
@@ -81,8 +92,8 @@ def tanh(m: FloatMath, x: Operand) -> Operand:
     """An odd polynomial near 0; 1 - 2 / (exp(2|x|) + 1) with the sign of x elsewhere."""
     size = m.abs(x)
     one, two = m.const(1.0), m.const(2.0)
-    twice = m.clamp(m.add(size, size), 0.0, NORMAL[m.element][1])
-    far = m.sub(one, m.div(two, m.add(exp_within(m, twice), one)))
+    twice = m.at_most(m.add(size, size), NORMAL[m.element][1])
+    far = m.sub(one, m.div(two, m.add(exp_normal(m, twice), one)))
     base = m.select(m.less(size, m.const(TINY)), m.const(TINY), size)
     square = m.mul(base, base)
     near = m.madd(size, m.mul(square, m.polynomial(square, TANH[m.element])), size)

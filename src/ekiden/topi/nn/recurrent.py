@@ -12,7 +12,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.cells import Cell
 from ekiden.topi.nn.weights import WORD
-from ekiden.topi.rule.recurrent import LANES, Layer
+from ekiden.topi.rule.recurrent import Layer
 from ekiden.topi.shape import as_dim, ceil_div, tidy
 
 
@@ -56,7 +56,7 @@ def recurrent(cell: Cell, inputs: Sequence[Tensor]) -> list[Tensor]:
     shapes = [(data.shape[0], *state), state, *([state] if cell.kind == "lstm" else [])]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        return Layer(cell, ins, outs, LANES, 1).body()
+        return Layer(cell, ins, outs).body()
 
     made = te.extern_op(
         shapes, inputs, build, ["float32"] * len(shapes), cell.kind, "recurrent", {"cell": cell}

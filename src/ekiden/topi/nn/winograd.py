@@ -35,8 +35,8 @@ FEW = 9
 """Fewest tiles of an image: products of fewer rows leave the multipliers idle."""
 
 
-def suits(channels_in: int, channels_out: int, lanes: int = 16) -> bool:
-    """Whether channels make whole vectors, or those of the output at least one."""
+def suits(channels_in: int, channels_out: int, lanes: int) -> bool:
+    """Whether channels of the data make whole vectors of `lanes`, and those of the output one."""
     return channels_in % lanes == 0 and channels_out >= lanes
 
 

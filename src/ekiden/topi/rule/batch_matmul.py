@@ -432,7 +432,7 @@ class _Product:
         )
 
 
-def accepts(anchor: te.Tensor) -> bool:
+def accepts(anchor: te.Tensor, target: Target) -> bool:
     """Whether the rule covers a product: of one type of floats throughout; a transposed left
     operand has two or three dimensions."""
     a, b = operands_of(anchor)

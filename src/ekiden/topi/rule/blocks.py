@@ -411,7 +411,7 @@ def packed_of(anchor: te.Tensor) -> Packed:
     return Packed(BLOCK_FORMATS[str(attrs["format"])], int(str(attrs["panel"])))
 
 
-def accepts(anchor: te.Tensor) -> bool:
+def accepts(anchor: te.Tensor, target: Target) -> bool:
     """Whether the rule covers a product: the shape of the weight is known."""
     return all(isinstance(d, IntImm) for d in operands_of(anchor)[1].shape)
 

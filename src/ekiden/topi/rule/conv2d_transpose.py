@@ -49,7 +49,7 @@ LAST = ("NHWC", "NDHWC")
 """Layouts with the channels last."""
 
 
-def accepts(anchor: te.Tensor) -> bool:
+def accepts(anchor: te.Tensor, target: Target) -> bool:
     """Whether the rules of this file cover a transposed convolution of packed weights."""
     attrs = anchor.op.attrs
     data, weight = operands_of(anchor)

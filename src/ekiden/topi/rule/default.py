@@ -382,7 +382,7 @@ def schedule_default(
 
 FAMILY = Family(
     name="default",
-    accepts=lambda anchor: True,
+    accepts=lambda anchor, target: True,
     why="stages of a row share its loops; of axes joined and cut in chunks no index is one",
     build=lambda inputs, outputs, target, name, _: schedule_default(inputs, outputs, target, name),
     writes_rows=True,

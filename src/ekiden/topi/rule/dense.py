@@ -208,7 +208,7 @@ def _word(weight: te.Tensor) -> int:
     return WORD_OF[weight.dtype] if len(weight.shape) == 4 else 1
 
 
-def accepts(anchor: te.Tensor) -> bool:
+def accepts(anchor: te.Tensor, target: Target) -> bool:
     """Whether the rule covers a product: a weight of words, or float32 throughout."""
     data, weight = operands_of(anchor)
     plain = {data.dtype, weight.dtype, anchor.dtype} == {"float32"}

@@ -103,7 +103,7 @@ class Family:
     why: str = ""
     by_hand: Callable[[te.Tensor], bool] = lambda anchor: False
     start: Start = program_of_kernel
-    accepts: Callable[[te.Tensor], bool] = has_known_weights
+    accepts: Callable[[te.Tensor, Target], bool] = lambda anchor, target: has_known_weights(anchor)
     needs: tuple[str, ...] = ()
     needs_one: tuple[str, ...] = ()
     space: Callable[[te.Tensor, Target], Space] = no_choices

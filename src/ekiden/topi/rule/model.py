@@ -135,6 +135,16 @@ def most_rows(vectors: int, target: Target, dtype: str = "float32") -> int:
     return max(1, (spare_registers(target, dtype) - columns) // vectors)
 
 
+def chains_of(rows: int, vectors: int, target: Target, dtype: str = "float32") -> int:
+    """Accumulators of each sum of a tile: as many as keep multiply-adds busy, where registers hold
+    them. Sums that add what was multiplied apart wait for that addition alone."""
+    if step_of(dtype, target) is not DIRECT:
+        return 1
+    sums = rows * vectors
+    wanted = -(-target.fma_latency * target.fma_units // sums)
+    return max(1, min(wanted, (spare_registers(target, dtype) - vectors) // sums))
+
+
 def step_cycles(rows: float, vectors: int, target: Target, dtype: str = "float32") -> float:
     """Cycles of a step of k of a tile: multiply-adds, or loads where those take longer, or the
     wait for the sums of the step before."""
@@ -363,6 +373,7 @@ class Blocking:
 
 __all__ = [
     "Blocking",
+    "chains_of",
     "hides_prefetches",
     "is_crowded",
     "most_rows",

@@ -54,7 +54,7 @@ def _thread_family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family,
     anchors = [t for t in stages_of(chosen) if not te.is_injective(t)]
     if len(anchors) == 1 and is_epilogue(anchors[0], chosen):
         for row in FAMILIES.values():
-            if row.on_threads and row.serves(target) and row.accepts(anchors[0]):
+            if row.on_threads and row.serves(target) and row.accepts(anchors[0], target):
                 return row, anchors[0]
     return FAMILIES["threads"], None
 
@@ -75,7 +75,7 @@ def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Ten
         return whole, outputs[0]
     for tensor in te.post_order_tensors(outputs):
         row = FAMILIES.get(tensor.op.tag)
-        if row is None or row.is_whole or not row.serves(target) or not row.accepts(tensor):
+        if row is None or row.is_whole or not row.serves(target) or not row.accepts(tensor, target):
             continue
         if not _fills_vectors(tensor, target):
             continue

@@ -103,7 +103,7 @@ class _Nibbles(WordPanels):
         return For(b, const(0), self.blocks, ForKind.SERIAL, each)
 
 
-def accepts(anchor: te.Tensor) -> bool:
+def accepts(anchor: te.Tensor, target: Target) -> bool:
     """Whether the rule covers a product: the shape of the weight is known."""
     return all(isinstance(d, IntImm) for t in operands_of(anchor)[3:] for d in t.shape)
 

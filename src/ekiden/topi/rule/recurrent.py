@@ -52,17 +52,19 @@ from ekiden.tir.stmt import (
 from ekiden.topi.cells import Cell, VectorMaths
 from ekiden.topi.nn.weights import WORD
 from ekiden.topi.rule.by_hand import extern_buffers, tiled_function
-from ekiden.topi.rule.decision import Decision, Fixed, Space
+from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.family import Family
+from ekiden.topi.rule.model import chains_of
+from ekiden.topi.rule.recurrent_space import default, factor_of, parts_of, space
 from ekiden.topi.rule.tiles import KLoop, Listed, Tile, balanced_rows, compute_tile
-from ekiden.topi.rule.words import dot_space, pairs_of, widen
+from ekiden.topi.rule.words import pairs_of, widen
 
 LANES = 16
 """Hidden units of a panel where no target is known."""
 PARALLEL_PRODUCTS = 1 << 17
 """Multiplications of a step from which threads share it: less takes no longer than to call them."""
-MAX_ROWS = 6
-"""Sequences of a batch that a register tile takes."""
+MOST_ROWS = 6
+"""Sequences of a batch that a register tile takes where no target is known."""
 PEEPHOLES = ("p_i", "p_f", "p_o")
 
 
@@ -75,15 +77,16 @@ class Layer:
         cell: Cell,
         inputs: Sequence[Buffer],
         outputs: Sequence[Buffer],
-        lanes: int,
-        cores: int,
+        target: Target | None = None,
         decision: Decision | None = None,
     ) -> None:
-        self.cell, self.outputs, self.cores = cell, outputs, cores
+        self.cell, self.outputs, self.target = cell, outputs, target
+        self.cores = target.cores if target is not None else 1
         self.data, self.weight = inputs[:2]
         self.extras = dict(zip(cell.given, inputs[2:], strict=True))
         self.is_packed = len(self.weight.shape) > 2
         self.is_bytes = self.weight.dtype == "int8"
+        lanes = target.lanes("float32") if target is not None else LANES
         self.lanes = self._packed_lanes() if self.is_packed else lanes
         self.steps, self.batch = self.data.shape[:2]
         rows = self.data.shape[2]
@@ -101,11 +104,13 @@ class Layer:
         self.update = Buffer("update", (self.size,))
         self.quantized = Buffer("quantized", (self.size,), "uint8")
         self.dot = str((decision or Decision()).get("dot", ""))
+        self.rows = int((decision or Decision()).get("rows", MOST_ROWS))
         self.places = self.extras.get("places")
         self.listed = 0 if self.places is None else _known(self.places.shape[1])
         self.pairs = pairs_of(self.quantized, decision or Decision())
         self.scale = Buffer("state_scale", (const(1),))
         self.zero_point = Buffer("state_zero_point", (const(1),), "int32")
+        self.factor = factor_of(self.weight.dtype, cell)
         self.states = {"h": self.h} | ({"c": self.c} if cell.kind == "lstm" else {})
 
     def _packed_lanes(self) -> int:
@@ -263,34 +268,59 @@ class Layer:
     def units(self, t: PrimExpr, phase: int, panel: PrimExpr, weight: Buffer) -> Stmt:
         """The product and the cell of a panel, for all sequences."""
         chosen, lanes = self.cell.phases[phase], self.lanes
-        step = self.cell.gates * lanes * self.word
-        first_gate = chosen[0] * (lanes * self.word)
-        base = panel * ((self.depth + self.listed) * step) + first_gate
-        source, half = self.multiplied(t, phase)
         dtype = "int32" if self.is_bytes else "float32"
 
         def tile(rows: int, first: PrimExpr) -> Stmt:
             """Some rows of the batch: the products of their states with the gates of a panel, kept
             in the thread's own memory, then what the cell makes of them.
             """
-            shape = Tile(rows, len(chosen), lanes, len(chosen) * lanes, dtype, self.dot)
             count = const(rows * len(chosen) * lanes)
             products = Buffer("products", (count,), dtype, "local")
-
-            def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
-                return self.store(products, i * (len(chosen) * lanes) + column, value)
-
-            starts = [half + (first + i) * self.width for i in range(rows)]
-            loops = [KLoop(const(self.depth), const(self.word), const(step))]
-            multiply = compute_tile(
-                shape, loops, source, starts, weight, base, keep, listed=self.rest(panel, base)
+            multiply = seq(
+                *(
+                    self.multiply((t, phase), part, (rows, first), (panel, weight), products)
+                    for part in self.parts(chosen, rows)
+                )
             )
             row = Var("row")
             one = self.one(t, phase, panel, first + row, products, row * (len(chosen) * lanes))
             each = For(row, const(0), const(rows), ForKind.SERIAL, one)
             return Allocate(products, seq(multiply, each))
 
-        return balanced_rows(self.batch, MAX_ROWS, tile)
+        return balanced_rows(self.batch, self.rows, tile)
+
+    def parts(self, gates: Sequence[int], rows: int) -> Sequence[Sequence[int]]:
+        """Gates whose sums are in registers together."""
+        return (gates,) if self.target is None else parts_of(gates, rows, self.target, self.factor)
+
+    def multiply(
+        self,
+        when: tuple[PrimExpr, int],
+        part: Sequence[int],
+        tile: tuple[int, PrimExpr],
+        panel: tuple[PrimExpr, Buffer],
+        products: Buffer,
+    ) -> Stmt:
+        """The products of some gates in a step and a phase: of (how many, the first) rows with a
+        panel of the weight."""
+        (t, phase), (rows, first), (number, weight), lanes = when, tile, panel, self.lanes
+        chosen = self.cell.phases[phase]
+        count, wide, chains = len(part), len(part) * lanes, 1
+        if self.target is not None:
+            chains = chains_of(rows, count, self.target, self.factor)
+        shape = Tile(rows, count, lanes, wide, products.dtype, self.dot, chains)
+        behind = (part[0] - chosen[0]) * lanes
+
+        def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+            return self.store(products, i * (len(chosen) * lanes) + behind + column, value)
+
+        step = self.cell.gates * lanes * self.word
+        base = number * ((self.depth + self.listed) * step) + part[0] * (lanes * self.word)
+        source, half = self.multiplied(t, phase)
+        starts = [half + (first + i) * self.width for i in range(rows)]
+        loops = [KLoop(const(self.depth), const(self.word), const(step))]
+        rest = self.rest(number, base)
+        return compute_tile(shape, loops, source, starts, weight, base, keep, listed=rest)
 
     def rest(self, panel: PrimExpr, base: PrimExpr) -> Listed | None:
         """The rows of a panel behind those for all words of the states, if there are any."""
@@ -422,32 +452,15 @@ def recurrent(
     cell = outputs[0].op.attrs["cell"]
     assert isinstance(cell, Cell)
     buffers, operands, results = extern_buffers(inputs, outputs)
-    layer = Layer(cell, operands, results, target.lanes("float32"), target.cores, decision)
+    layer = Layer(cell, operands, results, target, decision)
     made = tiled_function(name, buffers, layer.body(), len(outputs))
     # gates that stay shut make states decay through subnormal numbers
     return made.with_attr({"tir.flush_subnormals": 1})
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
-    """What may be chosen for a layer: how a weight of bytes is multiplied."""
-    cell = anchor.op.attrs["cell"]
-    assert isinstance(cell, Cell)
-    return dot_space(_weight(anchor), target, "places" in cell.given)
-
-
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """What is chosen for a layer."""
-    return Decision.of({c.name: fixed.get(c.name, c.domain[0]) for c in space(anchor, target)})
-
-
 def _known(dim: PrimExpr) -> int:
     assert isinstance(dim, IntImm), "packed weights are known"
     return dim.value
-
-
-def _weight(anchor: te.Tensor) -> te.Tensor:
-    assert isinstance(anchor.op, te.ExternOp)
-    return anchor.op.inputs[1]
 
 
 FAMILY = Family(

@@ -238,7 +238,7 @@ FAMILY = Family(
         "each computation is a launch of its own, with statements of extern operations among "
         "them, which have no blocks to bind"
     ),
-    accepts=lambda anchor: False,
+    accepts=lambda anchor, target: False,
     build=lambda inputs, outputs, target, name, _: schedule_threads(inputs, outputs, target, name),
 )
 """What no other family takes on devices of many threads."""

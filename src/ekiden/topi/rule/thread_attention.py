@@ -52,7 +52,7 @@ LEAST_SHARED = 1 << 15
 F32 = "float32"
 
 
-def _accepts(anchor: te.Tensor) -> bool:
+def _accepts(anchor: te.Tensor, target: Target) -> bool:
     """An attention of the kernel's own inputs, of constant depth and width."""
     op = anchor.op
     if op.tag != "attention" or not isinstance(op, te.ExternOp):

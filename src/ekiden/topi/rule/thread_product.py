@@ -153,7 +153,7 @@ FAMILY = Family(
         "what others read: tiles of fused axes, some of sizes that a run tells, are not "
         "proven yet"
     ),
-    accepts=lambda anchor: factors_of(anchor) is not None,
+    accepts=lambda anchor, target: factors_of(anchor) is not None,
     space=_space,
     default=_default,
     build=build,

@@ -31,7 +31,7 @@ FEW = 256
 """Up to so many results; of more, a thread for each keeps a device busy."""
 
 
-def _accepts(anchor: Tensor) -> bool:
+def _accepts(anchor: Tensor, target: Target) -> bool:
     op = anchor.op
     body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
     if not isinstance(op, ComputeOp) or not isinstance(body, Reduce) or not body.kind:

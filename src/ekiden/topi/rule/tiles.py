@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import IntImm, PrimExpr, Var, cast, const, minimum
+from ekiden.ir.prim import Add, IntImm, PrimExpr, Var, binary, cast, const, minimum
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
@@ -70,6 +70,14 @@ class Tile:
     """Of results: int32 where data are bytes."""
     dot: str = ""
     """What multiplies words, where that is not what DOT_OF says."""
+    chains: int = 1
+    """Accumulators of a result, which steps of a known number take in turn: where there are few
+    results, each step would wait for the one before."""
+
+    @property
+    def size(self) -> int:
+        """Vectors of results."""
+        return self.rows * self.vectors
 
     @property
     def vector(self) -> str:
@@ -78,7 +86,7 @@ class Tile:
 
     def accumulator(self) -> Buffer:
         """The registers."""
-        return Buffer("acc", (const(self.rows * self.vectors),), self.vector, "register")
+        return Buffer("acc", (const(self.size * self.chains),), self.vector, "register")
 
 
 def max_rows(vectors: int, target: Target) -> int:
@@ -149,10 +157,13 @@ def compute_tile(
     """
     acc = tile.accumulator()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
-    places = [const(i) for i in range(tile.rows * tile.vectors)]
-    begin = [zero for _ in places] if parts is None else _masked(tile, parts.load)
-    clear = [BufferStore(acc, value, (i,)) for i, value in zip(places, begin, strict=True)]
-    multiply = _k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, unroll)
+    begin = [zero] * tile.size if parts is None else _masked(tile, parts.load)
+    begin += [zero] * (tile.size * (tile.chains - 1))
+    clear = [BufferStore(acc, value, (const(i),)) for i, value in enumerate(begin)]
+    steps = max(unroll, tile.chains)
+    multiply = seq(
+        _k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, steps), *_joined(tile, acc)
+    )
     if listed is not None and listed.count:
         multiply = seq(multiply, _listed(tile, listed, acc, a, a_rows, b))
     if not staged:
@@ -160,11 +171,11 @@ def compute_tile(
         if parts is not None:
             ending = IfThenElse(parts.is_last, ending, seq(*_stores(tile, acc, parts.keep)))
         return Allocate(acc, seq(*clear, multiply, ending))
-    stage = Buffer("stage", (const(tile.rows * tile.vectors * tile.lanes),), tile.dtype, "local")
+    stage = Buffer("stage", (const(tile.size * tile.lanes),), tile.dtype, "local")
     keep = seq(
         *(
             BufferStore(stage, acc[i], (ramp(const(i * tile.lanes), 1, tile.lanes),))
-            for i in range(len(clear))
+            for i in range(tile.size)
         )
     )
     finish = _staged_stores(tile, stage, store)
@@ -172,6 +183,19 @@ def compute_tile(
         keep = IfThenElse(parts.is_last, keep, seq(*_stores(tile, acc, parts.keep)))
         finish = IfThenElse(parts.is_last, finish)
     return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, keep)), finish))
+
+
+def _joined(tile: Tile, acc: Buffer) -> list[Stmt]:
+    """All accumulators of each result in the first: halves of them onto the others."""
+    made: list[Stmt] = []
+    count = tile.chains
+    while count > 1:
+        kept = -(-count // 2)
+        for n in range(tile.size * (count - kept)):
+            both = binary(Add, acc[n], acc[n + tile.size * kept])
+            made.append(BufferStore(acc, both, (const(n),)))
+        count = kept
+    return made
 
 
 def _masked(
@@ -235,7 +259,8 @@ def _k_nest(
     def step(k: PrimExpr, place: int) -> Stmt:
         """A step of k for all rows of the tile, and what is brought near meanwhile."""
         rows = [row + a_step + k * inner.a_stride for row in a_rows]
-        body = _k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride)
+        chain = place % tile.chains
+        body = _k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride, chain)
         return body if ahead is None else seq(*ahead(b_step, k, place), body)
 
     body = _steps(inner.extent, unroll, step)
@@ -267,7 +292,13 @@ def _steps(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt])
 
 
 def _k_step(
-    tile: Tile, acc: Buffer, a: Buffer, a_index: Sequence[PrimExpr], b: Buffer, b_index: PrimExpr
+    tile: Tile,
+    acc: Buffer,
+    a: Buffer,
+    a_index: Sequence[PrimExpr],
+    b: Buffer,
+    b_index: PrimExpr,
+    chain: int = 0,
 ) -> Stmt:
     halves = (0, 1) if a.dtype == PAIRED else (0,)
     columns = {(v, h): Var(f"b{v}_{h}", tile.vector) for v in range(tile.vectors) for h in halves}
@@ -277,7 +308,7 @@ def _k_step(
         scalars = {h: Var(f"a{i}_{h}", tile.vector) for h in halves}
         # Both halves of a sum at once: a compiler would keep the first ones of a row apart.
         updates = [
-            _update(dot, acc, i * tile.vectors + v, scalars[h], columns[v, h])
+            _update(dot, acc, chain * tile.size + i * tile.vectors + v, scalars[h], columns[v, h])
             for v in range(tile.vectors)
             for h in halves
         ]

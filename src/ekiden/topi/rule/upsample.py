@@ -35,7 +35,7 @@ MOST_LANES = 16
 """Of the widest vectors."""
 
 
-def accepts(anchor: te.Tensor) -> bool:
+def accepts(anchor: te.Tensor, target: Target) -> bool:
     """Whether the rule covers a transposed convolution."""
     attrs = anchor.op.attrs
     data, weight = operands_of(anchor)

@@ -71,12 +71,14 @@ BLOCKS_PER_CORE = 2
 """Blocks per core from which they run in parallel as a whole."""
 
 
-def accepts(anchor: te.Tensor) -> bool:
-    """Whether the rule covers a convolution: known whole vectors of channels, float32."""
+def accepts(anchor: te.Tensor, target: Target) -> bool:
+    """Whether the rule covers a convolution: known whole vectors of channels, float32. Relay asks
+    the same before it transforms weights: what it transformed has no other kernel."""
     data, weight = operands_of(anchor)
     if not all(isinstance(d, IntImm) for d in (data.shape[3], *weight.shape, anchor.shape[3])):
         return False
-    return anchor.dtype == "float32" and suits(*_values((data.shape[3], anchor.shape[3])))
+    depth, channels = _values((data.shape[3], anchor.shape[3]))
+    return anchor.dtype == "float32" and suits(depth, channels, target.lanes("float32"))
 
 
 def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:

@@ -1,0 +1,88 @@
+"""Register tiles of recurrent layers: what registers hold, and that no tile changes a result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ekiden import te
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.prim import SizeVar
+from ekiden.runtime import load_image
+from ekiden.target import Target
+from ekiden.tir.transform import lower
+from ekiden.topi.cells import DEFAULTS, GATES, Cell
+from ekiden.topi.nn import recurrent
+from ekiden.topi.rule import FAMILIES, schedule
+from ekiden.topi.rule.model import chains_of, most_rows
+from ekiden.topi.rule.recurrent_space import factor_of, parts_of
+
+TARGET = Target.host()
+LANES = TARGET.lanes("float32")
+CLASSES = ("x86-64-v2", "haswell", "znver3", "skylake-avx512", "znver4", "sapphirerapids")
+
+
+def cell(kind: str, given: tuple[str, ...] = (), **options: bool) -> Cell:
+    return Cell(kind, tuple((name, 0.0, 0.0) for name in DEFAULTS[kind]), given, **options)
+
+
+def layer(made: Cell, steps: int, batch: int | SizeVar, hidden: int, lanes: int) -> list[te.Tensor]:
+    """(data, a packed weight of floats, all states)."""
+    data = te.placeholder((steps, batch, made.gates * hidden), name="data")
+    panels = -(-hidden // lanes)
+    weight = te.placeholder((panels, hidden, made.gates * lanes), name="weight")
+    return [data, weight, *recurrent(made, [data, weight])]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("processor", CLASSES)
+@pytest.mark.parametrize("kind", GATES)
+def test_the_sums_of_a_tile_stay_in_registers(processor: str, kind: str) -> None:
+    """Beside the row of a panel: a tile of 6 rows and 4 gates has 24 sums, AVX2 16 registers."""
+    target = Target(f"llvm -mcpu={processor} -cores=1")
+    for made in (cell(kind), *([cell(kind, reset_first=True)] if kind == "gru" else [])):
+        for batch in (1, 2, 7, 64, SizeVar("n")):
+            _, _, states, *_ = layer(made, 3, batch, 40, target.lanes("float32"))
+            rows = FAMILIES["recurrent"].default(states, target, {})["rows"]
+            assert isinstance(rows, int)
+            dtype = factor_of("float32", made)
+            for gates in made.phases:
+                parts = parts_of(gates, rows, target, dtype)
+                assert [g for part in parts for g in part] == list(gates)
+                for part in parts:
+                    chains = chains_of(rows, len(part), target, dtype)
+                    assert rows * chains <= most_rows(len(part), target, dtype)
+
+
+@pytest.mark.quick
+def test_sequences_of_a_batch_share_what_is_loaded() -> None:
+    def rows(processor: str, batch: int) -> object:
+        target = Target(f"llvm -mcpu={processor} -cores=1")
+        states = layer(cell("lstm"), 3, batch, 224, target.lanes("float32"))[2]
+        return FAMILIES["recurrent"].default(states, target, {})["rows"]
+
+    assert [rows("znver3", batch) for batch in (1, 64)] == [1, 6]
+    assert [rows("znver4", batch) for batch in (1, 64)] == [1, 6]
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_no_decision_changes_a_layer(kind: str) -> None:
+    steps, batch, hidden = 3, 7, LANES + 3
+    made = cell(kind, reset_first=kind == "gru")
+    data, weight, states, *last = layer(made, steps, batch, hidden, LANES)
+    random = np.random.default_rng(0)
+    arrays = [
+        random.standard_normal([int(str(d)) for d in t.shape], np.float32) * np.float32(0.3)
+        for t in (data, weight)
+    ]
+    found = []
+    for rows in (1, 3, 6, 12):
+        func = schedule(
+            [data, weight], [states, *last], TARGET, "kernel", {"recurrent": {"rows": rows}}
+        )
+        kernel = load_image(link([compile_object([lower(func, TARGET)], TARGET)], ["kernel"]))
+        got = [np.empty([int(str(d)) for d in t.shape], "float32") for t in (states, *last)]
+        kernel["kernel"](*arrays, *got)
+        found.append(got[0])
+        np.testing.assert_allclose(got[0], found[0], rtol=1e-5, atol=1e-6, err_msg=str(rows))
+    assert np.ptp(found[0]) > 0.1
