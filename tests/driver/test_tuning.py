@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 from onnx_files import arguments, expected, model
 
 import ekiden
@@ -146,6 +147,14 @@ def test_the_environment_names_records(
 def test_a_size_that_is_not_known_is_asked_for() -> None:
     with pytest.raises(InputError, match="the size of 'n' is not known: dims="):
         ekiden.tune(model())
+    two = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "y"], ["z"])], "g",
+        [helper.make_tensor_value_info(n, 1, ["b", "n", "n"]) for n in "xy"],
+        [helper.make_tensor_value_info("z", 1, None)],
+    )  # fmt: skip
+    every = "sizes of 'b' and 'n' are not known: .*--dim b=1 --dim n=1"
+    with pytest.raises(InputError, match=every):
+        ekiden.tune(helper.make_model(two, opset_imports=[helper.make_opsetid("", 17)]))
     with pytest.raises(InputError, match="no symbol is named 'm'; there are: 'n'"):
         ekiden.tune(model(), dims={"m": 1})
 
@@ -174,7 +183,11 @@ def test_the_command_line_tunes_and_compiles(
     shown = capsys.readouterr()
     assert "dense_pack" in shown.out and "3 of 3 trials" in shown.err
     assert len(Records.open(records).query(kind="trial")) == 3
+    assert "no records" not in shown.out
+    with open(records, "a") as file_of_records:
+        file_of_records.write("a line of something else\n")
     assert main(given) == 0  # everything was tried already
+    assert f"'{records}': lines that are no records: 1" in capsys.readouterr().out
     assert len(Records.open(records).query(kind="trial")) == 3
     text = Path(page).read_text()
     assert "<svg" in text and "3 trials" in text

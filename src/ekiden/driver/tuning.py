@@ -149,9 +149,12 @@ def extract_tasks(
         there = ", ".join(f"'{n}'" for n in names) or "none"
         raise InputError(f"tune: no symbol is named '{unknown[0]}'; there are: {there}")
     if missing := [n for n in names if n not in given]:
+        said = " and ".join(f"'{n}'" for n in missing)
+        which = f"size of {said} is" if len(missing) == 1 else f"sizes of {said} are"
+        options = " ".join(f"--dim {n}=1" for n in missing)
         raise InputError(
-            f"tune: the size of '{missing[0]}' is not known: dims={{'{missing[0]}': 1}} tunes for"
-            " one, shape= fixes an input's"
+            f"tune: the {which} not known: dims={dict.fromkeys(missing, 1)} ({options}) tunes for"
+            " one, shape= (--shape) fixes an input's"
         )
     return module_tasks(module, target_or_current(target), dims)
 
