@@ -19,7 +19,7 @@ from ekiden.driver.build import compile_to_bytes
 from ekiden.driver.compiler import records_config
 from ekiden.driver.tuning import extract_tasks, profile_sizes
 from ekiden.ir.transform import PassContext
-from ekiden.runtime.errors import CompileError, EkidenError, InputError
+from ekiden.runtime.errors import CompileError, EkidenError, InputError, LoadError
 from ekiden.target import Target
 from ekiden.tune import Best, Records, Task, Trial
 
@@ -171,6 +171,24 @@ def test_a_size_that_is_not_known_is_asked_for() -> None:
 def test_options_that_cannot_be_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(EkidenError, match=said):
         ekiden.tune(model(), dims={"n": 4}, **options)
+
+
+def test_a_target_that_cannot_run_here_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before trials are spent, all of which would crash."""
+    records = Records.open(tmp_path / "r.json")
+    other = "llvm -mtriple=riscv64-unknown-linux-gnu"
+    with pytest.raises(InputError, match="cannot be measured here: this machine is no riscv64.*re"):
+        ekiden.tune(model(), other, trials=2, records=records, dims={"n": 4})
+
+    def lacking(image: bytes) -> None:
+        raise LoadError("load code image: header: this machine lacks what its code needs: amx_tile")
+
+    monkeypatch.setattr("ekiden.driver.tuning.load_image", lacking)
+    with pytest.raises(InputError, match="here: this machine lacks .* amx_tile; remote="):
+        ekiden.tune(model(), trials=2, records=records, dims={"n": 4})
+    assert not len(records)
 
 
 def test_the_command_line_tunes_and_compiles(
