@@ -115,8 +115,8 @@ class ProductSizes:
         """Whether threads have other matrices of a batch, or can share out the panels."""
         if self.batch != 1:
             return True
-        known = self.columns is not None
-        return known and shared_evenly(self.columns // width, self.target.cores)
+        columns = self.columns
+        return columns is not None and shared_evenly(columns // width, self.target.cores)
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
