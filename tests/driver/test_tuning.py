@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 from onnx_files import arguments, expected, model
 
 import ekiden
@@ -18,7 +19,7 @@ from ekiden.driver.build import compile_to_bytes
 from ekiden.driver.compiler import records_config
 from ekiden.driver.tuning import extract_tasks, profile_sizes
 from ekiden.ir.transform import PassContext
-from ekiden.runtime.errors import CompileError, EkidenError, InputError
+from ekiden.runtime.errors import CompileError, EkidenError, InputError, LoadError
 from ekiden.target import Target
 from ekiden.tune import Best, Records, Task, Trial
 
@@ -146,6 +147,14 @@ def test_the_environment_names_records(
 def test_a_size_that_is_not_known_is_asked_for() -> None:
     with pytest.raises(InputError, match="the size of 'n' is not known: dims="):
         ekiden.tune(model())
+    two = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "y"], ["z"])], "g",
+        [helper.make_tensor_value_info(n, 1, ["b", "n", "n"]) for n in "xy"],
+        [helper.make_tensor_value_info("z", 1, None)],
+    )  # fmt: skip
+    every = "sizes of 'b' and 'n' are not known: .*--dim b=1 --dim n=1"
+    with pytest.raises(InputError, match=every):
+        ekiden.tune(helper.make_model(two, opset_imports=[helper.make_opsetid("", 17)]))
     with pytest.raises(InputError, match="no symbol is named 'm'; there are: 'n'"):
         ekiden.tune(model(), dims={"m": 1})
 
@@ -164,6 +173,24 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], said: st
         ekiden.tune(model(), dims={"n": 4}, **options)
 
 
+def test_a_target_that_cannot_run_here_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before trials are spent, all of which would crash."""
+    records = Records.open(tmp_path / "r.json")
+    other = "llvm -mtriple=riscv64-unknown-linux-gnu"
+    with pytest.raises(InputError, match="cannot be measured here: this machine is no riscv64.*re"):
+        ekiden.tune(model(), other, trials=2, records=records, dims={"n": 4})
+
+    def lacking(image: bytes) -> None:
+        raise LoadError("load code image: header: this machine lacks what its code needs: amx_tile")
+
+    monkeypatch.setattr("ekiden.driver.tuning.load_image", lacking)
+    with pytest.raises(InputError, match="here: this machine lacks .* amx_tile; remote="):
+        ekiden.tune(model(), trials=2, records=records, dims={"n": 4})
+    assert not len(records)
+
+
 def test_the_command_line_tunes_and_compiles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +201,11 @@ def test_the_command_line_tunes_and_compiles(
     shown = capsys.readouterr()
     assert "dense_pack" in shown.out and "3 of 3 trials" in shown.err
     assert len(Records.open(records).query(kind="trial")) == 3
+    assert "no records" not in shown.out
+    with open(records, "a") as file_of_records:
+        file_of_records.write("a line of something else\n")
     assert main(given) == 0  # everything was tried already
+    assert f"'{records}': lines that are no records: 1" in capsys.readouterr().out
     assert len(Records.open(records).query(kind="trial")) == 3
     text = Path(page).read_text()
     assert "<svg" in text and "3 trials" in text

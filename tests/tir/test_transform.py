@@ -14,6 +14,7 @@ from ekiden import te, tir
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
 from ekiden.ir.transform import PassContext
+from ekiden.runtime.errors import ScheduleError
 from ekiden.tir import (
     Allocate,
     Buffer,
@@ -112,6 +113,23 @@ def test_vectorize_masks_the_rest() -> None:
         "    b[T.Ramp(i * 4, 1, 4)] = a[T.Ramp(i * 4, 1, 4)] * T.Broadcast(2.0, 4)\n"
         "b[T.Ramp(8, 1, 2)] = a[T.Ramp(8, 1, 2)] * T.Broadcast(2.0, 2)"
     )
+
+
+def test_what_all_lanes_share_is_a_number() -> None:
+    """The group of a channel, o // 32 for lanes of one group, makes one load, no gather."""
+    a, b = buffers(64)
+    channel = J * 8 + I
+    copy = BufferStore(b, a[channel // 32] + a[channel % 16], (channel,))
+    func = program(loop(J, 8, loop(I, 8, copy, ForKind.VECTORIZED, lanes=8)), a, b)
+    made = body_text(vectorize_loops(func))
+    assert "// T.Broadcast" not in made and "% T.Broadcast" not in made
+    array, out = np.arange(64, dtype="float32"), np.zeros(64, "float32")
+    run(tir.verify(lower(func)), array, out)
+    at = np.arange(64)
+    np.testing.assert_array_equal(out, array[at // 32] + array[at % 16])
+    two = loop(J, 8, loop(I, 8, BufferStore(b, a[I], (channel // 8,)), ForKind.VECTORIZED, lanes=8))
+    with pytest.raises(ScheduleError, match="to one element of 'b'"):
+        vectorize_loops(program(two, a, b))
 
 
 def test_vectorize_of_a_symbolic_extent() -> None:

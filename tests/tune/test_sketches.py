@@ -157,6 +157,25 @@ def test_without_search_sums_of_products_are_tiles(cpu: str) -> None:
     assert modelled(func, block_names(func), target) is None
 
 
+def test_without_search_columns_are_copied_where_many_rows_pass_by() -> None:
+    def copies(tensors: of.Tensors, of_what: str, options: str = "") -> bool:
+        """Whether a factor is copied."""
+        target = Target(f"llvm -mcpu=x86-64-v3 {options}")
+        func = te.create_prim_func(tensors)
+        untuned = modelled(func, block_names(func), target)
+        assert untuned is not None
+        has_copy = f"{of_what}_global" in untuned.script()
+        if has_copy:
+            np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
+        return has_copy
+
+    assert copies(of.conv2d(1, 24, 8, 64, 3, 1, 1, groups=2), "w")
+    assert not copies(of.matmul(1, 12, 64, 32), "b"), "few rows"
+    assert not copies(of.depthwise(1, 20, 64), "w"), "data lie along columns too"
+    assert not copies(of.matmul(1, 320, 64, 32), "b", "-cores=16"), "few columns for many threads"
+    assert copies(of.matmul(3, 320, 64, 32), "b", "-cores=16"), "threads share products"
+
+
 def test_numbers_are_changed_crossed_and_refused() -> None:
     space = te_task(of.matmul(1, 16, 64, 32)).space
     assert isinstance(space, TraceSpace)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import cast
 
+from ekiden.codegen.llvm import link
 from ekiden.driver.build import Model, import_model
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.module import IRModule
@@ -17,9 +18,10 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.name_dimensions import NameDimensions
-from ekiden.runtime.errors import InputError
+from ekiden.runtime import load_image
+from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import PathName
-from ekiden.target import TargetLike, target_or_current
+from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.topi.rule.family import size_of
 from ekiden.tune.measure import Measurer
 from ekiden.tune.records import Records
@@ -67,8 +69,9 @@ def tune(
     own. Equal `seed`s ask for the same candidates as long as they are measured alike. `kernels`
     keeps those whose name or node holds it.
 
-    Raises what `compile` does, InputError for a size that is not given or an option that cannot be,
-    OSError for records that cannot be read or written.
+    Raises what `compile` does, InputError for a size that is not given, an option that cannot be or
+    a target that this machine cannot run (where it is to), OSError for records that cannot be read
+    or written.
     """
     session = prepare(
         model, target, dims=dims, shape=shape, kernels=kernels,
@@ -110,7 +113,27 @@ def prepare(
     if not chosen:
         there = ", ".join(map(str, tasks))
         raise InputError(f"tune: no kernel's name or node holds '{kernels}'; there are {there}")
+    if measurer.remote is None and measurer.executor is None:
+        for each in dict.fromkeys(t.target.code_host for t in chosen):
+            _check_here(each)
     return Session(chosen, records, measurer, search, seed, progress)
+
+
+def _check_here(target: Target) -> None:
+    """Raises InputError for a target whose code this machine cannot run: every candidate would
+    crash, and count as tried."""
+    if target.architecture != Target.host().architecture:
+        why = f"this machine is no {target.architecture}"
+    else:
+        try:
+            load_image(link([], [], target))
+            return
+        except LoadError as error:
+            why = str(error).rpartition("header: ")[2]
+    raise InputError(
+        f"tune: code for '{target}' cannot be measured here: {why}; remote= (--remote) measures on"
+        " a server"
+    )
 
 
 def _tasks(
@@ -149,9 +172,12 @@ def extract_tasks(
         there = ", ".join(f"'{n}'" for n in names) or "none"
         raise InputError(f"tune: no symbol is named '{unknown[0]}'; there are: {there}")
     if missing := [n for n in names if n not in given]:
+        said = " and ".join(f"'{n}'" for n in missing)
+        which = f"size of {said} is" if len(missing) == 1 else f"sizes of {said} are"
+        options = " ".join(f"--dim {n}=1" for n in missing)
         raise InputError(
-            f"tune: the size of '{missing[0]}' is not known: dims={{'{missing[0]}': 1}} tunes for"
-            " one, shape= fixes an input's"
+            f"tune: the {which} not known: dims={dict.fromkeys(missing, 1)} ({options}) tunes for"
+            " one, shape= (--shape) fixes an input's"
         )
     return module_tasks(module, target_or_current(target), dims)
 

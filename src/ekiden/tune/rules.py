@@ -20,7 +20,8 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from ekiden import tir
-from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.prim import IntImm, PrimExpr, is_const
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import ScheduleError
 from ekiden.target import Target
 from ekiden.tir.index_map import IndexMap
@@ -192,8 +193,9 @@ def tiled(
     schedule: tir.Schedule, name: str, row: int, columns_first: bool, packs: bool, lanes: int,
     chosen: tuple[int, int, int] | None = None,
 ) -> None:  # fmt: skip
-    """A block as tiles of registers along a row loop, -1 for none. chosen: vectors and rows of a
-    tile and steps that stand one after the other, where they are not sampled."""
+    """A block as tiles of registers along a row loop, -1 for none; columns first: outside of all
+    loops that the second factor is the same for. chosen: vectors and rows of a tile and steps that
+    stand one after the other, where they are not sampled."""
     block = schedule.get_block(name)
     kinds = _kinds(schedule, name)
     out = _reader(schedule, name)
@@ -205,6 +207,7 @@ def tiled(
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
     pick = chosen or (None, None, None)
+    above = loops_of_panel(block_of(schedule, block))
     width = _sampled(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
     column_tile, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
     outer, inner = [*spatial[:-1], column_tile], [vector, lane]
@@ -216,7 +219,7 @@ def tiled(
         inner.insert(0, row_loop)
         schedule.unroll(row_loop)
         if columns_first:
-            outer.insert(0, outer.pop())
+            outer.insert(above, outer.pop())
     unroll = _sampled(schedule, UNROLLS, pick[2])
     last, step = schedule.split(reduced[-1], factors=[None, unroll])
     schedule.reorder(*outer, *reduced[:-1], last, step, *inner)
@@ -228,12 +231,22 @@ def tiled(
     inside = copied[len(schedule.get_loops(block)) - len(reduced) - 1 - len(inner) :]
     _copy_out(schedule, inside, lanes)
     if packs:
-        panel = schedule.cache_read(block, 1, "global")
-        schedule.compute_at(panel, outer[0], preserve_unit_loops=True)
+        panel = schedule.cache_read(block, 1, "global", consumer_blocks=[block])
+        schedule.compute_at(panel, outer[above], preserve_unit_loops=True)
         _, lane = schedule.split(schedule.get_loops(panel)[-1], factors=[None, lanes])
         schedule.vectorize(lane)
     schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)
     _threads(schedule, outer)
+
+
+def loops_of_panel(block: Block) -> int:
+    """Loops from the outermost on, of those but columns that do not sum, up to the last of several
+    turns that the second factor of a sum moves with: of a batch of products, the batch."""
+    reads, _ = block_regions(block)
+    used = free_vars(*(each.min for each in reads[1].region)) if len(reads) > 1 else ()
+    spatial = [v for v in block.iter_vars if v.kind is not IterKind.REDUCE][:-1]
+    moving = [n + 1 for n, v in enumerate(spatial) if v.var in used and not is_const(v.extent, 1)]
+    return max(moving, default=0)
 
 
 def _sampled(schedule: tir.Schedule, numbers: Sequence[int], chosen: int | None) -> ExprRV:

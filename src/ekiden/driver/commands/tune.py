@@ -73,8 +73,13 @@ def run(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             ended = 130
     print_session(session)
+    if session.records.damaged:
+        print(f"'{options.output}': lines that are no records: {session.records.damaged}")
     if ended:
-        print(f"ended; '{options.output}' has all that was tried, and the next run goes on")
+        kept = (
+            f"'{options.output}' has all that was tried" if session.trials else "nothing was tried"
+        )
+        print(f"ended; {kept}, and the next run goes on")
     if options.report:
         write_text(options.report, page(session))
     return ended

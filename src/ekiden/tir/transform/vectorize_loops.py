@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ekiden.arith import Analyzer
+from ekiden.arith.vectors import combined
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import row_of
 from ekiden.ir.pass_context import NO_VECTORS, PassContext
@@ -27,6 +29,8 @@ from ekiden.ir.prim import (
     And,
     BinaryExpr,
     Cast,
+    FloorDiv,
+    FloorMod,
     IntImm,
     Intrinsic,
     Mul,
@@ -114,7 +118,8 @@ class Vectorizer(StmtMutator):
             affine = _affine(type(e), new[0], new[1])
             if affine is not None:
                 return affine
-        return self._widen(e, new)
+        wide = self._widen(e, new)
+        return _of_a_line(wide) if isinstance(wide, (FloorDiv, FloorMod)) else wide
 
     def _widen(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
         lanes = _widest(new)
@@ -289,6 +294,16 @@ def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None
             b.dtype,
         )
     return None
+
+
+# The channel of a group, o // 32 for o = i * 16 + (0, 1, .. 7), is one number for all lanes: taken
+# for a vector it would make a gather of every load that it is an index of.
+def _of_a_line(e: BinaryExpr) -> PrimExpr:
+    """Ramp // s, Ramp % s  ->  a scalar where all lanes are in one multiple of s, or a Ramp."""
+    made = combined(e, Analyzer().modular_set)
+    if made is None:
+        return e
+    return made.value if isinstance(made, Broadcast) else made
 
 
 # Of 5 elements left of 16, a vector of 8 under a mask, and none of 16.

@@ -30,6 +30,9 @@ MOST_VECTORS = 4
 """Vectors of a panel: more leave rows too few for a tile."""
 MEMORY = 0.05
 """Cycles that a load or a prefetch costs beside multiply-adds that hide it."""
+SLIP = 0.7
+"""Cycles of a step that is as long as the wait for the sums before it: one that comes a cycle late
+is made up for by nothing (Zen 3: four rows of two vectors take 4.6 to 5.7 cycles, five rows 5)."""
 TAIL = 0.01
 """Share of the time by which a panel narrower than the others must gain: it is code of its own."""
 MANY_ROWS = 256
@@ -145,14 +148,21 @@ def chains_of(rows: int, vectors: int, target: Target, dtype: str = "float32") -
     return max(1, min(wanted, (spare_registers(target, dtype) - vectors) // sums))
 
 
+def shared_evenly(panels: int, cores: int) -> bool:
+    """Whether threads can share out panels: with one more for some at most a tenth of the time is
+    lost."""
+    return panels >= cores and 10 * panels >= 9 * -(-panels // cores) * cores
+
+
 def step_cycles(rows: float, vectors: int, target: Target, dtype: str = "float32") -> float:
     """Cycles of a step of k of a tile: multiply-adds, or loads where those take longer, or the
     wait for the sums of the step before."""
     memory, step = rows + 2 * vectors, step_of(dtype, target)
     work = vectors * (rows * step.each + step.vector) + rows * step.row
     multiply = work / target.fma_units
-    busy = max(multiply, (rows + vectors) / target.loads, target.fma_latency)
-    return busy + MEMORY * memory
+    busy, wait = max(multiply, (rows + vectors) / target.loads), target.fma_latency
+    late = max(0.0, SLIP - abs(busy - wait))
+    return max(busy, wait) + late + MEMORY * memory
 
 
 def hides_prefetches(rows: int, vectors: int, target: Target, dtype: str = "float32") -> bool:
@@ -381,5 +391,6 @@ __all__ = [
     "panel_choice",
     "panel_width",
     "rows_in_set",
+    "shared_evenly",
     "tile_rows",
 ]

@@ -24,6 +24,7 @@ from ekiden.topi.rule.model import (
     DISTANCES,
     MOST_VECTORS,
     Blocking,
+    shared_evenly,
     step_cycles,
     tile_rows,
 )
@@ -110,15 +111,11 @@ class ProductSizes:
         return tuple(found)
 
     def shares_panels(self, width: int) -> bool:
-        """Whether threads have other matrices of a batch, or can share out the panels: with one
-        more for some at most a tenth of the time is lost."""
+        """Whether threads have other matrices of a batch, or can share out the panels."""
         if self.batch != 1:
             return True
-        cores = self.target.cores
-        if self.columns is None or self.columns // width < cores:
-            return False
-        panels = self.columns // width
-        return 10 * panels >= 9 * -(-panels // cores) * cores
+        columns = self.columns
+        return columns is not None and shared_evenly(columns // width, self.target.cores)
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
