@@ -3,6 +3,8 @@ ends of their range, by whatever instruction."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,11 @@ def expected(of: Plane, planes: Array, tokens: Array, positions: Array) -> Array
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_bytes_at_their_ends(name: str) -> None:
+    check_at_ends(name, processors())
+
+
+def check_at_ends(name: str, targets: Sequence[str]) -> None:
+    """Against float64, of queries that lose nothing as bytes."""
     rng = np.random.default_rng(1)
     row = FORMATS[name]
     of, planes = filled(row, rng)
@@ -77,7 +84,7 @@ def test_bytes_at_their_ends(name: str) -> None:
     largest = np.abs(of.read(planes[1], 1)).max()
     steps = {"int8": (1 << 14) - 1, "int4": 255}[name]
     most = (0.5 * PAGE * PAGES / steps + 1e-4) * 2 * largest
-    for target in processors():
+    for target in targets:
         found = ekiden.compile(module, target)(tokens, cache, *ints).numpy()
         assert np.abs(found - wanted).max() <= most, target
 
@@ -113,3 +120,11 @@ def test_what_products_of_bytes_stand_for() -> None:
     assert INTRINSICS["madd_s8s8"].reference(7, a, b)[0] == 7 - 128 * 127 - 127 * 127 + 15 + 2
     found = INTRINSICS["sum2_u8s8"].reference(np.array([1, 2], np.int16), a & 0x7F7F7F7F, b)
     np.testing.assert_array_equal(found, [1 - 127 * 127, 2 + 15 - 254])
+
+
+def test_bytes_where_only_floats_have_256_bits() -> None:
+    """Products of bytes are instructions of 128 bits there."""
+    target = Target("llvm -mcpu=sandybridge")
+    if not target.serves(Target.host()):
+        pytest.skip("this machine does not run code for sandybridge")
+    check_at_ends("int8", ["llvm -mcpu=sandybridge"])

@@ -11,6 +11,7 @@ from ekiden.codegen.llvm.math_erf import erf
 from ekiden.codegen.llvm.math_exp import exp, sigmoid, tanh
 from ekiden.codegen.llvm.math_log import log, power
 from ekiden.codegen.llvm.math_trig import cos, sin
+from ekiden.codegen.llvm.types import register_type
 from ekiden.ir import dtype as dt
 from ekiden.runtime.errors import InternalError
 
@@ -168,6 +169,38 @@ def _instruction(b: Builder, ability: str, lanes: int) -> str | None:
     return INSTRUCTIONS.get((ability, target.architecture, lanes))
 
 
+def _in_halves(compute: Callable[..., Operand]) -> Callable[..., Operand]:
+    """The same, for each half of vectors by itself where a target has 256 bits of floats alone: no
+    instruction is for whole ones."""
+
+    def emit(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+        target, bits = b.module.target, dt.SCALAR_BITS[dt.element(dtype)] * dt.lanes(dtype)
+        has_it = target is not None and target.has("madd_u8s8")
+        if bits != 256 or target is None or not has_it or target.has("integers_256"):
+            return compute(b, dtype, total, x, y)
+        count = dt.lanes(dtype)
+        half = dt.with_lanes(dt.element(dtype), count // 2)
+        words = dtype if dt.element(dtype) == "int32" else "int32x8"
+        kinds = dtype, words, words
+        low, high = (
+            compute(
+                b, half, *(_part(b, k, o, n) for k, o in zip(kinds, (total, x, y), strict=True))
+            )
+            for n in (0, 1)
+        )
+        kind, order = register_type(half), ", ".join(f"i32 {n}" for n in range(count))
+        return b.pure(f"shufflevector {kind} {low}, {kind} {high}, <{count} x i32> <{order}>")
+
+    return emit
+
+
+def _part(b: Builder, dtype: str, value: Operand, number: int) -> Operand:
+    """The lower or the upper half of a vector."""
+    count, kind = dt.lanes(dtype) // 2, register_type(dtype)
+    order = ", ".join(f"i32 {number * count + n}" for n in range(count))
+    return b.pure(f"shufflevector {kind} {value}, {kind} poison, <{count} x i32> <{order}>")
+
+
 def _dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
     """total + the products of the four bytes of x, unsigned, with those of y, signed."""
     lanes = dt.lanes(dtype)
@@ -322,8 +355,9 @@ FLOAT: dict[str, Callable[..., Operand]] = {
 TESTS = ("isnan", "isinf")
 INTEGER: dict[str, Callable[..., Operand]] = {
     "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"),
-    "dot4_u8s8": _dot4, "madd_u8s8": _narrow_dot4, "madd_s8s8": _signed_dot4,
-    "sum2_u8s8": _pair_sums, "madd_s16": _madd, "dot2_bf16": _dot2,
+    "dot4_u8s8": _dot4, "madd_u8s8": _in_halves(_narrow_dot4),
+    "madd_s8s8": _in_halves(_signed_dot4), "sum2_u8s8": _in_halves(_pair_sums),
+    "madd_s16": _madd, "dot2_bf16": _dot2,
     "left_shift": _left_shift, "right_shift": _right_shift,
 }
 # fmt: on
