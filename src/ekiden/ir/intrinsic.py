@@ -65,7 +65,8 @@ def _pair_sums(total: object, a: object, b: object) -> object:
     left = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int16)
     right = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int16)
     pairs = (left * right).reshape(*left.shape[:-1], 2, 2).sum(-1, dtype=np.int16)
-    return np.asarray(total, np.int16) + pairs.reshape(np.shape(total))
+    sums = np.asarray(total, np.int16)
+    return sums + pairs.reshape(sums.shape)
 
 
 def _madd(total: object, a: object, b: object) -> object:
