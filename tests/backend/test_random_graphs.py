@@ -7,7 +7,7 @@ from random_graphs import check
 
 from long_runs import LONG
 
-FEW = 12
+FEW = 8
 
 
 @pytest.mark.parametrize("number", range(FEW))
