@@ -184,6 +184,22 @@ def test_an_image_resized_to_meet_another_takes_its_extent() -> None:
     compare(model, {"x": x})
 
 
+def test_an_image_resized_to_meet_an_extent_that_can_be_one_number_alone() -> None:
+    nodes = [
+        node("Resize", "x none scales", "large", mode="nearest"),
+        node("Add", "large b", "sum"),
+        node("MatMul", "sum w", "y"),
+    ]
+    nodes[0].input[1] = ""  # type: ignore[attr-defined]
+    feed = {"x": normal(1, 2, 3, 4), "b": normal(1, 2, 6, 8)}
+    weights = {"scales": np.array([1, 1, 2, 2], np.float32), "w": normal(8, 5)}
+    model = graph_model(nodes, feed, ["y"], weights, symbolic=True)
+    compare(model, feed)
+    main = main_of(model)
+    assert isinstance(main.params[1].type_annotation, TensorType)
+    assert names(main.params[1].type_annotation.shape)[3] == 8
+
+
 def test_unequal_symbols_that_broadcast_are_a_condition_on_the_inputs() -> None:
     model = graph_model(
         [node("Add", "a b", "y")], {"a": normal(3), "b": normal(3)}, ["y"], symbolic=True

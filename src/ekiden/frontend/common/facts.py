@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeGuard, TypeVar
+from typing import NoReturn, TypeGuard, TypeVar
 
 from ekiden.ir.prim import PrimExpr, SizeVar, const
 from ekiden.runtime.errors import ImportModelError
@@ -45,6 +45,20 @@ class Facts:
             found = self._symbols[name] = SizeVar(name, upper=self.upper.get(name))
             self.equal.clear()  # written in terms of the old symbol
         return found
+
+    def unite(self, name: str, other: str) -> NoReturn:
+        """Two names are one dimension. Raises Learned."""
+        self.same[other] = name
+        self._begin_anew()
+
+    def settle(self, name: str, number: int) -> NoReturn:
+        """A dimension can be that number alone. Raises Learned."""
+        self.known[name] = number
+        self._begin_anew()
+
+    def _begin_anew(self) -> NoReturn:
+        self.equal.clear()  # it may have the symbol that is gone
+        raise Learned
 
     def is_named(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
         """Whether it is a dimension that `symbol` gave."""

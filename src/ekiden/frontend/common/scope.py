@@ -104,8 +104,7 @@ class Scope:
         Raises Learned where axes were kept that it would drop.
         """
         if rank < found and self._kept:
-            self._facts.known[self._kept[0].name] = 1
-            raise Learned
+            self._facts.settle(self._kept[0].name, 1)
 
     # Blocks: main, branches, functions.
 
@@ -275,8 +274,7 @@ class Scope:
         inner = {s for block in self._blocks for s in block.symbols}
         for a, b in pairs:
             if isinstance(a, SizeVar) and isinstance(b, SizeVar) and not inner & {a, b}:
-                self._facts.same[b.name] = a.name
-                raise Learned
+                self._facts.unite(a.name, b.name)
         if len(self._blocks) == 1:  # of main, which every run computes
             self._learn_number(pairs)
         self._learn_resized(pairs)
@@ -301,8 +299,7 @@ class Scope:
     def _learn_number(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
         for symbol, number in ((x, y) for a, b in pairs for x, y in ((a, b), (b, a))):
             if self._facts.is_named(symbol) and isinstance(number, IntImm):
-                self._facts.known[symbol.name] = number.value
-                raise Learned
+                self._facts.settle(symbol.name, number.value)
 
     def _learn_bound(self, symbol: PrimExpr, other: PrimExpr) -> None:
         if not isinstance(symbol, SizeVar) or not isinstance(other, prim.Min):
