@@ -95,13 +95,15 @@ class Geometry:
         return found, logical_and(at >= 0, at < size) if self.is_deep_padded else None
 
     def steps(self, slice: PrimExpr | None) -> list[PrimExpr]:
-        """From a pixel of the data as it is read to its neighbour on each spatial axis, slices
-        first, which are `slice` apart if that is given."""
+        """From a pixel of the data as it is read to its neighbour on each of the two axes of a
+        slice; before them from a tap's slice to that of the next tap, which is `slice` if that is
+        given: a copy has the slices that taps read and not those between."""
         height, width = self.padded()
         row = simplify(width * self.data[3])
         if self.depth is FLAT:
             return [row, self.data[3]]
-        return [simplify(height * row) if slice is None else slice, row, self.data[3]]
+        far = simplify(height * row * self.depth.dilation) if slice is None else slice
+        return [far, row, self.data[3]]
 
     def place(self, at: list[PrimExpr]) -> list[PrimExpr]:
         """The indices of a result in its tensor, by (image, line, column, channel)."""
