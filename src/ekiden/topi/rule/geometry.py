@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from ekiden import te
-from ekiden.arith import simplify
+from ekiden.arith import prove_equal, simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and, maximum
 from ekiden.runtime.late_methods import dataclass
@@ -62,9 +62,12 @@ class Geometry:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether output pixels are input pixels, one to one and in order."""
+        """Whether output pixels are input pixels, one to one and in order; those of a transposed
+        convolution may be fewer."""
         one = self.depth.kernel == self.depth.stride == 1
-        return one and self.kernel == self.strides == (1, 1) and not self.is_padded
+        if not one or not self.kernel == self.strides == (1, 1) or self.is_padded:
+            return False
+        return all(map(prove_equal, self.data[:3], self.out[:3]))
 
     def padded(self) -> tuple[PrimExpr, ...]:
         """Height and width of the data as it is read: with zeros around it."""
