@@ -109,6 +109,19 @@ def test_progress_counts_what_is_compiled(jobs: str) -> None:
     assert seen == [(i, 5) for i in range(1, 6)]
 
 
+def test_progress_may_compile_other_kernels(jobs: str) -> None:
+    """Of a thread that shows progress in a way that is a program itself, say."""
+    seen: list[int] = []
+
+    def inside(done: int, total: int, name: str) -> None:
+        others = [primitive(s) for s in (6.0, 7.0, 8.0, 9.0 + done)]
+        seen.append(len(build_kernels(others, TARGET, cache=KernelCache(None)).objects))
+
+    functions = [primitive(s) for s in (1.0, 2.0, 3.0, 4.0)]
+    build_kernels(functions, TARGET, inside, KernelCache(None))
+    assert seen == [4, 4, 4, 4]
+
+
 def broken(*_: object) -> object:
     raise CompileError("tanh: no such luck")
 

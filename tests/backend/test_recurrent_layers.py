@@ -13,7 +13,7 @@ import ekiden
 from ekiden import relay
 from ekiden.ir.text import type_text
 from ekiden.relay import op
-from ekiden.runtime.errors import TypeInferenceError
+from ekiden.runtime.errors import IndexRangeError, TypeInferenceError
 from ekiden.topi.cells import GATES
 from long_runs import alike, share
 
@@ -231,3 +231,21 @@ def test_type() -> None:
 def test_mistakes(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeInferenceError, match=message):
         typed(**changes)
+
+
+@pytest.mark.parametrize("tier", ["full", "quick"])
+@pytest.mark.parametrize("lengths", [(4, 2), (0, -1), (2**31 - 1, 3)])
+def test_lengths_beyond_the_steps_are_refused(tier: str, lengths: tuple[int, int]) -> None:
+    """Backwards they would say where in the data to read."""
+    x, given = relay.var("x", shape=(3, 2, 4)), relay.var("n", shape=(2,), dtype="int32")
+    weight_i, weight_h = (relay.const(np.ones((9, n), "float32")) for n in (4, 3))
+    layer = op.nn.gru(x, weight_i, weight_h, lengths=given, reverse=True)
+    module = ekiden.IRModule.from_expr(relay.Function([x, given], layer[0]))
+    arrays = np.ones((3, 2, 4), "float32"), np.array(lengths, "int32")
+    message = r"recurrent: length -?\d+ at position [01] is out of range \(\[0, 3\] are valid\)"
+    for run in (
+        ekiden.compile(module, tier=tier),
+        relay.create_executor("debug", module).evaluate(),
+    ):
+        with pytest.raises(IndexRangeError, match=message):
+            run(*arrays)

@@ -38,6 +38,28 @@ def test_equal_functions_are_lowered_once_until_it_forgets() -> None:
     assert not first.same_as(compiler.lower(_tripled((10,)), "llvm"))
 
 
+def test_what_a_context_says_is_part_of_what_is_remembered() -> None:
+    compiler, x, w = te_compiler.TECompiler(), *(relay.var(n, shape=(16, 16)) for n in "xw")
+    dense = relay.Function([x, w], relay.nn.dense(x, w))
+    first = compiler.lower(dense, "llvm")
+    assert "tvmgen_other" in str(compiler.lower(dense, "llvm", "other").prim_func.name)
+    with ekiden.transform.PassContext(config={"tir.disable_vectorize": True}):
+        plain = compiler.lower(dense, "llvm")
+        assert not plain.same_as(first) and plain.same_as(compiler.lower(dense, "llvm"))
+    with (
+        ekiden.transform.PassContext(config={"kernels.decisions": {"dense": "rows=99"}}),
+        pytest.raises(CompileError, match="'rows' is one of"),
+    ):
+        compiler.lower(dense, "llvm")
+
+
+def test_a_constant_that_is_a_tensor_is_no_part_of_a_kernel() -> None:
+    x = relay.var("x", shape=(16,))
+    added = relay.Function([x], relay.add(x, relay.const(np.ones(16, "float32"))))
+    with pytest.raises(CompileError, match=r"one element, got one of \(16,\)"):
+        te_compiler.get().lower(added, "llvm")
+
+
 def test_a_kernel_runs_at_once() -> None:
     assert te_compiler.get() is te_compiler.get()
     kernel = te_compiler.get().jit(_tripled((10,)), "llvm")

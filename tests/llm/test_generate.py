@@ -16,7 +16,7 @@ from ekiden import cli, llm
 from ekiden.llm.pages import Pages
 from ekiden.llm.safetensors import write_safetensors
 from ekiden.llm.text import Pieces, Tokenizer
-from ekiden.runtime.errors import InputError
+from ekiden.runtime.errors import InputError, RunError
 from long_runs import alike
 
 RNG = np.random.default_rng(0)
@@ -102,22 +102,49 @@ def test_texts_share_the_pages_of_their_beginning(model: llm.Model) -> None:
 
 def test_pages_are_counted() -> None:
     pages = Pages(4, 2)
-    taken, there = pages.take([1, 2, 3], 5) or ([], 0)
+
+    def take(prompt: list[int], tokens: int) -> tuple[list[int], int] | None:
+        return pages.take(pages.keys(prompt), len(prompt), tokens)
+
+    taken, there = take([1, 2, 3], 5) or ([], 0)
     assert (len(taken), there, pages.available) == (3, 0, 1)
-    pages.filled(taken[0], [1, 2])
-    assert pages.take([9], 5) is None
-    shared, there = pages.take([1, 2, 4], 4) or ([], 0)
+    pages.filled(taken[0], *pages.keys([1, 2]))
+    assert take([9], 5) is None
+    shared, there = take([1, 2, 4], 4) or ([], 0)
     assert (shared[0], there, pages.available) == (taken[0], 2, 0)
     pages.give_back(taken)
     pages.give_back(shared)
     assert pages.available == 4
-    assert (pages.take([1, 2, 3], 3) or ([], 0))[1] == 2  # what nobody had was kept
-    assert pages.take([5] * 7, 8) is None
+    assert (take([1, 2, 3], 3) or ([], 0))[1] == 2  # what nobody had was kept
+    assert take([5] * 7, 8) is None
     pages = Pages(1, 2)
-    one, _ = pages.take([1], 2) or ([], 0)
-    pages.filled(one[0], [1, 2])
+    one, _ = take([1], 2) or ([], 0)
+    pages.filled(one[0], *pages.keys([1, 2]))
     pages.give_back(one)
-    assert pages.take([3], 2) == (one, 0)  # and forgotten when it was needed
+    assert take([3], 2) == (one, 0)  # and forgotten when it was needed
+
+
+def test_keys_of_pages_grow_with_a_text_and_not_with_its_square() -> None:
+    pages = Pages(0, 16)
+    long, other = pages.keys(range(1 << 16)), pages.keys([*range(100), 7, *range(101, 1 << 16)])
+    assert sum(map(len, long)) <= 2 << 16 and len(set(long)) == len(long) == 1 << 12
+    assert long[:6] == other[:6] == pages.keys(range(111)) and not set(long[6:]) & set(other[6:])
+
+
+def test_texts_beside_one_whose_run_failed_say_so(
+    model: llm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> object:
+        raise RunError("the device is lost")
+
+    engine = llm.Engine(model, sequences=2)
+    one, two = (engine.submit(PROMPTS[n], llm.Sampling(max_tokens=8)) for n in (0, 1))
+    next(one)
+    monkeypatch.setattr(type(model), "decode", fail)
+    with pytest.raises(RunError, match="the device is lost"):
+        list(one)
+    with pytest.raises(RunError, match="the run failed that was to make the next token"):
+        list(two)
 
 
 def test_equal_seeds_give_equal_texts(model: llm.Model) -> None:
@@ -222,6 +249,7 @@ def test_wrong_requests_are_refused(model: llm.Model) -> None:
         ({"seed": True}, "seed: a whole number from -9223372036854775808 to "),
         ({"stop": "a"}, "stop: texts expected, got 'a'"),
         ({"stop": ("",)}, "stop: texts expected, got ('',)"),
+        ({"stop": ("a", 5)}, "stop: texts expected, got ('a', 5)"),
         ({"heat": 1}, "generate: 'heat' is none of max_tokens, temperature,"),
         ({"stop": ("a",)}, "stop: tokens only, as the model has no tokenizer"),
     ):

@@ -64,6 +64,13 @@ def test_devices_register_and_leave(
     until(client, lambda s: not s["server_info"])
 
 
+def test_a_device_that_moved_is_where_it_is_now(client: rpc.TrackerSession) -> None:
+    for port in (1, 2, 2):
+        client._ask(Kind.PUT, "board", "elsewhere", port, "match")
+    assert [each["addr"] for each in client.summary()["server_info"]] == [["elsewhere", 2]]
+    assert free(1)(client.summary())
+
+
 def test_a_request_waits_and_the_highest_priority_is_first(
     tracker: rpc.Tracker, client: rpc.TrackerSession
 ) -> None:

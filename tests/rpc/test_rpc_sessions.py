@@ -1,9 +1,11 @@
 """What a session does, with this process and with a server's: both the same."""
 
+import errno
 import gc
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -440,3 +442,28 @@ def test_a_port_that_is_taken() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ValueError, match="no port"):
             rpc.Server(port=port, port_end=port + 1)
+
+
+def test_a_port_that_cannot_be_is_an_error_of_sessions() -> None:
+    with pytest.raises(rpc.RPCError, match="connect to 127.0.0.1:70000"):
+        rpc.connect("127.0.0.1", 70000)
+
+
+def _no_room_at_first() -> None:
+    """In a server's process: its first session gets no folder."""
+    made = tempfile.mkdtemp
+
+    def fail(*_: object, **__: object) -> str:
+        tempfile.mkdtemp = made
+        raise OSError(errno.ENOSPC, "no space left")
+
+    tempfile.mkdtemp = fail  # type: ignore[assignment]
+
+
+def test_a_server_goes_on_where_a_session_has_no_room() -> None:
+    server = rpc.Server(port=0, server_init_callback=_no_room_at_first)
+    with pytest.raises(rpc.RPCError):
+        rpc.connect("127.0.0.1", server.port)
+    with rpc.connect("127.0.0.1", server.port) as session:
+        assert session.get_function("tests.rpc.echo")(5) == 5
+    server.terminate()

@@ -146,6 +146,10 @@ def test_phases(case: tuple[Any, ...], symbolic: bool) -> None:
     check(build(result, [data, weight]), x, packed, whole)
 
 
+def test_pixels_that_padding_cuts_off() -> None:
+    test_phases(((2, 7, 9, 5), 20, (3, 1), (3, 2), (0, 0, 1, 2), (1, 2), 1, (0, 0)), False)
+
+
 def test_other_dtypes_are_left_to_the_default_rule() -> None:
     data = te.placeholder((1, 4, 4, 8), "float64", name="data")
     weight = te.placeholder((3, 3, 8, 1), "float64", name="weight")

@@ -67,6 +67,12 @@ def test_a_decision_is_read_back_from_its_text() -> None:
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("word", ["\u00b2", "9" * 5000, "-1"])
+def test_what_is_no_number_of_a_decision_is_a_word(word: str) -> None:
+    assert dict(Decision.parse(f"rows={word}")) == {"rows": word}
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("text", ["rows", "rows=", "=9", "rows=9 rows=8"])
 def test_a_wrong_text_is_refused(text: str) -> None:
     with pytest.raises(CompileError) as caught:

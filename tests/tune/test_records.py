@@ -64,6 +64,11 @@ WRONG = {
     "a field missing": '{"kind": "trial", "format": 1, "workload": "w"}',
     "a number that is text": as_line(trial()).replace("1.5", '"1.5"'),
     "a ratio that cannot be": as_line(trial()).replace("1.5", "NaN"),
+    "a time that has no date": as_line(trial(at=1e300)),
+    "a name that is a number": as_line(trial(name=7)),
+    "sizes that are none": as_line(trial(sizes=5)),
+    "a size that is text": as_line(trial(sizes=[{"n": "8"}])),
+    "lists within lists": "[" * 100_000,
     "a best that is none": as_line(best(0.5)).replace('"ratio": 0.5', '"ratio": 1.5'),
 }
 

@@ -223,6 +223,9 @@ class Analyzer(CanonicalForm):
 
     def _assume_comparison(self, e: BinaryExpr) -> None:
         difference = poly.add(self._poly(e.a), self._poly(e.b), -1)
+        if self._may_wrap(e.a) or self._may_wrap(e.b):
+            self._assume_truth(e, 1)
+            return
         below = poly.add({}, difference, -1)
         match e:
             case LT() | LE():

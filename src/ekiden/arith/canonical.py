@@ -108,7 +108,10 @@ class _Atom:
 #   bounds (`Analyzer.constraint_scope` restores them); what widens one has all above it found
 #   again.
 # * A form is exact, over whole numbers: int32 and int64 count as numbers without ends, as in TVM.
-#   An index that overflows is an error of the program, and is not looked for here.
+#   An index that overflows is an error of the program, and is not looked for here. Indices and
+#   sizes are int64; what is loaded as int32 are data, whose sums and products wrap around. Forms of
+#   those are exact modulo 2**32, so what asks for their order or quotient (`_ORDERED`) stays as it
+#   is written where they may leave int32.
 # * Nothing is ever proved by not finding a counterexample: every answer of "unknown" is None or
 #   False, and callers must be right with it.
 class CanonicalForm:
@@ -194,9 +197,40 @@ class CanonicalForm:
         or has lanes, so that the rules of whole numbers do not hold for it.
         """
         rule = _RULES.get(type(expr))
-        if rule is not None and _is_index(expr):
-            return rule(self, expr)
-        return self._opaque(expr)
+        if rule is None or not _is_index(expr):
+            return self._opaque(expr)
+        if _is_ordered(expr) and any(map(self._may_wrap, children(expr))):
+            return self._opaque(expr, self._written_bound(expr), rewrites=False)
+        return rule(self, expr)
+
+    def _may_wrap(self, expr: PrimExpr) -> bool:
+        """Whether an expression, whose form is known, computes with data of int32 what may leave
+        that type."""
+        if expr.dtype != "int32":
+            return False
+        p = self._of(expr)
+        if not p or (len(p) == 1 and next(iter(p)) == ONE) or _is_one_atom(p):
+            return False
+        (low, high), ends = self._bound(p), int_range("int32")
+        assert ends is not None
+        if ends[0] <= low and high <= ends[1]:
+            return False
+        return any(map(_is_data, post_order(*(self._atoms[a].expr for m in p for a in m))))
+
+    def _held_bound(self, expr: PrimExpr) -> Interval:
+        """The values of an expression, as its type holds them."""
+        wrapped = int_range(expr.dtype) if self._may_wrap(expr) else None
+        return self._bound(self._of(expr)) if wrapped is None else wrapped
+
+    def _written_bound(self, expr: PrimExpr) -> Interval:
+        """The values of what stays as it is written."""
+        if isinstance(expr, (Min, Max)):
+            pick = min if isinstance(expr, Min) else max
+            low, high = zip(*map(self._held_bound, (expr.a, expr.b)), strict=True)
+            return pick(low), pick(high)
+        if isinstance(expr, FloorMod) and isinstance(expr.b, IntImm) and expr.b.value > 0:
+            return 0, expr.b.value - 1
+        return int_range(expr.dtype) or natural_bound(expr)
 
     def _variable(self, var: Var) -> int:
         bound = (
@@ -215,7 +249,7 @@ class CanonicalForm:
             self._atoms.append(_Atom(make(), bound, order))
         return found
 
-    def _opaque(self, expr: PrimExpr, bound: Interval | None = None) -> Poly:
+    def _opaque(self, expr: PrimExpr, bound: Interval | None = None, rewrites: bool = True) -> Poly:
         """A node of another kind, over simplified children, or what a rule makes of it."""
         # In this order: an atom that exists, what a rule made of its like before, and only then is
         # a node made at all.
@@ -248,7 +282,7 @@ class CanonicalForm:
         made = make()
         if isinstance(made, IntImm):
             return poly.constant(int(made.value))
-        changed = self._rewrite(key, made)
+        changed = self._rewrite(key, made) if rewrites else None
         if changed is not None:
             return changed
         natural = natural_bound(expr) if bound is None else bound
@@ -715,7 +749,7 @@ class CanonicalForm:
             return no if value == 0 else yes
         if not is_number(e):
             return self._opaque(e)
-        (low, high), (low2, high2) = self._bound(yes), self._bound(no)
+        (low, high), (low2, high2) = map(self._held_bound, children(e)[1:])
         return self._opaque(e, (min(low, low2), max(high, high2)))
 
     def _guard(self, e: PrimExpr) -> Poly:
@@ -754,7 +788,7 @@ class CanonicalForm:
             return value
         if not dt.is_int(e.value.dtype) and e.value.dtype != "bool":
             return self._opaque(e)
-        low, high = self._bound(value)
+        low, high = self._held_bound(e.value)
         return self._opaque(e, (low, high) if ends[0] <= low and high <= ends[1] else None)
 
     def _is_affine_of_small(self, p: Poly) -> bool:
@@ -822,15 +856,33 @@ def _is_index(expr: PrimExpr) -> bool:
     return is_number(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
 
 
+def _is_data(expr: PrimExpr) -> bool:
+    """Whether it is no arithmetic, number or name: a load, a call."""
+    return type(expr) not in _RULES and not isinstance(expr, (IntImm, Var))
+
+
+def _is_one_atom(p: Poly) -> bool:
+    """Whether a form is nothing but an atom."""
+    return len(p) == 1 and all(len(m) == 1 and c == 1 for m, c in p.items())
+
+
+def _is_ordered(expr: PrimExpr) -> bool:
+    """Whether a value depends on more of integers than what they are modulo 2**32."""
+    return isinstance(expr, _ORDERED) or (isinstance(expr, Intrinsic) and expr.op == "right_shift")
+
+
+_ORDERED = (Div, FloorDiv, FloorMod, Min, Max, EQ, NE, LT, LE, GT, GE)
+
+
 def natural_bound(expr: PrimExpr) -> Interval:
     """What an expression's kind and dtype alone say of its value; int32 and int64 count as numbers
-    without ends.
+    without ends, but data of int32.
     """
     if expr.dtype == "bool":
         return 0, 1
     if isinstance(expr, AnyDim):
         return 0, math.inf
-    if expr.dtype in ("int32", "int64"):
+    if expr.dtype == "int64" or (expr.dtype == "int32" and not _is_data(expr)):
         return EVERYTHING
     return int_range(expr.dtype) or EVERYTHING
 

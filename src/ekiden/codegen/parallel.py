@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from ekiden.codegen import llvm
@@ -48,7 +48,9 @@ class Task:
 # imported; a spawned process would import all of it again. What a fork asks for is that no thread
 # is inside of a lock that the child needs, whence LOCK and `llvm.held`.
 class _Lock:
-    """A lock that the child of a fork has free: whoever held it is not there."""
+    """A lock that the child of a fork has free: whoever held it is not there. A thread may take it
+    again: what is called with each kernel that is done, as progress is, may compile others.
+    """
 
     def __init__(self) -> None:
         self._renew()
@@ -56,13 +58,13 @@ class _Lock:
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        if self._lock.locked():  # not in the child of a fork that was made meanwhile
+        with suppress(RuntimeError):  # in the child of a fork that was made meanwhile
             self._lock.release()
 
 
@@ -78,10 +80,9 @@ TOLD = 400
 """Most characters that are repeated of what a worker that was ended had said."""
 
 
-def _compile_one(index: int) -> bytes:
-    assert _WORK is not None
-    with phase(f"kernel: {_WORK[index].name}", logging.DEBUG):
-        return _WORK[index].compile()
+def _compiled(task: Task) -> bytes:
+    with phase(f"kernel: {task.name}", logging.DEBUG):
+        return task.compile()
 
 
 # The name is written down first, so that if LLVM ends the process it is known at which kernel.
@@ -89,7 +90,7 @@ def _compile_in_worker(index: int) -> tuple[bytes, list[object]]:
     """The object code, and what the instruments have seen of it."""
     assert _WORK is not None and _NOTES is not None
     _NOTES.with_suffix(".at").write_text(_WORK[index].name)
-    code = _compile_one(index)
+    code = _compiled(_WORK[index])
     return code, [each.take_seen() for each in PassContext.current().instruments]
 
 
@@ -206,18 +207,18 @@ def _compile_all(tasks: Sequence[Task]) -> Generator[tuple[int, bytes], None, No
     """(position, object code) of each task, in the order they are done."""
     global _WORK
     with LOCK:
-        _WORK = tasks
+        around, _WORK = _WORK, tasks
         workers = None
         try:
             workers = _start(len(tasks), min(environment.compile_jobs(), len(tasks)))
             if workers is None:
-                yield from ((i, _compile_one(i)) for i in range(len(tasks)))
+                yield from ((i, _compiled(task)) for i, task in enumerate(tasks))
             else:
                 yield from workers.results()
         finally:
             if workers is not None:
                 workers.close()
-            _WORK = None
+            _WORK = around
 
 
 def compile_tasks(

@@ -18,6 +18,7 @@ from ekiden.driver.lowering import build
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
+from ekiden.ir.pass_context import PassContext
 from ekiden.ir.structural import structural_equal, structural_hash
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Function
@@ -30,6 +31,7 @@ from ekiden.target import Target, TargetLike
 from ekiden.target.target import target_or_current
 from ekiden.te import Tensor
 from ekiden.tir.stmt import PrimFunc
+from ekiden.topi.rule.families import given_decisions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,24 +56,28 @@ class TECompiler:
     """Lowers functions of operators alone, as fusion makes them, and remembers what it lowered."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, str], list[CachedFunc]] = {}
+        self._made: dict[tuple[object, ...], list[CachedFunc]] = {}
         self._jitted: dict[CachedFunc, PackedFunc] = {}
 
     def lower(
         self, source_func: Function, target: TargetLike | None = None, mod_name: str = "default"
     ) -> CachedFunc:
         """The scheduled loop program of a function, inputs first and results last; the same one for
-        equal functions and targets. Raises CompileError for what is no kernel.
+        equal functions, targets, module names and current PassContexts. Raises CompileError for
+        what is no kernel.
         """
         to = target_or_current(target)
-        place = self._made.setdefault((structural_hash(source_func), str(to)), [])
+        said = repr(PassContext.current())
+        key = (structural_hash(source_func), str(to), mod_name, said)
+        place = self._made.setdefault(key, [])
         for found in place:
             if structural_equal(found.source, source_func):
                 return found
         typed = InferType()(IRModule.from_expr(source_func))["main"]
         if not isinstance(typed, Function):
             raise CompileError(f"lower: expected a Relay function, got {source_func!r}")
-        made = CachedFunc(source_func, to, lower_primitive(typed, f"tvmgen_{mod_name}_fused", to))
+        name = f"tvmgen_{mod_name}_fused"
+        made = CachedFunc(source_func, to, lower_primitive(typed, name, to, given_decisions()))
         place.append(made)
         return made
 

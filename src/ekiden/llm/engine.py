@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.grammar import Grammar
-from ekiden.llm.pages import Pages
+from ekiden.llm.pages import Key, Pages
 from ekiden.llm.sampling import Sampling
-from ekiden.runtime.errors import InputError
+from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     """Those made so far."""
     finish: str = ""
-    """Why it is over: "stop" at a token that ends a text, "length", or "closed"."""
+    """Why it is over: "stop" at a token that ends a text, "length", "closed", or "failed" where
+    the run failed that it was in: its next token is a RunError."""
     shared: int = 0
     """Tokens of the prompt that were in the cache already."""
     read: int = 0
@@ -64,6 +65,8 @@ class Stream:
     grammar: Grammar | None = None
     state: int = 0
     """Of the grammar."""
+    keys: list[Key] = field(default_factory=list)
+    """Of the pages that the prompt fills."""
     pages: list[int] = field(default_factory=list)
     given: int = 0
     """How many of them were taken."""
@@ -79,6 +82,11 @@ class Stream:
         return len(self.prompt) + len(self.tokens)
 
     @property
+    def is_done(self) -> bool:
+        """Whether the last of its tokens was taken."""
+        return self.finish not in ("", "failed") and self.given == len(self.tokens)
+
+    @property
     def whole(self) -> tuple[int, ...]:
         """Its tokens, from the first of the prompt on."""
         return (*self.prompt, *self.tokens)
@@ -88,6 +96,8 @@ class Stream:
 
     def __next__(self) -> int:
         while self.given == len(self.tokens):
+            if self.finish == "failed":
+                raise RunError("generate: the run failed that was to make the next token")
             if self.finish:
                 raise StopIteration
             self.engine.advance(self)
@@ -123,6 +133,7 @@ class Engine:
         made = Stream(self, tuple(whole_tokens(prompt)), sampling or Sampling())
         self.model.check_prompt(made.prompt)
         made.grammar = self.model.grammar(made.sampling.grammar)
+        made.keys = self.pages.keys(made.prompt)
         with self._lock:
             self._waiting.append(made)
         return made
@@ -171,7 +182,8 @@ class Engine:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.sequences:
             first = self._waiting[0]
-            found = self.pages.take(first.prompt, first.limit + self.model.spare)
+            tokens = first.limit + self.model.spare
+            found = self.pages.take(first.keys, len(first.prompt), tokens)
             if found is None:
                 assert self._running, "a text alone has its pages"
                 return
@@ -236,7 +248,7 @@ class Engine:
         size = self.pages.size
         before, stream.read = stream.read // size, stream.read + count
         for n in range(before, min(stream.read, len(stream.prompt)) // size):
-            self.pages.filled(stream.pages[n], stream.prompt[: (n + 1) * size])
+            self.pages.filled(stream.pages[n], stream.keys[n])
 
     def _add(self, stream: Stream, tokens: Sequence[int]) -> None:
         ends = () if stream.sampling.ignore_end else self.model.ends

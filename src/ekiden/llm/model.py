@@ -369,7 +369,7 @@ class Model:
                 if pieces.has_stopped:
                     yield Piece(token, text, "stop")
                     return
-                is_last = bool(stream.finish) and stream.given == len(stream.tokens)
+                is_last = stream.is_done
                 yield Piece(token, text + (pieces.rest() if is_last else ""),
                             stream.finish if is_last else "")  # fmt: skip
                 if is_last:

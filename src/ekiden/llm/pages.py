@@ -7,13 +7,16 @@ is. Pages that nobody has any more keep what they hold until they are needed, th
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import sha256
 
-__all__ = ["Pages"]
+__all__ = ["Key", "Pages"]
 
-Key = tuple[int, ...]
-"""All tokens up to the end of a page."""
+Key = bytes
+"""A digest of all tokens up to the end of a page: made of that of the page before, as a list of
+tokens for each page would grow with the square of a text."""
 
 
 class Pages:
@@ -37,11 +40,21 @@ class Pages:
         """How many hold so many tokens."""
         return -(-tokens // self.size)
 
-    def take(self, prompt: Sequence[int], tokens: int) -> tuple[list[int], int] | None:
-        """Pages for a text of so many tokens that begins with a prompt, and how many of its tokens
-        they hold already, always less than all; None where there are not enough.
+    def keys(self, prompt: Sequence[int]) -> list[Key]:
+        """The keys of the pages that a prompt fills, in order."""
+        found, before = [], b""
+        for end in range(self.size, len(prompt) + 1, self.size):
+            tokens = array("q", prompt[end - self.size : end]).tobytes()
+            before = sha256(before + tokens).digest()
+            found.append(before)
+        return found
+
+    def take(self, keys: Sequence[Key], length: int, tokens: int) -> tuple[list[int], int] | None:
+        """Pages for a text of so many tokens that begins with a prompt of a `length`, whose `keys`
+        are these, and how many of its tokens they hold already, always less than all; None where
+        there are not enough.
         """
-        shared = self._shared(prompt)
+        shared = self._shared(keys[: max(length - 1, 0) // self.size])
         wanted = self.needed(tokens) - len(shared)
         spare = self.available - sum(page in self._idle for page in shared)
         if wanted > spare:
@@ -52,10 +65,10 @@ class Pages:
         fresh = [self._fresh() for _ in range(wanted)]
         return [*shared, *fresh], len(shared) * self.size
 
-    def _shared(self, prompt: Sequence[int]) -> list[int]:
+    def _shared(self, keys: Sequence[Key]) -> list[int]:
         found = []
-        for end in range(self.size, len(prompt), self.size):
-            page = self._by_key.get(tuple(prompt[:end]))
+        for key in keys:
+            page = self._by_key.get(key)
             if page is None:
                 break
             found.append(page)
@@ -70,9 +83,8 @@ class Pages:
         self._users[page] = 1
         return page
 
-    def filled(self, page: int, tokens: Sequence[int]) -> None:
-        """Say that a page is full now, with the end of these tokens."""
-        key = tuple(tokens)
+    def filled(self, page: int, key: Key) -> None:
+        """Say that a page is full now, with the tokens of a key."""
         if page not in self._keys and key not in self._by_key:
             self._by_key[key], self._keys[page] = page, key
 

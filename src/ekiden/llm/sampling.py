@@ -51,7 +51,7 @@ class Sampling:
         penalty = self.repetition_penalty
         if not _is_number(penalty, (int, float)) or not 0 < penalty < math.inf:
             raise InputError(f"repetition_penalty: a number above 0 expected, got {penalty!r}")
-        if type(self.stop) is not tuple or not all(self.stop):
+        if type(self.stop) is not tuple or not all(type(s) is str and s for s in self.stop):
             raise InputError(f"stop: texts expected, got {self.stop!r}")
 
     @property

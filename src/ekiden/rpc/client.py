@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import socket
@@ -219,7 +220,7 @@ def open_session(
     endpoint = Endpoint(channel, far)
     far.endpoint = weakref.ref(endpoint)
     begun = time.monotonic()  # before the other side begins to count: it may end the session first
-    endpoint.say_hello(key, round(timeout * 1000), constructor)
+    endpoint.say_hello(key, math.ceil(timeout * 1000), constructor)  # 0 would be no timeout
     try:
         kind, body = channel.receive(_HELLO_SECONDS)
     except RPCError:
@@ -270,8 +271,8 @@ def dial(url: str, port: int, credentials: PathName | None = None) -> Channel:
         plain = socket.create_connection((url, port), _HELLO_SECONDS)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = plain if secret is None else client_socket(plain, secret)
-    except OSError as error:
-        said = (error.strerror or str(error)).lower()
+    except (OSError, OverflowError, UnicodeError) as error:  # of a port or a name that cannot be
+        said = (getattr(error, "strerror", None) or str(error)).lower()
         raise RPCError(f"connect to {url}:{port}: {said}") from error
     stream.settimeout(None)
     return Channel(stream)

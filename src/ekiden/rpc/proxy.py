@@ -130,22 +130,24 @@ class _Meeting:
     async def _client(self, peer: Peer, key: str) -> None:
         """A client is given to a server: any of the name, or the one of the tracker's match."""
         try:
-            waiting = await asyncio.wait_for(self._find(key), _WAIT_SECONDS)
+            await asyncio.wait_for(self._find(key, peer), _WAIT_SECONDS)
         except TimeoutError:
             await peer.send(Kind.ERROR, "RPCError", f"rpc: no server of key {key!r}", "")
             return
-        waiting.taken.set_result(peer)
         await peer.writer.wait_closed()
 
-    async def _find(self, key: str) -> _Waiting:
+    async def _find(self, key: str, client: Peer) -> None:
+        """Wait for a server, and give it the client as it leaves the list: one that ends between
+        would look for itself there, and one found too late would wait for nobody."""
         async with self._came:
             while True:
                 name, _, match = key.rpartition(":")
                 for chosen, wanted in ((key, ""), (name, match)):
-                    for each in self.servers[chosen]:
+                    for each in self.servers.get(chosen, ()):
                         if wanted in ("", each.match):
                             self.servers[chosen].remove(each)
-                            return each
+                            each.taken.set_result(client)
+                            return
                 await self._came.wait()
 
     async def _tell(self, kind: Kind, *fields: object) -> None:

@@ -308,13 +308,21 @@ class _Loop:
         except OSError:  # it has gone already
             return
         _log.info("a session of %s", address)
-        self._start(connection)
+        try:
+            self._start(connection)
+        except OSError as error:  # no room for a folder, no more processes: the next may have some
+            _log.warning("no session of %s: %s", address, error)
+            connection.close()
 
     def _start(self, connection: socket.socket) -> None:
         """Fork a process for a session."""
         folder = tempfile.mkdtemp(prefix="ekiden-rpc-")
         wanted = f"{self.options.key}:{self._match}" if self._match else self.options.key
-        pid = fork(lambda: self._serve(connection, Path(folder), wanted))
+        try:
+            pid = fork(lambda: self._serve(connection, Path(folder), wanted))
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         process = os.pidfd_open(pid)
         self.sessions[process] = _Session(pid, process, connection, folder)
 

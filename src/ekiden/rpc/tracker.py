@@ -121,8 +121,11 @@ class _Books:
         mine = self.known.get(device.owner)
         if mine is None or device in self.free[device.key]:
             return
-        if device.match in mine and time.monotonic() < self.taken[device.match] + LOST_SECONDS:
+        begin = self.taken.get(device.match)
+        if begin is not None and device.match in mine and time.monotonic() < begin + LOST_SECONDS:
             return
+        if device.match in mine:  # elsewhere before, or never connected to
+            self._drop(mine[device.match])
         if device.owner.key.startswith("server:"):
             for each in mine.values():  # a server is one device, whatever its match was before
                 self._drop(each)

@@ -1,9 +1,9 @@
 """Reductions over axes.
 
-Of narrow types the sum is kept in a wider accumulator (`accumulator`): float16 and bfloat16 in
-float32, and cast once. Positions of maxima carry (value, index) through the reduction, with the
-smaller index of equal values, or the larger with `select_last_index`, so that the order of
-combining does not matter.
+Of narrow types a sum or a product is kept in a wider accumulator (`accumulator`): float16 and
+bfloat16 in float32, and cast once. Positions of maxima carry (value, index) through the reduction,
+with the smaller index of equal values, or the larger with `select_last_index`, so that the order
+of combining does not matter.
 """
 
 from __future__ import annotations
@@ -97,9 +97,14 @@ def reduce(
 
 def sum(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The sum."""
+    return _accumulated(data, axis, keepdims, te.sum, "sum")
+
+
+def _accumulated(data: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, name: str) -> Tensor:
+    """What is kept in an `accumulator` and rounded once."""
     wide = accumulator(data.dtype)
-    axes = normalize_axes(axis, data.ndim, "sum")
-    total = reduce(data, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
+    axes = normalize_axes(axis, data.ndim, name)
+    total = reduce(data, axes, keepdims, reducer, name, lambda v: cast(v, wide))
     return narrowed(total, data.dtype)
 
 
@@ -110,7 +115,7 @@ def narrowed(total: Tensor, dtype: str) -> Tensor:
 
 def prod(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The product."""
-    return reduce(data, normalize_axes(axis, data.ndim, "prod"), keepdims, te.prod, "prod")
+    return _accumulated(data, axis, keepdims, te.prod, "prod")
 
 
 def max(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:

@@ -348,7 +348,9 @@ def transposed_extent(
     if is_any(size):
         return size
     reach = (as_dim(kernel) - 1) * dilation + 1
-    return tidy((size - 1) * stride + reach + (extra - before - after))
+    extent = tidy((size - 1) * stride + reach + (extra - before - after))
+    assume(lambda: extent >= 0, (size, reach))
+    return extent
 
 
 def _is_negative(value: PrimExpr) -> bool | None:

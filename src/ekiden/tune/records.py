@@ -14,10 +14,10 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from filelock import FileLock
 
@@ -111,19 +111,40 @@ def read_line(line: str) -> Record | None:
         known = {name: value for name, value in found.items() if name in names}
         made = kind(**known)
         return made if _is_sound(made) else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _is_sound(record: Record) -> bool:
     """Whether the fields have the types they should have, and numbers that can be."""
-    texts = (record.workload, record.target, record.rule, record.choice, record.status)
-    numbers: tuple[Any, ...] = (record.ratio, record.seconds, record.untuned, record.at)
-    if not all(isinstance(t, str) for t in texts):
-        return False
-    if not all(type(n) in (int, float) and 0 <= n < float("inf") for n in numbers):
+    if not all(_SOUND[str(f.type)](getattr(record, f.name)) for f in fields(record)):
         return False
     return not isinstance(record, Best) or 0 < record.ratio <= 1
+
+
+def _is_number(value: object) -> bool:
+    """Of seconds, of shares, of times that have a date."""
+    return type(value) in (int, float) and 0 <= value < MOST  # type: ignore[operator]
+
+
+def _are_sizes(value: object) -> bool:
+    """Of each run the sizes by name."""
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and all(type(n) is int and n >= 0 for n in each.values())
+        for each in value
+    )
+
+
+MOST = 1e11
+"""What numbers of a record are below: seconds until the year 5138."""
+_SOUND: Mapping[str, Callable[[object], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "int": lambda value: type(value) is int,
+    "float": _is_number,
+    "list[float]": lambda value: isinstance(value, list) and all(map(_is_number, value)),
+    "list[dict[str, int]]": _are_sizes,
+}
+"""Type of a field, as it is written -> whether a value is one."""
 
 
 @dataclass(slots=True)

@@ -786,3 +786,47 @@ def test_updates_that_are_a_constant_of_the_kernel() -> None:
     data, place = np.arange(4, dtype="int32"), np.array([2], "int32")
     found = both(lambda x, i: op.scatter_nd(x, i, relay.const(-7, "int32")), data, place)
     assert found.tolist() == [0, 1, -7, 3]
+
+
+def test_attention_over_no_keys() -> None:
+    query, none = np.ones((1, 1, 3, 4), "float32"), np.ones((1, 1, 0, 4), "float32")
+    zeros = both(lambda *x: op.nn.attention(*x, nan_as_zero=True), query, none, none)
+    assert not zeros.any()
+    assert np.isnan(both(op.nn.attention, query, none, none)).all()
+
+
+def test_transposed_convolutions_say_which_sizes_they_need() -> None:
+    x, w = (
+        relay.var("x", shape=(1, 2, SizeVar("n"), 4)),
+        relay.const(np.ones((2, 1, 2, 2), "float32")),
+    )
+    call = op.nn.conv2d_transpose(x, w, (3, 1), kernel_size=(2, 2), channels=1)
+    run = ekiden.compile(relay.IRModule.from_expr(relay.Function([x], call)))
+    assert run(np.ones((1, 2, 1, 4), "float32")).shape == (1, 1, 2, 5)
+    with pytest.raises(InputError, match="nn.conv2d_transpose needs .*; n is 0"):
+        run(np.ones((1, 2, 0, 4), "float32"))
+
+
+WRAPPING: dict[str, Build] = {
+    "x + 1 > x": lambda x: op.greater(op.add(x, relay.const(1)), x),
+    "x * 4 // 4": lambda x: op.floor_divide(op.multiply(x, relay.const(4)), relay.const(4)),
+    "x * 6 % 3": lambda x: op.floor_mod(op.multiply(x, relay.const(6)), relay.const(3)),
+    "max(x + 1, x)": lambda x: op.maximum(op.add(x, relay.const(1)), x),
+    "x + x == 0": lambda x: op.equal(op.add(x, x), relay.const(0)),
+    "x << 28 >> 28": lambda x: op.right_shift(op.left_shift(x, relay.const(28)), relay.const(28)),
+    "-x > 3 ? x < -3 : false": lambda x: op.where(
+        op.greater(op.negative(x), relay.const(3)), op.less(x, relay.const(-3)), op.less(x, x)
+    ),
+    "x + 1 < 0 ? x < 0 : x > 5": lambda x: op.where(
+        op.less(op.add(x, relay.const(1)), relay.const(0)),
+        op.less(x, relay.const(0)),
+        op.greater(x, relay.const(5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPING)
+def test_what_is_computed_of_int32_wraps_around(name: str) -> None:
+    ends = np.iinfo("int32")
+    x = np.array([ends.min, ends.min + 1, ends.max, 2**30, 2**30 + 1, -3, 0, 7, 13], "int32")
+    both(WRAPPING[name], x)

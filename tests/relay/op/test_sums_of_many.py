@@ -43,6 +43,14 @@ def test_sums_to_a_smaller_shape_are_made_in_float32(dtype: type) -> None:
 
 
 @HALVES
+def test_the_interpreter_sums_in_float32(dtype: type) -> None:
+    many = np.ones((3000, 2), dtype)
+    assert both(lambda x: op.sum(x, 0), many) == [float(dtype(3000))] * 2
+    assert both(lambda x: op.mean(x, 0), many) == [1, 1]
+    assert both(lambda x: op.prod(x, 0), np.full((3000, 1), dtype(1.0078125)))[0] > 0
+
+
+@HALVES
 def test_running_sums_are_made_in_float32(dtype: type) -> None:
     found = both(lambda x: op.cumsum(x, 0), np.ones(4097, dtype))
     assert found[255:258] == [256, 256 if dtype != np.float16 else 257, 258]

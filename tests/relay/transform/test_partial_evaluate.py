@@ -202,6 +202,11 @@ def test_constants_may_not_grow_the_program() -> None:
     assert calls(main_after(f"def @main({X}) {{ add(%x, {big}) }}")) == ["zeros", "add"]
 
 
+def test_no_memory_is_asked_for_what_is_too_large() -> None:
+    huge = "max(ones(shape=[16777216, 16777216]))"
+    assert calls(main_after(f"def @main({X}) {{ add(%x, {huge}) }}")) == ["ones", "max", "add"]
+
+
 def test_a_long_program() -> None:
     x = var("x", shape=())
     names = [var(f"v{i}", shape=()) for i in range(5_000)]

@@ -286,6 +286,16 @@ def test_convolutions_side_by_side() -> None:
     assert_same_meaning(program(text), made, args)
 
 
+def test_convolutions_whose_results_lie_otherwise_stay_apart() -> None:
+    text = """def @main(%x: Tensor[(1, 4, 6, 6), float32], %u: Tensor[(2, 4, 3, 3), float32],
+                        %v: Tensor[(3, 4, 3, 3), float32]) {
+      (nn.conv2d(%x, %u, out_layout="NHWC"), nn.conv2d(%x, %v, out_layout="NHWC")) }"""
+    with PassContext(opt_level=4):
+        made = InferType()(CombineParallelConv2D(2)(program(text)))
+    args = random((1, 4, 6, 6), (2, 4, 3, 3), (3, 4, 3, 3))
+    assert_same_meaning(program(text), made, args)
+
+
 @pytest.mark.parametrize("flag, shapes", [("True", [(2, 5, 3), (2, 4, 3)]),
                                           ("False", [(2, 3, 5), (2, 3, 4)])])  # fmt: skip
 def test_batch_matmul_side_by_side(flag: str, shapes: list[tuple[int, ...]]) -> None:

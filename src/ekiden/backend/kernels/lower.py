@@ -52,6 +52,11 @@ Tensors = list[te.Tensor]
 def _scalar(constant: Constant) -> te.Tensor:
     """A constant of one element as a computation, which inlines to an immediate."""
     dtype = str(constant.data.dtype)
+    if constant.data.size != 1:
+        raise CompileError(
+            f"lower: a constant of a kernel has one element, got one of {constant.data.shape}: make"
+            " it a parameter"
+        )
     value = constant.data.item()
     return te.compute(
         (),

@@ -90,10 +90,13 @@ def _reference(
     name: str, function: Callable[..., Array], dtype: str | None
 ) -> Callable[..., Array]:
     def reference(attrs: ReduceAttrs, data: Array) -> Array:
-        """The reduction by NumPy; sums of nothing and overflows are meant, and give no warning."""
+        """The reduction by NumPy, of narrow floats in float32; sums of nothing and overflows are
+        meant, and give no warning."""
         axes = reduced_axes(name, attrs, data.ndim)
+        is_narrow = is_float(str(data.dtype)) and data.dtype.itemsize < 4
+        wide = data.astype(np.float32) if is_narrow else data
         with np.errstate(all="ignore"):
-            return np.asarray(function(data, axis=axes, keepdims=attrs.keepdims)).astype(
+            return np.asarray(function(wide, axis=axes, keepdims=attrs.keepdims)).astype(
                 dtype or data.dtype, copy=False
             )
 

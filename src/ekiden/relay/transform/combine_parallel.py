@@ -96,10 +96,11 @@ def _cut(whole: RelayExpr, sizes: Sequence[int], axis: int, rank: int) -> list[R
 def _conv2d_key(call: Call) -> Key | None:
     attrs, weight = call.attrs, _shape(call.args[1])
     layouts = tuple(getattr(attrs, n) for n in ("data_layout", "kernel_layout", "out_layout"))
-    if weight is None or getattr(attrs, "groups", 1) != 1 or layouts[:2] != ("NCHW", "OIHW"):
+    is_plain = layouts in (("NCHW", "OIHW", ""), ("NCHW", "OIHW", "NCHW"))
+    if weight is None or getattr(attrs, "groups", 1) != 1 or not is_plain:
         return None
-    plain = attrs.with_fields(channels=None) if attrs is not None else None
-    return (structural_key(plain), *weight[1:], layouts[2] in ("", "NCHW"))
+    plain = attrs.with_fields(channels=None, out_layout="") if attrs is not None else None
+    return (structural_key(plain), *weight[1:])
 
 
 def _conv2d(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:

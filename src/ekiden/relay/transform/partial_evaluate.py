@@ -26,6 +26,7 @@ chapter 5 (an online specialiser).
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
 from collections.abc import Generator, Sequence
 from dataclasses import field
@@ -35,8 +36,9 @@ import numpy as np
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op
+from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.ir.type import Type, TypeVar
+from ekiden.ir.type import TensorType, Type, TypeVar
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -432,7 +434,7 @@ def _fold(call: Call, args: Sequence[Value]) -> Value | None:
     """The value of an operator call whose arguments are known, unless it is large or has state."""
     assert isinstance(call.op, Op)
     arrays = [a for a in map(_arrays, args) if a is not None]
-    if len(arrays) < len(args) or not can_compute(call.op, call.attrs):
+    if len(arrays) < len(args) or not can_compute(call.op, call.attrs) or _is_large(call):
         return None
     try:
         value = evaluate_call(call.op, call.attrs, arrays)
@@ -442,6 +444,16 @@ def _fold(call: Call, args: Sequence[Value]) -> Value | None:
     if sum(p.size for p in parts) > MAX_ELEMENTS:
         return None
     return Value(tuple(map(Value, value))) if isinstance(value, tuple) else Value(value)
+
+
+def _is_large(call: Call) -> bool:
+    """Whether the type of a result says that it is too large: memory for it is not asked for."""
+    kind = call.checked_type_or_none()
+    tensors = (
+        [] if kind is None else [t for t in type_post_order(kind) if isinstance(t, TensorType)]
+    )
+    sizes = [[d.value for d in t.shape if isinstance(d, IntImm)] for t in tensors]
+    return sum(map(math.prod, sizes)) > MAX_ELEMENTS
 
 
 def _fits(pattern: Pattern, value: Value, found: dict[Var, Value]) -> bool | None:

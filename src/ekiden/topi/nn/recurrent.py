@@ -8,6 +8,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const, logical_and
 from ekiden.te import Tensor
+from ekiden.te.range_check import CHECKS, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.cells import Cell
@@ -49,7 +50,8 @@ def pack_recurrent(weight: Tensor, gates: int, lanes: int) -> Tensor:
 def recurrent(cell: Cell, inputs: Sequence[Tensor]) -> list[Tensor]:
     """All hidden states [steps, batch, hidden] and the last states [batch, hidden] (h; c of an
     lstm) of projected data [steps, batch, gates * hidden] and a weight, packed or not, and what
-    `cell.given` names.
+    `cell.given` names. Lengths of sequences are checked: those of a reversed layer say where in
+    the data a step is.
     """
     data = inputs[0]
     state = (data.shape[1], tidy(data.shape[2] // cell.gates))
@@ -58,8 +60,12 @@ def recurrent(cell: Cell, inputs: Sequence[Tensor]) -> list[Tensor]:
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         return Layer(cell, ins, outs).body()
 
+    attrs: dict[str, object] = {"cell": cell}
+    if "lengths" in cell.given:
+        lengths = inputs[2 + cell.given.index("lengths")]
+        attrs[CHECKS] = (range_check("recurrent: length", lengths, 0, data.shape[0] + 1),)
     made = te.extern_op(
-        shapes, inputs, build, ["float32"] * len(shapes), cell.kind, "recurrent", {"cell": cell}
+        shapes, inputs, build, ["float32"] * len(shapes), cell.kind, "recurrent", attrs
     )
     return list(made)
 

@@ -140,9 +140,7 @@ class Conv:
             return [KLoop(part, const(self.word), const(self.width * self.word))]
         loops: list[KLoop] = []
         if depth.kernel > 1:
-            loops.append(
-                KLoop(const(depth.kernel), slices[0] * depth.dilation, per_tap * (kh * kw))
-            )
+            loops.append(KLoop(const(depth.kernel), slices[0], per_tap * (kh * kw)))
         if kh > 1:
             loops.append(KLoop(const(kh), row * dy, per_tap * kw))
         if kw == 1 or (dx == 1 and self.geometry.groups == 1):

@@ -9,6 +9,7 @@ cached.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
@@ -19,6 +20,9 @@ Value: TypeAlias = int | str
 """Of a choice: a number, or a word."""
 Fixed: TypeAlias = Mapping[str, Value]
 """Choices that are made already, by name."""
+
+
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Decision(Mapping[str, Value]):
             name, equals, value = part.partition("=")
             if not (name and equals and value) or name in found:
                 raise CompileError(f"decisions: expected 'name=value ...' once each, got {text!r}")
-            found[name] = int(value) if value.isdigit() else value
+            found[name] = int(value) if _NUMBER.fullmatch(value) else value
         return Decision.of(found)
 
     def __getitem__(self, name: str) -> Value:

@@ -85,8 +85,7 @@ class Depthwise:
         across = const(kw * self.channels)
         loops = [KLoop(const(kh), row * dy, across), KLoop(const(kw), pixel * dx, pixel)]
         if slices:
-            step = slices[0] * depth.dilation
-            loops.insert(0, KLoop(const(depth.kernel), step, across * kh))
+            loops.insert(0, KLoop(const(depth.kernel), slices[0], across * kh))
         return loops
 
     def tile(

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from ekiden import te
-from ekiden.arith import simplify
+from ekiden.arith import prove_equal, simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and, maximum
 from ekiden.runtime.late_methods import dataclass
@@ -62,9 +62,12 @@ class Geometry:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether output pixels are input pixels, one to one and in order."""
+        """Whether output pixels are input pixels, one to one and in order; those of a transposed
+        convolution may be fewer."""
         one = self.depth.kernel == self.depth.stride == 1
-        return one and self.kernel == self.strides == (1, 1) and not self.is_padded
+        if not one or not self.kernel == self.strides == (1, 1) or self.is_padded:
+            return False
+        return all(map(prove_equal, self.data[:3], self.out[:3]))
 
     def padded(self) -> tuple[PrimExpr, ...]:
         """Height and width of the data as it is read: with zeros around it."""
@@ -95,13 +98,15 @@ class Geometry:
         return found, logical_and(at >= 0, at < size) if self.is_deep_padded else None
 
     def steps(self, slice: PrimExpr | None) -> list[PrimExpr]:
-        """From a pixel of the data as it is read to its neighbour on each spatial axis, slices
-        first, which are `slice` apart if that is given."""
+        """From a pixel of the data as it is read to its neighbour on each of the two axes of a
+        slice; before them from a tap's slice to that of the next tap, which is `slice` if that is
+        given: a copy has the slices that taps read and not those between."""
         height, width = self.padded()
         row = simplify(width * self.data[3])
         if self.depth is FLAT:
             return [row, self.data[3]]
-        return [simplify(height * row) if slice is None else slice, row, self.data[3]]
+        far = simplify(height * row * self.depth.dilation) if slice is None else slice
+        return [far, row, self.data[3]]
 
     def place(self, at: list[PrimExpr]) -> list[PrimExpr]:
         """The indices of a result in its tensor, by (image, line, column, channel)."""

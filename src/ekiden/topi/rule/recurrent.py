@@ -38,6 +38,7 @@ from ekiden.ir.prim import (
     const,
 )
 from ekiden.target import Target
+from ekiden.te.range_check import checks_of
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (
     Allocate,
@@ -454,6 +455,8 @@ def recurrent(
     buffers, operands, results = extern_buffers(inputs, outputs)
     layer = Layer(cell, operands, results, target, decision)
     made = tiled_function(name, buffers, layer.body(), len(outputs))
+    if checks_of(outputs[0].op):
+        made = made.with_attr({"tir.has_blocks": 1})  # the checks of lengths are loops as others
     # gates that stay shut make states decay through subnormal numbers
     return made.with_attr({"tir.flush_subnormals": 1})
 

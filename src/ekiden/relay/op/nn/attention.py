@@ -116,8 +116,9 @@ def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
         shares = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
         total = shares.sum(-1, keepdims=True)
         if heads.nan_as_zero:
-            shares = np.where(np.isnan(total), np.float32(0), shares)
-            total = np.where(np.isnan(total), np.float32(np.inf), total)
+            is_none = np.isnan(total) | (total == 0)  # which no keys give
+            shares = np.where(is_none, np.float32(0), shares)
+            total = np.where(is_none, np.float32(np.inf), total)
         mixed = (shares @ value) / total
     return np.ascontiguousarray(mixed.transpose(["bhsd".index(a) for a in heads.layouts[3]]))
 

@@ -28,6 +28,7 @@ from ekiden.relay.op._declare import (
     attempt,
     attrs_of,
     call,
+    check_range,
     fail,
     one_dtype,
     rank_is,
@@ -201,6 +202,7 @@ def _reference(attrs: RecurrentAttrs, *arrays: Array) -> tuple[Array, ...]:
     peephole = extras.get("peephole", np.zeros(3 * hidden, np.float32))
     known = dict(zip(("p_i", "p_f", "p_o"), np.split(peephole, 3), strict=True))
     lengths = extras.get("lengths", np.full(batch, steps))
+    check_range("recurrent: length", lengths, (0, steps + 1))
     products: Multiply = lambda states: states @ weight.T  # noqa: E731
     if "scale" in extras:
         products = _quantized(weight, extras["scale"], extras["sums"])
