@@ -8,7 +8,12 @@ import time
 from importlib import import_module
 
 from ekiden.backend.crt.module import MicroModule, Pool
-from ekiden.driver.commands.options import decisions_config, parse_shapes, split_pair
+from ekiden.driver.commands.options import (
+    decisions_config,
+    parse_shapes,
+    split_pair,
+    whole_number,
+)
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder
@@ -103,11 +108,12 @@ def _pools(text: str) -> list[Pool]:
     found: list[Pool] = []
     for part in filter(None, text.split(",")):
         name, size = split_pair(part, "NAME=BYTES") if "=" in part else (part, "")
-        if (size and not size.isdigit()) or not name.isidentifier():
+        limit = whole_number(size)
+        if (size and limit is None) or not name.isidentifier():
             raise InputError(f"--workspace-pools: NAME or NAME=BYTES expected, got '{part}'")
         if name in [p.name for p in found]:
             raise InputError(f"--workspace-pools: '{name}' is given twice")
-        found.append(Pool(name, int(size) if size else None))
+        found.append(Pool(name, limit))
     return found
 
 

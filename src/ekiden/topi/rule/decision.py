@@ -60,7 +60,7 @@ class Decision(Mapping[str, Value]):
             name, equals, value = part.partition("=")
             if not (name and equals and value) or name in found:
                 raise CompileError(f"decisions: expected 'name=value ...' once each, got {text!r}")
-            found[name] = int(value) if value.isdigit() else value
+            found[name] = int(value) if value.isdecimal() else value
         return Decision.of(found)
 
     def __getitem__(self, name: str) -> Value:
