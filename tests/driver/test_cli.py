@@ -266,6 +266,16 @@ def test_numbers_that_are_none(
     assert fails(capsys, words[0], str(artifact), *words[1:]) == message
 
 
+@pytest.mark.parametrize("number", ["257", "9999999999"])
+def test_more_threads_than_there_may_be(
+    artifact: Path, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", str(artifact), "--threads", number])
+    assert caught.value.code == 2
+    assert f"expected at most 256 threads, got {number}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("rows", [2**63 - 1, 10**20])
 def test_a_tensor_of_more_bytes_than_there_are(
     onnx_file: Path, tmp_path: Path, rows: int, capsys: pytest.CaptureFixture[str]

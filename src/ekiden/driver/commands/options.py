@@ -25,6 +25,8 @@ from ekiden.runtime.files import named
 from ekiden.runtime.metadata import Dim
 
 Number = TypeVar("Number", int, float)
+MOST_THREADS = 256
+"""EK_MAX_THREADS of the runtime."""
 FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"
 """The help of an argument that `open_executable` takes."""
 
@@ -166,6 +168,14 @@ def count(text: str) -> int:
     if value is None or value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got '{text}'")
     return value
+
+
+def threads(text: str) -> int:
+    """The type of an argument that says how many threads there are, as `runtime.num_threads`."""
+    number = count(text)
+    if number > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"expected at most {MOST_THREADS} threads, got {number}")
+    return number
 
 
 def _parsed(kind: Callable[[str], Number], text: str) -> Number | None:
