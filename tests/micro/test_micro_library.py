@@ -177,6 +177,8 @@ def test_what_a_library_cannot_be_made_of(model: Path) -> None:
         (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--size", "small"], "--size"),
         (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--workspace-pools", "a=x"], "a=x"),
         (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--denormals", "flush"], "denorm"),
+        (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--byoc", "auto"], "--byoc"),
+        (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--devices", "auto"], "--devices"),
     ],
 )
 def test_half_a_request_is_refused(

@@ -20,7 +20,7 @@ from ekiden.runtime.files import check_folder
 
 DEFAULT = "default"
 """The name of a model that is given none (TVM's)."""
-REFUSED = ("cc", "bounds", "records", "size", "timings", "timings_file")
+REFUSED = ("cc", "bounds", "records", "size", "byoc", "devices", "timings", "timings_file")
 """Options of an artifact that C without the runtime has no use for; beside those that have a value
 by default."""
 
