@@ -95,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
         found.save(options.output)
     else:
         made = compile_artifact(found.model, "llvm")
-        data = made if isinstance(made, memoryview) else made.to_bytes()
-        write_artifact(data, options.output, cc=options.cc)
+        written = made if isinstance(made, memoryview) else made.to_bytes()
+        write_artifact(written, options.output, cc=options.cc)
     if options.plan_out:
         write_text(options.plan_out, found.plan.json())
     print(found)
