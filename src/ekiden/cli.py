@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -102,13 +103,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser(args[0] if args and args[0] in COMMANDS else None).parse_args(args)
     errors = import_module("ekiden.runtime.errors")
     run: Callable[[argparse.Namespace], int] = options.run
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     if options.verbose:
         logging = import_module("logging")  # takes longer than the rest of this module
         logging.basicConfig(format="%(relativeCreated)7.0f ms  %(message)s")
         logging.getLogger("ekiden").setLevel("INFO" if options.verbose == 1 else "DEBUG")
     try:
         with import_module("ekiden.runtime.memory").within_free_memory():
-            return run(options)
+            status = run(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where what goes wrong with it is said
+        return status
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

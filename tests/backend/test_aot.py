@@ -14,6 +14,8 @@ from ekiden.backend.aot.jit import compile_now
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.codegen.llvm import inspect
 from ekiden.driver.executable import Executable
+from ekiden.ir.expr import GlobalVar
+from ekiden.ir.module import IRModule
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import CompileError, EkidenError, RunError
 from ekiden.runtime.instructions import Instruction, make
@@ -104,6 +106,17 @@ def test_calls_of_any_depth(n: int) -> None:
     assert total.numpy() == np.arange(n + 1, dtype=np.int32).sum(dtype=np.int32)
     assert bool(even.numpy()) == (n % 2 == 0)
     assert depth.numpy() == n
+
+
+def test_functions_may_have_any_names() -> None:
+    name = GlobalVar('a"b\\41é')
+    n = relay.var("n", shape=(), dtype="int32")
+    again = relay.Call(name, [relay.subtract(n, relay.const(1, "int32"))])
+    body = relay.If(relay.less(n, relay.const(1, "int32")), n, again)
+    down = relay.Function([n], body, relay.TensorType((), "int32"))
+    m = relay.var("m", shape=(), dtype="int32")
+    module = IRModule({name: down, "main": relay.Function([m], relay.Call(name, [m]))})
+    assert int(ekiden.compile(module, executor="aot")(np.int32(5)).numpy()) == 0
 
 
 def test_recursion_beyond_the_limit_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

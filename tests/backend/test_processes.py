@@ -7,8 +7,11 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import llvmlite.binding as llvmlite
 import pytest
@@ -16,6 +19,7 @@ from test_kernels import TARGET, primitive
 
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.codegen import parallel
+from ekiden.codegen.background import Background
 from ekiden.codegen.cache import KernelCache
 from ekiden.runtime import callers
 
@@ -132,3 +136,63 @@ def test_a_child_compiles_though_a_thread_did_when_it_was_forked() -> None:
 def test_a_child_has_threads_for_calls_that_are_waited_for() -> None:
     assert callers.start(lambda: 3).result() == 3
     assert in_child(lambda: callers.start(lambda: 4).result() == 4) == 0
+
+
+ORPHANS = """
+import os, sys, time
+from ekiden.codegen.background import Background
+from ekiden.codegen.cache import KernelCache
+from ekiden.codegen.parallel import Task, compile_tasks
+
+def slow():
+    os.write(1, f"{os.getpid()} ".encode())
+    time.sleep(300)
+
+def work():
+    compile_tasks([Task(str(i), f"kernel {i}", slow) for i in range(4)], KernelCache(None))
+
+if sys.argv[1] == "background":
+    job = Background.begin()
+    if not job.is_child:
+        sys.stdin.read(1)
+        job.close()
+        os._exit(0)
+work()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, "background"])
+def test_workers_go_with_the_process_that_waits_and_leave_nothing(
+    how: signal.Signals | str, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHANS, str(how)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as waiting:
+        assert waiting.stdin is not None and waiting.stdout is not None
+        begun = b""
+        while begun.count(b" ") < 2:
+            begun += os.read(waiting.stdout.fileno(), 99)
+        if isinstance(how, signal.Signals):
+            waiting.send_signal(how)
+        else:
+            waiting.stdin.write(b"x")
+            waiting.stdin.flush()
+        waiting.stdout.read()  # until the last of them has ended
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_background_that_cannot_be_forked_leaves_no_files_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_process() -> int:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(os, "fork", no_process)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="no more processes"):
+        Background.begin()
+    assert os.listdir("/proc/self/fd") == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -113,6 +114,23 @@ def test_a_function_nobody_registered_is_an_error(backend: str) -> None:
     )
     with pytest.raises(Exception, match="test.nobody_has_this"):
         kernel(func, backend)(np.zeros(4, "float32"))
+
+
+@pytest.mark.parametrize("backend", ("llvm", "interpreter"))
+def test_a_name_may_have_quotes_and_backslashes(backend: str) -> None:
+    name = 'test.a"b\\41é'
+    func = parse(
+        f"""def f(b: T.Buffer((4,), "int32")):
+    b[0] = T.call_packed({json.dumps(name, ensure_ascii=False)})
+"""
+    )
+    runtime.register_func(name, lambda: 7, override=True)
+    try:
+        out = np.zeros(4, "int32")
+        kernel(func, backend)(out)
+        assert out[0] == 7
+    finally:
+        runtime.remove_global_func(name)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

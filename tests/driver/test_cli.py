@@ -1,6 +1,7 @@
 """The command line: what it prints, and one line when something is wrong."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -227,7 +228,7 @@ def test_the_output_is_checked_before_compiling(
     assert message == f"write '{folder / 'a.eki'}': no folder '{folder}'"
 
 
-@pytest.mark.parametrize("shape", ["x", "x=2,-3", "x=2,3,,"])
+@pytest.mark.parametrize("shape", ["x", "x=2,-3", "x=2,3,,", "x=²,3", f"x={'9' * 5000},3"])
 def test_a_shape_that_cannot_be_read(
     onnx_file: Path, tmp_path: Path, shape: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,6 +244,74 @@ def test_a_compiler_that_would_not_be_run(
         for command in (["compile", str(onnx_file)], ["export", str(artifact)]):
             message = fails(capsys, *command, "-o", str(tmp_path / f"a{suffix}"), "--cc", "cc")
             assert f"a{suffix}': no C compiler makes {suffix}, got cc='cc'" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench", "--dim", "n=²"], "read a dimension: expected a number above 0 for 'n', got '²'"),
+        (
+            ["run", "--remote", "here:²"],
+            "read an address: host:port expected, got 'here:²'",
+        ),
+        (
+            ["run", "--remote", "here:65536"],
+            "read an address: host:port expected, got 'here:65536'",
+        ),
+    ],
+)
+def test_numbers_that_are_none(
+    artifact: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(capsys, words[0], str(artifact), *words[1:]) == message
+
+
+@pytest.mark.parametrize("number", ["257", "9999999999"])
+def test_more_threads_than_there_may_be(
+    artifact: Path, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", str(artifact), "--threads", number])
+    assert caught.value.code == 2
+    assert f"expected at most 256 threads, got {number}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rows", [2**63 - 1, 10**20])
+def test_a_tensor_of_more_bytes_than_there_are(
+    onnx_file: Path, tmp_path: Path, rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "a.eki")
+    message = fails(capsys, "compile", str(onnx_file), "-o", out, "--shape", f"x={rows},3")
+    assert message == f"'x' is a float32[{rows}, 3]: a tensor of more than 2**63 bytes"
+
+
+def test_a_folder_is_a_model_or_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "a.c")
+    message = fails(capsys, "export", str(tmp_path), "-o", out)
+    assert message == f"import '{tmp_path}': it is a folder, in which there is no model"
+
+
+def test_names_of_files_need_not_be_text(onnx_file: Path, tmp_path: Path) -> None:
+    out = os.fsencode(tmp_path / "a") + b"\xff.eki"
+    done = subprocess.run(
+        [sys.executable, "-m", "ekiden.cli", "compile", str(onnx_file), "-o", out],
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert os.path.exists(out) and b"a\\udcff.eki: " in done.stdout
+
+
+def test_an_output_that_takes_nothing_is_an_error(artifact: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ekiden.cli", "inspect", str(artifact)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "ekiden inspect: [Errno 28] No space left on device\n"
 
 
 def test_wrong_usage_ends_with_2() -> None:

@@ -279,3 +279,18 @@ def test_metadata_is_json(exe: ekiden.Executable) -> None:
 def test_the_bytecode_can_be_read(exe: ekiden.Executable) -> None:
     text = exe.disassemble()
     assert "main" in text and "fused_nn_contrib_dense_pack" in text
+
+
+class Unshared:
+    """An array that its library does not share."""
+
+    dtype = "float32"
+
+    def __dlpack__(self, **_: object) -> object:
+        raise BufferError("tensors with the negative bit are not exported")
+
+
+def test_why_an_array_cannot_be_had_is_said(exe: ekiden.Executable) -> None:
+    wanted = "input 'x': expected an array of float32, got one of float32: tensors with the neg"
+    with pytest.raises(ekiden.InputError, match=wanted):
+        exe(Unshared(), np.zeros((1, 1), np.float32))

@@ -15,8 +15,11 @@ from micro_models import SMALL, Net
 import ekiden
 from ekiden import micro, relay
 from ekiden.backend.crt.emit import emit_files
+from ekiden.backend.crt.module import Pool
 from ekiden.cli import main
+from ekiden.driver import micro as micro_driver
 from ekiden.driver.model_library import metadata
+from ekiden.ir.module import IRModule
 from ekiden.relay import load_param_dict
 from ekiden.runtime.errors import CompileError
 
@@ -177,6 +180,8 @@ def test_what_a_library_cannot_be_made_of(model: Path) -> None:
         (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--size", "small"], "--size"),
         (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--workspace-pools", "a=x"], "a=x"),
         (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--denormals", "flush"], "denorm"),
+        (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--byoc", "auto"], "--byoc"),
+        (["--executor", "aot", "--runtime", "crt", "-f", "mlf", "--devices", "auto"], "--devices"),
     ],
 )
 def test_half_a_request_is_refused(
@@ -198,3 +203,13 @@ def test_bytes_are_multiplied_by_what_the_processor_has(cpu: str, wanted: str, o
     module = ekiden.IRModule.from_expr(relay.Function([x], relay.nn.dense(x, w, out_dtype="int32")))
     text = emit_files(micro.compile(module, f"c -mcpu={cpu}").module)["src/default_lib1.c"]
     assert wanted in text and other not in text
+
+
+def test_names_mean_nothing_in_c() -> None:
+    x, y = (relay.var(name, shape=(2,), dtype="float32") for name in ("int", "*/ x"))
+    module = IRModule({"main": relay.Function([x, y], relay.add(x, y))})
+    program = micro_driver.compile(module, pools=[Pool("register")])
+    files = emit_files(program.module)
+    header = files["include/tvmgen_default.h"]
+    assert "void *_int;" in header and "void *_register;" in header
+    assert "*/ x" not in header

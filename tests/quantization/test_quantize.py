@@ -276,3 +276,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     np.save(tmp_path / "one.npy", np.zeros(3, np.float32))
     bad[3] = str(tmp_path / "one.npy")
     assert main(bad) == 1 and "one.npy' is one array: an .npz of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-o", "small.eki", "--cc", "gcc"], "no C compiler makes .eki, got cc='gcc'"),
+        (["-o", "small.onnx", "--cc", "gcc"], "--cc: no C compiler makes .onnx"),
+        (["-o", "small.eki", "--gain", "2"], "--gain is for --faster"),
+        (["-o", "small.eki", "--plan", "p", "--bits", "4"], "--bits: the plan of --plan has its"),
+        (["-o", "small.eki", "--plan", "p", "--per-tensor"], "--per-tensor: the plan of --plan"),
+    ],
+)
+def test_an_option_that_would_not_be_honoured(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words[1] = str(tmp_path / words[1])
+    assert main(["quantize", "float.onnx", *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_suffix_decides_what_is_written(tmp_path: Path) -> None:
+    onnx.save(FLOATS, tmp_path / "float.onnx")
+    np.savez(tmp_path / "data.npz", x=DATA[:16])
+    given = [str(tmp_path / "float.onnx"), "--calibrate", str(tmp_path / "data.npz")]
+    assert main(["quantize", *given, "-o", str(tmp_path / "small.c")]) == 0
+    assert b"__tvm_ffi_main" in (tmp_path / "small.c").read_bytes()

@@ -70,6 +70,12 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [link]
 
 
+def test_a_name_of_many_bytes_is_written(tmp_path: Path) -> None:
+    path = tmp_path / ("名" * 85)  # 255 bytes, as many as most systems take
+    write_whole(path, hello)
+    assert path.read_bytes() == b"hello"
+
+
 def test_permissions_stay(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.touch(mode=0o600)

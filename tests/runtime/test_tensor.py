@@ -113,6 +113,13 @@ def test_a_read_only_array_stays_read_only() -> None:
     assert not np.from_dlpack(tensor).flags.writeable
 
 
+def test_a_fraction_is_no_number_of_elements() -> None:
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        runtime.empty((1.5,))
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        runtime.num_threads(1.5)
+
+
 @pytest.mark.parametrize("source", ["text", [object()], np.array(["a"]), np.zeros(2, "M8[s]")])
 def test_other_dtypes_are_refused(source: object) -> None:
     with pytest.raises(TypeError, match="tensor: expected an array of numbers, got one of"):

@@ -15,17 +15,17 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pickle import PicklingError
 
 from ekiden.codegen import llvm
+from ekiden.codegen.children import nameless_file, when_closed
 from ekiden.codegen.parallel import LOCK
 from ekiden.runtime.errors import CompileError
 
@@ -58,14 +58,15 @@ class Background:
         """
         if not hasattr(os, "fork"):
             raise CompileError("compile in the background: this system cannot fork")
-        receiver, sender = Pipe(duplex=False)
-        watched, alive = os.pipe()
-        result = _file()
-        with LOCK, llvm.held(), warnings.catch_warnings():
-            # as in ekiden.codegen.parallel: who else has threads here leaves its locks in order
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-            pid = os.fork()
+        with ExitStack() as undo:
+            receiver, sender = map(undo.enter_context, Pipe(duplex=False))
+            watched, alive = os.pipe()
+            undo.callback(os.close, watched)
+            undo.callback(os.close, alive)
+            result = nameless_file()
+            undo.callback(os.close, result)
+            pid = _fork()
+            undo.pop_all()
         if pid == 0:
             try:
                 receiver.close()
@@ -175,13 +176,13 @@ def stop_all() -> None:
         job.stop()
 
 
-def _file() -> int:
-    """An open file that no folder names."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("ekiden-artifact")
-    descriptor, path = tempfile.mkstemp(prefix="ekiden-")
-    os.unlink(path)
-    return descriptor
+def _fork() -> int:
+    """As os.fork, where no thread of ours is inside a lock that the child needs."""
+    with LOCK, llvm.held(), warnings.catch_warnings():
+        # as in ekiden.codegen.parallel: who else has threads here leaves its locks in order
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        return os.fork()
 
 
 def _leave_parent(watched: int) -> None:
@@ -193,14 +194,7 @@ def _leave_parent(watched: int) -> None:
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def watch() -> None:
-        """Ends the child's whole group when the parent is gone, however it ended."""
-        with suppress(OSError):
-            os.read(watched, 1)  # nothing is ever written: it returns when the parent is gone
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, name="ekiden-watch", daemon=True).start()
+    when_closed(watched, lambda: os.killpg(0, signal.SIGKILL))
 
 
 def _end(code: int) -> None:

@@ -10,17 +10,16 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 
 from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache
+from ekiden.codegen.children import WorkerNotes
 from ekiden.ir.pass_context import PassContext, phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
@@ -74,7 +73,7 @@ _WORK: Sequence[Task] | None = None
 """What forked workers compile: inherited by fork, so that functions need not be sent."""
 
 
-_NOTES: Path | None = None
+_NOTES: WorkerNotes | None = None
 """Where a worker says what it compiles; None in a process that is none."""
 TOLD = 400
 """Most characters that are repeated of what a worker that was ended had said."""
@@ -89,19 +88,18 @@ def _compiled(task: Task) -> bytes:
 def _compile_in_worker(index: int) -> tuple[bytes, list[object]]:
     """The object code, and what the instruments have seen of it."""
     assert _WORK is not None and _NOTES is not None
-    _NOTES.with_suffix(".at").write_text(_WORK[index].name)
+    _NOTES.say(_WORK[index].name)
     code = _compiled(_WORK[index])
     return code, [each.take_seen() for each in PassContext.current().instruments]
 
 
-def _begin_worker(folder: str) -> None:
+def _begin_worker(notes: WorkerNotes) -> None:
     """Workers leave Ctrl-C to the process that waits for them. What LLVM says before it ends a
     process goes to a file, for that process to tell."""
     global _NOTES
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _NOTES = Path(folder, str(os.getpid()))
-    with open(_NOTES, "wb", buffering=0) as said:
-        os.dup2(said.fileno(), 2)
+    _NOTES = notes
+    notes.begin()
     gc.freeze()  # what the parent holds is not looked through again and again, nor copied for it
     PassContext.current().notify(lambda each: each.begin_worker())
 
@@ -128,9 +126,9 @@ class _Workers:
         context = multiprocessing.get_context("fork")
         others = set(multiprocessing.active_children())
         with ExitStack() as undo:
-            self._notes = tempfile.TemporaryDirectory(prefix="ekiden-workers-")
-            undo.callback(self._notes.cleanup)
-            self._pool = ProcessPoolExecutor(jobs, context, _begin_worker, (self._notes.name,))
+            self._notes = WorkerNotes(jobs)
+            undo.callback(self._notes.close)
+            self._pool = ProcessPoolExecutor(jobs, context, _begin_worker, (self._notes,))
             undo.callback(self._pool.shutdown, wait=True, cancel_futures=True)
             self._waiting = self._begin(count)
             undo.pop_all()
@@ -167,11 +165,10 @@ class _Workers:
         strange = (pid for pid, c in codes.items() if c not in (None, 0, -signal.SIGTERM))
         pid = next(strange, next(iter(codes)))
         code = codes[pid] or -signal.SIGTERM
-        notes = Path(self._notes.name, str(pid))
+        at, said = self._notes.of(pid)
         name = signal.Signals(-code).name if code < 0 else ""
         end = f"was ended by {name}" if name else f"ended with {code}"
-        at = _text(notes.with_suffix(".at"))
-        said = _text(notes)[:TOLD].strip()  # LLVM says the reason first, then its stack
+        said = said[:TOLD].strip()  # LLVM says the reason first, then its stack
         parts = (f"{end} at the kernel {at}" if at else end, said and f": {said}")
         memory = " (out of memory?); EKIDEN_COMPILE_JOBS=1 compiles in this process"
         return "".join(parts) + memory * (name == "SIGKILL")
@@ -179,13 +176,9 @@ class _Workers:
     def close(self) -> None:
         """Wait for what runs; what has not begun is dropped. What workers said is said here."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for path in sorted(Path(self._notes.name).glob("*[0-9]")):
-            sys.stderr.write(_text(path))
-        self._notes.cleanup()
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
+        if (said := self._notes.said()) and sys.stderr is not None:
+            sys.stderr.write(said)
+        self._notes.close()
 
 
 def _start(count: int, jobs: int) -> _Workers | None:

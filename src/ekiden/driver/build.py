@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from ekiden.codegen.parallel import Progress
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.table import described, frontend_of, taken
+from ekiden.ir.dtype import itemsize
 from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import ENGINE, PassContext, phase
@@ -233,7 +235,18 @@ def _describe(name: str, kind: Type, imported: ImportedModule) -> dict[str, obje
         return {"name": name, "shape": shape, "dtype": f"{SEQUENCE}{element.dtype}"}
     if not isinstance(kind, TensorType):
         return {"name": name, "shape": [], "dtype": ANY_OBJECT}
+    _check_size(name, kind)
     return {"name": name, "shape": [_dim(d) for d in kind.shape], "dtype": kind.dtype}
+
+
+def _check_size(name: str, kind: TensorType) -> None:
+    """Raises CompileError for a tensor whose bytes no instruction of the machine can count."""
+    known = [d.value for d in kind.shape if isinstance(d, IntImm)]
+    if math.prod(known) * itemsize(kind.dtype) >= 1 << 63:
+        raise CompileError(
+            f"compile: '{name}' is a {kind.dtype}{[_dim(d) for d in kind.shape]}: a tensor of more "
+            "than 2**63 bytes"
+        )
 
 
 def _dim(dim: PrimExpr) -> Dim:

@@ -593,7 +593,8 @@ def _argument(info: TensorInfo, value: object) -> object:
     except (TypeError, ValueError, BufferError) as error:
         dtype = getattr(value, "dtype", None)
         got = type(value).__name__ if dtype is None else f"one of {dtype}"
-        wanted = f"an array of {info.dtype}, got {got}"
+        reason = f": {error}" if isinstance(error, BufferError) else ""  # it is one, and is kept
+        wanted = f"an array of {info.dtype}, got {got}{reason}"
         raise InputError(f"input '{info.name}': expected {wanted}") from error
     except EkidenError:
         raise

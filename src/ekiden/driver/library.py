@@ -10,6 +10,7 @@ import io
 import os
 import platform
 import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -377,9 +378,9 @@ def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[st
     """The command of a C compiler for a machine, in words: `cc`, $CC, or one that is installed.
     Raises ExportError.
     """
-    named = cc or os.environ.get("CC")
-    if named:
-        return named.split()
+    named = cc or os.environ.get("CC", "")
+    if named.strip():
+        return shlex.split(named)
     is_foreign = architecture != platform.machine()
     machine, _, system = TRIPLES.get(architecture, f"{architecture}-linux-gnu").partition("-")
     foreign = f"{_COMPILERS.get(machine, machine)}-{system.removeprefix('unknown-')}"
@@ -404,9 +405,9 @@ _COMPILERS = {"armv7": "arm"}
 def compile_in(folder: str, command: Sequence[str], what: str) -> None:
     """Run a C compiler in a folder. Raises ExportError with what it says."""
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
     except OSError as error:
         raise ExportError(f"{what}: run '{command[0]}': {error}") from error
     if done.returncode != 0:
-        shown = "\n".join(done.stderr.splitlines()[:20])
+        shown = "\n".join(done.stderr.decode(errors="replace").splitlines()[:20])
         raise ExportError(f"{what}: the C compiler failed:\n{shown}")

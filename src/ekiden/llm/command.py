@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from ekiden.driver.commands.options import count
+from ekiden.driver.commands.options import threads
 from ekiden.llm.model import Model, load
 from ekiden.llm.sampling import Sampling
 from ekiden.runtime.errors import InputError
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="a tokenizer.json, where the model has none beside it")
     parser.add_argument("--context", type=int, help="tokens that a text has at most")
     parser.add_argument("--cache", help="format of the cache: " + ", ".join(FORMATS))
-    parser.add_argument("--threads", type=count, help="threads of a step")
+    parser.add_argument("--threads", type=threads, help="threads of a step")
     parser.add_argument("--draft", help="a smaller model of the same tokens, which proposes some")
     parser.add_argument("--proposals", type=int, default=4, help="how many of them at once (4)")
     parser.add_argument("--stop", action="append", default=[], help="a text that ends the answer")

@@ -13,6 +13,7 @@ from cpython.pycapsule cimport (PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsu
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from cpython.type cimport PyType_Modified
+from libc.limits cimport INT_MAX
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strlen
 

@@ -223,11 +223,12 @@ def service_address(str name not None):
     return <size_t>address
 
 
-def num_threads(int n=0):
+def num_threads(n=0):
     """Number of threads that share a parallel loop; first set to n if that is positive."""
     cdef int result
+    cdef int number = <int>min(max(operator.index(n), 0), INT_MAX)
     with nogil:
-        result = ek_num_threads(n)
+        result = ek_num_threads(number)
     if result < 0:
         _raise_pending()
     return result

@@ -363,7 +363,7 @@ cdef int _set_dims(int64_t *dims, tuple lengths) except -1:
     if ndim > EK_MAX_NDIM:
         raise ValueError(f"empty: expected at most {EK_MAX_NDIM} dimensions, got {ndim}")
     for i in range(ndim):
-        dims[i] = lengths[i]
+        dims[i] = operator.index(lengths[i])   # C's conversion would cut a fraction off
     return ndim
 
 

@@ -71,7 +71,7 @@ def compile_jobs() -> int:
     chosen = os.environ.get("EKIDEN_COMPILE_JOBS", "")
     if not chosen:
         return len(os.sched_getaffinity(0))
-    if not chosen.isdigit() or int(chosen) == 0:
+    if not chosen.isdecimal() or int(chosen) == 0:
         raise _wrong("EKIDEN_COMPILE_JOBS", "a whole number above 0", chosen)
     return int(chosen)
 

@@ -146,7 +146,8 @@ def _replace(
     is_program: bool,
 ) -> None:
     """Write a file that takes the place of `found`, with its permissions."""
-    partial = target.with_name(f".{target.name[:200]}.{os.urandom(4).hex()}")
+    begun = os.fsdecode(os.fsencode(target.name)[:200])
+    partial = target.with_name(f".{begun}.{os.urandom(4).hex()}")
     try:
         with open(partial, "xb") as file:
             write(file)

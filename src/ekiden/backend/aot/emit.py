@@ -17,6 +17,7 @@ from ekiden.backend.aot.facts import Fact, Facts, after, at_entry
 from ekiden.backend.vm.operands import jumps
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen.llvm.builder import Builder, Module
+from ekiden.codegen.llvm.names import quoted
 from ekiden.runtime import layout
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.instructions import Instruction, Operand, encode
@@ -113,7 +114,7 @@ class _FunctionEmitter:
 
     def _finish(self) -> None:
         resume = " ".join(f"i32 {k}, label %point{k}" for k in self.resumed)
-        name = f'"{PREFIX}{self.function.name}"'
+        name = quoted(PREFIX + self.function.name)
         size = max(1, self.most) * 2
         text = [
             f"define ptr @{name}(ptr %vm, ptr %R, ptr %native, i32 %point) #0 {{",
@@ -423,8 +424,8 @@ class _FunctionEmitter:
         b = self.b
         name = self.program.primitives[primitive]
         if name in self.program.kernels:
-            self._service(f'"{name}"', "i32", "ptr", "ptr", "i32", "ptr")
-            call = f'call i32 @"{name}"(ptr null, ptr %args, i32 {count}, ptr %ret)'
+            self._service(quoted(name), "i32", "ptr", "ptr", "i32", "ptr")
+            call = f"call i32 @{quoted(name)}(ptr null, ptr %args, i32 {count}, ptr %ret)"
             self._check(index, b.value(call))
             return
         function = self._member(self.native.LINKED, primitive)

@@ -26,7 +26,7 @@ from ekiden.backend.crt.module import (
 )
 from ekiden.backend.crt.packed import emit_packed
 from ekiden.codegen.c.helpers import quoted
-from ekiden.codegen.c.types import constant, memory_type
+from ekiden.codegen.c.types import KEYWORDS, constant, memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.op import Array
 
@@ -125,11 +125,17 @@ def prefix_of(name: str) -> str:
     return f"tvmgen_{c_name(name)}"
 
 
+def _field(name: str) -> str:
+    """A name of the model as one of a structure's field, which is no word of C."""
+    clean = c_name(name)
+    return f"_{clean}" if clean in KEYWORDS else clean
+
+
 def fields_of(tensors: Sequence[Tensor]) -> list[str]:
     """The names of fields for tensors, each another."""
     found: list[str] = []
     for tensor in tensors:
-        base, name, count = c_name(tensor.name), c_name(tensor.name), 0
+        base, name, count = _field(tensor.name), _field(tensor.name), 0
         while name in found:
             count += 1
             name = f"{base}_{count}"
@@ -139,7 +145,7 @@ def fields_of(tensors: Sequence[Tensor]) -> list[str]:
 
 def pool_fields(module: MicroModule) -> list[str]:
     """The pools that the caller gives, as fields."""
-    return [] if module.has_own_memory else [c_name(p.name) for p in module.pools]
+    return [] if module.has_own_memory else [_field(p.name) for p in module.pools]
 
 
 def _interface(module: MicroModule) -> str:
@@ -151,7 +157,7 @@ def _interface(module: MicroModule) -> str:
         for field, tensor in zip(fields_of(tensors), tensors, strict=True):
             shape = ", ".join(map(str, tensor.shape))
             parts.append(
-                f"\n/* {tensor.name}: {tensor.dtype}[{shape}] */\n"
+                f"\n/* {tensor.name.replace('*/', '* /')}: {tensor.dtype}[{shape}] */\n"
                 f"#define {prefix.upper()}_{field.upper()}_SIZE {tensor.nbytes}\n"
             )
         parts.append(_struct(f"{prefix}_{what}", fields_of(tensors)))

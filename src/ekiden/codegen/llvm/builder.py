@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ekiden.codegen.llvm.debug import DebugLines
+from ekiden.codegen.llvm.names import escaped
 from ekiden.codegen.llvm.types import constant, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.runtime.layout import DLTensor, DLTensor32
@@ -85,7 +86,7 @@ class Module:
     def text(self, head: Sequence[str]) -> str:
         """The module as LLVM IR."""
         strings = [
-            f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{_escape(data)}"'
+            f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{escaped(data)}"'
             for data, name in self.strings.items()
         ]
         tables = [
@@ -95,11 +96,6 @@ class Module:
         ]
         declared = [text for name, text in self.declarations.items() if name not in self.defined]
         return "\n".join([*head, *strings, *tables, *self.functions, *declared, *self.metadata, ""])
-
-
-def _escape(data: bytes) -> str:
-    plain = range(32, 127)
-    return "".join(chr(c) if c in plain and chr(c) not in '"\\' else f"\\{c:02X}" for c in data)
 
 
 class Builder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from ekiden.codegen.llvm.names import quoted
 from ekiden.tir.stmt import PrimFunc, Stmt
 
 
@@ -20,7 +21,7 @@ class DebugLines:
         self._nodes = [
             'distinct !DICompileUnit(language: DW_LANG_C99, file: !1, producer: "ekiden",'
             " isOptimized: true, runtimeVersion: 0, emissionKind: FullDebug)",
-            f'!DIFile(filename: "{path.name}", directory: "{path.parent}")',
+            f"!DIFile(filename: {quoted(path.name)}, directory: {quoted(str(path.parent))})",
             "!DISubroutineType(types: !{null})",
             '!{i32 2, !"Debug Info Version", i32 3}',
             '!{i32 7, !"Dwarf Version", i32 4}',
@@ -38,8 +39,8 @@ class DebugLines:
     def subprogram(self, name: str, line: int) -> int:
         """The number of a function's node."""
         return self._node(
-            f'distinct !DISubprogram(name: "{name}", scope: !1, file: !1, line: {line}, type: !2,'
-            f" scopeLine: {line}, spFlags: DISPFlagDefinition, unit: !0)"
+            f"distinct !DISubprogram(name: {quoted(name)}, scope: !1, file: !1, line: {line},"
+            f" type: !2, scopeLine: {line}, spFlags: DISPFlagDefinition, unit: !0)"
         )
 
     def location(self, subprogram: int, line: int) -> str:

@@ -22,6 +22,7 @@ from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
+from ekiden.codegen.llvm.names import quoted
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import SizeVar, Var, cast, is_const
@@ -71,8 +72,9 @@ class EntryEmitter(StatementEmitter):
         self.leave(0)
         if self.alias is not None:
             self.alias.finish()
-        self.module.defined.add(f'"{self.name}"')
-        self.module.functions.append(function_text(f'"{self.name}"', PARAMETERS, self))
+        name = quoted(self.name)
+        self.module.defined.add(name)
+        self.module.functions.append(function_text(name, PARAMETERS, self))
 
     def field(self, base: Operand, offset: int, kind: str) -> Operand:
         """A member of a structure."""

@@ -14,6 +14,7 @@ from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.expression import ExpressionEmitter
 from ekiden.codegen.llvm.image import CALL_SITE
+from ekiden.codegen.llvm.names import quoted
 from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, const
@@ -62,9 +63,9 @@ class PackedCallEmitter(ExpressionEmitter):
         """
         types = ["ptr", "ptr", "i32", "ptr"]
         if op == "call_function":
-            self.module.declare(f'"{name}"', "i32", types)
-            return f'@"{name}"(ptr null'
-        site = f'@"{CALL_SITE}{name}"'
+            self.module.declare(quoted(name), "i32", types)
+            return f"@{quoted(name)}(ptr null"
+        site = f"@{quoted(CALL_SITE + name)}"
         self.module.declarations.setdefault(site, f"{site} = external global i8")
         self.module.declare("ek_call_packed", "i32", types)
         return f"@ek_call_packed(ptr {site}"

@@ -24,6 +24,7 @@ from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
+from ekiden.codegen.llvm.names import quoted
 from ekiden.codegen.llvm.operations import reduce_lanes
 from ekiden.codegen.llvm.packed_call import PackedCallEmitter
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
@@ -631,7 +632,7 @@ class BodyEmitter(StatementEmitter):
     # steps.
     def write(self, s: For) -> str:
         """Emit the function; returns its name."""
-        name = self.module.unique(f'"{self.name}.body"').replace('".', ".") + '"'
+        name = quoted(self.module.unique(f"{self.name}.body"))
         if self.module.debug is not None:
             line = self.module.debug.lines.get(s, 1)
             self.lines = FunctionLines(self.module.debug, f"{self.name}.body", line)

@@ -15,11 +15,11 @@ from ekiden.driver.commands.options import (
     FILE,
     add_dims,
     add_remote,
-    count,
     open_given,
     positive,
     read_arrays,
     sizes,
+    threads,
 )
 from ekiden.driver.executable import Executable
 from ekiden.driver.inputs import random_inputs
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
     )
     parser.add_argument("--seconds", type=positive, default=2.0, help="how long to measure (2)")
-    parser.add_argument("--threads", type=count, help="of the pool, else one for each core")
+    parser.add_argument("--threads", type=threads, help="of the pool, else one for each core")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_remote(parser)
 

@@ -15,6 +15,7 @@ from ekiden.driver.commands.options import (
     open_executable,
     read_arrays,
     sizes,
+    whole_number,
 )
 from ekiden.driver.executable import Executable
 from ekiden.driver.inputs import random_inputs
@@ -139,9 +140,9 @@ class Prompt:
     def set_breakpoint(self, text: str) -> None:
         """`break 3`, `break main:3`, `break "Conv 'layer1'"`"""
         function, colon, number = text.rpartition(":")
-        if number.isdigit():
+        if (at := whole_number(number)) is not None:
             caller = function if colon else self.stepper.where().function
-            places = self.stepper.set_breakpoint(caller, int(number))
+            places = self.stepper.set_breakpoint(caller, at)
         else:
             name = text.strip('"')
             node, _ = tensors(self.executable.raw).get(name, (name, 0))
@@ -157,7 +158,7 @@ class Prompt:
 
     def print_value(self, text: str) -> None:
         """`print 3`, `print $3`, `print NAME`"""
-        if not text.removeprefix("$").isdigit():
+        if whole_number(text.removeprefix("$")) is None:
             found = find_tensor(self.executable.raw, self.code, self.stepper.frames(), text)
             print(_elements(self.stepper.registers(found.frame)[found.register]))
             return
@@ -194,9 +195,10 @@ def _elements(value: object) -> str:
 
 
 def _number(text: str) -> int:
-    if not text.isdigit():
+    number = whole_number(text)
+    if number is None:
         raise InputError(f"expected a number, got '{text}'")
-    return int(text)
+    return number
 
 
 def _describe(value: object) -> str:

@@ -8,14 +8,19 @@ import time
 from importlib import import_module
 
 from ekiden.backend.crt.module import MicroModule, Pool
-from ekiden.driver.commands.options import decisions_config, parse_shapes, split_pair
+from ekiden.driver.commands.options import (
+    decisions_config,
+    parse_shapes,
+    split_pair,
+    whole_number,
+)
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder
 
 DEFAULT = "default"
 """The name of a model that is given none (TVM's)."""
-REFUSED = ("cc", "bounds", "records", "size", "timings", "timings_file")
+REFUSED = ("cc", "bounds", "records", "size", "byoc", "devices", "timings", "timings_file")
 """Options of an artifact that C without the runtime has no use for; beside those that have a value
 by default."""
 
@@ -103,11 +108,12 @@ def _pools(text: str) -> list[Pool]:
     found: list[Pool] = []
     for part in filter(None, text.split(",")):
         name, size = split_pair(part, "NAME=BYTES") if "=" in part else (part, "")
-        if (size and not size.isdigit()) or not name.isidentifier():
+        limit = whole_number(size)
+        if (size and limit is None) or not name.isidentifier():
             raise InputError(f"--workspace-pools: NAME or NAME=BYTES expected, got '{part}'")
         if name in [p.name for p in found]:
             raise InputError(f"--workspace-pools: '{name}' is given twice")
-        found.append(Pool(name, int(size) if size else None))
+        found.append(Pool(name, limit))
     return found
 
 

@@ -25,19 +25,24 @@ from ekiden.runtime.files import named
 from ekiden.runtime.metadata import Dim
 
 Number = TypeVar("Number", int, float)
+MOST_THREADS = 256
+"""EK_MAX_THREADS of the runtime."""
 FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"
 """The help of an argument that `open_executable` takes."""
 
 
 def is_artifact(path: str) -> bool:
-    """Whether a file is what `ekiden compile` writes. Raises OSError where there is none."""
+    """Whether a file is what `ekiden compile` writes; a folder is none. Raises OSError where there
+    is nothing."""
+    if os.path.isdir(path):
+        return False
     with named("read", path), open(path, "rb") as file:
         return file.read(8) == b"\x89EKIDEN\n"
 
 
 def open_executable(path: str) -> Executable:
     """The executable of an artifact, or of a model compiled for this machine."""
-    is_model = is_model_file(path) and (os.path.isdir(path) or not is_artifact(path))
+    is_model = is_model_file(path) and not is_artifact(path)
     return ekiden.compile(path) if is_model else ekiden.load(path)
 
 
@@ -71,7 +76,7 @@ def open_remote(options: argparse.Namespace, path: str) -> RemoteExecutable:
     """An artifact, or a model compiled for `--target`, in a session with the server that `--remote`
     names.
     """
-    if is_model_file(path) and (os.path.isdir(path) or not is_artifact(path)):
+    if is_model_file(path) and not is_artifact(path):
         made = compile_artifact(path, options.target or "llvm")
         data = made if isinstance(made, memoryview) else made.to_bytes()
     elif options.target:
@@ -87,9 +92,10 @@ def open_remote(options: argparse.Namespace, path: str) -> RemoteExecutable:
 def address(text: str) -> tuple[str, int]:
     """`host:port` as a pair. Raises InputError."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit():
+    number = whole_number(port)
+    if not colon or number is None or number > 65_535:
         raise InputError(f"read an address: host:port expected, got '{text}'")
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
 
 
 def split_pair(text: str, example: str) -> tuple[str, str]:
@@ -114,12 +120,19 @@ def pairs(texts: Iterable[str], example: str) -> dict[str, str]:
 
 def sizes(texts: Iterable[str]) -> dict[str, int]:
     """`--dim batch=4`, ... by name. Raises InputError for what is no number above 0."""
-    found = pairs(texts, "SYMBOL=4")
-    for name, value in found.items():
-        if not value.isdigit() or int(value) == 0:
-            wanted = f"a number above 0 for '{name}'"
-            raise InputError(f"read a dimension: expected {wanted}, got '{value}'")
-    return {name: int(value) for name, value in found.items()}
+    return {name: _size(name, text) for name, text in pairs(texts, "SYMBOL=4").items()}
+
+
+def _size(name: str, text: str) -> int:
+    number = whole_number(text)
+    if not number:
+        raise InputError(f"read a dimension: expected a number above 0 for '{name}', got '{text}'")
+    return number
+
+
+def whole_number(text: str) -> int | None:
+    """The number that digits alone are; None for what is none, such as a superscript."""
+    return _parsed(int, text) if text.isdecimal() else None
 
 
 def add_dims(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +168,14 @@ def count(text: str) -> int:
     if value is None or value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got '{text}'")
     return value
+
+
+def threads(text: str) -> int:
+    """The type of an argument that says how many threads there are, as `runtime.num_threads`."""
+    number = count(text)
+    if number > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"expected at most {MOST_THREADS} threads, got {number}")
+    return number
 
 
 def _parsed(kind: Callable[[str], Number], text: str) -> Number | None:
@@ -225,8 +246,8 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[Dim, ...]]:
 
 def _dim(text: str) -> Dim:
     text = text.strip()
-    if text.isdigit() and int(text) > 0:
-        return int(text)
+    if number := whole_number(text):
+        return number
     if not text.isidentifier():
         wanted = "a number above 0 or a symbol's name"
         raise InputError(f"read a shape: expected {wanted}, got '{text}'")

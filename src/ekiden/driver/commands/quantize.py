@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ekiden.driver.commands.options import add_output
-from ekiden.driver.compiler import compile
-from ekiden.driver.library import format_of
+from ekiden.driver.compiler import compile_artifact
+from ekiden.driver.library import format_of, write_artifact
 from ekiden.driver.quantizing import quantize
 from ekiden.ir.op import Array
 from ekiden.quantization.plan import KINDS, QuantPlan, Recipe
@@ -80,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
     """Quantise, write, and say what became of each layer."""
     is_onnx = str(options.output).endswith(".onnx")
     if not is_onnx:
-        format_of(options.output)
+        format_of(options.output).check_compiler(options.output, options.cc)
+    _check(options, is_onnx)
     check_folder(options.output)
     if options.plan_out:
         check_folder(options.plan_out)
@@ -93,13 +94,32 @@ def run(options: argparse.Namespace) -> int:
     if is_onnx:
         found.save(options.output)
     else:
-        compile(found.model).save(options.output)
+        made = compile_artifact(found.model, "llvm")
+        written = made if isinstance(made, memoryview) else made.to_bytes()
+        write_artifact(written, options.output, cc=options.cc)
     if options.plan_out:
         write_text(options.plan_out, found.plan.json())
     print(found)
     sizes = (Path(options.output).stat().st_size, time.perf_counter() - started)
     print(f"{options.output}: {sizes[0]:,} bytes, {sizes[1]:.1f} s")
     return 0
+
+
+def _check(options: argparse.Namespace, is_onnx: bool) -> None:
+    """Raises InputError for an option that would not be honoured."""
+    if is_onnx and options.cc is not None:
+        raise InputError("--cc: no C compiler makes .onnx")
+    asked = _recipe(options)
+    given = [name for name, value in asked.items() if value != getattr(_DEFAULT, name)]
+    if options.plan is not None and given:
+        option = _SPELLED.get(given[0], given[0].replace("_", "-"))
+        raise InputError(f"--{option}: the plan of --plan has its recipe: give one of both")
+    if "gain" in given and not options.faster:
+        raise InputError("--gain is for --faster")
+
+
+_SPELLED = {"per_channel": "per-tensor"}
+"""Field of a recipe -> the option that changes it, where that is another word."""
 
 
 def _recipe(options: argparse.Namespace) -> dict[str, Any]:

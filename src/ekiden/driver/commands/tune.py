@@ -18,6 +18,7 @@ from ekiden.driver.commands.options import (
     parse_shapes,
     positive,
     sizes,
+    threads,
 )
 from ekiden.driver.progress import TuningBar
 from ekiden.driver.tuning import SEARCHES, prepare
@@ -45,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="fix dimensions of an input")  # fmt: skip
     parser.add_argument("--dim", action="append", default=[], metavar="SYMBOL=4",
                         help="the size to tune for of a dimension that is not fixed")  # fmt: skip
-    parser.add_argument("--threads", type=count, default=1, help="that a kernel runs on (1)")
+    parser.add_argument("--threads", type=threads, default=1, help="that a kernel runs on (1)")
     parser.add_argument("--cold", action="store_true", help="empty the caches before each call")
     parser.add_argument("--search", choices=tuple(SEARCHES), default="evolution")
     parser.add_argument("--seed", type=int, default=0)
