@@ -10,7 +10,7 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.formulas import rounded_to_even
-from ekiden.frontend.common.functions import expm1, whole
+from ekiden.frontend.common.functions import atan2, expm1, shifted, whole
 from ekiden.frontend.tflite.converters import integer_elementwise as integer
 from ekiden.frontend.tflite.load import DTYPES
 from ekiden.frontend.tflite.node import Converter, Node, Row, plain
@@ -133,6 +133,10 @@ def _select(node: Node) -> Expr:
     return op.where(condition, x, y)
 
 
+def _right_shift(node: Node) -> Expr:
+    return shifted(op.right_shift, node.expr(0), node.expr(1), node.dtype(0))
+
+
 def _cast_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
     if "complex64" in (node.outs[0].dtype, node.ins[0] and node.ins[0].dtype):
         return None
@@ -165,6 +169,8 @@ ROWS = (
     Row("MINIMUM",            _binary(op.minimum), integer=integer.same_scales(op.minimum),
         rule=plain(rules.minimum)),
     Row("POW",                _binary(op.power)),
+    Row("ATAN2",              lambda node: atan2(node.expr(0), node.expr(1), node.dtype(0))),
+    Row("RIGHT_SHIFT",        _right_shift),
     Row("SQUARED_DIFFERENCE", _squared_difference),
     Row("EQUAL",              _binary(op.equal), integer=integer.compare(op.equal),
         rule=plain(rules.equal)),
