@@ -4,6 +4,7 @@ against LiteRT, or NumPy where that has no kernel.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 from tflite_models import Array, Op, Part, Spec, litert, litert_runs, model, tflite
 
 import ekiden
+from ekiden.frontend.tflite.importer import import_tflite
 from ekiden.frontend.tflite.registry import REFUSED, TABLE
-from ekiden.runtime.errors import EkidenError, UnsupportedError
+from ekiden.runtime.errors import EkidenError, ImportModelError, UnsupportedError
 
 RNG = np.random.default_rng(11)
 Case: TypeAlias = tuple[str, list[Array], list[Spec], Any, tuple[int, ...]]
@@ -429,3 +431,25 @@ def test_rows_out_of_range_are_refused_at_run_time() -> None:
                     ("UnsortedSegmentSumOptions", {}), (2,))  # fmt: skip
     with pytest.raises(EkidenError, match="out of range"):
         ekiden.compile(data)(floats(2), ints(0, 7))
+
+
+def test_broken_files_are_errors_of_ours() -> None:
+    """Bytes of files changed, or files cut short: a model all the same, or one error."""
+    rng = np.random.default_rng(5)
+    files = [built(*case)[0] for case in CASES.values()]
+    for _ in range(1500):
+        data = bytearray(files[rng.integers(len(files))])
+        if rng.random() < 0.1:
+            data = data[: rng.integers(len(data))]
+        else:
+            for at in rng.integers(8, len(data), rng.integers(1, 4)):
+                data[at] = rng.choice([0, 1, 2, 3, 5, 127, 128, 255, rng.integers(256)])
+        with contextlib.suppress(EkidenError):
+            import_tflite(bytes(data))
+
+
+def test_an_operator_with_the_options_of_another_is_named() -> None:
+    data, _ = built("REDUCE_WINDOW", CASES["windows 1"][1], [Spec((3, 2))],
+                    ("Conv3DOptions", {}), (2, 3, 4))  # fmt: skip
+    with pytest.raises(ImportModelError, match="REDUCE_WINDOW #0 't5': its tensors or options"):
+        ekiden.compile(data)
