@@ -411,6 +411,49 @@ def test_svdf() -> None:
     same_each_run(data, (BATCH, INPUTS))
 
 
+# Stored numbers.
+
+BYTES_ = RNG.integers(-128, 128, (2, 4, 6, 3)).astype(np.int8)
+STORED: dict[str, Case] = {
+    "most": ("REDUCE_MAX", [BYTES_, ints(1, 2)], [Spec((2, 3), "int8")],
+             ("ReducerOptions", {}), (1,)),
+    "least": ("REDUCE_MIN", [BYTES_, ints(3)], [Spec((2, 4, 6), "int8")],
+              ("ReducerOptions", {}), (1,)),
+    "place of the most": ("ARG_MAX", [BYTES_, ints(3)], [Spec((2, 4, 6), "int32")],
+                          ("ArgMaxOptions", {"OutputType": 2}), (1,)),
+    "largest": ("TOPK_V2", [BYTES_[0, 0], scalar(2)], [Spec((6, 2), "int8"),
+                Spec((6, 2), "int32")], ("TopKV2Options", {}), (1,)),
+    "choice": ("SELECT_V2", [BYTES_ > 9, BYTES_, BYTES_[::-1].copy()],
+               [Spec(BYTES_.shape, "int8")], ("SelectV2Options", {}), ()),
+    "batches": ("SPACE_TO_BATCH_ND", [BYTES_, ints(2, 2), ints([0, 0], [1, 1])],
+                [Spec((8, 2, 4, 3), "int8")], ("SpaceToBatchNDOptions", {}), (1, 2)),
+    "one hot": ("ONE_HOT", [ints(2, 0, 7), scalar(4), scalar(50, "int8"), scalar(-7, "int8")],
+                [Spec((3, 4), "int8")], ("OneHotOptions", {"Axis": -1}), (1,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_numbers_stand(name: str) -> None:
+    code, args, outs, table, constant = STORED[name]
+    steps: dict[str, Any] = {"scale": [0.25], "point": [-7]}
+    specs = [
+        Spec(data=a) if i in constant
+        else Spec(a.shape, str(a.dtype), **(steps if a.dtype == np.int8 else {}))
+        for i, a in enumerate(args)
+    ]  # fmt: skip
+    outs = [Spec(o.shape, o.dtype, **(steps if o.dtype == "int8" else {})) for o in outs]
+    free = [i for i in range(len(args)) if i not in constant]
+    results = list(range(len(args), len(args) + len(outs)))
+    data = model([*specs, *outs], [Op(code, range(len(args)), results, table)], free, results)
+    inputs = [args[i] for i in free]
+    agree(run(data, *inputs), litert(data, *inputs))
+
+
+def test_products_of_bytes_that_are_wide() -> None:
+    a, b = (RNG.integers(-128, 128, s).astype(np.int8) for s in ((2, 3, 40), (2, 40, 5)))
+    check("BATCH_MATMUL", [a, b], [Spec((2, 3, 5), "int32")], ("BatchMatMulOptions", {}), ())
+
+
 # The whole schema.
 
 

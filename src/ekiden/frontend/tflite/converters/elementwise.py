@@ -13,7 +13,7 @@ from ekiden.frontend.common.formulas import rounded_to_even
 from ekiden.frontend.common.functions import atan2, expm1, shifted, whole
 from ekiden.frontend.tflite.converters import integer_elementwise as integer
 from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Converter, Node, Row, plain
+from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row, plain
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.ir.prim import int_range
@@ -215,7 +215,7 @@ ROWS = (
     Row("HARD_SWISH",         _hard_swish, integer=integer.hard_swish),
     Row("GELU",               _gelu, integer=integer.gelu),
     Row("CAST",               _cast, rule=_cast_rule, dtypes=("complex64",)),
-    Row("SELECT",             _select),
-    Row("SELECT_V2",          _select, rule=plain(rules.where)),
+    Row("SELECT",             _select, Quantized.MOVED, data=(1, 2)),
+    Row("SELECT_V2",          _select, Quantized.MOVED, data=(1, 2), rule=plain(rules.where)),
 )
 # fmt: on

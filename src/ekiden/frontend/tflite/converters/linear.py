@@ -187,8 +187,12 @@ def _fully_connected(node: Node) -> Expr:
 
 
 def _batch_matmul(node: Node) -> Expr:
-    """Matrices of the last two axes; those before broadcast."""
-    return multiplied(node, *_sides(node, *node.exprs()))
+    """Matrices of the last two axes; those before broadcast. Bytes give wide sums where the output
+    is wide.
+    """
+    wide = node.outs[0].dtype
+    a, b = (op.cast(e, wide) if node.dtype(i) != wide else e for i, e in enumerate(node.exprs()))
+    return multiplied(node, *_sides(node, a, b))
 
 
 def _batch_matmul_of_integers(node: Node) -> Expr:
