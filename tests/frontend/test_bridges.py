@@ -69,7 +69,7 @@ def test_missing_numbers_by_neighbours() -> None:
     from sklearn.impute import KNNImputer
 
     x = samples()[0][:, :2].copy()
-    x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
+    x[::4, 0] = x[1::4, 1] = np.nan
     model = KNNImputer(n_neighbors=3).fit(x)
     made = ekiden.compile(to_onnx(model, x[:1], target_opset=18))
     for rows in (slice(0, 40), slice(5, 6)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from test_tensorflow_import import Array, agree, floats, tf
 
 import ekiden
+from ekiden.frontend.tensorflow.importer import import_tensorflow
 from ekiden.runtime.errors import EkidenError
 
 raw: Any = tf.raw_ops
@@ -167,3 +169,25 @@ def test_other_layers() -> None:
     check(lambda x, m, v, s, g: tf.compat.v1.nn.batch_norm_with_global_normalization(
         x, m, v, s, g, 1e-3, True), floats(2, 3, 3, 4), *(np.abs(floats(4)) for _ in range(4))
     )  # fmt: skip
+
+
+def test_broken_graphs_are_errors_of_ours() -> None:
+    """Bytes of a graph with a loop changed: a model all the same, or one error."""
+
+    def function(x: Any) -> Any:  # noqa: ANN401
+        grown = tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * 2.0), [0, x])[1]
+        return tf.math.unsorted_segment_sum(grown, [0, 1], 3), tf.pad(x, [[1, 1], [0, 2]])[::2]
+
+    spec = tf.TensorSpec((2, 4), tf.float32)
+    graph = tf.function(function).get_concrete_function(spec).graph.as_graph_def()
+    data, rng = graph.SerializeToString(), np.random.default_rng(4)
+    for _ in range(600):
+        changed, made = bytearray(data), tf.compat.v1.GraphDef()
+        for at in rng.integers(0, len(data), rng.integers(1, 4)):
+            changed[at] = rng.choice([0, 1, 2, 3, 5, 127, 128, 255, rng.integers(256)])
+        try:
+            made.ParseFromString(bytes(changed))
+        except Exception:
+            continue
+        with contextlib.suppress(EkidenError):
+            import_tensorflow(made)

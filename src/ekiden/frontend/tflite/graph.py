@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.main import Main
+from ekiden.frontend.common.misfits import fitting
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NoTensor
@@ -161,7 +161,9 @@ class Graph:
             _check(row, ins, outs)
             values = [None if t is None else self.value(t.index) for t in ins]
             node = Node(operation, name, values, self, ins, outs)
-            made = self.shared.outputs(_applied(row, node), node.output_names)
+            with fitting("its tensors or options do not fit the operator"):
+                found = _apply(row, node)
+            made = self.shared.outputs(found, node.output_names)
             for tensor in outs:
                 if tensor.name in made:
                     self.env[tensor.index] = _checked(made[tensor.name], tensor)
@@ -175,24 +177,6 @@ class Graph:
             self.env[index] = rules.followed(
                 node.scope, node.inputs, lambda each: rule(node, each), self.env[index]
             )
-
-
-def _applied(row: Row, node: Node) -> Result:
-    """What an operator gives. Raises ImportModelError where its tensors or its options are not
-    those of its operator: files are broken in more ways than converters can ask for.
-    """
-    try:
-        return _apply(row, node)
-    except _MISFITS as error:
-        what = f"{type(error).__name__}: {error}".rstrip(": ")
-        text = f"its tensors or options do not fit the operator ({what})"
-        raise ImportModelError(text) from error
-
-
-_MISFITS = (
-    struct.error, LookupError, AttributeError, TypeError, ArithmeticError, StopIteration,
-    AssertionError, RecursionError,
-)  # fmt: skip
 
 
 def _apply(row: Row, node: Node) -> Result:
