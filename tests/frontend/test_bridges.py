@@ -60,6 +60,23 @@ def test_scikit_learn(name: str) -> None:
     agree(found, x, model.predict(x), model.predict_proba(x))
 
 
+def test_missing_numbers_by_neighbours() -> None:
+    """A branch inside another one, whose values have ranks of their own: its other side is taken
+    where the first one does not fit the rest.
+    """
+    need("sklearn", "skl2onnx")
+    from skl2onnx import to_onnx
+    from sklearn.impute import KNNImputer
+
+    x = samples()[0][:, :2].copy()
+    x[::4, 0] = x[1::4, 1] = np.nan
+    model = KNNImputer(n_neighbors=3).fit(x)
+    made = ekiden.compile(to_onnx(model, x[:1], target_opset=18))
+    for rows in (slice(0, 40), slice(5, 6)):
+        wanted = model.transform(x[rows])
+        np.testing.assert_allclose(made(x[rows]).numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_columns_of_numbers_and_text() -> None:
     """A pipeline over a table, each column of which is an input."""
     (_, _, pandas) = need("sklearn", "skl2onnx", "pandas")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tflite_models import Array, Op, Part, Spec, litert, litert_steps, model
+from tflite_models import Array, Op, Part, Spec, litert, litert_runs, model
 
 import ekiden
 from ekiden.runtime.errors import UnsupportedError
@@ -119,7 +119,7 @@ def test_variables_are_kept_between_runs_and_in_artifacts(tmp_path: Path) -> Non
     steps = [floats(4) for _ in range(3)]
     exe = ekiden.compile(data)
     found = [run(exe, x)[0] for x in steps]
-    for have, (want,) in zip(found, litert_steps(data, steps), strict=True):
+    for have, (want,) in zip(found, litert_runs(data, [[s] for s in steps]), strict=True):
         np.testing.assert_array_equal(have, want)
     assert list(exe.state) == ["total"]
     np.testing.assert_array_equal(exe.state["total"].numpy(), found[-1])
@@ -161,7 +161,7 @@ def test_a_branch_assigns_a_variable() -> None:
     data = model(tensors, ops, [0], [5, 6], more=[init, yes, no])
     steps = [-np.ones(4, np.float32), floats(4) + 9, -2 * np.ones(4, np.float32)]
     exe = ekiden.compile(data)
-    for x, want in zip(steps, litert_steps(data, steps), strict=True):
+    for x, want in zip(steps, litert_runs(data, [[s] for s in steps]), strict=True):
         for have, each in zip(run(exe, x), want, strict=True):
             np.testing.assert_allclose(have, each, rtol=1e-6)
 

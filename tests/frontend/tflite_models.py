@@ -16,7 +16,7 @@ tflite = pytest.importorskip("tflite", reason="the package 'tflite' is missing")
 Array = np.ndarray[Any, Any]
 Builder: TypeAlias = Any
 """flatbuffers.Builder, which has no types."""
-_DTYPES = "float16 float32 int8 uint8 int16 int32 int64 bool".split()
+_DTYPES = "float16 float32 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool".split()
 TYPES: dict[Any, int] = {
     np.dtype(n): getattr(tflite.TensorType, n.upper()) for n in _DTYPES
 } | {"resource": tflite.TensorType.RESOURCE}  # fmt: skip
@@ -33,6 +33,7 @@ class Spec:
     point: Sequence[int] = ()
     axis: int = 0
     name: str = ""
+    is_variable: bool = False
 
 
 @dataclass
@@ -89,7 +90,8 @@ def _tensor(b: Builder, spec: Spec, index: int, buffer: int) -> int:
         fields["Quantization"] = _table(
             b, "QuantizationParameters", Scale=scale, ZeroPoint=point, QuantizedDimension=spec.axis
         )
-    return _table(b, "Tensor", Type=TYPES[dtype], Buffer=buffer, HasRank=True, **fields)
+    return _table(b, "Tensor", Type=TYPES[dtype], Buffer=buffer, HasRank=True,
+                  IsVariable=spec.is_variable, **fields)  # fmt: skip
 
 
 def _operation(b: Builder, op: Op, code: int) -> int:
@@ -99,12 +101,26 @@ def _operation(b: Builder, op: Op, code: int) -> int:
     if op.table is not None:
         name, given = op.table
         given = {k: b.CreateString(v) if isinstance(v, str) else v for k, v in given.items()}
-        held = {k: _numbers(b, v, "int32") if isinstance(v, list) else v for k, v in given.items()}
-        fields["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, name)
-        fields["BuiltinOptions"] = _table(b, name, **held)
+        fields |= _options(b, name, given)
     if op.custom:
         fields["CustomOptions"] = b.CreateByteVector(op.custom)
     return _table(b, "Operator", OpcodeIndex=code, **fields)
+
+
+def _options(b: Builder, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of an operator, of the enum that knows it. Lists are of int32, those of StableHLO
+    of int64, those of a composite bytes; of floats where they hold one.
+    """
+    wide = "int64" if name.startswith("Stablehlo") else "int32"
+    wide = "uint8" if name.startswith("StableHLO") else wide
+    held = {
+        k: _numbers(b, v, "float32" if any(isinstance(e, float) for e in v) else wide)
+        if isinstance(v, list) else v
+        for k, v in given.items()
+    }  # fmt: skip
+    enum = "BuiltinOptions" if hasattr(tflite.BuiltinOptions, name) else "BuiltinOptions2"
+    number = getattr(getattr(tflite, enum), name)
+    return {f"{enum}Type": number, enum: _table(b, name, **held)}
 
 
 def model(
@@ -200,12 +216,12 @@ def _invoked(run: Any, inputs: Sequence[Array]) -> list[Array]:  # noqa: ANN401
     return [np.array(run.get_tensor(o["index"])) for o in run.get_output_details()]
 
 
-def litert_steps(data: bytes, steps: Sequence[Array]) -> list[list[Array]]:
-    """What LiteRT gives, run after run, for a model of one input that keeps values between them."""
+def litert_runs(data: bytes, runs: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    """What LiteRT gives, run after run, for a model that keeps values between them."""
     module = pytest.importorskip(
         "ai_edge_litert.interpreter", reason="the package 'ai-edge-litert' is missing"
     )
     kind = module.OpResolverType.BUILTIN_REF
     run = module.Interpreter(model_content=data, experimental_op_resolver_type=kind)
     run.allocate_tensors()
-    return [_invoked(run, [step]) for step in steps]
+    return [_invoked(run, each) for each in runs]

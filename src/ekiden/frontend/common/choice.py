@@ -34,12 +34,14 @@ class _Branch:
         self.scope, self.block = scope, Block()
         self.values: list[Value] = []
         self.error: Exception | None = None
+        before = scope.choices_met()
         with self.scope.inside(self.block):
             try:
                 self.values = run()
             except UnsupportedError:
                 raise
             except (CompileError, ValueError) as error:
+                scope.choose_another_since(before)
                 self.error = error
             self.types = [self.scope.outside(v.kind) for v in self.values]
 

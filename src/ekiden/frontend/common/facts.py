@@ -23,7 +23,7 @@ class Facts:
     same: names that are one dimension. known: those that can be one number alone. upper: bounds.
     equal: extents of resized images (by text) that must be other extents. choices: node whose
     branches give values that cannot be one -> the branches not yet seen to fail, the imported one
-    first; the other one fails at run time.
+    first; the other one fails at run time. met: those nodes in the order of this attempt.
     """
 
     def __init__(self) -> None:
@@ -32,6 +32,7 @@ class Facts:
         self.upper: dict[str, int] = {}
         self.equal: dict[str, PrimExpr] = {}
         self.choices: dict[str, tuple[int, ...]] = {}
+        self.met: list[str] = []
         self._symbols: dict[str, SizeVar] = {}
 
     def symbol(self, name: str) -> PrimExpr:
@@ -64,6 +65,21 @@ class Facts:
         """Whether it is a dimension that `symbol` gave."""
         return isinstance(dim, SizeVar) and self._symbols.get(dim.name) is dim
 
+    def choice(self, name: str, order: tuple[int, ...]) -> int:
+        """The branch of a node that is imported: the first of this order not seen to fail."""
+        self.met.append(name)
+        return self.choices.setdefault(name, order)[0]
+
+    def choose_another_since(self, start: int) -> None:
+        """After a graph that failed in this attempt: take the other branch at the last choice in it
+        that has one left, of those met from `start` on. Raises Learned where there is one.
+        """
+        for name in reversed(self.met[start:]):
+            _, *left = self.choices.pop(name, (0,))
+            if left:
+                self.choices[name] = tuple(left)
+                self._begin_anew()
+
     def choose_another(self) -> bool:
         """After an import that failed: take the other branch at the last choice that has one left.
         False if none has.
@@ -82,6 +98,7 @@ def settled(attempt: Callable[[Facts], T]) -> T:
     """
     facts = Facts()
     while True:
+        facts.met.clear()
         try:
             return attempt(facts)
         except Learned:

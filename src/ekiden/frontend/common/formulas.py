@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ekiden.frontend.common.node import Node
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import product
+from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.topi.shape import known, product
 
 
 def rounded_to_even(x: Expr, dtype: str) -> Expr:
@@ -29,3 +31,39 @@ def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
     count = node.scope.scalar(product([kind.shape[a] for a in axis]))
     total = op.sum(op.cast(data, "int64"), axis=axis, keepdims=keepdims)
     return op.cast(op.trunc_divide(total, op.cast(count, "int64")), kind.dtype)
+
+
+def uniques(data: Expr, counts: bool = False) -> list[Expr]:
+    """Of a vector: its distinct elements in the order of their coming, which of them each element
+    is, and how often each is there.
+    """
+    found = op.unique(data, is_sorted=False, return_counts=counts)
+    start, size = const(np.zeros(1, np.int64)), op.cast(TupleGetItem(found, 3), "int64")
+    parts = [op.strided_slice(TupleGetItem(found, i), start, size, slice_mode="size")
+             for i in ((0, 4) if counts else (0,))]  # fmt: skip
+    return [parts[0], TupleGetItem(found, 2), *parts[1:]]
+
+
+def bucketized(data: Expr, dtype: str, boundaries: Sequence[float]) -> Expr:
+    """How many boundaries, which are floats, are at most each element: int32."""
+    if dtype != "float64":
+        data, dtype = op.cast(data, "float32"), "float32"
+    edges = const(np.array(boundaries, np.float32).astype(dtype))
+    found = op.searchsorted(edges, op.reshape(data, (-1,)), right=True, dtype="int32")
+    return op.reshape_like(found, data)
+
+
+def shape_of_both(node: Node) -> Expr:
+    """The shape that two shapes broadcast to, the inputs of a node."""
+    a, b = node.exprs()
+    lengths = [known(node.shape(i)[0]) for i in (0, 1)]
+    if 0 in lengths:
+        return b if lengths[0] == 0 else a
+    if None in lengths:
+        node.unsupported("shapes of unknown rank are not supported")
+    first, second = (n or 0 for n in lengths)
+    a, b = (
+        e if n == max(first, second) else op.nn.pad(e, ((max(first, second) - n, 0),), 1.0)
+        for e, n in ((a, first), (b, second))
+    )
+    return op.where(op.equal(a, op.ones_like(a)), b, a)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.ir.dtype import is_float
+from ekiden.ir.dtype import is_float, itemsize
 from ekiden.ir.prim import as_held, int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -44,6 +45,11 @@ def whole(x: Expr, dtype: str, wanted: str, of_none: float = 0) -> Expr:
     below = op.less_equal(x, const(as_held(ends[0], dtype), dtype))
     found = op.where(above, largest, op.where(below, least, found))
     return found if of_none == 0 else op.where(none, const(np.array(of_none, wanted)), found)
+
+
+def shifted(function: Callable[[Expr, Expr], Expr], x: Expr, bits: Expr, dtype: str) -> Expr:
+    """A shift by as many bits as there are, at most, and not by less than none."""
+    return function(x, op.clip(bits, 0, 8 * itemsize(dtype) - 1))
 
 
 def erfc(x: Expr, dtype: str) -> Expr:

@@ -146,6 +146,11 @@ class Node:
         """An expression under construction as a value."""
         return Value(self.typed(expr), expr=expr)
 
+    def given(self, expr: Expr) -> Value:
+        """An expression under construction as a value that further ones share."""
+        spanned = self.scope.spanned(expr)
+        return Value(self.scope.typed(spanned), expr=spanned)
+
     def wants(self, index: int) -> bool:
         """Whether an output is used by anyone."""
         return index < len(self.output_names) and self.output_names[index] in self.scope.used

@@ -263,7 +263,18 @@ class Scope:
         """Which branch of the current node to import, where its branches give values that cannot
         be one: the first of this order that is not known to fail.
         """
-        return self._facts.choices.setdefault(str(self.span), order)[0]
+        return self._facts.choice(str(self.span), order)
+
+    def choices_met(self) -> int:
+        """How many choices between branches this attempt has met."""
+        return len(self._facts.met)
+
+    def choose_another_since(self, start: int) -> None:
+        """After a graph that failed: begin anew with another branch, if it chose one inside.
+
+        Raises Learned where there is one that has not been seen to fail.
+        """
+        self._facts.choose_another_since(start)
 
     def same(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
         """Note that dimensions must be equal.

@@ -15,7 +15,7 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, Type, tensor_type
-from ekiden.relay.expr import Constant, Expr
+from ekiden.relay.expr import Constant, Expr, const
 from ekiden.topi.shape import Dim, as_attr
 
 Symbols: TypeAlias = npt.NDArray[np.object_]
@@ -82,6 +82,11 @@ def constant(array: Array) -> Value:
     type_ = tensor_type(array.shape, dtype_name(array))
     made.set_checked_type(type_)
     return Value(type_, array=array, expr=made)
+
+
+def scalar(number: object, dtype: str) -> Value:
+    """A number as a value without dimensions."""
+    return constant(const(number, dtype).data)
 
 
 def dtype_name(array: Array) -> str:

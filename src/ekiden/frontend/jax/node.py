@@ -15,7 +15,7 @@ from ekiden.frontend.common.arithmetic import Rule
 from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import Parts
 from ekiden.frontend.jax.dtype import array_of, extents_of, part_dtype_of
 from ekiden.relay import op
@@ -160,11 +160,6 @@ class Node(common.Node):
             self.unsupported(f"{what} must have constant extents")
         return tuple(d for d in found if d is not None)
 
-    def given(self, expr: Expr) -> Value:
-        """An expression under construction as a value that further ones share."""
-        spanned = self.scope.spanned(expr)
-        return Value(self.scope.typed(spanned), expr=spanned)
-
     def narrow(self, index: int) -> Expr:
         """An input, or what it is a broadcast of: for operations that broadcast by themselves."""
         value = self.value(index)
@@ -224,9 +219,3 @@ def per_part(convert: Converter) -> PairRule:
         return real, imaginary
 
     return rule
-
-
-def scalar(value: object, dtype: str) -> Value:
-    """A number as a value without dimensions."""
-    found = const(value, dtype)
-    return constant(found.data)

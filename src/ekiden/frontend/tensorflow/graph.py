@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.misfits import fitting
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NoTensor
@@ -146,7 +147,9 @@ class Graph:
                 row.convert(node)
                 self.failed.discard(proto.name)
                 return
-            made = self.shared.outputs(_apply(row, node), names)
+            with fitting("its inputs or attributes do not fit the operator"):
+                found = _apply(row, node)
+            made = self.shared.outputs(found, names)
             self.env.update(made)
             if row.rule is not None and names and names[0] in made:
                 self.env[names[0]] = _followed(row, node, made[names[0]])

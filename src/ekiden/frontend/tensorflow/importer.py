@@ -60,9 +60,9 @@ class _Importer:
             self.graph.env[each.tensor] = self._input(each, shapes.get(each.name))
         try:
             found = self.graph.values([tensor for _, tensor in outputs])
-        except Unsupported:
+        except Unsupported as error:
             self.shared.finish()
-            raise
+            raise ImportModelError(f"import {self.label}: {error}") from error
         if not found:
             raise ImportModelError(f"import {self.label}: it gives no tensor")
         self.shared.finish()

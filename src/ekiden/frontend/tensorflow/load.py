@@ -67,13 +67,20 @@ class Model:
         if name not in self.library:
             raise Unsupported(f"the graph has no function {name!r}")
         if name not in self._functions:
-            self._functions[name] = _function_graph(self.library[name])
+            with told_by("TensorFlow", f"{self.label}: function {name!r}", None):
+                self._functions[name] = _function_graph(self.library[name])
         return self._functions[name]
 
 
 def dtype_name(number: int) -> str:
-    """A DataType in our spelling; "string", "resource", "variant" and others are no tensors."""
-    return str(tf.dtypes.as_dtype(number).name)
+    """A DataType in our spelling; "string", "resource", "variant" and others are no tensors.
+
+    Raises ImportModelError for a number that is none.
+    """
+    try:
+        return str(tf.dtypes.as_dtype(number).name)
+    except TypeError as error:
+        raise ImportModelError(f"the number {number} is no dtype of TensorFlow") from error
 
 
 def dims_of(proto: Proto) -> Dims:

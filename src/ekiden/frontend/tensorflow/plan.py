@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.tensorflow.load import Graph, Proto, tensor_name
+from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.late_methods import dataclass
 
 
@@ -57,6 +58,8 @@ class Plan:
         self._outputs: dict[str, list[str]] = {}
         for tensor in self.used:
             name, _, index = tensor.rpartition(":")
+            if not index.isdecimal() or len(index) > 4:
+                raise ImportModelError(f"a node takes {tensor!r}, which is no tensor's name")
             held = self._outputs.setdefault(name, [])
             held += [""] * (int(index) + 1 - len(held))
             held[int(index)] = tensor

@@ -8,6 +8,7 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.main import Main
+from ekiden.frontend.common.misfits import fitting
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NoTensor
@@ -160,7 +161,9 @@ class Graph:
             _check(row, ins, outs)
             values = [None if t is None else self.value(t.index) for t in ins]
             node = Node(operation, name, values, self, ins, outs)
-            made = self.shared.outputs(_apply(row, node), node.output_names)
+            with fitting("its tensors or options do not fit the operator"):
+                found = _apply(row, node)
+            made = self.shared.outputs(found, node.output_names)
             for tensor in outs:
                 if tensor.name in made:
                     self.env[tensor.index] = _checked(made[tensor.name], tensor)

@@ -74,12 +74,17 @@ class Node(common.Node):
         shape = self.shape(index)
         return tuple(known(shape[a]) for a in axes)
 
-    def activated(self, expr: Expr) -> Expr:
-        """An expression with the operator's fused activation."""
+    @property
+    def activation(self) -> Callable[[Expr], Expr]:
+        """The operator's fused activation."""
         kind = self.option("FusedActivationFunction")
         if kind not in _ACTIVATIONS:
             self.unsupported(f"the fused activation {kind} is not supported")
-        return _ACTIVATIONS[kind](expr)
+        return _ACTIVATIONS[kind]
+
+    def activated(self, expr: Expr) -> Expr:
+        """An expression with the operator's fused activation."""
+        return self.activation(expr)
 
 
 _ACTIVATIONS: dict[int, Callable[[Expr], Expr]] = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxlib.mlir.dialects import stablehlo
 
+from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.jax.converters.movement import pad
 from ekiden.frontend.jax.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const

@@ -10,11 +10,11 @@ import numpy as np
 from ekiden.frontend.common import arithmetic, sizes
 from ekiden.frontend.common.arithmetic import SMALL, Rule
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.slices import pad, placed, start_of, window_at
 from ekiden.frontend.common.value import Value, constant, known
-from ekiden.frontend.jax.node import Node, Row, own, per_part, scalar
+from ekiden.frontend.jax.node import Node, Row, own, per_part
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
-from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim, as_attr, as_dim, equal, tidy
@@ -175,33 +175,10 @@ def _real_slice(node: Node) -> Expr:
                 found = op.strided_slice(found, *bounds, strides=(steps[axis],), axes=(axis,))
         elif sizes.is_dim(extent) and steps[axis] == 1:
             start = op.take(op.cast(node.expr(1), "int64"), const(axis, "int64"), axis=0)
-            found = _window(found, start, extent, axis)
+            found = window_at(found, start, extent, axis)
         else:
             node.needs(1, "the extent of a slice must follow from shapes")
     return found
-
-
-def _window(data: Expr, start: Expr, size: Dim, axis: int) -> Expr:
-    """Some elements of an axis from a position that is data."""
-    if number_of(size) == 1:
-        places = op.reshape(start, (1,))
-    else:
-        places = op.add(start, op.arange(0, size, 1, dtype="int64"))
-    return op.take(data, places, axis=axis)
-
-
-def start_of(node: Node, index: int, extent: Dim, size: Dim) -> Value:
-    """An input that is the position of a window along an axis, moved inside of it."""
-    value = node.value(index)
-    limit = tidy(as_dim(extent) - as_dim(size))
-    zero = scalar(0, "int64")
-    if value.array is not None and number_of(limit) is not None:
-        return scalar(int(np.clip(int(value.array), 0, number_of(limit))), "int64")
-    if number_of(limit) == 0:
-        return zero
-    wide = op.cast(node.scope.expr(value), "int64")
-    moved = op.minimum(op.maximum(wide, node.scope.expr(zero)), node.scope.scalar(limit))
-    return node.given(moved)
 
 
 def _dynamic_slice(node: Node) -> Expr:
@@ -210,68 +187,25 @@ def _dynamic_slice(node: Node) -> Expr:
     for axis, (extent, size) in enumerate(zip(shape, node.ints("slice_sizes"), strict=True)):
         if equal(as_dim(extent), as_dim(size)):
             continue
-        start = start_of(node, axis + 1, extent, size)
+        start = start_of(node, node.value(axis + 1), extent, size)
         if start.array is not None:
             begin = int(start.array)
             found = op.strided_slice(found, (begin,), (begin + size,), axes=(axis,))
         else:
-            found = _window(found, node.scope.expr(start), size, axis)
+            found = window_at(found, node.scope.expr(start), size, axis)
     return found
 
 
 def _dynamic_update_slice(node: Node) -> Expr:
-    starts, window = [], node.shape(1)
-    for axis, (extent, size) in enumerate(zip(node.shape(0), window, strict=True)):
-        starts.append(start_of(node, axis + 2, extent, size))
-    if not starts:
-        return node.expr(1)
-    places = op.stack([node.scope.expr(s) for s in starts], axis=0)
-    extents = node.scope.expr(known(np.array(window, object), "int64"))
-    begin = node.scope.expr(node.given(places))
-    ones = const(np.ones(len(window), np.int64))
-    return op.strided_set(node.expr(0), node.expr(1), begin, op.add(begin, extents), ones)
+    window = node.shape(1)
+    starts = [
+        start_of(node, node.value(axis + 2), extent, size)
+        for axis, (extent, size) in enumerate(zip(node.shape(0), window, strict=True))
+    ]
+    return placed(node, node.expr(0), node.value(1), starts)
 
 
 # Padding.
-
-
-def pad(node: Node, value: Value, fill: Expr, low: Dims, high: Dims, inner: Sequence[int]) -> Expr:
-    """Elements between, before and behind those of a tensor; negative ones cut it."""
-    data, shape = node.scope.expr(value), [as_dim(d) for d in value.type.shape]
-    if any(inner):
-        data, shape = _stretch(data, shape, fill, inner)
-    cuts = [(max(-(number_of(a) or 0), 0), max(-(number_of(b) or 0), 0))
-            for a, b in zip(low, high, strict=True)]  # fmt: skip
-    widths = [
-        tuple(0 if (number_of(w) or 0) < 0 else w for w in pair)
-        for pair in zip(low, high, strict=True)
-    ]
-    if any(number_of(w) != 0 for pair in widths for w in pair):
-        data = op.nn.pad(data, [as_attr(pair) for pair in widths], fill)
-        shape = [tidy(d + as_dim(a) + as_dim(b)) for d, (a, b) in zip(shape, widths, strict=True)]
-    if any(before or behind for before, behind in cuts):
-        begin = [before for before, _ in cuts]
-        end = as_attr(tidy(d - behind) for d, (_, behind) in zip(shape, cuts, strict=True))
-        data = op.strided_slice(data, begin, end)
-    return data
-
-
-def _stretch(
-    data: Expr, shape: list[PrimExpr], fill: Expr, inner: Sequence[int]
-) -> tuple[Expr, list[PrimExpr]]:
-    """Elements between: each becomes a row of itself and as many; those of the last are cut."""
-    for axis, count in enumerate(inner):
-        if not count:
-            continue
-        rank = len(shape)
-        row = op.expand_dims(data, axis=axis + 1)
-        widths = [(0, 0)] * (axis + 1) + [(0, count)] + [(0, 0)] * (rank - axis - 1)
-        wide = tidy(as_dim(shape[axis]) * (count + 1))
-        joined = (*shape[:axis], wide, *shape[axis + 1 :])
-        data = op.reshape(op.nn.pad(row, widths, fill), as_attr(joined), allowzero=True)
-        shape = [*shape[:axis], tidy(wide - count), *shape[axis + 1 :]]
-        data = op.strided_slice(data, (0,), as_attr((shape[axis],)), axes=(axis,))
-    return data, shape
 
 
 def _pad(node: Node) -> Expr:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
 
+from ekiden.frontend.common.combined import REDUCE, is_neutral
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
@@ -16,35 +17,6 @@ from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import as_attr, known
-
-Reduce = Callable[..., Expr]
-REDUCE: Mapping[str, tuple[Reduce, Callable[[Expr, Expr], Expr]]] = {
-    "add": (op.sum, op.add),
-    "multiply": (op.prod, op.multiply),
-    "maximum": (op.max, op.maximum),
-    "minimum": (op.min, op.minimum),
-    "and": (op.all, op.logical_and),
-    "or": (op.any, op.logical_or),
-}
-"""What a body is -> the operator that reduces by it, and the one of two elements."""
-
-
-def neutral(kind: str, dtype: str) -> object:
-    """The number that changes nothing."""
-    if kind in ("and", "or"):
-        return kind == "and"
-    if kind in ("add", "multiply"):
-        return int(kind == "multiply")
-    if is_float(dtype):
-        return -np.inf if kind == "maximum" else np.inf
-    limits = np.iinfo(dtype)
-    return limits.min if kind == "maximum" else limits.max
-
-
-def is_neutral(value: Value, kind: str) -> bool:
-    """Whether a value is known to change nothing."""
-    found = value.array
-    return found is not None and bool(np.all(found == neutral(kind, value.type.dtype)))
 
 
 def _reduce(node: Node) -> Result:

@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
 
+from ekiden.frontend.common.combined import REDUCE, is_neutral, neutral
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.common.windows import Windows, padded, taps
 from ekiden.frontend.jax.converters.bodies import combined, kind_of
-from ekiden.frontend.jax.converters.movement import iota, pad
-from ekiden.frontend.jax.converters.reduction import REDUCE, is_neutral, neutral
+from ekiden.frontend.jax.converters.movement import iota
 from ekiden.frontend.jax.node import Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Dim, as_attr, as_dim, equal, known, tidy
 
 MOST = 4096
 """The most elements of a window that are combined one after the other."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Windows:
-    """How windows lie on a tensor: a number for each axis of it."""
-
-    size: Sequence[Dim]
-    strides: Sequence[int]
-    inner: Sequence[int]
-    """Elements between those of the tensor."""
-    dilation: Sequence[int]
-    low: Sequence[Dim]
-    high: Sequence[Dim]
-
-    def numbers(self) -> tuple[int, ...] | None:
-        """The extents of a window, where they are numbers."""
-        found = [known(as_dim(s)) for s in self.size]
-        return None if None in found else tuple(n for n in found if n is not None)
-
-    def counts(self, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-        """How many there are along each axis of a tensor that has its padding."""
-        pairs = zip(shape, self.size, self.dilation, self.strides, strict=True)
-        return as_attr(tidy((as_dim(n) - (as_dim(w) - 1) * d - 1) // s + 1) for n, w, d, s in pairs)
-
-
-def _static_windows(node: Node) -> _Windows:
+def _static_windows(node: Node) -> Windows:
     rank = len(node.ints("window_dimensions"))
     ones = (1,) * rank
     padding = node.ints("padding", (0,) * (2 * rank))
-    return _Windows(
+    return Windows(
         node.ints("window_dimensions"),
         node.ints("window_strides", ones),
         [d - 1 for d in node.ints("base_dilations", ones)],
@@ -72,7 +50,7 @@ def dynamic_reduce_window(node: Node) -> Result:
     at = 2 * count
     inner, dilation = (node.static(node.sizes(at + i), "dilations") for i in (2, 3))
     padding = _signed(node, at + 4)
-    windows = _Windows(
+    windows = Windows(
         node.sizes(at),
         node.static(node.sizes(at + 1), "strides"),
         [d - 1 for d in inner],
@@ -92,7 +70,7 @@ def _signed(node: Node, index: int) -> list[Dim]:
                                else int(e)) for e in values.elements.ravel()))  # fmt: skip
 
 
-def reduce_window(node: Node, windows: _Windows, count: int) -> Result:
+def reduce_window(node: Node, windows: Windows, count: int) -> Result:
     """`count` tensors, then their initial values."""
     block = node.region()
     kind = kind_of(node, block) if count == 1 else ""
@@ -103,11 +81,11 @@ def reduce_window(node: Node, windows: _Windows, count: int) -> Result:
     size = windows.numbers()
     if size is None or int(np.prod(size)) > MOST:
         node.unsupported("windows of symbolic or large extents of anything but running sums")
-    padded = [_padded(node, windows, i, node.expr(count + i)) for i in range(count)]
-    pairs = [node.scope.typed(node.scope.expr(p)).shape for p in padded]
-    taps = [_taps(node, windows, p, s) for p, s in zip(padded, pairs, strict=True)]
-    made = [next(t) for t in taps]
-    while others := [t for t in (next(each, None) for each in taps) if t is not None]:
+    wide = [padded(node, windows, node.value(i), node.expr(count + i)) for i in range(count)]
+    pairs = [node.scope.typed(node.scope.expr(p)).shape for p in wide]
+    each = [taps(node, windows, p, s) for p, s in zip(wide, pairs, strict=True)]
+    made = [next(t) for t in each]
+    while others := [t for t in (next(e, None) for e in each) if t is not None]:
         if kind in REDUCE:
             both = REDUCE[kind][1](node.scope.expr(made[0]), node.scope.expr(others[0]))
             made = [node.given(both)]
@@ -122,30 +100,10 @@ def reduce_window(node: Node, windows: _Windows, count: int) -> Result:
     return combined(node, block, start, made)
 
 
-def _padded(node: Node, windows: _Windows, index: int, fill: Expr) -> Value:
-    value = node.value(index)
-    return node.given(pad(node, value, fill, windows.low, windows.high, windows.inner))
-
-
-def _taps(node: Node, windows: _Windows, padded: Value, shape: Sequence[Dim]) -> Iterator[Value]:
-    """The first elements of all windows, then the second ones, and so on."""
-    size = windows.numbers()
-    assert size is not None, "windows have constant extents here"
-    counts = windows.counts(shape)
-    for tap in product(*map(range, size)):
-        begin = [t * d for t, d in zip(tap, windows.dilation, strict=True)]
-        end = as_attr(
-            tidy((as_dim(n) - 1) * s + 1 + b)
-            for n, s, b in zip(counts, windows.strides, begin, strict=True)
-        )
-        data = node.scope.expr(padded)
-        yield node.given(op.strided_slice(data, begin, end, strides=list(windows.strides)))
-
-
 # Running sums.
 
 
-def _running(node: Node, windows: _Windows, kind: str) -> Expr | None:
+def _running(node: Node, windows: Windows, kind: str) -> Expr | None:
     """Windows as long as an axis that end, or begin, at each of its elements."""
     if any(windows.inner) or any(s != 1 for s in (*windows.strides, *windows.dilation)):
         return None
@@ -197,7 +155,7 @@ def _value(node: Node, made: Result) -> Value:
 # Pooling.
 
 
-def _pooled(node: Node, windows: _Windows, kind: str) -> Expr | None:
+def _pooled(node: Node, windows: Windows, kind: str) -> Expr | None:
     """Two axes of four: the operators of pooling."""
     size = windows.numbers()
     if kind not in ("add", "maximum") or size is None or len(size) != 4 or any(windows.inner):
@@ -239,12 +197,12 @@ def _select_and_scatter(node: Node) -> Expr:
     size = windows.numbers()
     assert size is not None, "the extents of windows are attributes"
     fill = const(neutral("maximum", node.dtype(0)), node.dtype(0))
-    padded = _padded(node, windows, 0, fill)
-    shape = padded.type.shape
-    taps = _taps(node, windows, padded, shape)
-    best = next(taps)
+    wide = padded(node, windows, node.value(0), fill)
+    shape = wide.type.shape
+    each = taps(node, windows, wide, shape)
+    best = next(each)
     place = node.given(op.zeros_like(op.cast(node.scope.expr(best), "int32")))
-    for number, tap in enumerate(taps, 1):
+    for number, tap in enumerate(each, 1):
         (keep,) = combined(node, chosen, [best], [tap])
         test = node.scope.expr(keep)
         best = node.given(op.where(test, node.scope.expr(best), node.scope.expr(tap)))
@@ -257,7 +215,7 @@ def _select_and_scatter(node: Node) -> Expr:
     return found if is_neutral(node.value(2), "add") else op.add(found, node.expr(2))
 
 
-def _spread_back(node: Node, windows: _Windows, place: Value, shape: Sequence[Dim]) -> Value:
+def _spread_back(node: Node, windows: Windows, place: Value, shape: Sequence[Dim]) -> Value:
     """The source on the padded tensor, element by element of a window."""
     size = windows.numbers()
     assert size is not None, "the extents of windows are attributes"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
-from ekiden.frontend.common.formulas import rounded_to_even
-from ekiden.frontend.common.functions import atan2, erfc, expm1, log1p
+from ekiden.frontend.common.formulas import bucketized, rounded_to_even
+from ekiden.frontend.common.functions import atan2, erfc, expm1, log1p, shifted
 from ekiden.frontend.tensorflow.node import Converter, Node, Row, plain
-from ekiden.ir.dtype import is_float, itemsize
+from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -63,13 +63,7 @@ def _add_n(node: Node) -> Expr:
 
 
 def _shift(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """By as many bits as there are to shift, at most, and not by less than none."""
-
-    def convert(node: Node) -> Expr:
-        """The shift in the dtype of both."""
-        return function(node.expr(0), op.clip(node.expr(1), 0, 8 * itemsize(node.dtype(0)) - 1))
-
-    return convert
+    return lambda node: shifted(function, node.expr(0), node.expr(1), node.dtype(0))
 
 
 def _bias_add(node: Node) -> Expr:
@@ -176,14 +170,7 @@ def _predicate(name: str, function: Callable[[Expr, Expr], Expr], rule: rules.Ru
 
 
 def _bucketize(node: Node) -> Expr:
-    """How many boundaries are at most each element."""
-    data, dtype = node.expr(0), node.dtype(0)
-    if dtype != "float64":
-        data, dtype = op.cast(data, "float32"), "float32"
-    edges = const(np.array(node.reals("boundaries"), np.float32).astype(dtype))
-    flat = op.reshape(data, (-1,))
-    found = op.searchsorted(edges, flat, right=True, dtype="int32")
-    return op.reshape_like(found, data)
+    return bucketized(node.expr(0), node.dtype(0), node.reals("boundaries"))
 
 
 # fmt: off

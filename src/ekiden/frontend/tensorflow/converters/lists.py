@@ -209,6 +209,15 @@ def _array_scatter(node: Node) -> Value:
     return _parts(node, 2)
 
 
+def _array_split(node: Node) -> Value:
+    """(handle, value, lengths, flow): parts of these lengths along the first axis."""
+    sizes = node.axes(2, "lengths")
+    places = [int(p) for p in np.cumsum(sizes)[:-1]]
+    parts = op.split(node.expr(1), places, axis=0) if places else [node.expr(1)]
+    rows = [node.value_of(node.scope.spanned(parts[i])) for i in range(len(sizes))]
+    return SequenceValue(rows, dtype=node.dtype(1))
+
+
 def _resize(node: Node) -> Value:
     """To its own length, or an empty one to any: it is then written from the front on."""
     given, count = _list(node), _count(node, 1)
@@ -249,6 +258,7 @@ ROWS = (
     Row("TensorArraySizeV3",    lambda node: _length(node, _list(node, 1))),
     Row("TensorArrayGatherV3",  _array_gather),
     Row("TensorArrayScatterV3", _array_scatter),
+    Row("TensorArraySplitV3",   _array_split),
     Row("TensorArrayConcatV3",  lambda node: _joined(node, 1)),
     Row("TensorArrayCloseV3",   lambda node: []),
 )

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.arithmetic import SMALL
+from ekiden.frontend.common.formulas import uniques
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import known
 from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import known as number
 
 
@@ -192,11 +193,10 @@ def _lin_space(node: Node) -> Expr:
 
 
 def _unique(node: Node) -> list[Expr]:
-    found = op.unique(node.expr(0), is_sorted=False)
-    count = TupleGetItem(found, 3)
-    values = op.strided_slice(TupleGetItem(found, 0), const(np.zeros(1, np.int64)),
-                              op.cast(count, "int64"), slice_mode="size")  # fmt: skip
-    return [values, op.cast(TupleGetItem(found, 2), node.dtype_of("out_idx", "int32"))]
+    """With how often each is there in UniqueWithCounts."""
+    dtype = node.dtype_of("out_idx", "int32")
+    values, *others = uniques(node.expr(0), node.op == "UniqueWithCounts")
+    return [values, *(op.cast(e, dtype) for e in others)]
 
 
 def _space_to_batch(node: Node) -> Expr:
@@ -265,7 +265,7 @@ ROWS = (
     Row("Roll",               _roll),
     Row("MatrixBandPart",     _band_part),
     Row("LinSpace",           _lin_space),
-    Row("Unique",             _unique),
+    *(Row(n, _unique) for n in ("Unique", "UniqueWithCounts")),
     Row("SpaceToBatchND",     _space_to_batch),
     Row("BatchToSpaceND",     _batch_to_space),
     Row("SpaceToDepth",       _space_to_depth),

@@ -99,17 +99,18 @@ def _depthwise(node: Node) -> Expr:
 
 
 def _transposed(node: Node) -> Expr:
-    """(shape of the result, weights (height, width, out, in), data): what a convolution of the
-    result would have padded is left out.
+    """(shape of the result, weights (.., out, in), data): what a convolution of the result would
+    have padded is left out.
     """
-    layout = _layout(node)
+    is_deep = node.op.startswith("Conv3D")
+    layout = _layout(node, "NDHWC" if is_deep else "NHWC")
     spatial = _SPATIAL[layout]
     stated = node.dims(0, "input_sizes")
-    height, width, out, _ = _weight_shape(node, 1)
+    *window, out, _ = _weight_shape(node, 1)
     strides, gaps = _along(node, "strides", layout), _along(node, "dilations", layout)
     pairs = node.ints("explicit_paddings") if node.text("padding") == "EXPLICIT" else ()
     sides, more = [], []
-    for axis, size, step, gap in zip(spatial, (height, width), strides, gaps, strict=True):
+    for axis, size, step, gap in zip(spatial, window, strides, gaps, strict=True):
         extent, wanted = known(node.shape(2)[axis]), stated[axis]
         if extent is None or not isinstance(wanted, int):
             node.unsupported("the image must have known extents")
@@ -118,13 +119,16 @@ def _transposed(node: Node) -> Expr:
         side = (pairs[2 * axis], pairs[2 * axis + 1]) if pairs else (cut // 2, cut - cut // 2)
         sides.append(side)
         more.append(wanted - whole + sum(side))
-    (top, bottom), (left, right) = sides
-    data = node.expr(2) if layout == "NCHW" else op.transpose(node.expr(2), (0, 3, 1, 2))
-    made = op.nn.conv2d_transpose(
-        data, op.transpose(node.expr(1), (3, 2, 0, 1)), strides, (top, left, bottom, right),
-        channels=out, kernel_size=(height, width), output_padding=tuple(more), dilation=gaps,
+    rank, last = len(window) + 2, layout.index("C") == len(window) + 1
+    function = op.nn.conv3d_transpose if is_deep else op.nn.conv2d_transpose
+    front = (0, rank - 1, *range(1, rank - 1))
+    made = function(
+        op.transpose(node.expr(2), front) if last else node.expr(2),
+        op.transpose(node.expr(1), (rank - 1, rank - 2, *range(rank - 2))), strides,
+        (*(b for b, _ in sides), *(a for _, a in sides)),
+        channels=out, kernel_size=tuple(window), output_padding=tuple(more), dilation=gaps,
     )  # fmt: skip
-    return made if layout == "NCHW" else op.transpose(made, (0, 2, 3, 1))
+    return op.transpose(made, (0, *range(2, rank), 1)) if last else made
 
 
 def _pool(function: Callable[..., Expr]) -> Converter:
@@ -176,6 +180,43 @@ def _batch_norm(node: Node) -> list[Expr]:
     return [made[0], mean, variance]
 
 
+def _global_norm(node: Node) -> Expr:
+    """(data, means, variances, shift, scale) of the last axis."""
+    data, mean, variance, shift, scale = node.exprs()
+    width = op.rsqrt(op.add(variance, const(node.real("variance_epsilon"), node.dtype(0))))
+    width = op.multiply(width, scale) if node.flag("scale_after_normalization") else width
+    return op.add(op.multiply(op.subtract(data, mean), width), shift)
+
+
+def _dilation(node: Node) -> Expr:
+    """The largest of windows of NHWC data plus weights (height, width, in)."""
+    steps, apart = _along(node, "strides", "NHWC"), _along(node, "rates", "NHWC")
+    height, width, _ = _weight_shape(node, 1)
+    sides = _padding(node, 0, "NHWC", (height, width), steps, apart)
+    return op.image.dilation2d(node.expr(0), node.expr(1), steps, sides, apart, "NHWC", "HWI")
+
+
+def _lstm_cell(node: Node) -> list[Expr]:
+    """(data, cell, output, weights of both, peepholes of i, f, o, bias), gates in the order i, g,
+    f, o: i, cell, f, o, g, what the cell shows, output.
+    """
+    x, before, output, weight, *holes, bias = node.exprs()
+    sides = op.concatenate([x, output], axis=1)
+    parts = op.split(op.add(op.nn.matmul(sides, weight), bias), 4, axis=1)
+    take, new, keep, show = (parts[i] for i in range(4))
+    keep = op.add(keep, const(node.real("forget_bias", 1.0), node.dtype(0)))
+    sees, bound = node.flag("use_peephole"), node.real("cell_clip", 3.0)
+    if sees:
+        take = op.add(take, op.multiply(before, holes[0]))
+        keep = op.add(keep, op.multiply(before, holes[1]))
+    take, keep, new = op.sigmoid(take), op.sigmoid(keep), op.tanh(new)
+    cell = op.add(op.multiply(new, take), op.multiply(before, keep))
+    cell = op.clip(cell, -bound, bound) if bound > 0 else cell
+    show = op.sigmoid(op.add(show, op.multiply(cell, holes[2])) if sees else show)
+    shown = op.tanh(cell)
+    return [take, cell, keep, show, new, shown, op.multiply(shown, show)]
+
+
 def _lrn(node: Node) -> Expr:
     """TensorFlow multiplies the sum by alpha, Relay its mean."""
     size = 2 * node.number("depth_radius", 5) + 1
@@ -196,7 +237,10 @@ def _crop_and_resize(node: Node) -> Expr:
 ROWS = (
     *(Row(n, _conv) for n in ("Conv2D", "Conv3D")),
     Row("DepthwiseConv2dNative", _depthwise),
-    Row("Conv2DBackpropInput",   _transposed),
+    *(Row(n, _transposed) for n in ("Conv2DBackpropInput", "Conv3DBackpropInputV2")),
+    Row("BatchNormWithGlobalNormalization", _global_norm),
+    Row("Dilation2D",            _dilation),
+    Row("LSTMBlockCell",         _lstm_cell),
     Row("AvgPool",               _pool(op.nn.avg_pool2d)),
     Row("MaxPool",               _pool(op.nn.max_pool2d)),
     Row("AvgPool3D",             _pool(op.nn.avg_pool3d)),

@@ -16,6 +16,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_attr
 
 
 def _keeps(node: Node) -> bool:
@@ -97,6 +98,27 @@ def _l2_loss(node: Node) -> Expr:
     return op.multiply(total, const(0.5, node.dtype(0)))
 
 
+def _cross_entropy(node: Node) -> list[Expr]:
+    """(logits, the chance of each class): the loss of each row, and its gradient."""
+    scores, labels = node.exprs()
+    node.scope.same(node.shape(0), node.shape(1))
+    loss = op.negative(op.sum(op.multiply(labels, op.nn.log_softmax(scores, axis=-1)), axis=[-1]))
+    return [loss, op.subtract(op.nn.softmax(scores, axis=-1), labels)]
+
+
+def _sparse_cross_entropy(node: Node) -> list[Expr]:
+    """(logits [rows, classes], the class of each row)"""
+    scores, dtype = node.expr(0), node.dtype(0)
+    node.scope.same(node.shape(0)[:1], node.shape(1))
+    classes = as_attr(node.shape(0)[1:])[0]
+    one, none = const(1, dtype), const(0, dtype)
+    labels = op.one_hot(node.expr(1), one, none, classes, -1, dtype)
+    right = op.expand_dims(node.expr(1), axis=1)
+    found = op.gather(op.nn.log_softmax(scores, axis=-1), 1, right)
+    loss = op.negative(op.squeeze(found, axis=[1]))
+    return [loss, op.subtract(op.nn.softmax(scores, axis=-1), labels)]
+
+
 # fmt: off
 ROWS = (
     Row("Mean",          _mean),
@@ -113,6 +135,8 @@ ROWS = (
     Row("Cumprod",       _cumulative(op.cumprod)),
     Row("Softmax",       _softmax),
     Row("LogSoftmax",    _log_softmax),
+    Row("SoftmaxCrossEntropyWithLogits",       _cross_entropy),
+    Row("SparseSoftmaxCrossEntropyWithLogits", _sparse_cross_entropy),
     Row("L2Loss",        _l2_loss),
 )
 # fmt: on

@@ -9,6 +9,7 @@ from tensorflow.python.framework import tensor_util
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.arithmetic import lift
+from ekiden.frontend.common.formulas import shape_of_both
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.products import taken
 from ekiden.frontend.common.subscript import MASKS, Subscript
@@ -165,18 +166,6 @@ def _broadcast_to(node: Node) -> Expr:
     return op.broadcast_to(node.expr(0), node.dims(1, "shape"))
 
 
-def _broadcast_args(node: Node) -> Expr:
-    """The shape that two shapes broadcast to."""
-    a, b = node.exprs()
-    ranks = [prim.is_const(node.shape(i)[0], 0) for i in (0, 1)]
-    if any(ranks):
-        return b if ranks[0] else a
-    if not prim.is_const(node.shape(0)[0] - node.shape(1)[0], 0):
-        node.unsupported("shapes of different ranks are not supported")
-    one = op.ones_like(a)
-    return op.where(op.equal(a, one), b, a)
-
-
 # fmt: off
 ROWS = (
     Row("Const",         _const),
@@ -195,6 +184,6 @@ ROWS = (
     Row("Range",         _range, _range_rule),
     Row("Fill",          _fill),
     Row("BroadcastTo",   _broadcast_to),
-    Row("BroadcastArgs", _broadcast_args),
+    Row("BroadcastArgs", shape_of_both),
 )
 # fmt: on

@@ -118,6 +118,7 @@ def _assign(node: Node) -> list[Value]:
 ROWS = (
     Row("IF",              _if,        OWN, dtypes=_ANY),
     Row("WHILE",           _while,     OWN, dtypes=_ANY),
+    Row("STABLEHLO_WHILE", _while,     OWN, dtypes=_ANY),
     Row("CALL_ONCE",       _call_once, OWN),
     Row("VAR_HANDLE",      _handle,    OWN, dtypes=_ANY),
     Row("READ_VARIABLE",   _read,      OWN, dtypes=_ANY),

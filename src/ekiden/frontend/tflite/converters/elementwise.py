@@ -10,10 +10,10 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.formulas import rounded_to_even
-from ekiden.frontend.common.functions import expm1, whole
+from ekiden.frontend.common.functions import atan2, expm1, shifted, whole
 from ekiden.frontend.tflite.converters import integer_elementwise as integer
 from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Converter, Node, Row, plain
+from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row, plain
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.ir.prim import int_range
@@ -133,6 +133,10 @@ def _select(node: Node) -> Expr:
     return op.where(condition, x, y)
 
 
+def _right_shift(node: Node) -> Expr:
+    return shifted(op.right_shift, node.expr(0), node.expr(1), node.dtype(0))
+
+
 def _cast_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
     if "complex64" in (node.outs[0].dtype, node.ins[0] and node.ins[0].dtype):
         return None
@@ -165,6 +169,8 @@ ROWS = (
     Row("MINIMUM",            _binary(op.minimum), integer=integer.same_scales(op.minimum),
         rule=plain(rules.minimum)),
     Row("POW",                _binary(op.power)),
+    Row("ATAN2",              lambda node: atan2(node.expr(0), node.expr(1), node.dtype(0))),
+    Row("RIGHT_SHIFT",        _right_shift),
     Row("SQUARED_DIFFERENCE", _squared_difference),
     Row("EQUAL",              _binary(op.equal), integer=integer.compare(op.equal),
         rule=plain(rules.equal)),
@@ -209,7 +215,7 @@ ROWS = (
     Row("HARD_SWISH",         _hard_swish, integer=integer.hard_swish),
     Row("GELU",               _gelu, integer=integer.gelu),
     Row("CAST",               _cast, rule=_cast_rule, dtypes=("complex64",)),
-    Row("SELECT",             _select),
-    Row("SELECT_V2",          _select, rule=plain(rules.where)),
+    Row("SELECT",             _select, Quantized.MOVED, data=(1, 2)),
+    Row("SELECT_V2",          _select, Quantized.MOVED, data=(1, 2), rule=plain(rules.where)),
 )
 # fmt: on

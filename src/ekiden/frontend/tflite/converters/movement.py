@@ -225,7 +225,9 @@ def _depth_to_space(node: Node) -> Expr:
 
 
 def _space_to_batch(node: Node) -> Expr:
-    return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block"), _pairs(node, 2))
+    steps = node.outs[0].quantization
+    zero = float(steps.zero_point[0]) if steps else 0.0
+    return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block"), _pairs(node, 2), zero)
 
 
 def _batch_to_space(node: Node) -> Expr:
@@ -317,10 +319,10 @@ ROWS = (
     Row("RANGE",                   _range),
     Row("RANK",                    _rank,           Quantized.OWN),
     Row("REVERSE_V2",              _reverse,        MOVED),
-    Row("TOPK_V2",                 _topk),
+    Row("TOPK_V2",                 _topk, MOVED),
     Row("SPACE_TO_DEPTH",          _space_to_depth, MOVED),
     Row("DEPTH_TO_SPACE",          _depth_to_space, MOVED),
-    Row("SPACE_TO_BATCH_ND",       _space_to_batch),
+    Row("SPACE_TO_BATCH_ND",       _space_to_batch, MOVED),
     Row("BATCH_TO_SPACE_ND",       _batch_to_space, MOVED),
     Row("RESIZE_BILINEAR",         _resize_bilinear, integer=_resize_bilinear_of_integers),
     Row("RESIZE_NEAREST_NEIGHBOR", _resize_nearest, MOVED),

@@ -12,12 +12,14 @@ from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.formulas import mean
 from ekiden.frontend.tflite.converters import integer_reduction as integer
 from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Converter, Evaluator, Node, Row
+from ekiden.frontend.tflite.node import Converter, Evaluator, Node, Quantized, Row
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+
+MOVED = Quantized.MOVED
 
 
 def _reduce(function: Callable[..., Expr]) -> Converter:
@@ -106,12 +108,12 @@ ROWS = (
     Row("SUM",                          _reduce(op.sum), integer=integer.total,
         rule=_reduced(operator.add)),
     Row("REDUCE_PROD",                  _reduce(op.prod), rule=_reduced(operator.mul)),
-    Row("REDUCE_MAX",                   _reduce(op.max), rule=_reduced(prim.maximum)),
-    Row("REDUCE_MIN",                   _reduce(op.min), rule=_reduced(prim.minimum)),
+    Row("REDUCE_MAX",                   _reduce(op.max), MOVED, rule=_reduced(prim.maximum)),
+    Row("REDUCE_MIN",                   _reduce(op.min), MOVED, rule=_reduced(prim.minimum)),
     Row("REDUCE_ANY",                   _reduce(op.any)),
     Row("REDUCE_ALL",                   _reduce(op.all)),
-    Row("ARG_MAX",                      _arg(op.argmax, -np.inf)),
-    Row("ARG_MIN",                      _arg(op.argmin, np.inf)),
+    Row("ARG_MAX",                      _arg(op.argmax, -np.inf), MOVED),
+    Row("ARG_MIN",                      _arg(op.argmin, np.inf), MOVED),
     Row("SOFTMAX",                      _softmax, integer=integer.softmax),
     Row("LOG_SOFTMAX",                  _log_softmax),
     Row("CUMSUM",                       _cumsum),

@@ -35,23 +35,29 @@ def window_of(node: Node) -> tuple[int, int]:
 
 
 def padding(node: Node, window: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
-    """(top, left, bottom, right): what SAME adds, the odd one behind.
+    """(top, left, bottom, right) of a window of two axes."""
+    return sides_of(node, node.extents(0, (1, 2)), window, strides(node), dilation)
+
+
+def sides_of(
+    node: Node, extents: Sequence[int | None], window: Sequence[int], steps: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[int, ...]:  # fmt: skip
+    """All sides before, then all behind: what SAME adds, the odd one behind.
 
     Gives up where it depends on extents that are symbolic.
     """
     if node.option("Padding") != SAME:
-        return 0, 0, 0, 0
-    sides: list[tuple[int, int]] = []
-    for extent, size, step, d in zip(
-        node.extents(0, (1, 2)), window, strides(node), dilation, strict=True
-    ):
+        return (0,) * 2 * len(window)
+    before, behind = [], []
+    for extent, size, step, d in zip(extents, window, steps, dilation, strict=True):
         reach = (size - 1) * d + 1
         if extent is None and step > 1:
             node.unsupported(f"padding SAME with strides needs a known extent of {node.ins[0]}")
         total = reach - 1 if extent is None else (-(-extent // step) - 1) * step + reach - extent
-        sides.append((max(total, 0) // 2, max(total, 0) - max(total, 0) // 2))
-    (top, bottom), (left, right) = sides
-    return top, left, bottom, right
+        before.append(max(total, 0) // 2)
+        behind.append(max(total, 0) - before[-1])
+    return (*before, *behind)
 
 
 def weight_shape(node: Node, index: int) -> tuple[int, ...]:

@@ -1,0 +1,41 @@
+"""What combines elements, by the name of what two of them give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ekiden.frontend.common.value import Value
+from ekiden.ir.dtype import is_float
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+
+Reduce = Callable[..., Expr]
+REDUCE: Mapping[str, tuple[Reduce, Callable[[Expr, Expr], Expr]]] = {
+    "add": (op.sum, op.add),
+    "multiply": (op.prod, op.multiply),
+    "maximum": (op.max, op.maximum),
+    "minimum": (op.min, op.minimum),
+    "and": (op.all, op.logical_and),
+    "or": (op.any, op.logical_or),
+}
+"""What a body is -> the operator that reduces by it, and the one of two elements."""
+
+
+def neutral(kind: str, dtype: str) -> object:
+    """The number that changes nothing."""
+    if kind in ("and", "or"):
+        return kind == "and"
+    if kind in ("add", "multiply"):
+        return int(kind == "multiply")
+    if is_float(dtype):
+        return -np.inf if kind == "maximum" else np.inf
+    limits = np.iinfo(dtype)
+    return limits.min if kind == "maximum" else limits.max
+
+
+def is_neutral(value: Value, kind: str) -> bool:
+    """Whether a value is known to change nothing."""
+    found = value.array
+    return found is not None and bool(np.all(found == neutral(kind, value.type.dtype)))

@@ -1,0 +1,89 @@
+"""Windows at positions that are data, and padding also between elements, as XLA has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.frontend.common.node import Node
+from ekiden.frontend.common.value import Value, known, scalar
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import Dim, as_attr, as_dim, tidy
+from ekiden.topi.shape import known as number_of
+
+Dims = Sequence[Dim]
+
+
+def window_at(data: Expr, start: Expr, size: Dim, axis: int) -> Expr:
+    """Some elements of an axis from a position that is data."""
+    if number_of(size) == 1:
+        places = op.reshape(start, (1,))
+    else:
+        places = op.add(start, op.arange(0, size, 1, dtype="int64"))
+    return op.take(data, places, axis=axis)
+
+
+def start_of(node: Node, value: Value, extent: Dim, size: Dim) -> Value:
+    """The position of a window along an axis, moved inside of it."""
+    limit = tidy(as_dim(extent) - as_dim(size))
+    zero = scalar(0, "int64")
+    if value.array is not None and number_of(limit) is not None:
+        return scalar(int(np.clip(int(value.array), 0, number_of(limit))), "int64")
+    if number_of(limit) == 0:
+        return zero
+    wide = op.cast(node.scope.expr(value), "int64")
+    moved = op.minimum(op.maximum(wide, node.scope.expr(zero)), node.scope.scalar(limit))
+    return node.given(moved)
+
+
+def placed(node: Node, data: Expr, update: Value, starts: Sequence[Value]) -> Expr:
+    """A tensor with a window of it replaced, at positions moved so that it fits."""
+    if not starts:
+        return node.scope.expr(update)
+    window = update.type.shape
+    begin = node.scope.expr(node.given(op.stack([node.scope.expr(s) for s in starts], axis=0)))
+    extents = node.scope.expr(known(np.array(window, object), "int64"))
+    ones = const(np.ones(len(window), np.int64))
+    return op.strided_set(data, node.scope.expr(update), begin, op.add(begin, extents), ones)
+
+
+def pad(node: Node, value: Value, fill: Expr, low: Dims, high: Dims, inner: Sequence[int]) -> Expr:
+    """Elements between, before and behind those of a tensor; negative ones cut it."""
+    data, shape = node.scope.expr(value), [as_dim(d) for d in value.type.shape]
+    if any(inner):
+        data, shape = _stretch(data, shape, fill, inner)
+    cuts = [(max(-(number_of(a) or 0), 0), max(-(number_of(b) or 0), 0))
+            for a, b in zip(low, high, strict=True)]  # fmt: skip
+    widths = [
+        tuple(0 if (number_of(w) or 0) < 0 else w for w in pair)
+        for pair in zip(low, high, strict=True)
+    ]
+    if any(number_of(w) != 0 for pair in widths for w in pair):
+        data = op.nn.pad(data, [as_attr(pair) for pair in widths], fill)
+        shape = [tidy(d + as_dim(a) + as_dim(b)) for d, (a, b) in zip(shape, widths, strict=True)]
+    if any(before or behind for before, behind in cuts):
+        begin = [before for before, _ in cuts]
+        end = as_attr(tidy(d - behind) for d, (_, behind) in zip(shape, cuts, strict=True))
+        data = op.strided_slice(data, begin, end)
+    return data
+
+
+def _stretch(
+    data: Expr, shape: list[PrimExpr], fill: Expr, inner: Sequence[int]
+) -> tuple[Expr, list[PrimExpr]]:
+    """Elements between: each becomes a row of itself and as many; those of the last are cut."""
+    for axis, count in enumerate(inner):
+        if not count:
+            continue
+        rank = len(shape)
+        row = op.expand_dims(data, axis=axis + 1)
+        widths = [(0, 0)] * (axis + 1) + [(0, count)] + [(0, 0)] * (rank - axis - 1)
+        wide = tidy(as_dim(shape[axis]) * (count + 1))
+        joined = (*shape[:axis], wide, *shape[axis + 1 :])
+        data = op.reshape(op.nn.pad(row, widths, fill), as_attr(joined), allowzero=True)
+        shape = [*shape[:axis], tidy(wide - count), *shape[axis + 1 :]]
+        data = op.strided_slice(data, (0,), as_attr((shape[axis],)), axes=(axis,))
+    return data, shape

@@ -1,0 +1,95 @@
+"""Boxes of detectors: suppression of those that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.frontend.common.products import taken
+from ekiden.frontend.common.suppression import kept_boxes, padded_to
+from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.topi.shape import known
+
+
+def _kept(node: Node) -> tuple[Expr, Expr]:
+    overlap = node.expr(3) if len(node.inputs) > 3 else const(node.real("iou_threshold", 0.5))
+    least = node.expr(4) if len(node.inputs) > 4 else const(-np.inf, node.dtype(1))
+    limits = [op.reshape(node.expr(2), ()), overlap, least]
+    return kept_boxes(node, node.expr(0), node.expr(1), *limits)
+
+
+def _selected(node: Node) -> Expr:
+    """The positions of those that are kept, as many as there are."""
+    rows, count = _kept(node)
+    return op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
+
+
+def _padded(node: Node) -> Sequence[Expr]:
+    """Positions, scores in version 5, and how many there are; padded with 0 where that is said."""
+    is_scored = node.op.endswith("V5")
+    if is_scored and node.numbers(5, "soft_nms_sigma").item() > 0:
+        node.unsupported("scores that fade by overlap ('soft_nms_sigma' above 0)")
+    rows, count = _kept(node)
+    scores = node.expr(1)
+    if node.flag("pad_to_max_output_size"):
+        (most,) = node.axes(2, "max_output_size")
+        places, is_there = padded_to(node, rows, count, most)
+        found = op.take(scores, places, axis=0)
+        found = op.where(is_there, found, op.zeros_like(found))
+    else:
+        places = op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
+        found = op.take(scores, places, axis=0)
+    number = op.reshape(op.cast(count, "int32"), ())
+    return [places, found, number] if is_scored else [places, number]
+
+
+def _combined(node: Node) -> list[Expr]:
+    """(boxes [batch, n, 1 or classes, 4], scores [batch, n, classes], most of a class, most of an
+    image, overlap, least score): boxes, scores, classes, how many of each image.
+    """
+    (each,), (total,) = node.axes(2, "max_output_size_per_class"), node.axes(3, "max_total_size")
+    count, sides, classes = (
+        known(node.shape(0)[1]),
+        known(node.shape(0)[2]),
+        known(node.shape(1)[2]),
+    )
+    if sides != 1 or count is None or classes is None:
+        node.unsupported("boxes must be of all classes, their number and that of classes known")
+    boxes = op.squeeze(node.expr(0), axis=[2])
+    scores = op.transpose(node.expr(1), (0, 2, 1))
+    overlap, least = (op.reshape(node.expr(i), ()) for i in (4, 5))
+    found = op.vision.all_class_non_max_suppression(
+        boxes, scores, const(each, "int64"), overlap, least, "tensorflow"
+    )
+    pairs, values, number = (TupleGetItem(found, i) for i in range(3))
+    is_there = op.less(op.arange(0, count * classes, 1, "int64"), op.expand_dims(number, 1))
+    ranked = op.where(is_there, values, op.full_like(values, const(-np.inf, node.dtype(1))))
+    most = min(total, each * classes) if node.flag("pad_per_class") else total
+    top = op.topk(ranked, min(most, count * classes), axis=-1, ret_type="both", dtype="int64")
+    best, place = TupleGetItem(top, 0), TupleGetItem(top, 1)
+    kind, box = (op.gather(op.take(pairs, const(np.int32(i)), axis=2), 1, place) for i in (0, 1))
+    corners = taken(node, boxes, box, 1, 1)
+    if not node.has("clip_boxes") or node.flag("clip_boxes"):
+        corners = op.clip(corners, 0.0, 1.0)
+    holds = op.greater(best, const(-np.inf, node.dtype(1)))
+    corners = op.where(op.expand_dims(holds, 2), corners, op.zeros_like(corners))
+    score = op.where(holds, best, op.zeros_like(best))
+    kind = op.where(holds, op.cast(kind, node.dtype(1)), op.zeros_like(score))
+    rest = max(most - count * classes, 0)
+    made: list[Expr] = [
+        op.nn.pad(corners, ((0, 0), (0, rest), (0, 0))) if rest else corners,
+        *(op.nn.pad(e, ((0, 0), (0, rest))) if rest else e for e in (score, kind)),
+    ]
+    return [*made, op.sum(op.cast(holds, "int32"), axis=[1])]
+
+
+# fmt: off
+ROWS = (
+    *(Row(f"NonMaxSuppression{v}", _selected) for v in ("", "V2", "V3")),
+    *(Row(f"NonMaxSuppression{v}", _padded)   for v in ("V4", "V5")),
+    Row("CombinedNonMaxSuppression", _combined),
+)
+# fmt: on

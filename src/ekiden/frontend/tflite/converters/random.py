@@ -1,0 +1,44 @@
+"""Random tensors. Their numbers follow from the seeds of an operator, or from its place where both
+are 0: every run of a model draws the same, and not what TensorFlow Lite draws.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from ekiden.frontend.tflite.node import Node, Row
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, TupleGetItem
+
+
+def _generator(node: Node) -> Expr:
+    seeds = int(node.option("Seed")), int(node.option("Seed2"))
+    number = zlib.crc32(node.name.encode() if seeds == (0, 0) else repr(seeds).encode())
+    return op.random.threefry_key(number)
+
+
+def _uniform(node: Node) -> Expr:
+    shape = node.dims(0, "shape")
+    return TupleGetItem(op.random.uniform(_generator(node), shape, node.outs[0].dtype), 1)
+
+
+def _normal(node: Node) -> Expr:
+    shape = node.dims(0, "shape")
+    return TupleGetItem(op.random.normal(_generator(node), shape, node.outs[0].dtype), 1)
+
+
+def _multinomial(node: Node) -> Expr:
+    """(logits [rows, classes], how many)"""
+    (count,) = node.axes(1, "num_samples")
+    weights = op.nn.softmax(node.expr(0), axis=-1)
+    found = TupleGetItem(op.random.multinomial(_generator(node), weights, count), 1)
+    return op.cast(found, node.outs[0].dtype)
+
+
+# fmt: off
+ROWS = (
+    Row("RANDOM_UNIFORM",         _uniform),
+    Row("RANDOM_STANDARD_NORMAL", _normal),
+    Row("MULTINOMIAL",            _multinomial),
+)
+# fmt: on

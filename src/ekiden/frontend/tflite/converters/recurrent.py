@@ -1,0 +1,312 @@
+"""Recurrent layers of floats: RNN, LSTM and SVDF, whose states are tensors that are kept between
+runs.
+
+    RNN    h' = a(W x + A aux + R h + b)
+    LSTM   i, f, o = sigmoid(W x + R h + p c + b),  g = a(W x + R h + b)
+           c' = f c + i g, bounded,  h' = bounded(P (o a(c')) + q)
+           o sees c', i is 1 - f where it has no weights; with coefficients, what comes before b is
+           normalised over the units and multiplied by them
+
+Weights are [units, inputs], a tensor for each gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.frontend.common.loop import Iteration, Loop, stacked
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.tflite.node import Node, Row
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late_methods import dataclass
+from ekiden.topi.shape import known
+
+Step = Callable[[Sequence[Expr], Sequence[Expr]], list[Expr]]
+"""(inputs of a step, states) -> the states behind it, of which the first is the output."""
+VARIABLE = ("variable",)
+
+
+def _keep(node: Node, index: int, value: Value) -> None:
+    """Give the tensor of a state its new value."""
+    tensor = node.ins[index]
+    assert tensor is not None, "a state is there"
+    node.graph.shared.variables.assign(tensor.name, value)
+
+
+def _state(node: Node, index: int) -> Value:
+    tensor = node.ins[index] if index < len(node.ins) else None
+    if tensor is None or not tensor.is_variable:
+        node.unsupported(f"input {index}, a state, is no variable")
+    return node.value(index)
+
+
+def _scanned(
+    node: Node, data: Sequence[Expr], states: Sequence[int], step: Step, backwards: bool = False
+) -> Expr:
+    """The outputs [steps, ..] of all steps of data [steps, ..]; the states are kept."""
+    start = [_state(node, i) for i in states]
+    extent = node.typed(data[0]).shape[0]
+    if known(extent) == 1:
+        rows = [op.squeeze(d, axis=[0]) for d in data]
+        after = [node.given(e) for e in step(rows, [node.scope.expr(s) for s in start])]
+        for index, value in zip(states, after, strict=True):
+            _keep(node, index, value)
+        return op.expand_dims(node.scope.expr(after[0]), 0)
+    limit = node.scope.spanned(node.scope.scalar(extent))
+    whole = [node.given(d) for d in data]
+    last = node.scope.spanned(op.subtract(limit, const(np.int64(1))))
+
+    def turn(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+        """One step of time."""
+        at = node.scope.expr(index)
+        at = op.subtract(last, at) if backwards else at
+        rows = [node.scope.expr(node.given(op.take(node.scope.expr(d), at, axis=0))) for d in whole]
+        after = [node.given(e) for e in step(rows, [node.scope.expr(c) for c in carried])]
+        return Iteration(go, after, after[:1])
+
+    names = [f"state{i}" for i in states]
+    final, (parts,), _ = Loop(node, names, start, limit, None, turn).build()
+    for index, value in zip(states, final, strict=True):
+        _keep(node, index, value)
+    return node.scope.expr(stacked(node.scope, parts, "steps", extent, 0, backwards))
+
+
+def _timed(node: Node, index: int) -> Expr:
+    """An input with the steps first."""
+    is_first = bool(node.option("TimeMajor"))
+    return node.expr(index) if is_first else op.transpose(node.expr(index), (1, 0, 2))
+
+
+def _turned(node: Node, made: Expr) -> Expr:
+    return made if node.option("TimeMajor") else op.transpose(made, (1, 0, 2))
+
+
+def _given(node: Node, index: int) -> Expr | None:
+    return None if node.optional(index) is None else node.expr(index)
+
+
+def _sum(parts: Sequence[Expr | None]) -> Expr:
+    found = [p for p in parts if p is not None]
+    total = found[0]
+    for each in found[1:]:
+        total = op.add(total, each)
+    return total
+
+
+# RNN.
+
+
+def _rnn_step(node: Node, weights: Sequence[Expr], bias: Expr) -> Step:
+    """The weights of each input, then those of the state."""
+
+    def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
+        """The next state."""
+        products = [op.nn.dense(x, w) for x, w in zip((*rows, *states), weights, strict=True)]
+        return [node.activated(_sum([*products, bias]))]
+
+    return step
+
+
+def _rnn(node: Node) -> Expr:
+    """(data [batch, inputs], weights, weights of the state, bias, state)"""
+    step = _rnn_step(node, [node.expr(1), node.expr(2)], node.expr(3))
+    made = _scanned(node, [op.expand_dims(node.expr(0), 0)], [4], step)
+    return op.squeeze(made, axis=[0])
+
+
+def _sequence_rnn(node: Node) -> Expr:
+    step = _rnn_step(node, [node.expr(1), node.expr(2)], node.expr(3))
+    return _turned(node, _scanned(node, [_timed(node, 0)], [4], step))
+
+
+def _both_rnn(node: Node) -> list[Expr]:
+    """(data, then weights, weights of the state, bias, state of both directions, data beside, its
+    weights of both)
+    """
+    made = []
+    for backwards, at, beside in ((False, 1, 10), (True, 5, 11)):
+        data, weights = _sides(node, backwards, at, 9, beside)
+        step = _rnn_step(node, [*weights, node.expr(at + 1)], node.expr(at + 2))
+        made.append(_turned(node, _scanned(node, data, [at + 3], step, backwards)))
+    return _merged(node, made)
+
+
+def _sides(
+    node: Node, backwards: bool, weight: int, beside: int, beside_weight: int
+) -> tuple[list[Expr], list[Expr]]:
+    """The data of a direction and their weights. Data beside without weights of their own are what
+    the way back sees.
+    """
+    if node.optional(beside) is None:
+        return [_timed(node, 0)], [node.expr(weight)]
+    if node.optional(beside_weight) is not None:
+        both = [_timed(node, 0), _timed(node, beside)]
+        return both, [node.expr(weight), node.expr(beside_weight)]
+    return [_timed(node, beside if backwards else 0)], [node.expr(weight)]
+
+
+def _merged(node: Node, made: Sequence[Expr]) -> list[Expr]:
+    return [op.concatenate(made, axis=2)] if node.option("MergeOutputs") else list(made)
+
+
+# LSTM.
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """Where the inputs of a cell stand: the first of four (i, f, g, o) or three (i, f, o)."""
+
+    inputs: int
+    states: int
+    peepholes: int
+    biases: int
+    projection: int
+    output: int
+    beside: int = -1
+    norms: int = -1
+
+    def step(self, node: Node, count: int) -> Step:
+        """One step of `count` inputs."""
+        gates = [self._gate(node, i, count) for i in range(4)]
+        squash = node.activation
+        cell_clip, clip = (float(node.option(n)) for n in ("CellClip", "ProjClip"))
+
+        def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
+            """(output, cell) from (output, cell)."""
+            output, cell = states
+            sides = [*rows, output]
+            keep = op.sigmoid(gates[1](sides, cell))
+            take = op.subtract(const(1.0), keep) if node.optional(self.inputs) is None else (
+                op.sigmoid(gates[0](sides, cell)))  # fmt: skip
+            new = op.multiply(take, squash(gates[2](sides, None)))
+            cell = _bounded(op.add(op.multiply(keep, cell), new), cell_clip)
+            made = op.multiply(op.sigmoid(gates[3](sides, cell)), squash(cell))
+            return [_bounded(self._projected(node, made), clip) if self._has(node) else made, cell]
+
+        return step
+
+    def _has(self, node: Node) -> bool:
+        return node.optional(self.projection) is not None
+
+    def _projected(self, node: Node, made: Expr) -> Expr:
+        bias = _given(node, self.projection + 1)
+        return _sum([op.nn.dense(made, node.expr(self.projection)), bias])
+
+    def _gate(
+        self, node: Node, gate: int, count: int
+    ) -> Callable[[Sequence[Expr], Expr | None], Expr]:
+        if gate == 0 and node.optional(self.inputs) is None:
+            return lambda sides, cell: sides[0]
+        weights = [node.expr(self.inputs + gate)]
+        if count > 1:
+            weights.append(node.expr(self.beside + gate))
+        weights.append(node.expr(self.states + gate))
+        place = {0: 0, 1: 1, 3: 2}.get(gate)
+        hole = None if place is None else _given(node, self.peepholes + place)
+        bias = node.expr(self.biases + gate)
+        norm = None if self.norms < 0 else _given(node, self.norms + gate)
+
+        def made(sides: Sequence[Expr], cell: Expr | None) -> Expr:
+            """What goes into the gate's activation."""
+            parts: list[Expr | None] = [
+                op.nn.dense(x, w) for x, w in zip(sides, weights, strict=True)
+            ]
+            if hole is not None and cell is not None:
+                parts.append(op.multiply(cell, hole))
+            if norm is None:
+                return _sum([*parts, bias])
+            return op.add(op.multiply(_normalised(_sum(parts)), norm), bias)
+
+        return made
+
+
+def _normalised(x: Expr) -> Expr:
+    mean = op.mean(x, axis=[-1], keepdims=True)
+    apart = op.subtract(x, mean)
+    variance = op.mean(op.multiply(apart, apart), axis=[-1], keepdims=True)
+    return op.divide(apart, op.sqrt(op.add(variance, const(1e-8))))
+
+
+def _bounded(x: Expr, limit: float) -> Expr:
+    return op.clip(x, -limit, limit) if limit > 0 else x
+
+
+_ONE = _Cell(1, 5, 9, 12, 16, 18, norms=20)
+_FORWARD = _Cell(1, 5, 9, 12, 16, 35, beside=40)
+_BACK = _Cell(18, 22, 26, 29, 33, 37, beside=44)
+
+
+def _sequence_lstm(node: Node) -> Expr:
+    states = [_ONE.output, _ONE.output + 1]
+    return _turned(node, _scanned(node, [_timed(node, 0)], states, _ONE.step(node, 1)))
+
+
+def _both_lstm(node: Node) -> list[Expr]:
+    made = []
+    for cell in (_FORWARD, _BACK):
+        backwards = cell is _BACK
+        data, weights = _sides(node, backwards, cell.inputs + 1, 39, cell.beside + 1)
+        step = cell.step(node, len(weights))
+        states = [cell.output, cell.output + 1]
+        made.append(_turned(node, _scanned(node, data, states, step, backwards)))
+    return _merged(node, made)
+
+
+def _lstm(node: Node) -> list[Expr] | Expr:
+    if node.option("KernelType"):
+        return _basic_lstm(node)
+    made = _scanned(node, [op.expand_dims(node.expr(0), 0)], [18, 19], _ONE.step(node, 1))
+    return op.squeeze(made, axis=[0])
+
+
+def _basic_lstm(node: Node) -> list[Expr]:
+    """(data, output, weights of both, bias, cell): (output, cell, what the weights saw, gates in
+    the order i, g, f, o).
+    """
+    seen = op.concatenate([node.expr(0), node.expr(1)], axis=-1)
+    gates = op.add(op.nn.dense(seen, node.expr(2)), node.expr(3))
+    parts = op.split(gates, 4, axis=-1)
+    take, new, keep, show = (parts[i] for i in range(4))
+    cell = op.add(
+        op.multiply(op.sigmoid(take), op.tanh(new)), op.multiply(op.sigmoid(keep), node.expr(4))
+    )
+    return [op.multiply(op.sigmoid(show), op.tanh(cell)), cell, seen, gates]
+
+
+# SVDF.
+
+
+def _svdf(node: Node) -> Expr:
+    """(data [batch, inputs], features [filters, inputs], times [filters, memory], bias, state
+    [batch, filters * memory]): each filter keeps what it saw at the last times.
+    """
+    rank = int(node.option("Rank", 1))
+    filters, memory = (known(d) for d in node.shape(2))
+    if filters is None or memory is None or filters % rank:
+        node.unsupported(f"{node.ins[2]} must have known extents, the first a multiple of {rank}")
+    seen = op.nn.dense(node.expr(0), node.expr(1))
+    before = op.reshape(node.scope.expr(_state(node, 4)), (-1, filters, memory))
+    rest = op.strided_slice(before, (1,), (memory,), axes=(2,))
+    after = node.given(op.concatenate([rest, op.expand_dims(seen, 2)], axis=2))
+    made = op.sum(op.multiply(node.scope.expr(after), node.expr(2)), axis=[2])
+    made = op.sum(op.reshape(made, (-1, filters // rank, rank)), axis=[2])
+    flat = op.reshape(node.scope.expr(after), (-1, filters * memory))
+    state = node.shape(4)
+    _keep(node, 4, node.given(op.reshape(flat, state, allowzero=True)))
+    return node.activated(_sum([made, _given(node, 3)]))
+
+
+# fmt: off
+ROWS = (
+    Row("RNN",                          _rnn,           dtypes=VARIABLE),
+    Row("UNIDIRECTIONAL_SEQUENCE_RNN",  _sequence_rnn,  dtypes=VARIABLE),
+    Row("BIDIRECTIONAL_SEQUENCE_RNN",   _both_rnn,      dtypes=VARIABLE),
+    Row("LSTM",                         _lstm,          dtypes=VARIABLE),
+    Row("UNIDIRECTIONAL_SEQUENCE_LSTM", _sequence_lstm, dtypes=VARIABLE),
+    Row("BIDIRECTIONAL_SEQUENCE_LSTM",  _both_lstm,     dtypes=VARIABLE),
+    Row("SVDF",                         _svdf,          dtypes=VARIABLE),
+)
+# fmt: on

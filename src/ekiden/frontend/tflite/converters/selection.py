@@ -1,0 +1,231 @@
+"""Operators that place, look up or combine elements by numbers that are data."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.frontend.common.formulas import bucketized, shape_of_both, uniques
+from ekiden.frontend.common.products import taken
+from ekiden.frontend.common.segments import combined_rows, length_of
+from ekiden.frontend.common.slices import placed, start_of
+from ekiden.frontend.common.suppression import kept_boxes, padded_to
+from ekiden.frontend.tflite.integer import is_quantized, levels
+from ekiden.frontend.tflite.load import DTYPES
+from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
+from ekiden.ir.dtype import itemsize
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_attr, as_dim, product
+
+MOVED = Quantized.MOVED
+
+
+def _one_hot(node: Node) -> Expr:
+    """(indices, depth, on, off)"""
+    (depth,) = node.dims(1, "depth")
+    axis = node.axis(int(node.option("Axis", -1)), node.rank(0) + 1)
+    return op.one_hot(node.expr(0), node.expr(2), node.expr(3), depth, axis, node.dtype(2))
+
+
+def _where(node: Node) -> Expr:
+    return op.cast(op.argwhere(node.expr(0)), "int64")
+
+
+def _unique(node: Node) -> list[Expr]:
+    values, which = uniques(node.expr(0))
+    return [values, op.cast(which, DTYPES[node.option("IdxOutType", 2)])]
+
+
+def _scatter_nd(node: Node) -> Expr:
+    """(indices, updates, shape) into zeros; equal indices add up."""
+    rank = node.rank(0)
+    coordinates = op.transpose(node.expr(0), (rank - 1, *range(rank - 1)))
+    zeros = op.zeros(node.dims(2, "shape"), node.dtype(1))
+    return op.scatter_nd(zeros, coordinates, node.expr(1), "add")
+
+
+def _reverse_sequence(node: Node) -> Expr:
+    axes = int(node.option("SeqDim")), int(node.option("BatchDim"))
+    return op.reverse_sequence(node.expr(0), node.expr(1), *axes)
+
+
+def _matrix_diag(node: Node) -> Expr:
+    shape = node.shape(0)
+    empty = op.zeros(as_attr((*shape, shape[-1])), node.dtype(0))
+    return op.matrix_set_diag(empty, node.expr(0))
+
+
+def _matrix_set_diag(node: Node) -> Expr:
+    return op.matrix_set_diag(node.expr(0), node.expr(1))
+
+
+def _update_slice(node: Node) -> Expr:
+    """(data, update, positions), moved so that the update fits."""
+    starts = []
+    for axis, (extent, size) in enumerate(zip(node.shape(0), node.shape(1), strict=True)):
+        at = op.take(node.expr(2), const(np.int32(axis)), axis=0)
+        starts.append(start_of(node, node.given(at), extent, size))
+    return placed(node, node.expr(0), node.value(1), starts)
+
+
+def _zeros_like(node: Node) -> Expr:
+    return op.zeros_like(node.expr(0))
+
+
+def _bitcast(node: Node) -> Expr:
+    """The bytes as another dtype: a last axis goes, or comes, where their sizes differ."""
+    data, source, wanted = node.expr(0), node.dtype(0), node.outs[0].dtype
+    have, want = itemsize(source), itemsize(wanted)
+    if "bool" in (source, wanted):
+        node.unsupported(f"bits of {source} as {wanted} are not supported")
+    if have == want:
+        return op.reinterpret(data, wanted)
+    bits, other = f"uint{8 * have}", f"uint{8 * want}"
+    data = data if source == bits else op.reinterpret(data, bits)
+    if have > want:
+        parts = [
+            op.cast(op.right_shift(data, const(8 * want * i, bits)), other)
+            for i in range(have // want)
+        ]
+        made: Expr = op.stack(parts, axis=-1)
+    else:
+        steps = const(np.arange(0, 8 * want, 8 * have), other)
+        made = op.sum(op.left_shift(op.cast(data, other), steps), axis=[-1])
+    return made if wanted == other else op.reinterpret(made, wanted)
+
+
+def _dilate(node: Node) -> Expr:
+    """(data, steps, value): elements so far apart, the value between them."""
+    value = node.numbers(2, "padding value").item()
+    return op.nn.dilate(node.expr(0), node.axes(1, "dilations"), float(value))
+
+
+def _bucketize(node: Node) -> Expr:
+    edges = [float(b) for b in node.operation.options.BoundariesAsNumpy()]
+    return bucketized(node.expr(0), node.dtype(0), edges)
+
+
+def _sparse_to_dense(node: Node) -> Expr:
+    """(coordinates, shape, values, default)"""
+    return op.sparse_to_dense(node.expr(0), node.dims(1, "shape"), node.expr(2), node.expr(3))
+
+
+# Segments.
+
+
+def _segment_sum(node: Node) -> Expr:
+    return combined_rows(node, "add", node.expr(0), node.expr(1), length_of(node, node.expr(1)))
+
+
+def _unsorted(kind: str) -> Converter:
+    def convert(node: Node) -> Expr:
+        """(data, segments, how many); an empty one has what changes nothing."""
+        (count,) = node.dims(2, "num_segments")
+        return combined_rows(node, kind, node.expr(0), node.expr(1), count)
+
+    return convert
+
+
+# Tables.
+
+
+def _embedding(node: Node) -> Expr:
+    """Rows of a table; quantised ones as floats, whose zero point is 0."""
+    rows = taken(node, node.expr(1), node.expr(0), 0, 0)
+    if not is_quantized(node) or node.outs[0].dtype != "float32":
+        return rows
+    table = node.ins[1]
+    if levels(node, table).point:
+        node.unsupported(f"{table} must have the zero point 0")
+    return op.multiply(op.cast(rows, "float32"), const(levels(node, table).scale))
+
+
+def _table_lookup(node: Node) -> list[Expr]:
+    """(numbers, keys in order, values): the rows of the keys, zeros for one that is none, and
+    whether it is one.
+    """
+    numbers, keys, values = node.exprs()
+    count = node.scope.scalar(node.shape(1)[0])
+    at = op.searchsorted(keys, numbers, dtype="int32")
+    at = op.minimum(at, op.cast(op.subtract(count, const(np.int64(1))), "int32"))
+    hits = op.equal(op.take(keys, at, axis=0), numbers)
+    rows = op.take(values, at, axis=0)
+    wide = node.rank(2) - 1
+    shown = op.expand_dims(hits, axis=1, num_newaxis=wide) if wide else hits
+    return [op.where(shown, rows, op.zeros_like(rows)), op.cast(hits, "uint8")]
+
+
+def _sparse_embedding(node: Node) -> Expr:
+    """(rows, coordinates, shape, weights, table): the weighted rows of each place but the last
+    axis, combined.
+    """
+    ids, places, _, weights, table = node.exprs()
+    shape = node.dims(2, "dense shape")
+    lead, rank = shape[:-1], node.rank(4)
+    flat = op.zeros_like(ids)
+    for axis, extent in enumerate(lead):
+        along = op.take(places, const(np.int32(axis)), axis=1)
+        flat = op.add(op.multiply(flat, op.cast(node.scope.scalar(as_dim(extent)), "int32")), along)
+    wide = op.expand_dims(weights, axis=1, num_newaxis=rank - 1)
+    rows = op.multiply(taken(node, table, ids, 0, 0), wide)
+    count = product([as_dim(d) for d in lead])
+    found = combined_rows(node, "add", rows, flat, count)
+    kind = node.option("Combiner")
+    if kind:  # 1 a mean, 2 by the root of squares
+        each = weights if kind == 1 else op.multiply(weights, weights)
+        total = combined_rows(node, "add", each, flat, count)
+        total = total if kind == 1 else op.sqrt(total)
+        total = op.where(op.equal(total, const(0.0)), const(1.0), total)
+        found = op.divide(found, op.expand_dims(total, axis=1, num_newaxis=rank - 1))
+    return op.reshape(found, as_attr((*lead, *node.shape(4)[1:])), allowzero=True)
+
+
+# Boxes.
+
+
+def _suppression(node: Node) -> list[Expr]:
+    """(boxes, scores, most, overlap, least score, and how scores fade in version 5): positions,
+    scores in version 5, and how many there are.
+    """
+    is_soft = node.operation.code.endswith("V5")
+    if is_soft and node.numbers(5, "soft_nms_sigma").item() > 0:
+        node.unsupported("scores that fade by overlap ('soft_nms_sigma' above 0)")
+    (most,) = node.axes(2, "max_output_size")
+    limits = [op.reshape(node.expr(i), ()) for i in (2, 3, 4)]
+    rows, count = kept_boxes(node, node.expr(0), node.expr(1), *limits)
+    places, is_there = padded_to(node, rows, count, most)
+    number = op.reshape(op.cast(count, "int32"), ())
+    if not is_soft:
+        return [places, number]
+    scores = op.take(node.expr(1), places, axis=0)
+    return [places, op.where(is_there, scores, op.zeros_like(scores)), number]
+
+
+# fmt: off
+ROWS = (
+    Row("ONE_HOT",                 _one_hot,          MOVED, data=(2, 3)),
+    Row("WHERE",                   _where),
+    Row("UNIQUE",                  _unique),
+    Row("SCATTER_ND",              _scatter_nd,       MOVED, data=(1,)),
+    Row("REVERSE_SEQUENCE",        _reverse_sequence, MOVED),
+    Row("MATRIX_DIAG",             _matrix_diag,      MOVED),
+    Row("MATRIX_SET_DIAG",         _matrix_set_diag,  MOVED, data=(0, 1)),
+    Row("DYNAMIC_UPDATE_SLICE",    _update_slice,     MOVED, data=(0, 1)),
+    Row("BROADCAST_ARGS",          shape_of_both),
+    Row("ZEROS_LIKE",              _zeros_like),
+    Row("BITCAST",                 _bitcast),
+    Row("DILATE",                  _dilate,           MOVED, data=(0, 2)),
+    Row("BUCKETIZE",               _bucketize),
+    Row("SPARSE_TO_DENSE",         _sparse_to_dense,  MOVED, data=(2, 3)),
+    Row("SEGMENT_SUM",             _segment_sum),
+    Row("UNSORTED_SEGMENT_SUM",    _unsorted("add")),
+    Row("UNSORTED_SEGMENT_PROD",   _unsorted("multiply")),
+    Row("UNSORTED_SEGMENT_MAX",    _unsorted("maximum")),
+    Row("UNSORTED_SEGMENT_MIN",    _unsorted("minimum")),
+    Row("EMBEDDING_LOOKUP",        _embedding,        Quantized.OWN),
+    Row("EMBEDDING_LOOKUP_SPARSE", _sparse_embedding),
+    Row("HASHTABLE_LOOKUP",        _table_lookup),
+    Row("NON_MAX_SUPPRESSION_V4",  _suppression),
+    Row("NON_MAX_SUPPRESSION_V5",  _suppression),
+)
+# fmt: on

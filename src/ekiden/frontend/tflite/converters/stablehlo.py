@@ -1,0 +1,337 @@
+"""Operations of StableHLO that stand in a model by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ekiden.frontend.common.combined import REDUCE, is_neutral
+from ekiden.frontend.common.functions import shifted
+from ekiden.frontend.common.places import inside, places, taken
+from ekiden.frontend.common.scattered import MODES, scattered
+from ekiden.frontend.common.slices import pad, placed, start_of, window_at
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.common.windows import Windows, padded, taps
+from ekiden.frontend.tflite.node import Converter, Node, Row
+from ekiden.ir.dtype import is_float
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import Dim, as_dim, equal
+
+MOST = 4096
+"""The most elements of a window that are combined one after the other."""
+
+
+def _ints(node: Node, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+    options = node.operation.options
+    found = () if options is None else np.ravel(getattr(options, f"{name}AsNumpy")())
+    has = options is not None and getattr(options, f"{name}Length")()
+    return tuple(int(i) for i in found) if has else tuple(default)
+
+
+def _declared(node: Node) -> tuple[int, ...]:
+    shape = node.outs[0].shape
+    if -1 in shape:
+        node.unsupported(f"{node.outs[0]} must have constant extents")
+    return shape
+
+
+def _unary(function: Callable[[Expr], Expr]) -> Converter:
+    return lambda node: function(node.expr(0))
+
+
+def _binary(function: Callable[[Expr, Expr], Expr]) -> Converter:
+    return lambda node: function(node.expr(0), node.expr(1))
+
+
+# Elements.
+
+
+def _cbrt(node: Node) -> Expr:
+    x, dtype = node.expr(0), node.dtype(0)
+    return op.multiply(op.sign(x), op.power(op.abs(x), const(1 / 3, dtype)))
+
+
+def _divide(node: Node) -> Expr:
+    divide = op.divide if is_float(node.dtype(0)) else op.trunc_divide
+    return divide(*node.exprs())
+
+
+def _bits(logical: Callable[..., Expr], bitwise: Callable[..., Expr]) -> Converter:
+    return lambda node: (logical if node.dtype(0) == "bool" else bitwise)(*node.exprs())
+
+
+def _clamp(node: Node) -> Expr:
+    """(least, data, most)"""
+    return op.minimum(op.maximum(node.expr(1), node.expr(0)), node.expr(2))
+
+
+_COMPARISONS = (op.equal, op.not_equal, op.greater_equal, op.greater, op.less_equal, op.less)
+"""By StablehloComparisonDirection."""
+
+
+def _compare(node: Node) -> Expr:
+    return _COMPARISONS[node.option("ComparisonDirection")](*node.exprs())
+
+
+def _convert(node: Node) -> Expr:
+    wanted = node.outs[0].dtype
+    if wanted == "bool":
+        return op.not_equal(node.expr(0), const(0, node.dtype(0)))
+    return op.cast(node.expr(0), wanted)
+
+
+def _shift_left(node: Node) -> Expr:
+    """0 where as many bits go as there are, or more."""
+    x, bits = node.exprs()
+    made = shifted(op.left_shift, x, bits, node.dtype(0))
+    width = const(8 * np.dtype(node.dtype(0)).itemsize, node.dtype(1))
+    fits = op.logical_and(op.less(bits, width), op.greater_equal(bits, const(0, node.dtype(1))))
+    return op.where(fits, made, op.zeros_like(made))
+
+
+# Movement.
+
+
+def _broadcast(node: Node) -> Expr:
+    axes, shape = _ints(node, "BroadcastDimensions"), _declared(node)
+    order = sorted(range(len(axes)), key=lambda i: axes[i])
+    wide: list[Dim] = [1] * len(shape)
+    for axis, extent in zip(axes, node.shape(0), strict=True):
+        wide[axis] = extent
+    data = op.transpose(node.expr(0), order) if axes else node.expr(0)
+    return op.broadcast_to(op.reshape(data, tuple(wide), allowzero=True), shape)
+
+
+def _concatenate(node: Node) -> Expr:
+    return op.concatenate(node.exprs(), axis=int(node.option("Dimension")))
+
+
+def _reshape(node: Node) -> Expr:
+    return op.reshape(node.expr(0), _declared(node), allowzero=True)
+
+
+def _slice(node: Node) -> Expr:
+    begin, end, steps = (_ints(node, n) for n in ("StartIndices", "LimitIndices", "Strides"))
+    return op.strided_slice(node.expr(0), begin, end, strides=steps or (1,) * len(begin))
+
+
+def _transpose(node: Node) -> Expr:
+    return op.transpose(node.expr(0), _ints(node, "Permutation"))
+
+
+def _iota(node: Node) -> Expr:
+    shape, axis = _declared(node), int(node.option("IotaDimension"))
+    wide = np.arange(shape[axis]).reshape([-1] + [1] * (len(shape) - axis - 1))
+    return op.broadcast_to(const(wide.astype(np.int64), node.outs[0].dtype), shape)
+
+
+def _pad(node: Node) -> Expr:
+    names = ("EdgePaddingLow", "EdgePaddingHigh", "InteriorPadding")
+    none = (0,) * node.rank(0)
+    low, high, inner = (_ints(node, n, none) for n in names)
+    return pad(node, node.value(0), node.expr(1), low, high, inner)
+
+
+def _dynamic_slice(node: Node) -> Expr:
+    found = node.expr(0)
+    for axis, size in enumerate(_ints(node, "SliceSizes")):
+        extent = node.shape(0)[axis]
+        if not equal(as_dim(extent), as_dim(size)):
+            start = start_of(node, node.value(axis + 1), extent, size)
+            found = window_at(found, node.scope.expr(start), size, axis)
+    return found
+
+
+def _update_slice(node: Node) -> Expr:
+    starts = [
+        start_of(node, node.value(axis + 2), extent, size)
+        for axis, (extent, size) in enumerate(zip(node.shape(0), node.shape(1), strict=True))
+    ]
+    return placed(node, node.expr(0), node.value(1), starts)
+
+
+def _gather(node: Node) -> Expr:
+    vector = int(node.option("IndexVectorDim"))
+    at = places(
+        node, 0, 1, vector, _ints(node, "SliceSizes"), _ints(node, "CollapsedSliceDims"), (), (),
+        _ints(node, "StartIndexMap"),
+    )  # fmt: skip
+    return taken(node, inside(node, at), _ints(node, "OffsetDims"))
+
+
+# Bodies.
+
+
+def _kind_of(node: Node, index: int) -> str:
+    """What a graph of two elements gives, by the names of `combined`; "second" for the second one.
+    Gives up where it is another.
+    """
+    graph = node.graph.inside(index).graph
+    if not graph.operations and graph.outputs == graph.inputs[1:2]:
+        return "second"
+    if len(graph.operations) == 1 and set(graph.operations[0].inputs) == set(graph.inputs[:2]):
+        found = _KINDS.get(graph.operations[0].code.removeprefix("STABLEHLO_"))
+        if found is not None:
+            return found
+    known = ", ".join(sorted(set(_KINDS.values())))
+    return node.unsupported(f"a body of its own; known are {known}")
+
+
+_KINDS: Mapping[str, str] = {
+    "ADD": "add", "MUL": "multiply", "MULTIPLY": "multiply", "MAXIMUM": "maximum",
+    "MINIMUM": "minimum", "AND": "and", "LOGICAL_AND": "and", "OR": "or", "LOGICAL_OR": "or",
+}  # fmt: skip
+
+
+def _scatter(node: Node) -> Expr:
+    kind = _kind_of(node, int(node.option("UpdateComputationSubgraphIndex")))
+    if kind not in MODES:
+        node.unsupported(f"a body that is {kind!r}")
+    dropped, window = _ints(node, "InsertedWindowDims"), _ints(node, "UpdateWindowDims")
+    left = iter(window)
+    sizes: list[Dim] = [
+        1 if axis in dropped else node.shape(2)[next(left)] for axis in range(node.rank(0))
+    ]
+    at = places(
+        node, 0, 1, int(node.option("IndexVectorDim")), sizes, dropped, (), (),
+        _ints(node, "ScatterDimsToOperandDims"),
+    )  # fmt: skip
+    return scattered(node, at, kind, list(window))
+
+
+def _reduce(node: Node) -> Expr:
+    if len(node.inputs) != 2:
+        node.unsupported("several tensors at once")
+    kind = _kind_of(node, int(node.option("BodySubgraphIndex")))
+    if kind not in REDUCE:
+        node.unsupported(f"a body that is {kind!r}")
+    function, both = REDUCE[kind]
+    axes = list(_ints(node, "Dimensions"))
+    found = function(node.expr(0), axis=axes, keepdims=False) if axes else node.expr(0)
+    return found if is_neutral(node.value(1), kind) else both(found, node.expr(1))
+
+
+def _of_windows(node: Node, windows: Windows, kind: str) -> Expr:
+    """Windows of the first input combined, with the second one."""
+    size = windows.numbers()
+    if kind not in REDUCE or size is None or int(np.prod(size)) > MOST:
+        node.unsupported(f"windows of {size} elements by {kind!r}")
+    wide = padded(node, windows, node.value(0), node.expr(1))
+    each = taps(node, windows, wide, node.typed(node.scope.expr(wide)).shape)
+    total: Value = next(each)
+    both = REDUCE[kind][1]
+    for tap in each:
+        total = node.given(both(node.scope.expr(total), node.scope.expr(tap)))
+    made = node.scope.expr(total)
+    return made if is_neutral(node.value(1), kind) else both(made, node.expr(1))
+
+
+def _stablehlo_window(node: Node) -> Expr:
+    size = _ints(node, "WindowDimensions")
+    ones, sides = (1,) * len(size), _ints(node, "Padding", (0,) * 2 * len(size))
+    windows = Windows(
+        size, _ints(node, "WindowStrides", ones),
+        [d - 1 for d in _ints(node, "BaseDilations", ones)],
+        _ints(node, "WindowDilations", ones), sides[::2], sides[1::2],
+    )  # fmt: skip
+    return _of_windows(node, windows, _kind_of(node, int(node.option("BodySubgraphIndex"))))
+
+
+_FUNCTIONS = ("", "add", "multiply", "minimum", "maximum", "and", "or")
+"""By ReduceWindowFunction."""
+
+
+def _window(node: Node) -> Expr:
+    """(data, initial value, extents, steps, distances)"""
+    size, steps, apart = (node.axes(i, "windows") for i in (2, 3, 4))
+    none = (0,) * len(size)
+    windows = Windows(size, steps, none, apart, none, none)
+    return _of_windows(node, windows, _FUNCTIONS[node.option("ReduceFunction")])
+
+
+def _dot(node: Node) -> Expr:
+    """By einsum: the axes that both have for a batch, those that are summed, the others."""
+    names = ("LhsBatchingDimensions", "LhsContractingDimensions")
+    others = (n.replace("Lhs", "Rhs") for n in names)
+    (batch, summed), (batch_b, summed_b) = (
+        [_ints(node, n) for n in each] for each in (names, others)
+    )
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    first = [next(letters) for _ in range(node.rank(0))]
+    second = [next(letters) for _ in range(node.rank(1))]
+    for a, b in zip((*batch, *summed), (*batch_b, *summed_b), strict=True):
+        second[b] = first[a]
+    rest = [c for i, c in enumerate(first) if i not in (*batch, *summed)]
+    rest += [c for i, c in enumerate(second) if i not in (*batch_b, *summed_b)]
+    result = "".join([*(first[a] for a in batch), *rest])
+    return op.einsum(node.exprs(), f"{''.join(first)},{''.join(second)}->{result}")
+
+
+def _sort(node: Node) -> Expr:
+    """Of one tensor, in the order that its graph asks whether two elements are in."""
+    body = node.graph.inside(int(node.option("ComparatorSubgraphIndex"))).graph
+    tests = body.operations
+    if len(node.inputs) != 1 or len(tests) != 1 or tests[0].inputs != body.inputs:
+        node.unsupported("several tensors, or an order of its own; known are < and >")
+    kind = tests[0].code
+    if kind == "STABLEHLO_COMPARE":
+        kind = {3: "GREATER", 5: "LESS"}.get(tests[0].options.ComparisonDirection(), kind)
+    if kind not in ("LESS", "GREATER"):
+        node.unsupported(f"the order {kind}; known are < and >")
+    return op.sort(node.expr(0), axis=int(node.option("Dimension")), is_ascend=kind == "LESS")
+
+
+def _composite(node: Node) -> list[Value]:
+    """What its graph of plainer operators gives."""
+    index = int(node.option("DecompositionSubgraphIndex"))
+    return node.graph.inside(index).run([node.value(i) for i in range(len(node.inputs))])
+
+
+# fmt: off
+ROWS = (
+    Row("STABLEHLO_ABS",                  _unary(op.abs)),
+    Row("STABLEHLO_NEGATE",               _unary(op.negative)),
+    Row("STABLEHLO_CBRT",                 _cbrt),
+    Row("STABLEHLO_COSINE",               _unary(op.cos)),
+    Row("STABLEHLO_EXPONENTIAL",          _unary(op.exp)),
+    Row("STABLEHLO_FLOOR",                _unary(op.floor)),
+    Row("STABLEHLO_LOG",                  _unary(op.log)),
+    Row("STABLEHLO_LOGISTIC",             _unary(op.sigmoid)),
+    Row("STABLEHLO_RSQRT",                _unary(op.rsqrt)),
+    Row("STABLEHLO_TANH",                 _unary(op.tanh)),
+    Row("STABLEHLO_ADD",                  _binary(op.add)),
+    Row("STABLEHLO_SUBTRACT",             _binary(op.subtract)),
+    Row("STABLEHLO_MULTIPLY",             _binary(op.multiply)),
+    Row("STABLEHLO_DIVIDE",               _divide),
+    Row("STABLEHLO_REMAINDER",            _binary(op.trunc_mod)),
+    Row("STABLEHLO_POWER",                _binary(op.power)),
+    Row("STABLEHLO_MAXIMUM",              _binary(op.maximum)),
+    Row("STABLEHLO_MINIMUM",              _binary(op.minimum)),
+    Row("STABLEHLO_AND",                  _bits(op.logical_and, op.bitwise_and)),
+    Row("STABLEHLO_OR",                   _bits(op.logical_or, op.bitwise_or)),
+    Row("STABLEHLO_SHIFT_LEFT",           _shift_left),
+    Row("STABLEHLO_CLAMP",                _clamp),
+    Row("STABLEHLO_COMPARE",              _compare),
+    Row("STABLEHLO_CONVERT",              _convert),
+    Row("STABLEHLO_SELECT",               lambda node: op.where(*node.exprs())),
+    Row("STABLEHLO_BROADCAST_IN_DIM",     _broadcast),
+    Row("STABLEHLO_CONCATENATE",          _concatenate),
+    Row("STABLEHLO_RESHAPE",              _reshape),
+    Row("STABLEHLO_SLICE",                _slice),
+    Row("STABLEHLO_TRANSPOSE",            _transpose),
+    Row("STABLEHLO_IOTA",                 _iota),
+    Row("STABLEHLO_PAD",                  _pad),
+    Row("STABLEHLO_DYNAMIC_SLICE",        _dynamic_slice),
+    Row("STABLEHLO_DYNAMIC_UPDATE_SLICE", _update_slice),
+    Row("STABLEHLO_GATHER",               _gather),
+    Row("STABLEHLO_SCATTER",              _scatter),
+    Row("STABLEHLO_REDUCE",               _reduce),
+    Row("STABLEHLO_REDUCE_WINDOW",        _stablehlo_window),
+    Row("REDUCE_WINDOW",                  _window),
+    Row("STABLEHLO_SORT",                 _sort),
+    Row("STABLEHLO_DOT_GENERAL",          _dot),
+    Row("STABLEHLO_COMPOSITE",            _composite),
+)
+# fmt: on
