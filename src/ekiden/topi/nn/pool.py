@@ -63,9 +63,9 @@ class Window:
         return indices[self.axes[n]] * self.strides[n] - self.before[n]
 
     def reaches(self, n: int, end: PrimExpr) -> bool:
-        """Whether the last window on the n-th spatial axis may have taps at `end` or after it, which
-        is the end of the data, or of the padding after them; by the numbers where they are known:
-        padding and `ceil_mode` that change nothing cost nothing.
+        """Whether the last window on the n-th spatial axis may have taps at `end` or after it, the
+        end of the data or of the padding after them; by the numbers where they are known: padding
+        and `ceil_mode` that change nothing cost nothing.
         """
         count, last = known(self.shape[self.axes[n]]), known(end)
         if count is None or last is None:
