@@ -143,6 +143,13 @@ def test_other_windows_are_not(
     assert winograd.before_pool([pooled]) == [pooled]
 
 
+def test_rounding_up_changes_nothing_where_windows_fill_the_data() -> None:
+    """Relay fuses these too; a kernel of no family takes a second for what takes 100 us."""
+    data = te.placeholder((1, 8, 8, LANES), name="data")
+    pooled = pool2d(data, (2, 2), (2, 2), (1, 1), (0,) * 4, "max", True, "NHWC", True)
+    assert winograd.before_pool([pooled]) == [data]
+
+
 def test_windows_of_two_that_leave_a_line_over_are_not() -> None:
     data = te.placeholder((1, 9, 8, LANES), name="data")
     pooled = pool2d(data, (2, 2), (2, 2), (1, 1), (0,) * 4, "max", False, "NHWC", True)

@@ -19,6 +19,9 @@ from ekiden.runtime.errors import ImportModelError
 LIBRARIES = ("torch", "sympy")
 """Those whose lines are none of the user's."""
 
+FLAT_WEIGHTS = r"(?s)The tensor attributes .*_flat_weights"
+"""What torch.export warns of for each of its own recurrent layers, which nobody can mend."""
+
 Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
@@ -48,7 +51,8 @@ def exported(
     check_module(module, label)
     check_examples(module, example_inputs, example_kwargs or {}, dynamic_shapes, label)
     kwargs = None if example_kwargs is None else dict(example_kwargs)
-    with told_by("torch.export", label, LIBRARIES):
+    with warnings.catch_warnings(), told_by("torch.export", label, LIBRARIES):
+        warnings.filterwarnings("ignore", FLAT_WEIGHTS, UserWarning)
         return torch.export.export(
             module, tuple(example_inputs), kwargs,
             dynamic_shapes=dynamic_shapes, strict=False,  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from ekiden.frontend.torch.converters import (
     norm,
     pointwise,
     random,
+    recurrent,
     reduction,
     vision,
 )
@@ -34,7 +35,7 @@ from ekiden.ir.extensions import note_extension
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
     backward, complex, fourier, linalg, random, vision, flex,
-    integer, ctc,
+    integer, ctc, recurrent,
 )  # fmt: skip
 
 

@@ -62,6 +62,18 @@ class Window:
         """The first position of a window on the n-th spatial axis; negative in the padding."""
         return indices[self.axes[n]] * self.strides[n] - self.before[n]
 
+    def reaches(self, n: int, end: PrimExpr) -> bool:
+        """Whether the last window on the n-th spatial axis may have taps at `end` or after it, the
+        end of the data or of the padding after them; by the numbers where they are known: padding
+        and `ceil_mode` that change nothing cost nothing.
+        """
+        count, last = known(self.shape[self.axes[n]]), known(end)
+        if count is None or last is None:
+            padded = self.after[n] > 0 and end is self.data.shape[self.axes[n]]
+            return padded or self.ceil_mode
+        span = (count - 1) * self.strides[n] + (self.pool_size[n] - 1) * self.dilation[n]
+        return span - self.before[n] >= last
+
     def load(
         self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr], otherwise: PrimExpr
     ) -> PrimExpr:
@@ -69,7 +81,7 @@ class Window:
         at, conditions = list(indices), []
         for n, axis in enumerate(self.axes):
             at[axis] = self.start(indices, n) + taps[n] * self.dilation[n]
-            beyond = self.after[n] > 0 or self.ceil_mode
+            beyond = self.reaches(n, self.data.shape[axis])
             conditions += inside(at[axis], self.data.shape[axis], self.before[n] > 0, beyond)
         return guarded(self.data, at, conditions, otherwise)
 
@@ -78,7 +90,7 @@ class Window:
         at = list(indices)
         for n, axis in enumerate(self.axes):
             position = self.start(indices, n) + taps[n]
-            if self.after[n] > 0 or self.ceil_mode:
+            if self.reaches(n, self.data.shape[axis]):
                 position = minimum(position, self.data.shape[axis] - 1)
             at[axis] = maximum(position, 0) if self.before[n] > 0 else position
         return self.data[at]
@@ -115,9 +127,9 @@ class Window:
     def _count_axis(self, start: PrimExpr, size: PrimExpr, n: int, include_pad: bool) -> PrimExpr:
         """The taps k with low <= start + k * dilation < high."""
         taps, step = const(self.pool_size[n], "int64"), self.dilation[n]
-        if not self.ceil_mode and (include_pad or (self.before[n] == 0 and self.after[n] == 0)):
-            return taps
         high = size + self.after[n] if include_pad else size
+        if (include_pad or self.before[n] == 0) and not self.reaches(n, high):
+            return taps
         last = minimum(taps, ceil_div(high - start, step))
         if not include_pad and self.before[n] > 0:
             last = last - maximum(ceil_div(const(0) - start, step), 0)
