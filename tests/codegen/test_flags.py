@@ -41,6 +41,20 @@ def test_buffers_may_overlap_unless_a_function_says_not() -> None:
     assert text.count("!alias.scope") == 4 and text.count("!noalias") == 4
 
 
+def test_buffers_do_not_overlap_where_a_place_of_registers_is_not_known() -> None:
+    """Such registers are on the stack, which is found out while the function is written."""
+    body = (
+        "b[0] = a[0]\n"
+        "with T.alloc_buffer((4,), 'float32', scope='register') as r:\n"
+        "    for i in range(4):\n        r[i] = a[i]\n"
+        "    for i in range(4):\n        b[i] = r[3 - i]"
+    )
+    a, b = np.arange(4, dtype="float32"), np.zeros(4, "float32")
+    func = parse("a: (4,), b: (4,)", body, **{"tir.noalias": True})
+    build(func, cache=KernelCache(None))["f"](a, b)
+    assert b.tolist() == [3, 2, 1, 0]
+
+
 def test_overlapping_arguments_are_read_again() -> None:
     module = build(
         parse("a: (4,), b: (4,)", "b[0] = a[0] + 1.0\nb[1] = a[0]"), cache=KernelCache(None)

@@ -134,6 +134,16 @@ def test_exp_rounds_subnormal_results() -> None:
     assert ulps(got, np.exp(x.astype(np.longdouble))).max() <= 1.0
 
 
+def test_exp_at_its_ends(lanes: int) -> None:
+    """NaN of any bits stays; the largest finite result and the first beyond it; lost ones are 0."""
+    nans = np.array([0x7FC00155, 0xFFFFFFFF, 0x7FC001FE], "uint32").view("float32")
+    x = np.concatenate([nans, np.array([88.72283, 88.72284, 1e38, -104.0, -np.inf], "float32")])
+    got = run_map(call("exp", "float32"), [x], ["float32"], "float32", lanes)
+    assert np.isnan(got[:3]).all() and np.isfinite(got[3])
+    assert got[4:].tolist() == [np.inf, np.inf, 0, 0]
+    assert ulps(got[3:4], np.exp(x[3:4].astype(np.longdouble))).max() <= 1.0
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_pow(dtype: str, lanes: int) -> None:
     random = np.random.default_rng(1)

@@ -81,9 +81,9 @@ def test_infinite_weights_are_not_left_out() -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
-def doubled() -> of.Tensors:
+def doubled(rows: int = 8, depth: int = 16) -> of.Tensors:
     """A product, and twice it and 1 of each element."""
-    a, b, c = of.matmul(1, 8, 32, 16)
+    a, b, c = of.matmul(1, rows, 32, depth)
     return [a, b, te.compute(c.shape, lambda *at: c[at] * 2.0 + 1.0, name="doubled")]
 
 
@@ -155,6 +155,19 @@ def test_without_search_sums_of_products_are_tiles(cpu: str) -> None:
     assert untuned is not None and "T.isfinite(conv_sums" in untuned.script()
     func = te.create_prim_func(of.softmax(32, 32))
     assert modelled(func, block_names(func), target) is None
+
+
+@pytest.mark.parametrize("tensors", [of.conv2d_transpose(1, 7, 20, 16), doubled(22, 64)])
+def test_without_search_a_factor_that_no_cache_holds_passes_by_once(tensors: of.Tensors) -> None:
+    func = te.create_prim_func(tensors)
+    blocked = {}
+    for caches in ("-l1=2K -l2=4K", "-l1=32K -l2=512K"):
+        target = Target(f"llvm -mcpu=x86-64-v3 -cores=1 {caches}")
+        untuned = modelled(func, block_names(func), target)
+        assert untuned is not None
+        blocked[caches] = "_rf" in untuned.script()
+        np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
+    assert list(blocked.values()) == [True, False]
 
 
 def test_without_search_columns_are_copied_where_many_rows_pass_by() -> None:

@@ -3,7 +3,7 @@
     inline     an injective block in its readers, or vectors over it where it is
     skip       a sum without the terms that a remainder makes zero, then as any other
     tile       a reduction over a tile of registers: rows, vectors, which loop is outside; what
-               reads it in the tile, or a copy of what it reads side by side
+               reads it in the tile, or a copy of what it reads side by side, or blocks of terms
     tensorize  products of bytes by instructions of the target, of weights put in their order
     rfactor    a reduction to few elements by several sums
     threads    on devices: blocks and threads, tiles of theirs, memory that a block shares
@@ -29,6 +29,7 @@ from ekiden.tir.regions import block_regions
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
 from ekiden.tir.stmt import Block, For, IterKind
 from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN
+from ekiden.topi.rule.decision import divisors
 
 Rule: TypeAlias = Callable[[tir.Schedule, str, Target], "list[tir.Schedule] | None"]
 """(schedule, name of a block, target) -> the schedules it may have; None for a block that is not
@@ -37,6 +38,8 @@ ROWS = tuple(range(1, 15))
 """Of a tile of registers."""
 VECTORS = (1, 2, 3, 4)
 UNROLLS = (1, 2, 4)
+MOST_STEPS = 64
+"""Of a block of a sum."""
 SUMS = (2, 4, 8)
 """Vectors of sums that a reduction to few elements has."""
 
@@ -141,7 +144,7 @@ def _threads(schedule: tir.Schedule, loops: Sequence[LoopRV]) -> None:
 
 def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
     """A reduction with an element per turn of some loops: its sums stay in registers, rows of
-    vectors of them; for each loop that rows may be of, with columns or rows outside."""
+    vectors of them; for each loop that rows may be of, with columns, rows or terms outside."""
     kinds = _kinds(schedule, name)
     loops = schedule.get_loops(schedule.get_block(name))
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds:
@@ -156,6 +159,7 @@ def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
         for outside in ("rows", "columns") if row >= 0 else ("rows",):
             for packs in (False, True) if outside == "columns" else (False,):
                 found += _tried(schedule, tiled, name, row, outside == "columns", packs, lanes)
+        found += _tried(schedule, blocked, name, row, target) if row >= 0 else []
     return found or None
 
 
@@ -237,6 +241,54 @@ def tiled(
         schedule.vectorize(lane)
     schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)
     _threads(schedule, outer)
+
+
+def blocked(
+    schedule: tir.Schedule, name: str, row: int, target: Target,
+    chosen: tuple[int, int, int, int] | None = None,
+) -> None:  # fmt: skip
+    """A block as tiles of registers along a row loop, all of them for some steps of its last sum
+    before the next, columns inside: whole rows of the second factor are read in order, and are near
+    for every other tile. Sums of steps are added up in memory; what reads them comes behind.
+    chosen: vectors and rows of a tile, steps that stand one after the other, and steps of a block,
+    where they are not sampled."""
+    block, reader = schedule.get_block(name), _reader(schedule, name)
+    lanes = target.lanes("float32")
+    kinds, above = _kinds(schedule, name), loops_of_panel(block_of(schedule, block))
+    loops = schedule.get_loops(block)
+    spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
+    reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
+    at = spatial.index(loops[row])
+    if row < 0 or at < above:
+        raise ScheduleError(f"{name}: no rows share what it reads along columns")
+    pick = chosen or (None, None, None, None)
+    few = [d for d in divisors(extent(schedule, reduced[-1])) if d <= MOST_STEPS]
+    outer, _ = schedule.split(reduced[-1], factors=[None, _sampled(schedule, few, pick[3])])
+    outer = schedule.fuse(*reduced[:-1], outer) if len(reduced) > 1 else outer
+    part = schedule.rfactor(outer, 0)
+    schedule.set_scope(part, 0, "register")
+    *spatial, outer = schedule.get_loops(block)
+    width = _sampled(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
+    columns, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
+    heights = [r for r in ROWS if r <= extent(schedule, spatial[at])]
+    rows = _sampled(schedule, heights, pick[1])
+    tiles, each = schedule.split(spatial[at], factors=[None, rows])
+    between = [*spatial[above:at], tiles, *spatial[at + 1 : -1]]
+    schedule.reorder(*spatial[:above], outer, *between, columns, each, vector, lane)
+    schedule.compute_at(part, columns, preserve_unit_loops=True)
+    own = schedule.get_loops(part)[-len(spatial) - 1 :]
+    own_vector, own_lane = schedule.split(own[-2], factors=[None, lanes])
+    last, step = schedule.split(own[-1], factors=[None, _sampled(schedule, UNROLLS, pick[2])])
+    schedule.reorder(last, step, own[at], own_vector, own_lane)
+    for loop in (each, vector, step, own[at], own_vector):
+        schedule.unroll(loop)
+    schedule.vectorize(lane)
+    schedule.vectorize(own_lane)
+    schedule.decompose_reduction(part, last)
+    schedule.decompose_reduction(block, outer)
+    _threads(schedule, spatial[:above])
+    if reader is not None:
+        vectors(schedule, block_of(schedule, reader).name, target)
 
 
 def loops_of_panel(block: Block) -> int:

@@ -13,6 +13,7 @@ from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.stmt import Block, IterKind, PrimFunc
+from ekiden.topi.rule.decision import divisors
 from ekiden.topi.rule.model import SHARE, levels, most_rows, shared_evenly, step_cycles
 from ekiden.tune import rules
 
@@ -21,6 +22,10 @@ COPY = 0.05
 few sets of the first-level cache, and are at a new line, and soon at a new page, in every step; a
 copy is read in order (Zen 3, depth and columns: 147x64 from 81 to 91 GFLOP/s, 1029x64 from 78 to
 95, 144x128 from 71 to 79, 128x128 from 75 to 77, 192x128 alike)."""
+
+ADDED = 1
+"""Cycles that it takes to add a vector of sums up in memory: of stores, processors make one in
+each, beside loads."""
 
 
 def modelled(func: PrimFunc, names: list[str], target: Target) -> PrimFunc | None:
@@ -35,19 +40,19 @@ def modelled(func: PrimFunc, names: list[str], target: Target) -> PrimFunc | Non
             if name in sums:
                 _tiled(schedule, name, target)
             else:
-                _elementwise(schedule, name, sums, target)
+                _elementwise(schedule, name, target)
     except ScheduleError:
         return None
     return schedule.func if sums else None
 
 
-def _elementwise(schedule: tir.Schedule, name: str, sums: set[str], target: Target) -> None:
+def _elementwise(schedule: tir.Schedule, name: str, target: Target) -> None:
     """What a sum reads many times is computed once; what reads a sum stays for its tile; anything
     else is where it is read."""
     block = schedule.get_block(name)
 
     def are_sums(blocks: list[tir.BlockRV]) -> bool:
-        return any(rules.block_of(schedule, b).name in sums for b in blocks)
+        return any(rules.is_reduction(schedule, rules.block_of(schedule, b).name) for b in blocks)
 
     readers = schedule.get_consumers(block)
     if are_sums(readers):
@@ -60,11 +65,16 @@ def _elementwise(schedule: tir.Schedule, name: str, sums: set[str], target: Targ
 
 def _tiled(schedule: tir.Schedule, name: str, target: Target) -> None:
     """Of the tiles along the last row axis, that whose sums take the fewest cycles, on copies of
-    its columns where those pay; without the terms that are known to be zero."""
+    its columns or in blocks of its terms where those pay; without the terms that are known to be
+    zero."""
     rules.without_zeros(schedule, name, target)
     made = _Sum.of(schedule, name, target)
     vectors, rows = made.tile()
-    copies = made.copies(vectors, rows)
+    copies, block = made.copies(vectors, rows), made.steps_of_block(vectors, rows)
+    if block and not copies:
+        steps = min(made.steps(), 1 + (block % 2 == 0))
+        rules.blocked(schedule, name, made.row, target, (vectors, rows, steps, block))
+        return
     shape = (vectors, rows, made.steps())
     rules.tiled(schedule, name, made.row, copies, copies, made.lanes, shape)
 
@@ -164,6 +174,27 @@ class _Sum:
         tiles = math.prod(turns[above:]) / rows
         made = vectors + size / third.bandwidth
         return made <= COPY * tiles * step_cycles(rows, vectors, self.target)
+
+    def steps_of_block(self, vectors: int, rows: int) -> int:
+        """Steps of the last sum of a block; 0 where blocks do not pay. Of a second factor that no
+        second-level cache holds every tile brings its columns from the third one again, whose lines
+        lie apart. Whole rows of it that stay in a quarter of the first-level cache, with the next
+        ones on their way, come once, in order; what that costs is to add sums up in memory (Zen 3,
+        16 rows, depth 2048, 256 columns: 130 to 250 GFLOP/s)."""
+        first, second, third = levels(self.target)
+        width, above = self.extents[self.columns], rules.loops_of_panel(self.block)
+        line, turns = itemsize("float32") * width, [self.extents[n] for n in self.spatial]
+        if not self.is_panel() or line * math.prod(self.terms) <= SHARE * second.size:
+            return 0
+        if width % (vectors * self.lanes) or not shared_evenly(
+            math.prod(turns[:above]), self.target.cores
+        ):
+            return 0
+        steps = next((d for d in divisors(self.terms[-1]) if d * line <= first.size // 4), 0)
+        tiles = math.prod(turns[above:]) / rows
+        panel = itemsize("float32") * vectors * self.lanes
+        again = (1 - 1 / tiles) * panel / third.bandwidth
+        return steps if ADDED * rows * vectors < steps * again else 0
 
     def is_panel(self) -> bool:
         """Whether the second factor lies along columns, alone, and is the same for all rows."""

@@ -43,10 +43,10 @@ def _write(module: Module, func: PrimFunc) -> None:
     """Add a function; one whose register buffers cannot all be SSA values is written again with
     those on the stack."""
     demoted: frozenset[Buffer] = frozenset()
-    finished = len(module.functions)
+    finished, named = len(module.functions), len(module.metadata)
     while True:
         try:
             return EntryEmitter(module, func.name, demoted).write(func)
         except DemoteRegisterError as found:
             demoted |= {found.buffer}
-            del module.functions[finished:]
+            del module.functions[finished:], module.metadata[named:]

@@ -76,12 +76,13 @@ class FloatMath:
         return self.llvm("fma", x, y, z)
 
     def madd(self, x: Operand, y: Operand, z: Operand) -> Operand:
-        """x * y + z, rounded once or twice, where nothing is made of what rounding loses. On
-        WebAssembly, whose engines have no fused instruction for certain, it is the fast form."""
+        """x * y + z, rounded once or twice, where nothing is made of what rounding loses: what
+        stands for a fused instruction takes six others. On WebAssembly, whose engines have none for
+        certain, it is the fast form."""
         module = self.b.module
         if module.target is not None and module.has("madd"):
             return self.b.intrinsic("fmuladd", self.dtype, x, y, z)
-        return self.add(self.mul(x, y), z) if module.is_wasm else self.fma(x, y, z)
+        return self.fma(x, y, z) if module.has("fma") else self.add(self.mul(x, y), z)
 
     def abs(self, x: Operand) -> Operand:
         """|x|"""
@@ -120,6 +121,17 @@ class FloatMath:
             result = self.madd(result, x, self.const(c))
         return result
 
+    def paired_polynomial(
+        self, x: Operand, square: Operand, coefficients: Sequence[float]
+    ) -> Operand:
+        """Horner's rule in the square of x for pairs of terms, which wait for half as many steps as
+        single ones; the constant term comes first."""
+        pairs = [coefficients[n : n + 2] for n in range(0, len(coefficients), 2)]
+        result, *others = (self.polynomial(x, pair) for pair in reversed(pairs))
+        for each in others:
+            result = self.madd(result, square, each)
+        return result
+
     # integers of the same width
 
     def int_op(self, opcode: str, x: Operand, y: Operand) -> Operand:
@@ -147,17 +159,32 @@ class FloatMath:
         biased = self.int_op("add", n, self.int_const(BIAS[self.element]))
         return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
 
-    def rounded_power(self, x: Operand, factor: float) -> tuple[Operand, Operand]:
-        """(n, 2**n) for n = x * factor rounded, where that is a power in the normal range. A number
-        so large that its last bit stands for 1 is added: that bit and those above it are n, and
-        with the bias of exponents in it, shifted they are the power. Of NaN n is NaN."""
-        number = self.const(1.5 * 2.0**self.mantissa + BIAS[self.element])
+    def _rounded(self, x: Operand, factor: float, bias: int) -> tuple[Operand, Operand]:
+        """(n, an integer whose last bits are n + bias) for n = x * factor rounded. A number so
+        large that its last bit stands for 1 is added: that bit and those above it are n. Of NaN n
+        is NaN."""
+        number = self.const(1.5 * 2.0**self.mantissa + bias)
         flags, self.b.flags = self.b.flags, ""  # what rounding loses is meant
         large = self.madd(x, self.const(factor), number)
         n = self.sub(large, number)
         self.b.flags = flags
-        power = self.int_op("shl", self.bits(large), self.int_const(self.mantissa))
-        return n, self.from_bits(power)
+        return n, self.bits(large)
+
+    def _power(self, biased: Operand) -> Operand:
+        """The power of two whose exponent, with its bias, the last bits of an integer are."""
+        return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
+
+    def rounded_power(self, x: Operand, factor: float) -> tuple[Operand, Operand]:
+        """(n, 2**n) for n = x * factor rounded, where that is a power in the normal range."""
+        n, biased = self._rounded(x, factor, BIAS[self.element])
+        return n, self._power(biased)
+
+    def rounded_powers(self, x: Operand, factor: float) -> tuple[Operand, Operand, Operand]:
+        """(n, 2**h, 2**(n - h)) with h = n // 2, of which both are in the normal range for n in
+        twice that."""
+        n, biased = self._rounded(x, factor, 2 * BIAS[self.element])
+        half = self.int_op("lshr", biased, self.int_const(1))
+        return n, self._power(half), self._power(self.int_op("sub", biased, half))
 
     @property
     def has_scale(self) -> bool:
@@ -165,16 +192,11 @@ class FloatMath:
         return self.b.has_scalef(self.dtype)
 
     def scale(self, x: Operand, n: Operand) -> Operand:
-        """x * 2**n for a float n holding a small integer; subnormal results and overflow come out
-        right: one instruction where there is one, else in two steps.
-        """
+        """x * 2**n for a float n holding a small integer, where that is one instruction; subnormal
+        results and overflow come out right."""
         scaled = self.b.scalef(self.dtype, x, n)
-        if scaled is not None:
-            return scaled
-        whole = self.to_int(n)
-        half = self.int_op("ashr", whole, self.int_const(1))
-        rest = self.int_op("sub", whole, half)
-        return self.mul(self.mul(x, self.power_of_two(half)), self.power_of_two(rest))
+        assert scaled is not None, self.dtype
+        return scaled
 
     def look_up(self, values: tuple[float, ...], index: Operand) -> Operand:
         """`values[index]` per lane, for an index in range. float64 only."""

@@ -16,6 +16,8 @@ RANGE = {"float32": (-106.0, 90.0), "float64": (-750.0, 711.0)}
 # more; and a size of x from which x**2 is far from it, where x and tanh(x) are the same number
 NORMAL = {"float32": (-87.33, 80.0), "float64": (-708.39, 700.0)}
 TINY = 1e-10
+# no subnormal number in float32, and of no weight beside 1 in float64
+LOST = 1e-30
 
 # (exp(r) - 1 - r) / r**2 on |r| <= ln(2)/2
 EXP = {
@@ -56,10 +58,11 @@ def exp(m: FloatMath, x: Operand) -> Operand:
 
 def exp_within(m: FloatMath, x: Operand) -> Operand:
     """exp(x) for x in RANGE."""
-    n = m.llvm("roundeven", m.mul(x, m.const(LOG2_E)))
-    r = m.madd(n, m.const(-LN2_HIGH[m.element]), x)
-    r = m.madd(n, m.const(-LN2_LOW[m.element]), r)
-    return m.scale(exp_of_rest(m, r), n)
+    if m.has_scale:
+        n = m.llvm("roundeven", m.mul(x, m.const(LOG2_E)))
+        return m.scale(m.add(m.const(1.0), _of_rest(m, x, n)), n)
+    n, first, second = m.rounded_powers(x, LOG2_E)
+    return m.mul(m.madd(_of_rest(m, x, n), first, first), second)
 
 
 def exp_normal(m: FloatMath, x: Operand) -> Operand:
@@ -68,15 +71,16 @@ def exp_normal(m: FloatMath, x: Operand) -> Operand:
     if m.has_scale:
         return exp_within(m, x)
     n, power = m.rounded_power(x, LOG2_E)
+    return m.madd(_of_rest(m, x, n), power, power)
+
+
+def _of_rest(m: FloatMath, x: Operand, n: Operand) -> Operand:
+    """exp(r) - 1 for r = x - n ln 2, to the last place of exp(r). The square of r is never
+    subnormal: what is added to it is lost beside 1."""
     r = m.madd(n, m.const(-LN2_HIGH[m.element]), x)
     r = m.madd(n, m.const(-LN2_LOW[m.element]), r)
-    return m.mul(exp_of_rest(m, r), power)
-
-
-def exp_of_rest(m: FloatMath, r: Operand) -> Operand:
-    """exp(r) for |r| <= ln(2)/2. The square of r stands alone nowhere: it may be lost."""
-    tail = m.madd(r, m.mul(r, m.polynomial(r, EXP[m.element])), r)
-    return m.add(m.const(1.0), tail)
+    square = m.madd(r, r, m.const(LOST))
+    return m.madd(m.paired_polynomial(r, square, EXP[m.element]), square, r)
 
 
 def sigmoid(m: FloatMath, x: Operand) -> Operand:
