@@ -8,6 +8,8 @@ import pytest
 import ekiden
 from ekiden import relay, te, topi
 from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import DECISIONS
+from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError
@@ -50,6 +52,36 @@ def test_matrices(opencl: Device, m: int, n: int, k: int, is_known: bool) -> Non
 
 
 @alike(2)
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "asked"),
+    [
+        (50, 40, 70, ""),
+        (50, 40, 70, "panel=16 band=4"),
+        (37, 19, 3, "panel=16 band=1 rows=3 columns=1"),
+        (5, 16, 0, "panel=32 band=8"),
+    ],
+)
+def test_panels(opencl: Device, m: int, n: int, k: int, asked: str, is_known: bool) -> None:
+    """Of all of k and of parts of it, one band of rows and several, some beyond the last row."""
+    a, b = numbers(m, k), numbers(k, n)
+    first = m if is_known else relay.Any()
+    given = "along=columns vector=8 " + asked if asked else ""
+    with PassContext(config={DECISIONS: {"thread_product": given}}):
+        for op, weight in ((relay.nn.matmul, b), (relay.nn.dense, b.T.copy())):
+            found = run(op, [a, weight], [(first, k), weight.shape])
+            np.testing.assert_array_equal(found, a @ b)
+
+
+def test_elements_of_columns_are_brought_once() -> None:
+    """Where many rows need them: a condition of the border is asked for a panel, not for tiles."""
+    many, few = (text((1, 8, 14, 14), (n, 8, 3, 3), padding=1) for n in (64, 4))
+    assert many.count("select(") == 2 and "float8 panel[" in many
+    assert many.index("panel[", many.index("panel[") + 1) < many.index("fma")
+    assert "panel" not in few
+
+
+@alike(2)
 @pytest.mark.parametrize("dtype", ["int8", "int32", "float64", "float16"])
 def test_types(opencl: Device, dtype: str) -> None:
     a, b = numbers(9, 21).astype(dtype), numbers(33, 21).astype(dtype)
@@ -86,5 +118,8 @@ def test_what_a_decision_asks_for() -> None:
     asked = {"thread_product": {"vector": 8, "along": "columns"}}
     with pytest.raises(CompileError, match="8 columns of a thread, of which there are 3"):
         rule.schedule([x, w], [y], TARGET, "f", asked)
+    alone = {"thread_product": {"along": "depth", "panel": 16}}
+    with pytest.raises(CompileError, match="'panel' goes with along=columns and a 'band' that is"):
+        rule.schedule([x, w], [y], TARGET, "f", alone)
     scalar = {"thread_product": {"vector": 1}}
     assert "T.vectorized" not in str(rule.schedule([x, w], [y], TARGET, "f", scalar).script())

@@ -265,8 +265,9 @@ class VectorWriter(StatementWriter):
         """The element of an array of vectors."""
         if buffer not in self.arrays:
             return None
-        assert isinstance(index, Ramp) and isinstance(index.base, IntImm)
-        return f"{self.name(buffer)}[{index.base.value // self.arrays[buffer]}]"
+        number = _number_of(index)
+        assert number is not None
+        return f"{self.name(buffer)}[{self.text(number)}]"
 
     # conditions
 
@@ -479,18 +480,25 @@ def _near_step(index: Ramp) -> int:
     return next((n for n in (1, 2) if is_const(index.stride, n)), 0)
 
 
+def _number_of(index: PrimExpr | None) -> PrimExpr | None:
+    """Of the vectors of an array, the one at an index; None where it may lie across two."""
+    if not isinstance(index, Ramp) or not isinstance(index.lanes, int):
+        return None
+    exact = is_const(simplify(index.base % index.lanes), 0)
+    return simplify(index.base // index.lanes) if exact else None
+
+
 def whole_vectors(body: Stmt, vectors: VectorSyntax) -> dict[Buffer, int]:
     """Buffers of a thread that are read and written by vectors of so many lanes alone, each at a
-    constant multiple of that."""
+    multiple of that. Such an array lies as its vectors must: one of numbers may lie so that every
+    second vector crosses a line of the cache."""
     found: dict[Buffer, int] = {}
     refused: set[Buffer] = set()
     for buffer, index in _accesses(body):
         is_vector = isinstance(index, Ramp) and is_const(index.stride, 1)
         lanes = index.lanes if isinstance(index, Ramp) else 0
         fits = is_vector and isinstance(lanes, int) and found.setdefault(buffer, lanes) == lanes
-        base = index.base if isinstance(index, Ramp) else None
-        is_whole = isinstance(lanes, int) and isinstance(base, IntImm) and base.value % lanes == 0
-        if not fits or not is_whole:
+        if not fits or _number_of(index) is None:
             refused.add(buffer)
     own = {s.buffer for s in walk(body) if isinstance(s, Allocate)}
     return {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import Mul, PrimExpr, Var, const, is_const
+from ekiden.ir.prim import IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.runtime.late_methods import dataclass
 from ekiden.te.reducer import Reduce
@@ -26,6 +26,12 @@ class Factors:
     rows: tuple[Var, ...]
     columns: tuple[Var, ...]
     extents: Mapping[Var, PrimExpr]
+    reduce: Reduce
+
+    @property
+    def depth(self) -> PrimExpr:
+        """How many products a sum has."""
+        return simplify(product([r.extent for r in self.reduce.axis]))
 
     def size(self, axes: Sequence[Var]) -> PrimExpr:
         """How many elements axes have."""
@@ -54,8 +60,8 @@ def factors_of(anchor: Tensor) -> Factors | None:
     order = {v: n for n, v in enumerate(axes) if size_of(extents[v]) != 1}
     last = [max((order.get(v, -1) for v in group), default=-1) for group in (rows, columns)]
     if last[0] > last[1]:
-        return Factors(source.b, source.a, batch, columns, rows, extents)
-    return Factors(source.a, source.b, batch, rows, columns, extents)
+        return Factors(source.b, source.a, batch, columns, rows, extents, body)
+    return Factors(source.a, source.b, batch, rows, columns, extents, body)
 
 
 def are_neighbours(value: PrimExpr, places: Mapping[Var, PrimExpr], step: Var) -> bool:
@@ -66,4 +72,13 @@ def are_neighbours(value: PrimExpr, places: Mapping[Var, PrimExpr], step: Var) -
     return all(is_const(d, 0) or is_const(d, 1) for d in distances)
 
 
-__all__ = ["Factors", "are_neighbours", "factors_of"]
+def distance_in(value: PrimExpr, axis: Var) -> int:
+    """Elements from what an expression over tensors reads to what it reads at the next value of an
+    axis, at most; 0 where only a run knows."""
+    found = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
+    step = Var("step")
+    distances = [distance_of(e.producer.shape, e.indices, {axis: step}, step) for e in found]
+    return max((abs(d.value) for d in distances if isinstance(d, IntImm)), default=0)
+
+
+__all__ = ["Factors", "are_neighbours", "distance_in", "factors_of"]

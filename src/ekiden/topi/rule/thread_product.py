@@ -29,12 +29,14 @@ from ekiden.topi.rule import thread_tensor
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.thread_factors import Factors, factors_of
+from ekiden.topi.rule.thread_panels import PANELS, PanelKernel, panel_of
 from ekiden.topi.rule.thread_parts import Group
 from ekiden.topi.rule.thread_tiles import TileKernel
 from ekiden.topi.rule.thread_vectors import (
     COLUMNS,
     DEPTH,
     VectorKernel,
+    band_of,
     columns_of,
     tile_of,
     way_of,
@@ -54,14 +56,24 @@ DEPTH_OF_BLOCK = 16
 
 def _space(anchor: Tensor, target: Target) -> Space:
     return (
-        Choice("rows", (8, 4, 2, 1), "rows of a thread"),
-        Choice("columns", (8, 4, 2, 1), "columns of a thread"),
+        Choice("rows", (12, 8, 6, 4, 3, 2, 1), "rows of a thread"),
+        Choice("columns", (12, 8, 6, 4, 3, 2, 1), "columns of a thread"),
         Choice("lanes", (64, 32, 16, 8, 4, 2, 1), "threads beside each other along columns"),
         Choice("lines", (64, 32, 16, 8, 4, 2, 1), "threads above each other along rows"),
         Choice("depth", (32, 16, 8, 4), "steps between two barriers, of shared=1"),
         Choice("shared", (1, 0), "whether blocks of k come into memory of the block"),
         Choice("vector", (16, 8, 4, 2, 1), "lanes of the vectors of a thread alone in its block"),
         Choice("along", (COLUMNS, DEPTH), "what its vectors run over"),
+        Choice(
+            "band",
+            (64, 32, 16, 8, 4, 2, 1, 0),
+            "tiles of rows that are multiplied by some columns before the next; 0 for all",
+        ),
+        Choice(
+            "panel",
+            (*PANELS, 0),
+            "steps of k whose columns a thread copies before it takes the rows of a band",
+        ),
         Choice(
             "tensor",
             (1, 0),
@@ -97,7 +109,7 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
         "depth": DEPTH_OF_BLOCK, "shared": int(has_warps), "vector": 1, "along": COLUMNS,
-        "tensor": 0,
+        "band": 0, "panel": 0, "tensor": 0,
     }  # fmt: skip
     return Decision.of(found | dict(fixed))
 
@@ -109,17 +121,22 @@ def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) 
     asked = fixed.get("vector", most if target.thread_warp_size == 1 else 1)
     if asked == 1 or not fixed.keys().isdisjoint(("lanes", "lines", "depth", "shared")):
         return None
-    along, lanes = way_of(anchor, factors, int(asked))
+    along, lanes = way_of(factors, int(asked))
     if lanes == 1 and "vector" not in fixed:
         return None
     inner = columns_of(factors) if along == COLUMNS else factors.columns
     m, n = size_of(factors.size(factors.rows)), size_of(factors.size(inner))
     vectors = n if n is None or along == DEPTH else n // lanes
-    rows, columns = tile_of(target, m, vectors, along)
+    rows, columns = tile_of(target, m, vectors)
+    depth = size_of(factors.depth)
+    tiles = None if m is None else -(-m // rows)
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEPTH_OF_BLOCK,
         "shared": 0, "vector": lanes, "along": along, "tensor": 0,
+        "band": band_of(target, rows, tiles, depth, factors.a.dtype), "panel": 0,
     }  # fmt: skip
+    if fixed.keys().isdisjoint(("along", "panel")):
+        found = dict(panel_of(target, factors, found, int(asked)) or found)
     return Decision.of(found | dict(fixed))
 
 
@@ -133,6 +150,8 @@ def build(
     """The kernel of a product, and of what follows it."""
     group = Group.of(inputs, outputs)
     if decision.number("vector") > 1:
+        if decision.number("panel"):
+            return PanelKernel(group, decision).build(name)
         return VectorKernel(group, decision).build(name)
     if decision.number("tensor"):
         factors = factors_of(group.anchor)

@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ekiden.arith import simplify
-from ekiden.ir.prim import PrimExpr, Var, const, minimum
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import PrimExpr, Var, const, is_const, minimum
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
-from ekiden.te.reducer import Reduce
-from ekiden.te.tensor import ComputeOp, Tensor
+from ekiden.te.tensor import ComputeOp
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp
-from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.family import size_of
 from ekiden.topi.rule.thread_factors import Factors, are_neighbours, factors_of
@@ -29,7 +30,7 @@ from ekiden.topi.rule.thread_lanes import coordinates, first_of, lanes_of
 from ekiden.topi.rule.thread_parts import Group, bound, serial
 
 COLUMNS, DEPTH = "columns", "depth"
-TILES = (8, 4, 2, 1)
+TILES = (12, 8, 6, 4, 3, 2, 1)
 LARGE = 1024
 """Stands for an extent that only a run knows."""
 LEAST_GATHERED = 4
@@ -52,25 +53,21 @@ def _over(factors: Factors, axes: Sequence[Var], number: PrimExpr) -> dict[Var, 
     return dict(zip(axes, at, strict=True))
 
 
-def way_of(anchor: Tensor, factors: Factors, most: int) -> tuple[str, int]:
+def way_of(factors: Factors, most: int) -> tuple[str, int]:
     """Along what vectors of up to so many lanes lie, and how many they have: 1 for none."""
-    step, op = Var("step"), anchor.op
-    assert isinstance(op, ComputeOp)
-    axes = columns_of(factors)
+    step, axes = Var("step"), columns_of(factors)
     columns = lanes_of(most, size_of(factors.size(axes)) if axes else 1)
     is_near = bool(axes) and are_neighbours(factors.b, _over(factors, axes, step), step)
     if is_near and columns > 1:
         return COLUMNS, columns
-    reduce = op.body[anchor.value_index]
-    assert isinstance(reduce, Reduce)
-    last = reduce.axis[-1]
+    last = factors.reduce.axis[-1]
     depth = lanes_of(most, size_of(last.extent) or most)
     if depth > 1 and all(are_neighbours(x, {last: step}, step) for x in (factors.a, factors.b)):
         return DEPTH, depth
     return COLUMNS, columns if columns >= LEAST_GATHERED else 1
 
 
-def tile_of(target: Target, rows: int | None, columns: int | None, along: str) -> tuple[int, int]:
+def tile_of(target: Target, rows: int | None, columns: int | None) -> tuple[int, int]:
     """Rows and columns (or vectors of them) of a thread: as many sums as stay in registers beside
     what one step multiplies, of the shape that takes least for all of the result, if a load takes
     half of a multiply-add."""
@@ -78,8 +75,7 @@ def tile_of(target: Target, rows: int | None, columns: int | None, along: str) -
     def fits(r: int, c: int) -> bool:
         """Whether sums and what a step multiplies fit the registers, and the tile the result."""
         fewer = (rows is None or r <= rows) and (columns is None or c <= columns)
-        beside = c + (r if along == DEPTH else 1)
-        return fewer and r * c + beside < target.registers
+        return fewer and r * c + c + 1 < target.registers
 
     def work(shape: tuple[int, int]) -> tuple[int, int]:
         """What all tiles take: two for each multiply-add and one for each load; the higher tile of
@@ -92,6 +88,16 @@ def tile_of(target: Target, rows: int | None, columns: int | None, along: str) -
     return min(((r, c) for r in TILES for c in TILES if fits(r, c)), key=work, default=(1, 1))
 
 
+def band_of(target: Target, rows: int, tiles: int | None, depth: int | None, dtype: str) -> int:
+    """Tiles of rows that are done with some columns before the next: as many as half of the second
+    cache holds the rows of, so that they come from there for all columns; 0 for all."""
+    if tiles is None or depth is None:
+        return 0
+    most = target.l2 // 2 // max(rows * depth * dt.itemsize(dtype), 1)
+    band = 1 << max(most, 1).bit_length() - 1
+    return 0 if band >= tiles else band
+
+
 class VectorKernel:
     """One program being built."""
 
@@ -102,12 +108,15 @@ class VectorKernel:
         self.rows, self.columns, self.lanes = (
             decision.number(n) for n in ("rows", "columns", "vector")
         )
-        self.along = str(decision["along"])
-        self.inner = columns_of(factors) if self.along == COLUMNS else factors.columns
+        self.along, self.band = str(decision["along"]), decision.number("band")
+        self.inner = self.inner_of(factors)
         self.outer = factors.columns[: len(factors.columns) - len(self.inner)]
         self.dtype = group.reduce.dtype
         self.width = self.columns * (self.lanes if self.along == COLUMNS else 1)
         self.m, self.n = factors.size(factors.rows), factors.size(self.inner)
+        tiles = size_of(self.tiles_m)
+        if self.band and tiles:  # of all bands the same
+            self.band = -(-tiles // -(-tiles // self.band))
         known = size_of(self.n)
         if self.along == COLUMNS and (known is None or known < self.width):
             raise CompileError(
@@ -115,11 +124,15 @@ class VectorKernel:
                 f"which there are {'an unknown number' if known is None else known}"
             )
         self.block_m, self.block_n = Var("tile"), Var("part")
-        self.block = Var("block")
+        self.block, self.number = Var("block"), Var("band")
         self.lines = factors.size(self.outer)
         count = self.rows * self.columns * self.lanes
         self.sums = Buffer("sums", (const(count),), self.dtype, "local")
         self.rest = Buffer("rest", (const(self.rows * self.columns),), self.dtype, "local")
+
+    def inner_of(self, factors: Factors) -> tuple[Var, ...]:
+        """The axes that tiles of columns run over."""
+        return columns_of(factors) if self.along == COLUMNS else factors.columns
 
     def row(self, i: int) -> PrimExpr:
         """Row i of this thread; of fewer than it has, the last again."""
@@ -178,29 +191,29 @@ class VectorKernel:
         return seq(*zeros)
 
     def step_of_columns(self, k: Mapping[Var, PrimExpr]) -> Stmt:
-        """Elements of rows, each with vectors of columns."""
-        a = [self.factor_a(i, k) for i in range(self.rows)]
-        names = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
-        parts: list[Stmt] = []
-        for j in range(self.columns):
-            lane = Var("lane")
-            value = self.factor_b(self.column(0) + j * self.lanes + lane, k)
-            b = Var(f"b{j}", value.dtype)
-            sums = [self.added(i * self.columns + j, lane, names[i] * b) for i in range(self.rows)]
-            parts.append(self.vector(lane, LetStmt(b, value, seq(*sums))))
-        return _lets(zip(names, a, strict=True), seq(*parts))
+        """Vectors of columns with elements of rows."""
+        lane = Var("lane")
+        first = self.column(0) + lane
+        b = [self.factor_b(first + j * self.lanes, k) for j in range(self.columns)]
+        return self.vector(lane, self.products(lane, b, k))
 
     def step_of_depth(self, k: Mapping[Var, PrimExpr], axis: Var) -> Stmt:
-        """Vectors of rows with those of columns."""
+        """Vectors of columns with those of rows."""
         lane = Var("lane")
         at = dict(k) | {axis: k[axis] + lane}
-        a = [self.factor_a(i, at) for i in range(self.rows)]
         b = [self.factor_b(self.column(j), at) for j in range(self.columns)]
-        names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
-        names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
-        sums = [self.added(number, lane, names_a[i] * names_b[j]) for i, j, number in self.pairs()]
-        named = [*zip(names_a, a, strict=True), *zip(names_b, b, strict=True)]
-        return self.vector(lane, _lets(named, seq(*sums)))
+        return self.vector(lane, self.products(lane, b, at))
+
+    def products(self, lane: Var, b: Sequence[PrimExpr], k: Mapping[Var, PrimExpr]) -> Stmt:
+        """All sums get a product: registers hold what columns have, and of rows one at a time."""
+        names = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
+        parts: list[Stmt] = []
+        for i in range(self.rows):
+            value = self.factor_a(i, k)
+            a = Var(f"a{i}", value.dtype)
+            sums = [self.added(i * self.columns + j, lane, a * y) for j, y in enumerate(names)]
+            parts.append(LetStmt(a, value, seq(*sums)))
+        return _lets(zip(names, b, strict=True), seq(*parts))
 
     def step_of_rest(self, k: Mapping[Var, PrimExpr]) -> Stmt:
         """What no vector has of the depth."""
@@ -280,14 +293,37 @@ class VectorKernel:
             parts.insert(0, seq(*(BufferStore(self.rest, zero, (const(n),)) for n in range(count))))
             parts.append(self.joined())
             kept.append(self.rest)
-        body = allocated(seq(*parts, self.finish()), kept)
-        tiles_m = simplify((self.m + (self.rows - 1)) // self.rows)
+        place = Var("place")
+        body = self.in_tile(place, allocated(seq(*parts, self.finish()), kept))
+        return self.launched(body, name, place)
+
+    @property
+    def tiles_m(self) -> PrimExpr:
+        """Tiles of rows."""
+        return simplify((self.m + (self.rows - 1)) // self.rows)
+
+    def in_tile(self, place: Var, body: Stmt) -> Stmt:
+        """What is done with a tile, for that at a place of the band, if there is one."""
+        if not self.band:
+            return substitute_statement(body, {self.block_m: place})
+        exact = is_const(simplify(self.tiles_m % self.band), 0)
+        guarded = body if exact else IfThenElse(self.block_m < self.tiles_m, body)
+        return substitute_statement(guarded, {self.block_m: self.number * self.band + place})
+
+    def launched(self, body: Stmt, name: str, place: Var | None = None) -> PrimFunc:
+        """What one thread does, by all threads; those at all places of a band after each other."""
         tiles_n = simplify((self.n + (self.width - 1)) // self.width)
-        body = bound(Var("thread"), 1, "threadIdx.x", body)
+        bands: PrimExpr = const(1)
+        if self.band:
+            bands = simplify((self.tiles_m + (self.band - 1)) // self.band)
+        around = Var("around")
+        at = {self.block: around // bands, self.number: around % bands}
+        body = bound(Var("thread"), 1, "threadIdx.x", substitute_statement(body, at))
+        outside = simplify(self.factors.size(self.factors.batch) * self.lines * bands)
+        if place is not None:
+            body = bound(place, self.band or self.tiles_m, "blockIdx.x", body)
         body = bound(self.block_n, tiles_n, "blockIdx.y", body)
-        body = bound(self.block_m, tiles_m, "blockIdx.x", body)
-        outside = simplify(self.factors.size(self.factors.batch) * self.lines)
-        return self.group.function(bound(self.block, outside, "blockIdx.z", body), name)
+        return self.group.function(bound(around, outside, "blockIdx.z", body), name)
 
 
 def _lets(named: Iterable[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
