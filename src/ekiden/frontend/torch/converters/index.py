@@ -38,6 +38,8 @@ def _index_select(node: Node, x: Value, dim: int, index: Value) -> Expr:
 def _gather(node: Node, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Expr:
     if not x.type.shape:
         return op.broadcast_to(node.of(x), index.type.shape) if index.type.shape else node.of(x)
+    if any(known(extent) == 0 for extent in index.type.shape):  # of any rank, says PyTorch
+        return op.zeros(index.type.shape, x.type.dtype)
     data = node.of(x)
     at = node.of(index, "int64")
     if not index.type.shape:

@@ -199,26 +199,29 @@ def _repeat(node: Node, x: Value, repeats: Sequence[object]) -> Result:
 
 
 def _pad(node: Node, x: Value, pad: Sequence[object], value: Operand = 0) -> Result:
-    data, grown = _cut(node, x, pad)
+    widths = pairs_of(node, len(x.type.shape), pad)
+    data, grown = _cut(node.of(x), widths), _grown(widths)
     if all(known(w) == 0 for pair in grown for w in pair):
         return data
     return op.nn.pad(data, grown, node.of(value, x.type.dtype))
 
 
-def _cut(node: Node, x: Value, pad: Sequence[object]) -> tuple[Expr, list[tuple[Dim, Dim]]]:
-    """What widths below 0 leave, and the other widths."""
-    widths = pairs_of(node, len(x.type.shape), pad)
-    data: Expr = node.of(x)
+def _cut(data: Expr, widths: Sequence[tuple[Dim, Dim]]) -> Expr:
+    """What widths below 0 leave."""
     cut = [(max(-(known(a) or 0), 0), max(-(known(b) or 0), 0)) for a, b in widths]
-    if any(a or b for a, b in cut):
-        ends = [_END if not b else -b for _, b in cut]
-        data = op.strided_slice(data, [a for a, _ in cut], ends, axes=list(range(len(cut))))
-    grown = [(_grown(a), _grown(b)) for a, b in widths]
-    return data, grown
+    if not any(a or b for a, b in cut):
+        return data
+    ends = [_END if not b else -b for _, b in cut]
+    return op.strided_slice(data, [a for a, _ in cut], ends, axes=list(range(len(cut))))
 
 
-def _grown(width: Dim) -> Dim:
-    return 0 if isinstance(width, int) and width < 0 else width
+def _grown(widths: Sequence[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
+    """The other widths."""
+
+    def grown(width: Dim) -> Dim:
+        return 0 if isinstance(width, int) and width < 0 else width
+
+    return [(grown(a), grown(b)) for a, b in widths]
 
 
 def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Dim]]:
@@ -232,8 +235,10 @@ def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Di
 
 def _border(mode: str) -> Converter:
     def convert(node: Node, x: Value, pad: Sequence[object]) -> Result:
-        data, grown = _cut(node, x, pad)
-        return op.nn.pad(data, grown, const(0, x.type.dtype), pad_mode=mode)
+        widths = pairs_of(node, len(x.type.shape), pad)
+        zero = const(0, x.type.dtype)
+        whole = op.nn.pad(node.of(x), _grown(widths), zero, pad_mode=mode)
+        return _cut(whole, widths)  # last: a border is of what is cut off, too
 
     return convert
 
