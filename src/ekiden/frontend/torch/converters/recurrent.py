@@ -133,7 +133,7 @@ def _run(
                 every, *last = layer.steps(data, begin, count)
             both.append(every)
             ends.append(last)
-        data = node.scope.spanned(both[0] if len(both) == 1 else op.concatenate(both, axis=-1))
+        data = both[0] if len(both) == 1 else op.concatenate(both, axis=-1)
     if stack.batch_first:
         data = op.transpose(data, (1, 0, 2))
     return [data, *(op.stack(each, axis=0) for each in zip(*ends, strict=True))]
