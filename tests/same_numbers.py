@@ -23,6 +23,8 @@ _beginnings: dict[int, tuple[np.random.BitGenerator, Mapping[str, Any]]] = {}
 """Of each generator that a module under `tests` holds, by identity: its state when it was made."""
 _read: set[str] = set()
 """Modules whose generators are known."""
+_met = 0
+"""How many modules there were when they were last looked through: thousands, before each test."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,13 +52,24 @@ def same_numbers() -> None:
 
 def rewind() -> None:
     """Each generator back to its beginning."""
-    for name in sys.modules.keys() - _read:
-        _read.add(name)
-        note_generators(sys.modules[name])
+    global _met
+    if _met != len(sys.modules):
+        for name in sys.modules.keys() - _read:
+            _read.add(name)
+            note_generators(sys.modules[name])
+        _met = len(sys.modules)
     for bits, state in _beginnings.values():
         bits.state = state
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
+        rewind_torch(torch)
+
+
+def rewind_torch(torch: ModuleType) -> None:
+    """As torch.manual_seed(0), which takes milliseconds where no accelerator was used yet: it keeps
+    the stack of its caller for each kind of them."""
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 def note_generators(module: ModuleType) -> None:

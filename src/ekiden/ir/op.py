@@ -458,6 +458,8 @@ def registrar(
     def register(
         op_name: str, function: Callable[..., object] | None = None, level: int = 10
     ) -> Callable[..., object]:
+        """Its documentation is `what`, set below."""
+
         def one(given: Callable[..., object]) -> Callable[..., object]:
             """Attaches a function, and gives it back."""
             register_op_attr(op_name, attr_key, given, level)

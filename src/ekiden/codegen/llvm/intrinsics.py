@@ -174,6 +174,7 @@ def _in_halves(compute: Callable[..., Operand]) -> Callable[..., Operand]:
     instruction is for whole ones."""
 
     def emit(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+        """As `compute`: its sums are of `dtype`, `x` and `y` words of four bytes each."""
         target, bits = b.module.target, dt.SCALAR_BITS[dt.element(dtype)] * dt.lanes(dtype)
         has_it = target is not None and target.has("madd_u8s8")
         if bits != 256 or target is None or not has_it or target.has("integers_256"):

@@ -232,6 +232,7 @@ class BytePages(PagedAttention):
                  for n in range(len(values[0]))]  # fmt: skip
 
         def around(body: Stmt) -> Stmt:
+            """The body inside its loads: a word, then the numbers that are taken out of it."""
             for v in reversed(range(vectors)):
                 for n, value in enumerate(values[v]):
                     body = LetStmt(found[n][v], value, body)

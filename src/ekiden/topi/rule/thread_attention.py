@@ -203,7 +203,10 @@ class _Kernel:
         """A tile of keys."""
 
         def element(operand: Operand) -> Callable[[PrimExpr, PrimExpr], PrimExpr]:
+            """What `bring` reads of keys or values, by line of the tile and place in the row."""
+
             def value(line: PrimExpr, d: PrimExpr) -> PrimExpr:
+                """Zero behind the last key, which the last tile may reach over."""
                 key = begin + line
                 read = BufferLoad(operand.buffer, self.at(operand, self.group(), key, d), F32)
                 return if_then_else(key < self.keys, read, const(0.0, F32))

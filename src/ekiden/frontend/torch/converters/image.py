@@ -52,6 +52,7 @@ def _resized(
     scales: Sequence[float] | None,
 ) -> Expr:  # fmt: skip
     def resized(data: Expr, axes: int, size: Any, **more: Any) -> Expr:  # noqa: ANN401
+        """`data`, channels before its 1 to 3 `axes` of space, at a size, as all steps here are."""
         return _RESIZE[axes](
             data, size=size, layout=_LAYOUTS[axes], method=method, cubic_alpha=-0.75,
             coordinate_transformation_mode=mode, rounding_method=rounding, **more,
