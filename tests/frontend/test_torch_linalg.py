@@ -79,6 +79,8 @@ UNIQUE: dict[str, Callable[[Tensor, Tensor], object]] = {
     "norms": lambda a, b: (torch.linalg.matrix_norm(a, 2), torch.linalg.cond(a)),
     "matrix_rank": lambda a, b: torch.linalg.matrix_rank(b @ b.mT),
     "pinv": lambda a, b: torch.linalg.pinv(b),
+    "pinv of a triangle": lambda a, b: torch.linalg.pinv(a, hermitian=True),
+    "pinv above each": lambda a, b: torch.linalg.pinv(b, atol=b[:, 0, 0].abs()),
     "lstsq": lambda a, b: torch.linalg.lstsq(b.mT, b[:, 0]),
     "lstsq of full rank": lambda a, b: torch.linalg.lstsq(b, a[..., 0], driver="gels"),
     "matrix_exp": lambda a, b: torch.matrix_exp(a),
@@ -86,7 +88,9 @@ UNIQUE: dict[str, Callable[[Tensor, Tensor], object]] = {
 }  # fmt: skip
 
 
-OF_ONE_BATCH = ("norms", "pinv", "lstsq", "lstsq of full rank")
+OF_ONE_BATCH = (
+    "norms", "pinv", "pinv of a triangle", "pinv above each", "lstsq", "lstsq of full rank",
+)  # fmt: skip
 """What torch.export takes for a known batch alone."""
 
 

@@ -53,8 +53,9 @@ the rules of FakeQuantizationToInteger (relay/qnn/affine_rules.py), which are re
 
 SOURCES = frozenset((
     "backend/kernels/general_code.py",
+    "frontend/common/combined.py",
     "frontend/jax/converters/bodies.py", "frontend/jax/converters/elementwise.py",
-    "frontend/jax/converters/reduction.py", "frontend/jax/converters/windows.py",
+    "frontend/jax/converters/windows.py",
     "frontend/tensorflow/converters/movement.py",
 ))  # fmt: skip
 """Files whose words are those of what they read, StableHLO's operations, TensorFlow's modes of

@@ -17,7 +17,7 @@ from ekiden.backend.aot.facts import Fact, Facts, after, at_entry
 from ekiden.backend.vm.operands import jumps
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen.llvm.builder import Builder, Module
-from ekiden.codegen.llvm.names import quoted
+from ekiden.codegen.llvm.quoting import quoted
 from ekiden.runtime import layout
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.instructions import Instruction, Operand, encode

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ekiden.codegen.llvm.debug import DebugLines
-from ekiden.codegen.llvm.names import escaped
+from ekiden.codegen.llvm.quoting import escaped
 from ekiden.codegen.llvm.types import constant, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.runtime.layout import DLTensor, DLTensor32

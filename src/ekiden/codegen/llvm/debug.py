@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ekiden.codegen.llvm.names import quoted
+from ekiden.codegen.llvm.quoting import quoted
 from ekiden.tir.stmt import PrimFunc, Stmt
 
 

@@ -22,7 +22,7 @@ from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
-from ekiden.codegen.llvm.names import quoted
+from ekiden.codegen.llvm.quoting import quoted
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import SizeVar, Var, cast, is_const

@@ -76,13 +76,12 @@ class FloatMath:
         return self.llvm("fma", x, y, z)
 
     def madd(self, x: Operand, y: Operand, z: Operand) -> Operand:
-        """x * y + z, rounded once or twice, where nothing is made of what rounding loses: what
-        stands for a fused instruction takes six others. On WebAssembly, whose engines have none for
-        certain, it is the fast form."""
+        """x * y + z, rounded once or twice, where nothing is made of what rounding loses. On
+        WebAssembly, whose engines have no fused instruction for certain, it is the fast form."""
         module = self.b.module
         if module.target is not None and module.has("madd"):
             return self.b.intrinsic("fmuladd", self.dtype, x, y, z)
-        return self.fma(x, y, z) if module.has("fma") else self.add(self.mul(x, y), z)
+        return self.add(self.mul(x, y), z) if module.is_wasm else self.fma(x, y, z)
 
     def abs(self, x: Operand) -> Operand:
         """|x|"""

@@ -14,7 +14,7 @@ from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.expression import ExpressionEmitter
 from ekiden.codegen.llvm.image import CALL_SITE
-from ekiden.codegen.llvm.names import quoted
+from ekiden.codegen.llvm.quoting import quoted
 from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, const

@@ -24,9 +24,9 @@ from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
-from ekiden.codegen.llvm.names import quoted
 from ekiden.codegen.llvm.operations import reduce_lanes
 from ekiden.codegen.llvm.packed_call import PackedCallEmitter
+from ekiden.codegen.llvm.quoting import quoted
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import LT, IntImm, Intrinsic, PrimExpr, SizeVar, Var, cast, const, is_const

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import ml_dtypes
 import numpy as np
 
 from ekiden.frontend.common.combined import neutral
 from ekiden.frontend.common.node import Node
+from ekiden.frontend.common.scattered import MODES
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim, as_attr, as_dim, tidy
-
-_MODES: Mapping[str, str] = {
-    "add": "add", "multiply": "mul", "maximum": "max", "minimum": "min",
-}  # fmt: skip
-"""How rows are combined -> what scatter_nd does."""
 
 
 def combined_rows(node: Node, kind: str, data: Expr, ids: Expr, count: Dim) -> Expr:
@@ -35,7 +29,7 @@ def combined_rows(node: Node, kind: str, data: Expr, ids: Expr, count: Dim) -> E
     nothing = const(_nothing(kind, dtype), dtype)
     wide = as_attr((tidy(as_dim(count) + 1), *rest))
     start = op.full(nothing, wide, dtype)
-    found = op.scatter_nd(start, op.expand_dims(places, 0), rows, _MODES[kind])
+    found = op.scatter_nd(start, op.expand_dims(places, 0), rows, MODES[kind])
     return op.strided_slice(found, (1,), (wide[0],), axes=(0,))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.frontend.common.combined import neutral
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.products import taken
 from ekiden.frontend.common.segments import combined_rows, counted_rows, length_of
@@ -23,7 +24,7 @@ def _sorted(kind: str) -> Converter:
         """(data, segments); one without rows has 1 for a product, else 0."""
         ids, count = node.expr(1), _count(node, 2, node.expr(1))
         made = combined_rows(node, kind, node.expr(0), ids, count)
-        if kind in ("add", "multiply"):
+        if neutral(kind, "int32") in (0, 1):  # which such a segment has already
             return made
         rows = counted_rows(node, ids, count, "int32", node.rank(0))
         return op.where(op.equal(rows, const(0)), op.zeros_like(made), made)

@@ -202,24 +202,48 @@ def _matrix_exp(node: Node, x: Value) -> Expr:
 
 
 def _pinv(
-    node: Node, x: Value, *, atol: Value | None = None, rtol: Value | None = None, **_: object
-) -> Expr:
-    """V S^-1 U', of the singular values above both tolerances."""
-    shape, dtype, rank = _kind(x)
-    rows, columns = shape[-2:]
-    found = op.linalg.svd(node.of(x), full_matrices=False)
+    node: Node, x: Value, *, atol: Value | None = None, rtol: Value | None = None,
+    hermitian: bool = False,
+) -> Expr:  # fmt: skip
+    """V S^-1 U', of the singular values above both tolerances, which are of each matrix; of one
+    that is said to be `hermitian` the lower triangle alone counts."""
+    _, dtype, rank = _kind(x)
+    data = node.of(x)
+    if hermitian:
+        lower = op.trilu(data, -1, upper=False)
+        data = op.add(op.trilu(data, 0, upper=False), transposed(lower, rank))
+    found = op.linalg.svd(data, full_matrices=False)
     left, values, right = (TupleGetItem(found, at) for at in range(3))
-    epsilon = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
-    size = op.cast(node.scope.scalar(tidy(maximum(rows, columns))), dtype)
-    relative = op.multiply(size, const(epsilon, dtype)) if rtol is None else node.of(rtol, dtype)
-    limit = op.multiply(op.max(values, axis=[-1], keepdims=True), relative)
-    if atol is not None:
-        limit = op.maximum(limit, node.of(atol, dtype))
+    limit = _least(node, x, op.max(values, axis=[-1], keepdims=True), atol, rtol)
     inverse = op.where(op.greater(values, limit), op.divide(const(1, dtype), values),
                        const(0, dtype))  # fmt: skip
     scaled = op.multiply(transposed(right, rank), op.expand_dims(inverse, -2))
     first, second = (node.scope.spanned(e) for e in (scaled, transposed(left, rank)))
     return batched(node, node.value_of(first), node.value_of(second))
+
+
+def _least(node: Node, x: Value, largest: Expr, atol: Value | None, rtol: Value | None) -> Expr:
+    """What singular values count above. Without `rtol` it is by the size of a matrix, and 0 where
+    an `atol` above 0 is given, as PyTorch documents."""
+    shape, dtype, _ = _kind(x)
+
+    def each(value: Value) -> Expr:
+        """A tolerance for each matrix, beside its singular values."""
+        return (
+            op.expand_dims(node.of(value, dtype), -1) if value.type.shape else node.of(value, dtype)
+        )
+
+    if rtol is not None:
+        relative = each(rtol)
+    else:
+        epsilon = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
+        size = op.cast(node.scope.scalar(tidy(maximum(*shape[-2:]))), dtype)
+        relative = op.multiply(size, const(epsilon, dtype))
+        if atol is not None:
+            is_given = op.greater(each(atol), const(0, dtype))
+            relative = op.where(is_given, const(0, dtype), relative)
+    limit = op.multiply(largest, relative)
+    return limit if atol is None else op.maximum(limit, each(atol))
 
 
 def _no_result(node: Node, *args: object, **kwargs: object) -> None:
