@@ -32,6 +32,7 @@ def when_closed(watched: int, end: Callable[[], object]) -> None:
     that alone has it is then gone."""
 
     def watch() -> None:
+        """Waits for the end of the pipe."""
         with suppress(OSError):
             os.read(watched, 1)
         end()

@@ -235,10 +235,11 @@ def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Di
 
 def _border(mode: str) -> Converter:
     def convert(node: Node, x: Value, pad: Sequence[object]) -> Result:
+        """Data with borders of this mode, then without what negative widths cut off."""
         widths = pairs_of(node, len(x.type.shape), pad)
         zero = const(0, x.type.dtype)
         whole = op.nn.pad(node.of(x), _grown(widths), zero, pad_mode=mode)
-        return _cut(whole, widths)  # last: a border is of what is cut off, too
+        return _cut(whole, widths)  # last: a border is of what is cut off too
 
     return convert
 
