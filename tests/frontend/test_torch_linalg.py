@@ -108,6 +108,14 @@ def test_results_are_those_of_pytorch(name: str) -> None:
             np.testing.assert_allclose(have, want, rtol=1e-3, atol=1e-3)
 
 
+def test_an_absolute_tolerance_alone_has_no_relative_one_beside_it() -> None:
+    """4 eps * 1 is above the second singular value."""
+    x = torch.diag(torch.tensor([1.0, 1e-7]))
+    exe = compiled(lambda a: torch.linalg.pinv(a, atol=1e-9), x, batched=False)
+    (found,) = results(exe(x))
+    np.testing.assert_allclose(found, np.diag([1.0, 1e7]), rtol=1e-3)
+
+
 @alike(2)
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("shape", [(4, 4), (5, 2), (2, 19), (1, 1)])
