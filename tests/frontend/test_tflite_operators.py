@@ -496,3 +496,14 @@ def test_an_operator_with_the_options_of_another_is_named() -> None:
                     ("Conv3DOptions", {}), (2, 3, 4))  # fmt: skip
     with pytest.raises(ImportModelError, match="REDUCE_WINDOW #0 't5': its tensors or options"):
         ekiden.compile(data)
+
+
+@pytest.mark.parametrize("begin", [(1, 2), (0, 3)])
+@pytest.mark.parametrize("size", [(2, -1), (0, 2), (-1, -1)])
+def test_a_slice_whose_place_and_size_are_data(
+    begin: tuple[int, int], size: tuple[int, int]
+) -> None:
+    x = floats(4, 5)
+    data, inputs = built("SLICE", [x, ints(*begin), ints(*size)], [Spec((-1, -1))])
+    end = [d if s == -1 else b + s for d, b, s in zip(x.shape, begin, size, strict=True)]
+    agree(run(data, *inputs), [x[begin[0] : end[0], begin[1] : end[1]]])

@@ -235,7 +235,7 @@ def test_what_has_no_kernel_here_is_refused() -> None:
     byte = Spec((2, 5), "int8", **scale)  # type: ignore[arg-type]
     refused("SIN", [byte], byte, None, "SIN #0 't1': tensor 0 't0' is quantised: int8")
     floats = Spec((2, 4))
-    weight = Spec(data=np.ones((4, 5), np.int8), **scale)  # type: ignore[arg-type]
+    weight = Spec(data=np.ones((4, 5), np.uint8), **scale)  # type: ignore[arg-type]
     hybrid = [Spec((2, 5)), weight]
     table = ("FullyConnectedOptions", {})
     refused("FULLY_CONNECTED", hybrid, floats, table, "tensor 0 't0' is float32: kernels of")

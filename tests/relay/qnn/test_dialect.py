@@ -259,6 +259,17 @@ def test_conv2d(layouts: tuple[str, str], dtypes: tuple[str, str]) -> None:
         assert found.dtype == np.int32
 
 
+def test_weights_that_are_moved_first_are_products_of_bytes() -> None:
+    kernel = relay.transpose(relay.const(integers("int8", 8, 3, 3, 4)), (1, 2, 3, 0))
+    x = relay.var("x", shape=(1, 6, 6, 4), dtype="int8")
+    made = qnn.conv2d(
+        x, kernel, point(3), point(0), scale(0.1), scale(0.2), (3, 3), 8,
+        data_layout="NHWC", kernel_layout="HWIO",
+    )  # fmt: skip
+    text = relay.optimize(relay.IRModule.from_expr(relay.Function([x], made)), "llvm")[0].astext()
+    assert 'kernel_layout="OHWI8o4i"' in text or 'kernel_layout="OHWI16o4i"' in text
+
+
 def test_conv2d_transpose() -> None:
     data, kernel = integers("uint8", 1, 3, 4, 5), relay.const(integers("int8", 3, 2, 3, 3))
     run(

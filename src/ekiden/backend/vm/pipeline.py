@@ -95,6 +95,7 @@ def pipeline(
             infer_type,
             Inline(),  # also what external compilers make, as functions in place
             qnn.Legalize(),
+            FoldConstant(),  # the dialect's products of bytes want constant weights
             needed(qnn.CanonicalizeOps(), "as no later pass knows the dialect"),
             needed(ExpandOps(), "as there are no kernels for these operators"),
             SimplifyInference(),

@@ -15,6 +15,7 @@ from ekiden.frontend.common.sequence_value import NoTensor
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
+from ekiden.frontend.tflite.hybrid import is_hybrid
 from ekiden.frontend.tflite.integer import is_quantized
 from ekiden.frontend.tflite.load import BYTES, Model, Operation, Subgraph, Tensor
 from ekiden.frontend.tflite.node import Node, Quantized, Row
@@ -185,7 +186,11 @@ def _apply(row: Row, node: Node) -> Result:
         found = rules.evaluated(node.inputs, lambda each: rule(node, each), node.outs[0].dtype)
         if found is not None:
             return found
-    convert = row.integer if row.integer and is_quantized(node) else row.convert
+    convert = row.convert
+    if row.hybrid is not None and is_hybrid(node):
+        convert = row.hybrid
+    elif row.integer is not None and is_quantized(node):
+        convert = row.integer
     return rules.fold(node.scope, node.inputs, convert(node))
 
 

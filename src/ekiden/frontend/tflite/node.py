@@ -118,6 +118,9 @@ class Row:
     """The inputs whose elements are moved, of those that are MOVED; () for all."""
     integer: Converter | None = None
     """Of quantised tensors, where its kernel computes on their numbers."""
+    hybrid: Converter | None = None
+    """Of data of float32 and weights of int8, the second input, which its kernel multiplies as
+    integers (hybrid.py)."""
     rule: Evaluator | None = None
     dtypes: tuple[str, ...] = ()
     """What it takes beside tensors of numbers: "complex64", "resource", "sparse", "variable"."""

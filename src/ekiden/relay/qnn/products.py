@@ -51,6 +51,8 @@ def _as_uint8(data: Expr, point: Expr, dtype: str) -> tuple[Expr, Expr]:
     if dtype == "uint8":
         return data, cast(point, "int32")
     moved = cast(add(cast(data, "int16"), const(np.int16(SIGN))), "uint8")
+    if isinstance(point, Constant):
+        return moved, const(np.asarray(point.data.astype(np.int32) + SIGN, np.int32))
     return moved, add(cast(point, "int32"), _int32(SIGN))
 
 
@@ -101,9 +103,10 @@ def _grouped(
     wide = "float32" if taps <= EXACT_TAPS else "int32"
     kernel = subtract(cast(weight, wide), reshape(cast(points[1], wide), (-1, 1, 1, 1)))
     is_depthwise = weight.data.shape[:2] == (window.groups, 1)
-    if is_depthwise and wide == "float32" and data_dtype == "uint8" and _is_zero(points[0]):
+    levels, point = _as_uint8(data, points[0], data_dtype)
+    if is_depthwise and wide == "float32" and _is_zero(point):  # bytes are read as they are
         mixed = window.with_fields(channels=window.groups, out_dtype=wide)
-        return cast(call("nn.conv2d", data, kernel, attrs=mixed), "int32")
+        return cast(call("nn.conv2d", levels, kernel, attrs=mixed), "int32")
     shifted = subtract(cast(data, wide), cast(points[0], wide))
     return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
 

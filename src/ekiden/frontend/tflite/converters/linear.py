@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.frontend.common.products import multiplied
+from ekiden.frontend.tflite.converters import hybrid_linear as hybrid
 from ekiden.frontend.tflite.converters import integer_linear as integer
 from ekiden.frontend.tflite.converters.window import (
     SAME,
@@ -212,9 +213,11 @@ def _swapped(rank: int) -> tuple[int, ...]:
 # fmt: off
 ROWS = (
     Row("CONV_2D",           _convolution(plain_window),
-        integer=lambda node: integer.convolution(node, plain_window(node))),
+        integer=lambda node: integer.convolution(node, plain_window(node)),
+        hybrid=lambda node: hybrid.plain_convolution(node, plain_window(node))),
     Row("DEPTHWISE_CONV_2D", _convolution(depthwise_window),
-        integer=lambda node: integer.convolution(node, depthwise_window(node))),
+        integer=lambda node: integer.convolution(node, depthwise_window(node)),
+        hybrid=lambda node: hybrid.convolution(node, depthwise_window(node), True)),
     Row("TRANSPOSE_CONV",    _transpose_conv, integer=_transpose_conv_of_integers),
     Row("CUSTOM Convolution2DTransposeBias", _transpose_conv_bias),
     Row("AVERAGE_POOL_2D",   _pool(op.nn.avg_pool2d), integer=integer.average_pool),
@@ -222,7 +225,8 @@ ROWS = (
     Row("L2_POOL_2D",        _l2_pool),
     Row("CONV_3D",           _conv3d),
     Row("CONV_3D_TRANSPOSE", _conv3d_transpose),
-    Row("FULLY_CONNECTED",   _fully_connected, integer=integer.fully_connected),
+    Row("FULLY_CONNECTED",   _fully_connected, integer=integer.fully_connected,
+        hybrid=hybrid.fully_connected),
     Row("BATCH_MATMUL",      _batch_matmul, integer=_batch_matmul_of_integers),
 )
 # fmt: on

@@ -17,7 +17,7 @@ from ekiden.frontend.tflite.node import Node, Quantized, Row
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim
+from ekiden.topi.shape import Dim, as_dim, tidy
 from ekiden.topi.shape import known as number
 
 MOVED = Quantized.MOVED
@@ -97,9 +97,22 @@ def _split_v(node: Node) -> Result:
 
 def _slice(node: Node) -> Expr:
     """(data, begin, size), where a size of -1 is up to the end."""
-    begin, size = node.axes(1, "begin"), node.axes(2, "size")
+    if None in (*node.partial(1), *node.partial(2)):
+        return _slice_of_data(node)
+    begin, size = node.dims(1, "begin"), node.dims(2, "size")
     shape = node.shape(0)
-    end = [shape[i] if s == -1 else b + s for i, (b, s) in enumerate(zip(begin, size, strict=True))]
+    end = [
+        shape[i] if number(s) == -1 else tidy(as_dim(b) + as_dim(s))
+        for i, (b, s) in enumerate(zip(begin, size, strict=True))
+    ]
+    return op.strided_slice(node.expr(0), begin, end)
+
+
+def _slice_of_data(node: Node) -> Expr:
+    """Where a begin or a size is data, it may be -1 as well."""
+    begin, size = (op.cast(node.expr(i), "int64") for i in (1, 2))
+    whole = op.cast(op.shape_of(node.expr(0)), "int64")
+    end = op.where(op.less(size, const(np.int64(0))), whole, op.add(begin, size))
     return op.strided_slice(node.expr(0), begin, end)
 
 

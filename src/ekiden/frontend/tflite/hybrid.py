@@ -1,0 +1,101 @@
+"""The arithmetic of TensorFlow Lite's hybrid kernels: data of float32, weights of int8.
+
+The converter's default optimisation makes such operators where it has no data to calibrate by
+("dynamic range"). Their kernels quantise the data as they come, each row (image, for convolutions)
+by a scale s and a zero point z of its own:
+
+    asymmetric   s = (max(x, 0) - min(x, 0)) / 255,  z = round(-128 - min(x, 0) / s)
+    symmetric    s = max |x| / 127,                  z = 0
+    levels       q = clip(round(z + x / s))
+    results      s t (sum q w - z sum w) + bias      with the weights' scales t
+
+as PortableAsymmetricQuantizeFloats and its fellow of lite/kernels/internal do. A row of zeros has
+the scale 1. Numbers here are of uint8, 128 above the kernels', as products of bytes want them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.frontend.tflite.integer import steps_of
+from ekiden.frontend.tflite.node import Node
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.relay.qnn.rescale import away
+from ekiden.runtime.late_methods import dataclass
+
+_SIGN = 128
+"""Between the numbers of uint8 and those of int8."""
+
+
+def is_hybrid(node: Node) -> bool:
+    """Whether an operator is given data of float32 and weights of int8."""
+    return [t.dtype for t in node.ins[:2] if t is not None] == ["float32", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Data as levels of uint8; the scale (float32) and the zero point (int32) of each of its rows,
+    with 1 for all axes but the first."""
+
+    levels: Expr
+    scale: Expr
+    point: Expr
+
+    def numbers(self, sums: Expr, weight_sums: Expr, scales: Expr) -> Expr:
+        """What sums of levels times weights (int32) stand for; the sums of the weights and their
+        scales broadcast over them."""
+        centred = op.subtract(sums, op.multiply(self.point, weight_sums))
+        return op.multiply(op.cast(centred, "float32"), op.multiply(self.scale, scales))
+
+
+def quantized(data: Expr, rank: int, asymmetric: bool) -> Rows:
+    """Rows of float32 as levels."""
+    axes = tuple(range(1, rank))
+    low, high = (f(data, axis=axes, keepdims=True) for f in (op.min, op.max))
+    scale, point = (_asymmetric if asymmetric else _symmetric)(low, high)
+    least = -128.0 if asymmetric else -127.0
+    moved = op.multiply(data, op.divide(const(np.float32(1)), scale))
+    nearest = op.clip(away(op.add(moved, point), "float32"), least, 127.0)
+    levels = op.cast(op.add(nearest, const(np.float32(_SIGN))), "uint8")
+    return Rows(levels, scale, op.cast(op.add(point, const(np.float32(_SIGN))), "int32"))
+
+
+def _number(value: float) -> Expr:
+    return const(np.float64(value))
+
+
+def _asymmetric(low: Expr, high: Expr) -> tuple[Expr, Expr]:
+    """In float64, as the kernels do: the end that is nearer to 0 in steps says where 0 is."""
+    low = op.cast(op.minimum(low, const(np.float32(0))), "float64")
+    high = op.cast(op.maximum(high, const(np.float32(0))), "float64")
+    scale = op.divide(op.subtract(high, low), _number(255))
+    scale = op.where(op.greater(scale, _number(0)), scale, _number(1))
+    below, above = op.divide(low, scale), op.divide(high, scale)
+    is_below = op.less(op.add(_number(128), op.abs(below)), op.add(_number(127), op.abs(above)))
+    zero = op.where(is_below, op.subtract(_number(-128), below), op.subtract(_number(127), above))
+    point = op.clip(away(zero, "float64"), -128, 127)
+    return op.cast(scale, "float32"), op.cast(point, "float32")
+
+
+def _symmetric(low: Expr, high: Expr) -> tuple[Expr, Expr]:
+    reach = op.maximum(op.abs(low), op.abs(high))
+    scale = op.divide(reach, const(np.float32(127)))
+    scale = op.where(op.greater(reach, const(np.float32(0))), scale, const(np.float32(1)))
+    return scale, const(np.float32(0))
+
+
+def weight_scales(node: Node, weight: int) -> Expr:
+    """One scale of the weights, or one for each output channel."""
+    found = steps_of(node, node.ins[weight])
+    if any(found.zero_point):
+        node.unsupported(f"{node.ins[weight]} has a zero point: hybrid kernels take none")
+    scales = np.array(found.scale, np.float32)
+    return const(scales.reshape(()) if scales.size == 1 else scales)
+
+
+def weight_sums(weight: Expr, axes: Sequence[int]) -> Expr:
+    """The sums over all axes but that of the output channels."""
+    return op.sum(op.cast(weight, "int32"), axis=tuple(axes))
