@@ -102,5 +102,7 @@ def test_no_folder_takes_the_place_of_an_operator() -> None:
     names = (each for each in relay.op.__all__ if callable(getattr(relay.op, each)))
     assert [each for each in names if not callable(getattr(relay, each))] == []
     x = relay.var("x", shape=(2, 4))
-    found = Interpreter().evaluate(relay.Function([x], relay.std(x, 1)), np.eye(2, 4, dtype="float32"))
+    found = Interpreter().evaluate(
+        relay.Function([x], relay.std(x, 1)), np.eye(2, 4, dtype="float32")
+    )
     np.testing.assert_allclose(np.asarray(found), np.full(2, 3**0.5 / 4), rtol=1e-6)
