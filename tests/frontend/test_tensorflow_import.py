@@ -251,7 +251,10 @@ def test_control_flow_of_version_1(tmp_path: Path) -> None:
     path = tmp_path / "frozen.pb"
     path.write_bytes(graph.SerializeToString())
     agree(ekiden.compile(str(path)), reference, runs[0])
-    module, params = relay.frontend.from_tensorflow(graph, outputs=["chosen"])
+    forms = {"use_dense": False, "use_nt_batch_matmul": True}
+    module, params = relay.frontend.tensorflow.from_tensorflow(
+        graph, outputs=["chosen"], convert_config=forms
+    )
     assert not params
     found = ekiden.compile(module)(*runs[1])
     np.testing.assert_allclose(found.numpy(), reference(*runs[1])[1], rtol=1e-5, atol=1e-6)
@@ -383,6 +386,8 @@ def test_inputs_and_outputs_that_a_model_has_not() -> None:
         relay.frontend.from_tensorflow(graph, outputs=["nothing"])
     with pytest.raises(CompileError, match="layout 'NCHW'"):
         relay.frontend.from_tensorflow(graph, layout="NCHW")
+    with pytest.raises(CompileError, match="convert_config: use_dense and .*; got 'use_dens'"):
+        relay.frontend.from_tensorflow(graph, convert_config={"use_dens": True})
 
 
 def test_a_graph_that_is_not_frozen() -> None:

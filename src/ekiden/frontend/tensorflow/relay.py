@@ -14,6 +14,8 @@ from ekiden.runtime import Tensor
 from ekiden.runtime.errors import CompileError
 
 Dim = int | str
+_FORMS = ("use_dense", "use_nt_batch_matmul")
+"""What TVM's `convert_config` says."""
 
 
 def from_tensorflow(
@@ -26,16 +28,18 @@ def from_tensorflow(
     """A module, and no parameters: the weights are constants in it. `graph` is a frozen GraphDef.
 
     `shape` replaces the declared shapes of inputs by name; `outputs` are nodes or tensors, without
-    them the last node, as in TVM. Raises CompileError for another `layout` than the graph's, which
-    `relay.transform.ConvertLayout` gives, and for a `convert_config`.
+    them the last node, as in TVM. What TVM's `convert_config` chooses between are forms of a
+    product, which are one kernel here: its names are checked, and change nothing. Raises
+    CompileError for others, and for another `layout` than the graph's, which
+    `relay.transform.ConvertLayout` gives.
     """
     if layout not in ("NHWC", None):
         text = "the graph's layouts stay; relay.transform.ConvertLayout gives others"
         raise CompileError(f"from_tensorflow: layout {layout!r}: {text}")
-    if convert_config:
-        raise CompileError(
-            f"from_tensorflow: convert_config {dict(convert_config)!r}: none is taken"
-        )
+    for name, value in (convert_config or {}).items():
+        if name not in _FORMS or not isinstance(value, bool):
+            text = f"convert_config: {' and '.join(_FORMS)} are taken, True or False"
+            raise CompileError(f"from_tensorflow: {text}; got {name!r}: {value!r}")
     if not isinstance(graph, tf.compat.v1.GraphDef):
         raise CompileError(f"from_tensorflow: a frozen GraphDef expected, got {described(graph)}")
     last = [graph.node[-1].name] if len(graph.node) else ()
