@@ -42,6 +42,14 @@ def test_importers_stand_in_their_modules() -> None:
         _ = relay.frontend.onnx.from_caffe
 
 
+def test_timings_are_of_the_class_in_the_module_of_modules() -> None:
+    x = relay.var("x", shape=(2,))
+    made = relay.vm.compile(relay.IRModule.from_expr(relay.Function([x], x + x)), "llvm")
+    vm = tvm.runtime.vm.VirtualMachine(made, tvm.cpu())
+    found = vm.benchmark(tvm.cpu(), np.ones(2, "float32"), repeat=1, number=1)
+    assert isinstance(found, tvm.runtime.module.BenchmarkResult)
+
+
 def test_a_table_of_patterns_is_what_merging_takes() -> None:
     @register_pattern_table("test-compiler")
     def table() -> list[tuple[object, ...]]:
