@@ -206,9 +206,9 @@ def _follows(fits: Callable[[str, str], bool]) -> Rule:
         """The data's layout where it moved and fits, else the call's own, which a user may have
         asked for; further inputs are vectors of channels.
         """
-        moved = new is not None and new[0] != old[0] and attrs.layout == old[0]
-        if moved and new[0] and fits(new[0], attrs.layout):
-            attrs = attrs.with_fields(layout=new[0])
+        now = new[0] if new is not None and attrs.layout == old[0] else None
+        if now and now != old[0] and fits(now, attrs.layout):
+            attrs = attrs.with_fields(layout=now)
         result = getattr(attrs, "out_layout", "") or attrs.layout
         return Output((attrs.layout, *("C",) * (len(old) - 1)), (result,), attrs)
 
