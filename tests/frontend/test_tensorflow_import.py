@@ -251,10 +251,30 @@ def test_control_flow_of_version_1(tmp_path: Path) -> None:
     path = tmp_path / "frozen.pb"
     path.write_bytes(graph.SerializeToString())
     agree(ekiden.compile(str(path)), reference, runs[0])
-    module, params = relay.frontend.from_tensorflow(graph, outputs=["chosen"])
+    forms = {"use_dense": False, "use_nt_batch_matmul": True}
+    module, params = relay.frontend.tensorflow.from_tensorflow(
+        graph, outputs=["chosen"], convert_config=forms
+    )
     assert not params
     found = ekiden.compile(module)(*runs[1])
     np.testing.assert_allclose(found.numpy(), reference(*runs[1])[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_loop_at_the_end_gives_all_its_variables() -> None:
+    v1, graph = tf.compat.v1, tf.Graph()
+    enabled = v1.control_flow_v2_enabled()
+    v1.disable_control_flow_v2()
+    try:
+        with graph.as_default():
+            first = [tf.constant(n) for n in (1, 2, 4)]
+            v1.while_loop(lambda i, j, k: i < 5, lambda i, j, k: (i + 1, j * k, k + i), first)
+            tf.no_op(name="end")  # gives nothing
+    finally:
+        if enabled:
+            v1.enable_control_flow_v2()
+    module, _ = relay.frontend.from_tensorflow(graph.as_graph_def())
+    found = relay.create_executor("vm", module).evaluate()()
+    assert [int(each.numpy()) for each in found] == [5, 2 * 4 * 5 * 7 * 10, 14]
 
 
 # Keras and SavedModels.
@@ -383,6 +403,8 @@ def test_inputs_and_outputs_that_a_model_has_not() -> None:
         relay.frontend.from_tensorflow(graph, outputs=["nothing"])
     with pytest.raises(CompileError, match="layout 'NCHW'"):
         relay.frontend.from_tensorflow(graph, layout="NCHW")
+    with pytest.raises(CompileError, match="convert_config: use_dense and .*; got 'use_dens'"):
+        relay.frontend.from_tensorflow(graph, convert_config={"use_dens": True})
 
 
 def test_a_graph_that_is_not_frozen() -> None:

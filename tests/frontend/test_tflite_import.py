@@ -403,6 +403,19 @@ def test_tvms_signature() -> None:
         relay.frontend.from_tflite(data, op_converter=int)
 
 
+def test_tvms_names_of_inputs_are_their_tensors() -> None:
+    """Whatever signatures call them, and however many there are."""
+    tensors = [Spec((2,)), Spec((2,))]
+    for names in ([], ["one"], ["one", "two"]):
+        data = model(tensors, [Op("EXP", [0], [1])], [0], [1], names)
+        module, _ = relay.frontend.from_tflite(data, shape_dict={"t0": (3,)})
+        main = module["main"]
+        assert isinstance(main, relay.Function)
+        assert [(p.name_hint, str(p.checked_type)) for p in main.params] == [
+            ("t0", "Tensor[(3,), float32]")
+        ]
+
+
 EDGES = np.array([-np.inf, -1e30, -100, -3, -0.5, -1e-8, 0, 0.1, 1, 7, 100], np.float32)
 
 

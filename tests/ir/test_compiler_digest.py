@@ -24,11 +24,11 @@ pytestmark = pytest.mark.quick
 
 def test_every_source_counts(tmp_path: Path) -> None:
     """Content and name of a file in any folder, of code and of the standard library."""
-    for name in ("relay/transform/fuse.py", "relay/std/prelude.rly", "runtime/core.so"):
+    for name in ("relay/transform/fuse.py", "relay/library/prelude.rly", "runtime/core.so"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     seen = {digest_of([str(tmp_path)])}
-    for name in ("relay/transform/fuse.py", "relay/std/prelude.rly", "runtime/core.so"):
+    for name in ("relay/transform/fuse.py", "relay/library/prelude.rly", "runtime/core.so"):
         (tmp_path / name).write_text("2")
         seen.add(digest_of([str(tmp_path)]))
     (tmp_path / "runtime/core.so").rename(tmp_path / "runtime/heart.so")
@@ -42,7 +42,7 @@ def test_the_package_is_all_there() -> None:
     """What passes, operators, kernels and their runtime are made of."""
     found = {name for root in ekiden.__path__ for name in (each.path for each in sources(root))}
     ends = ("ir/op.py", "relay/transform/fuse_ops.py", "relay/type_infer.py", "topi/slice.py",
-            "backend/vm/pipeline.py", "runtime/layout.py", "relay/std/prelude.rly")  # fmt: skip
+            "backend/vm/pipeline.py", "runtime/layout.py", "relay/library/prelude.rly")  # fmt: skip
     for end in ends:
         assert any(name.endswith(f"/ekiden/{end}") for name in found), end
     assert any(name.endswith(".so") for name in found)

@@ -27,10 +27,27 @@ pytestmark = pytest.mark.quick
         "ekiden.relay.op.contrib.register",
         "ekiden.relay.backend.te_compiler",
         "ekiden.relay.backend.name_transforms",
+        "ekiden.relay.frontend.onnx",
+        "ekiden.relay.frontend.tensorflow2",
     ],
 )
 def test_modules_import_by_their_path(path: str) -> None:
     assert importlib.import_module(path).__name__ == path
+
+
+def test_importers_stand_in_their_modules() -> None:
+    found = importlib.import_module("ekiden.relay.frontend.onnx").from_onnx
+    assert found is relay.frontend.from_onnx is relay.frontend.onnx.from_onnx
+    with pytest.raises(AttributeError, match="'ekiden.relay.frontend.onnx' has no attribute"):
+        _ = relay.frontend.onnx.from_caffe
+
+
+def test_timings_are_of_the_class_in_the_module_of_modules() -> None:
+    x = relay.var("x", shape=(2,))
+    made = relay.vm.compile(relay.IRModule.from_expr(relay.Function([x], x + x)), "llvm")
+    vm = tvm.runtime.vm.VirtualMachine(made, tvm.cpu())
+    found = vm.benchmark(tvm.cpu(), np.ones(2, "float32"), repeat=1, number=1)
+    assert isinstance(found, tvm.runtime.module.BenchmarkResult)
 
 
 def test_a_table_of_patterns_is_what_merging_takes() -> None:

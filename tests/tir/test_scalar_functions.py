@@ -295,3 +295,46 @@ def test_a_name_in_an_expression_is_its_value() -> None:
     assert str(tir.Let(x, y * 10, x + 1)) == "y * 10 + 1"
     with pytest.raises(TypeError, match="Let: x is int32, its value float32"):
         tir.Let(x, tir.const(1.0, "float32"), x)
+
+
+FRACTIONS: dict[str, tuple[Callable[[tir.PrimExpr], tir.PrimExpr], Callable[[float], float]]] = {
+    "product": (lambda x: 1 - x * 0.25, lambda x: 1 - x * 0.25),
+    "quotient": (lambda x: x / 2.0, lambda x: x / 2),
+    "largest": (lambda x: te.max(x, 2.5), lambda x: max(x, 2.5)),
+    "root": (lambda x: tir.power(x, 0.5), lambda x: x**0.5),
+    "compared": (lambda x: te.if_then_else(x < 2.5, 0.5, x), lambda x: 0.5 if x < 2.5 else x),
+    "chosen": (lambda x: te.if_then_else(x < 2, x, 0), lambda x: x if x < 2 else 0),
+    "wider": (
+        lambda x: te.if_then_else(x < 2, x, x.astype("float32") / 2),
+        lambda x: x if x < 2 else x / 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FRACTIONS)
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint16", "float64"])
+def test_fractions_beside_integers_are_not_cut_off(name: str, dtype: str) -> None:
+    """`x * 0.25` of integers was x * 0."""
+    function, reference = FRACTIONS[name]
+    if (name, dtype) == ("wider", "float64"):
+        return  # floats of two widths are refused
+    data = te.placeholder((4,), dtype, name="data")
+    made = te.compute((4,), lambda i: function(data[i]), name="made")
+    run = ekiden.build(te.create_schedule(made.op), [data, made], "llvm")
+    numbers, out = np.arange(4).astype(dtype), ekiden.nd.array(np.zeros(4, made.dtype))
+    run(ekiden.nd.array(numbers), out)
+    expected = [reference(float(x)) for x in numbers]
+    np.testing.assert_allclose(out.numpy(), np.array(expected, made.dtype), rtol=1e-6)
+
+
+def test_fractions_beside_what_they_cannot_meet_are_refused() -> None:
+    i, flag = te.var("i", "int32"), te.var("flag", "bool")
+    for make in (
+        lambda: tir.Select(i < 2, i, 0.5),
+        lambda: i << 1.5,
+        lambda: tir.Add(i, 0.5),
+        lambda: flag * 0.5,
+        lambda: te.if_then_else(i < 2, flag, 0.5),
+    ):
+        with pytest.raises(TypeError, match="one dtype"):
+            make()

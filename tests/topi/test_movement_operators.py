@@ -128,6 +128,14 @@ def slices() -> Iterator[Case]:
                 np.array(v, "int64") for v in (begin, [e if e != -6 else -99 for e in end], steps)
             ]
             yield case("strided_set", x, value, *bounds, symbolic=False, expected=expected)
+    for bounds, cut in (  # what a list of bounds lacks is the end of its axis
+        (((1, 1), (3,), (1,)), np.s_[1:3, 1:]),
+        (((2,), (-9, -9), (-1, -1)), np.s_[2::-1, ::-1]),
+    ):
+        few = [np.array(each, "int32") for each in bounds]
+        value, expected = normal(*x[cut].shape), x.copy()
+        expected[cut] = value
+        yield case("strided_set", x, value, *few, symbolic=False, expected=expected)
     yield case(
         "strided_slice",
         x,

@@ -13,7 +13,16 @@ import numpy as np
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.op import OP_ATTRS, register_name
-from ekiden.ir.prim import ExprLike, Intrinsic, OpName, PrimExpr, const, convert, is_const
+from ekiden.ir.prim import (
+    ExprLike,
+    Intrinsic,
+    OpName,
+    PrimExpr,
+    const,
+    convert,
+    in_one_dtype,
+    is_const,
+)
 from ekiden.runtime import get_global_func
 from ekiden.runtime.late_methods import dataclass
 
@@ -296,11 +305,14 @@ Worth storing when they are read twice.
 def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
     """Call an intrinsic.
 
-    The result dtype defaults to that of the last argument (bool for isnan and isinf).
+    The result dtype defaults to that of the last argument (bool for isnan and isinf). Values to
+    choose from are brought into one dtype; raises TypeError where that cannot be.
     """
     row = INTRINSICS[op]
     if len(args) != row.arity and row.arity != ANY:
         raise TypeError(f"intrinsic {op!r}: expected {row.arity} arguments, got {len(args)}")
+    if op == "if_then_else":
+        args = (args[0], *in_one_dtype(op, *args[1:]))
     values = tuple(convert(a) for a in args)
     if op == "if_then_else" and is_const(values[0]):
         return values[1] if values[0].value else values[2]  # type: ignore[attr-defined]

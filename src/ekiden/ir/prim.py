@@ -291,19 +291,32 @@ class BinaryExpr(PrimExpr):
             kind = type(self)
             a, b = numbers_beside(self.a, self.b)
             if a.dtype != b.dtype:
-                raise _two_dtypes(kind, a, b)
+                raise _two_dtypes(kind.__name__, a, b)
             freeze(self, a=a, b=b, dtype=_result_dtype(kind, a.dtype))
 
 
 def numbers_beside(a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
-    """Two operands as expressions; a Python number takes the other side's dtype."""
+    """Two operands as expressions, of which one may be a Python number (see `number_beside`)."""
     if not isinstance(a, PrimExpr):
-        a = const(a, b.dtype if isinstance(b, PrimExpr) else None)
-    return a, b if isinstance(b, PrimExpr) else const(b, a.dtype)
+        a = number_beside(a, b.dtype if isinstance(b, PrimExpr) else None)
+    return a, b if isinstance(b, PrimExpr) else number_beside(b, a.dtype)
 
 
-def _two_dtypes(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> TypeError:
-    return TypeError(f"{kind.__name__}: operands must have one dtype, got {a.dtype} and {b.dtype}")
+def number_beside(value: ExprLike, dtype: str | None) -> PrimExpr:
+    """A Python number beside an expression of a dtype, which it takes; but a float beside integers
+    or bools is float32, as in TVM: `i * 0.5` is not `i * 0`.
+    """
+    if dtype and isinstance(value, (float, np.floating)) and _is_counted(dtype):
+        return const(float(value), dt.with_lanes("float32", dt.vector(dtype)))
+    return convert(value, dtype)
+
+
+def _is_counted(dtype: str) -> bool:
+    return dt.is_int(dtype) or dt.element(dtype) == "bool"
+
+
+def _two_dtypes(what: str, a: PrimExpr, b: PrimExpr) -> TypeError:
+    return TypeError(f"{what}: operands must have one dtype, got {a.dtype} and {b.dtype}")
 
 
 # Lanes stay: comparing vectors gives a vector of bools, which is a mask.
@@ -719,20 +732,26 @@ def _in_lanes(a: PrimExpr, other: str) -> PrimExpr:
     return NODE_TYPES["tir.Broadcast"](a, lanes, dt.with_lanes(a.dtype, lanes))  # type: ignore[call-arg,return-value]
 
 
-def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
-    """`kind(a, b)` with constants folded and 0 and 1 absorbed.
-
-    A Python number takes the other side's dtype, a scalar beside a vector its lanes, an integer
-    beside a float its dtype. Raises TypeError for other operands of two dtypes.
-    """
+def in_one_dtype(what: str, a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
+    """Two operands of `what` in one dtype, as `binary` says. Raises TypeError."""
     a, b = numbers_beside(a, b)
     if dt.vector(a.dtype) != dt.vector(b.dtype):
         a, b = _in_lanes(a, b.dtype), _in_lanes(b, a.dtype)
-    if a.dtype != b.dtype:
-        alike = None if dt.vector(a.dtype) != dt.vector(b.dtype) else _in_one_dtype(a, b)
-        if alike is None:
-            raise _two_dtypes(kind, a, b)
-        a, b = alike
+    if a.dtype == b.dtype:
+        return a, b
+    alike = None if dt.vector(a.dtype) != dt.vector(b.dtype) else _in_one_dtype(a, b)
+    if alike is None:
+        raise _two_dtypes(what, a, b)
+    return alike
+
+
+def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
+    """`kind(a, b)` with constants folded and 0 and 1 absorbed.
+
+    A Python number takes the other side's dtype (see `number_beside`), a scalar beside a vector its
+    lanes, an integer beside a float its dtype. Raises TypeError for other operands of two dtypes.
+    """
+    a, b = in_one_dtype(kind.__name__, a, b)
     result = _result_dtype(kind, a.dtype)
     if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
         divides_by_zero = kind in (Div, FloorDiv, FloorMod) and b.value == 0

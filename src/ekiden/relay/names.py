@@ -97,7 +97,7 @@ _HIGHER = {
     "create_executor": "ekiden.driver.executors:create_executor",
     "vm": "ekiden.driver.relay_vm",
     "quantize": "ekiden.driver.relay_quantize",
-    "frontend": "ekiden.frontend.relay",
+    "frontend": "ekiden.relay.frontend",
     "backend": "ekiden.relay.backend",
     "data_dep_optimization": "ekiden.relay.data_dep_optimization",
     "testing": "ekiden.relay.testing",

@@ -1,4 +1,4 @@
-"""The standard library: files of Relay text in `relay/std`, added to a module.
+"""The standard library: files of Relay text in `relay/library`, added to a module.
 
 module.import_from_std("nat.rly")
 p = Prelude(module)                       # functions on lists, options and trees
@@ -37,7 +37,7 @@ def read_std(name: str) -> str:
     """The text of a file of the library. Raises KeyError naming the files there are."""
     if name not in (*NEEDS, _TENSOR_ARRAY, _STATIC):
         raise KeyError(f"no file {name!r} in the standard library; there are {', '.join(NEEDS)}")
-    return resources.files("ekiden.relay").joinpath("std", name).read_text(encoding="utf-8")
+    return resources.files("ekiden.relay").joinpath("library", name).read_text(encoding="utf-8")
 
 
 def import_from_std(module: IRModule, name: str) -> None:

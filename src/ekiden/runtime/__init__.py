@@ -179,7 +179,7 @@ _NAMES = {
 """Module -> what it has of the names above."""
 _MODULES = (
     "container devices executor expression files flame graph_json html memory ndarray object_path"
-    " opcodes params paths profile stepping timing vm"
+    " module opcodes params paths profile stepping timing vm"
 )
 if not TYPE_CHECKING:
     __getattr__ = names_from(

@@ -29,6 +29,7 @@ from ekiden.ir.prim import (
     is_const,
     maximum,
     minimum,
+    numbers_beside,
 )
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.range import Range
@@ -274,8 +275,7 @@ class _BuiltIn:
         if isinstance(axis, (int, float)) or (
             isinstance(axis, PrimExpr) and not isinstance(axis, ReduceAxis)
         ):
-            value = axis if isinstance(axis, PrimExpr) else convert(expr)
-            return COMBINE[self.kind](convert(expr, value.dtype), convert(axis, value.dtype))
+            return COMBINE[self.kind](*numbers_beside(expr, axis))
         value = convert(expr)
         return make_reduce(_built_in(self.kind, value.dtype), (value,), axis, where)[0]
 

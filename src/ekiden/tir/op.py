@@ -32,8 +32,10 @@ from ekiden.ir.prim import (
     StringImm,
     Sub,
     binary,
+    cast,
     convert,
     int_range,
+    number_beside,
 )
 from ekiden.ir.prim import Not as _Not
 from ekiden.ir.prim import const as _const
@@ -107,9 +109,14 @@ def _named(op: str) -> Callable[..., PrimExpr]:
 
 
 def beside(values: Sequence[ExprLike]) -> list[PrimExpr]:
-    """Values as expressions; Python numbers take the dtype of the first expression."""
+    """Values as expressions; Python numbers take the dtype of the first expression, but floats
+    beside integers are float32, and make these so.
+    """
     like = next((v.dtype for v in values if isinstance(v, PrimExpr)), None)
-    return [convert(v, like) for v in values]
+    made = [v if isinstance(v, PrimExpr) else number_beside(v, like) for v in values]
+    given = [m.dtype for m, v in zip(made, values, strict=True) if not isinstance(v, PrimExpr)]
+    wide = next((d for d in given if d != like and dt.is_float(d)), None) if like else None
+    return made if wide is None else [cast(m, wide) if dt.is_int(m.dtype) else m for m in made]
 
 
 exp, exp2, exp10, log, log2, log10 = map(_named, "exp exp2 exp10 log log2 log10".split())

@@ -151,15 +151,16 @@ def strided_set(
     strides: Tensor | Sequence[Dim] | None = None,
 ) -> Tensor:
     """`a` with the slice begin:end:stride of its leading axes replaced by `v`; bounds may be data.
+    Where there are fewer of one kind than of another, those that lack are the ends of their axes,
+    and steps of 1.
 
     An update: where the result lies in the bytes of `a`, only the slice is written.
     """
-    count = known(begin.shape[0]) if isinstance(begin, Tensor) else len(begin)
-    if count is None:
-        raise ValueError("strided_set: the number of bounds must be known")
-    for what, each in (("begin", begin), ("end", end), ("strides", strides)):
-        if isinstance(each, Tensor):
-            expect_shape("strided_set", what, each.shape, (count,))
+    counts = {what: _count_of(what, each) for what, each in
+              (("begin", begin), ("end", end), ("strides", strides))}  # fmt: skip
+    count = max(counts.values())
+    if count > len(a.shape):
+        raise ValueError(f"strided_set: 'data' has {len(a.shape)} axes, got {count} bounds")
     expect_shape("strided_set", "v", v.shape, (*[None] * count, *a.shape[count:]))
     given = [x for x in (begin, end, strides) if isinstance(x, Tensor)]
 
@@ -183,11 +184,17 @@ def strided_set(
 
         for n in range(count):
             size, k = a.shape[n], axes[n].var
-            step = const(1) if strides is None else let("step", n, bound(strides, n))
+            stepped = strides is not None and n < counts["strides"]
+            step = let("step", n, bound(strides, n)) if stepped else const(1)
             back = step < 0
-            first, last = (_from_end(bound(x, n), size) for x in (begin, end))
-            first = te.max(te.min(first, Select(back, size - 1, size, "int64")), 0)
-            last = Select(back, te.max(last, -1), te.min(last, size), "int64")
+            first = Select(back, size - 1, const(0), "int64")
+            last = Select(back, const(-1), size, "int64")
+            if n < counts["begin"]:
+                start = _from_end(bound(begin, n), size)
+                first = te.max(te.min(start, Select(back, size - 1, size, "int64")), 0)
+            if n < counts["end"]:
+                stop = _from_end(bound(end, n), size)
+                last = Select(back, te.max(stop, -1), te.min(stop, size), "int64")
             first, last = let("first", n, first), let("last", n, last)
             place[n] = first + k * step
             within = Select(back, place[n] > last, place[n] < last, "bool")
@@ -204,6 +211,18 @@ def strided_set(
     return te.extern_op(
         [a.shape], [a, v, *given], build, [a.dtype], name="strided_set", attrs={UPDATES: 0}
     )[0]
+
+
+def _count_of(what: str, bounds: Tensor | Sequence[Dim] | None) -> int:
+    """How many bounds there are. Raises ValueError where that is not known."""
+    if bounds is None:
+        return 0
+    if not isinstance(bounds, Tensor):
+        return len(bounds)
+    count = known(bounds.shape[0]) if len(bounds.shape) == 1 else None
+    if count is None:
+        raise ValueError(f"strided_set: {what!r} must be a vector of known length")
+    return count
 
 
 def _from_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:

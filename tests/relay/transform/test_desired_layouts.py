@@ -57,6 +57,7 @@ FOLLOW: dict[str, Callable[[Expr], Expr]] = {
     "mean": lambda y: relay.mean(y, axis=[2, 3]),
     "mean of others": lambda y: relay.sum(y, axis=[1], exclude=True, keepdims=True),
     "place": lambda y: relay.argmax(y, axis=[1]),
+    "place in windows": lambda y: relay.argmax(y, axis=[2, 3]),
     "place in all": lambda y: relay.argmax(y),
     "place in a volume": lambda y: relay.argmin(y, axis=[1, 2, 3], keepdims=True),
     "concatenate": lambda y: relay.concatenate([y, relay.exp(y)], axis=1),
@@ -102,6 +103,37 @@ def test_pools_are_asked_for_their_own() -> None:
     function = converted(body, {**NHWC, "nn.max_pool2d": ["NCHW"]})
     assert 'layout="NHWC"' not in str(function).split("nn.max_pool2d")[1].split("\n")[0]
     check(body, {**NHWC, "nn.max_pool2d": ["NCHW"]})
+
+
+def test_operators_without_weights_are_asked_alone() -> None:
+    resized = relay.image.resize2d(X, (4, 9))
+    assert 'layout="NHWC"' in str(converted(resized, {"image.resize2d": ["NHWC"]}))
+    assert check(resized, {"image.resize2d": ["NHWC"]})["layout_transform"] == 2
+    last = relay.image.resize2d(X, (4, 9), layout="NHWC")
+    assert check(last, {"image.resize2d": ["NCHW"]})["layout_transform"] == 2
+
+
+def test_places_in_windows_need_no_way_back() -> None:
+    body = relay.argmax(conv(), axis=[2, 3])
+    assert check(body, NHWC)["layout_transform"] == 2
+    assert check(relay.argmax(conv(), axis=[1, 2]), NHWC)["layout_transform"] == 3
+
+
+def test_sums_over_all_stay_so() -> None:
+    assert "axis" not in str(converted(relay.sum(conv()), NHWC)).split("sum(")[1].split("\n")[0]
+
+
+def test_channels_that_do_not_divide_stay_whole() -> None:
+    second = relay.nn.conv2d(relay.nn.relu(conv()), relay.var("v", shape=(16, 8, 1, 1)))
+    desired = {"nn.conv2d": ["NCHW8c", "OIHW8i8o"]}
+    found = str(converted(second, desired))
+    assert found.count('data_layout="NCHW8c"') == 1 and found.count("layout_transform") == 3
+    check(second, desired)
+    n = relay.SizeVar("n")
+    open_ = conv(relay.var("x", shape=(1, n, 7, 6)), relay.var("w", shape=(8, n, 3, 3)))
+    assert "NCHW8c" not in str(converted(open_, desired))
+    many = conv(relay.var("x", shape=(n, 8, 7, 6)), relay.var("w", shape=(8, 8, 3, 3)))
+    assert "NCHW8c" in str(converted(many, desired))
 
 
 def test_wrong_layouts_are_told() -> None:

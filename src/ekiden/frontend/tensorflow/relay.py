@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 import tensorflow as tf
 
@@ -14,6 +15,8 @@ from ekiden.runtime import Tensor
 from ekiden.runtime.errors import CompileError
 
 Dim = int | str
+_FORMS = ("use_dense", "use_nt_batch_matmul")
+"""What TVM's `convert_config` says."""
 
 
 def from_tensorflow(
@@ -26,20 +29,28 @@ def from_tensorflow(
     """A module, and no parameters: the weights are constants in it. `graph` is a frozen GraphDef.
 
     `shape` replaces the declared shapes of inputs by name; `outputs` are nodes or tensors, without
-    them the last node, as in TVM. Raises CompileError for another `layout` than the graph's, which
-    `relay.transform.ConvertLayout` gives, and for a `convert_config`.
+    them the last node, or all variables of a loop that the graph ends with, as in TVM. What TVM's
+    `convert_config` chooses between are forms of a product, which are one kernel here: its names
+    are checked, and change nothing. Raises CompileError for others, and for another `layout` than
+    the graph's, which `relay.transform.ConvertLayout` gives.
     """
     if layout not in ("NHWC", None):
         text = "the graph's layouts stay; relay.transform.ConvertLayout gives others"
         raise CompileError(f"from_tensorflow: layout {layout!r}: {text}")
-    if convert_config:
-        raise CompileError(
-            f"from_tensorflow: convert_config {dict(convert_config)!r}: none is taken"
-        )
+    for name, value in (convert_config or {}).items():
+        if name not in _FORMS or not isinstance(value, bool):
+            text = f"convert_config: {' and '.join(_FORMS)} are taken, True or False"
+            raise CompileError(f"from_tensorflow: {text}; got {name!r}: {value!r}")
     if not isinstance(graph, tf.compat.v1.GraphDef):
         raise CompileError(f"from_tensorflow: a frozen GraphDef expected, got {described(graph)}")
-    last = [graph.node[-1].name] if len(graph.node) else ()
-    return import_tensorflow(graph, shape, outputs=outputs or last).as_module(), {}
+    return import_tensorflow(graph, shape, outputs=outputs or _last(graph)).as_module(), {}
+
+
+def _last(graph: Proto) -> list[str]:
+    """The last node that gives something; where a loop ends the graph, all variables of it."""
+    nodes = [node for node in graph.node if node.op != "NoOp"]
+    ends = list(takewhile(lambda node: node.op == "Exit", reversed(nodes)))
+    return [node.name for node in reversed(ends or nodes[-1:])]
 
 
 def from_keras(

@@ -18,13 +18,14 @@ from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedErr
 
 
 def import_tflite(
-    source: object, shape: Shapes | None = None, signature: str = ""
+    source: object, shape: Shapes | None = None, signature: str | None = ""
 ) -> ImportedModule:
     """A module whose `main` computes a model, from a path or bytes.
 
     Extents that the model leaves open are symbolic; `shape` replaces those of inputs by name.
     `signature` is one of the model's, which need not be named where it has one alone; its names are
-    those of inputs and outputs, else the tensors' own.
+    those of inputs and outputs, else the tensors' own. None is none of them: the first graph, by
+    the names of its tensors.
     Raises UnsupportedError listing every operator that cannot be imported, ImportModelError for a
     broken model, CompileError for a signature or a shape that the model has not.
     """
@@ -33,7 +34,9 @@ def import_tflite(
     return settled(lambda facts: _Importer(model, chosen, facts).run(shape or {}))
 
 
-def _signature(model: Model, name: str) -> Signature:
+def _signature(model: Model, name: str | None) -> Signature:
+    if name is None:
+        return Signature(0, {}, {})
     known = ", ".join(map(repr, model.signatures)) or "none"
     if name and name not in model.signatures:
         raise CompileError(f"import {model.label}: no signature {name!r}; it has {known}")

@@ -24,14 +24,15 @@ def from_tflite(
     """A module, and no parameters: the weights are constants in it. `model` is one of the package
     `tflite` (`tflite.Model.GetRootAsModel(data, 0)`), a path or bytes.
 
-    `shape_dict` replaces the declared shapes of inputs by name; `dtype_dict` must say what the
+    As in TVM it is the first graph, and inputs have the names of their tensors, whatever signatures
+    call them. `shape_dict` replaces the declared shapes by name; `dtype_dict` must say what the
     model does. Raises CompileError for an `op_converter`, UnsupportedError as `ekiden.compile`.
     """
     if op_converter is not None:
         raise CompileError("from_tflite: op_converter: classes of converters are not taken")
     source = _source(model)
     frontend("tflite").check_model(source, "from_tflite")
-    made = import_tflite(source, shape_dict)
+    made = import_tflite(source, shape_dict, signature=None)
     main = made.module["main"]
     assert isinstance(main, Function)
     for name, var in zip(made.input_names, main.params, strict=True):

@@ -3,7 +3,8 @@
     ConvertLayout({"nn.conv2d": ["NHWC", "OHWI"], "nn.max_pool2d": ["NHWC"]})
 
 The layouts are those of the data, then of the weight; "default" is that which goes with the data's.
-Calls of these operators are changed, all others follow (see layout_rewriter).
+Calls of these operators are changed, all others follow (see layout_rewriter). A call whose axes a
+layout cannot split, as three channels by 8, stays as it is.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar
 
+from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OP_ATTRS, Op, get
-from ekiden.ir.prim import is_const
+from ekiden.ir.prim import const, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call
+from ekiden.relay.transform.infer_layout_utils import factor_of, place_of
 from ekiden.relay.transform.layout_rewriter import Rewriter, tensor_infos
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.runtime.errors import CompileError
-from ekiden.topi.layout import axis
+from ekiden.topi.layout import axis, parse
 
 ATTRIBUTE = "FTVMConvertOpLayout"
 Desired = Mapping[str, Sequence[str]]
@@ -102,6 +105,24 @@ def _wanted(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN
     return attrs.with_fields(**changes)
 
 
+def _splits(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
+    """Whether what the new layouts split has whole parts: a picture's three channels have none of
+    8, and its convolution stays as it is.
+    """
+    fields = [each for each in ("layout", "data_layout", "kernel_layout") if hasattr(after, each)]
+    for arg, field in zip(call.args, fields, strict=False):
+        kind, old = arg.checked_type, getattr(before, field)
+        assert isinstance(kind, TensorType)
+        for letter, size in parse(getattr(after, field)):
+            at = place_of(old, letter.upper())
+            if letter.isupper() or at < 0:
+                continue
+            extent = kind.shape[at] * (factor_of(old, letter) or 1)
+            if not prove_equal(extent % size, const(0)):
+                return False
+    return True
+
+
 def convert_to(module: IRModule, desired: Desired) -> IRModule:
     """The module with the calls of the operators that `desired` names in those layouts."""
     known = OP_ATTRS.get(ATTRIBUTE, {})
@@ -124,9 +145,12 @@ def convert_to(module: IRModule, desired: Desired) -> IRModule:
         if own is not None:
             infos = tensor_infos([a.checked_type for a in call.args])
             return own(attrs, list(args), infos, layouts)  # type: ignore[no-any-return]
+        wanted = _wanted(call, attrs, layouts)
+        if not _splits(call, attrs, wanted):
+            return None
         config = LayoutConfig.current
         if config is not None and call.op.definition.weight_layouts and config.check_skip():
             return None
-        return Call(call.op, tuple(args), _wanted(call, attrs, layouts), span=call.span)
+        return Call(call.op, tuple(args), wanted, span=call.span)
 
     return map_functions(module, on_body(lambda body: Rewriter(change, ATTRIBUTE).run(body)))

@@ -203,11 +203,12 @@ def _follows(fits: Callable[[str, str], bool]) -> Rule:
     """Operators with one attribute `layout`, which follow their data where that fits."""
 
     def rule(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
-        """The data's layout where it fits and is another one, else the call's own; further inputs
-        are vectors of channels.
+        """The data's layout where it moved and fits, else the call's own, which a user may have
+        asked for; further inputs are vectors of channels.
         """
-        if new is not None and new[0] and new[0] != attrs.layout and fits(new[0], attrs.layout):
-            attrs = attrs.with_fields(layout=new[0])
+        now = new[0] if new is not None and attrs.layout == old[0] else None
+        if now and now != old[0] and fits(now, attrs.layout):
+            attrs = attrs.with_fields(layout=now)
         result = getattr(attrs, "out_layout", "") or attrs.layout
         return Output((attrs.layout, *("C",) * (len(old) - 1)), (result,), attrs)
 
@@ -309,7 +310,7 @@ def _reduce(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
                 kept.append((letter, 1 if letter.islower() else 0))
         else:
             kept.append((letter, size))
-    if new is not None:
+    if new is not None and axis is not None:  # all axes stay all axes
         attrs = attrs.with_fields(axis=tuple(places))
         if getattr(attrs, "exclude", False):
             attrs = attrs.with_fields(exclude=False)
@@ -318,10 +319,16 @@ def _reduce(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
 
 def _reduce_to_place(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:
     """`argmax` and `argmin`: the place among the elements of several axes is counted in the order
-    of these axes, so they stay where they are. Along one axis it is the same in any layout.
+    of these axes, which is kept. Along one axis it is the same in any layout.
     """
-    is_one = attrs.axis is not None and np.size(attrs.axis) == 1 and not attrs.exclude
-    return _reduce(attrs, new if is_one or new is None else old, old, types)
+    if new is None or new[0] is None or old[0] is None:
+        return _reduce(attrs, new, old, types)
+    given = range(_rank(types[0])) if attrs.axis is None else np.atleast_1d(attrs.axis)
+    named = {_letter(old[0], int(a)) for a in given}
+    gone = [each for each in primal(old[0]) if (each in named) != attrs.exclude]
+    places = [place_of(new[0], each) for each in gone]
+    stays = places == sorted(places) and not any(factor_of(new[0], each) for each in gone)
+    return _reduce(attrs, new if stays or len(gone) == 1 else old, old, types)
 
 
 def _transpose(attrs: Fields, new: Now, old: Layouts, types: Types) -> Output:

@@ -2,8 +2,8 @@
 
     fn (%x) { add(multiply(%x, ones_like(%x)), zeros_like(%x)) }        computes nothing but %x
 
-A tensor becomes a `GradCell` (std/gradient.rly): `Raw` of it, or `One` or `Zero` with how to make
-it. Sums and products of two cells of one type look at which they are; other operators take the
+A tensor becomes a `GradCell` (library/gradient.rly): `Raw` of it, or `One` or `Zero` with how to
+make it. Sums and products of two cells of one type look at which they are; other operators take the
 tensors out. Parameters and results of global functions keep their types.
 
 References, matches and constructors are refused: gradients have none.

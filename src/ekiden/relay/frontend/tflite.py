@@ -1,0 +1,5 @@
+"""TVM's module of `from_tflite` (see ekiden.relay.frontend)."""
+
+from ekiden.runtime.late import names_from
+
+__getattr__ = names_from(__name__, {"from_tflite": "ekiden.frontend.relay"}, {})
