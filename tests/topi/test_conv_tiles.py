@@ -142,6 +142,16 @@ def test_empty_batch() -> None:
     run(np.zeros((0, 5, 5, 2), "float32"), packed, np.zeros((0, 5, 5, 4), "float32"))
 
 
+def test_empty_lines() -> None:
+    weight = np.ones((8, 1, 3, 3), "float32")
+    run, packed = make((1, 5, 1, 8), weight, (1, 1), (1, 0, 1, 1), (1, 1), 8)
+    run(np.zeros((1, 5, 1, 8), "float32"), packed, np.zeros((1, 5, 0, 8), "float32"))
+    run, packed = make((1, 5, 0, 8), weight, (1, 1), (1, 2, 1, 2), (1, 1), 8)
+    found = np.ones((1, 5, 2, 8), "float32")
+    run(np.zeros((1, 5, 0, 8), "float32"), packed, found)
+    assert not found.any()
+
+
 @share(2)
 @pytest.mark.parametrize("out", [1, 3, 8, 9])
 @pytest.mark.parametrize("per_in", [1, 5, 8])

@@ -52,10 +52,10 @@ class Across:
 
     @staticmethod
     def of(geometry: Geometry) -> Across | None:
-        """None where the length of a line is not known."""
+        """None where the length of a line is not known, or it is empty."""
         width, size = size_of(geometry.out[2]), size_of(geometry.data[2])
         left = geometry.padding[1]
-        if width is None or size is None or not isinstance(left, int):
+        if not width or not size or not isinstance(left, int):
             return None
         step = geometry.kernel[1], geometry.strides[1], geometry.dilation[1]
         return Across(width, size, *step, left)
