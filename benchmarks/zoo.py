@@ -213,13 +213,43 @@ def _onnx_either(model: Model, is_dynamic: bool, folder: Path) -> Engines:
     """By the exporter that traces, which is fast, else, or where its file is none, by the other."""
     import onnx
 
+    _teach_exporter()
     try:
         engines = _onnx(uses_dynamo=False)(model, is_dynamic, folder)
         onnx.checker.check_model(folder / "model.onnx", full_check=True)
+        _check_shapes(folder / "model.onnx")
         return engines
     except Exception as error:  # the exporter's, of any kind
         print(f"exporter of TorchScript: {_first(error)}", file=sys.stderr)
         return _onnx(uses_dynamo=True)(model, is_dynamic, folder)
+
+
+def _teach_exporter() -> None:
+    """Masks of attention take differences of places: the exporter that traces has none, and the
+    other takes minutes for steps that are written out.
+    """
+    from torch.onnx import register_custom_op_symbolic, symbolic_helper
+
+    @symbolic_helper.parse_args("v", "i", "i", "v", "v")
+    def diff(g: Any, x: Any, times: int, dim: int, before: Any, after: Any) -> Any:  # noqa: ANN401
+        there = [v for v in (before, x, after) if not symbolic_helper._is_none(v)]
+        whole = there[0] if len(there) == 1 else g.op("Concat", *there, axis_i=dim)
+        for _ in range(times):
+            later = symbolic_helper._slice_helper(g, whole, [dim], [1], [sys.maxsize])
+            earlier = symbolic_helper._slice_helper(g, whole, [dim], [0], [-1])
+            whole = g.op("Sub", later, earlier)
+        return whole
+
+    register_custom_op_symbolic("aten::diff", diff, 9)
+
+
+def _check_shapes(path: Path) -> None:
+    """Raises what ONNX Runtime says of a file whose shapes do not fit each other."""
+    try:
+        _onnx_runtime(path, [])
+    except Exception as error:  # of any kind: what it has no kernel for is a file all the same
+        if "ShapeInferenceError" in str(error):
+            raise
 
 
 def _kept(made: Any, names: Sequence[str], inputs: Sequence[Any]) -> list[Any]:  # noqa: ANN401

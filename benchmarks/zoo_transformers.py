@@ -56,15 +56,31 @@ def _few(plain: Any) -> Sizes:  # noqa: ANN401
     return sizes
 
 
-def _tiny(plain: Any) -> Sizes:  # noqa: ANN401
-    """The same width for everything."""
-    sizes = _few(plain) | {n: v for n, v in _WIDTHS.items() if _number(plain, n)}
-    sizes |= {n: 4 for n in _HEADS if _number(plain, n)} | _of_number(plain, "head_dim", 16)
-    sizes |= _of_number(plain, "d_kv", 16)
-    shared = _number(plain, "num_key_value_heads")
-    if shared:
-        sizes["num_key_value_heads"] = 4 if shared == _number(plain, "num_attention_heads") else 2
-    return sizes
+def _of_heads(width: int) -> Shrink:
+    """The same width for everything, and four heads of so much: some parts of rotary positions
+    are said in numbers that fit no narrow ones.
+    """
+
+    def sizes_of(plain: Any) -> Sizes:  # noqa: ANN401
+        by = width // _HEAD
+        sizes = _few(plain) | {n: v * by for n, v in _WIDTHS.items() if _number(plain, n)}
+        sizes |= {n: 4 for n in _HEADS if _number(plain, n)} | _of_number(plain, "d_kv", width)
+        if _number(plain, "head_dim") or vars(plain).get("head_dim", 0) is None:
+            sizes["head_dim"] = width
+        if expand := _number(plain, "expand"):  # heads of a state space model share a wider row
+            inside = expand * sizes.get("hidden_size", 0)
+            sizes |= _of_number(plain, "num_heads", inside // width)
+        shared = _number(plain, "num_key_value_heads")
+        if shared:
+            is_each = shared == _number(plain, "num_attention_heads")
+            sizes["num_key_value_heads"] = 4 if is_each else 2
+        return sizes
+
+    return sizes_of
+
+
+_HEAD = 16
+_tiny, _small = _of_heads(_HEAD), _of_heads(4 * _HEAD)
 
 
 def _narrow(plain: Any) -> Sizes:  # noqa: ANN401
@@ -99,7 +115,23 @@ def _as_it_is(plain: Any) -> Sizes:  # noqa: ANN401
     return {}
 
 
-_WAYS: Sequence[Shrink] = (_tiny, _narrow, _cut(_tiny), _cut(_narrow), _few, _cut(_few), _as_it_is)
+_WAYS: Sequence[Shrink] = (
+    _tiny, _narrow, _cut(_tiny), _cut(_narrow), _small, _cut(_small), _few, _cut(_few), _as_it_is,
+)  # fmt: skip
+
+
+def _alike(root: Any, shrink: Shrink) -> Shrink:  # noqa: ANN401
+    """What has the number of a width somewhere in a configuration has it when that is another."""
+    became: dict[int, int] = {}
+    for each in _Found(root).configs:
+        sizes = shrink(each)
+        became |= {_number(each, n): sizes[n] for n in _WIDTHS if n in sizes}
+
+    def sizes_of(plain: Any) -> Sizes:  # noqa: ANN401
+        fields = [n for n in vars(plain) if _number(plain, n) in became]
+        return {n: became[_number(plain, n)] for n in fields} | shrink(plain)
+
+    return sizes_of
 
 
 def _number(config: Any, name: str) -> int:  # noqa: ANN401
@@ -119,9 +151,31 @@ def _of_number(config: Any, name: str, value: int) -> Sizes:  # noqa: ANN401
 
 
 def _smaller(plain: Any, shrink: Shrink) -> Any:  # noqa: ANN401
-    """A configuration, and those inside it, with other sizes."""
+    """A configuration, and those inside it, with other sizes. What follows from sizes follows from
+    the new ones.
+    """
     inner = {name: _smaller(value, shrink) for name, value in _inner(plain).items()}
-    return type(plain)(**shrink(plain), **inner)
+    return type(plain)(**_said_by_owner(plain), **_left_open(plain) | shrink(plain) | inner)
+
+
+def _said_by_owner(plain: Any) -> Sizes:  # noqa: ANN401
+    """Words that a configuration has not by its class, but by the one it is inside of."""
+    usual = vars(type(plain)())
+    fields = {n: v for n, v in vars(plain).items() if isinstance(v, (str, list)) and n[0] != "_"}
+    return {n: v for n, v in fields.items() if n in usual and usual[n] != v}
+
+
+def _left_open(plain: Any) -> Sizes:  # noqa: ANN401
+    """What a class wants a user to say."""
+    named = [n for n in _OPEN if vars(plain).get(n, 0) is None]
+    return {n: value for n in named if (value := _OPEN[n](plain)) is not None}
+
+
+_OPEN: Mapping[str, Callable[[Any], Any]] = {
+    "prediction_length": lambda plain: 8,
+    "default_language": lambda plain: next(iter(getattr(plain, "languages", ())), None),
+}
+"""Fields that classes leave open -> what they may be."""
 
 
 def _inner(config: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -137,19 +191,19 @@ class _Found:
     """A number of a configuration, or of the first one inside it that has it."""
 
     def __init__(self, config: Any) -> None:  # noqa: ANN401
-        self._configs = [config]
-        for each in self._configs:  # which grows
-            self._configs += _inner(each).values()
+        self.configs = [config]
+        for each in self.configs:  # which grows
+            self.configs += _inner(each).values()
 
     def __call__(self, default: int, *names: str) -> int:
-        for config, name in itertools.product(self._configs, names):
+        for config, name in itertools.product(self.configs, names):
             if _number(config, name):
                 return _number(config, name)
         return default
 
     def extent(self) -> tuple[int, int]:
         """Rows and columns of an image."""
-        for config in self._configs:
+        for config in self.configs:
             size = getattr(config, "image_size", None)
             if isinstance(size, int):
                 return size, size
@@ -218,6 +272,7 @@ def _sounds(found: _Found) -> Iterator[Any]:
     yield torch.randn(1, found(1024, "max_length"), bins)
     yield torch.randn(1, 64, bins)
     yield torch.randn(1, 1, found(1024, "spec_size"), found(64, "num_mel_bins"))
+    yield torch.randn(1, 16, found(64, *_WIDTHS))
 
 
 def _series(found: _Found) -> Iterator[Any]:
@@ -225,6 +280,12 @@ def _series(found: _Found) -> Iterator[Any]:
 
     yield torch.randn(1, found(64, "context_length"), found(1, "num_input_channels", "input_size"))
     yield torch.randn(1, found(64, "context_length"))
+
+
+def _flags(found: _Found) -> Iterator[Any]:
+    import torch
+
+    yield from (torch.zeros_like(each, dtype=torch.int64) for each in _series(found))
 
 
 def _grids(found: _Found) -> Iterator[Any]:
@@ -246,7 +307,9 @@ def _ones(*shape: int) -> Callable[[_Found], Iterator[Any]]:
 _SHAPES: Mapping[str, Callable[[_Found], Iterator[Any]]] = {
     "input_ids": _words, "decoder_input_ids": _words, "pixel_values": _images,
     "pixel_values_videos": _images, "hidden_states": _states, "inputs_embeds": _states,
-    "query_embeds": _states, "encoder_hidden_states": _states, "context_hidden_states": _states,
+    "query_embeds": _states, "action_embeds": _states, "qformer_input_ids": _words,
+    "past_values_padding": _flags, "freq": _ones(1, 1), "encoder_hidden_states": _states,
+    "context_hidden_states": _states,
     "input_features": _spectra, "input_values": _sounds, "past_values": _series,
     "input_features_mask": _ones(1, 3000), "attention_mask": _ones(1, 16), "grid_thw": _grids,
     "image_grid_thw": _grids, "grid_hw": _grids, "grid_hws": _grids,
@@ -304,7 +367,8 @@ def build(name: str, most: int) -> Model:
 
     torchvision()
     why: Exception = TooLargeError(name)
-    for shrink in _WAYS:
+    plain = CONFIG_MAPPING[name]()
+    for shrink in (*_WAYS, *(_alike(plain, each) for each in _WAYS[:4])):
         try:
             config = _smaller(CONFIG_MAPPING[name](), shrink)
             config.use_cache = False

@@ -106,6 +106,11 @@ CASES = [   # n, h, w, in, out, kernel, strides, padding, dilation, groups
     (1, 9, 11, 20, 20, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 20),
     (2, 10, 10, 33, 33, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 33),
     (1, 6, 6, 16, 16, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 16),
+    (2, 1, 3, 40, 40, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 40),
+    (1, 11, 29, 25, 25, (3, 5), (2, 3), (1, 2, 0, 4), (2, 2), 25),
+    (1, 4, 5, 8, 8, (2, 3), (1, 1), (5, 4, 6, 7), (1, 1), 8),
+    (1, 9, 30, 16, 16, (3, 3), (1, 2), (0, 0, 0, 0), (1, 1), 16),
+    (1, 12, 40, 9, 9, (3, 31), (1, 1), (1, 15, 1, 15), (1, 1), 9),
 ]
 # fmt: on
 
@@ -135,6 +140,16 @@ def test_empty_batch() -> None:
     weight = np.ones((4, 2, 3, 3), "float32")
     run, packed = make((SizeVar("n"), 5, 5, 2), weight, (1, 1), (1, 1, 1, 1), (1, 1), 1)
     run(np.zeros((0, 5, 5, 2), "float32"), packed, np.zeros((0, 5, 5, 4), "float32"))
+
+
+def test_empty_lines() -> None:
+    weight = np.ones((8, 1, 3, 3), "float32")
+    run, packed = make((1, 5, 1, 8), weight, (1, 1), (1, 0, 1, 1), (1, 1), 8)
+    run(np.zeros((1, 5, 1, 8), "float32"), packed, np.zeros((1, 5, 0, 8), "float32"))
+    run, packed = make((1, 5, 0, 8), weight, (1, 1), (1, 2, 1, 2), (1, 1), 8)
+    found = np.ones((1, 5, 2, 8), "float32")
+    run(np.zeros((1, 5, 0, 8), "float32"), packed, found)
+    assert not found.any()
 
 
 @share(2)

@@ -30,6 +30,7 @@ from ekiden.topi.rule import FAMILIES, choose, nibbles, schedule
 from ekiden.topi.rule.attention import Heads
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.family import Product
+from ekiden.topi.rule.model import panel_width
 from long_runs import alike, share
 
 TARGET = Target(Target.host(), cores=2)
@@ -295,6 +296,26 @@ def test_every_family_chooses_within_its_space() -> None:
 )
 def test_tiles_of_four_bits_hold_as_many_sums_as_registers(cpu: str, text: str) -> None:
     assert str(nibbles.default(te.placeholder((1,)), Target(f"llvm -mcpu={cpu}"), {})) == text
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_panels_are_no_narrower_for_threads_that_share_out_rows(cores: int) -> None:
+    """Seven panels of 16 are not even for two threads, but 33 tiles of rows nearly are."""
+    target = Target(f"llvm -mcpu=znver3 -cores={cores}")
+    assert panel_width(Product(196, 112, 384), target) == 16
+
+
+def test_depthwise_tiles_take_a_line_of_a_cache_that_does_not_keep_it() -> None:
+    found = []
+    for size, channels in ((112, 96), (14, 672)):
+        data, weight = (
+            te.placeholder((1, size, size, channels)),
+            te.placeholder((3, 3, channels, 1)),
+        )
+        anchor = conv(data, weight, 1, 1, 1, channels, "NHWC", "HWOI")
+        target = Target("llvm -mcpu=znver3")
+        found.append(choose([anchor], target).decision.number("vectors"))
+    assert found == [2, 1]
 
 
 def other_families() -> list[tuple[str, list[te.Tensor], te.Tensor]]:

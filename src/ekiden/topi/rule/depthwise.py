@@ -23,7 +23,6 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFu
 from ekiden.topi.rule.by_hand import make_buffers, tiled_function
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.geometry import Geometry, geometry_of
 from ekiden.topi.rule.padding import Bands, band_lines, float_vector
 from ekiden.topi.rule.tiles import KLoop, balanced_rows, column_mask
@@ -180,17 +179,6 @@ class Depthwise:
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, body, {"grain": 2})
 
 
-def depthwise_conv(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """The rule for tag "depthwise_conv_nhwc"."""
-    return Depthwise(inputs, outputs, target, "depthwise_conv_nhwc", decision).function(name)
-
-
 def space(anchor: te.Tensor, target: Target) -> Space:
     """What may be chosen for a depthwise convolution."""
     return (Choice("pixels", steps_down(MOST_PIXELS), "pixels of a tile"),)
@@ -200,13 +188,3 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """As many sums as hide the latency of a multiply-add, or a quarter of the registers."""
     pixels = max(target.fma_units * target.fma_latency, target.registers // 4)
     return Decision.of({"pixels": fixed.get("pixels", min(MOST_PIXELS, pixels))})
-
-
-FAMILY = Family(
-    name="depthwise_conv_nhwc",
-    space=space,
-    default=default,
-    build=depthwise_conv,
-    why="pixels at borders leave out taps: no step cuts a nest by which of its terms there are",
-    writes_rows=True,
-)

@@ -21,7 +21,7 @@ _HOMES: Mapping[str, str] = {
     "conv_transpose_pack": "conv2d_transpose",
     "depthwise_conv_transpose": "conv2d_transpose",
     "winograd_conv2d": "winograd",
-    "depthwise_conv_nhwc": "depthwise",
+    "depthwise_conv_nhwc": "depthwise_in_place",
     "batch_matmul": "batch_matmul",
     "matmul": "batch_matmul",
     "dense": "batch_matmul",

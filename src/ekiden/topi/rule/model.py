@@ -176,6 +176,11 @@ def hides_prefetches(rows: int, vectors: int, target: Target, dtype: str = "floa
     return (rows + 2 * vectors) / target.loads <= multiply
 
 
+def _late_share(parts: int, target: Target) -> float:
+    """How much longer than their mean the thread with the most parts takes."""
+    return -(-parts // target.cores) * target.cores / parts if parts >= target.cores else 1.0
+
+
 def _columns_cost(vectors: int, product: Product, target: Target) -> float:
     """Cycles of a step of k of one row of the whole product, in panels of so many vectors."""
     lanes = target.lanes("float32")
@@ -192,7 +197,10 @@ def _columns_cost(vectors: int, product: Product, target: Target) -> float:
     total = -(-product.columns // lanes)
     whole, rest = divmod(total, vectors)
     panels = whole + (rest > 0)
-    share = -(-panels // target.cores) * target.cores / panels if panels >= target.cores else 1.0
+    share = _late_share(panels, target)
+    blocking = Blocking(product, vectors * lanes, tile_rows(vectors, product, target), target)
+    if blocking.tiles and blocking.tiles >= target.cores and blocking.order() == "row":
+        share = min(share, _late_share(blocking.tiles, target))
     cost = whole * each(vectors) + (each(rest) if rest else 0.0)
     return cost * share * (1 + TAIL if rest else 1.0)
 
