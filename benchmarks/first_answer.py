@@ -7,10 +7,16 @@ Runtime and OpenVINO in one run: all in turns, each in a process of its own.
     first     seconds on the clock from the file to the first answer; the import of the engine,
               which a program does before it has a model, is not in it
     import    that import
+    process   seconds from the start of the process, by the clock of who starts it, to the first
+              answer: Python, NumPy, the import of the engine and `first`
     cpu       seconds of the processor of the process and its workers until then, the import in them
     general   speed after the first answer over full speed, what compiles being stopped meanwhile
     full      seconds from the first answer until every kernel has its own code, that stop left out
     second    as `first`, of a process that finds what the first has compiled
+
+Two ratios to a peer: that of `first`, what an engine takes for a model once it is imported, and
+that of `process`, what a user waits for. `import ekiden` loads nothing, and the modules that
+compile are loaded within `first`; peers load theirs at their import, which is in `process` alone.
 
 Every figure is the median of the rounds, geometric means are of ratios in one row. Python's own
 caches of modules are as after an installation: one round before them fills these. A model of a
@@ -27,30 +33,24 @@ import argparse
 import json
 import os
 import pickle
-import resource
 import runpy
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from first_answer_process import ENGINES, Feed, Figures
 
-Feed = Mapping[str, np.ndarray]
-Run = Callable[[Feed], list[np.ndarray]]
-Figures = dict[str, float]
-ENOUGH_S = 0.4
-"""How long a speed is measured."""
 PATIENCE_S = 600
 """How long a process may take."""
 TOLERANCE = (2e-3, 1e-4, 0.0)
 """Relative, absolute, and relative to the largest element: where no manifest says another."""
 PEERS = ("onnxruntime", "openvino")
+PROCESS = Path(__file__).with_name("first_answer_process.py")
 CODE = tempfile.TemporaryDirectory()
 """Where Python keeps modules that it has read."""
 
@@ -59,145 +59,14 @@ class EngineError(Exception):
     """An engine does not run a model; the text is the last line of what its process said."""
 
 
-def onnx_runtime(path: str, threads: int) -> tuple[Callable[[], Run], None]:
-    """By ONNX Runtime."""
-    import onnxruntime
-
-    def load() -> Run:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
-        return lambda feed: list(session.run(None, dict(feed)))
-
-    return load, None
-
-
-def open_vino(path: str, threads: int) -> tuple[Callable[[], Run], None]:
-    """By OpenVINO in float32: it would take bfloat16 where the processor has that."""
-    import openvino
-
-    def load() -> Run:
-        config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
-                  "INFERENCE_PRECISION_HINT": "f32"}  # fmt: skip
-        made = openvino.Core().compile_model(path, "CPU", config)
-        request = made.create_infer_request()
-
-        def run(feed: Feed) -> list[np.ndarray]:
-            found = request.infer(dict(feed))
-            return [found[port] for port in made.outputs]
-
-        return run
-
-    return load, None
-
-
-def ekiden_tier(tier: str) -> Callable[[str, int], tuple[Callable[[], Run], Callable[[], object]]]:
-    """By Ekiden: the second function waits until every kernel has its own code."""
-
-    def engine(path: str, threads: int) -> tuple[Callable[[], Run], Callable[[], object]]:
-        os.environ["EKIDEN_NUM_THREADS"] = str(threads)
-        import ekiden
-
-        made: list[ekiden.Executable] = []
-
-        def load() -> Run:
-            exe = ekiden.compile(path, tier=tier)
-            made.append(exe)
-
-            def run(feed: Feed) -> list[np.ndarray]:
-                found = exe(**feed)
-                return [np.asarray(o) for o in (found if isinstance(found, tuple) else (found,))]
-
-            return run
-
-        return load, lambda: made[0].wait()
-
-    return engine
-
-
-ENGINES: Mapping[str, Callable[[str, int], tuple[Callable[[], Run], Any]]] = {
-    "quick": ekiden_tier("quick"),
-    "full": ekiden_tier("full"),
-    "onnxruntime": onnx_runtime,
-    "openvino": open_vino,
-}
-
-
-def children() -> list[int]:
-    """The processes that this one has started: what compiles."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-
-
-def tell(kind: signal.Signals) -> None:
-    """Send a signal to what compiles and its workers, which are a group."""
-    for pid in children():
-        os.killpg(pid, kind)
-
-
-def milliseconds(run: Run, feed: Feed, threads: int) -> float:
-    """Of one call, the median; the first of them is not counted. On one thread time of the
-    processor: other programs do not count."""
-    clock = time.process_time if threads == 1 else time.perf_counter
-    run(feed)
-    found: list[float] = []
-    deadline = time.perf_counter() + ENOUGH_S
-    while len(found) < 3 or time.perf_counter() < deadline:
-        started = clock()
-        run(feed)
-        found.append((clock() - started) * 1e3)
-    return statistics.median(found)
-
-
-def work(engine: str, path: str, threads: int, feed_file: str, is_second: bool) -> None:
-    """What a process of its own does: prints its figures, and writes its answer beside the feed."""
-    with open(feed_file, "rb") as file:
-        feed: Feed = pickle.load(file)
-    started = time.perf_counter()
-    load, wait = ENGINES[engine](path, threads)
-    imported = time.perf_counter()
-    run = load()
-    ready = time.perf_counter()
-    answer = run(feed)
-    done = time.perf_counter()
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    used = [resource.getrusage(kind) for kind in kinds]
-    found: Figures = {
-        "import": imported - started,
-        "ready": ready - imported,
-        "first": done - imported,
-        "cpu": sum(each.ru_utime + each.ru_stime for each in used),
-        "peak_mb": max(each.ru_maxrss for each in used) / 1e3,
-    }
-    if wait is not None and not is_second:
-        tell(signal.SIGSTOP)
-        found["early_ms"] = milliseconds(run, feed, threads)
-        tell(signal.SIGCONT)
-        continued = time.perf_counter()
-        wait()
-        found["full"] = time.perf_counter() - continued
-        found["ms"] = milliseconds(run, feed, threads)
-    with open(feed_file + ".answer", "wb") as file:
-        pickle.dump(answer, file)
-    print(json.dumps(found))
-
-
 def measure(
     python: str, engine: str, path: Path, threads: int, feed: Path, cache: str, second: bool = False
 ) -> tuple[Figures, list[np.ndarray]]:
     """Figures and answer of one process. Raises EngineError where that fails."""
-    args = [
-        python,
-        __file__,
-        "--work",
-        engine,
-        str(path),
-        str(threads),
-        str(feed),
-        str(int(second)),
-    ]
     environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, PYTHONPYCACHEPREFIX=CODE.name)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    what = (engine, str(path), str(threads), str(feed))
+    args = [python, str(PROCESS), *what, repr(time.monotonic()), str(int(second))]
     done = subprocess.run(args, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
@@ -329,15 +198,15 @@ def medians(runs: Sequence[Figures]) -> Figures:
 
 
 HEAD = (
-    f"{'':26}{'engine':>13}{'first':>8}{'import':>8}{'cpu':>7}{'peak MB':>9}{'general':>9}"
-    f"{'full':>7}{'second':>8}{'ms':>10}"
+    f"{'':26}{'engine':>13}{'first':>8}{'import':>8}{'process':>9}{'cpu':>7}{'peak MB':>9}"
+    f"{'general':>9}{'full':>7}{'second':>8}{'ms':>10}"
 )
 
 
 def line(model: str, engine: str, row: Figures) -> str:
     """A row of the table."""
-    text = f"{model[-26:]:26}{engine:>13}{row['first']:8.2f}{row['import']:8.2f}{row['cpu']:7.2f}"
-    text += f"{row['peak_mb']:9.0f}"
+    text = f"{model[-26:]:26}{engine:>13}{row['first']:8.2f}{row['import']:8.2f}"
+    text += f"{row['process']:9.2f}{row['cpu']:7.2f}{row['peak_mb']:9.0f}"
     if "ms" in row:
         speed = row["ms"] / row["early_ms"]
         text += f"{speed:9.2f}{row['full']:7.1f}{row['second']:8.3f}{row['ms']:10.3f}"
@@ -348,6 +217,7 @@ def line(model: str, engine: str, row: Figures) -> str:
 def ratios(both: Sequence[tuple[Figures, Figures]]) -> Iterator[tuple[str, list[float]]]:
     """What of Ekiden's is compared with a peer's, over that, by model."""
     yield "first answer", [own["first"] / other["first"] for own, other in both]
+    yield "whole process", [own["process"] / other["process"] for own, other in both]
     if all("second" in own for own, _ in both):
         yield "second start", [own["second"] / other["first"] for own, other in both]
         yield (
@@ -381,17 +251,13 @@ def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
             yield f"  which comes {statistics.median(late):.1f} s later (worst {max(late):.1f})"
     for subject in subjects:
         if f"other {subject}" in rows[0]:
-            for what in ("cpu", "first"):
+            for what in ("cpu", "first", "process"):
                 each = [row[subject][what] / row[f"other {subject}"][what] for row in rows]
                 yield f"{subject} over the other's: {what} {mean(each):.3f} (worst {max(each):.3f})"
 
 
 def main(arguments: list[str]) -> int:
     """Print a row for each model and engine, then the means."""
-    if arguments[:1] == ["--work"]:
-        engine, path, threads, feed_file, is_second = arguments[1:]
-        work(engine, path, int(threads), feed_file, is_second == "1")
-        return 0
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--manifest", type=Path)

@@ -72,26 +72,35 @@ class Pattern:
     is_name: bool = False
 
 
+_Parts: TypeAlias = tuple[type[PrimExpr] | str | int, Sequence[ast.expr], bool]
+"""What a pattern is made of: its head, its operands as trees, whether it is a name."""
+
+
 def _pattern(node: ast.expr) -> Pattern:
+    head, operands, is_name = _parts(node)
+    return Pattern(head, tuple(map(_pattern, operands)), is_name)
+
+
+def _parts(node: ast.expr) -> _Parts:
     match node:
         case ast.Name(id=name):
-            return Pattern(name, is_name=True)
+            return name, (), True
         case ast.Constant(value=bool() | int() as number):
-            return Pattern(int(number))
+            return int(number), (), False
         case ast.BinOp(left=a, op=op, right=b):
-            return Pattern(_OPERATORS[type(op)], (_pattern(a), _pattern(b)))
+            return _OPERATORS[type(op)], (a, b), False
         case ast.Compare(left=a, ops=[op], comparators=[b]):
-            return Pattern(_OPERATORS[type(op)], (_pattern(a), _pattern(b)))
+            return _OPERATORS[type(op)], (a, b), False
         case ast.BoolOp(op=op, values=[a, b]):
-            return Pattern(_OPERATORS[type(op)], (_pattern(a), _pattern(b)))
+            return _OPERATORS[type(op)], (a, b), False
         case ast.UnaryOp(op=ast.Not(), operand=a):
-            return Pattern(Not, (_pattern(a),))
+            return Not, (a,), False
         case ast.Call(func=ast.Name(id="truncmod"), args=[a, b]):
-            return _pattern(_rest(a, b))
+            return _parts(_rest(a, b))
         case ast.Call(func=ast.Name(id="select"), args=args):
-            return Pattern(Select, tuple(map(_pattern, args)))
+            return Select, args, False
         case ast.Call(func=ast.Name(id=name), args=args):
-            return Pattern(_FUNCTIONS.get(name, name), tuple(map(_pattern, args)))
+            return _FUNCTIONS.get(name, name), args, False
     raise ValueError(f"no pattern: {ast.unparse(node)}")
 
 
@@ -249,24 +258,37 @@ def parsed(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-Table: TypeAlias = dict[object, list[Compiled]]
-"""Rules in every order of their operands, by the kind of their root."""
+Written: TypeAlias = tuple[Rule, ast.expr]
+"""A rule and the tree of its left side."""
 
 
-def compiled(rules: Sequence[Rule]) -> Table:
-    """The rules ready to be looked up."""
-    table: Table = {}
-    for rule in rules:
+def by_kind(rules: Sequence[Rule]) -> dict[object, list[Written]]:
+    """The rules by the kind of their root. All left sides are read at once, which takes a third of
+    the time that they take one by one."""
+    found: dict[object, list[Written]] = {}
+    for rule, line in zip(rules, ast.parse("\n".join(r.left for r in rules)).body, strict=True):
+        assert isinstance(line, ast.Expr), "a left side is an expression"
+        found.setdefault(_parts(line.value)[0], []).append((rule, line.value))
+    return found
+
+
+def compiled(rules: Sequence[Written], written_first: bool) -> tuple[Compiled, ...]:
+    """Rules in every order of their operands, as `Rules` says, ready to be tried."""
+    first: list[Compiled] = []
+    others = [] if written_first else first
+    for rule, left in rules:
         right, conditions = builder(parsed(rule.right)), _conditions(rule.condition)
-        written = _pattern(parsed(rule.left))
-        for pattern in [written] if rule.fixed else _orders(written):
-            made = Compiled(pattern, right, conditions, rule)
-            table.setdefault(pattern.head, []).append(made)
-    return table
+        written = _pattern(left)
+        orders = [written] if rule.fixed else _orders(written)
+        made = [Compiled(pattern, right, conditions, rule) for pattern in orders]
+        first.append(made[0])
+        others += made[1:]
+    return (*first, *others) if written_first else tuple(first)
 
 
 class Rules:
-    """Rows of `arith.rules`, which are compiled when they are first asked for.
+    """Rows of `arith.rules`, which are compiled when a node of their kind is first asked for: most
+    programs have few kinds.
 
     `written_first`: every rule is tried as it is written before any is with operands exchanged, so
     that what stands in a rule's order stays in it.
@@ -274,7 +296,8 @@ class Rules:
 
     def __init__(self, *rules: Rule, written_first: bool = False) -> None:
         self._rules, self._written_first = rules, written_first
-        self._table: Table | None = None
+        self._by_kind: dict[object, list[Written]] | None = None
+        self._table: dict[object, tuple[Compiled, ...]] = {}
         self._found: dict[tuple[object, tuple[object, ...]], tuple[Compiled, ...]] = {}
 
     # Found once for each combination of kinds that is met; the order of rules stays, as the first
@@ -285,22 +308,22 @@ class Rules:
         kind, inside = _kind(e), tuple(map(_kind, children(e)))
         found = self._found.get((kind, inside))
         if found is None:
-            if self._table is None:
-                self._table = self._compiled()
             found = self._found[kind, inside] = tuple(
                 each
-                for each in self._table.get(kind, ())
+                for each in self._of(kind)
                 if all(_may_be(p, k) for p, k in zip(each.pattern.parts, inside, strict=True))
             )
         return found
 
-    def _compiled(self) -> Table:
-        table = compiled(self._rules)
-        if self._written_first:
-            written = {rule.left: _pattern(parsed(rule.left)) for rule in self._rules}
-            for rows in table.values():
-                rows.sort(key=lambda each: each.pattern != written[each.rule.left])
-        return table
+    def _of(self, kind: object) -> tuple[Compiled, ...]:
+        """The rules for nodes of a kind."""
+        found = self._table.get(kind)
+        if found is None:
+            if self._by_kind is None:
+                self._by_kind = by_kind(self._rules)
+            rows = self._by_kind.get(kind, ())
+            found = self._table[kind] = compiled(rows, self._written_first)
+        return found
 
     def apply(self, e: PrimExpr, prove: Prove) -> tuple[PrimExpr, Rule] | None:
         """What the first rule that fits makes of a node, and that rule; or None."""

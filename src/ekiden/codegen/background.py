@@ -20,12 +20,10 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pickle import PicklingError
 
 from ekiden.codegen import llvm
-from ekiden.codegen.children import nameless_file, when_closed
+from ekiden.codegen.children import Channel, nameless_file, when_closed
 from ekiden.codegen.parallel import LOCK
 from ekiden.runtime.errors import CompileError
 
@@ -39,11 +37,11 @@ FAILED = "failed"
 class Background:
     """One end of a job: that of the parent, or that of the child."""
 
-    def __init__(self, pid: int, connection: Connection, alive: int, result: int) -> None:
+    def __init__(self, pid: int, channel: Channel, alive: int, result: int) -> None:
         self.is_child = pid == 0
         self._owner = os.getpid()
         self._pid = pid
-        self._connection = connection
+        self._channel = channel
         self._alive: int | None = alive
         self.result = result
         """A file without a name, which the child writes and the parent maps."""
@@ -59,7 +57,9 @@ class Background:
         if not hasattr(os, "fork"):
             raise CompileError("compile in the background: this system cannot fork")
         with ExitStack() as undo:
-            receiver, sender = map(undo.enter_context, Pipe(duplex=False))
+            receiver, sender = Channel.pair()
+            undo.callback(receiver.close)
+            undo.callback(sender.close)
             watched, alive = os.pipe()
             undo.callback(os.close, watched)
             undo.callback(os.close, alive)
@@ -89,7 +89,7 @@ class Background:
         """Tell the parent something; one that is gone ends this process and its workers, which
         would wait for it for ever."""
         try:
-            self._connection.send(message)
+            self._channel.send(message)
         except OSError:
             os.killpg(0, signal.SIGKILL)
 
@@ -123,7 +123,7 @@ class Background:
         ended = False
         while not ended:
             try:
-                message = self._connection.recv()
+                message = self._channel.receive()
             except (EOFError, OSError):
                 message = (FAILED, CompileError(f"compiling in the background: {self._end()}"))
             ended = message[0] in ("done", FAILED)

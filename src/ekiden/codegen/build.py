@@ -6,20 +6,26 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ekiden.codegen import c, device, llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
-from ekiden.codegen.debug_library import build_library
 from ekiden.codegen.device.formats import FORMATS
 from ekiden.codegen.parallel import Progress, Task, compile_tasks
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, load_device_code, load_image
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc, Stmt
+
+if TYPE_CHECKING:
+    from ekiden.codegen import debug_library
+else:
+    debug_library = Late("ekiden.codegen.debug_library")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +228,7 @@ def build(
         module = _linked([unpack_code(each) for each in made.values()], funcs, chosen)
     else:
         lowered = [tir_transform.lower(f, chosen) for f in funcs]
-        module = build_library(
+        module = debug_library.build_library(
             lowered, folder, lambda path, lines: generator.debug(lowered, chosen, path, lines)
         )
     module.sources = {

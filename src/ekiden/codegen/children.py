@@ -5,13 +5,22 @@ with it, however a process ends.
 from __future__ import annotations
 
 import os
+import pickle
 import struct
-import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["WorkerNotes", "nameless_file", "when_closed"]
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import tempfile
+else:
+    tempfile = Late("tempfile")
+
+__all__ = ["Channel", "WorkerNotes", "nameless_file", "when_closed"]
 
 TICKET = struct.Struct("<I")
 ROOM = 512
@@ -38,6 +47,48 @@ def when_closed(watched: int, end: Callable[[], object]) -> None:
         end()
 
     threading.Thread(target=watch, name="ekiden-watch", daemon=True).start()
+
+
+class Channel:
+    """One end of a pipe for messages, each as its size and as pickled; closed when nobody has it.
+    That of `multiprocessing` imports what sockets and all ways to start processes need.
+    """
+
+    _SIZE = struct.Struct("<Q")
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.close = weakref.finalize(self, os.close, descriptor)
+        self.close.atexit = False  # a thread may wait for a message then
+
+    @staticmethod
+    def pair() -> tuple[Channel, Channel]:
+        """Who receives, and who sends. Raises OSError."""
+        receiver, sender = os.pipe()
+        return Channel(receiver), Channel(sender)
+
+    def send(self, message: object) -> None:
+        """Raises OSError where nobody receives; what pickling raises, before anything is sent."""
+        data = pickle.dumps(message)
+        left = memoryview(self._SIZE.pack(len(data)) + data)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+    def receive(self) -> Any:  # noqa: ANN401
+        """The next message. Raises EOFError where nobody sends any more, and OSError."""
+        (size,) = self._SIZE.unpack(self._read(self._SIZE.size))
+        return pickle.loads(self._read(size))
+
+    def _read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        with memoryview(data) as whole:
+            at = 0
+            while at < size:
+                some = os.readv(self._descriptor, [whole[at:]])
+                if some == 0:
+                    raise EOFError("a message ends before it is whole")
+                at += some
+        return data
 
 
 class WorkerNotes:

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, suppress
+from typing import TYPE_CHECKING
 
 from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache
@@ -23,7 +21,17 @@ from ekiden.codegen.children import WorkerNotes
 from ekiden.ir.pass_context import PassContext, phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
+
+if TYPE_CHECKING:
+    import multiprocessing
+    from concurrent import futures
+    from concurrent.futures import Future, process
+else:  # who answers by general kernels starts no workers
+    multiprocessing = Late("multiprocessing")
+    futures = Late("concurrent.futures")
+    process = Late("concurrent.futures.process")
 
 Progress = Callable[[int, int, str], None]
 """Called with (kernels done, kernels in all, name of the one just done)."""
@@ -128,7 +136,7 @@ class _Workers:
         with ExitStack() as undo:
             self._notes = WorkerNotes(jobs)
             undo.callback(self._notes.close)
-            self._pool = ProcessPoolExecutor(jobs, context, _begin_worker, (self._notes,))
+            self._pool = futures.ProcessPoolExecutor(jobs, context, _begin_worker, (self._notes,))
             undo.callback(self._pool.shutdown, wait=True, cancel_futures=True)
             self._waiting = self._begin(count)
             undo.pop_all()
@@ -149,12 +157,12 @@ class _Workers:
     def results(self) -> Iterator[tuple[int, bytes]]:
         """(position, object code), in the order they are done."""
         try:
-            for done in as_completed(self._waiting):
+            for done in futures.as_completed(self._waiting):
                 code, seen = done.result()
                 for each, own in zip(PassContext.current().instruments, seen, strict=False):
                     each.add_seen(own)
                 yield self._waiting[done], code
-        except BrokenProcessPool as error:
+        except process.BrokenProcessPool as error:
             self._pool.shutdown(wait=True, cancel_futures=True)  # which asks how each ended
             raise CompileError(f"compiling kernels: a worker process {self._end()}") from error
 

@@ -320,10 +320,20 @@ class _Rarely:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
+                _stays()
                 gc.set_threshold(*self._before)
 
 
 _RARELY = _Rarely()
+
+
+def _stays() -> None:
+    """Count what was made up to now as old, as if garbage had been looked for: at the next object
+    Python would look through all of it, in the middle of the first answer.
+    """
+    if gc.isenabled() and not gc.get_freeze_count():  # what a program has frozen stays so
+        gc.freeze()
+        gc.unfreeze()
 
 
 def _compiler() -> Any:  # noqa: ANN401
@@ -337,6 +347,7 @@ def _compiler() -> Any:  # noqa: ANN401
         finally:
             if collects:
                 gc.enable()
+                _stays()
 
 
 def compile_artifact(

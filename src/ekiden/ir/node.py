@@ -26,10 +26,12 @@ import numpy as np
 from ekiden.runtime import define_node_class, set_node_hooks
 from ekiden.runtime.late import Table
 from ekiden.runtime.late_methods import (
+    RawField,
     delete_attribute,
     field_values,
     fields_in,
     initialize_late,
+    raw_fields,
     repr_of,
     set_attribute,
     set_field_values,
@@ -108,7 +110,7 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
         if NODE_TYPES.has(type_key):
             raise ValueError(f"node type {type_key!r}: already made by {NODE_TYPES[type_key]!r}")
         NODE_TYPES[type_key] = made
-        define_node_class(made, _keys(made), [_reflected(f) for f in dataclasses.fields(made)])  # type: ignore[arg-type]
+        define_node_class(made, _keys(made), list(map(_reflected, raw_fields(made))))
         return made
 
     return register
@@ -132,12 +134,15 @@ NODE_KEYS: dict[type, str] = {}
 """Class of nodes -> the key of its type, also of abstract classes."""
 
 
-def _reflected(field: dataclasses.Field[Any]) -> tuple[str, str, bool, bool]:
+def _reflected(field: RawField) -> tuple[str, str, bool, bool]:
     """What other languages know of a field: name, annotation, whether it may be left out, whether
     equality ignores it.
     """
-    is_optional = field.default is not dataclasses.MISSING
-    return field.name, str(field.type), is_optional, bool(field.metadata.get("ignored"))
+    name, text, value = field
+    is_written = isinstance(value, dataclasses.Field)
+    default = value.default if is_written else value
+    is_ignored = bool(value.metadata.get("ignored")) if is_written else False
+    return name, text, default is not dataclasses.MISSING, is_ignored
 
 
 def _read(source: object, name: str) -> object:

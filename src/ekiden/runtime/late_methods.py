@@ -25,6 +25,7 @@ __all__ = [
     "delete_attribute",
     "field_values",
     "initialize_late",
+    "raw_fields",
     "repr_of",
     "set_attribute",
     "set_field_values",
@@ -97,12 +98,151 @@ else:
 
 
 def fields_in(cls: type[_T], slots: bool, kw_only: bool = False) -> type[_T]:
-    """The class with its fields, and without a method of its own for them."""
+    """The class with its fields, and without a method of its own for them. What Python says of the
+    fields, and patterns, are made late as methods are: most classes of a program are never asked.
+    """
     if cls.__doc__ is None:
         cls.__doc__ = cls.__name__  # dataclasses would look for a signature, which takes as long
-    return dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(
-        cls
-    )
+    stated = vars(cls).get("__annotations__", {})
+    own = {name: text for name, text in stated.items() if not str(text).startswith("ClassVar")}
+    if not all(map(_is_plain, own.values())):
+        return dataclasses.dataclass(
+            init=False, repr=False, eq=False, slots=slots, kw_only=kw_only
+        )(cls)
+    found = {name: vars(cls).get(name, dataclasses.MISSING) for name in own}
+    for name, value in found.items() if not slots else ():
+        if isinstance(value, dataclasses.Field):
+            _set_default(cls, name, value)
+    done = _with_slots(cls, tuple(own)) if slots else cls
+    LateFields(done, [(name, own[name], value) for name, value in found.items()], kw_only)
+    done.__dataclass_params__ = _PLAIN.__dataclass_params__  # type: ignore[attr-defined]
+    if "__match_args__" not in vars(done):
+        LateValue(done, "__match_args__", _match_args)
+    return done
+
+
+def _is_plain(annotation: object) -> bool:
+    """Whether an annotation is surely that of a field."""
+    return isinstance(annotation, str) and not any(map(annotation.__contains__, _NO_FIELDS))
+
+
+_NO_FIELDS = ("ClassVar", "InitVar", "KW_ONLY")
+
+
+def _set_default(cls: type, name: str, field: _Field) -> None:
+    """Let a class have what a field has as its default in the place of the field."""
+    if field.default is dataclasses.MISSING:
+        delattr(cls, name)
+    else:
+        setattr(cls, name, field.default)
+
+
+def _with_slots(cls: type[_T], own: Sequence[str]) -> type[_T]:
+    """The class made anew, with slots for those fields that have none. Raises TypeError where it
+    has some.
+    """
+    if "__slots__" in vars(cls):
+        raise TypeError(f"{cls.__name__} already specifies __slots__")
+    names = dict.fromkeys((*(name for name, _, _ in raw_fields(cls)), *own))
+    have = {slot for base in cls.__mro__[1:-1] for slot in _slots_of(base)}
+    left_out = {*names, "__dict__", "__weakref__"}
+    values: dict[str, Any] = {n: v for n, v in vars(cls).items() if n not in left_out}
+    values["__slots__"] = tuple(name for name in names if name not in have)
+    kind: Any = type(cls)
+    made: type[_T] = kind(cls.__name__, cls.__bases__, values)
+    made.__qualname__ = cls.__qualname__
+    return made
+
+
+def _slots_of(base: type) -> tuple[str, ...]:
+    slots = vars(base).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+class LateValue:
+    """What a class has by a name: made when it is first asked for, in this object's place."""
+
+    __slots__ = ("_make", "_name", "_owner")
+
+    def __init__(self, owner: type, name: str, make: Callable[[type], object]) -> None:
+        self._owner, self._name, self._make = owner, name, make
+        setattr(owner, name, self)
+
+    def __get__(self, instance: object, kind: type | None = None) -> object:
+        made = self._make(self._owner)
+        if vars(self._owner).get(self._name) is self:
+            setattr(self._owner, self._name, made)
+        return made
+
+
+RawField = tuple[str, str, Any]
+"""Name and annotation of a field, and its default: a `Field` where it was written by `field`."""
+
+
+class LateFields(LateValue):
+    """The fields of a class, by name. Those that it adds to its bases' are `own`."""
+
+    __slots__ = ("kw_only", "own")
+
+    def __init__(self, owner: type, own: Sequence[RawField], kw_only: bool) -> None:
+        super().__init__(owner, _FIELDS, self._of)
+        self.own, self.kw_only = own, kw_only
+
+    def _of(self, cls: type) -> dict[str, _Field]:
+        """What Python keeps of the fields. Raises ValueError for a default that instances would
+        share and change.
+        """
+        found: dict[str, _Field] = {}
+        for base in cls.__mro__[-1:0:-1]:
+            found.update(getattr(base, _FIELDS) if _FIELDS in vars(base) else {})
+        for name, text, value in self.own:
+            is_written = isinstance(value, dataclasses.Field)
+            made: Any = value if is_written else dataclasses.field(default=value)
+            kind = type(made.default)
+            if kind.__hash__ is None:
+                raise ValueError(
+                    f"mutable default {kind} for field {name} is not allowed: use default_factory"
+                )
+            made.name, made.type, made._field_type = name, text, _KIND
+            if made.kw_only is dataclasses.MISSING:
+                made.kw_only = self.kw_only
+            found[name] = made
+        return found
+
+
+def raw_fields(cls: type) -> list[RawField]:
+    """The fields of a class in their order, those of its bases too, without making them."""
+    found: dict[str, RawField] = {}
+    for base in reversed(cls.__mro__):
+        fields = vars(base).get(_FIELDS, {})
+        if isinstance(fields, LateFields):
+            found.update((raw[0], raw) for raw in fields.own)
+        else:
+            found.update(
+                (name, (name, str(f.type), f)) for name, f in fields.items() if _is_field(f)
+            )
+    return list(found.values())
+
+
+def _match_args(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls) if f.init and not f.kw_only)
+
+
+@dataclasses.dataclass(init=False, repr=False, eq=False)
+class _Plain:
+    """One class by Python's decorator: what all have in common is that of this one."""
+
+    x: int
+
+
+_FIELDS = "__dataclass_fields__"
+_PLAIN: Any = _Plain
+_KIND = _PLAIN.__dataclass_fields__["x"]._field_type
+"""What Python marks fields by that are no constants of the class."""
+
+
+def _is_field(field: _Field) -> bool:
+    return field._field_type is _KIND  # type: ignore[attr-defined]
 
 
 def _is_frozen(kind: type, name: str) -> bool:

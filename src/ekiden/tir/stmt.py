@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum
 from string import Formatter
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import BaseFunc, RelayExpr
@@ -19,8 +19,13 @@ from ekiden.ir.node import Node, binding, freeze, ignored, node
 from ekiden.ir.prim import AnyDim, ExprLike, PrimExpr, StringImm, Var, const, convert
 from ekiden.ir.range import Range
 from ekiden.ir.span import Span
-from ekiden.runtime.html import PYTHON, coloured, styled
+from ekiden.runtime.late import Late
 from ekiden.tir.expr import Buffer
+
+if TYPE_CHECKING:
+    from ekiden.runtime import html
+else:
+    html = Late("ekiden.runtime.html")
 
 
 class Stmt(Node):
@@ -383,7 +388,7 @@ class PrimFunc(BaseFunc):
         return type(self).script_printer(self)
 
     def _repr_html_(self) -> str:
-        return styled(coloured(self.astext(), PYTHON))
+        return html.styled(html.coloured(self.astext(), html.PYTHON))
 
     @property
     def buffer_map(self) -> dict[Buffer, Buffer]:

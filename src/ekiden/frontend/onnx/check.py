@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import onnx
-
 from ekiden.frontend.common.unsupported import Unsupported, nearest
 from ekiden.frontend.common.walk import raise_problems
 from ekiden.frontend.onnx.function_body import has_function
 from ekiden.frontend.onnx.load import Functions, key_of, subgraphs, versions_of
+from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Row, check_kind, describe, read_attribute
 from ekiden.frontend.onnx.registry import TABLE
 
@@ -68,9 +67,16 @@ def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
         return stated
 
 
+def stated_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
+    """The opset that the model states for the domain of a node."""
+    return versions.get(domain_of(node), 1)
+
+
 def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
-    """The row of the converter table for a node; None if there is none for its version."""
-    version = schema_version(node, versions)
+    """The row of the converter table for a node; None if there is none for its version. Rows begin
+    where meanings were changed, so that ONNX need not be asked since when its meaning holds.
+    """
+    version = stated_version(node, versions)
     every = TABLE.get((domain_of(node), node.op_type)) or ()
     rows = [r for r in every if r.since <= version]
     return max(rows, key=lambda r: r.since) if rows else None
@@ -88,20 +94,21 @@ def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[st
     if row is None:
         oldest = min(r.since for r in TABLE[domain, node.op_type])
         return [f"opset {versions.get(domain, 1)} is not supported; expected {oldest} or newer"]
-    return _attribute_problems(node, row, schema_version(node, versions))
+    return _attribute_problems(node, row, versions)
 
 
-def _attribute_problems(node: onnx.NodeProto, row: Row, version: int) -> list[str]:
-    supported = row.attributes.split()
+def _attribute_problems(node: onnx.NodeProto, row: Row, versions: Mapping[str, int]) -> list[str]:
+    graphs = row.graphs.split()
+    supported = [*graphs, *row.attributes.split()]
     given = {a.name for a in node.attribute}
-    problems = [f"attribute {n!r} is missing" for n in _required(node, version) if n not in given]
+    problems = [f"attribute {n!r} is missing" for n in graphs if n not in given]
     for each in node.attribute:
         try:
             check_kind(each)
         except Unsupported as error:
             problems.append(str(error))
             continue
-        if each.name not in supported and not _is_default(node, each, version):
+        if each.name not in supported and not _is_default(node, each, versions):
             choice = f"supported are {', '.join(supported)}" if supported else "it has none"
             problems.append(f"unknown attribute {each.name!r}; {choice}")
         elif each.name in row.values and read_attribute(each) not in row.values[each.name]:
@@ -111,18 +118,11 @@ def _attribute_problems(node: onnx.NodeProto, row: Row, version: int) -> list[st
     return problems
 
 
-def _required(node: onnx.NodeProto, version: int) -> list[str]:
-    """The graphs that a node must have; what else is missing, converters say."""
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version, domain_of(node))
-    except onnx.defs.SchemaError:
-        return []
-    graph = onnx.defs.OpSchema.AttrType.GRAPH
-    return [n for n, a in schema.attributes.items() if a.required and a.type == graph]
-
-
-def _is_default(node: onnx.NodeProto, attribute: onnx.AttributeProto, version: int) -> bool:
+def _is_default(
+    node: onnx.NodeProto, attribute: onnx.AttributeProto, versions: Mapping[str, int]
+) -> bool:
     """Whether an attribute says no more than its absence would."""
+    version = stated_version(node, versions)
     try:
         schema = onnx.defs.get_schema(node.op_type, version, domain_of(node))
     except onnx.defs.SchemaError:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import onnx
-
 from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.onnx.messages import onnx
 
 _KIND = onnx.TensorProto
 DTYPES: dict[int, str] = {

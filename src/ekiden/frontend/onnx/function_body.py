@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import onnx
-from onnx import helper
-
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.dtype import DTYPES
 from ekiden.frontend.onnx.load import sorted_nodes, versions_of
+from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
@@ -92,7 +90,7 @@ def _passed_through(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list
     """Outputs that are inputs, as Identity nodes."""
     given = dict(zip(function.input, proto.input, strict=False))
     return [
-        helper.make_node("Identity", [given[f]], [o])
+        onnx.helper.make_node("Identity", [given[f]], [o])
         for f, o in zip(function.output, proto.output, strict=False)
         if o and f in given
     ]
@@ -140,4 +138,4 @@ def _type_proto(value: Value | None) -> onnx.TypeProto:
         return onnx.TypeProto()
     kinds = {ours: theirs for theirs, ours in DTYPES.items()}
     shape = [d.value if isinstance(d, IntImm) else None for d in value.type.shape]
-    return helper.make_tensor_type_proto(kinds[value.type.dtype], shape)
+    return onnx.helper.make_tensor_type_proto(kinds[value.type.dtype], shape)

@@ -7,20 +7,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import onnx
-
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope, with_span
 from ekiden.frontend.common.text_value import has_text, text_constant
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import CHAIN, Walk
-from ekiden.frontend.onnx.check import domain_of, find_row, problems_of, schema_version
+from ekiden.frontend.onnx.check import (
+    domain_of,
+    find_row,
+    problems_of,
+    schema_version,
+    stated_version,
+)
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.function_body import body, defined_by
 from ekiden.frontend.onnx.load import Functions, key_of, names_read, sorted_nodes
+from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Attributes, Node, Row, describe
 from ekiden.frontend.onnx.shape_value import evaluate, fold, followed
+from ekiden.frontend.onnx.tensor import to_array
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.late import Late
@@ -109,9 +115,9 @@ class Graph:
         label, proto = self.shared.label, self.weights[name]
         try:
             if proto.data_type == onnx.TensorProto.STRING:
-                return text_constant(onnx.numpy_helper.to_array(proto))
+                return text_constant(to_array(proto))
             from_onnx_dtype(proto.data_type)
-            array = onnx.numpy_helper.to_array(proto)
+            array = to_array(proto)
         except Unsupported as error:
             raise UnsupportedError(f"import {label}: initializer {name!r}: {error}") from error
         except (ValueError, TypeError) as error:
@@ -142,15 +148,15 @@ class Graph:
         if local is not None:
             self._expand(proto, local, versions)
             return
-        version = schema_version(proto, versions)
         row = find_row(proto, versions)
         if row is None:
+            version = schema_version(proto, versions)
             function = defined_by(proto, domain_of(proto), version, inputs)
             self._expand(proto, function, versions)
             return
         node = Node(
             proto,
-            version,
+            stated_version(proto, versions),
             Attributes(proto.attribute),
             inputs,
             self.shared.scope,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import onnx
-
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
@@ -28,6 +26,7 @@ from ekiden.frontend.onnx.load import (
     read_model,
     sorted_nodes,
 )
+from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array

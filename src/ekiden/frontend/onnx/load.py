@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
-OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
-"""The opsets of the default domain that converters are written for."""
+OLDEST = 1
+"""The oldest opset of the default domain that converters are written for."""
+KNOWN = 22
+"""The newest that every package `onnx` knows with which this one is installed (pyproject.toml):
+which one the installed package knows is asked for models of newer ones alone."""
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
@@ -43,7 +46,8 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
         ) from error
     model = _checked(_parse(data, label), label)
     files = tuple(sorted({file for _, file in _outside(model)}))
-    _load_external_data(model, path, label)
+    if files:
+        _load_external_data(model, path, label)
     return model, label, files
 
 
@@ -192,10 +196,11 @@ def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str
     found = versions_of(model.opset_import)
     if override is not None:
         found[""] = override
-    version = found.get("", NEWEST)
-    if not OLDEST <= version <= NEWEST:
+    version = found.get("", KNOWN)
+    newest = KNOWN if OLDEST <= version <= KNOWN else onnx.defs.onnx_opset_version()
+    if not OLDEST <= version <= newest:
         raise UnsupportedError(
-            f"import {label}: expected an opset from {OLDEST} to {NEWEST}, which the installed "
+            f"import {label}: expected an opset from {OLDEST} to {newest}, which the installed "
             f"onnx package knows, got {version}"
         )
     return found

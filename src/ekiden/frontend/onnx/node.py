@@ -10,13 +10,14 @@ from dataclasses import field
 from typing import NoReturn, Self, TypeAlias
 
 import numpy as np
-import onnx
 
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common.node import Body, Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.tensor import to_array
 from ekiden.ir.op import Array
 from ekiden.runtime.late_methods import dataclass
 
@@ -39,8 +40,10 @@ class Row:
     """One row of the converter table.
 
     since: the first opset whose meaning `convert` has; the row of an operator with the highest
-    `since` not above the opset of the node's schema is taken. attributes: the names it understands,
-    separated by blanks. values: attribute -> what it may be, where not everything is supported.
+    `since` not above the model's opset is taken: one of those in which ONNX has changed what the
+    operator means. attributes: the names it understands, separated by blanks. values: attribute ->
+    what it may be, where not everything is supported. graphs: the attributes that are graphs, which
+    the node must have; what else is missing, converters say.
     """
 
     op_type: str
@@ -49,6 +52,7 @@ class Row:
     attributes: str = ""
     values: Mapping[str, tuple[Attribute, ...]] = field(default_factory=dict)
     domain: str = ""
+    graphs: str = ""
 
 
 def describe(proto: onnx.NodeProto) -> str:
@@ -80,7 +84,7 @@ def read_attribute(proto: onnx.AttributeProto) -> Attribute:
         case kinds.STRINGS:
             return tuple(str(s, "utf-8", "replace") for s in proto.strings)
         case kinds.TENSOR:
-            tensor: Array = onnx.numpy_helper.to_array(proto.t)
+            tensor: Array = to_array(proto.t)
             return tensor
         case kinds.GRAPH:
             return proto.g

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import onnx
-
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.onnx.importer import import_onnx
+from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.table import frontend
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Tensor, tensor

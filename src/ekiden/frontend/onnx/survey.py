@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import onnx
-
 from ekiden.frontend.common.survey import Operator, Port, Problem, Survey
 from ekiden.frontend.common.value import dim_name
 from ekiden.frontend.onnx.check import domain_of, find_row, problems_of
@@ -20,6 +18,7 @@ from ekiden.frontend.onnx.load import (
     sorted_nodes,
     subgraphs,
 )
+from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
 
 

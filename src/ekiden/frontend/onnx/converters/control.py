@@ -120,12 +120,11 @@ def _each(node: Node, name: str, count: int) -> list[int]:
 _DIRECTIONS = ("scan_input_directions", "directions")
 """The attribute as it is called since opset 9, and before."""
 SCAN = (
-    "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes "
-    "scan_output_directions"
+    "num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
 )
 ROWS = (
-    Row("If", _if, attributes="then_branch else_branch"),
-    Row("Loop", _loop, attributes="body"),
-    Row("Scan", _scan_8, since=8, attributes="body directions num_scan_inputs"),
-    Row("Scan", _scan, since=9, attributes=SCAN),
+    Row("If", _if, graphs="then_branch else_branch"),
+    Row("Loop", _loop, graphs="body"),
+    Row("Scan", _scan_8, since=8, attributes="directions num_scan_inputs", graphs="body"),
+    Row("Scan", _scan, since=9, attributes=SCAN, graphs="body"),
 )

@@ -226,7 +226,7 @@ ROWS = (
     Row("SequenceLength",     _length),
     Row("SplitToSequence",    _split, attributes="axis keepdims"),
     Row("ConcatFromSequence", _concat, attributes="axis new_axis"),
-    Row("SequenceMap",        _map, attributes="body"),
+    Row("SequenceMap",        _map, graphs="body"),
     Row("Optional",           _optional, attributes="type"),
     Row("OptionalHasElement", _has_element),
     Row("OptionalGetElement", _get_element),
