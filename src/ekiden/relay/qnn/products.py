@@ -47,13 +47,16 @@ def _is_zero(point: Expr) -> bool:
 
 
 def _as_uint8(data: Expr, point: Expr, dtype: str) -> tuple[Expr, Expr]:
-    """Bytes and their zero point as uint8 and int32; both move by the same number."""
-    if dtype == "uint8":
-        return data, cast(point, "int32")
-    moved = cast(add(cast(data, "int16"), const(np.int16(SIGN))), "uint8")
+    """Bytes and their zero point as uint8 and int32, a constant if it was one; both move by the
+    same number."""
+    by = 0 if dtype == "uint8" else SIGN
     if isinstance(point, Constant):
-        return moved, const(np.asarray(point.data.astype(np.int32) + SIGN, np.int32))
-    return moved, add(cast(point, "int32"), _int32(SIGN))
+        moved: Expr = const(np.asarray(point.data.astype(np.int32) + by, np.int32))
+    else:
+        moved = add(cast(point, "int32"), _int32(by)) if by else cast(point, "int32")
+    if dtype == "uint8":
+        return data, moved
+    return cast(add(cast(data, "int16"), const(np.int16(SIGN))), "uint8"), moved
 
 
 def _as_int8(weight: Constant, point: Expr) -> tuple[Constant, Expr]:
@@ -86,7 +89,7 @@ def dense(
     is_symmetric = _is_symmetric(weight, kernel_zero_point)
     weight, kernel_point = _as_int8(weight, kernel_zero_point)
     made: Expr = nn.dense(data, weight, out_dtype="int32")
-    if not (data_dtype == "uint8" and _is_zero(input_zero_point)):
+    if not _is_zero(point):
         rows = const(weight.data.astype(np.int32).sum(axis=1, dtype=np.int32))
         made = subtract(made, multiply(rows, point))
     if is_symmetric:
@@ -134,7 +137,7 @@ def conv2d(
         return _grouped(data, weight, points, window, data_dtype)
     data, point = _as_uint8(data, input_zero_point, data_dtype)
     is_symmetric = _is_symmetric(weight, kernel_zero_point)
-    is_plain = data_dtype == "uint8" and _is_zero(input_zero_point)
+    is_plain = _is_zero(point)
     weight, kernel_point = _as_int8(weight, kernel_zero_point)
     top, left, bottom, right = sides(padding, 2)
     if top or left or bottom or right:
