@@ -318,6 +318,7 @@ class Builder:
         current_rounding = 4
 
         def scaled(x: Operand, n: Operand) -> Operand:
+            """Of one register."""
             return self.pure(
                 f"call {kind} @{name}({kind} {x}, {kind} {n}, {kind} {x}, {mask} -1,"
                 f" i32 {current_rounding})"
