@@ -1,6 +1,7 @@
 """The ten computations of TVM's te_workload: by default, tuned, in PyTorch and in ONNX Runtime.
 
     python benchmarks/tune_workloads.py --trials 64 -o records.json [GMM C1D ...]
+    python benchmarks/tune_workloads.py --trials 64 --search guided -o others.json [GMM C1D ...]
     python benchmarks/tune_workloads.py --compare -o records.json
 
 One thread. Kernels are timed in turns in one process by the thread's own time; a line for each has
@@ -25,11 +26,18 @@ from ekiden.runtime import tensor
 from ekiden.target import Target
 from ekiden.tune import Candidate, Records, Session, Task, te_task
 from ekiden.tune.code import load
+from ekiden.tune.cost_model import Trees
 from ekiden.tune.program import NAME, build
 from ekiden.tune.search import Evolution, Random, Search
 from ekiden.tune.te_workload import WORKLOADS
 
 TURNS = 15
+SEARCHES: dict[str, Search] = {
+    "random": Random(),
+    "evolution": Evolution(),
+    "guided": Evolution(model=Trees),
+}
+"""At equal trials, with a file of records for each; `guided` is by a model of costs."""
 
 
 def in_torch(name: str, x: torch.Tensor, w: torch.Tensor | None) -> Callable[[], torch.Tensor]:
@@ -144,13 +152,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=list(WORKLOADS))
     parser.add_argument("--trials", type=int, default=64)
-    parser.add_argument("--search", choices=("evolution", "random"), default="evolution")
+    parser.add_argument("--search", choices=SEARCHES, default="evolution")
     parser.add_argument("-o", "--output")
     parser.add_argument("--compare", action="store_true", help="what stands in the records")
     options = parser.parse_args()
     ekiden.runtime.num_threads(1)
     torch.set_num_threads(1)
-    search: Search = Evolution() if options.search == "evolution" else Random()
+    search = SEARCHES[options.search]
     ratios = []
     for name in options.names:
         task = te_task(WORKLOADS[name](), Target("llvm"), name)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from codegen_kernels import run_map, to_array
 
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import PrimExpr, const, minimum
+from ekiden.tir.expr import broadcast
 from long_runs import share
 from rounding import ULP
 
@@ -120,12 +122,40 @@ def test_sigmoid_has_no_subnormal_results(dtype: str, lanes: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_tanh_of_small_numbers(dtype: str, lanes: int) -> None:
-    """The number itself, down to the least there is."""
+    """The number itself, down to the least there is, or the next to it where its square still
+    counts."""
     x = np.float_power(10.0, -np.arange(5, 45)).astype(dtype)
     x = np.concatenate([x, -x, [0.0, -0.0]]).astype(dtype)
     got = run_map(call("tanh", dtype), [x], [dtype], dtype, lanes)
-    np.testing.assert_array_equal(got, np.tanh(x.astype(np.longdouble)).astype(dtype))
+    want = np.tanh(x.astype(np.longdouble)).astype(dtype)
+    np.testing.assert_array_max_ulp(got, want, 1)
+    is_same = np.abs(x) < np.finfo(dtype).eps / 16
+    np.testing.assert_array_equal(got[is_same], x[is_same])
     np.testing.assert_array_equal(np.signbit(got), np.signbit(x))
+
+
+def test_tanh_is_never_beyond_one(lanes: int) -> None:
+    x = np.linspace(5, 12, 4000, dtype="float32")
+    got = run_map(call("tanh", "float32"), [np.concatenate([x, -x])], ["float32"], "float32", lanes)
+    assert np.all(np.abs(got) <= 1) and np.all(got[:4000] > 0.9999) and np.all(got[4000:] < -0.9999)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_powers_at_most_one(dtype: str, lanes: int) -> None:
+    """What exp of the lesser of x and 0 is made of: accurate to where nothing is left, 0 behind."""
+    low = math.log(float(np.finfo(dtype).smallest_subnormal))
+    x = np.array([*np.linspace(low - 3, 0, 3000), 0.0, -0.0, 5.0, np.inf, -np.inf, np.nan], dtype)
+    zero = const(0.0, dtype)
+    got = run_map(
+        lambda x: call_intrin("exp", minimum(x, broadcast(zero, dt.lanes(x.dtype))), dtype=x.dtype),
+        [x], [dtype], dtype, lanes,
+    )  # fmt: skip
+    want = np.exp(np.minimum(x, 0).astype(np.longdouble))
+    finite = ~np.isnan(x)
+    single, double, *_ = ULP["exp"]
+    error = ulps(got[finite], want[finite])
+    assert error.max() <= (single if dtype == "float32" else double)
+    assert got[-2] == 0 and np.isnan(got[-1]) and got[-3] == got[-4] == 1
 
 
 def test_exp_rounds_subnormal_results() -> None:

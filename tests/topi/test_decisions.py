@@ -291,6 +291,20 @@ def test_every_family_chooses_within_its_space() -> None:
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("cpu", ["haswell", "znver3", "skylake-avx512", "znver4"])
+def test_steps_stand_in_pairs_where_something_is_brought_ahead(cpu: str) -> None:
+    """Also the next panel alone, where one stays near; not where nothing is."""
+    target = Target(f"llvm -mcpu={cpu} -cores=1")
+    panel = 2 * target.lanes("float32")
+    for size, depth, channels, steps in [(14, 256, 256, 2), (28, 96, panel, 1)]:
+        data = te.placeholder((1, size, size, depth))
+        weight = te.placeholder((channels // panel, 1, 1, depth, panel))
+        anchor = conv(data, weight, 1, 0, 1, 1, "NHWC", f"OHWI{panel}o", channels=channels)
+        made = choose([anchor], target).decision
+        assert made["unroll"] == steps and bool(made["own"] or made["spread"]) == (steps == 2)
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("cpu", "text"), [("sapphirerapids", "rows=6 wide_rows=3"), ("alderlake", "rows=4 wide_rows=1")]
 )

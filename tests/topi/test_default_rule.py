@@ -196,3 +196,44 @@ def test_programs_of_threads_refuse_indices(shape: tuple[int, ...], symbolic: bo
     with pytest.raises(IndexRangeError, match=r"^take: index 5 .*axis 0 of size 5 \(\[-5, 4\]"):
         run(func, data, at, out)
     assert (out == 7).all()
+
+
+def loops(func: PrimFunc) -> list[tuple[str, ForKind]]:
+    """The name and kind of each loop of scalars, outermost first."""
+    return [(s.loop_var.name, s.kind) for s in walk(func.body) if isinstance(s, For)]
+
+
+def test_a_stage_takes_several_rows_before_the_next() -> None:
+    x = te.placeholder((64, 64), "float32", "x")
+    made = schedule_default([x], [softmax(x)], TARGET, "kernel")
+    rows = [s for s in walk(made.body) if isinstance(s, For) and s.loop_var.name == "row"]
+    assert len(rows) == 3  # maximum; powers and their sum; quotients
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 33), (7, 20), (2, 9, 16)])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_rows_that_no_group_divides(shape: tuple[int, ...], symbolic: bool) -> None:
+    array = random_array(shape)
+    x = declare(array, symbolic)
+    compare([x], [softmax(x)], [array])
+    compare([x], [log_softmax(x)], [array])
+
+
+def test_long_rows_are_taken_one_by_one() -> None:
+    """What a stage leaves in the first cache is what the next one reads."""
+    x = te.placeholder((64, 8192), "float32", "x")
+    made = schedule_default([x], [softmax(x)], TARGET, "kernel")
+    assert not any(name == "row" for name, _ in loops(made))
+
+
+def test_powers_below_a_maximum_are_capped() -> None:
+    """Also where what they are of is computed, and read under a mask; others are left alone."""
+    x, mask = (te.placeholder((8, 32), "float32", n) for n in ("x", "mask"))
+    scaled = te.compute((8, 32), lambda i, j: x[i, j] * 0.25 + mask[i, j], "scaled")
+    for tensor in (softmax(x), log_softmax(x), softmax(scaled)):
+        made = str(schedule_default([x, mask], [tensor], TARGET, "kernel"))
+        assert "T.exp(T.min(" in made, made
+    k = te.reduce_axis((0, 32), "k")
+    other = te.compute((8,), lambda i: te.max(mask[i, k], axis=k), "other")
+    powers = te.compute((8, 32), lambda i, j: call_intrin("exp", x[i, j] - other[i]), "powers")
+    assert "T.min(" not in str(schedule_default([x, mask], [powers], TARGET, "kernel"))

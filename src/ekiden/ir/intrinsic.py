@@ -300,6 +300,10 @@ EXPENSIVE = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "po
 
 Worth storing when they are read twice.
 """
+CHAINED = frozenset(("log", "tanh", "sigmoid"))
+"""Those of so many steps, each of which waits for the one before, that two vectors side by side
+pay; sin, cos and pow work in a wider type, which fills all registers.
+"""
 
 
 def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:

@@ -16,8 +16,9 @@ from ekiden.codegen.llvm.types import constant, register_type, suffix
 from ekiden.ir import dtype as dt
 from ekiden.runtime.layout import DLTensor, DLTensor32
 from ekiden.target import Target
-from ekiden.target.features import POINTER_BYTES, RISCV, WASM
+from ekiden.target.features import POINTER_BYTES, RISCV, WASM, X86
 
+AVX_BITS = 256
 Operand = str
 Arguments = Sequence[tuple[str, Operand]]
 
@@ -36,6 +37,7 @@ class Module:
         self.declarations: dict[str, str] = {}
         self.strings: dict[bytes, str] = {}
         self.tables: dict[tuple[float, ...], str] = {}
+        self.vectors: dict[str, str] = {}
         self.functions: list[str] = []
         self.defined: set[str] = set()
         self.metadata: list[str] = []
@@ -50,6 +52,14 @@ class Module:
     def is_wasm(self) -> bool:
         """Whether code is for WebAssembly."""
         return self.target is not None and self.target.architecture == WASM
+
+    @property
+    def fills_lanes(self) -> bool:
+        """Whether a number of memory becomes a vector by an instruction of its own: AVX has that,
+        SSE takes whole vectors from memory, and AVX-512 fills lanes on the way."""
+        target = self.target
+        is_x86 = target is not None and target.architecture == X86
+        return is_x86 and self.has("broadcasts") and not self.has("masks")
 
     def has(self, ability: str) -> bool:
         """Whether the target has it, as `Target.has`; LLVM finds a way where there is none."""
@@ -78,6 +88,10 @@ class Module:
         """A pointer to constant float64 numbers."""
         return self.tables.setdefault(values, f"@.table.{len(self.tables)}")
 
+    def vector(self, kind: str, value: Operand) -> Operand:
+        """A pointer to a constant vector."""
+        return self.vectors.setdefault(f"{kind} {value}", f"@.vector.{len(self.vectors)}")
+
     def unique(self, name: str) -> str:
         """A function name not used before in this module."""
         count = self._names[name] = self._names.get(name, -1) + 1
@@ -94,8 +108,14 @@ class Module:
             f" [{', '.join('double ' + constant(v, 'float64') for v in values)}]"
             for values, name in self.tables.items()
         ]
+        vectors = [
+            f"{name} = private unnamed_addr constant {value}, align 32"
+            for value, name in self.vectors.items()
+        ]
         declared = [text for name, text in self.declarations.items() if name not in self.defined]
-        return "\n".join([*head, *strings, *tables, *self.functions, *declared, *self.metadata, ""])
+        return "\n".join(
+            [*head, *strings, *tables, *vectors, *self.functions, *declared, *self.metadata, ""]
+        )
 
 
 class Builder:
@@ -187,6 +207,32 @@ class Builder:
         """A constant."""
         return constant(number, dtype)
 
+    def kept_const(self, number: float, dtype: str) -> Operand:
+        """A constant of a long computation: in memory as a vector where registers are few and LLVM
+        would fill all lanes of one by an instruction, in every turn of a loop. Others take it from
+        there on their way."""
+        value, element = self.const(number, dtype), dt.element(dtype)
+        one = dt.with_lanes(element, AVX_BITS // dt.SCALAR_BITS[element])
+        if number == 0 or dt.lanes(dtype) % dt.lanes(one) or not self.module.fills_lanes:
+            return value
+        kind = register_type(one)
+        place = self.module.vector(kind, value)
+        loaded = self.pure(f"load {kind}, ptr {place}, align 32, !invariant.load !{{}}")
+        return self.joined(one, [loaded] * (dt.lanes(dtype) // dt.lanes(one)))
+
+    def joined(self, dtype: str, parts: Sequence[Operand]) -> Operand:
+        """Vectors one after the other, of which there are a power of two."""
+        made, lanes = list(parts), dt.lanes(dtype)
+        while len(made) > 1:
+            kind = register_type(dt.with_lanes(dt.element(dtype), lanes))
+            lanes *= 2
+            order = ", ".join(f"i32 {n}" for n in range(lanes))
+            made = [
+                self.pure(f"shufflevector {kind} {a}, {kind} {b}, <{lanes} x i32> <{order}>")
+                for a, b in zip(made[::2], made[1::2], strict=True)
+            ]
+        return made[0]
+
     def call(self, name: str, result: str, arguments: Arguments) -> Operand:
         """A call of a pure intrinsic by its full name; types are data types."""
         types = [register_type(t) for t, _ in arguments]
@@ -255,24 +301,45 @@ class Builder:
         )
 
     def has_scalef(self, dtype: str) -> bool:
-        """Whether `scalef` can be used: the instruction of AVX-512, on whole vectors."""
+        """Whether `scalef` can be used: the instruction of AVX-512, on whole vectors or several."""
         target = self.module.target
         bits = dt.lanes(dtype) * 8 * dt.itemsize(dt.element(dtype))
-        return target is not None and target.has("scalef") and bits == 512
+        return target is not None and target.has("scalef") and bits >= 512 and bits % 512 == 0
 
     def scalef(self, dtype: str, a: Operand, exponent: Operand) -> Operand | None:
         """`a * 2**floor(exponent)` by the instruction of AVX-512; None where it cannot be used."""
         if not self.has_scalef(dtype):
             return None
-        lanes = dt.lanes(dtype)
-        mask, kind = f"i{lanes}", register_type(dtype)
+        lanes = 512 // dt.SCALAR_BITS[dt.element(dtype)]
+        mask, one = f"i{lanes}", dt.with_lanes(dt.element(dtype), lanes)
+        kind = register_type(one)
         name = f"llvm.x86.avx512.mask.scalef.p{'s' if lanes == 16 else 'd'}.512"
         self.module.declare(name, kind, [kind, kind, kind, mask, "i32"])
         current_rounding = 4
-        return self.pure(
-            f"call {kind} @{name}({kind} {a}, {kind} {exponent}, {kind} {a}, {mask} -1,"
-            f" i32 {current_rounding})"
-        )
+
+        def scaled(x: Operand, n: Operand) -> Operand:
+            """Of one register."""
+            return self.pure(
+                f"call {kind} @{name}({kind} {x}, {kind} {n}, {kind} {x}, {mask} -1,"
+                f" i32 {current_rounding})"
+            )
+
+        parts = [self.parts(dtype, each, lanes) for each in (a, exponent)]
+        return self.joined(one, [scaled(x, n) for x, n in zip(*parts, strict=True)])
+
+    def parts(self, dtype: str, value: Operand, lanes: int) -> list[Operand]:
+        """The vectors of so many lanes that a longer one is made of."""
+        if dt.lanes(dtype) == lanes:
+            return [value]
+        kind = register_type(dtype)
+        orders = [
+            ", ".join(f"i32 {n}" for n in range(first, first + lanes))
+            for first in range(0, dt.lanes(dtype), lanes)
+        ]
+        return [
+            self.pure(f"shufflevector {kind} {value}, {kind} poison, <{lanes} x i32> <{order}>")
+            for order in orders
+        ]
 
     def any(self, mask: Operand, lanes: int) -> Operand:
         """Whether any lane of a bool vector is true."""

@@ -30,6 +30,7 @@ from ekiden.ir.prim import (
     FloorMod,
     IntImm,
     Intrinsic,
+    Min,
     Mul,
     Not,
     PrimExpr,
@@ -247,7 +248,8 @@ class ExpressionEmitter:
                 return shuffle(b, e.args[0].dtype, one, two, shuffle_order(e))
             case Intrinsic():
                 operands = [self.value(a) for a in e.args]
-                return emit_intrinsic(b, e.op, e.dtype, e.args[0].dtype, operands)
+                below = len(e.args) == 1 and is_capped(e.args[0])
+                return emit_intrinsic(b, e.op, e.dtype, e.args[0].dtype, operands, below)
             case Select():
                 lanes = dt.lanes(e.condition.dtype)
                 chosen = (self.value(x) for x in (e.condition, e.true_value, e.false_value))
@@ -464,6 +466,14 @@ class ExpressionEmitter:
     def register(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
         """The current value of an element of a register buffer."""
         return self.registers.get(self.register_key(buffer, index), "poison")
+
+
+def is_capped(e: PrimExpr) -> bool:
+    """Whether an expression is the lesser of something and a number that is not above 0."""
+    if not isinstance(e, Min):
+        return False
+    caps = (c.value if isinstance(c, Broadcast) else c for c in (e.a, e.b))
+    return any(isinstance(c, FloatImm) and c.value <= 0 for c in caps)
 
 
 def is_contiguous(index: Ramp) -> bool:

@@ -34,7 +34,7 @@ class FloatMath:
 
     def const(self, value: float) -> Operand:
         """A float constant."""
-        return self.b.const(value, self.dtype)
+        return self.b.kept_const(value, self.dtype)
 
     def int_const(self, value: int) -> Operand:
         """A constant of the integer type of the same width."""
@@ -173,9 +173,10 @@ class FloatMath:
         """The power of two whose exponent, with its bias, the last bits of an integer are."""
         return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
 
-    def rounded_power(self, x: Operand, factor: float) -> tuple[Operand, Operand]:
-        """(n, 2**n) for n = x * factor rounded, where that is a power in the normal range."""
-        n, biased = self._rounded(x, factor, BIAS[self.element])
+    def rounded_power(self, x: Operand, factor: float, up: int = 0) -> tuple[Operand, Operand]:
+        """(n, 2**(n + up)) for n = x * factor rounded, where that is a power in the normal
+        range."""
+        n, biased = self._rounded(x, factor, BIAS[self.element] + up)
         return n, self._power(biased)
 
     def rounded_powers(self, x: Operand, factor: float) -> tuple[Operand, Operand, Operand]:

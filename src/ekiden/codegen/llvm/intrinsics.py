@@ -8,7 +8,7 @@ from ekiden.codegen.llvm.builder import Builder, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.float_math import FloatMath
 from ekiden.codegen.llvm.math_erf import erf
-from ekiden.codegen.llvm.math_exp import exp, sigmoid, tanh
+from ekiden.codegen.llvm.math_exp import exp, exp_at_most_one, sigmoid, tanh
 from ekiden.codegen.llvm.math_log import log, power
 from ekiden.codegen.llvm.math_trig import cos, sin
 from ekiden.codegen.llvm.types import register_type
@@ -17,13 +17,20 @@ from ekiden.runtime.errors import InternalError
 
 
 def emit_intrinsic(
-    b: Builder, name: str, dtype: str, argument: str, operands: Sequence[Operand]
+    b: Builder,
+    name: str,
+    dtype: str,
+    argument: str,
+    operands: Sequence[Operand],
+    at_most_zero: bool = False,
 ) -> Operand:
-    """The call `name(operands)`, with arguments of type `argument` and a result of type `dtype`."""
+    """The call `name(operands)`, with arguments of type `argument` and a result of type `dtype`.
+    `at_most_zero` says that no argument is above 0, which is shorter for some."""
     if name == "reinterpret":
         return b.convert("bitcast", argument, dtype, operands[0])
     if name in FLOAT:
-        return _in_float(b, FLOAT[name], dtype, argument, operands)
+        compute = AT_MOST_ZERO.get(name, FLOAT[name]) if at_most_zero else FLOAT[name]
+        return _in_float(b, compute, dtype, argument, operands)
     if name in TESTS:
         return _test(b, name, argument, operands[0])
     if name in INTEGER:
@@ -353,6 +360,7 @@ FLOAT: dict[str, Callable[..., Operand]] = {
     "sqrt": _sqrt, "rsqrt": _rsqrt, "abs": _absolute, "fma": _fma,
     "floor": _floor, "ceil": _ceil, "round": _round, "trunc": _trunc,
 }
+AT_MOST_ZERO: dict[str, Callable[..., Operand]] = {"exp": exp_at_most_one}
 TESTS = ("isnan", "isinf")
 INTEGER: dict[str, Callable[..., Operand]] = {
     "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"),

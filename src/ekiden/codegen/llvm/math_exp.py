@@ -13,11 +13,12 @@ LN2_LOW = {"float32": 1.42860682030941723212e-6, "float64": 1.908214929270587700
 # arguments beyond which the result is 0 or infinite whatever happens in between
 RANGE = {"float32": (-106.0, 90.0), "float64": (-750.0, 711.0)}
 # those beyond which exp(x), or 2 / exp(x), is subnormal: arithmetic on such takes 100 cycles and
-# more; and a size of x from which x**2 is far from it, where x and tanh(x) are the same number
+# more
 NORMAL = {"float32": (-87.33, 80.0), "float64": (-708.39, 700.0)}
-TINY = 1e-10
 # no subnormal number in float32, and of no weight beside 1 in float64
 LOST = 1e-30
+# an exponent that makes 2**n normal for the n of RANGE that are not above 0
+RAISED = {"float32": 64, "float64": 512}
 
 # (exp(r) - 1 - r) / r**2 on |r| <= ln(2)/2
 EXP = {
@@ -31,19 +32,6 @@ EXP = {
         2.7557660405116254e-07, 2.5113740153661464e-08, 2.0806085033485754e-09,
     ),
 }  # fmt: skip
-# (tanh(x) - x) / x**3 as a polynomial in x**2 on |x| <= 0.625
-TANH = {
-    "float32": (
-        -0.3333328118572571, 0.13331420396902824, -0.05373779911831038, 0.020632549433451046,
-        -0.005697387128602373,
-    ),
-    "float64": (
-        -0.3333333333333284, 0.13333333333259972, -0.053968253930298075, 0.021869487554110546,
-        -0.008863220716737478, 0.0035919868803084877, -0.001454947150084945,
-        0.0005862782363491715, -0.00022848688734702344, 7.705649422994373e-05,
-        -1.602958783830181e-05,
-    ),
-}  # fmt: skip
 
 
 def exp(m: FloatMath, x: Operand) -> Operand:
@@ -53,6 +41,18 @@ def exp(m: FloatMath, x: Operand) -> Operand:
     low, high = RANGE[m.element]
     vanishes, zero = m.less(x, m.const(low)), m.const(0.0)
     made = exp_within(m, m.at_most(m.select(vanishes, zero, x), high))
+    return m.select(vanishes, zero, made)
+
+
+def exp_at_most_one(m: FloatMath, x: Operand) -> Operand:
+    """exp(x) for x <= 0, or NaN, in fewer steps: the power is made too large by one factor that
+    keeps all of them normal."""
+    vanishes, zero, up = m.less(x, m.const(RANGE[m.element][0])), m.const(0.0), RAISED[m.element]
+    x = m.select(vanishes, zero, x)
+    if m.has_scale:
+        return m.select(vanishes, zero, exp_within(m, x))
+    n, power = m.rounded_power(x, LOG2_E, up)
+    made = m.mul(m.madd(_of_rest(m, x, n), power, power), m.const(2.0**-up))
     return m.select(vanishes, zero, made)
 
 
@@ -77,10 +77,15 @@ def exp_normal(m: FloatMath, x: Operand) -> Operand:
 def _of_rest(m: FloatMath, x: Operand, n: Operand) -> Operand:
     """exp(r) - 1 for r = x - n ln 2, to the last place of exp(r). The square of r is never
     subnormal: what is added to it is lost beside 1."""
-    r = m.madd(n, m.const(-LN2_HIGH[m.element]), x)
-    r = m.madd(n, m.const(-LN2_LOW[m.element]), r)
+    r = _rest(m, x, n)
     square = m.madd(r, r, m.const(LOST))
     return m.madd(m.paired_polynomial(r, square, EXP[m.element]), square, r)
+
+
+def _rest(m: FloatMath, x: Operand, n: Operand) -> Operand:
+    """x - n ln 2"""
+    r = m.madd(n, m.const(-LN2_HIGH[m.element]), x)
+    return m.madd(n, m.const(-LN2_LOW[m.element]), r)
 
 
 def sigmoid(m: FloatMath, x: Operand) -> Operand:
@@ -93,12 +98,13 @@ def sigmoid(m: FloatMath, x: Operand) -> Operand:
 
 
 def tanh(m: FloatMath, x: Operand) -> Operand:
-    """An odd polynomial near 0; 1 - 2 / (exp(2|x|) + 1) with the sign of x elsewhere."""
-    size = m.abs(x)
-    one, two = m.const(1.0), m.const(2.0)
+    """e / (e + 2) with e = exp(2|x|) - 1 and the sign of x. Of e there is (2**n - 1) + 2**n
+    (exp(r) - 1), which is exact to its own last place also near 0: n is 0 there, and exp(r) - 1 is
+    r + r (r q), whose product with r is not rounded alone. Three roundings are left."""
+    size, one = m.abs(x), m.const(1.0)
     twice = m.at_most(m.add(size, size), NORMAL[m.element][1])
-    far = m.sub(one, m.div(two, m.add(exp_normal(m, twice), one)))
-    base = m.select(m.less(size, m.const(TINY)), m.const(TINY), size)
-    square = m.mul(base, base)
-    near = m.madd(size, m.mul(square, m.polynomial(square, TANH[m.element])), size)
-    return m.copysign(m.select(m.less(size, m.const(0.625)), near, far), x)
+    n, power = m.rounded_power(twice, LOG2_E)
+    r = _rest(m, twice, n)
+    q = m.paired_polynomial(r, m.madd(r, r, m.const(LOST)), EXP[m.element])
+    e = m.madd(m.madd(m.mul(q, r), r, r), power, m.sub(power, one))
+    return m.copysign(m.div(e, m.add(e, m.const(2.0))), x)

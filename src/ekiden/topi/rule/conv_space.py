@@ -160,6 +160,6 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     order = str(chosen.setdefault("order", sizes.order(blocking)))
     chosen.setdefault("k_block", sizes.k_block(blocking, order))
     own = int(chosen.setdefault("own", blocking.own(order)))
-    chosen.setdefault("spread", blocking.spread(order) if sizes.is_flat else 0)
-    chosen.setdefault("unroll", blocking.unroll(order, own))
+    spread = int(chosen.setdefault("spread", blocking.spread(order) if sizes.is_flat else 0))
+    chosen.setdefault("unroll", blocking.unroll(order, own or spread))
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden import te
-from ekiden.arith import Analyzer, prove_equal
+from ekiden.arith import Analyzer, prove_equal, simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, minimum
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.target import Target
 from ekiden.te.inline import inputs_of, is_stored
@@ -24,19 +24,25 @@ from ekiden.te.prim_func import BufferMap, allocated, extern_stage, whole_operat
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.stmt import PrimFunc, Stmt
+from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt
 from ekiden.tir.transform.flatten_buffers import flat_index
 from ekiden.tir.visitor import sequence
 from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.injective import injective_nest
 from ekiden.topi.rule.loops import Accesses, Axis, cost, estimate, fuse, parallel_outer
+from ekiden.topi.rule.model import levels
 from ekiden.topi.rule.reduction import ReduceNest, Stream, reduces_contiguous
+from ekiden.topi.rule.row_values import below_maximum
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 from ekiden.topi.rule.tuple_reduction import combine_nest
 
 LOCAL_BYTES = 16384
 """Intermediates of a row up to this size live on the stack, larger ones in the workspace."""
+ROWS = 4
+"""Rows that a stage takes before the next one begins: what stages wait for, a vector's lanes that
+are combined, is made of several rows at a time. Fewer where as many do not stay in half of the
+first cache."""
 
 
 class _Kernel:
@@ -54,6 +60,8 @@ class _Kernel:
         self.outputs = set(outputs)
         self.prefix: list[Axis] = []
         self.rows: set[Tensor] = set()
+        self.row: Var | None = None
+        """Which of several rows that a stage takes one after the other."""
 
     # Elements of stages as flat accesses.
 
@@ -76,7 +84,10 @@ class _Kernel:
     def flat(self, tensor: Tensor, indices: Sequence[PrimExpr]) -> tuple[Buffer, PrimExpr]:
         """Where an element is."""
         buffer = self.map.buffers[tensor]
-        at = tuple(indices[len(self.prefix) :] if tensor in self.rows else indices)
+        at = tuple(indices)
+        if tensor in self.rows:
+            own = at[len(self.prefix) :] or (const(0),)
+            at = own if self.row is None else (self.row, *own)
         index = flat_index(buffer, at) if len(at) > 1 else at[0] if at else const(0)
         return buffer, self.analyzer.simplify(index)
 
@@ -92,7 +103,7 @@ class _Kernel:
                 return BufferLoad(buffer, (index,), e.dtype)
             return e
 
-        return rewrite(expr, change)
+        return rewrite(below_maximum(expr), change)
 
     # Stages.
 
@@ -139,7 +150,7 @@ class _Kernel:
             reduced.append(axis)
         return reduced
 
-    def row_stages(self) -> Stmt:
+    def row_stages(self) -> list[Stmt]:
         """The stages of one row, in order; one that a reduction reads first is made on its way."""
         statements: list[Stmt] = []
         waiting: Tensor | None = None
@@ -154,7 +165,7 @@ class _Kernel:
             else:
                 statements.append(both)
             waiting = None
-        return sequence(*statements)
+        return statements
 
     def _streams(self, tensor: Tensor, reader: Tensor) -> bool:
         """Whether a reduction over one axis reads each element of a row of `tensor` once."""
@@ -221,17 +232,36 @@ class _Kernel:
         self.prefix = [Axis(Var(a.var.name), a.extent) for a in names]
         for axis in self.prefix:
             self.analyzer.bind(axis.var, 0, axis.extent)
-        buffers: list[Buffer] = []
         self._share_outputs()
-        for tensor in self.stages:
-            if tensor not in self.map.buffers:
-                self.rows.add(tensor)
-                buffers.append(self._row_buffer(tensor, shared))
-        step = self._fused_prefix()
-        body = allocated(self.row_stages(), buffers)
+        inside = [t for t in self.stages if t not in self.map.buffers]
+        self.rows.update(inside)
+        rows = self._rows_together(shared)
+        if rows > 1:
+            self.row = Var("row")
+            self.analyzer.bind(self.row, 0, rows)
+        buffers = [self._row_buffer(t, shared, rows) for t in inside]
+        axes, step = self._fused_prefix()
         work = sum(estimate(t.shape[shared:]) * cost(_bodies(t)) for t in self.stages)
         work += estimate(self._reduced())
-        return parallel_outer(step[0], work, substitute_statement(body, step[1]))
+        stages = [substitute_statement(s, step) for s in self.row_stages()]
+        if self.row is not None:
+            axes, stages = _together(axes, self.row, rows, stages)
+        body = allocated(sequence(*stages), buffers)
+        return parallel_outer(axes, work * rows, body)
+
+    def _rows_together(self, shared: int) -> int:
+        """How many rows a stage takes before the next: ROWS, or as many of them as there are for
+        each core and stay near, of their data and of all that is made of them."""
+        if len(self.stages) < 2 or not any(map(_is_reduction, self.stages)):
+            return 1
+        size = sum(estimate(t.shape[shared:]) * dt.itemsize(t.dtype) for t in self.stages)
+        size += sum(
+            estimate(self._reduced()) * dt.itemsize(t.dtype)
+            for t in {i for t in self.stages for i in inputs_of(t)} - set(self.stages)
+        )
+        count = estimate([a.extent for a in self.prefix]) // self.target.cores
+        near = levels(self.target)[0].size // 2
+        return max(1, min(ROWS, count, near // max(size, 1)))
 
     def _fused_prefix(self) -> tuple[list[Axis], dict[Var, PrimExpr]]:
         """The shared axes as few loops as every access allows, and what the old variables are."""
@@ -269,13 +299,12 @@ class _Kernel:
         )
         return [a.extent for a in longest]
 
-    def _row_buffer(self, tensor: Tensor, shared: int) -> Buffer:
-        shape = tensor.shape[shared:]
+    def _row_buffer(self, tensor: Tensor, shared: int, rows: int) -> Buffer:
+        several = () if self.row is None else (const(rows),)
+        shape = (*several, *(tensor.shape[shared:] or (const(1),)))
         small = all(isinstance(d, IntImm) for d in shape)
         fits = small and estimate(shape) * dt.itemsize(tensor.dtype) <= LOCAL_BYTES
-        buffer = self.map.declare(tensor, "local" if fits else "global").with_fields(
-            shape=shape or (const(1),)
-        )
+        buffer = self.map.declare(tensor, "local" if fits else "global").with_fields(shape=shape)
         self.map.buffers[tensor] = buffer
         return buffer
 
@@ -303,6 +332,23 @@ class _Kernel:
         if shared == 0:
             return self.sequential_body()
         return self.rows_body(shared)
+
+
+def _is_reduction(tensor: Tensor) -> bool:
+    return isinstance(tensor.op, ComputeOp) and bool(tensor.op.reduce_axis)
+
+
+def _together(
+    axes: Sequence[Axis], row: Var, rows: int, stages: Sequence[Stmt]
+) -> tuple[list[Axis], list[Stmt]]:
+    """Loops over the last axis that take so many of its steps in every stage."""
+    *outer, last = axes
+    group = Axis(Var("rows"), simplify((last.extent + (rows - 1)) // rows))
+    is_even = isinstance(last.extent, IntImm) and last.extent.value % rows == 0
+    left = const(rows) if is_even else minimum(const(rows), last.extent - group.var * rows)
+    step: dict[Var, PrimExpr] = {last.var: group.var * rows + row}
+    each = [For(row, const(0), left, ForKind.SERIAL, substitute_statement(s, step)) for s in stages]
+    return [*outer, group], list(each)
 
 
 def _bodies(tensor: Tensor) -> tuple[PrimExpr, ...]:

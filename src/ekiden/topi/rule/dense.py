@@ -275,8 +275,9 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     order = str(chosen.setdefault("order", "row" if split == "rows" else blocking.order()))
     chosen.setdefault("k_block", blocking.k_block(order) if sizes.dtype == "float32" else 0)
     own = int(chosen.setdefault("own", blocking.own(order)))
-    chosen.setdefault("spread", blocking.spread(order))
-    chosen.setdefault("unroll", blocking.unroll("row" if blocking.tiles == 1 else "panel", own))
+    spread = int(chosen.setdefault("spread", blocking.spread(order)))
+    change = "row" if blocking.tiles == 1 else "panel"
+    chosen.setdefault("unroll", blocking.unroll(change, own or spread))
     chosen.setdefault("copy", blocking.copy(int(chosen["k_block"])))
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
 

@@ -132,7 +132,7 @@ class _Nest:
         self.loads = Accesses([self.index], [self.value])
         self.analyzer = analyzer
         loaded = [x.dtype for x in self.loads.loads]
-        self.lanes = vector_lanes(target, buffer.dtype, loaded)
+        self.lanes = vector_lanes(target, buffer.dtype, loaded, [self.value])
 
     def store(self, values: dict[Var, PrimExpr] | None = None) -> Stmt:
         """The statement for one element."""
@@ -433,6 +433,6 @@ def injective_nest(
     function.
     """
     loaded = [x.dtype for x in Accesses([index], [value]).loads]
-    lanes = vector_lanes(target, buffer.dtype, loaded)
+    lanes = vector_lanes(target, buffer.dtype, loaded, [value])
     regions = _regions(_Region(tuple(axes), index, value), analyzer, lanes)
     return sequence(*(_Nest(buffer, r, analyzer, target).build(top) for r in regions))

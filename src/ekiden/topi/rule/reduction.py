@@ -92,7 +92,7 @@ class ReduceNest:
         self.values = [source, *streamed]
         self.accesses = Accesses([index], self.values)
         loaded = [x.dtype for x in self.accesses.loads]
-        self.lanes = vector_lanes(target, self.dtype, loaded)
+        self.lanes = vector_lanes(target, self.dtype, loaded, self.values)
         self.combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = COMBINE[kind]
 
     def build(self, top: bool) -> Stmt:

@@ -1,0 +1,104 @@
+"""Functions of elements and of rows beside ONNX Runtime: one operator a model, float32, one thread.
+
+    python benchmarks/functions.py [Tanh Softmax ...]
+
+Both run in turns in one process and are timed by the thread's own time; a line for each has the
+least and the median of both, and ONNX Runtime's time over Ekiden's. ONNX Runtime writes to memory
+that it is given, Ekiden's result is new in every call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper
+
+import ekiden
+
+TURNS = 25
+TURN_S = 2e-3
+CASES: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("Exp", (128, 3072)),
+    ("Tanh", (128, 3072)),
+    ("Sigmoid", (128, 3072)),
+    ("Erf", (128, 3072)),
+    ("Gelu", (128, 3072)),
+    ("Softmax", (256, 256)),
+    ("Softmax", (1536, 128)),
+    ("Softmax", (6144, 512)),
+    ("LayerNormalization", (128, 768)),
+)
+"""Operators and sizes."""
+
+
+def model_of(op: str, shape: tuple[int, ...]) -> onnx.ModelProto:
+    """A model of one node."""
+    inputs, constants = ["x"], []
+    if op == "LayerNormalization":
+        inputs += ["scale", "bias"]
+        ones = np.ones(shape[-1], np.float32)
+        constants = [onnx.numpy_helper.from_array(ones, n) for n in inputs[1:]]
+    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n in "xy")
+    graph = helper.make_graph([helper.make_node(op, inputs, ["y"])], op, [x], [y], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def peer(model: onnx.ModelProto, x: np.ndarray) -> Callable[[], object]:
+    """A call of ONNX Runtime."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, ["CPUExecutionProvider"]
+    )
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y")
+    return lambda: session.run_with_iobinding(binding)
+
+
+def in_turns(calls: list[Callable[[], object]]) -> list[list[float]]:
+    """Seconds of the thread for each call, in every turn."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(TURNS):
+        for call, taken in zip(calls, times, strict=True):
+            call()
+            count, started = 0, time.thread_time()
+            while time.thread_time() - started < TURN_S:
+                call()
+                count += 1
+            taken.append((time.thread_time() - started) / count)
+    return times
+
+
+def main() -> None:
+    """A line for each case, and the geometric mean."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("operators", nargs="*", default=[op for op, _ in CASES])
+    options = parser.parse_args()
+    ekiden.runtime.num_threads(1)
+    ratios = []
+    for op, shape in (case for case in CASES if case[0] in options.operators):
+        model = model_of(op, shape)
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        compiled = ekiden.compile(model)
+        ours, theirs = in_turns([lambda exe=compiled, x=x: exe(x=x), peer(model, x)])  # type: ignore[misc]
+        ratios.append(statistics.median(theirs) / statistics.median(ours))
+        print(
+            f"{op:20}{'x'.join(map(str, shape)):>10}"
+            f"  least {min(ours) * 1e6:8.1f} {min(theirs) * 1e6:8.1f} us,"
+            f" median {statistics.median(ours) * 1e6:8.1f} {statistics.median(theirs) * 1e6:8.1f};"
+            f"  ratio {min(theirs) / min(ours):.2f}, of medians {ratios[-1]:.2f}",
+            flush=True,
+        )
+    if ratios:
+        print(f"geometric mean {statistics.geometric_mean(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()
