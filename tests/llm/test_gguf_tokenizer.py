@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pytest
 
 from ekiden.llm.files import find_tokenizer
 from ekiden.llm.gguf import GGUFCheckpoint, write_gguf
+from ekiden.llm.gguf_tokenizer import joins
 from ekiden.llm.text import Tokenizer
 from ekiden.runtime.errors import LoadError
 
@@ -118,6 +119,21 @@ def test_the_likeliest_pairs(tmp_path: Path, seed: int) -> None:
     assert numbers[0] == 1, "texts begin with a token"
     assert [tokens[n] for n in numbers[1:]] == joined(text, score)
     assert found.decode(numbers) == text
+
+
+def test_a_token_may_be_as_long_as_a_text() -> None:
+    """Pairs are looked for where there can be any, not at each of its letters."""
+
+    class Counted(str):
+        cuts = 0
+
+        def __getitem__(self, at: SupportsIndex | slice) -> str:
+            Counted.cuts += 1
+            return str(self)[at]
+
+    tokens = ["a", "b", "ab", "aab", Counted("ab" * 50000)]
+    assert joins(tokens, [0.0, 0.0, 2.0, 1.0, 3.0]) == [("a", "b"), ("a", "ab")]
+    assert not Counted.cuts
 
 
 def test_the_likeliest_cut(tmp_path: Path) -> None:

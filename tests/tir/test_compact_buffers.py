@@ -90,3 +90,19 @@ def f(out: T.Buffer((2, 8), "float32")):
 def test_a_buffer_never_grows() -> None:
     with pytest.raises(ValueError, match="a buffer never grows"):
         tir.transform.CompactBufferAllocation(is_strict=False)
+
+
+def test_data_that_say_how_much_is_used_make_no_buffer_larger() -> None:
+    """Of a number that is read its dtype alone is known: 8 GB would be room for each int32."""
+    func = tir.parse("""@T.prim_func
+def f(out_handle: T.handle, lengths: T.Buffer((1,), "int32")):
+    n = T.int64(is_size_var=True)
+    out = T.match_buffer(out_handle, (n,), "float32")
+    t = T.alloc_buffer((n,), "float32")
+    for i in range(T.Cast("int64", lengths[0])):
+        t[i] = 2.0
+    for i in range(T.Cast("int64", lengths[0])):
+        out[i] = t[i]
+""")
+    assert isinstance(func, tir.PrimFunc)
+    assert "t = T.alloc_buffer((n,), " in str(compact_buffers(func))

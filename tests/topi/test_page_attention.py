@@ -122,6 +122,62 @@ def test_what_products_of_bytes_stand_for() -> None:
     np.testing.assert_array_equal(found, [1 - 127 * 127, 2 + 15 - 254])
 
 
+LONG = 84
+"""Pages of three chunks and a piece of a fourth, at 8 tokens a page."""
+
+
+def long_text(name: str, window: int) -> tuple[relay.IRModule, list[Array]]:
+    """Attention of any number of tokens over a text of random numbers, and its arguments: tokens of
+    one text, of another, and none."""
+    rng, of = np.random.default_rng(2), Plane(PAGE, 16, FORMATS[name].dtype)
+    planes = np.zeros((2, GROUPS, LONG, of.size), of.dtype)
+    for values in (0, 1):
+        for page in range(LONG):
+            for token in range(PAGE):
+                given = rng.standard_normal((GROUPS, 16), np.float32)
+                of.write(planes[values, :, page], token, given, values)
+    tokens = rng.standard_normal((9, HEADS + 2 * GROUPS, 16), np.float32)
+    tables = np.stack([rng.permutation(LONG), rng.permutation(LONG)])
+    places = [0], tables, [0] * 7 + [1, 1], [*range(508, 514), -1, 671, 3]
+    arguments = [
+        tokens,
+        planes.reshape(1, 1, 2, GROUPS, -1),
+        *(np.array(p, "int32") for p in places),
+    ]
+    n, shapes = relay.SizeVar("n", "int64"), [each.shape for each in arguments]
+    for at in (0, 4, 5):
+        shapes[at] = (n, *shapes[at][1:])
+    params = [relay.var(f"x{i}", relay.TensorType(shape, str(each.dtype)))
+              for i, (shape, each) in enumerate(zip(shapes, arguments, strict=True))]  # fmt: skip
+    body = relay.op.nn.contrib_paged_attention(*params, page=PAGE, window=window)
+    return relay.IRModule.from_expr(relay.Function(params, body)), arguments
+
+
+@pytest.mark.parametrize(("name", "window"), [("float16", 0), ("int8", 300)])
+def test_a_token_is_the_same_by_any_threads_and_in_any_company(name: str, window: int) -> None:
+    """Chunks of a long text are shared where tokens are few, and merged as one thread does it."""
+    module, (tokens, *cache, sequences, positions) = long_text(name, window)
+    exe = ekiden.compile(module)
+
+    def run(some: Array, threads: int) -> Array:
+        exe.num_threads = threads
+        return exe(tokens[some], *cache, sequences[some], positions[some]).numpy()
+
+    every = np.arange(len(tokens))
+    alone = np.concatenate([run(every[n : n + 1], 1) for n in every])
+    for threads in (2, 3):
+        shared = np.concatenate([run(every[n : n + 1], threads) for n in every])
+        np.testing.assert_array_equal(shared.view("int32"), alone.view("int32"))
+    for some in (every, every[::-1], np.tile(every, 9), every[5:]):
+        np.testing.assert_array_equal(run(some, 2), alone[some])
+    wanted = (
+        relay.create_executor("debug", module)
+        .evaluate()(tokens, *cache, sequences, positions)
+        .numpy()
+    )
+    np.testing.assert_allclose(alone, wanted, atol=2e-2 if name == "int8" else 1e-5)
+
+
 def test_bytes_where_only_floats_have_256_bits() -> None:
     """Products of bytes are instructions of 128 bits there."""
     target = Target("llvm -mcpu=sandybridge")

@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", help="format of the cache: " + ", ".join(FORMATS))
     parser.add_argument("--threads", type=threads, help="threads of a step")
     parser.add_argument("--draft", help="a smaller model of the same tokens, which proposes some")
-    parser.add_argument("--proposals", type=int, default=4, help="how many of them at once (4)")
+    parser.add_argument("--proposals", type=int, help="how many of them at once (4)")
     parser.add_argument("--stop", action="append", default=[], help="a text that ends the answer")
     parser.add_argument("--quiet", action="store_true", help="say nothing of tokens a second")
     for name, (kind, text) in _NUMBERS.items():
@@ -41,7 +41,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the answer while it is made."""
+    """Print the answer while it is made. Raises InputError for two prompts."""
+    if options.tokens is not None and options.text is not None:
+        raise InputError("--tokens: there is a text beside it, and a prompt is one of both")
     given = {name.replace("-", "_"): getattr(options, name.replace("-", "_")) for name in _NUMBERS}
     chosen = {name: value for name, value in given.items() if value is not None}
     sampling = Sampling(**chosen, stop=tuple(options.stop))

@@ -23,7 +23,7 @@ from ekiden.llm.gguf import GGUFCheckpoint
 from ekiden.llm.text import Tokenizer
 from ekiden.runtime.errors import LoadError
 
-__all__ = ["tokenizer_of"]
+__all__ = ["joins", "tokenizer_of"]
 
 Package = Any
 """The package tokenizers, and what is of it: it has no types."""
@@ -102,16 +102,20 @@ class _Entries:
         return {token: n for n, token in enumerate(self.tokens)}
 
 
-def _joins(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+def joins(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """All pairs of tokens that make one, the likeliest first; of one token, by their numbers."""
     number = {token: n for n, token in enumerate(tokens)}
+    # a token may be a whole text: cuts are where both parts have the length of some token
+    lengths = {len(token) for token in tokens} - {0}
 
     def pairs() -> Iterator[tuple[float, int, int, int]]:
         """(order, number of the whole, of its left and of its right part) for each way to cut each
         token.
         """
         for n, token in enumerate(tokens):
-            for cut in range(1, len(token)):
+            for cut in lengths:
+                if len(token) - cut not in lengths:
+                    continue
                 left, right = number.get(token[:cut]), number.get(token[cut:])
                 if left is not None and right is not None:
                     yield -scores[n], n, left, right
@@ -134,7 +138,7 @@ def _joined_by_score(package: Package, entries: _Entries) -> Package:
     unknown = entries.token("unknown")
     model = package.models.BPE(
         entries.vocabulary,
-        _joins(entries.tokens, entries.numbers("ggml.scores", 0.0)),
+        joins(entries.tokens, entries.numbers("ggml.scores", 0.0)),
         unk_token=None if unknown is None else entries.tokens[unknown],
         byte_fallback=True,
         fuse_unk=True,

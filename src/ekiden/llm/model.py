@@ -32,6 +32,8 @@ __all__ = ["Model", "Piece", "load"]
 Ints = NDArray[np.int32]
 DEFAULT_CONTEXT = 4096
 """Tokens of a text, where nobody says and the model can have more."""
+PROPOSALS = 4
+"""Of a smaller model at once, where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def load(
     cache: str | None = None,
     tokenizer: object = None,
     draft: str | os.PathLike[str] | Checkpoint | None = None,
-    proposals: int = 4,
+    proposals: int | None = None,
     num_threads: int | None = None,
     **options: Any,  # noqa: ANN401  # of another function
 ) -> Model:
@@ -68,9 +70,9 @@ def load(
     `tokenizer` is one of the package tokenizers, or its file; a folder and a GGUF file have their
     own. `options` are those of `ekiden.compile`.
 
-    `draft` is a smaller model of the same tokens: it proposes so many `proposals`, which go through
-    the larger one at once. Texts are the same as without, and are made faster where the larger one
-    would often choose the same.
+    `draft` is a smaller model of the same tokens: it proposes so many `proposals` (4), which go
+    through the larger one at once. Texts are the same as without, and are made faster where the
+    larger one would often choose the same.
 
     Raises UnsupportedError for an architecture that there is not, ImportModelError for a tensor
     that is missing, and what `ekiden.compile` raises.
@@ -87,6 +89,9 @@ def load(
     if type(sequences) is not int or sequences < 1:
         raise InputError(f"load: 'sequences' must be at least 1, got {sequences!r}")
     layout = _layout(page, cache or _cache_of(found, decoder), decoder)
+    if draft is None and proposals is not None:
+        raise InputError("load: 'proposals' are those of a 'draft', which is not given")
+    proposals = PROPOSALS if proposals is None else proposals
     small = None if draft is None else _draft_of(_opened(draft), decoder, context, proposals)
     exe = ekiden.compile(program(found, decoder, layout, small), num_threads=num_threads, **options)
     _give_back()

@@ -32,6 +32,9 @@ from ekiden.tir.stmt import (
 from ekiden.tir.views import resolved
 from ekiden.tir.visitor import expressions, sub_statements
 
+UNKNOWN = (1 << 31) - 1
+"""Steps of a loop of which there is nothing known but that an int32 says how many they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -193,6 +196,8 @@ def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyz
     if base is None or math.isinf(low) or math.isinf(high):
         return whole
     extent = int(high - low) + 1
+    if extent >= UNKNOWN:
+        return whole
     if isinstance(dim, IntImm) and extent >= dim.value:
         return whole
     return Range.from_min_extent(analyzer.simplify(base + int(low)), const(extent))

@@ -8,17 +8,23 @@ from pass_checks import Array, calls
 
 import ekiden
 from ekiden import relay
+from ekiden.arith import simplify
 from ekiden.codegen.llvm import compile_object
 from ekiden.ir.module import IRModule
+from ekiden.ir.prim import const
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.transform import AlterOpLayout, InferType
 from ekiden.runtime.errors import CompileError, IndexRangeError, TypeInferenceError
 from ekiden.target import Target
 from ekiden.te import placeholder
+from ekiden.tir.stmt import Prefetch
 from ekiden.tir.transform import lower
+from ekiden.tir.visitor import walk
 from ekiden.topi.nn import dense_blocks_pack
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS, ROWS, BlockFormat
 from ekiden.topi.nn.blocks import Packed, pack_blocks, unpack_blocks
 from ekiden.topi.rule import schedule
+from ekiden.topi.rule.model import STREAM
 from long_runs import share
 from processor import processors
 
@@ -135,6 +141,34 @@ def kernel_object(row: BlockFormat, target: Target) -> None:
     packed = placeholder((1, 1, Packed(row, panel).size), "uint8", "weight")
     result = dense_blocks_pack(data, packed, row.name, panel, panel, "int8")
     compile_object([lower(schedule([data, packed], [result], target, "k"), target)], target)
+
+
+def brought_near(rows: int, at: int) -> tuple[set[int], list[int], int]:
+    """Which caches a product of so many rows brings weights near to; those places, from the place
+    that it reads; and how many there are."""
+    row, target = BLOCK_FORMATS["q4_0"], Target.parse("llvm -mcpu=x86-64-v3")
+    panel = 4 * target.lanes("float32")
+    data = placeholder((rows, 4 * row.values), name="data")
+    packed = placeholder((6, 4, Packed(row, panel).size), "uint8", "weight")
+    result = dense_blocks_pack(data, packed, row.name, 6 * panel, panel, "int8")
+    func = lower(schedule([data, packed], [result], target, "k"), target)
+    found = [each for each in walk(func.body) if isinstance(each, Prefetch)]
+    named = {v: const(at if v.name == "at" else 0) for each in found
+             for v in free_vars(each.indices[0])}  # fmt: skip
+    places = [simplify(substitute(each.indices[0], named)) for each in found]
+    size = 6 * 4 * Packed(row, panel).size
+    return {each.locality for each in found}, [int(str(p)) for p in places], size
+
+
+def test_weights_that_one_row_reads_are_brought_as_a_stream() -> None:
+    """Some way ahead, to the first cache, and nothing behind the last of them; several tiles bring
+    the panel that they read next to the second."""
+    caches, places, size = brought_near(1, 0)
+    assert caches == {3}
+    assert min(places) == STREAM
+    _, behind, _ = brought_near(1, size - 64)
+    assert max(behind) < size
+    assert brought_near(40, 0)[0] == {2}
 
 
 def test_a_block_of_zeros_gives_zero() -> None:

@@ -15,8 +15,12 @@ from ekiden.topi.rule.model import most_rows
 from ekiden.topi.rule.page_bytes import BytePages
 from ekiden.topi.rule.page_nibbles import NibblePages
 from ekiden.topi.rule.page_planes import BY_DTYPE, TOGETHER
-from ekiden.topi.rule.pages import DENSE, LANES, Cut, PagedAttention, Pages
+from ekiden.topi.rule.pages import DENSE, KEYS, LANES, Cut, PagedAttention, Pages
 from ekiden.topi.rule.words import exact_dot
+
+CHUNKS = (KEYS, KEYS * 4, KEYS * 2, KEYS // 2)
+SHARES = 4
+"""Tiles of each thread from which the last of them keeps others waiting for little."""
 
 
 def paged_attention_of(
@@ -36,6 +40,7 @@ def space(anchor: te.Tensor, target: Target) -> Space:
     return (
         Choice("rows", steps_down(most_rows(2, target)), "queries of a tile"),
         Choice("vectors", steps_down(4), "vectors of a tile"),
+        Choice("keys", CHUNKS, "keys of a chunk"),
     )
 
 
@@ -43,7 +48,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """As many queries as keep the units busy, on as many vectors as registers hold."""
     vectors = int(fixed.get("vectors", 4 if target.registers > LANES else 2))
     rows = fixed.get("rows", max(1, min(DENSE, most_rows(vectors, target))))
-    return Decision.of({"rows": rows, "vectors": vectors})
+    return Decision.of({"rows": rows, "vectors": vectors, "keys": fixed.get("keys", KEYS)})
 
 
 def paged_attention(
@@ -57,7 +62,8 @@ def paged_attention(
     pages = outputs[0].op.attrs["pages"]
     assert isinstance(pages, Pages)
     buffers, operands, (result,) = extern_buffers(inputs, outputs)
-    cut, lanes = Cut(decision.number("rows"), decision.number("vectors")), target.lanes("float32")
+    given = (decision.number(n) for n in ("rows", "vectors", "keys"))
+    cut, lanes = Cut(*given, SHARES * target.cores), target.lanes("float32")
     made = paged_attention_of(pages, operands, result, lanes, cut, exact_dot(target))
     body = tiled_function(name, buffers, made.body(), len(outputs))
     return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others

@@ -349,7 +349,6 @@ class BytePages(PagedAttention):
         if not self.dot:
             return super().value_sums(tile)
         rows, number = tile.span * self.together, Var("p")
-        sums = Buffer("sums_of_values", (const(rows * self.depth),))
         base, after = Var("base", "int64"), Var("after", "int64")
         ahead = self.ahead(
             after + self.plane.numbers, (self.plane.size - self.plane.numbers) // self.lanes
@@ -360,31 +359,18 @@ class BytePages(PagedAttention):
         blocks = [
             (g * size + c, v) for g in groups for c, v in self.blocks(size, self.share_bytes * rows)
         ]
-        parts = [self._page_sums(tile, number, base, after, sums, *each) for each in blocks]
+        parts = [self._page_sums(tile, number, base, after, *each) for each in blocks]
         where = self.plane_of(self.page_of(tile, number), tile.group, 1)
         body = seq(*ahead, *shares, *parts)
         body = LetStmt(base, where, LetStmt(after, self.plane_after(tile, number, 1), body))
-        n = Var("n")
-        zero = serial(n, const(rows * self.depth // self.lanes),
-                      self.store(sums, n * self.lanes, self.splat(0.0)))  # fmt: skip
-        pages = serial(number, tile.end - tile.begin, body, tile.begin)
-        ends = [self._ended(tile, r, sums) for r in range(rows)]
-        return Allocate(sums, seq(zero, pages, *ends))
-
-    def _ended(self, tile: Rows, row: int, sums: Buffer) -> Stmt:
-        """The result of a row."""
-        v = Var("v")
-        value = Mul(
-            self.load(sums, row * self.depth + v * self.lanes),
-            self.splat(tile.totals[const(row)]), self.real,
-        )  # fmt: skip
-        to = simplify(self.row_start(tile, row, self.heads) + v * self.lanes)
-        return serial(v, const(self.depth // self.lanes), self.store(self.output, to, value))
+        v, row = Var("v"), Var("row")
+        zero = self.store(tile.part, row * self.parts.size + v * self.lanes, self.splat(0.0))
+        zero = serial(row, const(rows), serial(v, const(self.depth // self.lanes), zero))
+        return seq(zero, serial(number, tile.end - tile.begin, body, tile.begin))
 
     def _page_sums(
-        self, tile: Rows, number: Var, base: Var, after: Var, sums: Buffer, column: int,
-        vectors: int,
-    ) -> Stmt:  # fmt: skip
+        self, tile: Rows, number: Var, base: Var, after: Var, column: int, vectors: int
+    ) -> Stmt:
         """Those of some columns, whose numbers share scales."""
         rows, page, s = tile.span * self.together, self.pages.page, Var("s")
         count = self.share_bytes * rows
@@ -406,8 +392,8 @@ class BytePages(PagedAttention):
         loop = serial(s, (here + (self.held - 1)) // self.held, body(seq(*made)))
         zero = [BufferStore(acc, self.number(0), (const(n),)) for n in range(count * vectors)]
         ends = [
-            self._page_end(acc, sums, n, lines[n // vectors], vectors,
-                           n // vectors * self.depth + column + n % vectors * self.lanes)
+            self._page_end(acc, tile.part, n, lines[n // vectors], vectors,
+                           n // vectors * self.parts.size + column + n % vectors * self.lanes)
             for n in range(rows * vectors)
         ]  # fmt: skip
         return Allocate(acc, seq(*zero, loop, *ends))

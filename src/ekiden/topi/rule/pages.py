@@ -4,21 +4,27 @@
              keys of some pages, then their values (page_planes.py says how they lie)
     tables   int32 [sequences, most pages]: which pages hold the tokens of a sequence, in order
 
-    for tile of tokens, for heads that share keys:
-      for page of the sequence:  scores = q * keys * scale             registers: rows x keys
+    for tile of tokens, for heads that share keys, for chunk of the sequence:
+      for page of the chunk:     scores = q * keys * scale             registers: rows x keys
       scores = exp(scores - max)
-      for page, for key of it:   out += scores * values                registers: rows x depth
+      for page, for key of it:   sums += scores * values               registers: rows x depth
+      sums, max and the sum of scores are merged with those of the chunks before (page_parts.py)
 
 Keys lie as a register tile reads them, so that nothing is packed: each step of the depth loads
 vectors of neighbouring keys and multiplies a number of each query in. The queries of heads that
 share keys are rows of one tile, also those of neighbouring tokens where they are of one sequence:
 decoding reads each page once, and a long prompt runs at the speed of a product.
+
+Chunks begin at multiples of their size, so that what a token becomes depends on its sequence alone.
+Where there are few tiles, as of one token, threads share the chunks of each, and then these are
+merged in the same order.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -27,7 +33,6 @@ from ekiden.ir.prim import (
     EQ,
     Add,
     Cast,
-    Div,
     IntImm,
     Max,
     Mul,
@@ -55,14 +60,19 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.topi.rule.model import LINE
+from ekiden.topi.rule.page_parts import LEAST, Parts
 from ekiden.topi.rule.page_planes import Plane
 
 LANES = 16
 """Lanes of a vector where no target is known."""
-LEAST = -1e30
-"""What the greatest score of a query begins with: finite, so that one without keys gives 0."""
 DENSE = 6
 """Rows of a tile beyond which more save little."""
+KEYS = 256
+"""Of a chunk: merging a row's part is the work of one key or two."""
+FEW = 8
+"""Tiles below which threads share the chunks of each, where no target is known."""
+GRAIN = 1 << 13
+"""Numbers of parts from which a thread of its own is worth having."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +89,21 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How it is cut: rows of a tile, and vectors of keys or of a depth."""
+    """How it is cut: rows of a tile, vectors of keys or of a depth, keys of a chunk, and below how
+    many tiles threads share the chunks of each."""
 
     rows: int = DENSE
     vectors: int = 4
+    keys: int = KEYS
+    few: int = FEW
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """A tile: `span` tokens from `first` on, some heads of each from `head` on, which have the keys
     of `group`; their positions and the last of them; their sequence, of which pages `begin` to
-    `end` are seen; a buffer of scores, and one of what each row is multiplied with."""
+    `end` are seen, of the tile or of a chunk, and those of the tile end at `stop`; which row of its
+    unit is its first; a buffer of scores, and one of the part that a chunk comes to."""
 
     first: PrimExpr
     span: int
@@ -99,9 +113,11 @@ class Rows:
     sequence: PrimExpr
     begin: PrimExpr
     end: PrimExpr
+    stop: PrimExpr
     last: PrimExpr
+    slot: PrimExpr
     scores: Buffer
-    totals: Buffer
+    part: Buffer
 
 
 def number(dim: PrimExpr) -> int:
@@ -135,7 +151,10 @@ class PagedAttention:
         self.span = max(1, self.cut.rows // self.together)
         """Tokens of a tile."""
         self.plane = Plane(pages.page, self.depth, self.cache.dtype)
-        self.stride = simplify(self.tables.shape[1] * pages.page + self.lanes)
+        self.chunk = max(1, self.cut.keys // pages.page)
+        """Pages of a chunk."""
+        self.stride = const(self.chunk * pages.page + self.lanes)
+        self.parts = Parts(self.depth, self.lanes)
 
     @property
     def most_vectors(self) -> int:
@@ -159,7 +178,7 @@ class PagedAttention:
         """Keep a vector."""
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),))
 
-    def plane_of(self, page: PrimExpr, group: PrimExpr, values: int) -> PrimExpr:
+    def plane_of(self, page: PrimExpr, group: PrimExpr, values: PrimExpr | int) -> PrimExpr:
         """Where the keys of a page begin, or its values."""
         layer = cast(self.layer[const(0)], "int64")
         return self.plane.start(self.cache, layer, page, group, values)
@@ -218,38 +237,37 @@ class PagedAttention:
             seen = call_intrin("bitwise_and", seen, near, dtype=seen.dtype)
         return Select(seen, value, self.splat(-math.inf), vector)
 
-    def attend(self, first: PrimExpr, span: int, head: PrimExpr, group: PrimExpr) -> Stmt:
-        """Some tokens of one sequence, from `first` on."""
-        rows, page = span * self.together, self.pages.page
+    def tile(
+        self, first: PrimExpr, span: int, head: PrimExpr, slot: PrimExpr,
+        body: Callable[[Rows], Stmt],
+    ) -> Stmt:  # fmt: skip
+        """A body for some tokens of one sequence, from `first` on."""
+        rows = span * self.together
         places = tuple(Var(f"place{i}", "int64") for i in range(span))
-        last: PrimExpr = places[0]
-        least: PrimExpr = places[0]
-        for each in places[1:]:
-            last, least = maximum(last, each), minimum(least, each)
         sequence, begin, end = (Var(n, "int64") for n in ("sequence", "begin", "end"))
+        least, last = _ends(places)
         scores = Buffer("scores", (simplify(self.stride * rows),))
-        totals = Buffer("totals", (const(rows),), scope="local")
-        tile = Rows(first, span, head, group, places, sequence, begin, end, last, scores, totals)
-        count = simplify((end - begin) * (page // self.lanes))
-
-        def parts() -> Stmt:
-            """One tile: scores, softmax, the weighed values and their sums."""
-            return seq(
-                self.scored(tile),
-                self.softmax(scores, totals, rows, count),
-                self.weighed(tile),
-                self.value_sums(tile),
-            )
-
-        made: Stmt = Allocate(scores, Allocate(totals, self.around(tile, parts)))
-        made = LetStmt(end, maximum((last + page) // page, const(0)), made)
-        window = self.pages.window
-        low = maximum(least - (window - 1), const(0)) // page if window else const(0, "int64")
-        made = LetStmt(begin, low, made)
+        part = Buffer("part", (const(rows * self.parts.size),))
+        group = simplify(head // self.share)
+        tile = Rows(
+            first, span, head, group, places, sequence, begin, end, end, last, slot, scores, part
+        )
+        low, high = self.seen(least, last)
+        made = LetStmt(begin, low, LetStmt(end, high, body(tile)))
         made = LetStmt(sequence, cast(self.sequences[first], "int64"), made)
         for i in reversed(range(span)):
             made = LetStmt(places[i], cast(self.positions[first + i], "int64"), made)
         return made
+
+    def seen(self, least: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+        """The first page that tokens see, of these positions, and that behind the last one."""
+        page, window = self.pages.page, self.pages.window
+        low = maximum(least - (window - 1), const(0)) // page if window else const(0, "int64")
+        return low, maximum((last + page) // page, const(0))
+
+    def chunks(self, begin: PrimExpr, end: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+        """The chunks in which some pages lie: the first, and that behind the last one."""
+        return begin // self.chunk, (end + (self.chunk - 1)) // self.chunk
 
     def row_start(self, tile: Rows, row: int, heads: int) -> PrimExpr:
         """Where a row lies among those of so many heads."""
@@ -266,9 +284,14 @@ class PagedAttention:
         return [Prefetch(self.cache, (at + n,), 3) for n in range(0, vectors * self.lanes, line)]
 
     def plane_after(self, tile: Rows, number: PrimExpr, values: int) -> PrimExpr:
-        """Where the keys or values of the page after a page begin; of the last page its own."""
-        following = minimum(number + 1, tile.end - 1)
-        return self.plane_of(self.page_of(tile, following), tile.group, values)
+        """Where what is read after the keys or values of a page begins: those of the next page; the
+        first values of a chunk after its last keys, and after its last values the next chunk's
+        keys."""
+        is_last = number + 1 >= tile.end
+        turn = minimum(tile.end, tile.stop - 1) if values else tile.begin
+        following = Select(is_last, turn, number + 1, "int64")
+        which = Select(is_last, const(1 - values, "int64"), const(values, "int64"), "int64")
+        return self.plane_of(self.page_of(tile, following), tile.group, which)
 
     def acc(self, count: int) -> Buffer:
         """Sums in registers."""
@@ -336,13 +359,15 @@ class PagedAttention:
         """The body of a tile with what it needs beside scores."""
         return body()
 
-    def softmax(self, scores: Buffer, totals: Buffer, rows: int, count: PrimExpr) -> Stmt:
-        """scores = exp(scores - max) in each row of a tile, totals = 1 / their sum."""
+    def softmax(self, tile: Rows) -> Stmt:
+        """scores = exp(scores - max) in each row of a chunk; max and their sum go to its part."""
         row, i, j, zero = Var("row"), Var("i"), Var("j"), const(0)
-        vector = f"float32x{self.lanes}"
+        vector, parts = self.parts.vector, self.parts
+        rows, scores = tile.span * self.together, tile.scores
+        count = simplify((tile.end - tile.begin) * (self.pages.page // self.lanes))
         best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
-        start = row * self.stride
-        top, made, whole = Var("top", "float32"), Var("made", vector), Var("whole", "float32")
+        start, to = row * self.stride, row * parts.size
+        top, made = Var("top", "float32"), Var("made", vector)
         high = Max(best[zero], self.load(scores, start + i * self.lanes), vector)
         place = start + j * self.lanes
         shifted = Sub(self.load(scores, place), self.splat(top), vector)
@@ -350,12 +375,11 @@ class PagedAttention:
             self.store(scores, place, made),
             BufferStore(total, Add(total[zero], made, vector), (zero,)),
         ))  # fmt: skip
-        least = Max(whole, const(1e-30, "float32"), "float32")
-        weigh = BufferStore(totals, Div(const(1.0, "float32"), least, "float32"), (row,))
         second = Allocate(total, seq(
             BufferStore(total, self.splat(0.0), (zero,)),
             serial(j, count, keep),
-            LetStmt(whole, VectorReduce(total[zero], "sum", "float32"), weigh),
+            self.store(tile.part, to + parts.top, self.splat(top)),
+            self.store(tile.part, to + parts.total, total[zero]),
         ))  # fmt: skip
         both = Allocate(best, seq(
             BufferStore(best, self.splat(LEAST), (zero,)),
@@ -400,24 +424,74 @@ class PagedAttention:
         ends = []
         for n in range(rows * vectors):
             r, v = divmod(n, vectors)
-            value = Mul(acc[const(n)], self.splat(tile.totals[const(r)]), acc.dtype)
-            to = self.row_start(tile, r, self.heads) + (column + v * self.lanes)
-            ends.append(self.store(self.output, simplify(to), value))
+            to = r * self.parts.size + (column + v * self.lanes)
+            ends.append(self.store(tile.part, const(to), acc[const(n)]))
         ahead = self.ahead(after + s * self.depth + column, vectors)
         made = self.products(acc, rows, vectors, steps, scalar, values, ahead)
         return Allocate(acc, seq(made, *ends))
 
     # The whole.
 
-    def body(self) -> Stmt:
-        """Tiles of tokens and heads in parallel."""
-        parts = self.heads // self.together
-        unit, i = Var("unit"), Var("i")
-        tiles = simplify((self.tokens + (self.span - 1)) // self.span)
+    def parted(self, tile: Rows) -> Stmt:
+        """The part that a chunk comes to: scores, softmax, the weighed values and their sums."""
+        return seq(self.scored(tile), self.softmax(tile), self.weighed(tile), self.value_sums(tile))
+
+    def attended(self, tile: Rows, split: _Split, piece: PrimExpr, unit: PrimExpr) -> Stmt:
+        """All chunks of a tile merged, or where they are shared that of a piece alone, kept."""
+        rows, chunk = tile.span * self.together, Var("chunk", "int64")
+        first, stop = self.chunks(tile.begin, tile.end)
+        low = first + Select(split.is_shared, piece, const(0, "int64"), "int64")
+        high = Select(split.is_shared, minimum(low + 1, stop), stop, "int64")
+        found = Buffer("found", (const(rows * self.parts.size),))
+        begin, end = Var("chunk_begin", "int64"), Var("chunk_end", "int64")
+        part = replace(tile, begin=begin, end=end)
+        place = self.place(tile, split, unit, piece)
+        made: Stmt = seq(
+            self.around(part, lambda: self.parted(part)),
+            IfThenElse(
+                split.is_shared,
+                self.parts.copied(split.kept, place, tile.part, rows),
+                self.parts.merged(found, tile.part, const(0), rows),
+            ),
+        )
+        made = LetStmt(end, minimum(tile.end, (chunk + 1) * self.chunk), made)
+        made = LetStmt(begin, maximum(tile.begin, chunk * self.chunk), made)
+        made = serial(chunk, maximum(high - low, const(0)), made, low)
+        alone = split.pieces < const(2, "int64")
+        made = seq(self.parts.begun(found, rows), made, IfThenElse(alone, self.ended(tile, found)))
+        return Allocate(tile.scores, Allocate(tile.part, Allocate(found, made)))
+
+    def gathered(self, tile: Rows, split: _Split, unit: PrimExpr) -> Stmt:
+        """The chunks of a tile, kept by those who shared them, merged in their order."""
+        rows, chunk = tile.span * self.together, Var("chunk", "int64")
+        first, stop = self.chunks(tile.begin, tile.end)
+        found = Buffer("found", (const(rows * self.parts.size),))
+        place = self.place(tile, split, unit, chunk)
+        each = self.parts.merged(found, split.kept, place, rows)
+        return Allocate(found, seq(
+            self.parts.begun(found, rows), serial(chunk, stop - first, each),
+            self.ended(tile, found),
+        ))  # fmt: skip
+
+    def place(self, tile: Rows, split: _Split, unit: PrimExpr, piece: PrimExpr) -> PrimExpr:
+        """Where the part of a piece of a unit is kept."""
+        row = (unit * split.pieces + piece) * (self.span * self.together) + tile.slot
+        return row * self.parts.size
+
+    def ended(self, tile: Rows, found: Buffer) -> Stmt:
+        """The results of the rows of a tile."""
+        row = Var("row")
+        token, at = row // self.together, row % self.together
+        to = ((tile.first + token) * self.heads + tile.head + at) * self.depth
+        return self.parts.ended(self.output, to, row, found, tile.span * self.together)
+
+    def unit(self, unit: PrimExpr, body: Callable[[Rows], Stmt]) -> Stmt:
+        """A body for the tile of a unit, or one after the other for its tokens, where these are of
+        several sequences."""
+        heads, i = self.heads // self.together, Var("i")
         first, head = Var("first", "int64"), Var("head", "int64")
-        group = simplify(head // self.share)
         if self.span == 1:
-            made = self.attend(first, 1, head, group)
+            made = self.tile(first, 1, head, const(0), body)
         else:
             limit = self.tokens - 1
             is_one: PrimExpr = first + self.span < self.tokens + 1
@@ -425,13 +499,69 @@ class PagedAttention:
                 next_ = self.sequences[minimum(first + n, limit)]
                 is_one = logical_and(is_one, EQ(next_, self.sequences[first]))
             count = minimum(const(self.span), self.tokens - first)
-            one = self.attend(first + i, 1, head, group)
-            made = IfThenElse(
-                is_one, self.attend(first, self.span, head, group), serial(i, count, one)
-            )
-        made = LetStmt(first, unit // parts * self.span, made)
-        made = LetStmt(head, unit % parts * self.together, made)
-        return For(unit, const(0), simplify(tiles * parts), ForKind.PARALLEL, made, {"grain": 1})
+            one = self.tile(first + i, 1, head, i * self.together, body)
+            whole = self.tile(first, self.span, head, const(0), body)
+            made = IfThenElse(is_one, whole, serial(i, count, one))
+        made = LetStmt(first, unit // heads * self.span, made)
+        return LetStmt(head, unit % heads * self.together, made)
+
+    def pieces(self, tiles: PrimExpr, most: Buffer) -> Stmt:
+        """most = the chunks of the tile that has the most of them."""
+        n, first, limit = Var("n"), Var("first", "int64"), self.tokens - 1
+        places = tuple(Var(f"place{i}", "int64") for i in range(self.span))
+        low, high = self.chunks(*self.seen(*_ends(places)))
+        made: Stmt = BufferStore(most, maximum(most[const(0)], high - low), (const(0),))
+        for i in reversed(range(self.span)):
+            at = self.positions[minimum(first + i, limit)]
+            made = LetStmt(places[i], cast(at, "int64"), made)
+        made = serial(n, tiles, LetStmt(first, n * self.span, made))
+        return seq(BufferStore(most, const(1, "int64"), (const(0),)), made)
+
+    def body(self) -> Stmt:
+        """Tiles of tokens and heads in parallel; of few, their chunks."""
+        tiles = simplify((self.tokens + (self.span - 1)) // self.span)
+        units = simplify(tiles * (self.heads // self.together))
+        rows, index, unit = self.span * self.together, Var("index"), Var("unit")
+        most = Buffer("most", (const(1),), "int64", "register")
+        pieces = Var("pieces", "int64")
+        is_shared = pieces > const(1, "int64")
+        size = units * pieces * (rows * self.parts.size)
+        size = Select(is_shared, size, const(1, "int64"), "int64")
+        split = _Split(pieces, is_shared, Buffer("kept", (size,)))
+        each = Var("each", "int64")
+        work = LetStmt(each, index // pieces, self.unit(
+            each, lambda tile: self.attended(tile, split, index % pieces, each)
+        ))  # fmt: skip
+        gather = self.unit(unit, lambda tile: self.gathered(tile, split, unit))
+        grain = max(1, GRAIN // (rows * self.parts.size))
+        made: Stmt = seq(
+            For(index, const(0), units * pieces, ForKind.PARALLEL, work, {"grain": 1}),
+            IfThenElse(is_shared, For(
+                unit, const(0), units, ForKind.PARALLEL, gather, {"grain": grain}
+            )),
+        )  # fmt: skip
+        made = LetStmt(pieces, most[const(0)], Allocate(split.kept, made))
+        is_few = units < self.cut.few
+        known = self.pieces(Select(is_few, tiles, const(0, "int64"), "int64"), most)
+        return Allocate(most, seq(known, made))
 
 
-__all__ = ["DENSE", "Cut", "PagedAttention", "Pages", "Rows", "number", "serial"]
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Whether threads share the chunks of a tile: how many pieces a tile has, at most, and where
+    the part of each is kept."""
+
+    pieces: PrimExpr
+    is_shared: PrimExpr
+    kept: Buffer
+
+
+def _ends(places: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
+    """The least of some positions and the last."""
+    least, last = places[0], places[0]
+    for each in places[1:]:
+        least, last = minimum(least, each), maximum(last, each)
+    return least, last
+
+
+__all__ = ["DENSE", "KEYS", "Cut", "PagedAttention", "Pages", "Rows", "number", "serial"]
