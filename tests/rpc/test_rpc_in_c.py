@@ -9,6 +9,7 @@ import pytest
 from rpc_functions import CServer, wait_until
 from test_rpc_frames import HELLO, drive, sample, talk
 
+from c_builds import ADDRESS, Objects
 from ekiden import rpc
 from ekiden.rpc.messages import SESSION, Kind
 from ekiden.rpc.sandbox import missing
@@ -163,12 +164,12 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The server under the sanitizers of addresses and undefined behaviour."""
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "samples").write_bytes(samples())
-    server = [p for p in server_source_dir().glob("*.c") if p.stem in SERVER]
+    sources = [p for p in server_source_dir().glob("*.c") if p.stem in SERVER]
     command = [
-        "cc", "-std=gnu11", "-D_GNU_SOURCE", "-DEK_STATIC", "-DEK_API=", "-O0", "-g1",
-        "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+        "cc", "-std=gnu11", "-D_GNU_SOURCE", "-O0", *ADDRESS,
         *(f"-I{path}" for path in (include_dir(), source_dir(), server_source_dir())),
-        *map(str, [*source_dir().glob("*.c"), *server, Path(__file__).with_name("fuzz_rpc.c")]),
+        *map(str, [*sources, Path(__file__).with_name("fuzz_rpc.c")]),
+        *map(str, Objects(tmp_path_factory).runtime("address")),
         "-o", str(folder / "fuzz"), "-pthread", "-ldl",
     ]  # fmt: skip
     subprocess.run(command, check=True)
