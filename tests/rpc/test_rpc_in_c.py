@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_a_module_in_c_is_held_to_its_folder(
     with connect(c_server) as session:
         session.upload(folder / "hostile.so")
         module = session.load_module("hostile.so")
-        for name in ("open_socket", "read_home", "fork_often", "kill_parent", "write_outside"):
+        for name in re.findall(r"^TEST\((?!crash)(\w+)", HOSTILE, re.MULTILINE):
             assert module[name]() == -1, name
         with pytest.raises(rpc.RPCError, match="gone"):
             module["crash"]()
@@ -98,9 +99,14 @@ HOSTILE = r"""
 #include <dirent.h>
 #include <signal.h>
 #include <stdint.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 typedef struct { int32_t type; uint32_t pad; int64_t v; } value;
+static const int queued[32] = {0, 0, -1}, parent = 1;
+static const int64_t second[2] = {1, 1};
 #define TEST(name, what) \
   int __tvm_ffi_##name(void *s, const value *a, int32_t n, value *r) { \
     r->type = 1; r->v = (what); return 0; }
@@ -109,6 +115,12 @@ TEST(read_home, opendir("/root") || open("/etc/passwd", O_RDONLY) >= 0 ? 0 : -1)
 TEST(fork_often, fork())
 TEST(kill_parent, kill(getppid(), SIGKILL))
 TEST(write_outside, open("/tmp/ekiden-rpc-hostile", O_CREAT | O_WRONLY, 0600))
+TEST(queue_signal, syscall(SYS_rt_tgsigqueueinfo, getppid(), getppid(), 0, queued))
+TEST(have_signals_sent, fcntl(1, F_SETOWN, getppid()))
+TEST(have_signals_sent_of_sockets, ioctl(1, 0x8901, &parent))
+TEST(end_time_of_parent, syscall(SYS_prlimit64, getppid(), 0, second, 0))
+TEST(change_rights, chmod("/tmp", 01777))
+TEST(change_owner, chown("/tmp", 0, 0))
 TEST(crash, *(volatile int *)8)
 """
 
