@@ -33,11 +33,13 @@ from watch import (
     pytest_timeout_cancel_timer,
     pytest_timeout_set_timer,
 )
+from web_runtime import web_runtime
 
 __all__ = [
     "pytest_runtest_logreport",
     "pytest_timeout_cancel_timer",
     "pytest_timeout_set_timer",
+    "web_runtime",
 ]
 
 sys.dont_write_bytecode = False
