@@ -33,11 +33,13 @@ from watch import (
     pytest_timeout_cancel_timer,
     pytest_timeout_set_timer,
 )
+from web_runtime import web_runtime
 
 __all__ = [
     "pytest_runtest_logreport",
     "pytest_timeout_cancel_timer",
     "pytest_timeout_set_timer",
+    "web_runtime",
 ]
 
 sys.dont_write_bytecode = False
@@ -90,22 +92,25 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, None, None]:
-    """Leave out what takes long, unless `-m` says something about it; then, whatever order the
-    others are brought into, begin with the files that no worker should be alone with at the end."""
+    """Leave out what takes long, unless `-m` says something about it, and of the quick group what
+    is slow; then, whatever order the others are brought into, begin with the files that no worker
+    should be alone with at the end."""
     mark_what_is_not_shared(items)
     give_time(items)
     if "long" not in config.option.markexpr:
-        leave_out_long(config, items)
+        leave_out(config, items, "long")
+    if config.option.markexpr == "quick":
+        leave_out(config, items, "slow")
     yield
     items.sort(key=lambda item: item.get_closest_marker("early") is None)
 
 
-def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+def leave_out(config: pytest.Config, items: list[pytest.Item], mark: str) -> None:
     """As pytest leaves out what `-m` does not ask for."""
-    dropped = [item for item in items if item.get_closest_marker("long")]
+    dropped = [item for item in items if item.get_closest_marker(mark)]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker(mark)]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -71,6 +71,7 @@ def test_listed_names_exist(name: str) -> None:
     assert [entry for entry in getattr(module, "__all__", ()) if not hasattr(module, entry)] == []
 
 
+@pytest.mark.slow
 def test_a_module_takes_no_name_that_its_package_loads_late() -> None:
     """Importing a module sets it in its package, where nothing else of its name is then found."""
     program = """
@@ -140,6 +141,7 @@ def test_import_ekiden_loads_nothing() -> None:
     assert {name for name in modules if name.startswith("ekiden.")} == set()
 
 
+@pytest.mark.slow
 def test_an_import_loads_what_the_model_has() -> None:
     """Neither converters of operators that it has not, nor what schedules are made with."""
     modules = imported_by("import ekiden; from ekiden.frontend.onnx import register; import onnx")

@@ -45,6 +45,36 @@ static const int refused[] = {
 #ifdef SYS_fork
     SYS_fork, SYS_vfork,
 #endif
+    /* Rights and owners of files, which landlock does not know of. */
+    SYS_fchmod, SYS_fchmodat, 452 /* fchmodat2 */, SYS_fchown, SYS_fchownat, SYS_setxattr,
+    SYS_lsetxattr, SYS_fsetxattr,
+#ifdef SYS_chmod
+    SYS_chmod, SYS_chown, SYS_lchown,
+#endif
+#ifdef SYS_chown32
+    SYS_chown32, SYS_lchown32, SYS_fchown32,
+#endif
+};
+
+/* Calls that are held to values of an argument, the process's own number where 'own': those get
+** 'these', all others the contrary. */
+typedef struct limited {
+  uint32_t call;
+  uint8_t argument, own, allows, count;
+  uint32_t values[3];
+} limited;
+
+static const limited held[] = {
+    {SYS_kill, 0, 1, 1, 0, {0}},
+    {SYS_tgkill, 0, 1, 1, 0, {0}},
+    {SYS_rt_tgsigqueueinfo, 0, 1, 1, 0, {0}},
+    {SYS_prlimit64, 0, 1, 1, 1, {0}},
+    /* who gets which signal when data come */
+    {SYS_fcntl, 1, 0, 0, 3, {8 /* F_SETOWN */, 10 /* F_SETSIG */, 15 /* F_SETOWN_EX */}},
+#ifdef SYS_fcntl64
+    {SYS_fcntl64, 1, 0, 0, 3, {8, 10, 15}},
+#endif
+    {SYS_ioctl, 1, 0, 0, 2, {0x8901 /* FIOSETOWN */, 0x8902 /* SIOCSPGRP */, 0}},
 };
 
 void rpc_die_with_parent(int parent) {
@@ -112,7 +142,7 @@ static const char *filter_calls(void) {
   enum { LOAD = BPF_LD | BPF_W | BPF_ABS, GIVE = BPF_RET | BPF_K };
   const uint32_t number = offsetof(struct seccomp_data, nr), first = offsetof(struct seccomp_data, args);
   const uint32_t no = SECCOMP_RET_ERRNO | EPERM;
-  row rows[32 + 2 * sizeof refused / sizeof *refused];
+  row rows[32 + 2 * sizeof refused / sizeof *refused + 7 * sizeof held / sizeof *held];
   row *at = statement(rows, LOAD, offsetof(struct seccomp_data, arch));
   *at++ = (row){BPF_JMP | BPF_JEQ | BPF_K, 1, 0, ARCHITECTURE};
   at = statement(at, GIVE, SECCOMP_RET_KILL_PROCESS);
@@ -130,13 +160,17 @@ static const char *filter_calls(void) {
   *at++ = (row){BPF_JMP | BPF_JSET | BPF_K, 1, 0, CLONE_THREAD};
   at = statement(at, GIVE, no);
   at = statement(at, GIVE, SECCOMP_RET_ALLOW);
-  const int signals[] = {SYS_kill, SYS_tgkill};
-  for (int i = 0; i < 2; i++) {
-    at = unless(at, (uint32_t)signals[i], 4);
-    at = statement(at, LOAD, first);
-    *at++ = (row){BPF_JMP | BPF_JEQ | BPF_K, 1, 0, (uint32_t)getpid()};
-    at = statement(at, GIVE, no);
-    at = statement(at, GIVE, SECCOMP_RET_ALLOW);
+  for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
+    const limited *each = &held[i];
+    uint8_t left = (uint8_t)(each->count + each->own);
+    at = unless(at, each->call, (uint8_t)(left + 3));
+    at = statement(at, LOAD, first + 8 * each->argument);
+    for (int k = 0; left > 0; k++, left--) {
+      uint32_t value = k < each->count ? each->values[k] : (uint32_t)getpid();
+      *at++ = (row){BPF_JMP | BPF_JEQ | BPF_K, left, 0, value};
+    }
+    at = statement(at, GIVE, each->allows ? no : SECCOMP_RET_ALLOW);
+    at = statement(at, GIVE, each->allows ? SECCOMP_RET_ALLOW : no);
   }
   at = statement(at, GIVE, SECCOMP_RET_ALLOW);
   struct sock_fprog program = {(unsigned short)(at - rows), rows};

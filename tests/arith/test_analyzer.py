@@ -79,12 +79,14 @@ def bound_analyzer() -> Analyzer:
     return analyzer
 
 
+@pytest.mark.slow
 @given(expressions, values)
 @settings(max_examples=400, deadline=None)
 def test_simplify_keeps_the_value(expr: PrimExpr, at: dict[Var, int]) -> None:
     assert evaluate(bound_analyzer().simplify(expr), at) == evaluate(expr, at)
 
 
+@pytest.mark.slow
 @given(expressions, values)
 @settings(max_examples=300, deadline=None)
 def test_bounds_hold(expr: PrimExpr, at: dict[Var, int]) -> None:
@@ -92,6 +94,7 @@ def test_bounds_hold(expr: PrimExpr, at: dict[Var, int]) -> None:
     assert low <= evaluate(expr, at) <= high
 
 
+@pytest.mark.slow
 @given(expressions, expressions, values)
 @settings(max_examples=300, deadline=None)
 def test_what_is_proved_is_true(a: PrimExpr, b: PrimExpr, at: dict[Var, int]) -> None:
@@ -102,6 +105,7 @@ def test_what_is_proved_is_true(a: PrimExpr, b: PrimExpr, at: dict[Var, int]) ->
         assert evaluate(a, at) == evaluate(b, at)
 
 
+@pytest.mark.slow
 @given(expressions, values)
 @settings(max_examples=200, deadline=None)
 def test_modular_set_holds(expr: PrimExpr, at: dict[Var, int]) -> None:

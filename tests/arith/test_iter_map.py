@@ -174,6 +174,7 @@ def random_digits(rng: random.Random) -> tuple[list[PrimExpr], dict[Var, int]]:
     return indices, extents
 
 
+@pytest.mark.slow
 def test_claims_hold_on_random_maps() -> None:
     rng = random.Random(7)
     accepted = 0

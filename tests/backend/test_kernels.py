@@ -180,6 +180,7 @@ def test_a_worker_that_dies_is_an_error(
     assert build_kernels([primitive(1.0)], TARGET, cache=KernelCache(None)).link(TARGET)
 
 
+@pytest.mark.slow
 def test_several_threads_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "2")
     images: list[bytes] = []

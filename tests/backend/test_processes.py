@@ -50,6 +50,7 @@ def in_child(work: Callable[[], bool]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_pool_compiles() -> None:
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply(kernels) == kernels()
@@ -63,6 +64,7 @@ def _shutting_down(*_: object) -> None:
     raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "instead", "reason"),
     [

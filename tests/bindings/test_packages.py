@@ -100,8 +100,9 @@ def test_node(words: Sequence[Path], said: str, tmp_path: Path) -> None:
 
 
 @needs("node", "npm")
-def test_web(tmp_path: Path) -> None:
+def test_web(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
+    request.getfixturevalue("web_runtime")
     with tarfile.open(built("web", tmp_path / "dist")) as package:
         package.extractall(tmp_path, filter="data")
     (tmp_path / "node_modules").mkdir()

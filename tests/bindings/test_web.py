@@ -27,6 +27,8 @@ from ekiden.runtime.errors import CompileError, ExportError, LoadError
 from ekiden.target import Target
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
+
+pytestmark = pytest.mark.usefixtures("web_runtime")
 if shutil.which("node") is None:
     pytest.skip("needs node", allow_module_level=True)
 

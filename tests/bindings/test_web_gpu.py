@@ -20,6 +20,8 @@ from ekiden import relay
 from ekiden.driver.web import WEB_TARGETS, web_targets, write_site
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
+
+pytestmark = pytest.mark.usefixtures("web_runtime")
 NET = """#[version = "0.0.5"]
 def @main(%x: Tensor[(n, 3, 9, 7), float32], %w: Tensor[(5, 3, 3, 3), float32]) {
   %0 = nn.relu(nn.conv2d(%x, %w, padding=[1, 1, 1, 1], channels=5, kernel_size=[3, 3]));

@@ -13,6 +13,8 @@ from ekiden.runtime.errors import ImportModelError
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
 
+pytestmark = pytest.mark.usefixtures("web_runtime")
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web"
 
 

@@ -16,6 +16,8 @@ from ekiden import relay
 from ekiden.driver.web import THREADED, WEB_TARGETS, write_site
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
+
+pytestmark = pytest.mark.usefixtures("web_runtime")
 PROGRAM = """
 import {abilities, init, load, registry, Tensor} from './index.js';
 

@@ -67,6 +67,7 @@ def started(program: Path, artifact: Path, **environment: str) -> subprocess.Com
     )
 
 
+@pytest.mark.slow
 def test_a_c_program_runs_regions_within_control_flow(
     engine: str, program: Path, artifact: Path
 ) -> None:

@@ -5,164 +5,36 @@
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from c_builds import (
+    ADDRESS,
+    BUILDS,
+    COMPILER,
+    HERE,
+    RUNTIME,
+    TESTS,
+    TIMEOUT,
+    Objects,
+    compile_file,
+    link,
+)
 from ekiden.runtime.paths import library_path
 from long_runs import LONG, sizes
 
 pytestmark = pytest.mark.early
 
-HERE = Path(__file__).parent
-RUNTIME = HERE.parents[1] / "runtime"
-COMPILER = shutil.which(os.environ.get("CC", "cc"))
-WARNINGS = [
-    "-std=c11",
-    "-Wall",
-    "-Wextra",
-    "-Wpedantic",
-    "-Wshadow",
-    "-Wconversion",
-    "-Wstrict-prototypes",
-    "-Wmissing-prototypes",
-    "-Wwrite-strings",
-    "-Wundef",
-    "-Werror",
-]
-INCLUDES = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}", f"-I{HERE}"]
-COMPUTED_GOTO = {"ek_vm.c"}
-"""Files that use an extension of the compilers, and so cannot be pedantic."""
-TESTS = sorted(p.stem for p in HERE.glob("test_*.c"))
-TIMEOUT = 120
-
-
-@dataclass(frozen=True)
-class Build:
-    """One way to compile the runtime and its tests; the tests are never optimised."""
-
-    flags: tuple[str, ...]
-    level: str = "-O1"
-    """How far the runtime is optimised."""
-    only: tuple[str, ...] | None = None
-    """The tests worth running in this build; None is all."""
-    like: str = ""
-    """A build whose object files are those of this one, but for files that name its macros."""
-    macros: tuple[str, ...] = ()
-
-    def is_own(self, source: Path) -> bool:
-        """Whether a file is another one in this build."""
-        text = source.read_text()
-        return not self.like or any(macro in text for macro in self.macros)
-
-
-ADDRESS = ("-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-BUILDS = {
-    "plain": Build((), "-O2"),
-    "address": Build(ADDRESS, "-O0"),
-    "hard": Build(ADDRESS, "-O0", like="address", macros=("EK_HARD_TEST", "EK_VM_SWITCH")),
-    "thread": Build(
-        ("-g1", "-fsanitize=thread"),
-        only=(
-            "test_async",
-            "test_pool",
-            "test_object",
-            "test_registry",
-            "test_alloc",
-            "test_program",
-            "test_limit",
-            "test_native",
-            "test_swap",
-            "soak",
-        ),
-    ),
-}
-
 if COMPILER is None:
     pytest.skip("needs a C compiler: install gcc or clang", allow_module_level=True)
-
-
-def compile_file(source: Path, output: Path, flags: tuple[str, ...]) -> None:
-    """Compile one file to an object file; a warning is an error."""
-    warnings = [w for w in WARNINGS if w != "-Wpedantic" or source.name not in COMPUTED_GOTO]
-    command = [str(COMPILER), *warnings, "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden"]
-    command += [*flags, *INCLUDES, "-c", str(source), "-o", str(output)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    assert result.returncode == 0, f"{source.name}: {result.stderr}"
-
-
-def link(objects: list[Path], output: Path, flags: tuple[str, ...]) -> None:
-    """Link object files to a program, or to a library with -shared among the flags."""
-    command = [str(COMPILER), *flags, *map(str, objects), "-o", str(output), "-pthread", "-ldl"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    assert result.returncode == 0, result.stderr
-
-
-def compile_files(sources: list[Path], folder: Path, flags: tuple[str, ...]) -> list[Path]:
-    """The object files of several sources."""
-    objects = [folder / f"{source.stem}.o" for source in sources]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda s, o: compile_file(s, o, flags), sources, objects))
-    return objects
-
-
-class Objects:
-    """The object files and programs of builds, made when first asked for."""
-
-    def __init__(self, factory: pytest.TempPathFactory) -> None:
-        self._folder = cache(factory.mktemp)
-        self.runtime, self.tests = cache(self._runtime), cache(self._tests)
-        self.programs = cache(self._programs)
-
-    def _runtime(self, name: str) -> list[Path]:
-        """Those of the runtime in the build of a name."""
-        sources = sorted((RUNTIME / "src").glob("*.c"))
-        return self._compiled(name, sources, BUILDS[name].level)
-
-    def _tests(self, name: str) -> list[Path]:
-        """The build's tests, behind their library."""
-        only = BUILDS[name].only
-        wanted = [*TESTS, "soak", "fuzz_load"] if only is None else only
-        return self._compiled(name, [HERE / f"{test}.c" for test in ("library", *wanted)], "-O0")
-
-    def _programs(self, name: str) -> Path:
-        """A folder of all test programs and library.so."""
-        if like := BUILDS[name].like:
-            self.runtime(like), self.tests(like)
-        runtime, (library, *tests) = self.runtime(name), self.tests(name)
-        for test in tests:
-            link([*runtime, test], test.with_suffix(""), BUILDS[name].flags)
-        link([library], library.with_suffix(".so"), ("-shared",))
-        return library.parent
-
-    def _compiled(self, name: str, sources: list[Path], level: str) -> list[Path]:
-        build, folder = BUILDS[name], self._folder(name)
-        own = [source for source in sources if build.is_own(source)]
-        flags = (level, *build.flags, *(f"-D{macro}" for macro in build.macros))
-        compile_files(own, folder, flags)
-        for source in sources:
-            if source not in own:
-                (folder / f"{source.stem}.o").symlink_to(
-                    self._folder(build.like) / f"{source.stem}.o"
-                )
-        return [folder / f"{source.stem}.o" for source in sources]
 
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
     return Objects(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def plain_objects(objects: Objects) -> list[Path]:
-    """The object files of the runtime as it is released."""
-    return objects.runtime("plain")
 
 
 @pytest.fixture(params=[pytest.param(b, marks=LONG if b == "plain" else ()) for b in BUILDS])
@@ -231,9 +103,9 @@ def test_damaged_files_are_harmless(built: Path, files: int) -> None:
     print(run(built / "fuzz_load", files, 1, timeout=within(files), leaks=False), end="")
 
 
-def test_blocks_in_use_at_exit_are_told_of_in_the_hard_build(built: Path, tmp_path: Path) -> None:
-    if not built.name.startswith("hard"):
-        pytest.skip("only that build counts")
+def test_blocks_in_use_at_exit_are_told_of_in_the_hard_build(
+    objects: Objects, tmp_path: Path
+) -> None:
     source = tmp_path / "leak.c"
     source.write_text(
         '#include "check.h"\n'
@@ -241,7 +113,7 @@ def test_blocks_in_use_at_exit_are_told_of_in_the_hard_build(built: Path, tmp_pa
         "int main(void) { return ek_array_new(NULL, 0, &kept); }\n"
     )
     compile_file(source, tmp_path / "leak.o", ADDRESS)
-    link([*built.glob("ek_*.o"), tmp_path / "leak.o"], tmp_path / "leak", ADDRESS)
+    link([*objects.runtime("hard"), tmp_path / "leak.o"], tmp_path / "leak", ADDRESS)
     result = subprocess.run([tmp_path / "leak"], capture_output=True, text=True, check=False)
     assert result.returncode == 3
     assert result.stderr == "ekiden: 1 blocks are in use at exit\n"
@@ -282,32 +154,26 @@ def test_our_library_loads_in_tvm_ffi(tvm_ffi: Path, tmp_path: Path) -> None:
     assert result.stdout == "42\n", result.stderr
 
 
-def test_a_tvm_ffi_library_loads_in_ours(
-    tvm_ffi: Path, tmp_path: Path, plain_objects: list[Path]
-) -> None:
+def test_a_tvm_ffi_library_loads_in_ours(tvm_ffi: Path, tmp_path: Path, objects: Objects) -> None:
     library = next((tvm_ffi / "lib").glob("libtvm_ffi.so*"))
     compile_file(HERE / "load_tvm_ffi.c", tmp_path / "load.o", ("-O1",))
-    link([*plain_objects, tmp_path / "load.o"], tmp_path / "load", ())
+    link([*objects.runtime("address"), tmp_path / "load.o"], tmp_path / "load", ADDRESS)
     include = f"-isystem{tvm_ffi / 'include'}"
     compile_file(HERE / "library_tvm_ffi.c", tmp_path / "theirs.o", (include,))
     flags = ("-shared", f"-Wl,-rpath,{library.parent}")
     link([tmp_path / "theirs.o", library], tmp_path / "theirs.so", flags)
-    command = [tmp_path / "load", tmp_path / "theirs.so"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    assert result.returncode == 0, result.stderr
+    run(tmp_path / "load", tmp_path / "theirs.so", leaks=False)  # their library keeps its own
 
 
-def test_tvm_ffi_reads_our_maps_and_shapes(
-    tvm_ffi: Path, tmp_path: Path, plain_objects: list[Path]
-) -> None:
+def test_tvm_ffi_reads_our_maps_and_shapes(tvm_ffi: Path, tmp_path: Path, objects: Objects) -> None:
     library = next((tvm_ffi / "lib").glob("libtvm_ffi.so*"))
     theirs = tmp_path / "theirs.so"
     command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", f"-isystem{tvm_ffi / 'include'}"]
     command += [str(HERE / "map_tvm_ffi.cpp"), str(library), f"-Wl,-rpath,{library.parent}"]
     subprocess.run([*command, "-o", str(theirs)], check=True, timeout=TIMEOUT)
     compile_file(HERE / "load_map_tvm_ffi.c", tmp_path / "load.o", ("-O1",))
-    link([*plain_objects, tmp_path / "load.o"], tmp_path / "load", ())
-    run(tmp_path / "load", theirs)
+    link([*objects.runtime("address"), tmp_path / "load.o"], tmp_path / "load", ADDRESS)
+    run(tmp_path / "load", theirs, leaks=False)
 
 
 def test_the_stripped_library_is_small(tmp_path: Path) -> None:

@@ -183,6 +183,7 @@ def _model() -> tuple[ekiden.IRModule, dict[str, Array]]:
     return module, {n: np.asarray(v.numpy()) for n, v in params.items()}
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_checked() -> None:
     module, params = _model()
     plain, checked = (ekiden.compile(module, bounds=b) for b in ("", "check"))

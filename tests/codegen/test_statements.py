@@ -324,6 +324,7 @@ def test_division_by_a_dimension_of_zero_does_not_trap() -> None:
     kernel(np.zeros(7, "float32"), np.zeros(0, "float32"), got)
 
 
+@pytest.mark.slow
 def test_deep_programs_need_no_recursion() -> None:
     x, out = vector(1), vector(1, name="out")
     value = x[0].with_fields()

@@ -46,6 +46,7 @@ def test_a_result_is_written_to_an_array(exe: ekiden.Executable) -> None:
     assert not whole[1::2].any()
 
 
+@pytest.mark.slow
 def test_a_result_is_written_to_a_tensor_of_torch(exe: ekiden.Executable) -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     given, out = arguments(2), torch.zeros(4, 2).T

@@ -92,6 +92,7 @@ def test_run_prints_its_outputs(
     assert "[[" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["bench", "--seconds", "0.02"], ["profile"]])
 def test_a_model_is_compiled_first(
     onnx_file: Path, command: list[str], capsys: pytest.CaptureFixture[str]
@@ -349,6 +350,7 @@ def test_running_loads_no_compiler(artifact: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_is_no_error(onnx_file: Path) -> None:
     command = f"{sys.executable} -m ekiden.cli inspect {onnx_file} --stage tir | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)

@@ -210,6 +210,7 @@ def test_variables(name: str, value: str, wanted: str, monkeypatch: pytest.Monke
     assert str(caught.value) == f"the variable {name}: expected {wanted}, got '{value}'"
 
 
+@pytest.mark.slow
 def test_all_options_are_known_whatever_was_imported() -> None:
     code = "import json; from ekiden.ir.pass_context import PassContext\n"
     show = "print(json.dumps(PassContext.list_configs()))"

@@ -37,6 +37,7 @@ def convolution(tmp_path: Path) -> Path:
 X = np.random.default_rng(1).standard_normal((1, 64, 32, 32)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_small_weights_stay_as_they_are_and_kernels_too(convolution: Path) -> None:
     """The transformed weight is made of the model's when the artifact is loaded."""
     fast, small = (ekiden.compile(convolution, size=size) for size in ("", "small"))
@@ -73,6 +74,7 @@ def test_small_weights_that_come_later(convolution: Path, tmp_path: Path) -> Non
     np.testing.assert_array_equal(bare(X).numpy(), wanted)
 
 
+@pytest.mark.slow
 def test_small_variants_have_what_each_is_made_of(convolution: Path) -> None:
     """Of what other variants make, this machine's knows nothing."""
     levels = ["x86-64-v4", "x86-64-v3", "x86-64"]

@@ -10,7 +10,7 @@ import pytest
 from onnx_models import Array
 
 import ekiden
-from long_runs import LONG
+from long_runs import LONG, share
 from onnx_runtime import run_onnx_runtime
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
@@ -46,6 +46,7 @@ def agree(model: onnx.ModelProto, *sizes: tuple[int, int]) -> None:
 
 
 @pytest.mark.slow
+@share(2, by=lambda name, dynamic: name)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", detection_models.SMALL)
 def test_small_models_with_their_post_processing(name: str, dynamic: bool) -> None:

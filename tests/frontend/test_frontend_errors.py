@@ -58,7 +58,6 @@ def _of_data(x: torch.Tensor) -> object:
     return x if x.sum() > 0 else -x
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("model", "given", "message"),
     [
@@ -100,7 +99,6 @@ def test_pytorch(model: object, given: Mapping[str, object], message: str) -> No
     assert "draft_export" not in text and 'TORCH_LOGS="dynamic"' not in text
 
 
-@pytest.mark.quick
 def test_training_is_done_and_told(caplog: pytest.LogCaptureFixture) -> None:
     options = ImportOptions(example_inputs=(X,))
     with caplog.at_level(logging.WARNING, "ekiden.torch"):
@@ -112,7 +110,6 @@ def test_training_is_done_and_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "module Small is in training mode: aten.dropout.default 'dropout'" in record.getMessage()
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("infos", "message"),
     [
@@ -127,7 +124,6 @@ def test_inputs_of_from_pytorch(infos: object, message: str) -> None:
     told(message, lambda: relay.frontend.from_pytorch(script, infos))
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("function", ["from_onnx", "from_pytorch", "from_tflite"])
 @pytest.mark.parametrize("model", [None, 3, torch.zeros(2)])
 def test_functions_of_relay_are_given_no_model(function: str, model: object) -> None:
@@ -146,7 +142,6 @@ def archives() -> dict[str, bytes]:
     return made
 
 
-@pytest.mark.quick
 def test_archives_are_told_by_what_is_in_them(tmp_path: Path) -> None:
     made = archives()
     for suffix in (".pt2", ".bin", ".onnx"):
@@ -161,7 +156,6 @@ def test_archives_are_told_by_what_is_in_them(tmp_path: Path) -> None:
     told("expected an ONNX model", lambda: ekiden.compile(tmp_path / "any.bin"))
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("cut", [0, 2, 100, -40])
 def test_a_program_of_pytorch_that_is_cut(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "m.pt2"
@@ -171,7 +165,6 @@ def test_a_program_of_pytorch_that_is_cut(cut: int, tmp_path: Path) -> None:
     told("cannot read .*: No such file", lambda: ekiden.compile(tmp_path / "other.pt2"))
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("name", [name for other in OTHERS for name in other.classes])
 def test_objects_that_another_tool_makes_a_model_of(name: str) -> None:
     package, _, qualified = name.partition(".")
@@ -211,7 +204,6 @@ for name in {files}:
 """
 
 
-@pytest.mark.quick
 def test_what_is_not_installed_is_told_with_the_command() -> None:
     names = ("onnx", "torch", "tflite", "tensorflow", "jax")
     program = MISSING.format(names=names, broken=False, files=FILES)
@@ -230,7 +222,6 @@ def test_what_is_not_installed_is_told_with_the_command() -> None:
     assert [line.partition("the ")[2] for line in lines] == wanted, done.stderr
 
 
-@pytest.mark.quick
 def test_a_package_that_cannot_be_imported_is_told() -> None:
     program = MISSING.format(names=("torch", "tflite"), broken=True, files=FILES[1:3])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -36,6 +36,7 @@ def modules_after(program: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_table_and_the_driver_import_no_framework() -> None:
     program = (
         "import ekiden, ekiden.frontend.table, ekiden.driver.build, ekiden.driver.compiler; "
@@ -44,6 +45,7 @@ def test_the_table_and_the_driver_import_no_framework() -> None:
     assert modules_after(program).isdisjoint(FRAMEWORKS)
 
 
+@pytest.mark.slow
 def test_importing_onnx_imports_no_other_framework(tmp_path: Path) -> None:
     onnx.save(model(), tmp_path / "m.onnx")
     path = str(tmp_path / "m.onnx")

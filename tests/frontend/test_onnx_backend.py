@@ -133,7 +133,7 @@ def one_in(count: int, found: list[tuple[str, object]]) -> list[tuple[str, objec
     return kept
 
 
-@sizes("one_of", 5, 1)
+@sizes("one_of", 10, 1)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_node_tests_pass(part: int, one_of: int) -> None:
     check_cases("node", one_in(one_of, node_cases(False))[part::PARTS])

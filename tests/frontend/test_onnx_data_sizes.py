@@ -783,6 +783,7 @@ def same(found: object, wanted: list[Array]) -> None:
         np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @alike(2)
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_flow_on(name: str) -> None:
@@ -806,6 +807,7 @@ NOTHING: dict[str, Feed] = {
 }
 
 
+@pytest.mark.slow
 @alike(2)
 @pytest.mark.parametrize("name", NOTHING)
 def test_sizes_of_nothing(name: str) -> None:

@@ -137,6 +137,7 @@ def test_weights_may_lie_beside_the_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, x @ w, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_chain_of_many_nodes_imports() -> None:
     count = 5000
     nodes = [node("Relu", [f"t{i}"], [f"t{i + 1}"]) for i in range(count)]

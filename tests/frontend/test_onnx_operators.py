@@ -414,6 +414,7 @@ def test_squares_of_float16_are_float32() -> None:
     np.testing.assert_allclose(found, wanted, rtol=2 * np.finfo(np.float16).eps)
 
 
+@pytest.mark.slow
 @given(
     shape=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     ones=st.lists(st.booleans(), min_size=4, max_size=4),

@@ -15,7 +15,6 @@ from ekiden.runtime.errors import IndexRangeError, InputError, RunError, Unsuppo
 from long_runs import alike, share
 from onnx_runtime import run_onnx_runtime
 
-pytestmark = pytest.mark.quick
 MODES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
 
 

@@ -106,7 +106,6 @@ def test_detectors(library: object) -> None:
     torch.testing.assert_close(seen, F.avg_pool2d(sampled, 2), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize(
     ("mode", "sizes"),

@@ -249,6 +249,7 @@ def test_modules_differ_by_their_functions() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_path_through_a_long_program() -> None:
     """No recursion."""
     left, right = (var("x", shape=()) for _ in range(2))

@@ -227,6 +227,7 @@ def test_call_graph() -> None:
     assert graph.print_var("odd") == "@odd: #refs = 1\n  @even, 1 times"
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_functions_is_no_recursion() -> None:
     names = [GlobalVar(f"f{i}") for i in range(20_000)]
     functions = {g: Function((), relay.Tuple(()), None) for g in names[-1:]}

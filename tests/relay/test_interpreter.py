@@ -66,6 +66,7 @@ def test_lists_are_constructor_values() -> None:
     assert seen == [10, 20]
 
 
+@pytest.mark.slow
 def test_recursion_of_the_program_is_not_python_recursion() -> None:
     assert (
         Interpreter(parse(PROGRAMS["a local function that calls itself"])).evaluate(
@@ -163,6 +164,7 @@ def @deep(%n: int32) -> int32 { if (%n == 0) { 0 } else { 1 + @deep(%n - 1) } }
 """
 
 
+@pytest.mark.slow
 @sizes("turns", 20_000, 1_000_000)
 def test_a_loop_waits_for_nothing(turns: int) -> None:
     machine = Interpreter(parse(LOOPS), depth_limit=3)

@@ -89,6 +89,7 @@ def test_names_are_escaped() -> None:
     assert texts(svg)[0] == "%a<b>&" and not re.search("<b>", svg)
 
 
+@pytest.mark.slow
 def test_a_long_chain_needs_no_recursion() -> None:
     value = x = relay.var("x", shape=(1,))
     for _ in range(3000):

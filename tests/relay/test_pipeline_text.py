@@ -52,6 +52,7 @@ PLAIN = [
 MODULES = {name: parse(PROGRAMS[name]) for name in PLAIN} | {"convolution": _convolution()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_every_pass_makes_a_module_that_reads_back(name: str) -> None:
     read_back = ReadBack()

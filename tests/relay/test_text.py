@@ -128,6 +128,7 @@ def test_operators_bind_as_in_arithmetic() -> None:
     )
 
 
+@pytest.mark.slow
 def test_deep_nesting_in_the_text_is_no_problem() -> None:
     depth = 20_000
     assert structural_equal(parse_expr("(" * depth + "1f" + ")" * depth), parse_expr("1f"))
@@ -235,6 +236,7 @@ def test_missing_attribute_is_named() -> None:
         parse_expr("vm.reshape_tensor(1f)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["(" * 50_000, "[" * 50_000, "Tensor[(" + "(" * 50_000])
 def test_types_nested_without_end_are_refused(text: str) -> None:
     with pytest.raises(ParseError, match="^text:1:"):

@@ -260,6 +260,7 @@ def test_mutual_recursion_without_annotations() -> None:
     assert type_text(odd.checked_type) == "fn (int32) -> bool"
 
 
+@pytest.mark.slow
 def test_a_chain_of_holes_is_solved() -> None:
     """let %f0 = fn (%x) { %x }; let %f1 = fn (%x) { %f0(%x) }; ... %f2000(1)"""
     text = "let %f0 = fn (%x) { %x };"

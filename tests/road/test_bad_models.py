@@ -109,6 +109,7 @@ def attempt(content: bytes) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["cut", "changed"])
 def test_cut_and_changed_files_never_crash(kind: str) -> None:

@@ -52,6 +52,7 @@ def two() -> ekiden.Executable:
     return compiled([x, y], op.add(x, y))
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 def test_a_static_model_allocates_nothing_after_its_first_run(static: ekiden.Executable) -> None:
     x = runtime.tensor(normal(1, 8, 14, 14))

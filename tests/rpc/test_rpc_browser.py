@@ -20,6 +20,8 @@ from ekiden.driver.web import WEB_TARGETS, write_site
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
 pytest.importorskip("websockets", reason="needs websockets")
 
+pytestmark = pytest.mark.usefixtures("web_runtime")
+
 SERVE = """async (url) => {
   const {serve} = await import('./rpc.js');
   globalThis.server = await serve(url, {threads: 1});

@@ -1,8 +1,13 @@
 """Keys, and what a session may not do."""
 
+import ctypes
+import fcntl
 import os
+import platform
+import resource
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import textwrap
@@ -153,18 +158,41 @@ HOSTILE = {
     "program": "os.execv('/bin/true', ['true'])",
     "kill": "os.kill(os.getppid(), 9)",
     "all": "os.kill(-1, 9)",
+    "queued signal": "raw('rt_tgsigqueueinfo', os.getppid(), os.getppid(), 9, QUEUED)",
+    "signal of a pipe": "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+    "signal of a socket": "fcntl.ioctl(1, 0x8901, struct.pack('i', os.getppid()))",
+    "time of the server": "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+    "rights": "os.chmod('/tmp', 0o1777)",
+    "owner": "os.chown('/tmp', 0, 0)",
     "memory": "bytearray(1 << 40)",
     "descriptors": "[os.dup(1) for _ in range(1000)]",
 }
+
+
+CALLS = {"x86_64": {"rt_tgsigqueueinfo": 297}, "aarch64": {"rt_tgsigqueueinfo": 240}}
+QUEUED = struct.pack("iii", 9, 0, -1) + bytes(116)
+"""What goes with a signal: SI_QUEUE, as any process may say."""
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def raw(call: str, *arguments: object) -> None:
+    """A call of the kernel that Python has no function for."""
+    if LIBC.syscall(CALLS[platform.machine()][call], *arguments) != 0:
+        raise OSError(ctypes.get_errno(), call)
+
+
+NAMES = {
+    "os": os, "socket": socket, "fcntl": fcntl, "resource": resource, "struct": struct,
+    "raw": raw, "QUEUED": QUEUED,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[rpc.Server]:
     for name, text in HOSTILE.items():
         ekiden.register_func(
-            f"tests.hostile.{name}", eval(f"lambda: str({text})", {"os": os, "socket": socket}),
-            override=True,
-        )  # fmt: skip
+            f"tests.hostile.{name}", eval(f"lambda: str({text})", NAMES), override=True
+        )
     server = rpc.Server(port=0)
     yield server
     server.terminate()

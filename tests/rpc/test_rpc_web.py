@@ -54,8 +54,11 @@ def test_a_proxy_with_a_key_takes_no_pages(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_a_page_runs_what_native_code_does(tmp_path: Path, proxy: rpc.Proxy, web_port: int) -> None:
+def test_a_page_runs_what_native_code_does(
+    tmp_path: Path, proxy: rpc.Proxy, web_port: int, request: pytest.FixtureRequest
+) -> None:
     pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
+    request.getfixturevalue("web_runtime")
     x = relay.var("x", shape=(2, 3))
     model = ekiden.IRModule.from_expr(relay.Function([x], relay.nn.relu(x)))
     ekiden.export(model, tmp_path / "relu.eki", list(WEB_TARGETS))

@@ -39,6 +39,7 @@ scalars = (
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(st.lists(scalars, max_size=20))
 def test_any_number_of_arguments(items: list[object]) -> None:

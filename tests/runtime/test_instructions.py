@@ -44,6 +44,7 @@ def instruction(opcode: Opcode) -> st.SearchStrategy[Instruction]:
     return st.tuples(*map(operand, letters)).map(lambda each: Instruction(opcode.name, each))
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(OPCODES).flatmap(instruction)))
 def test_decode_undoes_encode(code: list[Instruction]) -> None:
     assert decode([word for each in code for word in encode(each)]) == code

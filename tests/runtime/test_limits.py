@@ -135,6 +135,7 @@ def run_with(path: Path, **variables: str) -> str:
     return done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_environment_limits_every_run(tmp_path: Path) -> None:
     path = tmp_path / "forever.eki"
     path.write_bytes(forever().to_bytes())

@@ -170,6 +170,7 @@ def lowered(host: str) -> ekiden.Executable:
     return compiler.get_exec()
 
 
+@pytest.mark.slow
 def test_code_for_c_goes_through_its_compiler() -> None:
     rng = np.random.default_rng(0)
     x, w = relay.var("x", shape=(relay.Any(), 8)), rng.normal(size=(8, 8)).astype("float32")
@@ -191,6 +192,7 @@ def test_what_a_c_compiler_does_not_do() -> None:
         ekiden.compile(module(), f"c -mtriple={other}-linux-gnu")
 
 
+@pytest.mark.slow
 def test_llvm_knows_every_processor_and_feature(capfd: pytest.CaptureFixture[str]) -> None:
     """Of what it does not know it says so to standard error, and goes on without."""
     triples = {CORTEX_M: PROCESSORS["cortex-m55"].triple, **TRIPLES}

@@ -257,6 +257,7 @@ def test_compact_keeps_what_is_carried_between_steps() -> None:
     assert "alloc_buffer((5,)" in body_text(compact_buffers(func)).splitlines()[0]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.sampled_from([1, 2, 4, 8, 16]), st.integers(0, 5), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_any_vector_loop_means_the_same(count: int, lanes: int, low: int, stride: int) -> None:

@@ -43,7 +43,11 @@ class _Machine:
     refused: dict[str, int]
     clone: int
     clone3: int
-    kill: tuple[int, ...]
+    signals: tuple[int, ...]
+    """Of kill, tgkill and rt_tgsigqueueinfo, whose first argument is a process."""
+    prlimit: int
+    fcntl: int
+    ioctl: int
 
 
 _NAMES = (
@@ -51,26 +55,43 @@ _NAMES = (
     " process_vm_readv process_vm_writev mount umount2 unshare setns pivot_root chroot bpf"
     " perf_event_open keyctl add_key request_key io_uring_setup init_module finit_module"
     " kexec_load userfaultfd tkill pidfd_getfd pidfd_send_signal rt_sigqueueinfo"
+    " fchmod fchmodat fchmodat2 fchown fchownat setxattr lsetxattr fsetxattr"
 ).split()
 _X86 = (
     41, 42, 43, 288, 49, 50, 59, 322, 101, 310, 311, 165, 166, 272, 308, 155, 161,
     321, 298, 250, 248, 249, 425, 175, 313, 246, 323, 200, 438, 424, 129,
+    91, 268, 452, 93, 260, 188, 189, 190,
 )  # fmt: skip
 _ARM = (
     198, 203, 202, 242, 200, 201, 221, 281, 117, 270, 271, 40, 39, 97, 268, 41, 51,
     280, 241, 219, 217, 218, 425, 105, 273, 104, 282, 130, 438, 424, 138,
+    52, 53, 452, 55, 54, 5, 6, 7,
 )  # fmt: skip
 _MACHINES = {
     "x86_64": _Machine(
-        0xC000003E,
-        dict(zip(_NAMES, _X86, strict=True)) | {"fork": 57, "vfork": 58},
-        56,
-        435,
-        (62, 234),
+        audit=0xC000003E,
+        refused=dict(zip(_NAMES, _X86, strict=True))
+        | {"fork": 57, "vfork": 58, "chmod": 90, "chown": 92, "lchown": 94},
+        clone=56,
+        clone3=435,
+        signals=(62, 234, 297),
+        prlimit=302,
+        fcntl=72,
+        ioctl=16,
     ),
-    "aarch64": _Machine(0xC00000B7, dict(zip(_NAMES, _ARM, strict=True)), 220, 435, (129, 131)),
+    "aarch64": _Machine(
+        audit=0xC00000B7,
+        refused=dict(zip(_NAMES, _ARM, strict=True)),
+        clone=220,
+        clone3=435,
+        signals=(129, 131, 240),
+        prlimit=261,
+        fcntl=25,
+        ioctl=29,
+    ),
 }
-"""A session keeps the one connection it has, on which it may send and receive."""
+"""A session keeps the one connection it has, on which it may send and receive. Rights and owners of
+files are refused as such: landlock does not know of them."""
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _READ = 1 << 0 | 1 << 2 | 1 << 3
@@ -82,6 +103,10 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 _THREAD = 0x00010000
 """CLONE_THREAD."""
+_SET_OWNER = (8, 10, 15)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: who gets which signal when data come."""
+_SET_OWNER_OF_DEVICE = (0x8901, 0x8902)
+"""FIOSETOWN, SIOCSPGRP: the same for sockets."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -174,7 +199,7 @@ def _filter_calls() -> None:
 def _program(machine: _Machine, pid: int) -> bytes:
     """The filter, in the kernel's instructions: (code, jump if true, jump if false, operand)."""
     load, equal, at_least, bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    number, arch, first = 0, 4, 16
+    number, arch, first, second = 0, 4, 16, 24
     rows = [
         (load, 0, 0, arch),
         (equal, 1, 0, machine.audit),
@@ -193,13 +218,16 @@ def _program(machine: _Machine, pid: int) -> bytes:
         (give, 0, 0, _ERRNO | _EPERM),
         (give, 0, 0, _ALLOW),
     ]
-    for call in machine.kill:
-        rows += [
-            (equal, 0, 4, call),
-            (load, 0, 0, first),
-            (equal, 1, 0, pid),
-            (give, 0, 0, _ERRNO | _EPERM),
-            (give, 0, 0, _ALLOW),
-        ]
+    no = _ERRNO | _EPERM
+    limited = [  # (call, argument, its values, what these get, what others get)
+        *((call, first, (pid,), _ALLOW, no) for call in machine.signals),
+        (machine.prlimit, first, (0, pid), _ALLOW, no),
+        (machine.fcntl, second, _SET_OWNER, no, _ALLOW),
+        (machine.ioctl, second, _SET_OWNER_OF_DEVICE, no, _ALLOW),
+    ]
+    for call, argument, values, these, others in limited:
+        rows += [(equal, 0, len(values) + 3, call), (load, 0, 0, argument)]
+        rows += [(equal, len(values) - at, 0, value) for at, value in enumerate(values)]
+        rows += [(give, 0, 0, others), (give, 0, 0, these)]
     rows.append((give, 0, 0, _ALLOW))
     return b"".join(struct.pack("<HBBI", *row) for row in rows)

@@ -152,6 +152,7 @@ def test_no_use_of_the_parent_may_go_around_the_child() -> None:
     assert not is_tuple((DIAMOND, wildcard())).match(_diamond(extra=True))
 
 
+@pytest.mark.slow
 def test_a_path_may_be_long() -> None:
     chain = op.nn.dense(X, W)
     for _ in range(20_000):

@@ -208,6 +208,7 @@ def test_what_uses_the_parameters_of_a_function_stays_in_it(given: list[DFPatter
     assert function.attrs["PartitionedFromPattern"] == "multiply_add_FunctionCall_nn.relu_"
 
 
+@pytest.mark.slow
 def test_partition_of_a_long_program() -> None:
     expr: Expr = X
     for _ in range(10_000):

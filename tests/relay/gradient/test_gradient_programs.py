@@ -45,7 +45,6 @@ def text_gradient(text: str, *args: Array) -> list[Array]:
 # The language.
 
 
-@pytest.mark.quick
 def test_lets_and_functions_are_seen_through() -> None:
     (grad,) = text_gradient(
         """def @square(%x: float32) -> float32 { multiply(%x, %x) }
@@ -57,7 +56,6 @@ def test_lets_and_functions_are_seen_through() -> None:
     assert grad == 2 * 9 * 2 + 1
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("x, expected", [(2.0, 12.0), (-2.0, -3.0)])
 def test_the_branch_that_was_taken(x: float, expected: float) -> None:
     text = """def @main(%x: float32) {
@@ -65,7 +63,6 @@ def test_the_branch_that_was_taken(x: float, expected: float) -> None:
     assert text_gradient(text, np.float32(x)) == [expected]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("x", [-3.0, -0.5, 0.5, 3.0])
 def test_nested_branches_over_shared_values(x: float) -> None:
     text = """def @main(%x: float32, %y: float32) {
@@ -88,14 +85,12 @@ def test_nested_branches_over_shared_values(x: float) -> None:
     np.testing.assert_allclose(text_gradient(text, *args), [a.grad, b.grad], rtol=1e-5)
 
 
-@pytest.mark.quick
 def test_of_several_results_the_first_counts() -> None:
     x = var("x", shape=(2,))
     both = Function([x], Tuple([Tuple([op.exp(x), x]), op.negative(x)]))
     assert run(gradient(both), np.zeros(2, "f"))[1][0].tolist() == [1, 1]
 
 
-@pytest.mark.quick
 def test_what_a_result_does_not_depend_on_gets_zeros() -> None:
     x, n = var("x", shape=(2,)), var("n", shape=(3,), dtype="int32")
     made = gradient(Function([x, n], op.exp(op.zeros_like(x))))
@@ -104,7 +99,6 @@ def test_what_a_result_does_not_depend_on_gets_zeros() -> None:
     assert grads[1].dtype == np.int32
 
 
-@pytest.mark.quick
 def test_the_second_derivative() -> None:
     x = var("x", shape=())
     cube = Function([x], op.multiply(x, op.multiply(x, x)))
@@ -115,7 +109,6 @@ def test_the_second_derivative() -> None:
     assert (result, second) == (12, 12)
 
 
-@pytest.mark.quick
 def test_symbolic_sizes() -> None:
     n = SizeVar("n")
     x, w = var("x", tensor_type((n, 3))), var("w", shape=(2, 3))
@@ -129,7 +122,6 @@ def test_symbolic_sizes() -> None:
             np.testing.assert_allclose(got, expected.grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.quick
 def test_a_long_chain() -> None:
     x = var("x", shape=())
     body: Expr = x
@@ -138,7 +130,6 @@ def test_a_long_chain() -> None:
     assert run(gradient(Function([x], body)), np.float32(0))[1] == [5_001]
 
 
-@pytest.mark.quick
 def test_the_pass_differentiates_every_function() -> None:
     module = parse("def @main(%x: float32) { exp(%x) } def @f(%y: float32) { multiply(%y, 2f) }")
     made = FirstOrderGradient()(module)
@@ -146,7 +137,6 @@ def test_the_pass_differentiates_every_function() -> None:
     assert (result, grad) == (6, 2)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -183,7 +173,6 @@ def test_what_has_no_gradient_is_named(text: str, message: str) -> None:
     assert str(caught.value) == message
 
 
-@pytest.mark.quick
 def test_an_operator_has_one_gradient() -> None:
     with pytest.raises(ValueError, match="operator 'exp' has one already"):
         register_gradient("exp", lambda call, grad: [grad])

@@ -356,6 +356,7 @@ def test_padding_is_not_below_zero(name: str) -> None:
             relay.transform.InferType()(module)
 
 
+@pytest.mark.slow
 @alike(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("out", ["int32", "int8", "float64"])
@@ -721,6 +722,7 @@ def test_multipliers_of_an_axis_are_as_many_as_it_has() -> None:
         )
 
 
+@pytest.mark.slow
 @alike(3)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("is_transposed", [False, True])

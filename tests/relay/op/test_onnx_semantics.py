@@ -11,8 +11,6 @@ from ekiden.relay.expr import Call, var
 from ekiden.relay.op import nn
 from onnx_runtime import run_onnx_runtime
 
-pytestmark = pytest.mark.quick
-
 RNG = np.random.default_rng(11)
 
 

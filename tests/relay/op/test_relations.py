@@ -74,6 +74,7 @@ def test_broadcast_of_unrelated_symbols_decides_at_run_time(
 bound = st.integers(-9, 9)
 
 
+@pytest.mark.slow
 @given(extents, bound, bound, st.sampled_from([-3, -2, -1, 1, 2, 3]))
 @settings(max_examples=300)
 def test_slices_are_pythons(size: int, begin: int, end: int, stride: int) -> None:

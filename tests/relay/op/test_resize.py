@@ -17,8 +17,6 @@ from ekiden.runtime.errors import TypeInferenceError
 from long_runs import share
 from onnx_runtime import run_onnx_runtime
 
-pytestmark = pytest.mark.quick
-
 METHODS = {"nearest_neighbor": "nearest", "linear": "linear", "cubic": "cubic"}
 MODES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
 SIZES = ((8, 12), (3, 5), (2, 3), (7, 6), (1, 1))

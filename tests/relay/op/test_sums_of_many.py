@@ -91,6 +91,7 @@ def test_a_mean_of_padding_alone_is_0(dtype: str) -> None:
     assert both(around, nothing, shape=shape) == [[[[0, 0, 0, 0]]]]
 
 
+@pytest.mark.slow
 def test_products_of_many_terms_are_added_in_float32() -> None:
     """4096 terms of 1: where the sums have the dtype itself, they stop at 256."""
     dtype = ml_dtypes.bfloat16

@@ -224,6 +224,7 @@ def image_programs(draw: st.DrawFn) -> tuple[IRModule, Sequence[int]]:
     return InferType()(IRModule({"main": Function((x,), body, None)})), shape
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(image_programs())
 def test_random_networks_keep_their_meaning(made: tuple[IRModule, Sequence[int]]) -> None:
@@ -244,6 +245,7 @@ def test_a_transposition_of_nothing_becomes_a_view() -> None:
     assert_same_meaning(module, made, (np.zeros((0, 1, 1), np.float32),))
 
 
+@pytest.mark.slow
 def test_volumes_have_their_channels_last() -> None:
     before = program(
         """def @main(%x: Tensor[(1, 3, 8, 8, 8), float32], %w: Tensor[(4, 3, 3, 3, 3), float32],

@@ -326,6 +326,7 @@ except ekiden.LoadError as error:
 """
 
 
+@pytest.mark.slow
 def test_an_artifact_says_elsewhere_what_it_needs(tmp_path: Path) -> None:
     """It loads where that is registered, and has its functions compiled there."""
     inner = relay.var("y", shape=(2, 3))
@@ -347,6 +348,7 @@ def test_an_artifact_says_elsewhere_what_it_needs(tmp_path: Path) -> None:
     assert said[1] == "[11.0, 11.0, 11.0]\n"
 
 
+@pytest.mark.slow
 def test_the_smallest_compiler_makes_c(tmp_path: Path) -> None:
     """A region for "ccompiler" is an artifact for target "c", which runs wherever it is loaded."""
     region = """def @f(%a: Tensor[(2, 3), float32], %b: Tensor[(2, 3), float32],

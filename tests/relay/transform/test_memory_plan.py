@@ -145,12 +145,14 @@ def _simulate(module: IRModule, symbols: dict[SizeVar, int], order: Random | Non
         at = at.body
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(chains(), st.integers(0, 5), st.integers(1, 40))
 def test_no_tensor_is_overwritten_while_it_is_needed(module: IRModule, n: int, m: int) -> None:
     _simulate(module, {N: n, M: m})
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(chains(concurrent=True), st.integers(1, 40), st.randoms())
 def test_kernels_may_run_in_any_order_of_their_data(
@@ -159,6 +161,7 @@ def test_kernels_may_run_in_any_order_of_their_data(
     _simulate(module, {N: n, M: 3}, order)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(chains())
 def test_results_have_a_storage_of_their_own(module: IRModule) -> None:

@@ -75,6 +75,7 @@ def test_a_recursive_function_stays_bound() -> None:
     assert evaluate(made, [np.int32(3)]) == [10]
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_lets() -> None:
     x = var("x", shape=())
     names = [Var(f"v{i}") for i in range(50_000)]

@@ -207,6 +207,7 @@ def test_no_memory_is_asked_for_what_is_too_large() -> None:
     assert calls(main_after(f"def @main({X}) {{ add(%x, {huge}) }}")) == ["ones", "max", "add"]
 
 
+@pytest.mark.slow
 def test_a_long_program() -> None:
     x = var("x", shape=())
     names = [var(f"v{i}", shape=()) for i in range(5_000)]
@@ -217,6 +218,7 @@ def test_a_long_program() -> None:
     assert len(calls(made)) == 5_000
 
 
+@pytest.mark.slow
 def test_deep_unrolling() -> None:
     text = f"""def @count(%i: int32, {X}) -> float32 {{
                  if (less(%i, 2000)) {{ add(%x, @count(add(%i, 1), %x)) }} else {{ %x }} }}

@@ -95,6 +95,7 @@ def programs(draw: st.DrawFn) -> IRModule:
     return InferType()(IRModule({"main": Function(params, body, None)}))
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 @sizes("count", 30, 1000)
 def test_random_programs_keep_their_meaning_after_every_pass(count: int) -> None:
@@ -122,6 +123,7 @@ class _VerifyAll(PassInstrument):
         verify(module)
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 @sizes("count", 20, 1000)
 def test_programs_with_explicit_memory_are_well_formed(count: int) -> None:

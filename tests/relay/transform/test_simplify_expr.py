@@ -247,6 +247,7 @@ def test_rules_work_into_each_other() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_long_chain() -> None:
     body = "%x"
     text = "\n".join(f"%{i} = add({f'%{i - 1}' if i else body}, 1f);" for i in range(2000))

@@ -74,6 +74,7 @@ def test_programs_mean_the_same(text: str, args: tuple[object, ...]) -> None:
     np.testing.assert_array_equal(np.asarray(kept), np.asarray(wanted))
 
 
+@pytest.mark.slow
 def test_one_function_and_what_it_calls() -> None:
     module = IRModule()
     prelude = Prelude(module)
@@ -95,6 +96,7 @@ def test_one_function_and_what_it_calls() -> None:
     np.testing.assert_array_equal(found.numpy(), 8 * data)
 
 
+@pytest.mark.slow
 def test_polymorphic_functions_and_long_chains() -> None:
     t = relay.TypeVar("t")
     x, f = relay.var("x", t), relay.var("f", FuncType([t], t))

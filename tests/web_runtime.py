@@ -1,0 +1,23 @@
+"""The runtimes for browsers, which are compiled once for all workers of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ekiden.driver.web import RUNTIME, THREADED, build_runtime
+from of_run import made_once
+
+
+def build_all(told: Path) -> None:
+    """Compile them into the cache, where tests find them; the file says that they are there."""
+    for name in (RUNTIME, THREADED):
+        build_runtime(name=name)
+    told.touch()
+
+
+@pytest.fixture(scope="session")
+def web_runtime(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """For `usefixtures`: the second worker waits for the first, instead of compiling them too."""
+    made_once(tmp_path_factory, "web", build_all)
