@@ -54,8 +54,8 @@ def ekiden(
     if options:
         raise CompileError(f"torch.compile: backend 'ekiden' takes no options, got {list(options)}")
     keep_layers(module, example_inputs)
-    found = torch._dynamo.utils.counters
-    if any(BREAKS in each for kind in ("graph_break", "unimplemented") for each in found[kind]):
+    said = torch._dynamo.utils.counters
+    if any(BREAKS in each for kind in ("graph_break", "unimplemented") for each in said[kind]):
         _say_of_layers()
     weights = _weights(example_inputs)
     count = len(example_inputs)

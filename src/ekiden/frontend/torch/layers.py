@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
-_LIBRARY = torch.library.Library("ekiden", "FRAGMENT")
+_LIBRARY: Any = torch.library.Library("ekiden", "FRAGMENT")  # type: ignore[no-untyped-call]
 _REST = (
     "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
     "bool bidirectional, bool batch_first, Tensor? lengths=None"
@@ -103,13 +103,13 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
         """The call, by what stands in for it."""
         if kwargs:
             return func(*args, **kwargs)
-        if func == torch._VF._pack_padded_sequence:  # type: ignore[attr-defined]
+        if func == torch._VF._pack_padded_sequence:
             data, lengths, batch_first = args
             return self._packed(data.transpose(0, 1) if batch_first else data, lengths)
         if func == Tensor.__getitem__ and id(args[0]) in self.padded and args[1:] == (0,):
             return self.padded[id(args[0])][1].shape[1]  # the batch: each sequence has a step
         found = _whole(func, args)
-        if func == torch._VF._pad_packed_sequence and id(args[0]) in self.padded:  # type: ignore[attr-defined]
+        if func == torch._VF._pad_packed_sequence and id(args[0]) in self.padded:
             return self._unpacked(*args)
         if found is None or not _is_packed(args):
             return (found or func)(*args)
@@ -122,23 +122,25 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
     def _packed(self, padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Data [sum of lengths, ..] step by step, and how many sequences each step has."""
         is_there = _is_there(padded, lengths)
+        check: Callable[[bool], None] = torch._check
         longest = lengths.max().item()
-        torch._check(longest >= 1)
-        torch._check(longest <= padded.shape[0])
+        check(longest >= 1)
+        check(longest <= padded.shape[0])
         data = padded[is_there]
         sizes = is_there.sum(1).narrow(0, 0, longest)  # type: ignore[arg-type]
         self.padded |= {id(each): (each, padded, lengths) for each in (data, sizes)}
         return data, sizes
 
     def _unpacked(
-        self, data: Tensor, sizes: Tensor, batch_first: bool, fill: float, total: int
+        self, data: Tensor, sizes: Tensor, batch_first: bool, fill: float, total: int | torch.SymInt
     ) -> tuple[Tensor, Tensor]:
         _, padded, lengths = self.padded[id(data)]
         is_there = _is_there(padded, lengths)
         is_there = is_there.reshape(*is_there.shape, *[1] * (padded.dim() - 2))
         made = torch.where(is_there, padded, fill)
-        if isinstance(total, int) and isinstance(made.shape[0], int) and total > made.shape[0]:
-            rest = made.new_full((total - made.shape[0], *made.shape[1:]), fill)
+        steps: int | torch.SymInt = made.shape[0]
+        if isinstance(total, int) and isinstance(steps, int) and total > steps:
+            rest = made.new_full((total - steps, *made.shape[1:]), fill)
             made = torch.cat([made, rest])
         else:
             made = made.narrow(0, 0, total)
@@ -156,7 +158,9 @@ def keep_layers(module: torch.fx.GraphModule, inputs: Sequence[object]) -> None:
     if torch.is_grad_enabled() and is_traced:
         return
     for part in module.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+        if not isinstance(part, torch.fx.GraphModule):
+            continue
+        for node in part.graph.nodes:
             found = None if node.kwargs else _whole(node.target, node.args)
             if found is not None and not _is_packed(node.args):
                 node.target = found

@@ -91,7 +91,8 @@ class _Layer:
             total = op.add(x, y)
             return [op.tanh(total) if activations == ("tanh",) else op.nn.relu(total)]
         if kind == "gru":
-            return [gru(*(list(op.split(part, 3, axis=1)) for part in (x, y)), states[0])]
+            data, state = (list(op.split(part, 3, axis=1)) for part in (x, y))
+            return [gru(data, state, states[0])]
         made = lstm([gate(part) for part in op.split(op.add(x, y), 4, axis=1)], states[1])
         if self.projection is None:
             return [made.hidden, made.cell]
