@@ -169,3 +169,22 @@ def test_images_of_one_and_three_axes_by_factors() -> None:
         row,
         volume,
     )
+
+
+class Shifted(nn.Module):
+    """A module that computes with a number of its own, as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.tensor(0.7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        number = self.shift.item()
+        return x.roll(-round(number * 3), -1) * number
+
+
+def test_an_element_of_a_constant_is_a_number() -> None:
+    x = torch.randn(2, 5)
+    program = import_program(decomposed(exported(Shifted(), [x])), "edges")
+    found = Interpreter(relay.infer_type(program.as_module())).evaluate("main", x.numpy())
+    np.testing.assert_allclose(found, Shifted()(x).numpy(), 1e-6)

@@ -12,6 +12,7 @@ from ekiden.relay.expr import Call
 from ekiden.relay.visitor import post_order
 
 torch = pytest.importorskip("torch", reason="needs the package torch")
+from ekiden.frontend.torch import backend  # noqa: E402
 
 KINDS = ("LSTM", "GRU", "RNN")
 
@@ -99,3 +100,106 @@ def test_a_batch_without_a_number(kind: str) -> None:
         with torch.no_grad():
             wanted = module(x)[0].numpy()
         np.testing.assert_allclose(np.asarray(exe(x.numpy())[0]), wanted, 1e-5, 1e-5)
+
+
+STEPS = [
+    ("LSTM", {"num_layers": 2, "bidirectional": True}),
+    ("GRU", {}),
+    ("LSTM", {"proj_size": 4}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
+@pytest.mark.parametrize(("kind", "options"), STEPS, ids=str)
+def test_steps_without_a_number(kind: str, options: dict[str, object]) -> None:
+    torch.manual_seed(7)
+    module = getattr(torch.nn, kind)(5, 9, **options).eval()
+    steps = torch.export.Dim("steps", min=1, max=64)
+    exe = ekiden.compile(module, (torch.randn(4, 3, 5),), dynamic_shapes=({0: steps},))
+    for count in (1, 7):
+        x = torch.randn(count, 3, 5)
+        with torch.no_grad():
+            wanted = flat(module(x))
+        for have, want in zip(exe(x.numpy()), wanted, strict=True):
+            np.testing.assert_allclose(np.asarray(have), want.numpy(), 1e-5, 1e-5)
+
+
+class Tagger(torch.nn.Module):
+    """A layer between two products."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.before, self.after = torch.nn.Linear(5, 5), torch.nn.Linear(9, 2)
+        self.layer = getattr(torch.nn, kind)(5, 9)
+
+    def forward(self, x: object) -> object:
+        return self.after(self.layer(self.before(x))[0])
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_torch_compile_keeps_a_layer_whole_where_it_may(kind: str) -> None:
+    torch.manual_seed(8)
+    torch._dynamo.reset()
+    module = Tagger(kind).eval()
+    compiled, x = torch.compile(module, backend="ekiden"), torch.randn(4, 3, 5)
+    before = dict(backend.counters)
+    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
+        torch.testing.assert_close(compiled(x), module(x))
+    assert backend.counters["compiled"] == before.get("compiled", 0) + 1
+    assert backend.counters["eager"] == before.get("eager", 0)
+
+
+def test_torch_compile_trains_a_layer_step_by_step() -> None:
+    torch.manual_seed(9)
+    torch._dynamo.reset()
+    module, x = Tagger("GRU"), torch.randn(3, 2, 5)
+    module(x).sum().backward()
+    wanted = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        torch.compile(module, backend="ekiden")(x).sum().backward()
+    for parameter, want in zip(module.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_run_eagerly_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    backend._say_of_layers.cache_clear()
+    module = Tagger("LSTM").eval()
+    with torch.no_grad():
+        torch.compile(module, backend="ekiden")(torch.randn(4, 3, 5))
+        torch.compile(torch.nn.ReLU(), backend="ekiden")(torch.randn(4))
+    assert "allow_rnn is False" in caplog.text
+
+
+class Packed(torch.nn.Module):
+    """A layer over sequences of lengths that are data."""
+
+    def __init__(self, kind: str, is_sorted: bool, total: int | None) -> None:
+        super().__init__()
+        self.layer = getattr(torch.nn, kind)(5, 9, 2, bidirectional=True, batch_first=True)
+        self.is_sorted, self.total = is_sorted, total
+
+    def forward(self, x: object, lengths: object) -> object:
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, True, self.is_sorted)
+        every, last = self.layer(packed)
+        padded, count = torch.nn.utils.rnn.pad_packed_sequence(
+            every, True, padding_value=-1.0, total_length=self.total
+        )
+        return padded, count, last
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_sorted", "total"), [("LSTM", True, None), ("GRU", False, 6), ("RNN", True, 8)]
+)
+def test_packed_sequences(kind: str, is_sorted: bool, total: int | None) -> None:
+    torch.manual_seed(10)
+    module, x = Packed(kind, is_sorted, total).eval(), torch.randn(3, 6, 5)
+    exe = ekiden.compile(module, (x, torch.tensor([5, 4, 2])))
+    for lengths in ([6, 6, 1], [3, 2, 2] if is_sorted else [2, 1, 4]):
+        given = torch.tensor(lengths)
+        with torch.no_grad():
+            wanted = flat(module(x, given))
+        for have, want in zip(exe(x.numpy(), given.numpy()), wanted, strict=True):
+            np.testing.assert_allclose(np.asarray(have), want.numpy(), 1e-5, 1e-5)

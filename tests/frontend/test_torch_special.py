@@ -28,6 +28,11 @@ NAMES = {
     "i0e": (torch.special.i0e, WIDE[:-1] * 20),
     "i1": (torch.special.i1, WIDE[:-1]),
     "i1e": (torch.special.i1e, WIDE[:-1] * 20),
+    "k0": (torch.special.modified_bessel_k0, WIDE.abs()),
+    "k1": (torch.special.modified_bessel_k1, WIDE.abs()),
+    "k0e": (torch.special.scaled_modified_bessel_k0, WIDE.abs() * 20),
+    "k1e": (torch.special.scaled_modified_bessel_k1, WIDE),
+    "spherical_j0": (torch.special.spherical_bessel_j0, torch.cat([WIDE, -WIDE])),
     "ndtri": (
         torch.special.ndtri,
         torch.cat([torch.logspace(-30, -0.4, 499), torch.linspace(0, 1, 499)]),

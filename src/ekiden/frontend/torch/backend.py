@@ -14,6 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ekiden import runtime
 from ekiden.frontend.torch.aot import ImportedGraph, Result, import_graph
 from ekiden.frontend.torch.export import decompositions
+from ekiden.frontend.torch.layers import keep_layers
 from ekiden.runtime.errors import CompileError, InternalError
 
 LOG = logging.getLogger("ekiden.torch")
@@ -35,6 +37,9 @@ counters: Counter[str] = Counter()
 """How many graphs were "compiled", run "eager", and were "thawed": compiled again with the weights
 as arguments.
 """
+
+BREAKS = "RNN, GRU, or LSTM"
+"""What PyTorch's reason says where it traces no further since there is a recurrent layer."""
 
 Run = Callable[[list[Any]], list[Any]]
 """A graph of AOTAutograd made ready: arguments, which it takes over, to results."""
@@ -48,6 +53,10 @@ def ekiden(
     """
     if options:
         raise CompileError(f"torch.compile: backend 'ekiden' takes no options, got {list(options)}")
+    keep_layers(module, example_inputs)
+    said = torch._dynamo.utils.counters
+    if any(BREAKS in each for kind in ("graph_break", "unimplemented") for each in said[kind]):
+        _say_of_layers()
     weights = _weights(example_inputs)
     count = len(example_inputs)
 
@@ -65,6 +74,15 @@ def ekiden(
     with sdpa_kernel(SDPBackend.MATH):  # attention as products and a softmax, which are fused
         found: Callable[..., Any] = backend(module, example_inputs)
     return found
+
+
+@cache
+def _say_of_layers() -> None:
+    """Once, since nobody else says so: functions with such layers are not traced."""
+    text = (
+        "what uses LSTM, GRU and RNN modules runs eagerly: torch._dynamo.config.allow_rnn is False"
+    )
+    LOG.warning("torch.compile: %s, by PyTorch's own setting", text)
 
 
 def _weights(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:

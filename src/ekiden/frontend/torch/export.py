@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from ekiden.frontend.common.libraries import told_by
 from ekiden.frontend.torch.apart import APART
 from ekiden.frontend.torch.examples import check_examples, check_module, dims_of, specs_of
+from ekiden.frontend.torch.layers import whole_layers
 from ekiden.frontend.torch.registry import converter_of
 from ekiden.frontend.torch.symbols import plain_name
 from ekiden.runtime.errors import ImportModelError
@@ -51,7 +52,7 @@ def exported(
     check_module(module, label)
     check_examples(module, example_inputs, example_kwargs or {}, dynamic_shapes, label)
     kwargs = None if example_kwargs is None else dict(example_kwargs)
-    with warnings.catch_warnings(), told_by("torch.export", label, LIBRARIES):
+    with warnings.catch_warnings(), told_by("torch.export", label, LIBRARIES), whole_layers():
         warnings.filterwarnings("ignore", FLAT_WEIGHTS, UserWarning)
         return torch.export.export(
             module, tuple(example_inputs), kwargs,
@@ -73,7 +74,7 @@ def _of_script(
         names = ", ".join(repr(a.name) for a in wanted)
         text = f"its inputs are {names}, got {len(example_inputs)} of them"
         raise ImportModelError(f"import a TorchScript module: {text}")
-    with told_by("PyTorch's converter", "a TorchScript module", LIBRARIES):
+    with told_by("PyTorch's converter", "a TorchScript module", LIBRARIES), whole_layers():
         program: ExportedProgram = TS2EPConverter(module, tuple(example_inputs)).convert()
         return program
 

@@ -104,6 +104,19 @@ class Symbols:
 
     def __init__(self) -> None:
         self.known: dict[str, PrimExpr] = {}
+        self.numbers: dict[sympy.Symbol, sympy.Number] = {}
+        """Those that are elements of constants: what is made of them alone is a number."""
+
+    def give(self, value: object, number: float) -> bool:
+        """Note that a symbol is a number; False for what is no symbol."""
+        symbol = value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else None
+        if not isinstance(symbol, sympy.Symbol):
+            return False
+        self.numbers[symbol] = sympy.sympify(number)
+        self.known[str(symbol)] = prim.const(
+            number, "int64" if isinstance(value, torch.SymInt) else "float64"
+        )
+        return True
 
     def has(self, value: object) -> bool:
         """Whether all symbols of a size are known."""
@@ -124,7 +137,7 @@ class Symbols:
         if isinstance(value, (bool, int, float)):
             return value
         assert isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-        found = self.convert(value.node.expr)
+        found = self.convert(value.node.expr.xreplace(self.numbers))
         if isinstance(found, (prim.IntImm, prim.FloatImm)):
             return bool(found.value) if found.dtype == "bool" else found.value
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ekiden.frontend.common.cells import gate, lstm
 from ekiden.frontend.common.products import multiplied
 from ekiden.frontend.tensorflow.node import Converter, Node, Row
 from ekiden.relay import op
@@ -205,16 +206,10 @@ def _lstm_cell(node: Node) -> list[Expr]:
     parts = op.split(op.add(op.nn.matmul(sides, weight), bias), 4, axis=1)
     take, new, keep, show = (parts[i] for i in range(4))
     keep = op.add(keep, const(node.real("forget_bias", 1.0), node.dtype(0)))
-    sees, bound = node.flag("use_peephole"), node.real("cell_clip", 3.0)
-    if sees:
-        take = op.add(take, op.multiply(before, holes[0]))
-        keep = op.add(keep, op.multiply(before, holes[1]))
-    take, keep, new = op.sigmoid(take), op.sigmoid(keep), op.tanh(new)
-    cell = op.add(op.multiply(new, take), op.multiply(before, keep))
-    cell = op.clip(cell, -bound, bound) if bound > 0 else cell
-    show = op.sigmoid(op.add(show, op.multiply(cell, holes[2])) if sees else show)
-    shown = op.tanh(cell)
-    return [take, cell, keep, show, new, shown, op.multiply(shown, show)]
+    eyes = holes if node.flag("use_peephole") else (None, None, None)
+    gates = [gate(take, eyes[0]), gate(keep, eyes[1]), gate(new), gate(show, eyes[2])]
+    made = lstm(gates, before, bound=node.real("cell_clip", 3.0))
+    return [made.take, made.cell, made.keep, made.show, made.new, made.shown, made.hidden]
 
 
 def _lrn(node: Node) -> Expr:

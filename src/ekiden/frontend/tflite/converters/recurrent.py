@@ -14,18 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from ekiden.frontend.common.loop import Iteration, Loop, stacked
+from ekiden.frontend.common.cells import Gate, Step, gate, lstm, normalised, projected, scanned
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.node import Node, Row
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
+from ekiden.relay.expr import Expr
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import known
 
-Step = Callable[[Sequence[Expr], Sequence[Expr]], list[Expr]]
-"""(inputs of a step, states) -> the states behind it, of which the first is the output."""
 VARIABLE = ("variable",)
 
 
@@ -47,31 +43,10 @@ def _scanned(
     node: Node, data: Sequence[Expr], states: Sequence[int], step: Step, backwards: bool = False
 ) -> Expr:
     """The outputs [steps, ..] of all steps of data [steps, ..]; the states are kept."""
-    start = [_state(node, i) for i in states]
-    extent = node.typed(data[0]).shape[0]
-    if known(extent) == 1:
-        rows = [op.squeeze(d, axis=[0]) for d in data]
-        after = [node.given(e) for e in step(rows, [node.scope.expr(s) for s in start])]
-        for index, value in zip(states, after, strict=True):
-            _keep(node, index, value)
-        return op.expand_dims(node.scope.expr(after[0]), 0)
-    limit = node.scope.spanned(node.scope.scalar(extent))
-    whole = [node.given(d) for d in data]
-    last = node.scope.spanned(op.subtract(limit, const(np.int64(1))))
-
-    def turn(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """One step of time."""
-        at = node.scope.expr(index)
-        at = op.subtract(last, at) if backwards else at
-        rows = [node.scope.expr(node.given(op.take(node.scope.expr(d), at, axis=0))) for d in whole]
-        after = [node.given(e) for e in step(rows, [node.scope.expr(c) for c in carried])]
-        return Iteration(go, after, after[:1])
-
-    names = [f"state{i}" for i in states]
-    final, (parts,), _ = Loop(node, names, start, limit, None, turn).build()
-    for index, value in zip(states, final, strict=True):
+    every, after = scanned(node, data, [_state(node, i) for i in states], step, backwards)
+    for index, value in zip(states, after, strict=True):
         _keep(node, index, value)
-    return node.scope.expr(stacked(node.scope, parts, "steps", extent, 0, backwards))
+    return every
 
 
 def _timed(node: Node, index: int) -> Expr:
@@ -170,68 +145,41 @@ class _Cell:
 
     def step(self, node: Node, count: int) -> Step:
         """One step of `count` inputs."""
-        gates = [self._gate(node, i, count) for i in range(4)]
-        squash = node.activation
+        makers = [self._gate(node, i, count) for i in range(4)]
         cell_clip, clip = (float(node.option(n)) for n in ("CellClip", "ProjClip"))
+        weight, bias = (_given(node, self.projection + i) for i in (0, 1))
 
         def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
             """(output, cell) from (output, cell)."""
             output, cell = states
-            sides = [*rows, output]
-            keep = op.sigmoid(gates[1](sides, cell))
-            take = op.subtract(const(1.0), keep) if node.optional(self.inputs) is None else (
-                op.sigmoid(gates[0](sides, cell)))  # fmt: skip
-            new = op.multiply(take, squash(gates[2](sides, None)))
-            cell = _bounded(op.add(op.multiply(keep, cell), new), cell_clip)
-            made = op.multiply(op.sigmoid(gates[3](sides, cell)), squash(cell))
-            return [_bounded(self._projected(node, made), clip) if self._has(node) else made, cell]
+            gates = [None if make is None else make([*rows, output]) for make in makers]
+            made = lstm(gates, cell, node.activation, cell_clip)
+            shown = made.hidden
+            return [shown if weight is None else projected(shown, weight, bias, clip), made.cell]
 
         return step
 
-    def _has(self, node: Node) -> bool:
-        return node.optional(self.projection) is not None
-
-    def _projected(self, node: Node, made: Expr) -> Expr:
-        bias = _given(node, self.projection + 1)
-        return _sum([op.nn.dense(made, node.expr(self.projection)), bias])
-
-    def _gate(
-        self, node: Node, gate: int, count: int
-    ) -> Callable[[Sequence[Expr], Expr | None], Expr]:
-        if gate == 0 and node.optional(self.inputs) is None:
-            return lambda sides, cell: sides[0]
-        weights = [node.expr(self.inputs + gate)]
+    def _gate(self, node: Node, at: int, count: int) -> Callable[[Sequence[Expr]], Gate] | None:
+        """(inputs of a step and the output before) -> what goes into the gate's activation."""
+        if at == 0 and node.optional(self.inputs) is None:
+            return None
+        weights = [node.expr(self.inputs + at)]
         if count > 1:
-            weights.append(node.expr(self.beside + gate))
-        weights.append(node.expr(self.states + gate))
-        place = {0: 0, 1: 1, 3: 2}.get(gate)
+            weights.append(node.expr(self.beside + at))
+        weights.append(node.expr(self.states + at))
+        place = {0: 0, 1: 1, 3: 2}.get(at)
         hole = None if place is None else _given(node, self.peepholes + place)
-        bias = node.expr(self.biases + gate)
-        norm = None if self.norms < 0 else _given(node, self.norms + gate)
+        bias = node.expr(self.biases + at)
+        norm = None if self.norms < 0 else _given(node, self.norms + at)
 
-        def made(sides: Sequence[Expr], cell: Expr | None) -> Expr:
-            """What goes into the gate's activation."""
-            parts: list[Expr | None] = [
-                op.nn.dense(x, w) for x, w in zip(sides, weights, strict=True)
-            ]
-            if hole is not None and cell is not None:
-                parts.append(op.multiply(cell, hole))
+        def made(sides: Sequence[Expr]) -> Gate:
+            total = _sum([op.nn.dense(x, w) for x, w in zip(sides, weights, strict=True)])
             if norm is None:
-                return _sum([*parts, bias])
-            return op.add(op.multiply(_normalised(_sum(parts)), norm), bias)
+                return gate(op.add(total, bias), hole)
+            seen = gate(total, hole)
+            return lambda cell: op.add(op.multiply(normalised(seen(cell)), norm), bias)
 
         return made
-
-
-def _normalised(x: Expr) -> Expr:
-    mean = op.mean(x, axis=[-1], keepdims=True)
-    apart = op.subtract(x, mean)
-    variance = op.mean(op.multiply(apart, apart), axis=[-1], keepdims=True)
-    return op.divide(apart, op.sqrt(op.add(variance, const(1e-8))))
-
-
-def _bounded(x: Expr, limit: float) -> Expr:
-    return op.clip(x, -limit, limit) if limit > 0 else x
 
 
 _ONE = _Cell(1, 5, 9, 12, 16, 18, norms=20)
@@ -268,12 +216,9 @@ def _basic_lstm(node: Node) -> list[Expr]:
     """
     seen = op.concatenate([node.expr(0), node.expr(1)], axis=-1)
     gates = op.add(op.nn.dense(seen, node.expr(2)), node.expr(3))
-    parts = op.split(gates, 4, axis=-1)
-    take, new, keep, show = (parts[i] for i in range(4))
-    cell = op.add(
-        op.multiply(op.sigmoid(take), op.tanh(new)), op.multiply(op.sigmoid(keep), node.expr(4))
-    )
-    return [op.multiply(op.sigmoid(show), op.tanh(cell)), cell, seen, gates]
+    take, new, keep, show = (gate(part) for part in op.split(gates, 4, axis=-1))
+    made = lstm([take, keep, new, show], node.expr(4))
+    return [made.hidden, made.cell, seen, gates]
 
 
 # SVDF.

@@ -310,8 +310,10 @@ def _unique(
 
 
 def _item(node: Node, x: Value) -> Scalar:
-    """An element as a size: it has a name from here on."""
+    """An element as a size: it has a name from here on. That of a constant is a number."""
     meta = node.meta
+    if x.array is not None and node.symbols.give(meta, x.array.item()):
+        return node.symbols.scalar(meta)
     if not isinstance(meta, torch.SymInt):
         node.unsupported("a number that is data is supported as a size alone")
     vector = op.reshape(node.of(x, "int64"), (1,))

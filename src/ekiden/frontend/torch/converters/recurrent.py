@@ -2,7 +2,7 @@
 
 PyTorch's own definitions of them write every step out: a program as long as the sequence. Here a
 layer and direction is one operator (nn.lstm, nn.gru, nn.rnn), with PyTorch's order of gates. Those
-with packed sequences (`lstm.data`) keep PyTorch's definition.
+with packed sequences (`lstm.data`) in a program exported elsewhere keep PyTorch's definition.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from ekiden.frontend.common.cells import gate, gru, lstm, projected, scanned
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.late_methods import dataclass
-from ekiden.topi.shape import as_dim, known
 
 KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "lstm": ("lstm", ()),
@@ -58,7 +58,7 @@ class _Layer:
     def projection(self) -> Expr | None:
         return self.weights[-1] if len(self.weights) % 2 else None
 
-    def whole(self, data: Expr, states: Sequence[Expr]) -> list[Expr]:
+    def whole(self, data: Expr, states: Sequence[Expr], lengths: Expr | None) -> list[Expr]:
         """By the operator: data [steps, batch, inputs] and states [batch, hidden] -> all hidden
         states, then each state at the end."""
         kind, activations = KINDS[self.name]
@@ -68,45 +68,44 @@ class _Layer:
         }  # fmt: skip
         made = layers[kind](
             data, first, second, *(biases or (None, None)), *states,
-            reverse=self.reverse, activations=activations,
+            lengths=lengths, reverse=self.reverse, activations=activations,
         )  # fmt: skip
         return [TupleGetItem(made, at) for at in range(1 + len(states))]
 
-    def steps(self, data: Expr, states: Sequence[Expr], count: int) -> list[Expr]:
+    def steps(self, node: Node, data: Expr, states: Sequence[Expr]) -> list[Expr]:
         """The same, step by step: for projections, and float64, which the operator has not."""
-        order = range(count)[::-1] if self.reverse else range(count)
-        found: list[Expr] = [data] * count
-        now = list(states)
-        for at in order:
-            now = self._step(op.take(data, const(at, "int64"), axis=0), now)
-            found[at] = now[0]
-        return [op.stack(found, axis=0), *now]
+        into, again, *biases = self.weights
+        sides = [biases[0], biases[1]] if self.biased else [None, None]
+        made = _linear(data, into, sides[0])
 
-    def _step(self, x: Expr, states: Sequence[Expr]) -> list[Expr]:
-        """The next states after one step."""
-        into, again = self.weights[:2]
-        left, right = op.nn.dense(x, into), op.nn.dense(states[0], again)
-        if self.biased:
-            left, right = op.add(left, self.weights[2]), op.add(right, self.weights[3])
+        def step(rows: Sequence[Expr], now: Sequence[Expr]) -> list[Expr]:
+            return self._step(rows[0], _linear(now[0], again, sides[1]), now)
+
+        every, ends = scanned(node, [made], [node.given(s) for s in states], step, self.reverse)
+        return [every, *(node.scope.expr(each) for each in ends)]
+
+    def _step(self, x: Expr, y: Expr, states: Sequence[Expr]) -> list[Expr]:
+        """The next states, from the products of data and hidden state."""
         kind, activations = KINDS[self.name]
         if kind == "rnn":
-            total = op.add(left, right)
+            total = op.add(x, y)
             return [op.tanh(total) if activations == ("tanh",) else op.nn.relu(total)]
         if kind == "gru":
-            a, b = (list(op.split(part, 3, axis=1)) for part in (left, right))
-            reset, keep = (op.sigmoid(op.add(a[i], b[i])) for i in (0, 1))
-            new = op.tanh(op.add(a[2], op.multiply(reset, b[2])))
-            return [op.add(new, op.multiply(keep, op.subtract(states[0], new)))]
-        i, f, g, o = op.split(op.add(left, right), 4, axis=1)
-        cell = op.add(op.multiply(op.sigmoid(f), states[1]), op.multiply(op.sigmoid(i), op.tanh(g)))
-        hidden = op.multiply(op.sigmoid(o), op.tanh(cell))
-        if self.projection is not None:
-            hidden = op.nn.dense(hidden, self.projection)
-        return [hidden, cell]
+            data, state = (list(op.split(part, 3, axis=1)) for part in (x, y))
+            return [gru(data, state, states[0])]
+        made = lstm([gate(part) for part in op.split(op.add(x, y), 4, axis=1)], states[1])
+        if self.projection is None:
+            return [made.hidden, made.cell]
+        return [projected(made.hidden, self.projection), made.cell]
+
+
+def _linear(x: Expr, weight: Expr, bias: Expr | None) -> Expr:
+    made = op.nn.dense(x, weight)
+    return made if bias is None else op.add(made, bias)
 
 
 def _run(
-    node: Node, name: str, x: Value, states: Sequence[Value], stack: _Stack
+    node: Node, name: str, x: Value, states: Sequence[Value], stack: _Stack, lengths: Value | None
 ) -> list[Expr | Value | None]:
     """The last layer's hidden states, and each state [layers * directions, batch, hidden]."""
     if stack.train and stack.dropout > 0 and stack.num_layers > 1:
@@ -115,6 +114,7 @@ def _run(
     data = node.of(x, dtype)
     if stack.batch_first:
         data = op.transpose(data, (1, 0, 2))
+    ends_at = None if lengths is None else op.cast(node.of(lengths), "int32")
     size = len(stack.params) // (stack.num_layers * stack.directions)
     ends: list[list[Expr]] = []
     for at in range(stack.num_layers):
@@ -125,12 +125,11 @@ def _run(
             layer = _Layer(name, given, stack.has_biases, direction == 1)
             begin = [op.take(node.of(s, dtype), const(number, "int64"), axis=0) for s in states]
             if layer.projection is None and dtype == "float32":
-                every, *last = layer.whole(data, begin)
+                every, *last = layer.whole(data, begin, ends_at)
+            elif lengths is not None:
+                node.unsupported("packed sequences with a projection, or of float64")
             else:
-                count = known(as_dim(x.type.shape[1 if stack.batch_first else 0]))
-                if count is None:
-                    node.unsupported("a projection, or float64, over steps without a number")
-                every, *last = layer.steps(data, begin, count)
+                every, *last = layer.steps(node, data, begin)
             both.append(every)
             ends.append(last)
         data = both[0] if len(both) == 1 else op.concatenate(both, axis=-1)
@@ -141,11 +140,18 @@ def _run(
 
 def _recurrent(
     name: str, node: Node, x: Value, hx: Value | Sequence[Value], params: Sequence[Value],
-    *rest: bool | float,
+    has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
+    batch_first: bool, lengths: Value | None = None,
 ) -> list[Expr | Value | None]:  # fmt: skip
-    """`rest`: has_biases, num_layers, dropout, train, bidirectional, batch_first."""
+    """lengths: how many steps each sequence has, of our own operators alone."""
     states = [hx] if isinstance(hx, Value) else hx
-    return _run(node, name, x, states, _Stack(params, *rest))  # type: ignore[arg-type]
+    stack = _Stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    return _run(node, name, x, states, stack, lengths)
 
 
-ROWS: tuple[Row, ...] = tuple((f"{name}.input", partial(_recurrent, name)) for name in KINDS)
+ROWS: tuple[Row, ...] = tuple(
+    (each, partial(_recurrent, name))
+    for name in KINDS
+    for each in (f"{name}.input", f"ekiden::{name}")
+)
+"""Those of PyTorch, and those that stay whole while it traces (ekiden.frontend.torch.layers)."""

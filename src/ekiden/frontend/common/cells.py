@@ -1,0 +1,122 @@
+"""What one step of a recurrent layer computes, and steps one after another: for cells that the
+operators of whole layers (nn.recurrent) have not, such as projections, normalisation and float64.
+
+    lstm   i, f, o = sigmoid(its gate),  g = a(its gate)
+           c' = f c + i g, bounded,  h' = o a(c');  i is 1 - f where it has no gate
+    gru    r, z = sigmoid(x + y),  n = tanh(x + r y),  h' = n + z (h - n)
+
+x is a product of the data, y one of the hidden state. What goes into a gate is the frontend's:
+`gate` adds what it sees of the cell, `normalised` is for those with coefficients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.frontend.common.loop import Iteration, Loop, stacked
+from ekiden.frontend.common.node import Node
+from ekiden.frontend.common.value import Value
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late_methods import dataclass
+from ekiden.topi.shape import known
+
+Gate = Callable[[Expr], Expr]
+"""The cell that it may look at -> what goes into its activation."""
+Step = Callable[[Sequence[Expr], Sequence[Expr]], list[Expr]]
+"""(inputs of a step, states) -> the states behind it, of which the first is the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class LstmStep:
+    """A step of an LSTM: its gates, its cell, and what that shows."""
+
+    take: Expr
+    keep: Expr
+    new: Expr
+    show: Expr
+    cell: Expr
+    shown: Expr
+
+    @property
+    def hidden(self) -> Expr:
+        """What the cell shows through its gate."""
+        return op.multiply(self.shown, self.show)
+
+
+def gate(total: Expr, hole: Expr | None = None) -> Gate:
+    """A gate of a sum, which looks at the cell through a peephole."""
+    if hole is None:
+        return lambda cell: total
+    return lambda cell: op.add(total, op.multiply(cell, hole))
+
+
+def lstm(
+    gates: Sequence[Gate | None],
+    cell: Expr,
+    activation: Callable[[Expr], Expr] = op.tanh,
+    bound: float = 0.0,
+) -> LstmStep:
+    """One step from `cell`; gates i (or None), f, g, o, of which o sees the new cell."""
+    first, second, third, last = gates
+    assert second is not None and third is not None and last is not None
+    keep = op.sigmoid(second(cell))
+    take = op.subtract(const(1.0), keep) if first is None else op.sigmoid(first(cell))
+    new = activation(third(cell))
+    after = bounded(op.add(op.multiply(keep, cell), op.multiply(take, new)), bound)
+    return LstmStep(take, keep, new, op.sigmoid(last(after)), after, activation(after))
+
+
+def gru(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:
+    """The next hidden state, from the products of data and state for r, z and n."""
+    reset, keep = (op.sigmoid(op.add(data[i], state[i])) for i in (0, 1))
+    new = op.tanh(op.add(data[2], op.multiply(reset, state[2])))
+    return op.add(new, op.multiply(keep, op.subtract(hidden, new)))
+
+
+def projected(hidden: Expr, weight: Expr, bias: Expr | None = None, bound: float = 0.0) -> Expr:
+    """A hidden state of fewer units."""
+    made = op.nn.dense(hidden, weight)
+    return bounded(made if bias is None else op.add(made, bias), bound)
+
+
+def normalised(x: Expr) -> Expr:
+    """Over the last axis: mean 0 and variance 1."""
+    mean = op.mean(x, axis=[-1], keepdims=True)
+    apart = op.subtract(x, mean)
+    variance = op.mean(op.multiply(apart, apart), axis=[-1], keepdims=True)
+    return op.divide(apart, op.sqrt(op.add(variance, const(1e-8))))
+
+
+def bounded(x: Expr, limit: float) -> Expr:
+    """Within -limit and limit; a limit of 0 is none."""
+    return op.clip(x, -limit, limit) if limit > 0 else x
+
+
+def scanned(
+    node: Node, data: Sequence[Expr], start: Sequence[Value], step: Step, backwards: bool = False
+) -> tuple[Expr, list[Value]]:
+    """All steps of data [steps, ..]: the outputs [steps, ..], and the states behind the last."""
+    scope = node.scope
+    extent = node.typed(data[0]).shape[0]
+    if known(extent) == 1:
+        rows = [op.squeeze(d, axis=[0]) for d in data]
+        after = [node.given(e) for e in step(rows, [scope.expr(s) for s in start])]
+        return op.expand_dims(scope.expr(after[0]), 0), after
+    limit = scope.spanned(scope.scalar(extent))
+    whole = [node.given(d) for d in data]
+    last = scope.spanned(op.subtract(limit, const(np.int64(1))))
+
+    def turn(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+        """One step of time."""
+        at = scope.expr(index)
+        at = op.subtract(last, at) if backwards else at
+        rows = [scope.expr(node.given(op.take(scope.expr(d), at, axis=0))) for d in whole]
+        after = [node.given(e) for e in step(rows, [scope.expr(c) for c in carried])]
+        return Iteration(go, after, after[:1])
+
+    names = [f"state{at}" for at in range(len(start))]
+    final, (parts,), _ = Loop(node, names, start, limit, None, turn).build()
+    return scope.expr(stacked(scope, parts, "steps", extent, 0, backwards)), final

@@ -1,0 +1,170 @@
+"""Recurrent layers that stay whole while PyTorch traces a module.
+
+PyTorch's own definitions of `torch.lstm`, `gru` and `rnn_*` run step by step wherever it traces: a
+number of steps that is symbolic becomes the example's, and graphs of torch.compile have every step.
+Operators of our own stand in for them: `whole_layers` where torch.export traces, `keep_layers` in a
+graph of torch.compile that no gradient goes through. Run eagerly they are PyTorch's.
+
+Packed sequences, whose sizes are data, stay padded beside their lengths where torch.export traces;
+what is packed is made for whoever looks into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.overrides import TorchFunctionMode
+
+_LIBRARY: Any = torch.library.Library("ekiden", "FRAGMENT")  # type: ignore[no-untyped-call]
+_REST = (
+    "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
+    "bool bidirectional, bool batch_first, Tensor? lengths=None"
+)
+_KINDS: Mapping[str, int] = {"lstm": 2, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1}
+"""Layer -> how many states it has."""
+BATCH_FIRST = 8
+"""The place of that argument, which layers of packed sequences have not."""
+
+
+def _eager(name: str, data: Tensor, *rest: Any, lengths: Tensor | None = None) -> Any:  # noqa: ANN401
+    """By PyTorch itself; lengths, which packed sequences alone have, are the longest first."""
+    function = getattr(torch, name)
+    if lengths is None:
+        return function(data, *rest)
+    packed = pack_padded_sequence(data, lengths.cpu())
+    every, *states = function(packed.data, packed.batch_sizes, *rest[:-1])
+    made = PackedSequence(every, packed.batch_sizes)
+    return (pad_packed_sequence(made, total_length=len(data))[0], *states)
+
+
+def _fake(count: int, data: Tensor, states: Any, *rest: Any, **_: object) -> tuple[Tensor, ...]:  # noqa: ANN401
+    """(all hidden states, each state at the end): shapes alone."""
+    begin = [states] if isinstance(states, Tensor) else list(states)
+    directions, batch = 2 if rest[5] else 1, data.shape[0 if rest[6] else 1]
+    every = data.new_empty((*data.shape[:2], directions * begin[0].shape[-1]))
+    ends = (s.new_empty((s.shape[0], batch, s.shape[2])) for s in begin[:count])
+    return (every, *ends)
+
+
+def _defined(name: str, count: int) -> torch._ops.OpOverload:
+    states = "Tensor[] hx" if count > 1 else "Tensor hx"
+    results = ", ".join(["Tensor"] * (1 + count))
+    _LIBRARY.define(f"{name}(Tensor input, {states}, {_REST}) -> ({results})")
+    _LIBRARY.impl(name, partial(_eager, name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"ekiden::{name}", partial(_fake, count), lib=_LIBRARY)
+    found: torch._ops.OpOverload = getattr(torch.ops.ekiden, name).default
+    return found
+
+
+_WHOLE: Mapping[Callable[..., Any], torch._ops.OpOverload] = {
+    theirs: ours
+    for name, count in _KINDS.items()
+    for ours in (_defined(name, count),)
+    for theirs in (getattr(torch, name), getattr(torch.ops.aten, name).input)
+}
+"""How a layer is called -> what stands in for it."""
+
+
+def _whole(target: object, args: Sequence[Any]) -> torch._ops.OpOverload | None:
+    """What stands in for a call: one with nothing drawn between layers."""
+    found = _WHOLE.get(target) if callable(target) else None
+    if found is None or len(args) <= BATCH_FIRST:
+        return None
+    dropout, is_training = args[5 + _is_packed(args)], args[6 + _is_packed(args)]
+    return None if is_training and dropout > 0 else found
+
+
+def _is_packed(args: Sequence[Any]) -> bool:
+    """Whether a layer is over packed sequences: their sizes come before the states."""
+    return not isinstance(args[3], bool)
+
+
+class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
+    """While torch.export traces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.padded: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        """By the identity of packed data, and of their sizes: these, [steps, batch, ..] as they
+        were, and lengths."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """The call, by what stands in for it."""
+        if kwargs:
+            return func(*args, **kwargs)
+        if func == torch._VF._pack_padded_sequence:
+            data, lengths, batch_first = args
+            return self._packed(data.transpose(0, 1) if batch_first else data, lengths)
+        if func == Tensor.__getitem__ and id(args[0]) in self.padded and args[1:] == (0,):
+            return self.padded[id(args[0])][1].shape[1]  # the batch: each sequence has a step
+        found = _whole(func, args)
+        if func == torch._VF._pad_packed_sequence and id(args[0]) in self.padded:
+            return self._unpacked(*args)
+        if found is None or not _is_packed(args):
+            return (found or func)(*args)
+        if id(args[0]) not in self.padded:
+            return func(*args)
+        _, data, lengths = self.padded[id(args[0])]
+        every, *states = found(data, *args[2:], False, lengths=lengths)
+        return (self._packed(every, lengths)[0], *states)
+
+    def _packed(self, padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Data [sum of lengths, ..] step by step, and how many sequences each step has."""
+        is_there = _is_there(padded, lengths)
+        check: Callable[[bool], None] = torch._check
+        longest = lengths.max().item()
+        check(longest >= 1)
+        check(longest <= padded.shape[0])
+        data = padded[is_there]
+        sizes = is_there.sum(1).narrow(0, 0, longest)  # type: ignore[arg-type]
+        self.padded |= {id(each): (each, padded, lengths) for each in (data, sizes)}
+        return data, sizes
+
+    def _unpacked(
+        self, data: Tensor, sizes: Tensor, batch_first: bool, fill: float, total: int | torch.SymInt
+    ) -> tuple[Tensor, Tensor]:
+        _, padded, lengths = self.padded[id(data)]
+        is_there = _is_there(padded, lengths)
+        is_there = is_there.reshape(*is_there.shape, *[1] * (padded.dim() - 2))
+        made = torch.where(is_there, padded, fill)
+        steps: int | torch.SymInt = made.shape[0]
+        if isinstance(total, int) and isinstance(steps, int) and total > steps:
+            rest = made.new_full((total - steps, *made.shape[1:]), fill)
+            made = torch.cat([made, rest])
+        else:
+            made = made.narrow(0, 0, total)
+        return made.transpose(0, 1) if batch_first else made, lengths
+
+
+def _is_there(padded: Tensor, lengths: Tensor) -> Tensor:
+    """[steps, batch]: whether a sequence has a step."""
+    return torch.arange(padded.shape[0]).unsqueeze(1) < lengths
+
+
+def keep_layers(module: torch.fx.GraphModule, inputs: Sequence[object]) -> None:
+    """In a graph of TorchDynamo, and those inside it, where no gradient is wanted."""
+    is_traced = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    if torch.is_grad_enabled() and is_traced:
+        return
+    for part in module.modules():
+        if not isinstance(part, torch.fx.GraphModule):
+            continue
+        for node in part.graph.nodes:
+            found = None if node.kwargs else _whole(node.target, node.args)
+            if found is not None and not _is_packed(node.args):
+                node.target = found
+                part.recompile()
+
+
+__all__ = ["keep_layers", "whole_layers"]
