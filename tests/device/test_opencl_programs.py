@@ -84,6 +84,23 @@ def test_attention_over_a_length_that_a_run_tells(tmp_path: Path) -> None:
     ekiden.export(module, tmp_path / "attention.eki", "opencl -device=any")
 
 
+def test_indices_are_as_wide_as_they_must_be() -> None:
+    """Devices compute in 32 bits; more than 2**31 elements, and sizes that a run tells, take 64."""
+    target = Target("opencl -device=any")
+
+    def inside(*shape: int | te.Var) -> str:
+        """The kernel that takes an exponential, behind the line with its parameters."""
+        x = te.placeholder(shape, "float32", name="x")
+        y = te.compute(shape, lambda *i: te.exp(x[i]), name="y")
+        text = ekiden.build(schedule_threads([x], [y], target, "f"), target).get_source("opencl")
+        return text.split("__kernel void f_kernel(")[1].replace("(int64_t)get_", "get_")
+
+    few, many, any_number = inside(7, 33), inside(70000, 70000), inside(te.var("n"), 33)
+    assert few.count("int64_t") == 2  # where memory begins: x_at, y_at
+    assert "int64_t" in many.replace("const int64_t x_at", "").replace("const int64_t y_at", "")
+    assert "const int64_t block" in any_number
+
+
 def test_more_inputs_than_a_kernel_takes(tmp_path: Path) -> None:
     parts = [relay.var(f"x{n}", shape=(3,)) for n in range(70)]
     module = IRModule.from_expr(relay.Function(parts, relay.concatenate(parts, axis=0)))
