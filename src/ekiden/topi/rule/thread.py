@@ -46,11 +46,8 @@ from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 from ekiden.topi.rule.thread_joined import joined, runs_of
 from ekiden.topi.rule.thread_lanes import coordinates
-from ekiden.topi.rule.thread_parts import MOST_LOCAL, THREADS, Nest, launch, threads_of
+from ekiden.topi.rule.thread_parts import MOST_LOCAL, ROW_THREADS, THREADS, Nest, launch, threads_of
 from ekiden.topi.rule.thread_rows import row_of
-
-ROW_THREADS = 32
-"""Threads of a block, where each walks a whole row."""
 
 
 def schedule_threads(

@@ -35,6 +35,7 @@ from ekiden.topi.rule.family import size_of
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_lanes import coordinates, has_vectors
 from ekiden.topi.rule.thread_parts import (
+    ROW_THREADS,
     Nest,
     bound,
     launch,
@@ -293,11 +294,13 @@ class _Row:
         op, zero = _op(group), const(0)
         reduce = op.body[0]
         assert isinstance(reduce, Reduce)
-        extents, turn = [r.extent for r in op.reduce_axis], Var("turn")
-        number, total = turn * threads + thread, simplify(product(extents))
         where = (*at, *(zero for _ in self.inner(op)))
-        places = dict(zip(op.reduce_axis, coordinates(number, extents), strict=True))
-        places |= {a.var: place for a, place in zip(op.axis, where, strict=True)}
+        places = {a.var: place for a, place in zip(op.axis, where, strict=True)}
+        # what a sum runs over may depend on the element it is for
+        extents = [substitute(r.extent, places) for r in op.reduce_axis]
+        turn, total = Var("turn"), simplify(product(extents))
+        number = turn * threads + thread
+        places |= dict(zip(op.reduce_axis, coordinates(number, extents), strict=True))
         own, more = self.more(group, places)
         parts = [Buffer("parts", (const(threads),), t.dtype, "shared") for t in group]
         turns = simplify((total + (threads - 1)) // threads)
@@ -326,7 +329,7 @@ def _by_thread(row: _Row, inside: _InRow) -> Stmt:
     at, count = coordinates(index, rows), simplify(product(rows))
     body = seq(*(row.serial(group, at) for group in row.run))
     body = allocated(inside.visit(body), inside.buffers)
-    return launch(index, count, threads_of(count, row.target), body)
+    return launch(index, count, min(threads_of(count, row.target), ROW_THREADS), body)
 
 
 def _by_block(row: _Row, inside: _InRow) -> Stmt:

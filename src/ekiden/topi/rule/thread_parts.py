@@ -34,6 +34,8 @@ from ekiden.topi.rule.thread_lanes import Lanes, coordinates, first_of
 
 THREADS = 256
 """Threads of a block, where elements are independent."""
+ROW_THREADS = 32
+"""Threads of a block, where each walks a whole row."""
 MOST_LOCAL = 1 << 12
 """Bytes of an array that a thread has by itself: registers and the memory behind them."""
 
