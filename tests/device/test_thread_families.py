@@ -83,8 +83,8 @@ CASES: dict[str, Case] = {
         lambda x: relay.nn.log_softmax(x, axis=1), (numbers(9, 41, 3),),
         lambda x: x - np.log(np.exp(x).sum(1, keepdims=True)), 41),
     "softmax of rows that no block keeps": (
-        relay.nn.softmax, (numbers(2, 5001),),
-        lambda x: (e := np.exp(x - x.max(1, keepdims=True))) / e.sum(1, keepdims=True), 5001),
+        relay.nn.softmax, (numbers(2, 2051),),
+        lambda x: (e := np.exp(x - x.max(1, keepdims=True))) / e.sum(1, keepdims=True), 2051),
     "instance_norm": (lambda x: relay.nn.instance_norm(x, relay.const(np.ones(4, "float32")),
                                                        relay.const(np.zeros(4, "float32"))),
                       (numbers(3, 4, 5, 7),),
