@@ -62,11 +62,20 @@ def runs_of(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]
     """Operations in their order, those together that are worth one launch."""
     run: list[Group] = []
     for group in groups:
-        if run and _rows_in([*run, group]) == 0:
+        if run and not _joins(group, run):
             yield from _worth(run, target)
             run = []
         run.append(group)
     yield from _worth(run, target)
+
+
+def _joins(group: Group, run: Sequence[Group]) -> bool:
+    """Whether an operation shares rows with those before, which are not fewer for that."""
+    axes = _rows_in([*run, group])
+    if axes == 0 or len(run) == 1:
+        return axes > 0
+    shared = _op(run[0]).axis[axes : _rows_in(run)]
+    return all(is_const(a.extent, 1) for a in shared)
 
 
 def _worth(run: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
