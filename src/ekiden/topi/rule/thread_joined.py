@@ -138,7 +138,9 @@ class _Shape:
         """That of operations which share rows."""
         axes = _rows_in(run)
         ops = [_op(g) for g in run]
-        inside = [[x.extent for x in (*op.axis[axes:], *op.reduce_axis)] for op in ops]
+        inside = [
+            [*(a.extent for a in op.axis[axes:]), *(r.extent for r in op.reduce_axis)] for op in ops
+        ]
         sizes = [size_of(simplify(product(extents))) for extents in inside]
         known = [n for n in sizes if n is not None]
         length = max(known) if len(known) == len(sizes) else None
